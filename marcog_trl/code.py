@@ -1,22 +1,530 @@
 """
-Reading Python out of what a model wrote, decided on the syntax tree.
+Reads Python out of what a model wrote, and judges it on the syntax tree.
 
-Nothing here runs code or knows of tests, agents or training.
+Nothing here runs code, and nothing here knows of tests, agents or training.
 """
 
 import ast
+import textwrap
+import warnings
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 
-def extract_code(text: str, entry_point: str | None = None) -> str:
-    text = text.replace("\r\n", "\n")
-    if "```" in text:
-        text = text.split("```")[1].removeprefix("python")
+Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+_PARSES_PER_TEXT = 300
+"""A completion is cut into parsable pieces with at most so many attempts, so that a hostile one costs bounded time."""
+
+
+def parse(code: str) -> ast.Module | None:
+    """
+    The syntax tree of a text, if it is Python.
+
+    Args:
+        code (`str`): Source text.
+
+    Returns:
+        `ast.Module` or `None`: `None` if the text does not compile, `return` outside a function included.
+    """
+    return _parse(code)[0]
+
+
+@lru_cache(maxsize=512)  # every predicate parses the same text again
+def _parse(code: str) -> tuple[ast.Module | None, Exception | None]:
     try:
-        ast.parse(text)
-    except (SyntaxError, ValueError):
-        return ""
-    return text.strip("\n")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes and the like are the model's, not the user's
+            tree = ast.parse(code)
+            compile(tree, "<completion>", "exec", dont_inherit=True)
+        return tree, None
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # null bytes, surrogates, deep nesting
+        return None, error.with_traceback(None)
+
+
+# Extraction
+
+
+def extract_code(text: str, entry_point: str | None = None, prompt: str | None = None) -> str:
+    """
+    The code in a completion, complete with its own imports, helpers and decorators.
+
+    A text that is code as a whole is taken as it is. Otherwise the last complete fenced block that defines `entry_point`
+    counts, else the longest parsable piece that does, else the text continues `prompt` (a function body), else the longest
+    parsable piece. Imports and helpers of `prompt` that the code lacks are put before it. Extracting twice is extracting
+    once.
+
+    Args:
+        text (`str`): Completion.
+        entry_point (`str`, *optional*): Function or class that is asked for; any code if `None`.
+        prompt (`str`, *optional*): The problem's text, if it may hold code that the completion continues or relies on.
+
+    Returns:
+        `str`: Code that parses; `""` if there is none.
+    """
+    text = _normalise(text)
+    pieces: list[str] = []
+    code = None
+    for piece in _candidates(text, entry_point):
+        if _is_wanted(piece, entry_point):
+            code = piece
+            break
+        pieces.append(piece)
+    if code is None and prompt is not None and entry_point is not None:
+        code = _continue(_normalise(prompt), text, entry_point)
+    if code is None:
+        code = max(pieces, key=len, default="")
+    return _supply(code, _normalise(prompt), entry_point) if code and prompt else code
+
+
+def syntax_error(text: str, entry_point: str | None = None, prompt: str | None = None) -> str | None:
+    """
+    Where the code in a completion stops being Python.
+
+    Args:
+        text (`str`): Completion.
+        entry_point (`str`, *optional*): Function or class that is asked for.
+        prompt (`str`, *optional*): The problem's text, as in [`extract_code`].
+
+    Returns:
+        `str` or `None`: "line 3, column 5: '(' was never closed", counted within the fenced block if there is one; `None`
+        if what was asked for is whole, whatever stands around it, or if there is no code.
+    """
+    text = _normalise(text)
+    blocks, tail = _fences(text)
+    candidates = [*reversed(blocks), *([] if tail is None else [tail]), text]
+    # The block that was meant: one that defines the entry point, else the last, be it broken.
+    block = next((c for c in candidates if _is_wanted(_longest(c, entry_point), entry_point)), candidates[0])
+    error = _parse(block)[1]
+    if error is None:
+        return None
+    if prompt is not None and entry_point is not None and not _is_wanted(_longest(block, entry_point), entry_point):
+        if _continue(_normalise(prompt), text, entry_point) is not None:
+            return None
+    lines = block.split("\n")
+    starts = [i for i, line in enumerate(lines) if line.startswith(("def ", "async def ", "class "))]
+    named = [i for i in starts if entry_point in lines[i].replace("(", " ").replace(":", " ").split()]
+    if not starts:  # prose, unless a fence says that it is code
+        return None if block is text else _place(error)
+    start = (named or starts)[-1]
+    end = _longest_end(lines, start, len(lines), [_PARSES_PER_TEXT])
+    rest = [line for line in lines[end:] if line.strip()]
+    if end > start and not (rest and rest[0][0].isspace()):
+        return None
+    error = _parse("\n".join(lines[start:]))[1]
+    return None if error is None else _place(error, start)
+
+
+def _place(error: Exception, lines_before: int = 0) -> str:
+    if isinstance(error, SyntaxError) and error.lineno is not None:
+        return f"line {error.lineno + lines_before}, column {error.offset or 1}: {error.msg}"
+    return str(error)
 
 
 def combine(*sources: str) -> str:
-    return "\n\n\n".join(source for source in sources if source)
+    """
+    One module from several, in order; `from __future__` lines come first, where Python wants them.
+
+    Args:
+        *sources (`str`): Code; empty ones are left out.
+
+    Returns:
+        `str`: The combination. Names defined later win.
+    """
+    future: list[str] = []
+    rest = []
+    for source in sources:
+        tree = parse(source)
+        if tree is not None:
+            found = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
+            future += [line for line in map(ast.unparse, found) if line not in future]
+            source = _without(source, tree, found)
+        rest.append(source.strip("\n"))
+    return "\n\n\n".join(part for part in ["\n".join(future), *rest] if part)
+
+
+def _normalise(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n").strip("\n").rstrip()
+
+
+def _is_wanted(code: str, entry_point: str | None) -> bool:
+    return defines(code, entry_point) if entry_point is not None else bool(code)
+
+
+def _candidates(text: str, entry_point: str | None) -> Iterator[str]:
+    """Pieces of code in order of preference."""
+    whole = textwrap.dedent(text) if text[:1].isspace() else text
+    tree = parse(whole)
+    if tree is not None:
+        yield _tidy(whole, tree)
+    blocks, tail = _fences(text)
+    for block in reversed(blocks):
+        yield _longest(block, entry_point)
+    if tail is not None:
+        yield _longest(tail, entry_point)
+    yield _longest(whole, entry_point)
+
+
+def _fences(text: str) -> tuple[list[str], str | None]:
+    """The complete fenced blocks, and what follows a fence that is never closed."""
+    blocks: list[str] = []
+    opened: list[str] | None = None
+    for line in text.split("\n"):
+        if line.lstrip().startswith("```"):
+            if opened is None:
+                opened = []
+            else:
+                blocks.append(textwrap.dedent("\n".join(opened)))
+                opened = None
+        elif opened is not None:
+            opened.append(line)
+    return blocks, None if opened is None else textwrap.dedent("\n".join(opened))
+
+
+def _longest(text: str, entry_point: str | None) -> str:
+    """The longest run of lines that parses; one that defines the entry point goes before any other."""
+    lines = text.split("\n")
+    budget = [_PARSES_PER_TEXT]
+    pieces = []
+    start = 0
+    while start < len(lines):
+        end = start
+        if lines[start][:1].isidentifier() or lines[start][:1] in ("@", "#"):
+            end = _longest_end(lines, start, len(lines), budget)
+        if end > start:
+            piece = "\n".join(lines[start:end])
+            tree = parse(piece)
+            pieces.append(_tidy(piece, tree) if tree is not None else "")
+        start = max(end, start + 1)
+    return max(pieces, key=lambda piece: (_is_wanted(piece, entry_point), len(piece)), default="")
+
+
+def _longest_end(lines: list[str], start: int, end: int, budget: list[int]) -> int:
+    """
+    The last `end` such that `lines[start:end]` parses. An error at a line means that no longer text parses either, so each
+    attempt jumps to the line before the error.
+    """
+    while end > start and budget[0] > 0:
+        budget[0] -= 1
+        error = _parse("\n".join(lines[start:end]))[1]
+        if error is None:
+            return end
+        lineno = error.lineno if isinstance(error, SyntaxError) else None
+        end = min(end - 1, start + lineno - 1 if lineno else end - 1)
+    return start
+
+
+def _tidy(code: str, tree: ast.Module) -> str:
+    """Drop prose that happens to parse ("Sure", "Note: this"): names that would be looked up at load, to no use."""
+    prose = [
+        node
+        for node in tree.body
+        if (isinstance(node, ast.Expr) and not isinstance(node.value, ast.Call | ast.Constant | ast.Await))
+        or (isinstance(node, ast.AnnAssign) and node.value is None)
+    ]
+    return _without(code, tree, prose).strip("\n").rstrip()
+
+
+def _without(code: str, tree: ast.Module, nodes: Sequence[ast.stmt]) -> str:
+    """The code without some statements of its top level, unless they share a line with others."""
+    if not nodes:
+        return code
+    kept = {line for node in tree.body if node not in nodes for line in _lines_of(node)}
+    dropped = {line for node in nodes for line in _lines_of(node)} - kept
+    return "\n".join(line for number, line in enumerate(code.split("\n"), start=1) if number not in dropped)
+
+
+def _lines_of(node: ast.stmt) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
+
+
+def _continue(prompt: str, text: str, entry_point: str) -> str | None:
+    """The code of `prompt` continued by a function body, if that defines more than the prompt's stub."""
+    blocks, tail = _fences(text)
+    body = blocks[-1] if blocks else tail if tail is not None else text
+    head = _fences(prompt)[0][-1] if "```" in prompt else prompt
+    indented = textwrap.indent(textwrap.dedent(body), "    ")
+    first_stripped = "    " + body.lstrip()  # chat templates strip the first line's indent and leave the others'
+    codes = [_longest(f"{head}\n{candidate}", entry_point) for candidate in (body, first_stripped, indented)]
+    functions = [_find(parse(code), entry_point) for code in codes]
+    codes = [
+        c for c, function in zip(codes, functions, strict=True) if function is not None and not _is_stub(function)
+    ]
+    return max(codes, key=lambda code: code.count("\n"), default=None)
+
+
+def _supply(code: str, prompt: str, entry_point: str | None) -> str:
+    """Put the prompt's imports and helpers before code that lacks them."""
+    source = _fences(prompt)[0][-1] if "```" in prompt else prompt
+    context, tree = parse(_longest(source, entry_point)), parse(code)
+    if context is None or tree is None:
+        return code
+    bound = {name for node in _top_level(tree) for name in _bound_names(node)}
+    bound |= {entry_point} if entry_point is not None else set()
+    needed = []
+    for node in context.body:
+        names = set(_bound_names(node))
+        if not names <= bound and not (isinstance(node, Function) and _is_stub(node)):
+            needed.append(ast.unparse(node))
+    return combine("\n".join(needed), code) if needed else code
+
+
+def _bound_names(node: ast.stmt) -> Iterator[str]:
+    match node:
+        case ast.Import(names=names) | ast.ImportFrom(names=names):
+            for alias in names:
+                yield alias.asname or alias.name.split(".")[0]
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            yield name
+        case ast.Assign(targets=targets):
+            for target in targets:
+                yield from (leaf.id for leaf in ast.walk(target) if isinstance(leaf, ast.Name))
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            yield name
+
+
+# Predicates
+
+
+def _top_level(node: ast.AST) -> Iterator[ast.stmt]:
+    """Statements that bind names of the module: its body, with `if`, `try` and the like opened."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt):
+            yield child
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.expr):
+            yield from _top_level(child)
+
+
+def _find(tree: ast.Module | None, name: str) -> Function | ast.ClassDef | ast.expr | None:
+    """What defines a name at the top level; the last definition wins, as it does in Python."""
+    found: Function | ast.ClassDef | ast.expr | None = None
+    for node in _top_level(tree) if tree is not None else ():
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() if node.name == name:
+                found = node
+            case ast.Assign(targets=targets, value=value):
+                if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+                    found = value
+            case ast.AnnAssign(target=ast.Name(id=target_name), value=ast.expr() as value) if target_name == name:
+                found = value
+    return found
+
+
+def _scope(function: ast.AST) -> Iterator[ast.AST]:
+    """A function's nodes without those of functions and classes inside it."""
+    stack = list(ast.iter_child_nodes(function))
+    while stack:
+        node = stack.pop()
+        yield node
+        if not isinstance(node, Function | ast.ClassDef):
+            stack.extend(ast.iter_child_nodes(node))
+
+
+def _statements(function: Function) -> list[ast.stmt]:
+    """A function's body without its docstring; a lambda's as a `return`."""
+    if isinstance(function, ast.Lambda):
+        return [ast.Return(value=function.body)]
+    match function.body:
+        case [ast.Expr(value=ast.Constant(value=str())), *rest]:
+            return rest
+    return function.body
+
+
+def _is_stub(function: ast.AST) -> bool:
+    """Whether a function's body is no more than a docstring, `pass` or `...`."""
+    if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+        return all(
+            isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+            for node in function.body
+        )
+    return False
+
+
+def defines(code: str, name: str) -> bool:
+    """
+    Whether code binds a name at its top level, by `def`, `class` or assignment.
+
+    Args:
+        code (`str`): Source text.
+        name (`str`): Name.
+
+    Returns:
+        `bool`: `False` also if the code does not parse.
+    """
+    return _find(parse(code), name) is not None
+
+
+def returns_value(code: str, name: str) -> bool:
+    """
+    Whether code defines a function that can return something other than `None` (or yields).
+
+    Args:
+        code (`str`): Source text.
+        name (`str`): Name of the function.
+
+    Returns:
+        `bool`: `False` if there is no such function. `return` in a function nested inside it does not count.
+    """
+    function = _find(parse(code), name)
+    if isinstance(function, ast.Lambda):
+        return True
+    if not isinstance(function, Function):
+        return False
+    for node in _scope(function):
+        if isinstance(node, ast.Yield | ast.YieldFrom):
+            return True
+        if isinstance(node, ast.Return) and node.value is not None:
+            if not (isinstance(node.value, ast.Constant) and node.value.value is None):
+                return True
+    return False
+
+
+def _reached(tree: ast.Module | None, name: str, stop: str) -> list[Function]:
+    """The function `name` and the module's functions that it uses, directly or through others, `stop` excluded."""
+    reached: list[Function] = []
+    seen = {stop}
+    pending = [name]
+    while pending:
+        current = pending.pop()
+        function = _find(tree, current)
+        if current in seen or not isinstance(function, Function):
+            continue
+        seen.add(current)
+        reached.append(function)
+        pending += [node.id for node in ast.walk(function) if isinstance(node, ast.Name)]
+    return reached
+
+
+def _uses(function: Function, helper: str) -> list[ast.Call]:
+    """The calls of `helper`, or of something that is handed `helper` as an argument, unless the name is local here."""
+    nodes = list(ast.walk(function))
+    for node in nodes:
+        is_local = (
+            (isinstance(node, ast.Name) and node.id == helper and not isinstance(node.ctx, ast.Load))
+            or (isinstance(node, ast.arg) and node.arg == helper)
+            or (isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == helper)
+            or (isinstance(node, ast.Import | ast.ImportFrom) and helper in _bound_names(node))
+        )
+        if is_local:
+            return []
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    return [
+        call
+        for call in calls
+        if any(
+            isinstance(part, ast.Name) and part.id == helper
+            for part in [call.func, *call.args, *(keyword.value for keyword in call.keywords)]
+        )
+    ]
+
+
+def calls(code: str, name: str, helper: str = "aux") -> bool:
+    """
+    Whether a function calls a helper, itself or through other functions of the code; handing it to a call
+    (`map(aux, xs)`) counts.
+
+    Args:
+        code (`str`): Source text.
+        name (`str`): Name of the function.
+        helper (`str`, *optional*, defaults to `"aux"`): Name of the helper.
+
+    Returns:
+        `bool`: `False` where the name is a parameter or a local variable.
+    """
+    return any(_uses(function, helper) for function in _reached(parse(code), name, helper))
+
+
+def is_thin_wrapper(code: str, name: str, helper: str = "aux") -> bool:
+    """
+    Whether a function does nothing but return what a helper returns: `return aux(x, y)`, or `r = aux(x)` and `return r`.
+
+    Arguments that are computed (`aux(sorted(x))`) are work of its own. A function that only calls another such function is
+    thin too.
+
+    Args:
+        code (`str`): Source text.
+        name (`str`): Name of the function.
+        helper (`str`, *optional*, defaults to `"aux"`): Name of the helper.
+
+    Returns:
+        `bool`: `False` if there is no such function.
+    """
+    tree = parse(code)
+    seen: set[str] = set()
+    while name not in seen:
+        seen.add(name)
+        definition = _find(tree, name)
+        if isinstance(definition, ast.Name):  # f = aux
+            target = definition.id
+        elif isinstance(definition, Function):
+            target = _passes_on(definition) or name
+        else:
+            return False
+        if target == helper:
+            return True
+        name = target
+    return False
+
+
+def _passes_on(function: Function) -> str | None:
+    """The name of the function whose result is returned as it is, if that is all that happens."""
+    body = _statements(function)
+    match body:
+        case [ast.Return(value=ast.Call() as call)]:
+            pass
+        case [
+            ast.Assign(targets=[ast.Name(id=stored)], value=ast.Call() as call),
+            ast.Return(value=ast.Name(id=read)),
+        ]:
+            if stored != read:
+                return None
+        case [
+            ast.AnnAssign(target=ast.Name(id=stored), value=ast.Call() as call),
+            ast.Return(value=ast.Name(id=read)),
+        ]:
+            if stored != read:
+                return None
+        case _:
+            return None
+    arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+    plain = (ast.Name, ast.Constant, ast.Attribute, ast.Starred, ast.Tuple, ast.List, ast.expr_context)
+    if isinstance(call.func, ast.Name) and all(isinstance(n, plain) for a in arguments for n in ast.walk(a)):
+        return call.func.id
+    return None
+
+
+def ignores_result(code: str, name: str, helper: str = "aux") -> bool:
+    """
+    Whether a function calls a helper and uses no result of it: every call is a statement of its own or is assigned to
+    variables that are never read.
+
+    Args:
+        code (`str`): Source text.
+        name (`str`): Name of the function.
+        helper (`str`, *optional*, defaults to `"aux"`): Name of the helper.
+
+    Returns:
+        `bool`: `False` if the helper is not called.
+    """
+    used = ignored = 0
+    for function in _reached(parse(code), name, helper):
+        uses = _uses(function, helper)
+        nodes = list(ast.walk(function))
+        read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+        for node in nodes:
+            match node:
+                case ast.Expr(value=value):
+                    targets: list[ast.expr] = []
+                case ast.Assign(targets=targets, value=value):
+                    pass
+                case ast.AnnAssign(target=target, value=ast.expr() as value):
+                    targets = [target]
+                case _:
+                    continue
+            value = value.value if isinstance(value, ast.Await) else value
+            leaves = [leaf for target in targets for leaf in ast.walk(target) if isinstance(leaf, ast.expr)]
+            plain = all(isinstance(leaf, ast.Name | ast.Tuple | ast.List | ast.Starred) for leaf in leaves)
+            names = {leaf.id for leaf in leaves if isinstance(leaf, ast.Name)}
+            is_aux = value in uses and isinstance(value.func, ast.Name) and value.func.id == helper
+            ignored += is_aux and plain and not names & read
+        used += len(uses)
+    return used > 0 and ignored == used
