@@ -1,0 +1,39 @@
+"""The heterogeneity layer: one shared LoRA adapter whose agents are told apart by latents."""
+
+from marcog_trl.heterogeneity.fold import (
+    fold_adapter,
+    save_folded_adapter,
+    save_split_adapters,
+    split_adapter,
+    stack_config,
+)
+from marcog_trl.heterogeneity.layer import LoraCores, adapted_layers, block_mask, check_peft_config
+from marcog_trl.heterogeneity.losses import (
+    inference_loss,
+    latent_distance_range,
+    latent_diversity,
+    latent_entropy,
+    latent_loss,
+)
+from marcog_trl.heterogeneity.networks import CoreDecoder, InferenceNet, LatentNet
+
+
+__all__ = [
+    "CoreDecoder",
+    "InferenceNet",
+    "LatentNet",
+    "LoraCores",
+    "adapted_layers",
+    "block_mask",
+    "check_peft_config",
+    "fold_adapter",
+    "inference_loss",
+    "latent_distance_range",
+    "latent_diversity",
+    "latent_entropy",
+    "latent_loss",
+    "save_folded_adapter",
+    "save_split_adapters",
+    "split_adapter",
+    "stack_config",
+]

@@ -1,0 +1,208 @@
+"""
+Turns what the heterogeneity layer computes into ordinary LoRA adapters: one per latent, or one per block of the rank.
+
+Exact, without any decomposition: `B (I + C) A` is a LoRA of the same rank with `B' = B (I + C)`, and a block of the
+rank is a LoRA of a smaller one.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model_state_dict
+from peft.utils.integrations import gather_params_ctx
+from safetensors.torch import save_file
+
+from marcog_trl.heterogeneity.layer import adapted_layers
+
+
+def fold_adapter(
+    model: PeftModel,
+    cores: Sequence[torch.Tensor],
+    adapter_name: str = "default",
+    save_embedding_layers: bool | str = False,
+) -> dict[str, torch.Tensor]:
+    """
+    The adapter that an agent is while its cores stay the same: `B' = B (I + C)` in every layer.
+
+    Under ZeRO-3 all processes must call it, since it gathers the adapter.
+
+    Args:
+        model ([`~peft.PeftModel`]): Model with the shared adapter.
+        cores (`Sequence[torch.Tensor]`): One core per adapted layer, `(r, r)` or `(1, r, r)`.
+        adapter_name (`str`, *optional*, defaults to `"default"`): The shared adapter.
+        save_embedding_layers (`bool` or `str`, *optional*, defaults to `False`):
+            Whether to include the embeddings; `"auto"` includes them if the vocabulary was resized, which PEFT finds
+            out from the base model's files.
+
+    Returns:
+        `dict[str, torch.Tensor]`: Copies of the tensors of an ordinary LoRA adapter, with the keys of its file.
+
+    Raises:
+        ValueError: If number or shapes of the cores are wrong.
+    """
+    layers = adapted_layers(model, adapter_name)
+    shapes = [tuple(core.shape[-2:]) if core.shape[:-2] in ((), (1,)) else tuple(core.shape) for core in cores]
+    expected = [(layer.r[adapter_name],) * 2 for layer in layers.values()]
+    if shapes != expected:
+        raise ValueError(
+            f"cores of shapes {sorted(set(shapes))} for {len(layers)} layers of ranks "
+            f"{sorted({rank for rank, _ in expected})}; one (r, r) per layer works"
+        )
+    state = _adapter_state(model, adapter_name, save_embedding_layers)
+    with torch.no_grad():
+        for name, core in zip(layers, cores, strict=True):
+            key = f"{name}.lora_B.weight"
+            up = state[key].to(torch.promote_types(state[key].dtype, torch.float32))
+            state[key] = (up + up @ core.to(up).view(core.shape[-2:])).to(state[key].dtype)
+    return state
+
+
+def save_folded_adapter(
+    model: PeftModel,
+    cores: Sequence[torch.Tensor],
+    path: str | Path,
+    adapter_name: str = "default",
+    is_main_process: bool = True,
+) -> None:
+    """
+    Write [`fold_adapter`]'s adapter as a directory that PEFT, vLLM and the Hub read like any other.
+
+    Args:
+        model ([`~peft.PeftModel`]): Model with the shared adapter.
+        cores (`Sequence[torch.Tensor]`): One core per adapted layer, `(r, r)` or `(1, r, r)`.
+        path (`str` or `Path`): Directory to write `adapter_config.json` and `adapter_model.safetensors` to.
+        adapter_name (`str`, *optional*, defaults to `"default"`): The shared adapter.
+        is_main_process (`bool`, *optional*, defaults to `True`): Whether this process writes.
+
+    Raises:
+        ValueError: If number or shapes of the cores are wrong.
+    """
+    state = fold_adapter(model, cores, adapter_name, save_embedding_layers="auto")
+    if is_main_process:
+        _write(state, model.peft_config[adapter_name], model, path)
+
+
+def stack_config(config: LoraConfig, num_agents: int) -> LoraConfig:
+    """
+    The configuration of one adapter that holds N adapters side by side, for `parameter_sharing="separate"`.
+
+    Args:
+        config ([`~peft.LoraConfig`]): Configuration of one agent's adapter.
+        num_agents (`int`): N, number of agents.
+
+    Returns:
+        [`~peft.LoraConfig`]: A copy with N times the rank and the same scaling of `B A`, rank and alpha patterns
+        included.
+    """
+    return _rescale(config, lambda rank: rank * num_agents, num_agents)
+
+
+def split_adapter(
+    model: PeftModel, num_agents: int, adapter_name: str = "default", save_embedding_layers: bool | str = False
+) -> list[tuple[dict[str, torch.Tensor], LoraConfig]]:
+    """
+    Split an adapter of rank N·r into N ordinary adapters of rank r, with alpha scaled back.
+
+    Under ZeRO-3 all processes must call it, since it gathers the adapter.
+
+    Args:
+        model ([`~peft.PeftModel`]): Model with an adapter made with [`stack_config`].
+        num_agents (`int`): N, number of agents.
+        adapter_name (`str`, *optional*, defaults to `"default"`): The adapter.
+        save_embedding_layers (`bool` or `str`, *optional*, defaults to `False`): As in [`fold_adapter`].
+
+    Returns:
+        `list[tuple[dict[str, torch.Tensor], LoraConfig]]`: State and configuration per agent; agent i has the i-th
+        block of every layer's rank.
+
+    Raises:
+        ValueError: If a layer's rank is not a multiple of `num_agents`.
+    """
+    layers = adapted_layers(model, adapter_name)
+    for name, layer in layers.items():
+        rank = layer.r[adapter_name]
+        if rank % num_agents:
+            raise ValueError(
+                f"rank {rank} of {name} cannot be split among num_agents={num_agents}; a multiple of it works"
+            )
+    config = _rescale(model.peft_config[adapter_name], lambda rank: rank // num_agents, 1 / num_agents)
+    whole = _adapter_state(model, adapter_name, save_embedding_layers)
+    adapters = []
+    for agent in range(num_agents):
+        state = {key: tensor.clone() for key, tensor in whole.items()}
+        for name in layers:
+            down, up = f"{name}.lora_A.weight", f"{name}.lora_B.weight"
+            state[down] = state[down].chunk(num_agents, dim=0)[agent].clone()
+            state[up] = state[up].chunk(num_agents, dim=1)[agent].clone()
+        adapters.append((state, copy.deepcopy(config)))
+    return adapters
+
+
+def save_split_adapters(
+    model: PeftModel,
+    paths: Sequence[str | Path],
+    adapter_name: str = "default",
+    is_main_process: bool = True,
+) -> None:
+    """
+    Write [`split_adapter`]'s adapters as directories that PEFT, vLLM and the Hub read like any other.
+
+    Args:
+        model ([`~peft.PeftModel`]): Model with an adapter made with [`stack_config`].
+        paths (`Sequence[str]` or `Sequence[Path]`): One directory per agent.
+        adapter_name (`str`, *optional*, defaults to `"default"`): The adapter.
+        is_main_process (`bool`, *optional*, defaults to `True`): Whether this process writes.
+
+    Raises:
+        ValueError: If a layer's rank is not a multiple of the number of paths.
+    """
+    adapters = split_adapter(model, len(paths), adapter_name, save_embedding_layers="auto")
+    if is_main_process:
+        for path, (state, config) in zip(paths, adapters, strict=True):
+            _write(state, config, model, path)
+
+
+def _adapter_state(model: PeftModel, adapter_name: str, save_embedding_layers: bool | str) -> dict[str, torch.Tensor]:
+    """Copies of what PEFT would save of the adapter, gathered under ZeRO-3."""
+    parameters = [
+        parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad or adapter_name in name.split(".")
+    ]
+    with gather_params_ctx(parameters, modifier_rank=None):
+        state = get_peft_model_state_dict(
+            model, adapter_name=adapter_name, save_embedding_layers=save_embedding_layers
+        )
+        return {key: tensor.detach().clone() for key, tensor in state.items()}
+
+
+def _rescale(config: LoraConfig, rank, factor: float) -> LoraConfig:
+    """`config` with all ranks through `rank`, which multiplies by `factor`, and `s` (alpha / r, or alpha / √r) kept."""
+    alpha_factor = math.sqrt(factor) if config.use_rslora else factor
+
+    def alpha(value: float) -> float:
+        scaled = value * alpha_factor
+        return round(scaled) if math.isclose(scaled, round(scaled)) else scaled
+
+    config = copy.deepcopy(config)
+    config.r = rank(config.r)
+    config.lora_alpha = alpha(config.lora_alpha)
+    config.rank_pattern = {key: rank(value) for key, value in (config.rank_pattern or {}).items()}
+    config.alpha_pattern = {key: alpha(value) for key, value in (config.alpha_pattern or {}).items()}
+    return config
+
+
+def _write(state: dict[str, torch.Tensor], config: LoraConfig, model: PeftModel, path: str | Path) -> None:
+    config = copy.deepcopy(config)
+    config.inference_mode = True
+    if config.base_model_name_or_path is None:
+        config.base_model_name_or_path = model.get_base_model().name_or_path
+    Path(path).mkdir(parents=True, exist_ok=True)
+    config.save_pretrained(str(path))
+    tensors = {key: tensor.cpu().contiguous() for key, tensor in state.items()}
+    save_file(tensors, Path(path) / "adapter_model.safetensors", metadata={"format": "pt"})

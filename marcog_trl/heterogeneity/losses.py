@@ -1,0 +1,144 @@
+"""
+Losses that shape the latents: identifiable (low entropy), different from agent to agent, and worth something.
+
+Pure tensor functions over team-turns, unreduced: one number per row of the batch. `live` marks the agents that act in
+the turn; the others never count, whatever their numbers.
+
+Source: Guo et al. 2024, SHPPO (https://huggingface.co/papers/2404.03869).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+
+MIN_DISTANCE_RANGE = 0.1
+
+
+def latent_entropy(sigma: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
+    """
+    Entropy of the agents' latents, averaged over the live agents.
+
+    Args:
+        sigma (`torch.Tensor` of shape `(B, N, d)`): Standard deviations.
+        live (`torch.Tensor` of shape `(B, N)`): 1 for agents that act.
+
+    Returns:
+        `torch.Tensor` of shape `(B,)`: `(1/N) Σ_i ½ Σ_d log(2πe σ²)` in nats, 0 without live agents.
+    """
+    alive = live.bool()
+    sigma = torch.where(alive[:, :, None], sigma, torch.ones_like(sigma))
+    entropy = (0.5 * math.log(2 * math.pi * math.e) + sigma.log()).sum(dim=-1)
+    return torch.where(alive, entropy, torch.zeros_like(entropy)).sum(dim=1) / alive.sum(dim=1).clamp(min=1)
+
+
+def _distances(z: torch.Tensor, live: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosine distances `(B, N, N)` and the mask `(B, N, N)` of the pairs of two different live agents."""
+    alive = live.bool()
+    direction = F.normalize(torch.where(alive[:, :, None], z, torch.zeros_like(z)), dim=-1)
+    different = ~torch.eye(z.shape[1], dtype=torch.bool, device=z.device)
+    return 1 - direction @ direction.transpose(1, 2), alive[:, :, None] & alive[:, None, :] & different
+
+
+def latent_distance_range(z: torch.Tensor, live: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    Smallest and largest distance between two agents' latents, for the `"minmax"` form of [`latent_diversity`].
+
+    Args:
+        z (`torch.Tensor` of shape `(B, N, d)`): Latents of the whole generation batch.
+        live (`torch.Tensor` of shape `(B, N)`): 1 for agents that act.
+
+    Returns:
+        `tuple[torch.Tensor, torch.Tensor]`: minimum and maximum, both scalars without gradient; `inf` and `-inf`
+        without a pair, so that a minimum and a maximum over the processes need no special case.
+    """
+    distance, pairs = _distances(z.detach(), live)
+    return distance.masked_fill(~pairs, torch.inf).amin(), distance.masked_fill(~pairs, -torch.inf).amax()
+
+
+def latent_diversity(
+    z: torch.Tensor,
+    live: torch.Tensor,
+    distance: str = "cosine",
+    distance_range: tuple[torch.Tensor | float, torch.Tensor | float] | None = None,
+) -> torch.Tensor:
+    """
+    Distance between the latents of two agents, averaged over the pairs of live agents.
+
+    Args:
+        z (`torch.Tensor` of shape `(B, N, d)`): Latents.
+        live (`torch.Tensor` of shape `(B, N)`): 1 for agents that act.
+        distance (`str`, *optional*, defaults to `"cosine"`):
+            `"cosine"`: one minus the cosine, in [0, 2]. `"minmax"`: the same, moved and scaled so that
+            `distance_range` becomes [0, 1] (the paper's form).
+        distance_range (`tuple`, *optional*):
+            Minimum and maximum for `"minmax"`: global and taken at rollout, since within one team of two they are
+            equal. A range below 0.1 counts as 0.1.
+
+    Returns:
+        `torch.Tensor` of shape `(B,)`: `1/(N(N−1)) Σ_{i≠j} distance(z_i, z_j)`, 0 for fewer than two live agents.
+
+    Raises:
+        ValueError: If `distance` is unknown, or `"minmax"` comes without its range.
+    """
+    distances, pairs = _distances(z, live)
+    if distance == "minmax":
+        if distance_range is None:
+            raise ValueError("distance='minmax' needs distance_range; latent_distance_range gives it")
+        low, high = (torch.as_tensor(bound, dtype=z.dtype, device=z.device) for bound in distance_range)
+        distances = (distances - low) / (high - low).clamp(min=MIN_DISTANCE_RANGE)
+    elif distance != "cosine":
+        raise ValueError(f"distance={distance!r} is unknown; 'cosine' or 'minmax' works")
+    total = torch.where(pairs, distances, torch.zeros_like(distances)).sum(dim=(1, 2))
+    return total / pairs.sum(dim=(1, 2)).clamp(min=1)
+
+
+def inference_loss(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """
+    Squared error of InferenceNet.
+
+    Args:
+        value (`torch.Tensor` of shape `(B,)`): InferenceNet's estimate, from detached μ and σ.
+        target (`torch.Tensor` of shape `(B,)`): Mean of the agents' returns of the turn, in reward units. Detached.
+
+    Returns:
+        `torch.Tensor` of shape `(B,)`: `(V_I − y)²`.
+    """
+    return (value - target.detach()).square()
+
+
+def latent_loss(
+    value: torch.Tensor,
+    sigma: torch.Tensor,
+    z: torch.Tensor,
+    live: torch.Tensor,
+    entropy_coef: float = 0.01,
+    diversity_coef: float = 0.1,
+    distance: str = "cosine",
+    distance_range: tuple[torch.Tensor | float, torch.Tensor | float] | None = None,
+) -> torch.Tensor:
+    """
+    LatentNet's loss per team-turn: `−V_I + λ_e L_e − λ_d L_d`, minimised.
+
+    Args:
+        value (`torch.Tensor` of shape `(B,)`): InferenceNet's estimate with `detach_weights=True`.
+        sigma (`torch.Tensor` of shape `(B, N, d)`): Standard deviations, with gradient.
+        z (`torch.Tensor` of shape `(B, N, d)`): Latents `μ + σ ε`, with gradient.
+        live (`torch.Tensor` of shape `(B, N)`): 1 for agents that act.
+        entropy_coef (`float`, *optional*, defaults to `0.01`): λ_e.
+        diversity_coef (`float`, *optional*, defaults to `0.1`): λ_d.
+        distance (`str`, *optional*, defaults to `"cosine"`): See [`latent_diversity`].
+        distance_range (`tuple`, *optional*): See [`latent_diversity`].
+
+    Returns:
+        `torch.Tensor` of shape `(B,)`: The losses; 0 for a team-turn without live agents.
+    """
+    loss = (
+        -value
+        + entropy_coef * latent_entropy(sigma, live)
+        - diversity_coef * latent_diversity(z, live, distance, distance_range)
+    )
+    return torch.where(live.bool().any(dim=1), loss, torch.zeros_like(loss))
