@@ -1,0 +1,10 @@
+"""
+Problem sets in one schema: `task_id`, `prompt`, `entry_point`, `test`, `test_format`, `setup`, `canonical_solution`,
+`starter_code`.
+"""
+
+from marcog_trl.problems.jobs import make_job
+from marcog_trl.problems.loading import load_problems
+
+
+__all__ = ["load_problems", "make_job"]

