@@ -7,16 +7,15 @@ code. It knows nothing of tokens, batches, models or losses; `rollout.py` plays 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
-from marcog_trl.code import combine, extract_code
-
-
-if TYPE_CHECKING:
-    from marcog_trl.execution import Job
+from marcog_trl import code
+from marcog_trl.execution import Job, Verdict
+from marcog_trl.problems import make_job
 
 
 Prompt = str | list[dict[str, str]]
@@ -71,6 +70,9 @@ class Execute:
 
 Play = Generator[dict[str, Prompt] | Execute, Any, None]
 """What `Workflow.play` returns: yields requests, receives `{agent name: text}` or a list of verdicts."""
+
+
+VisibleTests = int | Literal["all"] | None
 
 
 class Workflow:
@@ -158,6 +160,9 @@ class Workflow:
                 )
 
 
+# Prompts
+
+
 def ask(role: str, prompt: Prompt) -> list[dict[str, str]]:
     """
     The opening messages of an agent: role text, blank line, problem, in one user message.
@@ -170,33 +175,361 @@ def ask(role: str, prompt: Prompt) -> list[dict[str, str]]:
     Returns:
         `list[dict[str, str]]`: Chat messages.
     """
-    if isinstance(prompt, str):
-        prompt = [{"role": "user", "content": prompt}]
-    return [*prompt[:-1], {**prompt[-1], "content": f"{role}\n\n{prompt[-1]['content']}"}]
+    *before, last = _messages(prompt)
+    return [*before, {**last, "content": f"{role}\n\n{last['content']}"}]
 
 
-class Collaboration(Workflow):
+def _messages(prompt: Prompt) -> list[dict[str, str]]:
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+
+
+def _with(chat: Prompt, text: str) -> list[dict[str, str]]:
+    """The chat with a text added to its last message."""
+    *before, last = _messages(chat)
+    return [*before, {**last, "content": f"{last['content'].rstrip()}\n\n{text}"}]
+
+
+# Code
+
+
+def context_of(problem: Mapping[str, Any]) -> str:
     """
-    A helper and a main agent that write at the same moment: the helper a function `aux`, the main agent the entry point,
-    which may call it. Neither sees the other's reply.
+    The text of a problem that may hold code which solutions continue or rely on.
+
+    Args:
+        problem (`Mapping`): One dataset row.
+
+    Returns:
+        `str`: Its `starter_code`, else the text of its prompt.
+    """
+    return problem.get("starter_code") or _messages(problem["prompt"])[-1]["content"]
+
+
+def solution_job(problem: Mapping[str, Any], solution: str) -> Job:
+    """
+    The job that all of a problem's tests make of a solution. Workflows and rewards both ask here, so that what a workflow
+    has executed need not be executed again for the reward. Limits are the executor's.
+
+    Args:
+        problem (`Mapping`): One dataset row.
+        solution (`str`): What `Workflow.solution` returned, or a completion.
+
+    Returns:
+        `Job`: Its code is what [`~marcog_trl.code.extract_code`] finds.
+    """
+    return make_job(problem, code.extract_code(solution, problem.get("entry_point"), context_of(problem)))
+
+
+def visible_results(job: Job, verdict: Verdict, visible_tests: VisibleTests = 1) -> str:
+    """
+    The results of the tests that feedback may show.
+
+    Args:
+        job (`Job`): What was executed.
+        verdict (`Verdict`): What came out.
+        visible_tests (`int`, `"all"` or `None`, *optional*, defaults to `1`): How many tests are shown; a negative number
+            counts from the end; `0`, `None` and `"all"` show all.
+
+    Returns:
+        `str`: "Tests: k of n passed", counted over the shown tests, and a line for each of them that failed.
+    """
+    if verdict.status == "infrastructure":
+        return "Tests: could not be run"
+    results = list(enumerate(verdict.tests))
+    if isinstance(visible_tests, int):
+        results = results[:visible_tests] if visible_tests > 0 else results[visible_tests:]
+    failed = [(i, result) for i, result in results if result.status != "passed"]
+    lines = [f"Tests: {len(results) - len(failed)} of {len(results)} passed"]
+    for i, result in failed:
+        test = ""
+        if job.test_format == "asserts":
+            test = f"{job.tests[i].strip()}: "
+        elif job.test_format == "stdio":
+            test = f"input {job.tests[i][0]!r}, output {job.tests[i][1]!r}: "
+        lines.append(f"{test}{result.message or result.status}")
+    return "\n".join(dict.fromkeys(lines))
+
+
+# Workflows
+
+
+class _Rounds(Workflow):
+    """
+    Turns of the same kind, with feedback between them. Every agent reads its own history only.
+
+    Args:
+        num_turns (`int`, *optional*, defaults to `1`): Rounds of the whole team.
+        feedback (`str`, *optional*, defaults to `"level_feedback"`): What an agent is told before the next turn: with
+            `"plain"` to revise its previous answer; with `"level_feedback"` also whether its definition was found, whether
+            it is Python, and which tests the team's solution passes.
+        visible_tests (`int`, `"all"` or `None`, *optional*, defaults to `1`): How many tests feedback may show; a negative
+            number counts from the end; `0`, `None` and `"all"` show all.
+        roles (`Mapping[str, str]`, *optional*): Role texts that replace an agent's own, by agent name.
+
+    Raises:
+        ValueError: If an argument has a value that is not known.
     """
 
-    def __init__(self):
-        self.agents = (
-            Agent(
-                "helper",
-                "Write only a Python function named aux that returns useful data for the problem below. Another agent "
-                "writes the solution. Code only.",
-            ),
-            Agent(
-                "main",
-                "Write the Python function asked for below. You may call aux(...), which another agent writes. Do not "
-                "define aux. Code only.",
-            ),
-        )
+    def __init__(
+        self,
+        agents: tuple[Agent, ...],
+        num_turns: int = 1,
+        feedback: str = "level_feedback",
+        visible_tests: VisibleTests = 1,
+        roles: Mapping[str, str] | None = None,
+    ):
+        if feedback not in ("level_feedback", "plain"):
+            raise ValueError(f"feedback={feedback!r} is unknown; 'level_feedback' or 'plain' works")
+        if visible_tests not in (None, "all") and not isinstance(visible_tests, int):
+            raise ValueError(f"visible_tests={visible_tests!r} is not a number of tests; 1 or 'all' works")
+        names = [agent.name for agent in agents]
+        for name in roles or {}:
+            if name not in names:
+                raise ValueError(f"roles has a text for {name!r}, who is not in the team {names}; {names[0]!r} works")
+        self.agents = tuple(replace(agent, role=(roles or {}).get(agent.name, agent.role)) for agent in agents)
+        self.num_turns = num_turns
+        self.feedback = feedback
+        self.visible_tests = visible_tests
+        self.needs_tests = num_turns > 1 and feedback == "level_feedback"
 
     def play(self, problem: Mapping[str, Any]) -> Play:
-        yield {agent.name: ask(agent.role, problem["prompt"]) for agent in self.agents}
+        chats = {agent.name: self._open(agent, problem) for agent in self.agents}
+        for turn in range(self.num_turns):
+            replies = yield from self._turn(problem, chats)
+            if turn == self.num_turns - 1:
+                return
+            results = ""
+            if self.feedback == "level_feedback":
+                job = solution_job(problem, self.solution(problem, replies))
+                [verdict] = yield Execute((job,))
+                results = visible_results(job, verdict, self.visible_tests)
+            for agent in self.agents:
+                request = "Revise your answer." + (" Code only." if self._target(agent, problem) else "")
+                report = [*self._levels(agent, problem, replies[agent.name]), results] if results else []
+                chats[agent.name] = [
+                    *_messages(chats[agent.name]),
+                    {"role": "assistant", "content": replies[agent.name]},
+                    {"role": "user", "content": "\n".join([*report, request])},
+                ]
+
+    def _open(self, agent: Agent, problem: Mapping[str, Any]) -> Prompt:
+        """What an agent is asked first."""
+        return ask(agent.role, problem["prompt"])
+
+    def _turn(self, problem: Mapping[str, Any], chats: dict[str, Prompt]) -> Generator[dict[str, Prompt], Any, dict]:
+        """One round; all agents speak at the same moment. What it adds to `chats` becomes part of the agents' history."""
+        return (yield dict(chats))
+
+    def _target(self, agent: Agent, problem: Mapping[str, Any]) -> str | None:
+        """The name of what an agent must define; `None` if it need not write code."""
+        return problem.get("entry_point")
+
+    def _levels(self, agent: Agent, problem: Mapping[str, Any], reply: str) -> list[str]:
+        """The lines of level feedback that concern an agent's own reply."""
+        target = self._target(agent, problem)
+        if target is None:
+            return []
+        found = code.extract_code(reply, target, context_of(problem))
+        error = code.syntax_error(reply, target, context_of(problem))
+        state = "found" if code.returns_value(found, target) else "found, but returns nothing"
+        state = state if code.defines(found, target) else "missing"
+        return [f"Definition of {target}: {state}", f"Syntax: {error or 'no error'}"]
+
+
+class Single(_Rounds):
+    """
+    One agent that is asked the problem's prompt as it is, and whose reply is the solution: the baseline, and what TRL's own
+    trainers do.
+
+    Args:
+        num_turns (`int`, *optional*, defaults to `1`): Number of replies, with feedback between them.
+        feedback, visible_tests: See [`Collaboration`].
+    """
+
+    def __init__(
+        self,
+        num_turns: int = 1,
+        feedback: str = "level_feedback",
+        visible_tests: VisibleTests = 1,
+    ):
+        super().__init__((Agent("solver", "Solve the problem."),), num_turns, feedback, visible_tests)
+
+    def _open(self, agent: Agent, problem: Mapping[str, Any]) -> Prompt:
+        return problem["prompt"]
 
     def solution(self, problem: Mapping[str, Any], replies: Mapping[str, str]) -> str:
-        return combine(extract_code(replies["helper"], "aux"), extract_code(replies["main"], problem["entry_point"]))
+        return replies["solver"]
+
+
+class Collaboration(_Rounds):
+    """
+    Helpers and a main agent that write at the same moment: a helper the function `aux` (a second one `aux2`, and so on),
+    the main agent the entry point, which may call it. Neither sees the other's reply.
+
+    Args:
+        num_agents (`int`, *optional*, defaults to `2`): Size of the team: one main agent, the others helpers.
+        num_turns (`int`, *optional*, defaults to `1`): Rounds of the whole team.
+        feedback (`str`, *optional*, defaults to `"level_feedback"`): What an agent is told before the next turn: with
+            `"plain"` to revise its previous answer; with `"level_feedback"` also whether its definition was found, whether
+            it is Python, which tests the team's solution passes, and, the main agent, how it uses the helpers.
+        visible_tests (`int`, `"all"` or `None`, *optional*, defaults to `1`): How many tests feedback may show; a negative
+            number counts from the end; `0`, `None` and `"all"` show all.
+        roles (`Mapping[str, str]`, *optional*): Role texts that replace an agent's own, by agent name.
+
+    Raises:
+        ValueError: If an argument has a value that is not known.
+    """
+
+    def __init__(
+        self,
+        num_agents: int = 2,
+        num_turns: int = 1,
+        feedback: str = "level_feedback",
+        visible_tests: VisibleTests = 1,
+        roles: Mapping[str, str] | None = None,
+    ):
+        if num_agents < 2:
+            raise ValueError(f"num_agents={num_agents} leaves no helper; 2 works")
+        self.functions = {_numbered("helper", i): _numbered("aux", i) for i in range(1, num_agents)}
+        agents = [
+            Agent(
+                helper,
+                f"Write only a Python function named {function} that returns useful data for the problem below. Another "
+                "agent writes the solution. Code only.",
+            )
+            for helper, function in self.functions.items()
+        ]
+        *first, last = (f"{function}(...)" for function in self.functions.values())
+        if first:
+            use = f"You may call {', '.join(first)} and {last}, which other agents write. Do not define them."
+        else:
+            use = f"You may call {last}, which another agent writes. Do not define aux."
+        main = Agent("main", f"Write the Python function asked for below. {use} Code only.")
+        super().__init__((*agents, main), num_turns, feedback, visible_tests, roles)
+
+    def solution(self, problem: Mapping[str, Any], replies: Mapping[str, str]) -> str:
+        return code.combine(
+            *(
+                code.extract_code(replies[agent.name], self._target(agent, problem), context_of(problem))
+                for agent in self.agents
+            )
+        )
+
+    def _target(self, agent: Agent, problem: Mapping[str, Any]) -> str | None:
+        return self.functions.get(agent.name, problem["entry_point"])
+
+    def _levels(self, agent: Agent, problem: Mapping[str, Any], reply: str) -> list[str]:
+        lines = super()._levels(agent, problem, reply)
+        if agent.name != "main":
+            return lines
+        entry_point = problem["entry_point"]
+        found = code.extract_code(reply, entry_point, context_of(problem))
+        for function in self.functions.values():
+            if code.defines(found, function):
+                state = "defined by you, which is not allowed"
+            elif not code.calls(found, entry_point, function):
+                state = "not called"
+            elif code.ignores_result(found, entry_point, function):
+                state = "called, but its result is not used"
+            elif code.is_thin_wrapper(found, entry_point, function):
+                state = f"called, but {entry_point} does nothing else"
+            else:
+                state = "called"
+            lines.append(f"Helper {function}: {state}")
+        return lines
+
+
+class Pipeline(_Rounds):
+    """
+    Planner, coder and debugger, one after the other. The coder reads the plan; the debugger reads the code and its test
+    results, and the last agent's code is the solution.
+
+    Args:
+        num_agents (`int`, *optional*, defaults to `3`): 1: the coder alone; 2: planner and coder; more: further debuggers,
+            each of which reads the code of the one before.
+        num_turns (`int`, *optional*, defaults to `1`): Rounds of the whole team.
+        feedback, visible_tests, roles: See [`Collaboration`]. `visible_tests` holds for the debuggers too.
+
+    Raises:
+        ValueError: If an argument has a value that is not known.
+    """
+
+    def __init__(
+        self,
+        num_agents: int = 3,
+        num_turns: int = 1,
+        feedback: str = "level_feedback",
+        visible_tests: VisibleTests = 1,
+        roles: Mapping[str, str] | None = None,
+    ):
+        if num_agents < 1:
+            raise ValueError(f"num_agents={num_agents} has no agent; 3 works")
+        planner = Agent(
+            "planner",
+            "Write a plan in a few short steps for the Python function asked for below. Another agent writes the code. No "
+            "code.",
+        )
+        coder = Agent(
+            "coder",
+            "Write the Python function asked for below. If there is a plan, follow it where it is right. Code only.",
+        )
+        debugger = "Below are a problem, code for it and its test results. Correct the code. Write the whole function. Code only."
+        debuggers = [Agent(_numbered("debugger", i), debugger) for i in range(1, num_agents - 1)]
+        agents = (coder,) if num_agents == 1 else (planner, coder, *debuggers)
+        super().__init__(agents, num_turns, feedback, visible_tests, roles)
+        self.needs_tests = self.needs_tests or num_agents > 2
+
+    def _turn(self, problem: Mapping[str, Any], chats: dict[str, Prompt]) -> Generator[Any, Any, dict]:
+        replies: dict[str, str] = {}
+        before: Agent | None = None
+        for agent in self.agents:
+            if before is not None:
+                text = replies[before.name]
+                if before.name == "planner":
+                    text = f"Plan:\n{text}"
+                else:
+                    job = solution_job(problem, text)
+                    [verdict] = yield Execute((job,))
+                    results = visible_results(job, verdict, self.visible_tests)
+                    report = "\n".join([*self._levels(before, problem, text), results])
+                    text = f"Code:\n{job.code or text}\n\n{report}"
+                chats[agent.name] = _with(chats[agent.name], text)
+            replies |= yield {agent.name: chats[agent.name]}
+            before = agent
+        return replies
+
+    def solution(self, problem: Mapping[str, Any], replies: Mapping[str, str]) -> str:
+        return code.extract_code(replies[self.agents[-1].name], problem.get("entry_point"), context_of(problem))
+
+    def _target(self, agent: Agent, problem: Mapping[str, Any]) -> str | None:
+        return None if agent.name == "planner" else problem.get("entry_point")
+
+
+def _numbered(name: str, i: int) -> str:
+    return name if i == 1 else f"{name}{i}"
+
+
+_WORKFLOWS: dict[str, type[Workflow]] = {"single": Single, "collaboration": Collaboration, "pipeline": Pipeline}
+
+
+def make_workflow(name: str, **options: Any) -> Workflow:
+    """
+    A shipped workflow by its name.
+
+    Args:
+        name (`str`): `"single"`, `"collaboration"` or `"pipeline"`.
+        **options: Arguments of [`Single`], [`Collaboration`] or [`Pipeline`].
+
+    Returns:
+        `Workflow`: The workflow.
+
+    Raises:
+        ValueError: If the name, an option or its value is not known.
+    """
+    if name not in _WORKFLOWS:
+        raise ValueError(f"workflow={name!r} is unknown; one of {', '.join(map(repr, _WORKFLOWS))} works")
+    known = list(inspect.signature(_WORKFLOWS[name]).parameters)
+    for option in options:
+        if option not in known:
+            raise ValueError(f"{option}={options[option]!r} is no option of workflow {name!r}; it takes {known}")
+    return _WORKFLOWS[name](**options)

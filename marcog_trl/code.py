@@ -241,7 +241,9 @@ def _continue(prompt: str, text: str, entry_point: str) -> str | None:
     """The code of `prompt` continued by a function body, if that defines more than the prompt's stub."""
     blocks, tail = _fences(text)
     body = blocks[-1] if blocks else tail if tail is not None else text
-    head = _fences(prompt)[0][-1] if "```" in prompt else prompt
+    if parse(body) is not None:
+        return None  # a module of its own
+    head = _fences(prompt)[0][-1] if _fences(prompt)[0] else prompt
     indented = textwrap.indent(textwrap.dedent(body), "    ")
     first_stripped = "    " + body.lstrip()  # chat templates strip the first line's indent and leave the others'
     codes = [_longest(f"{head}\n{candidate}", entry_point) for candidate in (body, first_stripped, indented)]
@@ -254,7 +256,7 @@ def _continue(prompt: str, text: str, entry_point: str) -> str | None:
 
 def _supply(code: str, prompt: str, entry_point: str | None) -> str:
     """Put the prompt's imports and helpers before code that lacks them."""
-    source = _fences(prompt)[0][-1] if "```" in prompt else prompt
+    source = _fences(prompt)[0][-1] if _fences(prompt)[0] else prompt
     context, tree = parse(_longest(source, entry_point)), parse(code)
     if context is None or tree is None:
         return code
@@ -330,13 +332,14 @@ def _statements(function: Function) -> list[ast.stmt]:
 
 
 def _is_stub(function: ast.AST) -> bool:
-    """Whether a function's body is no more than a docstring, `pass` or `...`."""
-    if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-        return all(
-            isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
-            for node in function.body
-        )
-    return False
+    """Whether a function's body does nothing: a docstring, `pass`, `...`, definitions that nothing uses."""
+    if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+        return False
+    idle = (ast.Pass, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+    return all(
+        isinstance(node, idle) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+        for node in function.body
+    )
 
 
 def defines(code: str, name: str) -> bool:
