@@ -390,7 +390,7 @@ class Collaboration(_Rounds):
     ):
         if num_agents < 2:
             raise ValueError(f"num_agents={num_agents} leaves no helper; 2 works")
-        self.functions = {_numbered("helper", i): _numbered("aux", i) for i in range(1, num_agents)}
+        self.functions = {numbered("helper", i): numbered("aux", i) for i in range(1, num_agents)}
         agents = [
             Agent(
                 helper,
@@ -474,7 +474,7 @@ class Pipeline(_Rounds):
             "Write the Python function asked for below. If there is a plan, follow it where it is right. Code only.",
         )
         debugger = "Below are a problem, code for it and its test results. Correct the code. Write the whole function. Code only."
-        debuggers = [Agent(_numbered("debugger", i), debugger) for i in range(1, num_agents - 1)]
+        debuggers = [Agent(numbered("debugger", i), debugger) for i in range(1, num_agents - 1)]
         agents = (coder,) if num_agents == 1 else (planner, coder, *debuggers)
         super().__init__(agents, num_turns, feedback, visible_tests, roles)
         self.needs_tests = self.needs_tests or num_agents > 2
@@ -505,7 +505,8 @@ class Pipeline(_Rounds):
         return None if agent.name == "planner" else problem.get("entry_point")
 
 
-def _numbered(name: str, i: int) -> str:
+def numbered(name: str, i: int) -> str:
+    """`aux`, `aux2`, `aux3`, … for i = 1, 2, 3, …"""
     return name if i == 1 else f"{name}{i}"
 
 

@@ -1,0 +1,34 @@
+"""
+Reward functions by execution, with TRL's signature: they work in any TRL trainer that takes `reward_funcs`, and in teams.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from marcog_trl.rewards.collaboration import collaboration_reward
+from marcog_trl.rewards.execution import execution_reward
+
+
+__all__ = ["collaboration_reward", "execution_reward", "make_reward"]
+
+_REWARDS: dict[str, Callable] = {function.__name__: function for function in (execution_reward, collaboration_reward)}
+
+
+def make_reward(name: str, **options: Any) -> Callable:
+    """
+    A shipped reward function by its name.
+
+    Args:
+        name (`str`): `"execution_reward"` or `"collaboration_reward"`.
+        **options: Options of the function, such as `all_or_nothing=True`.
+
+    Returns:
+        `Callable`: The function, or a `functools.partial` of it, which TRL logs under the same name.
+
+    Raises:
+        ValueError: If the name is not known.
+    """
+    if name not in _REWARDS:
+        raise ValueError(f"reward {name!r} is unknown; one of {', '.join(map(repr, _REWARDS))} works")
+    return partial(_REWARDS[name], **options) if options else _REWARDS[name]

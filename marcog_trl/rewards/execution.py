@@ -1,0 +1,73 @@
+"""Reward for passing tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from marcog_trl import code
+from marcog_trl.agents import Prompt, context_of
+from marcog_trl.execution import CodeExecutor, Job, Verdict
+from marcog_trl.rewards.scoring import (
+    Completion,
+    judge,
+    log_means,
+    needs_tests,
+    problems_of,
+    test_components,
+    text_of,
+)
+
+
+@needs_tests
+def execution_reward(
+    prompts: list[Prompt],
+    completions: list[Completion],
+    *,
+    all_or_nothing: bool = False,
+    verdicts: list[list[tuple[Job, Verdict]]] | None = None,
+    turn: list[int] | None = None,
+    executor: CodeExecutor | None = None,
+    log_metric: Callable[[str, float], None] | None = None,
+    **columns: Any,
+) -> list[float | None]:
+    """
+    Fraction of the tests that a solution passes, in [0, 1].
+
+    Logs `execution_reward/…`: `definition` (share that define the entry point), `syntax` (share whose code is whole),
+    `tests_passed`, `tests_total`, `pass_rate`, `solved` (share that pass every test), `timeouts`.
+
+    Args:
+        prompts (`list` of length E): The problems' prompts.
+        completions (`list` of length E): Solutions, as plain text or as the assistant's messages.
+        all_or_nothing (`bool`, *optional*, defaults to `False`): 1 if every test passes, else 0.
+        verdicts (`list[list[tuple[Job, Verdict]]]` of length E, *optional*): What the workflow has executed in this turn.
+        turn (`list[int]` of length E, *optional*): Turn of the episodes, counted from 0.
+        executor (`CodeExecutor`, *optional*): Runs the tests. Defaults to the process-wide one; its limits hold.
+        log_metric (`Callable`, *optional*): TRL's hook for scalar metrics.
+        **columns: The dataset's columns (see `marcog_trl.problems`), and whatever else the trainer passes.
+
+    Returns:
+        `list[float | None]` of length E: `None` where the executor failed, not the solution.
+
+    Raises:
+        ValueError: If the dataset has no tests.
+    """
+    problems = problems_of(prompts, columns)
+    solutions = [text_of(completion) for completion in completions]
+    results = judge(problems, solutions, verdicts, executor)
+    rewards: list[float | None] = []
+    for verdict in results:
+        assert verdict is not None
+        rate = verdict.passed / verdict.total
+        rewards.append(None if verdict.status == "infrastructure" else float(rate == 1) if all_or_nothing else rate)
+
+    definition, syntax = [], []
+    for problem, solution in zip(problems, solutions, strict=True):
+        name, context = problem.get("entry_point"), context_of(problem)
+        found = code.extract_code(solution, name, context)
+        definition.append(float(code.defines(found, name) if name else bool(found)))
+        syntax.append(float(bool(found) and code.syntax_error(solution, name, context) is None))
+    components = {"definition": definition, "syntax": syntax}
+    log_means(log_metric, "execution_reward", components | test_components(results), turn)
+    return rewards

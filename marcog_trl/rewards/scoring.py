@@ -1,0 +1,134 @@
+"""What the reward functions share: solutions to verdicts in one call of the executor, and averages to the log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from marcog_trl.agents import Prompt, solution_job
+from marcog_trl.execution import CodeExecutor, Job, Verdict, shared_executor
+
+
+Completion = str | list[dict[str, str]]
+"""Plain text, or the assistant's messages."""
+
+
+def needs_tests(function: Callable) -> Callable:
+    """Marks a reward function that executes the tests of a problem: a dataset without them is refused before training."""
+    function.needs_tests = True  # type: ignore[attr-defined]
+    return function
+
+
+def text_of(completion: Completion) -> str:
+    """
+    The text of a completion.
+
+    Args:
+        completion (`str` or `list[dict[str, str]]`): Plain text, or messages of which the last one counts.
+
+    Returns:
+        `str`: The text.
+    """
+    return completion if isinstance(completion, str) else completion[-1]["content"]
+
+
+def problems_of(prompts: Sequence[Prompt], columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """
+    The dataset rows behind a call of a reward function.
+
+    Args:
+        prompts (`list[str | list[dict[str, str]]]` of length E): The problems' prompts.
+        columns (`Mapping[str, list]`): The other keyword arguments of the call. Those that are lists of length E are columns.
+
+    Returns:
+        `list[dict]` of length E: One row per episode.
+
+    Raises:
+        ValueError: If there are no tests.
+    """
+    lists = {
+        name: values for name, values in columns.items() if isinstance(values, list) and len(values) == len(prompts)
+    }
+    missing = [name for name in ("test", "test_format") if name not in lists]
+    if missing and prompts:
+        raise ValueError(
+            f"the dataset has no column {missing[0]!r} but {['prompt', *lists]}, and this reward executes tests; "
+            "the rows of marcog_trl.problems.load_problems work"
+        )
+    return [
+        {"prompt": prompt, **{name: values[i] for name, values in lists.items()}} for i, prompt in enumerate(prompts)
+    ]
+
+
+def judge(
+    problems: Sequence[Mapping[str, Any]],
+    solutions: Sequence[str | None],
+    known: Sequence[Sequence[tuple[Job, Verdict]]] | None = None,
+    executor: CodeExecutor | None = None,
+) -> list[Verdict | None]:
+    """
+    The verdicts of all tests on solutions. What the workflow has executed in this turn is taken from its verdicts; equal
+    jobs are executed once; everything else goes to the executor in one call.
+
+    Args:
+        problems (`list[Mapping]` of length E): Dataset rows.
+        solutions (`list[str | None]` of length E): Solutions; `None` where nothing is to be executed.
+        known (`list[list[tuple[Job, Verdict]]]` of length E, *optional*): What has been executed already.
+        executor (`CodeExecutor`, *optional*): Defaults to the process-wide one.
+
+    Returns:
+        `list[Verdict | None]` of length E.
+    """
+    jobs = [
+        None if solution is None else solution_job(problem, solution)
+        for problem, solution in zip(problems, solutions, strict=True)
+    ]
+    verdicts = {job: verdict for pairs in known or () for job, verdict in pairs if verdict.status != "infrastructure"}
+    missing = list(dict.fromkeys(job for job in jobs if job is not None and job not in verdicts))
+    if missing:
+        executor = shared_executor() if executor is None else executor
+        verdicts |= zip(missing, executor.run(missing), strict=True)
+    return [None if job is None else verdicts[job] for job in jobs]
+
+
+def test_components(results: list[Verdict | None]) -> dict[str, list[float]]:
+    """
+    What verdicts say, for the log.
+
+    Args:
+        results (`list[Verdict | None]`): Verdicts; those that are missing, or that the executor failed to give, are left
+            out.
+
+    Returns:
+        `dict[str, list[float]]`: Component → values.
+    """
+    judged = [verdict for verdict in results if verdict is not None and verdict.status != "infrastructure"]
+    return {
+        "tests_passed": [float(verdict.passed) for verdict in judged],
+        "tests_total": [float(verdict.total) for verdict in judged],
+        "pass_rate": [verdict.passed / verdict.total for verdict in judged],
+        "solved": [float(verdict.passed == verdict.total) for verdict in judged],
+        "timeouts": [float(verdict.status == "timeout") for verdict in judged],
+    }
+
+
+def log_means(
+    log_metric: Callable[[str, float], None] | None,
+    name: str,
+    components: Mapping[str, Sequence[float]],
+    turns: Sequence[int] | None = None,
+) -> None:
+    """
+    Log the mean of each component as `name/component`, and, from the second turn on, as `name/turn_2/component` and so on.
+
+    Args:
+        log_metric (`Callable`, *optional*): TRL's `log_metric`; nothing is logged without.
+        name (`str`): Name of the reward function.
+        components (`Mapping[str, list[float]]`): Values per episode; an empty list is not logged.
+        turns (`list[int]`, *optional*): Turn of the episodes, counted from 0; the same for all, or absent.
+    """
+    turn = turns[0] if turns else 0
+    prefix = f"{name}/turn_{turn + 1}" if turn else name
+    for component, values in components.items():
+        if log_metric is not None and values:
+            log_metric(f"{prefix}/{component}", sum(values) / len(values))
