@@ -14,6 +14,7 @@ from datasets import Dataset, ReadInstruction, load_dataset
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
 from marcog_trl.problems.builtin import SIZES, generate
+from marcog_trl.problems.jobs import parse, preamble
 
 
 HUMANEVAL_ID = "openai/openai_humaneval"
@@ -124,14 +125,13 @@ def _complete(row: dict[str, Any], task_id: str) -> dict[str, Any]:
         raise ValueError(f"problem {task_id!r} has test={test!r}; give it a test")
     test_format = row.get("test_format") or _test_format(test)
     entry_point = row.get("entry_point") or (_entry_point(test[0]) if test_format == "asserts" else "")
-    starter_code = row.get("starter_code") or (prompt if _stub_line(prompt, entry_point) else "")
-    before = starter_code.splitlines()[: max(0, _stub_line(starter_code, entry_point) - 1)]
+    starter_code = row.get("starter_code") or (prompt if _is_stub(prompt, entry_point) else "")
     return {
         "task_id": task_id,
         "test_format": test_format,
         "entry_point": entry_point,
         "starter_code": starter_code,
-        "setup": row.get("setup") or "\n".join(before),
+        "setup": row.get("setup") or preamble(starter_code, entry_point),
         "canonical_solution": row.get("canonical_solution") or "",
     }
 
@@ -149,11 +149,7 @@ def _entry_point(test: str) -> str:
     return next((name for name in names if name not in vars(builtins)), "")
 
 
-def _stub_line(code: Any, entry_point: str) -> int:
-    """Line, from 1, of the definition of the entry point; 0 where there is none."""
-    try:
-        tree = ast.parse(code)
-    except (SyntaxError, ValueError, TypeError):
-        return 0
-    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef))
-    return next((node.lineno for node in functions if node.name == entry_point), 0)
+def _is_stub(prompt: Any, entry_point: str) -> bool:
+    """Whether a prompt is source that begins the entry point, as HumanEval's are."""
+    tree = parse(prompt) if isinstance(prompt, str) else None
+    return any(isinstance(node, ast.FunctionDef) and node.name == entry_point for node in (tree.body if tree else ()))
