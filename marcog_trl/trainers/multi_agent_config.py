@@ -1,0 +1,174 @@
+"""Configuration that all multi-agent trainers share."""
+
+from dataclasses import dataclass, field
+
+from trl import GRPOConfig
+
+
+FEEDBACK_MODES = ("level_feedback", "plain")
+
+
+@dataclass
+class MultiAgentConfig(GRPOConfig):
+    """
+    Configuration of [`MultiAgentTrainer`]. Only what differs from [`~trl.GRPOConfig`] is restated.
+
+    One row of a batch is one reply of one agent, so `per_device_train_batch_size`, `generation_batch_size` and
+    `per_device_eval_batch_size` count replies. A generation batch holds whole problems on every process: a multiple of
+    `num_generations` × the workflow's slots. Where neither `generation_batch_size` nor `steps_per_generation` is given,
+    the smallest fitting one is chosen; the same holds for `per_device_eval_batch_size=None`.
+
+    Args:
+        > Parameters that control the team
+
+        workflow (`str`, *optional*, defaults to `"single"`):
+            Built-in workflow, `"single"`, `"collaboration"` or `"pipeline"`. Ignored if the trainer is given a workflow.
+        num_turns (`int`, *optional*, defaults to `1`):
+            Rounds of the whole team, separated by feedback.
+        num_agents (`int`, *optional*):
+            Number of agents, for workflows that allow any. Defaults to the workflow's own.
+        feedback (`str`, *optional*, defaults to `"level_feedback"`):
+            What agents are told between turns, `"level_feedback"` or `"plain"`.
+        visible_tests (`int`, *optional*, defaults to `1`):
+            How many tests feedback may show; a negative number counts from the end, 0 shows all.
+
+        > Parameters that control credit
+
+        gamma_turn (`float`, *optional*, defaults to `1.0`):
+            Discount per turn, in [0, 1].
+        agent_loss_weighting (`str`, *optional*, defaults to `"agent"`):
+            `"agent"` gives every agent the same weight in the loss whatever it writes; `"token"` leaves the weight to
+            the number of its tokens (or rows, with `loss_type="grpo"`).
+
+        > Parameters that control code execution
+
+        num_workers (`int`, *optional*):
+            Worker processes that execute code. Defaults to this process's share of the cores.
+        execution_timeout (`float`, *optional*, defaults to `10.0`):
+            Wall-clock limit of one program, in seconds.
+        execution_memory_mb (`int`, *optional*, defaults to `512`):
+            Memory limit of one program, in MiB.
+        isolation (`str`, *optional*, defaults to `"strict"`):
+            `"strict"` refuses to start where the kernel cannot confine programs, `"best_effort"` uses what there is,
+            `"none"` is for trusted code.
+    """
+
+    learning_rate: float = field(default=1e-5, metadata={"help": "Learning rate of the policy's adapter."})
+    num_generations: int | None = field(
+        default=4, metadata={"help": "Episodes per problem. 1 is allowed where no group baseline is needed."}
+    )
+    num_generations_eval: int | None = field(default=1, metadata={"help": "Episodes per problem in evaluation."})
+    per_device_eval_batch_size: int | None = field(
+        default=None,
+        metadata={
+            "help": "Rows per process in an evaluation step. `None` takes the smallest that holds 8 rows and whole problems."
+        },
+    )
+    save_steps: float | None = field(
+        default=None,
+        metadata={
+            "help": "Optimizer steps between checkpoints. `None` takes the first number from 500 on at which a run "
+            "resumes exactly, that is, at the end of a generation cycle."
+        },
+    )
+    scale_rewards: str = field(
+        default="none",
+        metadata={"help": "Kept at 'none': credit is computed by the trainer, not by the group's standard deviation."},
+    )
+
+    # Parameters that control the team
+    workflow: str = field(
+        default="single", metadata={"help": "Built-in workflow: 'single', 'collaboration' or 'pipeline'."}
+    )
+    num_turns: int = field(default=1, metadata={"help": "Rounds of the whole team, separated by feedback."})
+    num_agents: int | None = field(
+        default=None, metadata={"help": "Number of agents, for workflows that allow any number."}
+    )
+    feedback: str = field(
+        default="level_feedback",
+        metadata={"help": "What agents are told between turns: 'level_feedback' or 'plain'."},
+    )
+    visible_tests: int = field(
+        default=1,
+        metadata={"help": "How many tests feedback may show; a negative number counts from the end, 0 shows all."},
+    )
+
+    # Parameters that control credit
+    gamma_turn: float = field(default=1.0, metadata={"help": "Discount per turn, in [0, 1]."})
+    agent_loss_weighting: str = field(
+        default="agent",
+        metadata={
+            "help": "'agent': every agent has the same weight in the loss. 'token': the weight follows the number of "
+            "its tokens (rows, with loss_type='grpo')."
+        },
+    )
+
+    # Parameters that control code execution
+    num_workers: int | None = field(
+        default=None, metadata={"help": "Worker processes that execute code. Default: this process's share of cores."}
+    )
+    execution_timeout: float = field(default=10.0, metadata={"help": "Wall-clock limit of one program, in seconds."})
+    execution_memory_mb: int = field(default=512, metadata={"help": "Memory limit of one program, in MiB."})
+    isolation: str = field(
+        default="strict",
+        metadata={"help": "How programs are confined: 'strict', 'best_effort' or 'none' (trusted code only)."},
+    )
+
+    def __post_init__(self):
+        # The workflow's number of slots is known to the trainer only, which completes what is left open here
+        self.auto_generation_batch = self.generation_batch_size is None and self.steps_per_generation is None
+        self.auto_eval_batch = self.per_device_eval_batch_size is None
+        self.auto_save_steps = self.save_steps is None
+        if self.auto_save_steps:
+            self.save_steps = 500
+        if self.num_generations_eval is None:
+            self.num_generations_eval = self.num_generations
+        if self.auto_eval_batch:
+            self.per_device_eval_batch_size = self.num_generations_eval
+        num_generations = self.num_generations
+        if self.auto_generation_batch:
+            # GRPOConfig checks the batch against num_generations alone: the trainer checks it against whole problems
+            self.generation_batch_size, batch_size = None, self.per_device_train_batch_size
+            self.num_generations = max(2, num_generations)
+            self.per_device_train_batch_size = batch_size * self.num_generations
+            super().__post_init__()
+            self.per_device_train_batch_size = batch_size
+            self.generation_batch_size //= self.num_generations
+        elif num_generations == 1:
+            # One generation per problem, which GRPOConfig refuses, is checked as two in twice the batch
+            self.num_generations = 2
+            self.per_device_train_batch_size *= 2
+            if self.generation_batch_size is not None:
+                self.generation_batch_size *= 2
+            super().__post_init__()
+            self.per_device_train_batch_size //= 2
+            self.generation_batch_size //= 2
+        else:
+            super().__post_init__()
+        self.num_generations = num_generations
+
+        _choice("feedback", self.feedback, FEEDBACK_MODES)
+        _choice("agent_loss_weighting", self.agent_loss_weighting, ("agent", "token"))
+        _choice("isolation", self.isolation, ("strict", "best_effort", "none"))
+        _choice("scale_rewards", self.scale_rewards, ("none",))
+        _unit_interval("gamma_turn", self.gamma_turn)
+        for name in ("num_turns", "num_generations", "execution_timeout", "execution_memory_mb"):
+            _positive(name, getattr(self, name))
+        for name in ("num_agents", "num_workers"):
+            if getattr(self, name) is not None:
+                _positive(name, getattr(self, name))
+
+
+def _choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, allowed))}; {allowed[0]!r} works")
+
+
+def _unit_interval(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name}={value} is outside [0, 1]; 1.0 works")
+
+
+def _positive(name: str, value: float) -> None:
+    if value <= 0:
+        raise ValueError(f"{name}={value} is not positive; 1 works")

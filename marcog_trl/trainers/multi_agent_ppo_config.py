@@ -1,0 +1,78 @@
+"""Configuration of [`MultiAgentPPOTrainer`]."""
+
+from dataclasses import dataclass, field
+
+from marcog_trl.trainers.multi_agent_config import MultiAgentConfig, _choice, _positive, _unit_interval
+
+
+@dataclass
+class MultiAgentPPOConfig(MultiAgentConfig):
+    """
+    Configuration of [`MultiAgentPPOTrainer`].
+
+    Args:
+        > Parameters that control the critic
+
+        critic (`str`, *optional*, defaults to `"team"`):
+            `"team"`: the value head also sees the prompt states of the agents that act at the same stage or earlier
+            (MAPPO). `"agent"`: it sees the agent's own row only (IPPO). `"none"`: no value head; the group's mean return
+            is the baseline.
+        critic_backprop (`bool`, *optional*, defaults to `False`):
+            Whether the value loss reaches the policy.
+        critic_learning_rate (`float`, *optional*, defaults to `1e-4`):
+            Learning rate of the value head.
+        vf_coef (`float`, *optional*, defaults to `0.1`):
+            Weight of the value loss.
+        cliprange_value (`float`, *optional*, defaults to `0.2`):
+            Largest step of a value away from its value at rollout, in reward units.
+
+        > Parameters that control credit
+
+        gamma (`float`, *optional*, defaults to `1.0`):
+            Discount per token, in [0, 1].
+        lam (`float`, *optional*, defaults to `0.95`):
+            GAE's bias-variance trade-off within a reply, in [0, 1].
+        lam_turn (`float`, *optional*):
+            The same across turns. Defaults to `lam`.
+        kl_penalty (`str`, *optional*, defaults to `"loss"`):
+            Where the KL to the reference acts, with coefficient `beta`: `"loss"` is TRL's own term, `"reward"` takes it
+            from the token rewards.
+        advantage_normalization (`str`, *optional*, defaults to `"agent"`):
+            Over which live tokens advantages are normalised: those of the same `"agent"`, of the whole `"batch"`, or
+            `"none"`.
+    """
+
+    # Parameters that control the critic
+    critic: str = field(default="team", metadata={"help": "Value head: 'team' (MAPPO), 'agent' (IPPO) or 'none'."})
+    critic_backprop: bool = field(default=False, metadata={"help": "Whether the value loss reaches the policy."})
+    critic_learning_rate: float = field(default=1e-4, metadata={"help": "Learning rate of the value head."})
+    vf_coef: float = field(default=0.1, metadata={"help": "Weight of the value loss."})
+    cliprange_value: float = field(
+        default=0.2, metadata={"help": "Largest step of a value away from its value at rollout, in reward units."}
+    )
+
+    # Parameters that control credit
+    gamma: float = field(default=1.0, metadata={"help": "Discount per token, in [0, 1]."})
+    lam: float = field(default=0.95, metadata={"help": "GAE's lambda within a reply, in [0, 1]."})
+    lam_turn: float | None = field(default=None, metadata={"help": "GAE's lambda across turns. Default: lam."})
+    kl_penalty: str = field(
+        default="loss", metadata={"help": "Where the KL with coefficient beta acts: 'loss' or 'reward'."}
+    )
+    advantage_normalization: str = field(
+        default="agent", metadata={"help": "Normalise advantages over each 'agent', the 'batch' or 'none'."}
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        _choice("critic", self.critic, ("team", "agent", "none"))
+        _choice("kl_penalty", self.kl_penalty, ("loss", "reward"))
+        _choice("advantage_normalization", self.advantage_normalization, ("agent", "batch", "none"))
+        for name in ("gamma", "lam"):
+            _unit_interval(name, getattr(self, name))
+        if self.lam_turn is not None:
+            _unit_interval("lam_turn", self.lam_turn)
+        _positive("cliprange_value", self.cliprange_value)
+        if self.critic == "none" and self.num_generations == 1:
+            raise ValueError(
+                "num_generations=1 leaves critic='none' without a baseline; num_generations=4 or critic='team' works"
+            )

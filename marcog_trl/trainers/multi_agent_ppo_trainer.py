@@ -1,0 +1,471 @@
+"""Token-level PPO for teams, with a critic on the policy's own hidden states."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from accelerate.utils import is_peft_model
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import nn
+
+from marcog_trl.advantages import gae, normalize_advantages, value_loss
+from marcog_trl.agents import Slot
+from marcog_trl.critic import ValueHead, pool_team_states
+from marcog_trl.rollout import Row
+from marcog_trl.trainers.multi_agent_ppo_config import MultiAgentPPOConfig
+from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer, Rollout
+from marcog_trl.trainers.team_files import MODULES_FILE
+from marcog_trl.trainers.team_module import ATTRIBUTE, Flight, TeamModule
+
+
+POLICY, CRITIC = "policy", "critic"
+
+
+class MultiAgentPPOTrainer(MultiAgentTrainer):
+    """
+    PPO for a team of LLM agents that share one model and one adapter.
+
+    What is new over [`MultiAgentTrainer`]: a value head on the policy's last hidden state, generalised advantage
+    estimation over the tokens and turns of each agent, value loss, KL as loss or reward, and learning rates and gradient
+    clipping by group.
+
+    Example:
+
+    ```python
+    >>> from marcog_trl import MultiAgentPPOConfig, MultiAgentPPOTrainer, load_problems
+
+    >>> trainer = MultiAgentPPOTrainer(
+    ...     model="Qwen/Qwen2.5-Coder-0.5B-Instruct",
+    ...     reward_funcs="collaboration_reward",
+    ...     args=MultiAgentPPOConfig("team", workflow="collaboration"),
+    ...     train_dataset=load_problems("humaneval"),
+    ... )
+    >>> trainer.train()
+    ```
+
+    Args: see [`MultiAgentTrainer`].
+
+    Source: PPO (https://huggingface.co/papers/1707.06347), GAE (https://huggingface.co/papers/1506.02438), IPPO
+    (https://huggingface.co/papers/2011.09533) and MAPPO (https://huggingface.co/papers/2103.01955).
+    """
+
+    _tag_names = ["trl", "marcog-trl", "multi-agent-ppo"]
+    _name = "Multi-Agent PPO"
+    _paper = {
+        "title": "The Surprising Effectiveness of PPO in Cooperative Multi-Agent Games",
+        "id": "2103.01955",
+        # docstyle-ignore
+        "citation": """\
+@inproceedings{yu2022surprising,
+    title        = {{The Surprising Effectiveness of PPO in Cooperative Multi-Agent Games}},
+    author       = {Chao Yu and Akash Velu and Eugene Vinitsky and Jiaxuan Gao and Yu Wang and Alexandre Bayen and Yi Wu},
+    year         = 2022,
+    booktitle    = {Advances in Neural Information Processing Systems 35, Datasets and Benchmarks Track},
+}""",
+    }
+    _config_class = MultiAgentPPOConfig
+    args: MultiAgentPPOConfig
+
+    def __init__(self, model, reward_funcs=None, args=None, *positional, **kwargs):
+        super().__init__(model, reward_funcs, args, *positional, **kwargs)
+        if self.is_fsdp_enabled:
+            raise ValueError("FSDP cannot shard the team's modules beside the model; DeepSpeed ZeRO or DDP works")
+        self.team = self._make_team()
+        causal_lm = self.model.get_base_model() if is_peft_model(self.model) else self.model
+        adapter = next(p for p in self.model.parameters() if p.requires_grad)
+        self.team.to(device=self.accelerator.device, dtype=adapter.dtype)
+        self.team.attach(causal_lm)
+        # Of the rows in flight, in row order: what forward passes need beside token ids
+        self._row_tensors: dict[str, torch.Tensor] | None = None
+        self._rollout_values: torch.Tensor | None = None
+        self._rollout_logps: torch.Tensor | None = None
+        self._observations: dict[tuple[int, Slot], torch.Tensor] = {}
+        self._flight: Flight | None = None
+        self._gradient_mass = torch.zeros(len(self.agents), device=self.accelerator.device)
+        self._adapter_layer = next((m for m in self.model.modules() if isinstance(m, BaseTunerLayer)), None)
+
+    # The team's modules
+
+    @contextmanager
+    def _own_randomness(self) -> Iterator[None]:
+        """Initialises the team's modules without moving the random state that the policy sees."""
+        with torch.random.fork_rng():
+            torch.manual_seed(self.args.seed)
+            yield
+
+    def _make_team(self) -> TeamModule:
+        with self._own_randomness():
+            return TeamModule(value_head=self._make_value_head(), critic_backprop=self.args.critic_backprop)
+
+    def _make_value_head(self) -> ValueHead | None:
+        if self.args.critic == "none":
+            return None
+        return ValueHead(self.model.config.get_text_config().hidden_size, team=self.args.critic == "team")
+
+    def _parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+        """Trainable parameters by group; each group has its learning rate and its gradient norm."""
+        groups = {
+            name: [p for p in module.parameters() if p.requires_grad]
+            for name, module in self._grouped_modules().items()
+            if module is not None
+        }
+        own = {id(p) for group in groups.values() for p in group}
+        policy = [p for p in self.model.parameters() if p.requires_grad and id(p) not in own]
+        return {POLICY: policy, **groups}
+
+    def _grouped_modules(self) -> dict[str, nn.Module | None]:
+        return {CRITIC: self.team.value_head}
+
+    def _learning_rates(self) -> dict[str, float]:
+        return {CRITIC: self.args.critic_learning_rate}
+
+    def create_optimizer(self, model=None) -> torch.optim.Optimizer:
+        created = self.optimizer is None
+        optimizer = super().create_optimizer(model)
+        if created:
+            group_of = {id(p): name for name, params in self._parameter_groups().items() for p in params}
+            rates = self._learning_rates()
+            split = []
+            for group in optimizer.param_groups:
+                for name in dict.fromkeys(group_of[id(p)] for p in group["params"]):
+                    params = [p for p in group["params"] if group_of[id(p)] == name]
+                    split.append({**group, "params": params, "lr": rates.get(name, group["lr"])})
+            optimizer.param_groups.clear()
+            for group in split:
+                optimizer.add_param_group(group)
+        return optimizer
+
+    def _clip_grad_norm(self, model):
+        """Clips each group by its own norm: one joint norm would let a value loss throttle the policy."""
+        if self.is_deepspeed_enabled:  # DeepSpeed clips inside its optimizer, by one joint norm
+            return super()._clip_grad_norm(model)
+        groups = self._parameter_groups()
+        policy = groups.pop(POLICY)
+        for name, params in groups.items():
+            norm = super()._clip_grad_norm(nn.ParameterList(params))
+            self._metric(f"grad_norm/{name}", float(norm))
+        return super()._clip_grad_norm(nn.ParameterList(policy))
+
+    # Rollout
+
+    @property
+    def _needs_prompt_states(self) -> bool:
+        return self.args.critic == "team"
+
+    def _generate_rows(self, rows: list[Row]):
+        if self._needs_prompt_states:
+            self._observe(rows)
+        with self.team.rows(self._generation_flight(rows)):
+            return super()._generate_rows(rows)
+
+    def _generation_flight(self, rows: list[Row]) -> Flight:
+        """The rows of one generate call; a single one stands in where there are none."""
+        return Flight()
+
+    @torch.no_grad()
+    def _observe(self, rows: list[Row]) -> None:
+        """Keeps the state of the base model (adapters off) at the end of every prompt of a stage, `(H,)` a row."""
+        unique = list({tuple(row.prompt_ids): None for row in rows}) or [(self._tokenizer.eos_token_id,)]
+        states = self._prompt_states([list(ids) for ids in unique])
+        state_of = dict(zip(unique, states, strict=True))
+        for row in rows:
+            self._observations[row.episode, row.slot] = state_of[tuple(row.prompt_ids)]
+
+    def _prompt_states(self, prompt_ids: list[list[int]]) -> torch.Tensor:
+        """Final hidden state at the last token of each prompt, adapters off, `(len(prompt_ids), H)`."""
+        inputs = self._tokenizer.pad({"input_ids": prompt_ids}, padding_side="left", return_tensors="pt")
+        inputs = inputs.to(self.accelerator.device)
+        unwrapped = self.accelerator.unwrap_model(self.model)
+        with (
+            self.team.rows(Flight(last_state=True)) as flight,
+            unwrapped.disable_adapter(),
+            self.accelerator.autocast(),
+        ):
+            self.model(
+                input_ids=inputs["input_ids"],
+                attention_mask=inputs["attention_mask"],
+                logits_to_keep=1,
+                use_cache=False,
+            )
+        assert flight.hidden is not None
+        return flight.hidden.float()
+
+    def _rollout(self, prompts: list, trainer) -> dict[str, Any]:
+        self._observations.clear()
+        fields = super()._rollout(prompts, trainer)
+        self._row_tensors = self._make_row_tensors(self._rollout_in_flight)
+        self._rollout_values = self._rollout_logps = None
+        return fields
+
+    @staticmethod
+    def _by_row(rollout: Rollout, kept: dict[tuple[int, Slot], torch.Tensor]) -> torch.Tensor:
+        """What was kept of each row, `(B, ...)`, zeros on unused rows."""
+        zero = torch.zeros_like(next(iter(kept.values())))
+        return torch.stack([zero if row is None else kept[row.episode, row.slot] for row in rollout.rows])
+
+    def _make_row_tensors(self, rollout: Rollout) -> dict[str, torch.Tensor]:
+        """What forward passes on these rows need, each of shape `(B, ...)`."""
+        if self.args.critic != "team":
+            return {}
+        device = self.accelerator.device
+        stage = torch.tensor([-1 if row is None else row.stage for row in rollout.rows], device=device)
+        states = self._by_row(rollout, self._observations)
+        pooled = pool_team_states(states, self._episode_of_row(rollout), stage, rollout.agent, live=stage >= 0)
+        return {"team_state": pooled}
+
+    def _make_flight(self, rows: dict[str, torch.Tensor], keep: int) -> Flight:
+        """The rows of one forward pass."""
+        return Flight(keep=keep, team_state=rows.get("team_state"))
+
+    def _policy_is_active(self) -> bool:
+        """Whether forward passes use the adapter that is trained, and not the reference."""
+        layer = self._adapter_layer
+        return layer is None or (not layer.disable_adapters and "default" in layer.active_adapters)
+
+    def _get_per_token_logps_and_entropies(
+        self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, **kwargs
+    ):
+        if self._row_tensors is None or model is self.ref_model or not self._policy_is_active():
+            return super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **kwargs
+            )
+        chunk = batch_size or input_ids.size(0)
+        outputs, values = [], []
+        # One call per chunk: the hooks must know which rows a forward pass holds
+        for start in range(0, input_ids.size(0), chunk):
+            part = slice(start, start + chunk)
+            rows = {key: tensor[part] for key, tensor in self._row_tensors.items()}
+            with self.team.rows(self._make_flight(rows, logits_to_keep)) as flight:
+                outputs.append(
+                    super()._get_per_token_logps_and_entropies(
+                        model, input_ids[part], attention_mask[part], logits_to_keep, **kwargs
+                    )
+                )
+            values.append(flight.values)
+        self._flight = flight  # of the only chunk, in the update
+        logps, entropies, aux_losses = zip(*outputs, strict=True)
+        result = (
+            torch.cat(logps),
+            None if entropies[0] is None else torch.cat(entropies),
+            None if aux_losses[0] is None else torch.stack(aux_losses).mean(),
+        )
+        if not torch.is_grad_enabled():
+            self._rollout_logps = result[0]
+            self._rollout_values = None if values[0] is None else torch.cat(values)
+        return result
+
+    # Credit
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, torch.Tensor | Any]:
+        # `ref_per_token_logps` are computed with beta, which the reward mode needs and the loss must not add again
+        output = super()._generate_and_score_completions(inputs)
+        output.update(self._row_tensors or {})
+        self._row_tensors = None
+        return output
+
+    @torch.no_grad()
+    def _ensure_rollout_pass(self, output: dict[str, Any]) -> None:
+        """V_old and the old log-probabilities come from one pass, TRL's own where it makes one."""
+        if self._rollout_logps is None:
+            mode = "train" if self.model.training else "eval"
+            size = self.args.per_device_train_batch_size if mode == "train" else self.args.per_device_eval_batch_size
+            self._get_per_token_logps_and_entropies(
+                self.model,
+                torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1),
+                torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1),
+                output["completion_ids"].size(1),
+                batch_size=size,
+            )
+            output["old_per_token_logps"] = self._rollout_logps
+
+    def _assign_credit(self, output: dict[str, Any], rollout: Rollout) -> None:
+        args = self.args
+        mask = output["completion_mask"] * output["tool_mask"]
+        in_reward = args.kl_penalty == "reward" and self.beta != 0.0
+        if args.critic != "none" or in_reward:
+            self._ensure_rollout_pass(output)
+        rewards = self._token_rewards(output, rollout, mask)
+        if args.critic == "none":
+            zeros = torch.zeros_like(rewards)
+            next_row = self._next_rows(rollout)
+            advantages, _ = gae(rewards, zeros, mask, args.gamma, 1.0, next_row, args.gamma_turn, 1.0)
+            baseline = self._row_returns(rollout)
+            group = (baseline * rollout.live).view(-1, self._group_size)
+            count = rollout.live.view(-1, self._group_size).sum(1, keepdim=True).clamp(min=1)
+            advantages = (advantages - (group.sum(1, keepdim=True) / count).expand_as(group).reshape(-1, 1)) * mask
+        else:
+            values = self._rollout_values
+            advantages, returns = gae(
+                rewards, values, mask, args.gamma, args.lam, self._next_rows(rollout), args.gamma_turn, args.lam_turn
+            )
+            output["old_values"], output["returns"] = values, returns
+            self._log_critic(values, returns, mask)
+        if args.advantage_normalization != "none":
+            groups = rollout.agent if args.advantage_normalization == "agent" else None
+            advantages = normalize_advantages(
+                advantages, mask, groups, self._sum_over_processes, len(self.agents) if groups is not None else 1
+            )
+        weights = self._agent_weights(mask, rollout)
+        output["advantages"] = advantages * weights[:, None]
+        output["row_weight"] = weights
+
+    def _token_rewards(self, output: dict[str, Any], rollout: Rollout, mask: torch.Tensor) -> torch.Tensor:
+        """The turn's reward on the last live token of the agent's last row, and the KL penalty on every token, `(B, T)`."""
+        rewards = torch.zeros_like(mask, dtype=torch.float32)
+        length = mask.size(1)
+        last = length - 1 - mask.flip(1).argmax(1)
+        rewards.scatter_(1, last[:, None], self._row_rewards(rollout)[:, None])
+        if self.args.kl_penalty == "reward" and self.beta != 0.0:
+            kl = output["old_per_token_logps"] - output["ref_per_token_logps"]
+            rewards = rewards - self.beta * kl
+            totals = self._sum_over_processes(torch.stack([(kl * mask).sum(), mask.sum().float()]))
+            self._metric("kl", (totals[0] / totals[1].clamp(min=1)).item())
+        return rewards * mask
+
+    def _row_rewards(self, rollout: Rollout) -> torch.Tensor:
+        """
+        The reward that falls on each row, `(B,)`: its turn's, and, discounted, those of the turns up to the agent's next
+        row. Rows that are not the agent's last of a turn get 0.
+        """
+        num_turns = self.workflow.num_turns
+        returns = self._row_returns(rollout)
+        # R_k + γ R_{k+1} + ... up to the next row's turn = return at k - γ^(next - k) · return at the next row
+        following = self._next_rows(rollout)
+        has_next = following >= 0
+        next_turn = torch.where(has_next, rollout.turn[following.clamp(min=0)], num_turns)
+        discount = self.args.gamma_turn ** (next_turn - rollout.turn).float()
+        later = torch.where(has_next, returns[following.clamp(min=0)], torch.zeros_like(returns))
+        return (returns - discount * later) * rollout.live
+
+    def _next_rows(self, rollout: Rollout) -> torch.Tensor:
+        """Index of the same agent's next live row of the same episode, or -1, `(B,)`."""
+        slots, group = self.workflow.slots, self._group_size
+        num_slots = len(slots)
+        slot_agent = [self.agents.index(slot.agent) for slot in slots]
+        live = rollout.live.view(-1, num_slots, group)
+        index = torch.arange(live.numel(), device=live.device).view_as(live)
+        following = torch.full_like(index, -1)
+        for agent in range(len(self.agents)):
+            upcoming = torch.full_like(index[:, 0], -1)
+            for s in reversed([s for s in range(num_slots) if slot_agent[s] == agent]):
+                following[:, s] = torch.where(live[:, s], upcoming, -1)
+                upcoming = torch.where(live[:, s], index[:, s], upcoming)
+        return following.view(-1)
+
+    def _log_critic(self, values: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor) -> None:
+        mask = mask.float()
+        error = returns - values
+        sums = torch.stack([mask.sum()] + [(x * mask).sum() for x in (returns, returns**2, error, error**2, values)])
+        n, r, rr, e, ee, v = self._sum_over_processes(sums.double()).tolist()
+        if n > 0:
+            variance = rr / n - (r / n) ** 2
+            self._metric("critic/value_mean", v / n)
+            self._metric("critic/return_mean", r / n)
+            if variance > 1e-12:
+                self._metric("critic/explained_variance", 1 - (ee / n - (e / n) ** 2) / variance)
+
+    # Update
+
+    def _window(self, count: torch.Tensor) -> torch.Tensor:
+        """
+        What a sum over a micro-batch is divided by, so that an optimizer step averages over the `count` items of the
+        generation batch's share that it uses: TRL's own normaliser.
+        """
+        normalizer = count.clamp(min=1.0) / self.accelerator.num_processes
+        if self.model.training:
+            normalizer = normalizer * self.current_gradient_accumulation_steps / self.args.steps_per_generation
+        return normalizer
+
+    def _compute_loss(self, model, inputs):
+        names = self._row_tensor_names
+        self._row_tensors = {name: inputs[name] for name in names if name in inputs}
+        beta = self.beta
+        if self.args.kl_penalty == "reward":
+            self.beta = 0.0
+        try:
+            loss = super()._compute_loss(model, inputs)
+        finally:
+            self.beta = beta
+            self._row_tensors = None
+        loss = loss + self._team_loss(inputs, self._flight)
+        self._flight = None
+        return loss
+
+    _row_tensor_names: tuple[str, ...] = ("team_state",)
+
+    def _team_loss(self, inputs: dict[str, Any], flight: Flight) -> torch.Tensor:
+        """The losses of the team's own modules, on the flight that TRL's loss has just made."""
+        mask = inputs["completion_mask"] * inputs["tool_mask"]
+        if flight.hidden is not None and flight.hidden.requires_grad:
+            self._watch_gradients(flight.hidden, inputs["agent"])
+        loss = torch.zeros((), device=mask.device)
+        if flight.values is not None:
+            per_token = value_loss(
+                flight.values, inputs["old_values"], inputs["returns"], mask, self.args.cliprange_value
+            )
+            total = (per_token * mask * inputs["row_weight"][:, None]).sum()
+            loss = loss + self.args.vf_coef * total / self._window(inputs["num_items_in_batch"])
+            sums = self._sum_over_processes(torch.stack([(per_token * mask).sum().detach(), mask.sum().float()]))
+            self._metric("critic/value_loss", (sums[0] / sums[1].clamp(min=1)).item())
+        return loss
+
+    def _watch_gradients(self, hidden: torch.Tensor, agent: torch.Tensor) -> None:
+        """Adds up, per agent, the squared gradient that reaches the policy's last hidden states."""
+
+        def add(gradient: torch.Tensor) -> None:
+            self._gradient_mass.index_add_(0, agent, gradient.detach().float().square().sum((1, 2)))
+
+        hidden.register_hook(add)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if self.model.training and len(self.agents) > 1:
+            norms = self._sum_over_processes(self._gradient_mass.clone()).sqrt()
+            self._gradient_mass.zero_()
+            if norms.sum() > 0:
+                for agent, share in zip(self.agents, (norms / norms.sum()).tolist(), strict=True):
+                    self._metric(f"agents/{agent}/gradient_share", share)
+        super().log(logs, start_time)
+
+    # Checkpoints
+
+    def team_description(self) -> dict[str, Any]:
+        return {**super().team_description(), "modules": self._module_description()}
+
+    def _module_description(self) -> dict[str, Any]:
+        return {"critic": self.args.critic}
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        super()._save(output_dir, state_dict=state_dict)
+        if not self.args.should_save:
+            return
+        if state_dict is None:
+            modules = self.team.state_dict()
+        else:  # gathered by DeepSpeed: names start at the wrapped model
+            marker = f"{ATTRIBUTE}."
+            modules = {
+                key.partition(f".{marker}")[2]: tensor for key, tensor in state_dict.items() if f".{marker}" in key
+            }
+        if modules:
+            path = Path(output_dir or self.args.output_dir) / MODULES_FILE
+            modules = {key: tensor.detach().cpu().contiguous() for key, tensor in modules.items()}
+            safetensors.torch.save_file(modules, f"{path}.partial", metadata={"format": "pt"})
+            os.replace(f"{path}.partial", path)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        self._load_team(resume_from_checkpoint)
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        if not self.is_deepspeed_enabled:  # which has restored all trainable parameters
+            self._load_team(self.state.best_model_checkpoint)
+
+    def _load_team(self, checkpoint: str) -> None:
+        if any(True for _ in self.team.parameters()):
+            self.team.load_state_dict(safetensors.torch.load_file(Path(checkpoint) / MODULES_FILE))

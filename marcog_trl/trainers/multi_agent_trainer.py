@@ -1,0 +1,664 @@
+"""What all multi-agent trainers share: workflows as rollouts, scoring by episode, row layout, logs and checks."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import shutil
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object, is_peft_model
+from datasets import Dataset, IterableDataset
+from peft import LoraConfig, PeftConfig
+from trl import GRPOTrainer
+from trl.trainer.utils import get_callable_name, is_async_callable
+
+from marcog_trl.advantages import agent_weights, group_advantages, turn_returns
+from marcog_trl.agents import Workflow, make_workflow
+from marcog_trl.execution import CodeExecutor
+from marcog_trl.rewards import make_reward
+from marcog_trl.rollout import Episode, Row, encode_prompts, play
+from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
+from marcog_trl.trainers.team_files import MODULES_FILE, TEAM_FILE, check_checkpoint, describe_team, write_json
+
+
+@dataclass
+class Rollout:
+    """
+    One generation batch of this process, in row order: problem, then slot, then generation.
+
+    Args:
+        episodes (`list[Episode]` of length E): Problem by problem, generation by generation.
+        rows (`list[Row | None]` of length B): `None` where an episode did not use the slot, or is masked.
+        rewards (`torch.Tensor` of shape `(E, N, K)`): Reward of each agent in each turn, 0 where none was given.
+        scores (`torch.Tensor` of shape `(E, K, F)`): What each reward function returned, averaged over agents; NaN where
+            it returned nothing.
+        agent (`torch.Tensor` of shape `(B,)`): Index of the row's agent.
+        turn (`torch.Tensor` of shape `(B,)`): Turn of the row.
+        last_act (`torch.Tensor` of shape `(B,)`): Whether the row is its agent's last one of the turn.
+        live (`torch.Tensor` of shape `(B,)`): Whether the row is used.
+    """
+
+    episodes: list[Episode]
+    rows: list[Row | None]
+    rewards: torch.Tensor
+    scores: torch.Tensor
+    agent: torch.Tensor
+    turn: torch.Tensor
+    last_act: torch.Tensor
+    live: torch.Tensor
+
+
+class MultiAgentTrainer(GRPOTrainer):
+    """
+    Base of the trainers for teams of LLM agents that share one model and one adapter.
+
+    It is [`~trl.GRPOTrainer`] with episodes of a workflow in place of completions: one row of the batch is one reply of
+    one agent. With the `single` workflow (the default) it takes `GRPOTrainer`'s arguments. Credit is group-relative: the
+    return of a row minus the mean return of its group (Source: GRPO, https://huggingface.co/papers/2402.03300, without
+    the division by the standard deviation).
+
+    What the base demands: `args` is a [`MultiAgentConfig`]; `tools`, `rollout_func` and `environment_factory` are refused,
+    since a workflow does their work; models are text-only.
+
+    Args:
+        model, args, train_dataset, eval_dataset, processing_class, reward_processing_classes, callbacks, optimizers,
+        quantization_config:
+            As in [`~trl.GRPOTrainer`].
+        reward_funcs (`str`, `Callable` or `list`):
+            As in [`~trl.GRPOTrainer`], or the name of a reward of this package such as `"execution_reward"`. A function
+            is called once per turn with one entry per episode: `completions` are the solutions, and `replies` (agent ->
+            text), `turn`, `verdicts` and the dataset's columns come as keyword lists. It returns floats, or dicts agent ->
+            float. `None` masks the episode.
+        peft_config ([`~peft.PeftConfig`], *optional*):
+            Defaults to LoRA of rank 16 on all linear layers.
+        workflow ([`Workflow`] or `str`, *optional*):
+            Who speaks when, and who sees what. Defaults to `args.workflow`.
+
+    Raises:
+        ValueError: Before any work starts, if the batch cannot hold whole problems, or the workflow, the dataset or the
+            rewards do not fit each other.
+    """
+
+    _tag_names = ["trl", "marcog-trl", "multi-agent"]
+    _name = "Multi-agent RL"
+    _config_class: type[MultiAgentConfig] = MultiAgentConfig
+    model: Any  # a PeftModel, or a causal LM
+
+    def __init__(
+        self,
+        model,
+        reward_funcs=None,
+        args=None,
+        train_dataset=None,
+        eval_dataset=None,
+        processing_class=None,
+        reward_processing_classes=None,
+        callbacks=None,
+        optimizers=(None, None),
+        quantization_config=None,
+        peft_config=None,
+        tools=None,
+        rollout_func=None,
+        environment_factory=None,
+        workflow: Workflow | str | None = None,
+    ):
+        if args is None:
+            name = model if isinstance(model, str) else model.config.name_or_path
+            args = self._config_class(
+                f"{name.rstrip('/').split('/')[-1]}-{self._config_class.__name__.removesuffix('Config')}"
+            )
+        if not isinstance(args, self._config_class):
+            raise TypeError(
+                f"args is a {type(args).__name__}; {type(self).__name__} takes a {self._config_class.__name__}"
+            )
+        for name, value in (
+            ("tools", tools), ("rollout_func", rollout_func), ("environment_factory", environment_factory)
+        ):  # fmt: skip
+            if value is not None:
+                raise ValueError(
+                    f"{name} is not supported by {type(self).__name__}; write a Workflow, which does its work"
+                )
+        self.workflow = self._make_workflow(workflow, args)
+        self.agents = [agent.name for agent in self.workflow.agents]
+        if (
+            args.agent_loss_weighting == "agent"
+            and len(self.agents) > 1
+            and args.loss_type not in ("dapo", "bnpo", "grpo")
+        ):
+            raise ValueError(
+                f"loss_type={args.loss_type!r} cannot weigh agents equally; loss_type='dapo' or "
+                "agent_loss_weighting='token' works"
+            )
+        reward_funcs = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs] if reward_funcs else []
+        reward_funcs = [_named_reward(func) for func in reward_funcs]
+        self._check_datasets(train_dataset, eval_dataset, reward_funcs)
+        self._fit_batches(args, train_dataset)
+        self._executor: CodeExecutor | None = None
+        if self.workflow.needs_tests or any(_needs_tests(func) for func in reward_funcs):
+            self._executor = self._make_executor(args)
+        peft_config = self._adapter_config(model, peft_config, args)
+        if args.ddp_find_unused_parameters is None:
+            # The Trainer's default for adapters is True, which fails where values are computed inside the forward but
+            # are not part of its output
+            args.ddp_find_unused_parameters = False
+
+        # Agent rewards that a function returned as dicts in the scoring call in flight, by index of the function
+        self._dict_rewards: dict[int, list[dict[str, float] | None]] = {}
+        super().__init__(
+            model=model,
+            reward_funcs=[self._by_episode(index, func) for index, func in enumerate(reward_funcs)],
+            args=args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            reward_processing_classes=reward_processing_classes,
+            callbacks=callbacks,
+            optimizers=optimizers,
+            quantization_config=quantization_config,
+            peft_config=peft_config,
+        )
+        if self._is_vlm:
+            raise ValueError("processing_class is a multimodal processor; a text tokenizer works")
+        # Set here and not passed: TRL warns that rollout functions are experimental
+        self.rollout_func = self._rollout
+        zero3 = args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3
+        if zero3 and args.gradient_checkpointing:
+            # TRL asks for reentrant checkpointing with PEFT and ZeRO-3, under which tensors that enter a layer through a
+            # hook lose their gradient; non-reentrant checkpointing works with deepspeed >= 0.19
+            args.gradient_checkpointing_kwargs = {"use_reentrant": False}
+        self._rollout_in_flight: Rollout | None = None
+        self._inputs: list[dict[str, Any]] = []
+        self._episode_extras: dict[str, list[tuple[int, list[int], list]]] = defaultdict(list)
+        self._scoring: tuple[int, list[int]] | None = None
+
+    # What is checked and completed before any work starts
+
+    @staticmethod
+    def _make_workflow(workflow: Workflow | str | None, args: MultiAgentConfig) -> Workflow:
+        if not isinstance(workflow, Workflow):
+            options: dict[str, Any] = {"num_turns": args.num_turns}
+            if args.num_turns > 1 or (workflow or args.workflow) == "pipeline":
+                options |= {"feedback": args.feedback, "visible_tests": args.visible_tests}
+            if args.num_agents is not None:
+                options["num_agents"] = args.num_agents
+            workflow = make_workflow(workflow or args.workflow, **options)
+        workflow.validate()
+        return workflow
+
+    def _check_datasets(self, train_dataset, eval_dataset, reward_funcs: list) -> None:
+        readers = [f"workflow {type(self.workflow).__name__}"] if self.workflow.needs_tests else []
+        readers += [f"reward {get_callable_name(func)}" for func in reward_funcs if _needs_tests(func)]
+        datasets = {"train_dataset": train_dataset}
+        datasets |= (
+            {f"eval_dataset[{name!r}]": dataset for name, dataset in eval_dataset.items()}
+            if isinstance(eval_dataset, dict)
+            else {"eval_dataset": eval_dataset}
+        )
+        for name, dataset in datasets.items():
+            if dataset is None:
+                continue
+            if isinstance(dataset, Dataset) and len(dataset) == 0:
+                raise ValueError(f"{name} is empty; a dataset with at least one problem works")
+            columns = dataset.column_names
+            if columns is None:  # a stream that does not know its columns before it is read
+                continue
+            if "prompt" not in columns:
+                raise ValueError(f"{name} has no column 'prompt' but {columns}; rename_column(..., 'prompt') works")
+            if "image" in columns or "images" in columns:
+                raise ValueError(f"{name} has images; {type(self).__name__} takes text-only problems")
+            if readers and "test" not in columns:
+                raise ValueError(f"{name} has no column 'test', which {readers[0]} needs, but {columns}")
+            if readers and isinstance(dataset, Dataset):
+                missing = next((i for i, test in enumerate(dataset["test"]) if not test), None)
+                if missing is not None:
+                    raise ValueError(
+                        f"{name}[{missing}] has no tests, which {readers[0]} needs; drop the row or add tests"
+                    )
+
+    def _fit_batches(self, args: MultiAgentConfig, train_dataset) -> None:
+        num_slots, num_processes = len(self.workflow.slots), args.world_size
+        whole = args.num_generations * num_slots
+        accumulation = args.gradient_accumulation_steps
+        if args.auto_generation_batch:
+            # The smallest number of micro-batches that holds whole problems and whole accumulation windows
+            micro_batches = whole // math.gcd(whole, args.per_device_train_batch_size)
+            args.steps_per_generation = math.lcm(micro_batches, accumulation)
+            args.generation_batch_size = args.per_device_train_batch_size * args.steps_per_generation * num_processes
+        local = args.per_device_train_batch_size * args.steps_per_generation
+        layout = f"{whole} rows (num_generations={args.num_generations} x {num_slots} slots)"
+        if local % whole:
+            works = math.lcm(whole, args.per_device_train_batch_size) * num_processes
+            raise ValueError(
+                f"generation_batch_size={args.generation_batch_size} cannot hold whole problems of {layout} on each of "
+                f"{num_processes} processes; {works} works"
+            )
+        if isinstance(train_dataset, Dataset) and len(train_dataset) < args.generation_batch_size // whole:
+            raise ValueError(
+                f"train_dataset has {len(train_dataset)} problems, fewer than the {args.generation_batch_size // whole} "
+                f"of a generation batch; generation_batch_size={len(train_dataset) * whole} or more problems works"
+            )
+        whole = args.num_generations_eval * num_slots
+        if args.auto_eval_batch:
+            args.per_device_eval_batch_size = whole * max(1, math.ceil(8 / whole))
+        elif args.per_device_eval_batch_size % whole:
+            raise ValueError(
+                f"per_device_eval_batch_size={args.per_device_eval_batch_size} cannot hold whole problems of {whole} rows "
+                f"(num_generations_eval={args.num_generations_eval} x {num_slots} slots); "
+                f"{whole * math.ceil(args.per_device_eval_batch_size / whole)} works"
+            )
+        # A checkpoint inside a generation cycle would resume with other rollouts than the uninterrupted run
+        cycle = math.lcm(args.steps_per_generation * args.num_iterations, accumulation) // accumulation
+        if args.auto_save_steps:
+            args.save_steps = cycle * math.ceil(args.save_steps / cycle)
+        elif args.save_strategy == "steps" and args.save_steps >= 1 and args.save_steps % cycle:
+            raise ValueError(
+                f"save_steps={args.save_steps} falls inside a generation cycle of {cycle} optimizer steps, from which a "
+                f"run cannot resume exactly; {cycle * math.ceil(args.save_steps / cycle)} works"
+            )
+
+    def _adapter_config(self, model, peft_config: PeftConfig | None, args: MultiAgentConfig) -> PeftConfig | None:
+        """The adapter to train: the user's, or LoRA on all linear layers."""
+        if peft_config is None and not (not isinstance(model, str) and is_peft_model(model)):
+            return LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules="all-linear")
+        return peft_config
+
+    @staticmethod
+    def _make_executor(args: MultiAgentConfig) -> CodeExecutor:
+        return CodeExecutor(
+            num_workers=args.num_workers,
+            timeout=args.execution_timeout,
+            memory_mb=args.execution_memory_mb,
+            isolation=args.isolation,
+        )
+
+    @property
+    def executor(self) -> CodeExecutor:
+        """Runs what agents write, in worker processes; started when first needed."""
+        if self._executor is None:
+            self._executor = self._make_executor(self.args)
+        return self._executor
+
+    # Whole problems in every batch
+
+    @contextmanager
+    def _whole_problems(self) -> Iterator[None]:
+        """Lets TRL's samplers, and its repeated streams, repeat each problem once per row."""
+        num_slots = len(self.workflow.slots)
+        saved = self.num_generations, self.num_generations_eval
+        self.num_generations, self.num_generations_eval = saved[0] * num_slots, saved[1] * num_slots
+        try:
+            yield
+        finally:
+            self.num_generations, self.num_generations_eval = saved
+
+    def get_train_dataloader(self):
+        with self._whole_problems():
+            return super().get_train_dataloader()
+
+    def get_eval_dataloader(self, eval_dataset: str | Dataset | IterableDataset | None = None):
+        with self._whole_problems():
+            return super().get_eval_dataloader(eval_dataset)
+
+    # Rollout
+
+    @property
+    def _group_size(self) -> int:
+        """G, the episodes per problem in the current mode."""
+        return self.num_generations if self.model.training else self.num_generations_eval
+
+    def _total(self, count: int) -> int:
+        if self.accelerator.num_processes == 1:
+            return count
+        return int(
+            self.accelerator.reduce(torch.tensor(count, device=self.accelerator.device), reduction="sum").item()
+        )
+
+    def _generate_rows(self, rows: list[Row]) -> tuple[list[list[int]], list[list[float]] | None]:
+        """Answers one stage in one generate call; without rows, takes part in the other processes' call."""
+        prompt_ids = [row.prompt_ids for row in rows] or [[self._tokenizer.eos_token_id]]
+        completion_ids, logprobs = self._generate_single_turn(prompt_ids, None, {}, 1)
+        return completion_ids, logprobs
+
+    def _rollout(self, prompts: list, trainer: GRPOTrainer) -> dict[str, Any]:
+        """TRL's rollout function: plays the episodes of this process and lays their replies out as rows."""
+        slots = self.workflow.slots
+        num_generations = self._group_size
+        block = num_generations * len(slots)
+        problems = [self._inputs[p] for p in range(0, len(prompts), block) for _ in range(num_generations)]
+        encode = functools.partial(encode_prompts, self._tokenizer, **self.chat_template_kwargs)
+        self._scores = torch.full((len(problems), self.workflow.num_turns, len(self.reward_funcs)), torch.nan)
+        episodes = play(
+            self.workflow,
+            problems,
+            self._generate_rows,
+            encode,
+            lambda ids: self._tokenizer.batch_decode(ids, skip_special_tokens=True),
+            executor=self._executor,
+            score=self._score,
+            total=self._total,
+        )
+        slot_index = {slot: index for index, slot in enumerate(slots)}
+        rows: list[Row | None] = [None] * len(prompts)
+        for e, episode in enumerate(episodes):
+            problem, generation = divmod(e, num_generations)
+            for row in episode.rows:
+                rows[problem * block + slot_index[row.slot] * num_generations + generation] = row
+        live = [row is not None and not episodes[row.episode].masked for row in rows]
+
+        rewards = torch.zeros(len(episodes), len(self.agents), self.workflow.num_turns)
+        for e, episode in enumerate(episodes):
+            for k, turn in enumerate(episode.turns):
+                if turn.rewards is not None:
+                    rewards[e, :, k] = torch.tensor([turn.rewards[agent] for agent in self.agents])
+        acts = {(slot.agent, slot.turn): slot.act for slot in slots}  # the last one stays
+        of_slot = [slots[i // num_generations % len(slots)] for i in range(len(prompts))]
+        device = self.accelerator.device
+        self._rollout_in_flight = Rollout(
+            episodes=episodes,
+            rows=rows,
+            rewards=rewards.to(device),
+            scores=self._scores,
+            agent=torch.tensor([self.agents.index(slot.agent) for slot in of_slot], device=device),
+            turn=torch.tensor([slot.turn for slot in of_slot], device=device),
+            last_act=torch.tensor([slot.act == acts[slot.agent, slot.turn] for slot in of_slot], device=device),
+            live=torch.tensor(live, device=device),
+        )
+        # An unused slot is one end-of-sequence token that no loss sees
+        dead = [self._tokenizer.eos_token_id]
+        has_logprobs = any(row is not None and row.logprobs is not None for row in rows)
+        return {
+            "prompt_ids": [dead if row is None else row.prompt_ids for row in rows],
+            "completion_ids": [dead if row is None else row.completion_ids for row in rows],
+            "logprobs": [[0.0] if row is None else row.logprobs for row in rows] if has_logprobs else None,
+            "env_mask": [
+                [0] if row is None else [int(alive)] * len(row.completion_ids)
+                for row, alive in zip(rows, live, strict=True)
+            ],
+        }
+
+    # Rewards
+
+    def _score(self, episodes: list[Episode], turn: int) -> None:
+        """Scores one turn of the episodes of this process: every reward function is called once, on episodes."""
+        playing = [e for e, episode in enumerate(episodes) if len(episode.turns) > turn]
+        playing_set = set(playing)
+        inputs, prompts, completions, completion_ids = [], [], [], []
+        for e, episode in enumerate(episodes):
+            # Every process scores all of its episodes, since TRL gathers rewards; those that ended are left out below
+            last = episode.turns[turn if e in playing_set else -1]
+            spoken = [row for row in episode.rows if row.slot.turn == min(turn, len(episode.turns) - 1)]
+            prompt = episode.problem["prompt"]
+            conversational = not isinstance(prompt, str)
+            columns = {key: value for key, value in episode.problem.items() if key != "prompt"}
+            inputs.append(
+                {"prompt": prompt, **columns, "replies": last.replies, "turn": turn, "verdicts": last.verdicts}
+            )
+            prompts.append(prompt)
+            completions.append([{"role": "assistant", "content": last.solution}] if conversational else last.solution)
+            completion_ids.append([token for row in spoken for token in row.completion_ids])
+        self._dict_rewards.clear()
+        self._scoring = (turn, playing)
+        gathered = super()._calculate_rewards(inputs, prompts, completions, completion_ids)
+        self._scoring = None
+        start = self.accelerator.process_index * len(episodes)
+        scores = gathered[start : start + len(episodes)].cpu()
+        weights = self.reward_weights.cpu()
+        for i, e in enumerate(playing):
+            self._scores[e, turn] = scores[e]
+            if scores[e].isnan().all():
+                episodes[e].masked = True
+                continue
+            shared = 0.0
+            own = dict.fromkeys(self.agents, 0.0)
+            for f in range(len(self.reward_funcs)):
+                by_agent = self._dict_rewards.get(f)
+                if by_agent is not None and by_agent[i] is not None:
+                    for agent in self.agents:
+                        own[agent] += float(weights[f]) * by_agent[i][agent]  # type: ignore[index]
+                elif not scores[e, f].isnan():
+                    shared += float(weights[f] * scores[e, f])
+            episodes[e].turns[turn].rewards = {agent: shared + own[agent] for agent in self.agents}
+
+    def _by_episode(self, index: int, func):
+        """Wraps a reward function: called with the episodes that played the turn, checked, dicts averaged for TRL."""
+        if isinstance(func, torch.nn.Module | str):
+            return func
+        name = get_callable_name(func)
+
+        def select(kwargs: dict) -> dict:
+            assert self._scoring is not None
+            _, playing = self._scoring
+            size = len(kwargs["prompts"])
+            chosen = {
+                key: [value[e] for e in playing] if isinstance(value, list) and len(value) == size else value
+                for key, value in kwargs.items()
+            }
+            return chosen | {"executor": self.executor} if _wants_executor(func) else chosen
+
+        def expand(output, size: int) -> list[float | None]:
+            assert self._scoring is not None
+            _, playing = self._scoring
+            rewards = _check_rewards(name, output, len(playing), self.agents)
+            if any(isinstance(reward, dict) for reward in rewards):
+                self._dict_rewards[index] = [reward if isinstance(reward, dict) else None for reward in rewards]
+            # Episodes that ended before this turn get a number that nothing reads: None would make TRL warn
+            expanded: list[float | None] = [0.0] * size
+            for e, reward in zip(playing, rewards, strict=True):
+                expanded[e] = sum(reward.values()) / len(reward) if isinstance(reward, dict) else reward
+            return expanded
+
+        if is_async_callable(func):
+
+            async def by_episode(**kwargs):
+                chosen = select(kwargs)
+                output = await func(**chosen) if chosen["prompts"] else []
+                return expand(output, len(kwargs["prompts"]))
+        else:
+
+            def by_episode(**kwargs):
+                chosen = select(kwargs)
+                output = func(**chosen) if chosen["prompts"] else []
+                return expand(output, len(kwargs["prompts"]))
+
+        by_episode.__name__ = name
+        return by_episode
+
+    def _log_completion_extra(self, column: str, values: list):
+        if self._scoring is None:
+            super()._log_completion_extra(column, values)
+        else:  # a reward function logs by episode: kept until rows exist
+            self._episode_extras[column].append((*self._scoring, values))
+
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        """
+        The immediate reward of every row, which TRL logs; episodes were scored, through `super()`, when their turns ended.
+        """
+        rollout = self._rollout_in_flight
+        rows = torch.full((len(prompts), len(self.reward_funcs)), torch.nan, device=self.accelerator.device)
+        extras = {column: [None] * len(prompts) for column in sorted(self._episode_extras)}
+        for i, row in enumerate(rollout.rows):
+            if row is None:
+                continue
+            if rollout.live[i] and rollout.last_act[i]:
+                rows[i] = rollout.scores[row.episode, row.slot.turn]
+            for column, logged in self._episode_extras.items():
+                for turn, playing, values in logged:
+                    if turn == row.slot.turn and row.episode in playing:
+                        extras[column][i] = values[playing.index(row.episode)]
+        self._episode_extras.clear()
+        for column, values in extras.items():
+            super()._log_completion_extra(column, values)
+        super()._log_completion_extra("agent", [self.agents[i] for i in rollout.agent.tolist()])
+        super()._log_completion_extra("turn", rollout.turn.tolist())
+        return self.accelerator.gather(rows)
+
+    # Credit
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, torch.Tensor | Any]:
+        self._inputs = inputs
+        output = super()._generate_and_score_completions(inputs)
+        rollout = self._rollout_in_flight
+        # TRL may have masked more rows than the rollout, such as truncated ones
+        rollout.live = rollout.live & (output["completion_mask"] * output["tool_mask"]).any(1)
+        output["agent"], output["turn"] = rollout.agent, rollout.turn
+        self._assign_credit(output, rollout)
+        self._log_rollout(output, rollout)
+        self._rollout_in_flight = None
+        return output
+
+    def _sum_over_processes(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self.accelerator.reduce(tensor, reduction="sum")
+
+    def _turn_returns(self, rollout: Rollout) -> torch.Tensor:
+        """Return of every agent from every turn on, `(E, N, K)`."""
+        rewards = rollout.rewards
+        return turn_returns(rewards.flatten(0, 1), self.args.gamma_turn).view_as(rewards)
+
+    def _row_returns(self, rollout: Rollout) -> torch.Tensor:
+        """Return of the row's agent from the row's turn on, `(B,)`, 0 on dead rows."""
+        returns = self._turn_returns(rollout)
+        return returns[self._episode_of_row(rollout), rollout.agent, rollout.turn] * rollout.live
+
+    def _episode_of_row(self, rollout: Rollout) -> torch.Tensor:
+        """Index of the row's episode, `(B,)`, dead rows included."""
+        index = torch.arange(len(rollout.rows), device=rollout.agent.device)
+        problem = index // (self._group_size * len(self.workflow.slots))
+        return problem * self._group_size + index % self._group_size
+
+    def _agent_weights(self, mask: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        """Weight of each row in the loss, `(B,)`: equal for all agents, or 1."""
+        if self.args.agent_loss_weighting == "token" or len(self.agents) == 1:
+            return torch.ones(mask.size(0), device=mask.device)
+        unit = "row" if self.loss_type == "grpo" else "token"
+        return agent_weights(mask, rollout.agent, len(self.agents), unit=unit, reduce=self._sum_over_processes)
+
+    def _assign_credit(self, output: dict[str, Any], rollout: Rollout) -> None:
+        """Replaces TRL's advantages, `(B,)` or `(B, T)`."""
+        mask = output["completion_mask"] * output["tool_mask"]
+        advantages = group_advantages(self._row_returns(rollout), self._group_size, kind="mean", mask=rollout.live)
+        output["advantages"] = advantages * self._agent_weights(mask, rollout)
+
+    # Logs
+
+    def _metric(self, name: str, value: float) -> None:
+        self._metrics["train" if self.model.training else "eval"][name].append(value)
+
+    def _log_rollout(self, output: dict[str, Any], rollout: Rollout) -> None:
+        """Metrics of the team and of every agent, over all processes."""
+        lengths = (output["completion_mask"] * output["tool_mask"]).sum(1).float()
+        eos_and_pad = torch.tensor([*self.eos_token_ids, self._tokenizer.pad_token_id], device=lengths.device)
+        last = output["completion_mask"].sum(1).clamp(min=1) - 1
+        ends = torch.isin(output["completion_ids"].gather(1, last[:, None]).squeeze(1), eos_and_pad)
+        columns = {
+            "reward": rollout.rewards[self._episode_of_row(rollout), rollout.agent, rollout.turn],
+            "return": self._row_returns(rollout),
+            "completion_length": lengths,
+            "clipped_ratio": (~ends).float(),
+        }
+        scored = {"reward": rollout.live & rollout.last_act}
+        for i, agent in enumerate(self.agents):
+            own = rollout.live & (rollout.agent == i)
+            for name, column in columns.items():
+                chosen = own & scored.get(name, rollout.live)
+                sums = self._sum_over_processes(torch.stack([(column * chosen).sum(), chosen.sum().float()]))
+                if sums[1] > 0:
+                    self._metric(f"agents/{agent}/{name}", (sums[0] / sums[1]).item())
+        masked = torch.tensor([episode.masked for episode in rollout.episodes], device=lengths.device).float()
+        masked_share = self._sum_over_processes(
+            torch.stack([masked.sum(), torch.tensor(float(len(masked)), device=lengths.device)])
+        )
+        self._metric("episodes/masked", (masked_share[0] / masked_share[1]).item())
+        # Dead rows are no completions: take them out of TRL's shortest and mean length
+        live_lengths = self.accelerator.gather(torch.where(rollout.live, lengths, torch.nan))
+        live_lengths = live_lengths[~live_lengths.isnan()]
+        if live_lengths.numel():
+            metrics = self._metrics["train" if self.model.training else "eval"]
+            metrics["completions/mean_length"][-1] = live_lengths.mean().item()
+            metrics["completions/min_length"][-1] = live_lengths.min().item()
+        # The completions table shows the advantages that are trained on: a row's mean over its live tokens
+        advantages = output["advantages"]
+        if advantages.dim() == 2:
+            mask = output["completion_mask"] * output["tool_mask"]
+            advantages = (advantages * mask).sum(1) / mask.sum(1).clamp(min=1)
+        gathered = gather_object(advantages.tolist())
+        for _ in range(min(len(gathered), len(self._logs["advantages"]))):
+            self._logs["advantages"].pop()
+        self._logs["advantages"].extend(gathered)
+
+    # Checkpoints
+
+    def team_description(self) -> dict[str, Any]:
+        """What a saved team is: agents, role texts, workflow, base model, versions."""
+        return describe_team(self, {})
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs):
+        check_checkpoint(self, resume_from_checkpoint)
+        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        super()._save(output_dir, state_dict=state_dict)
+        if self.args.should_save:
+            write_json(Path(output_dir or self.args.output_dir) / TEAM_FILE, self.team_description())
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        # The Trainer copies the files that it knows from the checkpoint to the folder that it pushes
+        if self.is_world_process_zero():
+            for name in (TEAM_FILE, MODULES_FILE):
+                if (Path(checkpoint_folder) / name).is_file():
+                    shutil.copy(Path(checkpoint_folder) / name, self.args.output_dir)
+        super()._push_from_checkpoint(checkpoint_folder)
+
+
+def _named_reward(reward_func):
+    """The reward function of a name of this package; everything else, Hub ids and paths included, is left to TRL."""
+    if isinstance(reward_func, str) and "/" not in reward_func and not Path(reward_func).exists():
+        return make_reward(reward_func)
+    return reward_func
+
+
+def _unwrap(func: Callable) -> Callable:
+    while isinstance(func, functools.partial):
+        func = func.func
+    return func
+
+
+def _needs_tests(reward_func) -> bool:
+    return bool(getattr(_unwrap(reward_func), "needs_tests", False))
+
+
+def _wants_executor(reward_func: Callable) -> bool:
+    return _needs_tests(reward_func) or "executor" in inspect.signature(reward_func).parameters
+
+
+def _check_rewards(name: str, output, expected: int, agents: list[str]) -> list[float | dict[str, float] | None]:
+    """
+    One reward per episode: a float, a dict agent -> float, or `None`.
+
+    Raises:
+        ValueError: If the reward function returned another number of rewards, NaN, or a dict of other agents.
+    """
+    rewards = list(output)
+    if len(rewards) != expected:
+        raise ValueError(f"reward function {name!r} returned {len(rewards)} rewards for {expected} episodes")
+    checked: list[float | dict[str, float] | None] = []
+    for i, reward in enumerate(rewards):
+        if isinstance(reward, dict) and set(reward) != set(agents):
+            raise ValueError(
+                f"reward function {name!r} returned {reward!r} for episode {i}; a float per agent {agents} works"
+            )
+        values = list(reward.values()) if isinstance(reward, dict) else [] if reward is None else [reward]
+        if any(math.isnan(float(value)) for value in values):
+            raise ValueError(f"reward function {name!r} returned NaN for episode {i}; None masks an episode")
+        if isinstance(reward, dict):
+            checked.append({agent: float(reward[agent]) for agent in agents})
+        else:
+            checked.append(None if reward is None else float(reward))
+    return checked

@@ -1,0 +1,79 @@
+"""Configuration of [`SHPPOTrainer`]."""
+
+from dataclasses import dataclass, field
+
+from marcog_trl.trainers.multi_agent_config import _choice, _positive
+from marcog_trl.trainers.multi_agent_ppo_config import MultiAgentPPOConfig
+
+
+@dataclass
+class SHPPOConfig(MultiAgentPPOConfig):
+    """
+    Configuration of [`SHPPOTrainer`].
+
+    Args:
+        > Parameters that control the heterogeneity layer
+
+        parameter_sharing (`str`, *optional*, defaults to `"latent"`):
+            `"latent"`: one adapter, told apart by latents (SHPPO). `"shared"`: one adapter, no latents. `"separate"`: one
+            adapter per agent, for comparison.
+        latent_scope (`str`, *optional*, defaults to `"observation"`):
+            What a latent depends on: the `"observation"` (role text and prompt of the row), or the `"agent"` (role text
+            alone, one draw per agent and generation batch).
+        latent_size (`int`, *optional*, defaults to `8`):
+            Size of the latent.
+        sigma_min (`float`, *optional*, defaults to `0.05`):
+            Smallest standard deviation of a latent.
+        policy_gradient_to_latent (`bool`, *optional*, defaults to `False`):
+            Whether the PPO loss reaches LatentNet. Otherwise it learns from the latent loss alone.
+
+        > Parameters that control the latent losses
+
+        latent_entropy_coef (`float`, *optional*, defaults to `0.01`):
+            Weight of the latents' entropy, which is minimised.
+        latent_distance_coef (`float`, *optional*, defaults to `0.1`):
+            Weight of the distance between the agents' latents, which is maximised.
+        latent_distance (`str`, *optional*, defaults to `"cosine"`):
+            `"cosine"`, or `"minmax"` for distances normalised over the generation batch.
+        latent_learning_rate (`float`, *optional*, defaults to `1e-4`):
+            Learning rate of LatentNet.
+        inference_learning_rate (`float`, *optional*, defaults to `1e-4`):
+            Learning rate of InferenceNet.
+    """
+
+    # Parameters that control the heterogeneity layer
+    parameter_sharing: str = field(
+        default="latent",
+        metadata={"help": "'latent' (SHPPO), 'shared' (one adapter, no latents) or 'separate' (one per agent)."},
+    )
+    latent_scope: str = field(
+        default="observation",
+        metadata={"help": "'observation': latents depend on role text and prompt. 'agent': on the role text alone."},
+    )
+    latent_size: int = field(default=8, metadata={"help": "Size of the latent."})
+    sigma_min: float = field(default=0.05, metadata={"help": "Smallest standard deviation of a latent."})
+    policy_gradient_to_latent: bool = field(
+        default=False, metadata={"help": "Whether the PPO loss reaches LatentNet."}
+    )
+
+    # Parameters that control the latent losses
+    latent_entropy_coef: float = field(default=0.01, metadata={"help": "Weight of the latents' entropy (minimised)."})
+    latent_distance_coef: float = field(
+        default=0.1, metadata={"help": "Weight of the distance between the agents' latents (maximised)."}
+    )
+    latent_distance: str = field(default="cosine", metadata={"help": "Distance of latents: 'cosine' or 'minmax'."})
+    latent_learning_rate: float = field(default=1e-4, metadata={"help": "Learning rate of LatentNet."})
+    inference_learning_rate: float = field(default=1e-4, metadata={"help": "Learning rate of InferenceNet."})
+
+    def __post_init__(self):
+        super().__post_init__()
+        _choice("parameter_sharing", self.parameter_sharing, ("latent", "shared", "separate"))
+        _choice("latent_scope", self.latent_scope, ("observation", "agent"))
+        _choice("latent_distance", self.latent_distance, ("cosine", "minmax"))
+        _positive("latent_size", self.latent_size)
+        _positive("sigma_min", self.sigma_min)
+        if self.use_vllm and self.parameter_sharing != "shared":
+            raise ValueError(
+                f"use_vllm=True cannot serve parameter_sharing={self.parameter_sharing!r} with "
+                f"latent_scope={self.latent_scope!r}; use_vllm=False or parameter_sharing='shared' works"
+            )

@@ -1,0 +1,377 @@
+"""Shared-parameter heterogeneous PPO: one adapter, told apart by latents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import is_peft_model
+from torch import nn
+
+from marcog_trl.agents import Slot
+from marcog_trl.heterogeneity import (
+    CoreDecoder,
+    InferenceNet,
+    LatentNet,
+    LoraCores,
+    check_peft_config,
+    latent_distance_range,
+    latent_diversity,
+    latent_entropy,
+    save_split_adapters,
+    stack_config,
+)
+from marcog_trl.rollout import Row, encode_prompts
+from marcog_trl.trainers.multi_agent_ppo_trainer import MultiAgentPPOTrainer
+from marcog_trl.trainers.multi_agent_trainer import Rollout
+from marcog_trl.trainers.shppo_config import SHPPOConfig
+from marcog_trl.trainers.team_module import Flight, LatentTargets, TeamModule
+
+
+LATENT, INFERENCE = "latent", "inference"
+
+
+class SHPPOTrainer(MultiAgentPPOTrainer):
+    """
+    Shared-parameter heterogeneous PPO for a team of LLM agents.
+
+    What is new over [`MultiAgentPPOTrainer`]: each row has a latent, drawn from what its agent observes, and a core
+    decoded from the latent that acts between A and B of every LoRA layer. `args.parameter_sharing` switches between this
+    (`"latent"`), one adapter for all (`"shared"`) and one adapter per agent (`"separate"`) on the same code path.
+
+    Example:
+
+    ```python
+    >>> from marcog_trl import SHPPOConfig, SHPPOTrainer, load_problems
+
+    >>> trainer = SHPPOTrainer(
+    ...     model="Qwen/Qwen2.5-Coder-0.5B-Instruct",
+    ...     reward_funcs="collaboration_reward",
+    ...     args=SHPPOConfig("team", workflow="collaboration"),
+    ...     train_dataset=load_problems("humaneval"),
+    ... )
+    >>> trainer.train()
+    ```
+
+    Args: see [`MultiAgentTrainer`].
+
+    Source: Guo et al., Heterogeneous Multi-Agent Reinforcement Learning for Zero-Shot Scalable Collaboration
+    (https://huggingface.co/papers/2404.03869).
+    """
+
+    _tag_names = ["trl", "marcog-trl", "shppo"]
+    _name = "SHPPO"
+    _paper = {
+        "title": "Heterogeneous Multi-Agent Reinforcement Learning for Zero-Shot Scalable Collaboration",
+        "id": "2404.03869",
+        # docstyle-ignore
+        "citation": """\
+@article{guo2025heterogeneous,
+    title        = {{Heterogeneous Multi-Agent Reinforcement Learning for Zero-Shot Scalable Collaboration}},
+    author       = {Xudong Guo and Daming Shi and Junjie Yu and Wenhui Fan},
+    year         = 2025,
+    journal      = {Neurocomputing},
+    eprint       = {arXiv:2404.03869},
+}""",
+    }
+    _config_class = SHPPOConfig
+    _row_tensor_names = (
+        "team_state", "agent", "z", "obs", "eps", "team_obs", "team_eps", "team_live", "team_return"
+    )  # fmt: skip
+    args: SHPPOConfig
+
+    def __init__(self, model, reward_funcs=None, args=None, *positional, **kwargs):
+        # Of the episodes in flight: what the latents were drawn from, and the draws
+        self._embeddings: dict[tuple[int, Slot], torch.Tensor] = {}
+        self._latents: dict[tuple[int, Slot], torch.Tensor] = {}
+        self._noise: dict[tuple[int, Slot], torch.Tensor] = {}
+        self._role_observations: torch.Tensor | None = None
+        self._agent_noise: torch.Tensor | None = None
+        self._generator = torch.Generator()
+        super().__init__(model, reward_funcs, args, *positional, **kwargs)
+        self._role_ids = encode_prompts(
+            self._tokenizer, [[{"role": "user", "content": agent.role}] for agent in self.workflow.agents]
+        )
+
+    @property
+    def _has_latents(self) -> bool:
+        return self.args.parameter_sharing == "latent"
+
+    def _adapter_config(self, model, peft_config, args: SHPPOConfig):
+        config = super()._adapter_config(model, peft_config, args)
+        if args.parameter_sharing == "shared" or config is None:
+            if args.parameter_sharing == "separate":
+                raise ValueError(
+                    "parameter_sharing='separate' makes its own adapter, but model has one; pass the base model, and the "
+                    "adapter's settings as peft_config"
+                )
+            return config
+        check_peft_config(config)
+        return stack_config(config, len(self.agents)) if args.parameter_sharing == "separate" else config
+
+    def _make_team(self) -> TeamModule:
+        if self.args.parameter_sharing == "shared":
+            return super()._make_team()
+        cores = LoraCores(self.model)
+        networks: dict[str, nn.Module] = {}
+        with self._own_randomness():
+            value_head = self._make_value_head()
+            if self._has_latents:
+                obs_size = 2 * self.model.config.get_text_config().hidden_size
+                networks = {
+                    "core_decoder": CoreDecoder(self.args.latent_size, cores.ranks),
+                    "latent_net": LatentNet(obs_size, self.args.latent_size, sigma_min=self.args.sigma_min),
+                    "inference_net": InferenceNet(obs_size, self.args.latent_size),
+                }
+        return TeamModule(
+            value_head,
+            self.args.critic_backprop,
+            cores,
+            num_agents=len(self.agents),
+            **networks,  # type: ignore[arg-type]
+        )
+
+    def _grouped_modules(self) -> dict[str, nn.Module | None]:
+        return {
+            **super()._grouped_modules(), LATENT: self.team.latent_net, INFERENCE: self.team.inference_net
+        }  # fmt: skip
+
+    def _learning_rates(self) -> dict[str, float]:
+        return {
+            **super()._learning_rates(),
+            LATENT: self.args.latent_learning_rate,
+            INFERENCE: self.args.inference_learning_rate,
+        }
+
+    # Rollout: latents are drawn before a stage speaks, and kept with its rows
+
+    @property
+    def _needs_prompt_states(self) -> bool:
+        return super()._needs_prompt_states or (self._has_latents and self.args.latent_scope == "observation")
+
+    def _rollout(self, prompts: list, trainer) -> dict[str, Any]:
+        self._embeddings.clear()
+        self._latents.clear()
+        self._noise.clear()
+        if self._has_latents:
+            self._seed_noise()
+        return super()._rollout(prompts, trainer)
+
+    def _seed_noise(self) -> None:
+        """
+        Seeds the latents' generator by what the generation batch is, so that a resumed run draws the same noise without
+        having saved a state. In agent scope all processes draw the same.
+        """
+        args = self.args
+        steps = (
+            self.state.global_step * args.gradient_accumulation_steps + self._step % args.gradient_accumulation_steps
+        )
+        process = 0 if args.latent_scope == "agent" else self.accelerator.process_index
+        self._generator.manual_seed((args.seed * 1_000_003 + steps) * 1_009 + process)
+        if args.latent_scope == "agent":
+            self._agent_noise = self._draw(len(self.agents))
+
+    def _draw(self, count: int) -> torch.Tensor:
+        """Noise of `count` latents, `(count, d)`; in evaluation a latent is its mean."""
+        if not self.model.training:
+            return torch.zeros(count, self.args.latent_size, device=self.accelerator.device)
+        return torch.randn(count, self.args.latent_size, generator=self._generator).to(self.accelerator.device)
+
+    @torch.no_grad()
+    def _observe(self, rows: list[Row]) -> None:
+        super()._observe(rows)
+        if not self._has_latents or self.args.latent_scope == "agent":
+            return
+        ids = [[*self._role_ids[self.agents.index(row.slot.agent)], *row.prompt_ids] for row in rows]
+        unique = list({tuple(i): None for i in ids}) or [(self._tokenizer.eos_token_id,)]
+        mean = dict(zip(unique, self._mean_embeddings([list(i) for i in unique]), strict=True))
+        for row, i in zip(rows, ids, strict=True):
+            self._embeddings[row.episode, row.slot] = mean[tuple(i)]
+
+    def _mean_embeddings(self, ids: list[list[int]]) -> torch.Tensor:
+        """Mean of the frozen input embeddings of each list of token ids, `(len(ids), H)`."""
+        inputs = self._tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(self.accelerator.device)
+        mask = inputs["attention_mask"].unsqueeze(-1).float()
+        embeddings = self.model.get_input_embeddings()(inputs["input_ids"]).float()
+        return (embeddings * mask).sum(1) / mask.sum(1)
+
+    def _observe_roles(self) -> torch.Tensor:
+        """Observation of each agent's role text alone, `(N, 2H)`; the base model is frozen, so once is enough."""
+        if self._role_observations is None:
+            self._role_observations = torch.cat(
+                [self._mean_embeddings(self._role_ids), self._prompt_states(self._role_ids)], dim=-1
+            )
+        return self._role_observations
+
+    def _row_observations(self, rows: list[Row]) -> torch.Tensor:
+        """Observation `[o, h]` of each row, `(R, 2H)`."""
+        if self.args.latent_scope == "agent":
+            return self._observe_roles()[[self.agents.index(row.slot.agent) for row in rows]]
+        keys = [(row.episode, row.slot) for row in rows]
+        return torch.stack([torch.cat([self._embeddings[key], self._observations[key]]) for key in keys])
+
+    @torch.no_grad()
+    def _generation_flight(self, rows: list[Row]) -> Flight:
+        if self.args.parameter_sharing == "shared":
+            return super()._generation_flight(rows)
+        device = self.accelerator.device
+        if self.args.parameter_sharing == "separate":
+            agents = [self.agents.index(row.slot.agent) for row in rows] or [0]
+            return Flight(agent=torch.tensor(agents, device=device), frozen=True)
+        assert self.team.latent_net is not None
+        if self.args.latent_scope == "agent":
+            self._observe_roles()  # a collective operation under ZeRO-3: also without rows
+        obs = self._row_observations(rows) if rows else torch.zeros(1, self._obs_size, device=device)
+        mu, sigma = self.team.latent_net(obs)
+        if self.args.latent_scope == "agent" and rows:
+            assert self._agent_noise is not None
+            eps = self._agent_noise[[self.agents.index(row.slot.agent) for row in rows]]
+        else:
+            eps = self._draw(len(obs))
+        z = mu + sigma * eps
+        for i, row in enumerate(rows):
+            self._latents[row.episode, row.slot], self._noise[row.episode, row.slot] = z[i], eps[i]
+        return Flight(z=z, frozen=True)
+
+    @property
+    def _obs_size(self) -> int:
+        return 2 * self.model.config.get_text_config().hidden_size
+
+    def _make_row_tensors(self, rollout: Rollout) -> dict[str, torch.Tensor]:
+        tensors = super()._make_row_tensors(rollout)
+        if self.args.parameter_sharing == "separate":
+            tensors["agent"] = rollout.agent
+        if self._has_latents:
+            tensors["z"] = self._by_row(rollout, self._latents)
+            tensors |= self._team_tensors(rollout)
+            if self.args.policy_gradient_to_latent:
+                tensors["obs"], tensors["eps"] = self._all_observations(rollout), self._by_row(rollout, self._noise)
+        return tensors
+
+    def _all_observations(self, rollout: Rollout) -> torch.Tensor:
+        live = [row for row in rollout.rows if row is not None]
+        observations = dict(zip([(row.episode, row.slot) for row in live], self._row_observations(live), strict=True))
+        return self._by_row(rollout, observations)
+
+    def _team_tensors(self, rollout: Rollout) -> dict[str, torch.Tensor]:
+        """Every row carries its team-turn, since rows are shuffled over micro-batches: `(B, N, ...)`."""
+        rows = self._team_rows(rollout)
+        live = rows >= 0
+        index = rows.clamp(min=0)
+        obs, eps = self._all_observations(rollout)[index], self._by_row(rollout, self._noise)[index]
+        return {
+            "team_obs": obs * live.unsqueeze(-1),
+            "team_eps": eps * live.unsqueeze(-1),
+            "team_live": live.float(),
+            "team_return": self._team_returns(rollout),
+        }
+
+    def _team_rows(self, rollout: Rollout) -> torch.Tensor:
+        """Index of every agent's last live row in the turn of each row, -1 where it has none, `(B, N)`."""
+        slots = self.workflow.slots
+        live = rollout.live.view(-1, len(slots), self._group_size)
+        index = torch.arange(live.numel(), device=live.device).view_as(live)
+        rows = torch.full((*live.shape, len(self.agents)), -1, device=live.device)
+        for s, slot in enumerate(slots):
+            for other, peer in enumerate(slots):
+                if peer.turn == slot.turn:
+                    agent = self.agents.index(peer.agent)
+                    rows[:, s, :, agent] = torch.where(live[:, other], index[:, other], rows[:, s, :, agent])
+        return rows.view(-1, len(self.agents))
+
+    def _team_returns(self, rollout: Rollout) -> torch.Tensor:
+        """Mean over the agents of their returns from the row's turn on, `(B,)`."""
+        returns = self._turn_returns(rollout).mean(1)
+        return returns[self._episode_of_row(rollout), rollout.turn]
+
+    def _make_flight(self, rows: dict[str, torch.Tensor], keep: int) -> Flight:
+        flight = super()._make_flight(rows, keep)
+        flight.agent, flight.z = rows.get("agent"), rows.get("z")
+        if self.args.parameter_sharing != "separate":
+            flight.agent = None
+        if torch.is_grad_enabled() and self._has_latents:
+            flight.obs, flight.eps = rows.get("obs"), rows.get("eps")
+            minmax = self.args.latent_distance == "minmax"
+            flight.latent_targets = LatentTargets(
+                rows["team_obs"],
+                rows["team_eps"],
+                rows["team_live"],
+                rows["team_return"],
+                self.args.latent_entropy_coef,
+                self.args.latent_distance_coef,
+                self.args.latent_distance,
+                self._distance_range if minmax else None,
+            )
+        return flight
+
+    # Latent losses
+
+    def _assign_credit(self, output: dict[str, Any], rollout: Rollout) -> None:
+        super()._assign_credit(output, rollout)
+        if not self._has_latents:
+            return
+        episode = self._episode_of_row(rollout)
+        # Each team-turn has weight 1, spread over its live rows
+        team_turn = episode * self.workflow.num_turns + rollout.turn
+        count = torch.zeros(len(rollout.episodes) * self.workflow.num_turns, device=episode.device)
+        count.index_add_(0, team_turn, rollout.live.float())
+        output["team_weight"] = rollout.live / count[team_turn].clamp(min=1)
+        output["num_team_turns"] = self._sum_over_processes((count > 0).sum().float())
+        z = self._by_row(rollout, self._latents)
+        team_z = z[self._team_rows(rollout).clamp(min=0)]
+        low, high = latent_distance_range(team_z, self._row_tensors["team_live"])
+        output["distance_low"] = self.accelerator.gather(low).min()
+        output["distance_high"] = self.accelerator.gather(high).max()
+        self._log_latents(team_z, rollout, output)
+
+    def _compute_loss(self, model, inputs):
+        if self._has_latents:
+            self._distance_range = inputs["distance_low"], inputs["distance_high"]
+        return super()._compute_loss(model, inputs)
+
+    def _team_loss(self, inputs: dict[str, Any], flight: Flight) -> torch.Tensor:
+        loss = super()._team_loss(inputs, flight)
+        if flight.latent_loss is not None and flight.inference_loss is not None:
+            weight, window = inputs["team_weight"], self._window(inputs["num_team_turns"])
+            latent, inference = (flight.latent_loss * weight).sum(), (flight.inference_loss * weight).sum()
+            loss = loss + (latent + inference) / window
+            sums = self._sum_over_processes(torch.stack([latent.detach(), inference.detach(), weight.sum()]))
+            self._metric("latent/loss", (sums[0] / sums[2].clamp(min=1e-8)).item())
+            self._metric("latent/inference_loss", (sums[1] / sums[2].clamp(min=1e-8)).item())
+        return loss
+
+    @torch.no_grad()
+    def _log_latents(self, team_z: torch.Tensor, rollout: Rollout, output: dict[str, Any]) -> None:
+        assert self.team.latent_net is not None and self.team.core_decoder is not None
+        tensors = self._row_tensors
+        live, weight = tensors["team_live"], output["team_weight"]
+        mu, sigma = self.team.latent_net(tensors["team_obs"])
+        cores = self.team.core_decoder(tensors["z"])
+        relative = torch.stack([core.flatten(1).norm(dim=1) / core.size(-1) ** 0.5 for core in cores]).mean(0)
+        per_agent = weight[:, None] * live / live.sum(1, keepdim=True).clamp(min=1)
+        logged = {
+            "latent/distance": (latent_diversity(team_z, live) * weight).sum(),
+            "latent/entropy": (latent_entropy(sigma, live) * weight).sum(),
+            "latent/mu_norm": (mu.norm(dim=-1) * per_agent).sum(),
+            "latent/sigma": (sigma.mean(-1) * per_agent).sum(),
+            "latent/core_norm": (relative * weight).sum(),
+        }
+        totals = self._sum_over_processes(torch.stack([*logged.values(), weight.sum()]))
+        for name, value in zip(logged, (totals[:-1] / totals[-1].clamp(min=1e-8)).tolist(), strict=True):
+            self._metric(name, value)
+
+    # Checkpoints
+
+    def _module_description(self) -> dict[str, Any]:
+        description = {**super()._module_description(), "parameter_sharing": self.args.parameter_sharing}
+        if self._has_latents:
+            description |= {"latent_scope": self.args.latent_scope, "latent_size": self.args.latent_size}
+        return description
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        super()._save(output_dir, state_dict=state_dict)
+        if self.args.parameter_sharing == "separate" and is_peft_model(self.model):
+            # The stacked adapter is for continuing the run; the agents' own ones are ordinary adapters
+            paths = [Path(output_dir or self.args.output_dir) / "agents" / agent for agent in self.agents]
+            save_split_adapters(self.model, paths, is_main_process=self.args.should_save)
