@@ -1,0 +1,240 @@
+"""What goes into the executor and what comes out: `Job`, `TestResult`, `Verdict`, and the checks of a job before it runs.
+
+Knows nothing about processes. Test code is parsed here, never executed.
+"""
+
+import ast
+import builtins
+import symtable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+
+TestFormat = Literal["asserts", "check", "stdio", "unittest"]
+TEST_FORMATS = ("asserts", "check", "stdio", "unittest")
+Status = Literal["passed", "failed", "timeout", "error", "infrastructure"]
+TestStatus = Literal["passed", "failed", "timeout", "error", "skipped"]
+
+_BUILTINS = frozenset(dir(builtins)) | {"__name__", "__file__", "__doc__"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """
+    One program and the tests that judge it. Jobs compare by value.
+
+    Args:
+        code (`str`):
+            The untrusted program, as a module. It is not run as `__main__`, except for `stdio`.
+        tests (`str` or sequence of `str` or of pairs of `str`):
+            `asserts`: a sequence of statements, each one test, run in order in one namespace. `check`: source that
+            defines `check(candidate)`. `stdio`: a sequence of `(stdin, expected_stdout)` pairs. `unittest`: source
+            with `TestCase` classes. A list is kept as a tuple.
+        test_format (`str`, *optional*, defaults to `"asserts"`):
+            One of `"asserts"`, `"check"`, `"stdio"`, `"unittest"`.
+        setup (`str`, *optional*, defaults to `""`):
+            Imports and helpers that the tests need. Runs where the tests run, before them; the program never sees it.
+        entry_point (`str`, *optional*):
+            Name that the program must define. `None` exports every name that the tests use and do not define
+            (builtins excluded). Required by `check`, whose `candidate` it is.
+        timeout (`float`, *optional*):
+            Wall-clock limit of the whole job in seconds, loading included; `None` takes the executor's.
+        memory_mb (`int`, *optional*):
+            Limit of the program's address space in MiB; `None` takes the executor's.
+    """
+
+    code: str
+    tests: str | tuple
+    test_format: TestFormat = "asserts"
+    setup: str = ""
+    entry_point: str | None = None
+    timeout: float | None = None
+    memory_mb: int | None = None
+
+    def __post_init__(self):
+        if isinstance(self.tests, list):
+            tests = tuple(tuple(test) if isinstance(test, list) else test for test in self.tests)
+            object.__setattr__(self, "tests", tests)
+
+
+@dataclass(frozen=True)
+class TestResult:
+    """
+    What became of one test.
+
+    Attributes:
+        status (`str`): `"passed"`, `"failed"` (a wrong value or an exception), `"timeout"`, `"error"` (the program
+            could not be loaded, lacks the entry point, or died), or `"skipped"` (not reached, or not run after
+            `max_timeouts`).
+        message (`str`): Why it did not pass; empty when it passed.
+        seconds (`float`): Wall-clock time of this test in seconds.
+    """
+
+    __test__ = False  # not a test class, whatever pytest thinks of the name
+
+    status: TestStatus
+    message: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """
+    What executing one job returned.
+
+    Attributes:
+        status (`str`): The worst that happened: `"infrastructure"`, `"timeout"`, `"error"`, `"failed"`, `"passed"`,
+            worst first. `"infrastructure"` means that the executor failed, not the program: the program is neither
+            right nor wrong.
+        passed (`int`): Number of tests that passed.
+        total (`int`): Number of tests, whatever became of them; at least 1.
+        tests (`tuple[TestResult, ...]`): One result per test, in order.
+        message (`str`): The first thing that went wrong; empty when everything passed.
+        seconds (`float`): Wall-clock time of the job in seconds, from the moment a worker began with it.
+    """
+
+    status: Status
+    passed: int
+    total: int
+    tests: tuple[TestResult, ...] = ()
+    message: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the tests of a job need: computed once for all the programs that share them."""
+
+    total: int
+    exports: tuple[str, ...]
+    names: tuple[str, ...] = ()
+
+
+def plan(job: Job) -> Plan:
+    """
+    Checks a job and finds out what its tests need from the program.
+
+    Args:
+        job (`Job`): The job.
+
+    Returns:
+        `Plan`: number of tests, names to take from the program, and labels of the tests where they have names.
+
+    Raises:
+        ValueError: If the job cannot be run; the message says what is wrong with it.
+    """
+    if not isinstance(job, Job):
+        raise ValueError(f"expected a Job, got {type(job).__name__}")
+    for field in ("code", "setup"):
+        if not isinstance(getattr(job, field), str):
+            raise ValueError(f"{field} must be text, got {type(getattr(job, field)).__name__}")
+    if job.entry_point is not None and not (isinstance(job.entry_point, str) and job.entry_point.isidentifier()):
+        raise ValueError(f"entry_point={job.entry_point!r} is not a Python name; 'add' would be one")
+    for field in ("timeout", "memory_mb"):
+        check_limit(field, getattr(job, field), optional=True)
+    if job.test_format not in TEST_FORMATS:
+        raise ValueError(f"test_format={job.test_format!r} is not one of {', '.join(TEST_FORMATS)}")
+    if job.test_format in ("asserts", "stdio"):
+        if not isinstance(job.tests, tuple):
+            raise ValueError(f"{job.test_format} tests must be a list, got {type(job.tests).__name__}")
+        if not job.tests:
+            raise ValueError("no tests: a program without tests can neither pass nor fail")
+    elif not isinstance(job.tests, str):
+        raise ValueError(f"{job.test_format} tests must be one text, got {type(job.tests).__name__}")
+    for k, test in enumerate(job.tests if isinstance(job.tests, tuple) else ()):
+        if job.test_format == "asserts" and not isinstance(test, str):
+            raise ValueError(f"tests[{k}] must be text, got {type(test).__name__}")
+        if job.test_format == "stdio" and not (
+            isinstance(test, tuple) and len(test) == 2 and all(isinstance(part, str) for part in test)
+        ):
+            raise ValueError(f"tests[{k}] must be a (stdin, expected_stdout) pair of texts, got {test!r:.80}")
+    return _plan(job.test_format, job.tests, job.setup, job.entry_point)
+
+
+def check_limit(name: str, value: float | int | None, optional: bool = False) -> None:
+    """Raises `ValueError` unless `value` is a finite positive number (or `None`, where that is allowed)."""
+    if value is None and optional:
+        return
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 < value < float("inf"):
+        raise ValueError(f"{name}={value!r} must be a positive number{' or None' if optional else ''}; 10 would do")
+
+
+@lru_cache(maxsize=4096)
+def _plan(test_format: str, tests: str | tuple, setup: str, entry_point: str | None) -> Plan:
+    _parse(setup, "setup")
+    if test_format == "stdio":
+        return Plan(total=len(tests), exports=())
+    if test_format == "asserts":
+        for k, test in enumerate(tests):
+            if not _parse(test, f"tests[{k}]").body:
+                raise ValueError(f"tests[{k}] holds no statement")
+        total, names = len(tests), ()
+    else:
+        tree = _parse(tests, "tests")
+        if test_format == "check":
+            total, names = _check_function(tree), ()
+            if entry_point is None:
+                raise ValueError("test_format='check' needs entry_point, the name that is passed as candidate")
+        else:
+            names = _test_methods(tree)
+            total = len(names)
+    sources = [setup, *(tests if isinstance(tests, tuple) else [tests])]
+    free = free_names(sources)
+    exports = free if entry_point is None else tuple(dict.fromkeys((entry_point, *free)))
+    return Plan(total=total, exports=exports, names=names)
+
+
+def _parse(source: str, label: str) -> ast.Module:
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"{label} does not parse: {error}") from None
+
+
+def _check_function(tree: ast.Module) -> int:
+    if not any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body):
+        raise ValueError("test_format='check' needs tests that define a function check(candidate)")
+    return 1
+
+
+def _test_methods(tree: ast.Module) -> tuple[str, ...]:
+    names = tuple(
+        f"{cls.name}.{method.name}"
+        for cls in tree.body
+        if isinstance(cls, ast.ClassDef)
+        for method in cls.body
+        if isinstance(method, (ast.FunctionDef, ast.AsyncFunctionDef)) and method.name.startswith("test")
+    )
+    names = tuple(dict.fromkeys(names))
+    if not names:
+        raise ValueError("test_format='unittest' needs a TestCase class with at least one test method")
+    return names
+
+
+def free_names(sources: list[str]) -> tuple[str, ...]:
+    """
+    Names that some source text uses as globals and that none of them binds, builtins excluded.
+
+    Args:
+        sources (`list[str]`): Parsable Python source texts that will share one namespace.
+
+    Returns:
+        `tuple[str, ...]`: the names, in alphabetical order.
+    """
+    used: set[str] = set()
+    bound: set[str] = set()
+    for source in sources:
+        tables = [symtable.symtable(source, "<tests>", "exec")]
+        while tables:
+            table = tables.pop()
+            tables.extend(table.get_children())
+            top = table.get_type() == "module"
+            for symbol in table.get_symbols():
+                if top or symbol.is_global():
+                    if symbol.is_assigned() or symbol.is_imported() or (top and symbol.is_namespace()):
+                        bound.add(symbol.get_name())
+                    if symbol.is_referenced():
+                        used.add(symbol.get_name())
+    return tuple(sorted(used - bound - _BUILTINS))

@@ -1,0 +1,175 @@
+"""The executor's promises to its callers: order, limits, errors before anything runs, a clean end."""
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from marcog_trl.execution import CodeExecutor, Job, shared_executor
+
+
+ADD = "def add(a, b):\n    return a + b\n"
+TESTS = ["assert add(1, 2) == 3", "assert add(-5, 5) == 0"]
+
+
+@pytest.fixture(scope="module")
+def executor():
+    with CodeExecutor(num_workers=2, timeout=5.0, isolation="best_effort") as executor:
+        yield executor
+
+
+def test_order_and_counts(executor):
+    programs = [ADD, ADD.replace("+", "-"), "def add(a, b):\n    return 3\n", "def add(a, b)\n", "x = 1\n"] * 3
+    verdicts = executor.run([Job(code=code, tests=TESTS) for code in programs])
+    assert [v.status for v in verdicts] == ["passed", "failed", "failed", "error", "error"] * 3
+    assert [v.passed for v in verdicts[:5]] == [2, 0, 1, 0, 0]
+    assert all(v.total == len(v.tests) == 2 for v in verdicts)
+    assert "SyntaxError" in verdicts[3].message and "add" in verdicts[4].message
+
+
+def test_formats(executor):
+    double = "print(2 * int(input()))"
+    case = "import unittest\nclass T(unittest.TestCase):\n    def test_a(self): self.assertEqual(add(1, 2), 3)\n"
+    case += "    def test_b(self): self.assertEqual(add(1, 2), 4)\n"
+    verdicts = executor.run(
+        [
+            Job(code=ADD, tests="def check(f):\n    assert f(1, 2) == 3\n", test_format="check", entry_point="add"),
+            Job(code=double, tests=[("3", "6\n"), ("4", "9\n")], test_format="stdio"),
+            Job(code=ADD, tests=case, test_format="unittest"),
+        ]
+    )
+    assert [(v.passed, v.total) for v in verdicts] == [(1, 1), (1, 2), (1, 2)]
+    assert [v.status for v in verdicts] == ["passed", "failed", "failed"]
+
+
+def test_setup_runs_with_the_tests(executor):
+    job = Job(
+        code=ADD, tests=["assert add(1, 2) == three()"], setup="import math\ndef three(): return math.floor(3.5)"
+    )
+    assert executor.run([job])[0].status == "passed"
+
+
+def test_wall_clock(executor):
+    start = time.monotonic()
+    job = Job(code="def add(a, b):\n    while True: pass\n", tests=TESTS, timeout=0.5)
+    verdict = executor.run([job])[0]
+    assert verdict.status == "timeout" and time.monotonic() - start < 1.5
+
+
+def test_memory(executor):
+    job = Job(code="def add(a, b):\n    return bytearray(400 << 20)[0]\n", tests=["assert add(1, 2) == 0"])
+    assert executor.run([job])[0].status == "passed"
+    small = Job(code=job.code, tests=job.tests, memory_mb=200)
+    assert executor.run([small])[0].status == "failed"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tests": []}, "no tests"),
+        ({"tests": ["assert add(1, 2 == 3"]}, "does not parse"),
+        ({"tests": [""]}, "no statement"),
+        ({"tests": "assert add(1, 2) == 3"}, "must be a list"),
+        ({"tests": [3]}, "must be text"),
+        ({"tests": [("1", "2", "3")], "test_format": "stdio"}, "pair"),
+        ({"test_format": "doctest"}, "test_format='doctest'"),
+        ({"tests": "x = 1", "test_format": "check", "entry_point": "add"}, "check"),
+        ({"tests": "def check(c): pass", "test_format": "check"}, "entry_point"),
+        ({"tests": "x = 1", "test_format": "unittest"}, "test method"),
+        ({"timeout": 0}, "timeout=0"),
+        ({"memory_mb": -1}, "memory_mb=-1"),
+        ({"code": None}, "code must be text"),
+        ({"entry_point": "a b"}, "entry_point"),
+    ],
+)
+def test_bad_jobs_are_named_before_anything_runs(executor, change, message):
+    good = {"code": ADD, "tests": TESTS}
+    with pytest.raises(ValueError, match=r"^jobs\[1\]: ") as error:
+        executor.submit([Job(**good), Job(**{**good, **change})])
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("argument", ["num_workers", "timeout", "test_timeout", "max_timeouts", "memory_mb"])
+def test_bad_limits(argument):
+    with pytest.raises(ValueError, match=f"{argument}=0"):
+        CodeExecutor(**{argument: 0})
+
+
+def test_jobs_compare_by_value():
+    assert Job(code=ADD, tests=TESTS) == Job(code=ADD, tests=tuple(TESTS))
+    assert len({Job(code=ADD, tests=TESTS), Job(code=ADD, tests=list(TESTS))}) == 1
+
+
+def test_nothing_to_run(executor):
+    assert executor.run([]) == []
+
+
+def test_many_threads(executor):
+    results: list = []
+
+    def work(k):
+        jobs = [Job(code=ADD, tests=[f"assert add({k}, {n}) == {k + n}"]) for n in range(10)]
+        results.extend(v.status for v in executor.run(jobs))
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == ["passed"] * 60
+
+
+def test_a_slow_job_delays_nobody(executor):
+    slow = executor.submit([Job(code="import time\ndef add(a, b):\n    time.sleep(2)\n", tests=TESTS, timeout=2.5)])
+    assert executor.run([Job(code=ADD, tests=TESTS)] * 10)[0].status == "passed"
+    assert not slow.done()
+    assert slow.result()[0].status in ("failed", "timeout")
+
+
+def test_a_dead_worker_is_replaced_and_its_job_retried():
+    with CodeExecutor(num_workers=1, isolation="best_effort") as executor:
+        executor.run([Job(code=ADD, tests=TESTS)])
+        future = executor.submit(
+            [Job(code="import time\ndef add(a, b):\n    time.sleep(0.5)\n    return a + b\n", tests=TESTS)]
+        )
+        time.sleep(0.3)
+        os.kill(executor._pool.workers[0].process.pid, 9)
+        assert future.result()[0].status == "passed"
+
+
+def test_infrastructure_when_workers_keep_dying():
+    with CodeExecutor(num_workers=1, isolation="best_effort") as executor:
+        executor.run([Job(code=ADD, tests=TESTS)])
+        future = executor.submit([Job(code="import time\ndef add(a, b):\n    time.sleep(9)\n", tests=TESTS)])
+        for _ in range(2):
+            deadline = time.monotonic() + 5
+            while not any(w.task for w in executor._pool.workers) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            os.kill(executor._pool.workers[0].process.pid, 9)
+            time.sleep(0.5)
+        verdict = future.result()[0]
+        assert (verdict.status, verdict.passed, verdict.total) == ("infrastructure", 0, 2)
+
+
+def test_close_ends_everything_and_is_final():
+    executor = CodeExecutor(num_workers=2, isolation="best_effort")
+    executor.run([Job(code=ADD, tests=TESTS)] * 4)
+    pids = [worker.process.pid for worker in executor._pool.workers]
+    pending = executor.submit([Job(code="while True: pass", tests=TESTS)])
+    executor.close()
+    executor.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        pending.result()
+    with pytest.raises(RuntimeError, match="closed"):
+        executor.run([Job(code=ADD, tests=TESTS)])
+    time.sleep(0.2)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_shared_executor_is_one():
+    first = shared_executor(isolation="best_effort")
+    assert shared_executor() is first and shared_executor(isolation="best_effort") is first
+    with pytest.raises(ValueError, match="timeout"):
+        shared_executor(timeout=first.timeout + 1)
