@@ -36,11 +36,11 @@ class Float32Linear(nn.Linear):
             `torch.Tensor` of shape `(..., out_features)`: float32, or float64 for float64 weights.
         """
         dtype = torch.promote_types(self.weight.dtype, torch.float32)
-        weight, bias = self.weight, self.bias
+        weight, bias = self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype)
         if detach_weights:
             weight, bias = weight.detach(), None if bias is None else bias.detach()
         with torch.autocast(device_type=input.device.type, enabled=False):
-            return F.linear(input.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+            return F.linear(input.to(dtype), weight, bias)
 
 
 def standardize(x: torch.Tensor) -> torch.Tensor:

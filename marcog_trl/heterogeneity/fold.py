@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal, cast
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model_state_dict
 from peft.utils.integrations import gather_params_ctx
 from safetensors.torch import save_file
+from transformers import PreTrainedModel
 
 from marcog_trl.heterogeneity.layer import adapted_layers
 
@@ -24,7 +26,7 @@ def fold_adapter(
     model: PeftModel,
     cores: Sequence[torch.Tensor],
     adapter_name: str = "default",
-    save_embedding_layers: bool | str = False,
+    save_embedding_layers: bool | Literal["auto"] = False,
 ) -> dict[str, torch.Tensor]:
     """
     The adapter that an agent is while its cores stay the same: `B' = B (I + C)` in every layer.
@@ -84,7 +86,7 @@ def save_folded_adapter(
     """
     state = fold_adapter(model, cores, adapter_name, save_embedding_layers="auto")
     if is_main_process:
-        _write(state, model.peft_config[adapter_name], model, path)
+        _write(state, _config(model, adapter_name), model, path)
 
 
 def stack_config(config: LoraConfig, num_agents: int) -> LoraConfig:
@@ -103,7 +105,10 @@ def stack_config(config: LoraConfig, num_agents: int) -> LoraConfig:
 
 
 def split_adapter(
-    model: PeftModel, num_agents: int, adapter_name: str = "default", save_embedding_layers: bool | str = False
+    model: PeftModel,
+    num_agents: int,
+    adapter_name: str = "default",
+    save_embedding_layers: bool | Literal["auto"] = False,
 ) -> list[tuple[dict[str, torch.Tensor], LoraConfig]]:
     """
     Split an adapter of rank N·r into N ordinary adapters of rank r, with alpha scaled back.
@@ -130,7 +135,7 @@ def split_adapter(
             raise ValueError(
                 f"rank {rank} of {name} cannot be split among num_agents={num_agents}; a multiple of it works"
             )
-    config = _rescale(model.peft_config[adapter_name], lambda rank: rank // num_agents, 1 / num_agents)
+    config = _rescale(_config(model, adapter_name), lambda rank: rank // num_agents, 1 / num_agents)
     whole = _adapter_state(model, adapter_name, save_embedding_layers)
     adapters = []
     for agent in range(num_agents):
@@ -167,7 +172,13 @@ def save_split_adapters(
             _write(state, config, model, path)
 
 
-def _adapter_state(model: PeftModel, adapter_name: str, save_embedding_layers: bool | str) -> dict[str, torch.Tensor]:
+def _config(model: PeftModel, adapter_name: str) -> LoraConfig:
+    return cast(LoraConfig, model.peft_config[adapter_name])
+
+
+def _adapter_state(
+    model: PeftModel, adapter_name: str, save_embedding_layers: bool | Literal["auto"]
+) -> dict[str, torch.Tensor]:
     """Copies of what PEFT would save of the adapter, gathered under ZeRO-3."""
     parameters = [
         parameter
@@ -181,7 +192,7 @@ def _adapter_state(model: PeftModel, adapter_name: str, save_embedding_layers: b
         return {key: tensor.detach().clone() for key, tensor in state.items()}
 
 
-def _rescale(config: LoraConfig, rank, factor: float) -> LoraConfig:
+def _rescale(config: LoraConfig, rank: Callable[[int], int], factor: float) -> LoraConfig:
     """`config` with all ranks through `rank`, which multiplies by `factor`, and `s` (alpha / r, or alpha / √r) kept."""
     alpha_factor = math.sqrt(factor) if config.use_rslora else factor
 
@@ -191,7 +202,7 @@ def _rescale(config: LoraConfig, rank, factor: float) -> LoraConfig:
 
     config = copy.deepcopy(config)
     config.r = rank(config.r)
-    config.lora_alpha = alpha(config.lora_alpha)
+    config.lora_alpha = alpha(config.lora_alpha)  # type: ignore[assignment]  # a rank-stabilised one may be a fraction
     config.rank_pattern = {key: rank(value) for key, value in (config.rank_pattern or {}).items()}
     config.alpha_pattern = {key: alpha(value) for key, value in (config.alpha_pattern or {}).items()}
     return config
@@ -201,7 +212,7 @@ def _write(state: dict[str, torch.Tensor], config: LoraConfig, model: PeftModel,
     config = copy.deepcopy(config)
     config.inference_mode = True
     if config.base_model_name_or_path is None:
-        config.base_model_name_or_path = model.get_base_model().name_or_path
+        config.base_model_name_or_path = cast(PreTrainedModel, model.get_base_model()).name_or_path or None
     Path(path).mkdir(parents=True, exist_ok=True)
     config.save_pretrained(str(path))
     tensors = {key: tensor.cpu().contiguous() for key, tensor in state.items()}

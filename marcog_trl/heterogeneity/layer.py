@@ -8,11 +8,13 @@ adapter; hooks on its `lora_A` layers do the rest, and do nothing while no cores
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from peft import LoraConfig, PeftConfig, PeftModel
 from peft.tuners.lora import LoraLayer
 from torch import nn
+from transformers import PreTrainedModel
 
 
 # LoRA variants that compute something else than B(A(x)), by the field of `LoraConfig` that asks for them.
@@ -77,8 +79,9 @@ def adapted_layers(model: PeftModel, adapter_name: str = "default") -> dict[str,
     """
     if not isinstance(model, PeftModel) or adapter_name not in model.peft_config:
         raise ValueError(f"adapter_name={adapter_name!r}: the model has no such adapter; a PeftModel with LoRA works")
-    check_peft_config(model.peft_config[adapter_name])
-    head = model.get_base_model().get_output_embeddings()
+    config = model.peft_config[adapter_name]
+    check_peft_config(config)
+    head = cast(PreTrainedModel, model.get_base_model()).get_output_embeddings()
     layers = {}
     for name, module in model.named_modules():
         if not isinstance(module, LoraLayer):
@@ -106,7 +109,7 @@ def adapted_layers(model: PeftModel, adapter_name: str = "default") -> dict[str,
         layers[name] = module
     if not layers:
         raise ValueError(
-            f"peft_config.target_modules={model.peft_config[adapter_name].target_modules!r} adapts no layer; "
+            f"peft_config.target_modules={cast(LoraConfig, config).target_modules!r} adapts no layer; "
             "target_modules='all-linear' works"
         )
     return layers
