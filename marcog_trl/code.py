@@ -152,7 +152,7 @@ def _is_wanted(code: str, entry_point: str | None) -> bool:
 
 def _candidates(text: str, entry_point: str | None) -> Iterator[str]:
     """Pieces of code in order of preference."""
-    whole = textwrap.dedent(text) if text[:1].isspace() else text
+    whole = _dedent(text)
     tree = parse(whole)
     if tree is not None:
         yield _tidy(whole, tree)
@@ -168,16 +168,23 @@ def _fences(text: str) -> tuple[list[str], str | None]:
     """The complete fenced blocks, and what follows a fence that is never closed."""
     blocks: list[str] = []
     opened: list[str] | None = None
+    indent = 0
     for line in text.split("\n"):
-        if line.lstrip().startswith("```"):
+        content = line.lstrip()
+        if content.startswith("```"):
             if opened is None:
-                opened = []
+                opened, indent = [], len(line) - len(content)
             else:
-                blocks.append(textwrap.dedent("\n".join(opened)))
+                blocks.append(_dedent("\n".join(opened)))
                 opened = None
         elif opened is not None:
-            opened.append(line)
-    return blocks, None if opened is None else textwrap.dedent("\n".join(opened))
+            opened.append(line[min(indent, len(line) - len(content)) :])
+    return blocks, None if opened is None else _dedent("\n".join(opened))
+
+
+def _dedent(text: str) -> str:
+    """Remove common indentation; text without any stays untouched, blank lines within strings included."""
+    return textwrap.dedent(text) if text.lstrip("\n")[:1].isspace() else text
 
 
 def _longest(text: str, entry_point: str | None) -> str:
@@ -240,17 +247,17 @@ def _lines_of(node: ast.stmt) -> range:
 def _continue(prompt: str, text: str, entry_point: str) -> str | None:
     """The code of `prompt` continued by a function body, if that defines more than the prompt's stub."""
     blocks, tail = _fences(text)
-    body = blocks[-1] if blocks else tail if tail is not None else text
-    if parse(body) is not None:
-        return None  # a module of its own
     head = _fences(prompt)[0][-1] if _fences(prompt)[0] else prompt
-    indented = textwrap.indent(textwrap.dedent(body), "    ")
-    first_stripped = "    " + body.lstrip()  # chat templates strip the first line's indent and leave the others'
-    codes = [_longest(f"{head}\n{candidate}", entry_point) for candidate in (body, first_stripped, indented)]
-    functions = [_find(parse(code), entry_point) for code in codes]
-    codes = [
-        c for c, function in zip(codes, functions, strict=True) if function is not None and not _is_stub(function)
-    ]
+    codes = []
+    for body in (text, *blocks[-1:], *([] if tail is None else [tail])):
+        if parse(body) is not None:
+            continue  # a module of its own
+        first_stripped = "    " + body.lstrip()  # chat templates strip the first line's indent and leave the others'
+        for candidate in (body, first_stripped, textwrap.indent(textwrap.dedent(body), "    ")):
+            code = _longest(f"{head}\n{candidate}", entry_point)
+            function = _find(parse(code), entry_point)
+            if function is not None and not _is_stub(function):
+                codes.append(code)
     return max(codes, key=lambda code: code.count("\n"), default=None)
 
 
