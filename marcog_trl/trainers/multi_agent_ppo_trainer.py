@@ -196,8 +196,11 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
         assert flight.hidden is not None
         return flight.hidden.float()
 
-    def _rollout(self, prompts: list, trainer) -> dict[str, Any]:
+    def _play(self, problems, score):
         self._observations.clear()
+        return super()._play(problems, score)
+
+    def _rollout(self, prompts: list, trainer) -> dict[str, Any]:
         fields = super()._rollout(prompts, trainer)
         self._row_tensors = self._make_row_tensors(self._rollout_in_flight)
         self._rollout_values = self._rollout_logps = None

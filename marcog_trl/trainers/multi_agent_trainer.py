@@ -327,24 +327,29 @@ class MultiAgentTrainer(GRPOTrainer):
         completion_ids, logprobs = self._generate_single_turn(prompt_ids, None, {}, 1)
         return completion_ids, logprobs
 
+    def _play(
+        self, problems: list[dict[str, Any]], score: Callable[[list[Episode], int], None] | None
+    ) -> list[Episode]:
+        """Plays one episode per problem with the current policy; with several processes, a collective operation."""
+        self._scores = torch.full((len(problems), self.workflow.num_turns, len(self.reward_funcs)), torch.nan)
+        return play(
+            self.workflow,
+            problems,
+            self._generate_rows,
+            functools.partial(encode_prompts, self._tokenizer, **self.chat_template_kwargs),
+            functools.partial(self._tokenizer.batch_decode, skip_special_tokens=True),
+            executor=self._executor,
+            score=score,
+            total=self._total,
+        )
+
     def _rollout(self, prompts: list, trainer: GRPOTrainer) -> dict[str, Any]:
         """TRL's rollout function: plays the episodes of this process and lays their replies out as rows."""
         slots = self.workflow.slots
         num_generations = self._group_size
         block = num_generations * len(slots)
         problems = [self._inputs[p] for p in range(0, len(prompts), block) for _ in range(num_generations)]
-        encode = functools.partial(encode_prompts, self._tokenizer, **self.chat_template_kwargs)
-        self._scores = torch.full((len(problems), self.workflow.num_turns, len(self.reward_funcs)), torch.nan)
-        episodes = play(
-            self.workflow,
-            problems,
-            self._generate_rows,
-            encode,
-            lambda ids: self._tokenizer.batch_decode(ids, skip_special_tokens=True),
-            executor=self._executor,
-            score=self._score,
-            total=self._total,
-        )
+        episodes = self._play(problems, self._score)
         slot_index = {slot: index for index, slot in enumerate(slots)}
         rows: list[Row | None] = [None] * len(prompts)
         for e, episode in enumerate(episodes):

@@ -150,13 +150,13 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
     def _needs_prompt_states(self) -> bool:
         return super()._needs_prompt_states or (self._has_latents and self.args.latent_scope == "observation")
 
-    def _rollout(self, prompts: list, trainer) -> dict[str, Any]:
+    def _play(self, problems, score):
         self._embeddings.clear()
         self._latents.clear()
         self._noise.clear()
         if self._has_latents:
             self._seed_noise()
-        return super()._rollout(prompts, trainer)
+        return super()._play(problems, score)
 
     def _seed_noise(self) -> None:
         """
