@@ -492,7 +492,9 @@ class Pipeline(_Rounds):
                     [verdict] = yield Execute((job,))
                     results = visible_results(job, verdict, self.visible_tests)
                     report = "\n".join([*self._levels(before, problem, text), results])
-                    text = f"Code:\n{job.code or text}\n\n{report}"
+                    # Code that was cut to what parses would hide the error that is to be corrected
+                    is_cut = code.syntax_error(text, problem.get("entry_point"), context_of(problem)) is not None
+                    text = f"Code:\n{text if is_cut or not job.code else job.code}\n\n{report}"
                 chats[agent.name] = _with(chats[agent.name], text)
             replies |= yield {agent.name: chats[agent.name]}
             before = agent
