@@ -1,0 +1,133 @@
+"""The execution reward against hand-counted tests, and what every reward function shares."""
+
+from functools import partial
+
+import pytest
+from trl.trainer.utils import get_callable_name
+
+from marcog_trl.agents import solution_job
+from marcog_trl.execution import Verdict
+from marcog_trl.problems import load_problems
+from marcog_trl.rewards import collaboration_reward, execution_reward, make_reward
+
+
+PROMPT = 'def double(x):\n    """Twice x."""\n'
+COLUMNS = {
+    "entry_point": "double",
+    "test": ["assert double(1) == 2", "assert double(0) == 0", "assert double(2) == 4", "assert double(-1) == -2"],
+    "test_format": "asserts",
+}
+RIGHT = "def double(x):\n    return 2 * x"
+FAILED = Verdict("failed", 1, 4)
+PASSED = Verdict("passed", 4, 4)
+INFRASTRUCTURE = Verdict("infrastructure", 0, 4)
+
+
+def score(completions, reward=execution_reward, **kwargs):
+    columns = {name: [value] * len(completions) for name, value in COLUMNS.items()}
+    return reward(prompts=[PROMPT] * len(completions), completions=completions, **(columns | kwargs))
+
+
+COMPLETIONS = [
+    RIGHT,
+    f"Sure!\n```python\n{RIGHT}\n```",
+    "    return 2 * x",
+    "def double(x):\n    return x * x",
+    "def double(x):\n    return 2 * x if x > 0 else 1 / 0",
+    "def double(x):\n    return (2 * x",
+    "print('4 of 4 passed')",
+    "I cannot.",
+    "",
+]
+RATES = [1.0, 1.0, 1.0, 0.5, 0.5, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_fraction_of_tests_passed(executor):
+    logged = {}
+    rewards = score(COMPLETIONS, executor=executor, log_metric=logged.__setitem__)
+    assert rewards == RATES
+    assert logged == {
+        "execution_reward/definition": pytest.approx(5 / 9),
+        "execution_reward/syntax": pytest.approx(6 / 9),
+        "execution_reward/tests_passed": pytest.approx(16 / 9),
+        "execution_reward/tests_total": 4.0,
+        "execution_reward/pass_rate": pytest.approx(4 / 9),
+        "execution_reward/solved": pytest.approx(3 / 9),
+        "execution_reward/timeouts": 0.0,
+    }
+
+
+def test_all_or_nothing(executor):
+    reward = make_reward("execution_reward", all_or_nothing=True)
+    assert score(COMPLETIONS, reward, executor=executor) == [float(rate == 1) for rate in RATES]
+    assert get_callable_name(reward) == "execution_reward"
+
+
+def test_conversational_completions(executor):
+    messages = [[{"role": "assistant", "content": text}] for text in COMPLETIONS]
+    prompts = [[{"role": "user", "content": PROMPT}]] * len(messages)
+    columns = {name: [value] * len(messages) for name, value in COLUMNS.items()}
+    assert execution_reward(prompts, messages, executor=executor, **columns) == RATES
+
+
+def test_all_humaneval_references_get_full_marks(executor):
+    rows = load_problems("humaneval", split="test")
+    columns = {name: list(rows[name]) for name in rows.column_names if name != "prompt"}
+    prompts = list(rows["prompt"])
+    completions = [prompt + body for prompt, body in zip(prompts, columns["canonical_solution"], strict=True)]
+    completions[::2] = [f"Here's the code:\n```python\n{text}\n```" for text in completions[::2]]
+    completions[1::4] = columns["canonical_solution"][1::4]
+    assert len(completions) == 164
+    assert execution_reward(prompts, completions, executor=executor, **columns) == [1.0] * 164
+
+
+def test_one_call_of_the_executor_and_no_job_twice(scripted):
+    executor = scripted(PASSED, FAILED)
+    wrong = "def double(x):\n    return x"
+    assert score([RIGHT, wrong, RIGHT], executor=executor) == [1.0, 0.25, 1.0]
+    assert [len(jobs) for jobs in executor.calls] == [2]
+
+
+def test_verdicts_of_the_workflow_are_taken_over(scripted):
+    job = solution_job({"prompt": PROMPT, **COLUMNS}, RIGHT)
+    assert score([RIGHT], verdicts=[[(job, FAILED)]], executor=scripted()) == [0.25]
+    other = solution_job({"prompt": PROMPT, **COLUMNS}, "def double(x):\n    return x")
+    assert score([RIGHT], verdicts=[[(other, FAILED)]], executor=scripted(PASSED)) == [1.0]
+
+
+@pytest.mark.parametrize("reward", [execution_reward, collaboration_reward])
+def test_failure_of_the_executor_is_no_reward(scripted, reward):
+    logged = {}
+    completions = [f"def aux(x):\n    return 2\n\n{RIGHT}", "def double(x):\n    return x"]
+    rewards = score(completions, reward, executor=scripted(INFRASTRUCTURE, PASSED), log_metric=logged.__setitem__)
+    assert rewards[0] is None and rewards[1] is not None
+    assert logged[f"{reward.__name__}/solved"] == 1.0
+
+
+@pytest.mark.parametrize("reward", [execution_reward, collaboration_reward])
+def test_no_tests_are_an_error(reward):
+    assert reward.needs_tests
+    with pytest.raises(ValueError, match=r"no column 'test' but \['prompt', 'entry_point'\]"):
+        reward(prompts=[PROMPT], completions=[RIGHT], entry_point=["double"], trainer_state=object())
+    with pytest.raises(ValueError, match=r"test=\[\]"):
+        score([RIGHT], reward, test=[[]])
+
+
+def test_later_turns_are_logged_apart(scripted):
+    logged = {}
+    score([RIGHT], executor=scripted(PASSED), log_metric=logged.__setitem__, turn=[1])
+    assert logged["execution_reward/turn_2/solved"] == 1.0 and "execution_reward/solved" not in logged
+
+
+def test_no_episodes_are_no_work(scripted):
+    assert score([], executor=scripted(), log_metric=lambda name, value: 1 / 0) == []
+
+
+def test_lookup():
+    assert make_reward("execution_reward") is execution_reward
+    assert make_reward("collaboration_reward") is collaboration_reward
+    assert isinstance(make_reward("execution_reward", all_or_nothing=True), partial)
+    with pytest.raises(
+        ValueError, match="'speed_reward' is unknown; one of 'execution_reward', 'collaboration_reward' works"
+    ):
+        make_reward("speed_reward")
