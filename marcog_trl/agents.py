@@ -493,8 +493,10 @@ class Pipeline(_Rounds):
                     results = visible_results(job, verdict, self.visible_tests)
                     report = "\n".join([*self._levels(before, problem, text), results])
                     # Code that was cut to what parses would hide the error that is to be corrected
-                    is_cut = code.syntax_error(text, problem.get("entry_point"), context_of(problem)) is not None
-                    text = f"Code:\n{text if is_cut or not job.code else job.code}\n\n{report}"
+                    entry_point, context = problem.get("entry_point"), context_of(problem)
+                    is_cut = code.syntax_error(text, entry_point, context) is not None
+                    shown = text if is_cut else code.extract_code(text, entry_point, context) or text
+                    text = f"Code:\n{shown}\n\n{report}"
                 chats[agent.name] = _with(chats[agent.name], text)
             replies |= yield {agent.name: chats[agent.name]}
             before = agent
