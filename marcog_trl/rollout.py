@@ -164,10 +164,17 @@ class _Player:
         return isinstance(self.request, dict) and self.next_slots()[0].turn == self.turn
 
     def end_turn(self) -> None:
-        """Closes the current turn, if agents spoke in it."""
+        """Closes the current turn. Turns are consecutive: where nobody speaks, the episode is over."""
         if self._replies:
             solution = self.workflow.solution(self.episode.problem, self._replies)
             self.episode.turns.append(Turn(self._replies, solution, self._verdicts))
+        elif not self.turn:
+            raise ValueError(f"{type(self.workflow).__name__}.play let nobody speak in the first turn")
+        elif isinstance(self.request, dict) and self.next_slots()[0].turn > self.turn:
+            raise ValueError(
+                f"{type(self.workflow).__name__}.play let nobody speak in turn {self.turn}, but asks "
+                f"{list(self.request)} for turn {self.next_slots()[0].turn}; slots of consecutive turns work"
+            )
         self._replies, self._verdicts = {}, []
         self.turn += 1
 
@@ -221,14 +228,13 @@ def play(
             stage += 1
         for player in players:
             player.end_turn()
-            if not player.episode.turns:
-                raise ValueError(f"{type(workflow).__name__}.play let nobody speak in the first turn")
         if score is not None:
             score([player.episode for player in players], turn)
     for player in players:
-        if player.request is not None:
+        if isinstance(player.request, dict):
             raise ValueError(
-                f"{type(workflow).__name__} still asks after its last turn; num_turns={workflow.num_turns} is too small"
+                f"{type(workflow).__name__}.play asks {list(player.request)} for turn {player.next_slots()[0].turn} after "
+                f"its last turn; num_turns={workflow.num_turns} is too small, or replies come in another order than slots"
             )
     return [player.episode for player in players]
 

@@ -1,0 +1,288 @@
+"""The engine on workflows and executors that need no model."""
+
+import pytest
+from transformers import AutoTokenizer
+
+from marcog_trl.agents import Agent, Execute, Slot, Workflow, make_workflow
+from marcog_trl.execution import Job, Verdict
+from marcog_trl.rollout import encode_prompts, play, replay
+
+
+class Debate(Workflow):
+    agents = (Agent("pro", "Argue for it."), Agent("con", "Argue against it."))
+    slots = (Slot("pro"), Slot("con"), Slot("pro", act=1))
+
+    def play(self, problem):
+        replies = yield {"pro": problem["prompt"]}
+        replies = yield {"con": f"{problem['prompt']} {replies['pro']}"}
+        if problem["hard"]:
+            yield {"pro": replies["con"]}
+
+    def solution(self, problem, replies):
+        return replies["pro"]
+
+
+class Review(Workflow):
+    """The author is asked again, in a second turn, where its code fails."""
+
+    agents = (Agent("author", "Write."), Agent("reviewer", "Review."))
+    num_turns = 2
+
+    def play(self, problem):
+        chat = yield {"author": problem["prompt"], "reviewer": problem["prompt"]}
+        job = Job(chat["author"], ["assert f()"])
+        [verdict] = yield Execute([job])
+        if verdict.status != "passed":
+            yield {"author": chat["reviewer"], "reviewer": chat["author"]}
+
+    def solution(self, problem, replies):
+        return replies["author"]
+
+
+class Model:
+    """Writes `agent stage.row`; characters are tokens."""
+
+    def __init__(self):
+        self.stages = []
+
+    def generate(self, rows):
+        self.stages.append(rows)
+        texts = [f"{row.slot.agent} {len(self.stages)}.{i}" for i, row in enumerate(rows)]
+        return [[ord(character) for character in text] for text in texts], [[-1.0] * len(text) for text in texts]
+
+    @staticmethod
+    def encode(prompts):
+        return [[ord(character) for character in str(prompt)] for prompt in prompts]
+
+    @staticmethod
+    def decode(completion_ids):
+        return ["".join(map(chr, ids)) for ids in completion_ids]
+
+
+class Executor:
+    """Passes the code of every other episode of `Review`."""
+
+    def __init__(self):
+        self.calls = []
+
+    def run(self, jobs):
+        self.calls.append(jobs)
+        return [Verdict("passed" if job.code.endswith(("0", "4")) else "failed", 0, 1, ()) for job in jobs]
+
+
+def problems(count):
+    return [
+        {
+            "prompt": f"Write f, problem {i}.",
+            "entry_point": "f",
+            "test": ["assert f() == 1"],
+            "test_format": "asserts",
+            "hard": i % 2 == 1,
+        }
+        for i in range(count)
+    ]
+
+
+def run(workflow, count=3, **options):
+    model, executor = Model(), Executor()
+    episodes = play(
+        workflow, problems(count), model.generate, model.encode, model.decode, executor=executor, **options
+    )
+    return episodes, model, executor
+
+
+STAGES = [
+    (make_workflow("single"), 1),
+    (make_workflow("single", num_turns=3, feedback="plain"), 3),
+    (make_workflow("collaboration"), 1),
+    (make_workflow("collaboration", num_agents=5), 1),
+    (make_workflow("collaboration", num_agents=4, num_turns=2), 2),
+    (make_workflow("pipeline"), 3),
+    (make_workflow("pipeline", num_agents=5), 5),
+    (make_workflow("pipeline", num_turns=2), 6),
+    (Debate(), 3),
+    (Review(), 2),
+]
+NAMES = [f"{type(workflow).__name__}-{len(workflow.agents)}x{workflow.num_turns}" for workflow, _ in STAGES]
+
+
+class TestPlay:
+    @pytest.mark.parametrize("count", [2, 7])
+    @pytest.mark.parametrize(("workflow", "stages"), STAGES, ids=NAMES)
+    def test_generates_once_per_stage_whatever_the_batch_and_the_team(self, workflow, stages, count):
+        episodes, model, _ = run(workflow, count)
+        assert len(model.stages) == stages
+        assert sum(map(len, model.stages)) == sum(len(episode.rows) for episode in episodes)
+        for stage, rows in enumerate(model.stages):
+            assert {row.stage for row in rows} == {stage}
+
+    @pytest.mark.parametrize(("workflow", "stages"), STAGES, ids=NAMES)
+    def test_a_replayed_record_makes_the_same_requests(self, workflow, stages):
+        episodes, _, executor = run(workflow, 4)
+        executed = [job for jobs in executor.calls for job in jobs]
+        for index, (episode, problem) in enumerate(zip(episodes, problems(4), strict=True)):
+            requests = replay(workflow, problem, episode.answers)
+            asked = [request for request in requests if isinstance(request, dict)]
+            by_stage = {}
+            for row in episode.rows:
+                assert row.episode == index
+                by_stage.setdefault(row.stage, {})[row.slot.agent] = row.prompt
+            assert asked == list(by_stage.values())
+            jobs = [job for request in requests if isinstance(request, Execute) for job in request.jobs]
+            assert jobs == [job for turn in episode.turns for job, _ in turn.verdicts]
+            assert all(job in executed for job in jobs)
+            # A prefix brings a fresh play to the same point
+            assert replay(workflow, problem, episode.answers[:1]) == requests[:2]
+
+    def test_a_record_that_is_too_long_is_refused(self):
+        [episode], *_ = run(make_workflow("single"), 1)
+        with pytest.raises(ValueError, match="2 answers, but the workflow ended after 1"):
+            replay(make_workflow("single"), problems(1)[0], [*episode.answers, {"solver": "more"}])
+
+    def test_rows_carry_slot_stage_texts_and_history(self):
+        episodes, _, _ = run(make_workflow("collaboration", num_turns=2, feedback="plain"), 2)
+        rows = episodes[1].rows
+        assert [row.slot for row in rows] == [Slot("helper"), Slot("main"), Slot("helper", 1), Slot("main", 1)]
+        assert [row.stage for row in rows] == [0, 0, 1, 1]
+        assert [row.text for row in rows] == ["helper 1.2", "main 1.3", "helper 2.2", "main 2.3"]
+        assert [Model.decode([row.completion_ids])[0] for row in rows] == [row.text for row in rows]
+        assert all(row.logprobs == [-1.0] * len(row.completion_ids) for row in rows)
+        assert all(row.prompt_ids == Model.encode([row.prompt])[0] for row in rows)
+        assert [(row.node, row.parent) for row in rows] == [(2, -1), (2, -1), (3, 2), (3, 2)]
+        assert {row.node for row in episodes[0].rows}.isdisjoint(row.node for row in rows)
+
+    def test_acts_within_a_turn_fill_their_slots_and_the_last_one_is_the_reply(self):
+        easy, hard, _ = run(Debate())[0]
+        assert [row.slot for row in easy.rows] == [Slot("pro"), Slot("con")]
+        assert [row.slot for row in hard.rows] == [Slot("pro"), Slot("con"), Slot("pro", act=1)]
+        assert hard.turns[0].replies == {"pro": "pro 3.0", "con": "con 2.1"}
+        assert hard.turns[0].solution == "pro 3.0"
+        assert easy.turns[0].solution == "pro 1.0"
+
+    def test_code_is_executed_in_one_call_and_verdicts_go_to_their_episodes(self):
+        episodes, _, executor = run(Review(), 4)
+        assert len(executor.calls) == 1
+        assert [job.code for job in executor.calls[0]] == [f"author 1.{i}" for i in (0, 2, 4, 6)]
+        assert [len(episode.turns) for episode in episodes] == [1, 2, 1, 2]
+        for episode in episodes:
+            [(job, verdict)] = episode.turns[0].verdicts
+            assert job.code == episode.turns[0].replies["author"]
+            assert (verdict.status == "passed") == (len(episode.turns) == 1)
+            assert all(turn.verdicts == [] for turn in episode.turns[1:])
+
+    def test_every_turn_is_scored_once_when_it_ends(self):
+        seen = []
+
+        def score(episodes, turn):
+            seen.append((turn, [len(episode.turns) for episode in episodes]))
+
+        run(make_workflow("pipeline", num_turns=3, feedback="plain"), 2, score=score)
+        assert seen == [(0, [1, 1]), (1, [2, 2]), (2, [3, 3])]
+        seen.clear()
+        run(Review(), 3, score=score)
+        assert seen == [(0, [1, 1, 1]), (1, [1, 2, 1])]
+
+    def test_equal_prompts_are_tokenized_once(self):
+        encoded = []
+
+        def encode(prompts):
+            encoded.append(prompts)
+            return Model.encode(prompts)
+
+        model = Model()
+        episodes = play(make_workflow("single"), problems(2) * 3, model.generate, encode, model.decode)
+        assert encoded == [["Write f, problem 0.", "Write f, problem 1."]]
+        episodes[0].rows[0].prompt_ids.append(0)
+        assert episodes[2].rows[0].prompt_ids == Model.encode(["Write f, problem 0."])[0]
+
+    def test_takes_part_in_the_stages_of_other_processes(self):
+        # Elsewhere, an episode of Debate goes on for one stage more than here
+        others = iter([2, 2, 1, 0])
+        episodes, model, _ = run(Debate(), 1, total=lambda count: count + next(others))
+        assert [len(rows) for rows in model.stages] == [1, 1, 0]
+        assert [row.slot for row in episodes[0].rows] == [Slot("pro"), Slot("con")]
+
+
+def flawed(*requests, slots=None, num_turns=1, agents=("a", "b")):
+    class Flawed(Workflow):
+        def play(self, problem):
+            for request in requests:
+                yield request
+
+        def solution(self, problem, replies):
+            return ""
+
+    workflow = Flawed()
+    workflow.agents = tuple(Agent(name, "") for name in agents)
+    workflow.num_turns = num_turns
+    if slots is not None:
+        workflow.slots = tuple(slots)
+    return workflow
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("workflow", "error", "message"),
+        [
+            (flawed({"c": "?"}), ValueError, "asked agent 'c', which is not in its agents .'a', 'b'."),
+            (flawed({"a": "?"}, {"a": "?"}), ValueError, "asked agent 'a' for reply 2, but its slots hold 1"),
+            (
+                flawed({"a": "?", "b": "?"}, slots=[Slot("a"), Slot("b", 1)], num_turns=2),
+                ValueError,
+                "replies of different turns at once",
+            ),
+            (flawed(Execute([])), ValueError, "yielded Execute without jobs"),
+            (flawed({}), TypeError, "yielded {}; yield a non-empty dict"),
+            (flawed("hello"), TypeError, "yielded 'hello'; yield a non-empty dict"),
+            (flawed(), ValueError, "let nobody speak in the first turn"),
+            # A reply whose slot belongs to a turn that is over
+            (
+                flawed({"a": "?"}, {"a": "?"}, {"b": "?"}, slots=[Slot("a"), Slot("b"), Slot("a", 1)], num_turns=2),
+                ValueError,
+                "asks .'b'. for turn 0 after its last turn",
+            ),
+            (flawed({"a": "?"}, {"b": "?"}, slots=[Slot("a"), Slot("b", 1)]), ValueError, "num_turns=1"),
+            # Turns are consecutive, or the reward of the last would not be found
+            (
+                flawed({"a": "?"}, {"b": "?"}, slots=[Slot("a"), Slot("a", 1), Slot("b", 2)], num_turns=3),
+                ValueError,
+                "let nobody speak in turn 1, but asks .'b'. for turn 2",
+            ),
+        ],
+    )
+    def test_a_workflow_that_breaks_the_rules_is_named(self, workflow, error, message):
+        with pytest.raises(error, match=f"Flawed.*{message}"):
+            run(workflow)
+
+
+class TestEncodePrompts:
+    CHAT = [{"role": "user", "content": "def f(x):"}, {"role": "assistant", "content": "return"}]
+
+    @pytest.fixture(scope="class")
+    def tokenizer(self, tiny_model):
+        return AutoTokenizer.from_pretrained(tiny_model)
+
+    def test_chat_messages_go_through_the_template(self, tokenizer):
+        [ids] = encode_prompts(tokenizer, [self.CHAT[:1]])
+        assert tokenizer.decode(ids) == "<|user|>def f(x):<|end|><|assistant|>"
+        expected = tokenizer.apply_chat_template(
+            [self.CHAT], add_generation_prompt=True, tokenize=True, return_dict=True
+        )
+        assert encode_prompts(tokenizer, [self.CHAT]) == expected["input_ids"]
+
+    def test_plain_text_is_tokenized_as_it_is(self, tokenizer):
+        texts = ["def f(x):", "assert f(3) == 7\n"]
+        assert encode_prompts(tokenizer, texts) == tokenizer(texts)["input_ids"]
+        assert [tokenizer.decode(ids) for ids in encode_prompts(tokenizer, texts)] == texts
+
+    def test_without_a_template_the_contents_are_joined(self, tokenizer, tiny_model):
+        base = AutoTokenizer.from_pretrained(tiny_model)
+        base.chat_template = None
+        mixed = [self.CHAT, "assert"]
+        assert [base.decode(ids) for ids in encode_prompts(base, mixed)] == ["def f(x):\n\nreturn\n", "assert"]
+
+    def test_template_arguments_are_passed_on(self, tiny_model):
+        tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+        tokenizer.chat_template = "{{ 'think' if thinking else 'answer' }}"
+        prompts = [self.CHAT, self.CHAT]
+        assert {tokenizer.decode(ids) for ids in encode_prompts(tokenizer, prompts, thinking=True)} == {"think"}
