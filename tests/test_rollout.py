@@ -207,7 +207,7 @@ def flawed(*requests, slots=None, num_turns=1, agents=("a", "b")):
     class Flawed(Workflow):
         def play(self, problem):
             for request in requests:
-                yield request
+                self.answer = yield request
 
         def solution(self, problem, replies):
             return ""
