@@ -1,7 +1,9 @@
 """Configuration that all multi-agent trainers share."""
 
+import os
 from dataclasses import dataclass, field
 
+import torch
 from trl import GRPOConfig
 
 
@@ -115,6 +117,8 @@ class MultiAgentConfig(GRPOConfig):
     )
 
     def __post_init__(self):
+        if not torch.accelerator.is_available():
+            self._run_on_cpu()
         # The workflow's number of slots is known to the trainer only, which completes what is left open here
         self.auto_generation_batch = self.generation_batch_size is None and self.steps_per_generation is None
         self.auto_eval_batch = self.per_device_eval_batch_size is None
@@ -157,6 +161,21 @@ class MultiAgentConfig(GRPOConfig):
         for name in ("num_agents", "num_workers"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
+
+    def _run_on_cpu(self) -> None:
+        """Completes what a machine without accelerator needs, so that one launch configuration serves all machines."""
+        if self.bf16 is None and not self.fp16:
+            self.bf16 = False
+        if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
+            # accelerate leaves DeepSpeed out with use_cpu, and is blind to the other processes without a backend
+            self.ddp_backend = self.ddp_backend or "gloo"
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")
+            import deepspeed.ops
+
+            # A faster reduction, for which DeepSpeed would call a C++ compiler that the machine may not have
+            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        else:
+            self.use_cpu = True
 
 
 def _choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
