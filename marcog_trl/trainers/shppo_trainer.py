@@ -160,15 +160,16 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
 
     def _seed_noise(self) -> None:
         """
-        Seeds the latents' generator by what the generation batch is, so that a resumed run draws the same noise without
-        having saved a state. In agent scope all processes draw the same.
+        Seeds the latents' generator by the number of the generation batch, so that a resumed run draws the same noise
+        without having saved a state. In agent scope all processes draw the same, whatever their number.
         """
         args = self.args
         steps = (
             self.state.global_step * args.gradient_accumulation_steps + self._step % args.gradient_accumulation_steps
         )
+        batch = steps // (args.steps_per_generation * args.num_iterations)
         process = 0 if args.latent_scope == "agent" else self.accelerator.process_index
-        self._generator.manual_seed((args.seed * 1_000_003 + steps) * 1_009 + process)
+        self._generator.manual_seed((args.seed * 1_000_003 + batch) * 1_009 + process)
         if args.latent_scope == "agent":
             self._agent_noise = self._draw(len(self.agents))
 
