@@ -7,7 +7,7 @@ import inspect
 import math
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +21,10 @@ from trl import GRPOTrainer
 from trl.trainer.utils import get_callable_name, is_async_callable
 
 from marcog_trl.advantages import agent_weights, group_advantages, turn_returns
-from marcog_trl.agents import Workflow, make_workflow
+from marcog_trl.agents import Workflow, make_workflow, solution_job
 from marcog_trl.execution import CodeExecutor
 from marcog_trl.rewards import make_reward
+from marcog_trl.rewards.scoring import judge
 from marcog_trl.rollout import Episode, Row, encode_prompts, play
 from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
 from marcog_trl.trainers.team_files import MODULES_FILE, TEAM_FILE, check_checkpoint, describe_team, write_json
@@ -242,8 +243,8 @@ class MultiAgentTrainer(GRPOTrainer):
             )
         if isinstance(train_dataset, Dataset) and len(train_dataset) < args.generation_batch_size // whole:
             raise ValueError(
-                f"train_dataset has {len(train_dataset)} problems, fewer than the {args.generation_batch_size // whole} "
-                f"of a generation batch; generation_batch_size={len(train_dataset) * whole} or more problems works"
+                f"train_dataset has {len(train_dataset)} problems, fewer than a generation batch of "
+                f"generation_batch_size={args.generation_batch_size} rows holds; {args.generation_batch_size // whole} work"
             )
         whole = args.num_generations_eval * num_slots
         if args.auto_eval_batch:
@@ -343,6 +344,36 @@ class MultiAgentTrainer(GRPOTrainer):
             total=self._total,
         )
 
+    def play_episodes(self, problems: list[dict[str, Any]]) -> list[Episode]:
+        """
+        Plays and scores one episode per problem with the current policy, outside of training.
+
+        With several processes it is a collective operation, and every process must bring the same number of problems.
+
+        Args:
+            problems (`list[dict]` of length E): Dataset rows with tests.
+
+        Returns:
+            `list[Episode]`: With rewards and, of every turn, the verdict of its solution.
+        """
+        episodes = self._play(problems, None)
+        for k in range(self.workflow.num_turns):
+            turns = [(episode, episode.turns[k]) for episode in episodes if len(episode.turns) > k]
+            jobs = [solution_job(episode.problem, turn.solution) for episode, turn in turns]
+            verdicts = judge(
+                [episode.problem for episode, _ in turns],
+                [turn.solution for _, turn in turns],
+                [turn.verdicts for _, turn in turns],
+                self.executor,
+            )
+            for (_, turn), job, verdict in zip(turns, jobs, verdicts, strict=True):
+                turn.verdicts.append((job, verdict))
+            self._score(episodes, k)
+        # What reward functions logged belongs to no training step
+        self._pending_metrics.clear()
+        self._episode_extras.clear()
+        return episodes
+
     def _rollout(self, prompts: list, trainer: GRPOTrainer) -> dict[str, Any]:
         """TRL's rollout function: plays the episodes of this process and lays their replies out as rows."""
         slots = self.workflow.slots
@@ -363,7 +394,8 @@ class MultiAgentTrainer(GRPOTrainer):
             for k, turn in enumerate(episode.turns):
                 if turn.rewards is not None:
                     rewards[e, :, k] = torch.tensor([turn.rewards[agent] for agent in self.agents])
-        acts = {(slot.agent, slot.turn): slot.act for slot in slots}  # the last one stays
+        turn_of = [None if row is None else (row.episode, row.slot.agent, row.slot.turn) for row in rows]
+        last_row = {turn: i for i, turn in enumerate(turn_of)}  # of an agent's acts in a turn, the last one stays
         of_slot = [slots[i // num_generations % len(slots)] for i in range(len(prompts))]
         device = self.accelerator.device
         self._rollout_in_flight = Rollout(
@@ -373,7 +405,7 @@ class MultiAgentTrainer(GRPOTrainer):
             scores=self._scores,
             agent=torch.tensor([self.agents.index(slot.agent) for slot in of_slot], device=device),
             turn=torch.tensor([slot.turn for slot in of_slot], device=device),
-            last_act=torch.tensor([slot.act == acts[slot.agent, slot.turn] for slot in of_slot], device=device),
+            last_act=torch.tensor([last_row[turn] == i for i, turn in enumerate(turn_of)], device=device),
             live=torch.tensor(live, device=device),
         )
         # An unused slot is one end-of-sequence token that no loss sees
@@ -643,27 +675,34 @@ def _wants_executor(reward_func: Callable) -> bool:
     return _needs_tests(reward_func) or "executor" in inspect.signature(reward_func).parameters
 
 
-def _check_rewards(name: str, output, expected: int, agents: list[str]) -> list[float | dict[str, float] | None]:
+def _check_rewards(name: str, output: Any, expected: int, agents: list[str]) -> list[float | dict[str, float] | None]:
     """
     One reward per episode: a float, a dict agent -> float, or `None`.
 
     Raises:
-        ValueError: If the reward function returned another number of rewards, NaN, or a dict of other agents.
+        ValueError: If the reward function returned something else, another number of rewards, NaN or infinity.
     """
+    if not isinstance(output, Iterable):
+        raise ValueError(f"reward function {name!r} returned {output!r}; a list of {expected} rewards works")
     rewards = list(output)
     if len(rewards) != expected:
         raise ValueError(f"reward function {name!r} returned {len(rewards)} rewards for {expected} episodes")
     checked: list[float | dict[str, float] | None] = []
     for i, reward in enumerate(rewards):
-        if isinstance(reward, dict) and set(reward) != set(agents):
+        try:
+            if reward is None:
+                checked.append(None)
+                continue
+            numbers = {agent: float(reward[agent]) for agent in agents} if isinstance(reward, dict) else float(reward)
+        except (KeyError, TypeError, ValueError):
+            numbers = None
+        if numbers is None or (isinstance(reward, dict) and len(reward) != len(agents)):
             raise ValueError(
-                f"reward function {name!r} returned {reward!r} for episode {i}; a float per agent {agents} works"
+                f"reward function {name!r} returned {reward!r} for episode {i}; a float, or one for each of {agents}, works"
             )
-        values = list(reward.values()) if isinstance(reward, dict) else [] if reward is None else [reward]
-        if any(math.isnan(float(value)) for value in values):
-            raise ValueError(f"reward function {name!r} returned NaN for episode {i}; None masks an episode")
-        if isinstance(reward, dict):
-            checked.append({agent: float(reward[agent]) for agent in agents})
-        else:
-            checked.append(None if reward is None else float(reward))
+        for number in numbers.values() if isinstance(numbers, dict) else [numbers]:
+            if not math.isfinite(number):
+                shown = "NaN" if math.isnan(number) else number
+                raise ValueError(f"reward function {name!r} returned {shown} for episode {i}; None masks an episode")
+        checked.append(numbers)
     return checked

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
 TEAM_FILE = "team.json"
 MODULES_FILE = "team_modules.safetensors"
 FORMAT_VERSION = 1
+# The settings without which a saved team would speak otherwise than it did
+_SETTINGS = (
+    "workflow", "num_turns", "num_agents", "feedback", "visible_tests", "critic", "critic_backprop", "parameter_sharing",
+    "latent_scope", "latent_size", "sigma_min", "max_completion_length", "temperature", "top_p", "top_k", "min_p",
+    "repetition_penalty", "use_cpu", "bf16",
+)  # fmt: skip
 # What must agree for a checkpoint to be continued
 _IDENTITY = ("format_version", "trainer", "base_model", "agents", "workflow", "num_turns", "modules")
 
@@ -45,6 +52,8 @@ def describe_team(trainer: MultiAgentTrainer, modules: dict[str, Any]) -> dict[s
         "workflow": type(trainer.workflow).__name__,
         "num_turns": trainer.workflow.num_turns,
         "modules": modules,
+        "rewards": trainer.reward_func_names,
+        "settings": {f.name: getattr(trainer.args, f.name) for f in fields(trainer.args) if f.name in _SETTINGS},
         "versions": {package: version(package) for package in ("marcog-trl", "trl", "transformers", "peft", "torch")},
     }
 

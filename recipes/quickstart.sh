@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Sets up a virtual environment (.venv) with the tested versions and trains a team on the embedded default, on CPU.
+# Flags are passed on to recipes/train_shppo.py, for example: bash recipes/quickstart.sh --seed 1
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source recipes/setup.sh deepspeed
+export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false PYTHONWARNINGS=ignore::FutureWarning
+export ACCELERATE_USE_CPU=true DS_ACCELERATOR=cpu CUDA_VISIBLE_DEVICES=
+exec accelerate launch --config_file recipes/zero2.yaml recipes/train_shppo.py "$@"

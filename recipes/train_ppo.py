@@ -1,0 +1,65 @@
+"""
+Trains a team with multi-agent PPO.
+
+The embedded default, without network or GPU:
+
+    accelerate launch --config_file recipes/zero2.yaml recipes/train_ppo.py
+
+A Qwen2.5-Coder team on HumanEval:
+
+    accelerate launch --config_file recipes/zero2.yaml recipes/train_ppo.py --config recipes/configs/qwen2.5-coder-1.5b.yaml
+"""
+
+import time
+from pathlib import Path
+
+from trl import get_peft_config
+
+from marcog_trl import MultiAgentPPOConfig, MultiAgentPPOTrainer, load_problems
+from marcog_trl.trainers.launch import parse, set_max_steps
+from marcog_trl.trainers.report import evaluate_team, plot_curves, print_table, write_results
+
+
+DEFAULT_CONFIG = Path(__file__).parent / "configs" / "builtin.yaml"
+
+
+def train(trainer_class, config_class):
+    script_args, training_args, model_args = parse(config_class, DEFAULT_CONFIG)
+    started = time.perf_counter()
+    set_max_steps(training_args, script_args.num_steps)
+    test_dataset = load_problems(script_args.dataset_name, script_args.dataset_test_split)
+    trainer = trainer_class(
+        model=model_args.model_name_or_path,
+        reward_funcs=script_args.reward,
+        args=training_args,
+        train_dataset=load_problems(script_args.dataset_name, script_args.dataset_train_split),
+        eval_dataset=test_dataset if training_args.eval_strategy != "no" else None,
+        peft_config=get_peft_config(model_args),
+    )
+    accelerator = trainer.accelerator
+    accelerator.print(f"Code execution: {trainer.executor.isolation}")
+
+    results = {}
+    if script_args.num_samples:
+        accelerator.print(f"Evaluating the untrained team on {len(test_dataset)} held-out problems ...")
+        results["untrained"] = evaluate_team(trainer, test_dataset, script_args.num_samples)
+    trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
+    if script_args.num_samples:
+        accelerator.print("Evaluating the trained team ...")
+        results["trained"] = evaluate_team(trainer, test_dataset, script_args.num_samples)
+
+    output_dir = Path(training_args.output_dir)
+    trainer.save_model(training_args.output_dir)
+    if accelerator.is_main_process:
+        results |= {"seconds": time.perf_counter() - started, "adapter": str(output_dir)}
+        write_results(output_dir / "results.json", results)
+        plot_curves(trainer.state.log_history, trainer.agents, output_dir / "curves.png")
+        if script_args.num_samples:
+            print_table(results, f"{len(test_dataset)} held-out problems, {script_args.num_samples} samples each")
+        print(f"Adapter: {output_dir}\nCurves: {output_dir / 'curves.png'}\nFigures: {output_dir / 'results.json'}")
+    if training_args.push_to_hub:
+        trainer.push_to_hub(dataset_name=script_args.dataset_name)
+
+
+if __name__ == "__main__":
+    train(MultiAgentPPOTrainer, MultiAgentPPOConfig)
