@@ -112,6 +112,7 @@ ENTRY_POINT = "solve"
 SIZES = {"train": 800, "validation": 96, "test": 120}
 SHARES = {"validation": 0.11, "test": 0.14}
 MIN_TESTS, MAX_TESTS = 5, 8
+EXAMPLE_LENGTH = 50  # characters of the docstring's input and output together
 WORDS = (
     "apple banana cherry grape lemon melon olive peach plum quince radish spinach tomato walnut yam zucchini".split()
 )
@@ -230,7 +231,7 @@ def _examples(first: _Call, second: _Call, rng: random.Random) -> list[tuple[Any
         if not _small(between) or any(value == seen for seen, _ in examples):
             continue
         expected = second.run(between)
-        if not _small(expected):
+        if not _small(expected) or (not examples and len(f"{value}{expected}") > EXAMPLE_LENGTH):
             continue
         if examples:
             survivors = [(f, g) for f, g in rivals if _fulfils(f, g, value, expected)]

@@ -14,7 +14,6 @@ from datasets import Dataset, ReadInstruction, load_dataset
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
 from marcog_trl.problems.builtin import SIZES, generate
-from marcog_trl.problems.jobs import parse, preamble
 
 
 HUMANEVAL_ID = "openai/openai_humaneval"
@@ -125,13 +124,15 @@ def _complete(row: dict[str, Any], task_id: str) -> dict[str, Any]:
         raise ValueError(f"problem {task_id!r} has test={test!r}; give it a test")
     test_format = row.get("test_format") or _test_format(test)
     entry_point = row.get("entry_point") or (_entry_point(test[0]) if test_format == "asserts" else "")
-    starter_code = row.get("starter_code") or (prompt if _is_stub(prompt, entry_point) else "")
+    stub = _stub_line(prompt, entry_point)
+    starter_code = row.get("starter_code") or (prompt if stub else "")
+    setup = row.get("setup") or ("".join(prompt.splitlines(keepends=True)[: stub - 1]) if stub else "")
     return {
         "task_id": task_id,
         "test_format": test_format,
         "entry_point": entry_point,
         "starter_code": starter_code,
-        "setup": row.get("setup") or preamble(starter_code, entry_point),
+        "setup": setup,
         "canonical_solution": row.get("canonical_solution") or "",
     }
 
@@ -149,7 +150,11 @@ def _entry_point(test: str) -> str:
     return next((name for name in names if name not in vars(builtins)), "")
 
 
-def _is_stub(prompt: Any, entry_point: str) -> bool:
-    """Whether a prompt is source that begins the entry point, as HumanEval's are."""
-    tree = parse(prompt) if isinstance(prompt, str) else None
-    return any(isinstance(node, ast.FunctionDef) and node.name == entry_point for node in (tree.body if tree else ()))
+def _stub_line(prompt: Any, entry_point: str) -> int:
+    """Line, from 1, at which a prompt that is source, as HumanEval's are, begins the entry point; 0 where none does."""
+    try:
+        tree = ast.parse(prompt)
+    except (SyntaxError, ValueError, TypeError):
+        return 0
+    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == entry_point)
+    return next((min([node.lineno, *(d.lineno for d in node.decorator_list)]) for node in functions), 0)
