@@ -23,14 +23,14 @@ from marcog_trl.trainers.report import evaluate_team, plot_curves, print_table, 
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "builtin.yaml"
 
 
-def train(trainer_class, config_class):
-    script_args, training_args, model_args = parse(config_class, DEFAULT_CONFIG)
+def train(trainer_class, config_class, reward_funcs=None, argv=None):
+    script_args, training_args, model_args = parse(config_class, DEFAULT_CONFIG, argv)
     started = time.perf_counter()
     set_max_steps(training_args, script_args.num_steps)
     test_dataset = load_problems(script_args.dataset_name, script_args.dataset_test_split)
     trainer = trainer_class(
         model=model_args.model_name_or_path,
-        reward_funcs=script_args.reward,
+        reward_funcs=reward_funcs or script_args.reward,
         args=training_args,
         train_dataset=load_problems(script_args.dataset_name, script_args.dataset_train_split),
         eval_dataset=test_dataset if training_args.eval_strategy != "no" else None,

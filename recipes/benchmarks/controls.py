@@ -1,0 +1,48 @@
+"""
+Controls of the quickstart: what rises when nothing can be learnt.
+
+    python recipes/benchmarks/controls.py zero       # all learning rates 0
+    python recipes/benchmarks/controls.py shuffled   # rewards shuffled across the episodes of a batch
+
+Further flags are those of recipes/train_shppo.py. The solved share of either must rise by less than 5 points.
+"""
+
+import random
+import sys
+from pathlib import Path
+
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from train_ppo import train
+
+from marcog_trl import SHPPOConfig, SHPPOTrainer, execution_reward
+
+
+RATES = ("learning_rate", "critic_learning_rate", "latent_learning_rate", "inference_learning_rate")
+_rng = random.Random(0)
+
+
+def shuffled_execution_reward(prompts, completions, **kwargs):
+    rewards = execution_reward(prompts, completions, **kwargs)
+    _rng.shuffle(rewards)
+    return rewards
+
+
+shuffled_execution_reward.needs_tests = True
+
+
+def main():
+    if len(sys.argv) < 2 or sys.argv[1] not in ("zero", "shuffled"):
+        sys.exit(__doc__)
+    control, argv = sys.argv[1], sys.argv[2:]
+    if not any(argument.startswith(("--output_dir", "--save_dir")) for argument in argv):
+        argv += ["--output_dir", f"outputs/control-{control}"]
+    if control == "zero":
+        train(SHPPOTrainer, SHPPOConfig, argv=argv + [part for rate in RATES for part in (f"--{rate}", "0")])
+    else:
+        train(SHPPOTrainer, SHPPOConfig, shuffled_execution_reward, argv)
+
+
+if __name__ == "__main__":
+    main()

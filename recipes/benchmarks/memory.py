@@ -1,0 +1,76 @@
+"""
+Peak memory of SHPPO with 2 and with 8 agents at the same number of rows, each in a process of its own.
+
+    python recipes/benchmarks/memory.py
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import warnings
+
+
+warnings.filterwarnings("ignore", category=FutureWarning)
+
+
+def measure(num_agents: int) -> None:
+    from datasets import Dataset
+    from step_cost import reward
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    from marcog_trl import Agent, SHPPOConfig, SHPPOTrainer, Workflow
+    from marcog_trl.embedded import load_default_model
+
+    class Team(Workflow):
+        agents = tuple(Agent(f"agent{i}", f"Write part {i}.") for i in range(num_agents))
+
+        def play(self, problem):
+            yield {agent.name: problem["prompt"] for agent in self.agents}
+
+        def solution(self, problem, replies):
+            return "".join(replies.values())
+
+    _, tokenizer = load_default_model()
+    config = Qwen2Config(
+        vocab_size=8192, hidden_size=512, intermediate_size=1536, num_hidden_layers=8, num_attention_heads=16,
+        num_key_value_heads=16, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None, tie_word_embeddings=True,
+    )  # fmt: skip
+    args = SHPPOConfig(
+        tempfile.mkdtemp(), per_device_train_batch_size=32, num_generations=4, max_completion_length=64, max_steps=3,
+        generation_kwargs={"min_new_tokens": 64}, beta=0.02, use_cpu=True, bf16=False, gradient_checkpointing=False,
+        save_strategy="no", report_to="none", disable_tqdm=True,
+    )  # fmt: skip
+    dataset = Dataset.from_dict({"prompt": ["def f(xs): add one to every number " * 8] * 64})
+    model = Qwen2ForCausalLM(config)
+    trainer = SHPPOTrainer(model, reward, args, dataset, processing_class=tokenizer, workflow=Team())
+    start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    trainer.train()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(json.dumps({"agents": num_agents, "peak_mib": peak / 1024, "training_mib": (peak - start) / 1024}))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--agents", type=int, help="measure this team in this process")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    if options.agents is not None:
+        measure(options.agents)
+        return
+    peaks: dict[int, list[dict]] = {2: [], 8: []}
+    for _ in range(options.rounds):
+        for agents in peaks:
+            command = [sys.executable, __file__, "--agents", str(agents)]
+            output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            peaks[agents].append(json.loads(output.strip().splitlines()[-1]))
+    for key in ("peak_mib", "training_mib"):
+        two, eight = (sorted(run[key] for run in peaks[agents])[options.rounds // 2] for agents in peaks)
+        print(f"{key}: 2 agents {two:.0f}, 8 agents {eight:.0f}, ratio {eight / two:.3f}")
+
+
+if __name__ == "__main__":
+    main()
