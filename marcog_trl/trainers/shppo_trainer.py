@@ -89,6 +89,7 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         self._role_observations: torch.Tensor | None = None
         self._agent_noise: torch.Tensor | None = None
         self._generator = torch.Generator()
+        self._probe: tuple[list[int], torch.Tensor] | None = None
         super().__init__(model, reward_funcs, args, *positional, **kwargs)
         self._role_ids = encode_prompts(
             self._tokenizer, [[{"role": "user", "content": agent.role}] for agent in self.workflow.agents]
@@ -246,6 +247,7 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         if self._has_latents:
             tensors["z"] = self._by_row(rollout, self._latents)
             tensors |= self._team_tensors(rollout)
+            self._keep_probe(rollout, tensors)
             if self.args.policy_gradient_to_latent:
                 tensors["obs"], tensors["eps"] = self._all_observations(rollout), self._by_row(rollout, self._noise)
         return tensors
@@ -361,6 +363,35 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         totals = self._sum_over_processes(torch.stack([*logged.values(), weight.sum()]))
         for name, value in zip(logged, (totals[:-1] / totals[-1].clamp(min=1e-8)).tolist(), strict=True):
             self._metric(name, value)
+
+    def _keep_probe(self, rollout: Rollout, tensors: dict[str, torch.Tensor]) -> None:
+        """Keeps one prompt, and the latents of all agents in its turn, to compare the agents on."""
+        used = next((i for i, row in enumerate(rollout.rows) if row is not None), None)
+        if used is None:
+            self._probe = [self._tokenizer.eos_token_id], torch.zeros_like(tensors["z"][: len(self.agents)])
+        else:
+            latents = tensors["z"][self._team_rows(rollout)[used].clamp(min=0)]
+            self._probe = rollout.rows[used].prompt_ids, latents  # type: ignore[union-attr]
+
+    @torch.no_grad()
+    def _behavioural_diversity(self) -> float:
+        """
+        Mean total-variation distance, in [0, 1], between the next-token distributions of two agents on the same prompt.
+        """
+        prompt_ids, latents = self._probe  # type: ignore[misc]
+        ids = torch.tensor([prompt_ids] * len(latents), device=self.accelerator.device)
+        with self.team.rows(Flight(z=latents)), self.accelerator.autocast():
+            logits = self.model(input_ids=ids, logits_to_keep=1, use_cache=False).logits[:, -1]
+        p = logits.float().softmax(-1)
+        distance = (p[:, None] - p[None]).abs().sum(-1) / 2
+        pairs = max(1, len(p) * (len(p) - 1))
+        return self.accelerator.gather(distance.sum() / pairs).mean().item()
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if self._probe is not None and self.model.training:
+            self._metric("agents/behavioural_diversity", self._behavioural_diversity())
+            self._probe = None
+        super().log(logs, start_time)
 
     # Checkpoints
 
