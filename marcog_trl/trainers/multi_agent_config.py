@@ -1,6 +1,7 @@
 """Configuration that all multi-agent trainers share."""
 
 import os
+import warnings
 from dataclasses import dataclass, field
 
 import torch
@@ -75,7 +76,13 @@ class MultiAgentConfig(GRPOConfig):
     )
     scale_rewards: str = field(
         default="none",
-        metadata={"help": "Kept at 'none': credit is computed by the trainer, not by the group's standard deviation."},
+        metadata={
+            "help": "Has no effect: credit is computed by the trainer. TRL's other values are accepted with a warning."
+        },
+    )
+    disable_dropout: bool = field(
+        default=True,
+        metadata={"help": "Without dropout, the ratio of new to old probabilities is exactly 1 before the first update."},
     )
 
     # Parameters that control the team
@@ -154,7 +161,15 @@ class MultiAgentConfig(GRPOConfig):
         _choice("feedback", self.feedback, FEEDBACK_MODES)
         _choice("agent_loss_weighting", self.agent_loss_weighting, ("agent", "token"))
         _choice("isolation", self.isolation, ("strict", "best_effort", "none"))
-        _choice("scale_rewards", self.scale_rewards, ("none",))
+        _choice("scale_rewards", self.scale_rewards, ("none", "group", "batch"))
+        if self.scale_rewards != "none":
+            warnings.warn(
+                f"scale_rewards={self.scale_rewards!r} has no effect: {type(self).__name__} says how advantages are scaled",
+                stacklevel=3,
+            )
+            self.scale_rewards = "none"
+        # Rewards are weighted and summed per episode and agent, before there are groups
+        _choice("multi_objective_aggregation", self.multi_objective_aggregation, ("sum_then_normalize",))
         _unit_interval("gamma_turn", self.gamma_turn)
         for name in ("num_turns", "num_generations", "execution_timeout", "execution_memory_mb"):
             _positive(name, getattr(self, name))

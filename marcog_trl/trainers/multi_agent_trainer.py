@@ -140,6 +140,8 @@ class MultiAgentTrainer(GRPOTrainer):
             )
         reward_funcs = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs] if reward_funcs else []
         reward_funcs = [_named_reward(func) for func in reward_funcs]
+        if not reward_funcs:
+            raise ValueError("reward_funcs is missing; 'execution_reward', or a function of completions, works")
         self._check_datasets(train_dataset, eval_dataset, reward_funcs)
         self._fit_batches(args, train_dataset)
         self._executor: CodeExecutor | None = None
@@ -204,8 +206,10 @@ class MultiAgentTrainer(GRPOTrainer):
             else {"eval_dataset": eval_dataset}
         )
         for name, dataset in datasets.items():
-            if dataset is None:
+            if dataset is None and name != "train_dataset":
                 continue
+            if not isinstance(dataset, Dataset | IterableDataset):
+                raise TypeError(f"{name} is a {type(dataset).__name__}; a Dataset with a column 'prompt' works")
             if isinstance(dataset, Dataset) and len(dataset) == 0:
                 raise ValueError(f"{name} is empty; a dataset with at least one problem works")
             columns = dataset.column_names
@@ -215,14 +219,13 @@ class MultiAgentTrainer(GRPOTrainer):
                 raise ValueError(f"{name} has no column 'prompt' but {columns}; rename_column(..., 'prompt') works")
             if "image" in columns or "images" in columns:
                 raise ValueError(f"{name} has images; {type(self).__name__} takes text-only problems")
-            if readers and "test" not in columns:
-                raise ValueError(f"{name} has no column 'test', which {readers[0]} needs, but {columns}")
-            if readers and isinstance(dataset, Dataset):
-                missing = next((i for i, test in enumerate(dataset["test"]) if not test), None)
-                if missing is not None:
-                    raise ValueError(
-                        f"{name}[{missing}] has no tests, which {readers[0]} needs; drop the row or add tests"
-                    )
+            needed = {"prompt": "every episode"} | ({"test": readers[0], "test_format": readers[0]} if readers else {})
+            for column, reader in needed.items():
+                if column not in columns:
+                    raise ValueError(f"{name} has no column {column!r}, which {reader} needs, but {columns}")
+                for i, value in enumerate(dataset[column] if isinstance(dataset, Dataset) else ()):
+                    if not value:
+                        raise ValueError(f"{name}[{i}] has no {column!r}, which {reader} needs; dropping the row works")
 
     def _fit_batches(self, args: MultiAgentConfig, train_dataset) -> None:
         num_slots, num_processes = len(self.workflow.slots), args.world_size
@@ -259,17 +262,27 @@ class MultiAgentTrainer(GRPOTrainer):
         cycle = math.lcm(args.steps_per_generation * args.num_iterations, accumulation) // accumulation
         if args.auto_save_steps:
             args.save_steps = cycle * math.ceil(args.save_steps / cycle)
-        elif args.save_strategy == "steps" and args.save_steps >= 1 and args.save_steps % cycle:
+        elif args.save_strategy == "steps" and cycle > 1 and args.save_steps % cycle:
+            # A share of the run, below 1, may fall anywhere
+            works = cycle * math.ceil((args.save_steps if args.save_steps >= 1 else 500) / cycle)
             raise ValueError(
                 f"save_steps={args.save_steps} falls inside a generation cycle of {cycle} optimizer steps, from which a "
-                f"run cannot resume exactly; {cycle * math.ceil(args.save_steps / cycle)} works"
+                f"run cannot resume exactly; {works} works"
             )
 
     def _adapter_config(self, model, peft_config: PeftConfig | None, args: MultiAgentConfig) -> PeftConfig | None:
         """The adapter to train: the user's, or LoRA on all linear layers."""
-        if peft_config is None and not (not isinstance(model, str) and is_peft_model(model)):
-            return LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules="all-linear")
-        return peft_config
+        if isinstance(model, str) or not is_peft_model(model):
+            default = LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules="all-linear")
+            return default if peft_config is None else peft_config
+        if "default" not in model.peft_config:
+            raise ValueError(
+                f"model has the adapters {list(model.peft_config)} and no 'default', which is the one that is trained; "
+                "PeftModel.from_pretrained(..., adapter_name='default') works"
+            )
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise ValueError("model's adapter is frozen; PeftModel.from_pretrained(..., is_trainable=True) works")
+        return peft_config  # with an adapter in place, TRL refuses another one
 
     @staticmethod
     def _make_executor(args: MultiAgentConfig) -> CodeExecutor:

@@ -1,0 +1,697 @@
+"""What all trainers share: TRL's own scripts, rewards by episode, rows, logs, and what is refused before work starts."""
+
+import asyncio
+import glob
+import math
+
+import pandas as pd
+import pytest
+import teams
+import torch
+from datasets import Dataset, IterableDataset
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from marcog_trl import MultiAgentPPOConfig, MultiAgentPPOTrainer, SHPPOConfig, SHPPOTrainer, load_problems
+from marcog_trl.agents import Agent, Execute, Workflow
+from marcog_trl.execution import Verdict
+
+
+CHAT = [[{"role": "system", "content": "Code only."}, {"role": "user", "content": f"def f{i}(x):"}] for i in range(4)]
+
+
+def grpo_script(trainer_class, config_class, model, path, **options):
+    """A user's GRPO script. Returns the trainer and everything that its rewards were given."""
+    calls = {"letters": [], "long": [], "rare": []}
+
+    def keep(name, prompts, completions, completion_ids, **kwargs):
+        assert kwargs["trainer_state"].max_steps == 3
+        calls[name].append((prompts, completions, completion_ids, kwargs["answer"]))
+        return [completion if isinstance(completion, str) else completion[0]["content"] for completion in completions]
+
+    def letters(prompts, completions, completion_ids, log_extra, log_metric, **kwargs):
+        texts = keep("letters", prompts, completions, completion_ids, **kwargs)
+        log_extra("length", [len(text) for text in texts])
+        log_metric("longest", float(max(map(len, texts))))
+        return teams.letters(texts)
+
+    async def long(prompts, completions, completion_ids, **kwargs):
+        await asyncio.sleep(0)
+        return [len(text) / 16 for text in keep("long", prompts, completions, completion_ids, **kwargs)]
+
+    def rare(prompts, completions, completion_ids, **kwargs):
+        texts = keep("rare", prompts, completions, completion_ids, **kwargs)
+        return [None if i % 3 else 1.0 for i, _ in enumerate(texts)]
+
+    class Stages(TrainerCallback):
+        seen = []
+
+        def on_step_end(self, args, state, control, **kwargs):
+            self.seen.append(state.global_step)
+
+    args = config_class(
+        str(path),
+        max_steps=3,
+        per_device_train_batch_size=4,
+        per_device_eval_batch_size=4,
+        num_generations=4,
+        num_generations_eval=2,
+        steps_per_generation=2,
+        gradient_accumulation_steps=2,
+        max_completion_length=6,
+        learning_rate=1e-2,
+        loss_type="dapo",
+        beta=0.1,
+        scale_rewards=False,
+        reward_weights=[1.0, 0.5, 0.25],
+        log_completions=True,
+        num_completions_to_print=0,
+        eval_strategy="steps",
+        eval_steps=2,
+        logging_steps=1,
+        report_to="tensorboard",
+        save_strategy="no",
+        use_cpu=True,
+        bf16=False,
+        disable_tqdm=True,
+        **options.pop("config", {}),
+    )
+    data = Dataset.from_dict({"prompt": options["prompts"], "answer": list("abcd")})
+    trainer = trainer_class(
+        model,
+        reward_funcs=[letters, long, rare],
+        args=args,
+        train_dataset=data,
+        eval_dataset=data.select(range(3)),
+        callbacks=[Stages()],
+        peft_config=LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear"),
+    )
+    trainer.train()
+    assert Stages.seen == [1, 2, 3]
+    return trainer, calls
+
+
+class TestGRPOScript:
+    """A script for TRL's trainer runs with two names changed."""
+
+    @pytest.fixture(scope="class", params=["plain", "conversational"])
+    def runs(self, request, tiny_model, tmp_path_factory):
+        path = tmp_path_factory.mktemp(request.param)
+        prompts = CHAT if request.param == "conversational" else [chat[1]["content"] for chat in CHAT]
+        ours = {"critic": "none", "advantage_normalization": "none"}
+        return (
+            grpo_script(GRPOTrainer, GRPOConfig, tiny_model, path / "trl", prompts=prompts),
+            grpo_script(
+                MultiAgentPPOTrainer, MultiAgentPPOConfig, tiny_model, path / "marcog", prompts=prompts, config=ours
+            ),
+        )
+
+    def test_rewards_are_given_what_trl_gives_them(self, runs):
+        (_, expected), (_, calls) = runs
+        assert all(len(entries) > 3 for entries in expected.values())
+        assert calls == expected
+
+    def test_without_a_critic_the_update_is_trl_s_bit_for_bit(self, runs):
+        (trl, _), (ours, _) = runs
+        assert all(value != 0 for value in teams.logged(ours, "grad_norm"))
+        for name in ("loss", "grad_norm", "reward", "kl", "entropy", "rewards/rare/mean", "longest", "eval_loss"):
+            assert teams.logged(ours, name) == teams.logged(trl, name), name
+        expected, weights = teams.trainable(trl), teams.trainable(ours)
+        assert weights.keys() == expected.keys()
+        assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+    def test_the_completions_table_has_trl_s_columns_agents_and_turns(self, runs):
+        (trl, _), (ours, _) = runs
+        for expected in sorted(glob.glob(f"{trl.args.output_dir}/completions/*.parquet")):
+            expected = pd.read_parquet(expected)
+            table = pd.read_parquet(f"{ours.args.output_dir}/completions/completions_{expected.step[0]:05d}.parquet")
+            assert set(table.agent) == {"solver"} and set(table.turn) == {0}
+            pd.testing.assert_frame_equal(table[expected.columns], expected, check_exact=False, atol=1e-6)
+        assert glob.glob(f"{ours.args.output_dir}/runs/**/events.out*", recursive=True)
+
+    def test_the_defaults_of_the_trainer_run_it_too(self, tiny_model, tmp_path):
+        """With the critic and normalised advantages, and SHPPO in the same place."""
+        prompts = [chat[1]["content"] for chat in CHAT]
+        trainer, calls = grpo_script(MultiAgentPPOTrainer, MultiAgentPPOConfig, tiny_model, tmp_path, prompts=prompts)
+        assert len(calls["letters"]) == 7
+        assert all(loss > 0 for loss in teams.logged(trainer, "critic/value_loss"))
+        trainer, calls = grpo_script(SHPPOTrainer, SHPPOConfig, tiny_model, tmp_path, prompts=prompts)
+        assert len(calls["letters"]) == 7
+        assert len(teams.logged(trainer, "latent/loss")) == 3
+
+
+class TestRows:
+    def test_rows_are_ordered_by_problem_slot_and_generation(self, tiny_model, tmp_path):
+        trainer = teams.make(
+            tiny_model, tmp_path, workflow=teams.Pair(num_turns=2), num_generations=3, per_device_train_batch_size=24
+        )
+        calls = teams.script(trainer)
+        output = teams.generation_batch(trainer)
+        assert len(calls) == 2
+        prompts = [trainer._tokenizer.decode(ids[ids != 0]) for ids in output["prompt_ids"]]
+        expected = [f"def f{p}(x): {agent}{k}" for p in (0, 1) for k in (0, 1) for agent in "ab" for _ in range(3)]
+        assert prompts == expected
+        assert output["agent"].tolist() == [agent for _ in range(4) for agent in (0, 0, 0, 1, 1, 1)]
+        assert output["turn"].tolist() == [k for _ in range(2) for k in (0,) * 6 + (1,) * 6]
+        # A stage holds the episodes in turn: generation g of problem p is its episode p·G + g
+        replies = [replies for _, replies in calls]
+        for row, (ids, mask) in enumerate(zip(output["completion_ids"], output["completion_mask"], strict=True)):
+            problem, slot, generation = row // 12, row // 3 % 4, row % 3
+            turn, agent = divmod(slot, 2)
+            assert ids[mask.bool()].tolist() == replies[turn][(problem * 3 + generation) * 2 + agent]
+
+    def test_unused_slots_are_dead_rows(self, tiny_model, tmp_path):
+        data = Dataset.from_dict({"prompt": ["def f(x):", "more f(x):"]})
+        trainer = teams.make(
+            tiny_model, tmp_path, workflow=teams.Short(), data=data, num_generations=1, per_device_train_batch_size=10
+        )
+        calls = teams.script(trainer)
+        output = teams.generation_batch(trainer)
+        assert [len(prompts) for prompts, _ in calls] == [4, 1, 2]
+        live = (output["completion_mask"] * output["tool_mask"]).any(1)
+        assert live.tolist() == [True, True, False, False, False] + [True] * 5
+        dead = [2, 3, 4]
+        assert output["completion_mask"][dead].sum(1).tolist() == [1, 1, 1]
+        assert torch.all(output["completion_ids"][dead, 0] == teams.EOS)
+        lengths = [len(reply) for _, replies in calls for reply in replies]
+        assert output["num_items_in_batch"] == sum(lengths)
+        assert not output["advantages"][dead].any()
+        assert trainer._metrics["train"]["completions/min_length"] == [min(lengths)]
+        assert trainer._metrics["train"]["completions/mean_length"] == pytest.approx([sum(lengths) / 7])
+
+    def test_the_table_has_agents_turns_and_extra_columns_of_the_rewards(self, tiny_model, tmp_path):
+        def reward(completions, turn, log_extra, log_metric, **kwargs):
+            log_extra("solution", completions)
+            log_metric("episodes", len(completions))
+            return [1.0 + turn[0]] * len(completions)
+
+        data = Dataset.from_dict({"prompt": ["def f(x):", "more f(x):"]})
+        trainer = teams.make(
+            tiny_model,
+            tmp_path,
+            reward=reward,
+            data=data,
+            workflow=teams.Short(),
+            num_generations=1,
+            per_device_train_batch_size=10,
+            log_completions=True,
+            num_completions_to_print=0,
+        )
+        teams.script(trainer)
+        trainer.train()
+        table = pd.read_parquet(tmp_path / "completions" / "completions_00001.parquet")
+        assert table.agent.tolist() == ["a", "b", "a", "a", "b"] * 2
+        assert table.turn.tolist() == [0, 0, 0, 1, 1] * 2
+        # The reward of a turn stands on the last row of each agent, and on no row that was not used
+        assert [None if math.isnan(value) else value for value in table.reward] == [1, 1, *[None] * 4, 1, 1, 2, 2]
+        assert table.index[table.solution.notna()].tolist() == [0, 1, 5, 6, 7, 8, 9]
+        assert table.solution[5] == table.solution[7] != table.solution[8] == table.solution[9]
+        assert teams.logged(trainer, "episodes") == [(2 + 1) / 2]
+        assert teams.logged(trainer, "agents/a/reward") == pytest.approx([(1 + 1 + 2) / 3])
+
+
+class TestRewards:
+    def test_are_called_once_per_turn_with_one_entry_per_episode(self, tiny_model, tmp_path):
+        calls = []
+
+        def reward(prompts, completions, completion_ids, replies, turn, verdicts, level, executor, **kwargs):
+            calls.append((prompts, completions, completion_ids, replies, turn, level))
+            assert executor is trainer.executor and verdicts == [[]] * len(prompts)
+            assert set(kwargs) == {"log_extra", "log_metric", "trainer_state"}
+            return [0.0] * len(prompts)
+
+        trainer = teams.make(
+            tiny_model,
+            tmp_path,
+            reward=reward,
+            data=teams.dataset(2, level=["easy", "hard"]),
+            workflow=teams.Pair(num_turns=2),
+            num_generations=2,
+            per_device_train_batch_size=16,
+        )
+        generated = teams.script(trainer)
+        teams.generation_batch(trainer)
+        assert len(calls) == 2
+        for k, (prompts, completions, completion_ids, replies, turn, level) in enumerate(calls):
+            assert prompts == ["def f0(x):"] * 2 + ["def f1(x):"] * 2
+            assert level == ["easy"] * 2 + ["hard"] * 2
+            assert turn == [k] * 4
+            texts = trainer._tokenizer.batch_decode(generated[k][1], skip_special_tokens=True)
+            assert [list(reply.values()) for reply in replies] == [texts[i : i + 2] for i in range(0, 8, 2)]
+            assert [set(reply) for reply in replies] == [{"a", "b"}] * 4
+            assert completions == ["|".join(reply.values()) for reply in replies]
+            spoken = generated[k][1]
+            assert completion_ids == [spoken[i] + spoken[i + 1] for i in range(0, 8, 2)]
+
+    def test_solutions_are_messages_where_prompts_are(self, tiny_model, tmp_path):
+        seen = []
+
+        def reward(completions, **kwargs):
+            seen.extend(completions)
+            return [0.0] * len(completions)
+
+        trainer = teams.make(tiny_model, tmp_path, reward=reward, data=Dataset.from_dict({"prompt": CHAT}))
+        calls = teams.script(trainer)
+        teams.generation_batch(trainer)
+        texts = trainer._tokenizer.batch_decode(calls[0][1], skip_special_tokens=True)
+        assert seen == [[{"role": "assistant", "content": text}] for text in texts]
+
+    def test_episodes_that_have_ended_are_not_scored_again(self, tiny_model, tmp_path):
+        calls = []
+
+        def reward(prompts, turn, **kwargs):
+            calls.append((prompts, turn))
+            return [1.0] * len(prompts)
+
+        data = Dataset.from_dict({"prompt": ["def f(x):", "more f(x):"]})
+        trainer = teams.make(
+            tiny_model,
+            tmp_path,
+            reward=reward,
+            data=data,
+            workflow=teams.Short(),
+            num_generations=1,
+            per_device_train_batch_size=10,
+        )
+        teams.script(trainer)
+        teams.generation_batch(trainer)
+        assert calls == [(["def f(x):", "more f(x):"], [0, 0]), (["more f(x):"], [1])]
+
+    def test_what_the_workflow_executed_comes_with_the_turn(self, tiny_model, tmp_path):
+        from marcog_trl.execution import Job
+
+        class Run(teams.Pair):
+            def play(self, problem):
+                replies = yield {agent.name: f"{problem['prompt']} {agent.name}" for agent in self.agents}
+                yield Execute([Job(replies["a"], ["assert f"])])
+
+        class Executor:
+            def run(self, jobs):
+                return [Verdict("passed", 1, 1, ()) for _ in jobs]
+
+        def reward(verdicts, replies, **kwargs):
+            for pairs, reply in zip(verdicts, replies, strict=True):
+                [(job, verdict)] = pairs
+                assert job.code == reply["a"] and verdict.status == "passed"
+            return [1.0] * len(verdicts)
+
+        trainer = teams.make(tiny_model, tmp_path, reward=reward, workflow=Run(), num_generations=2)
+        trainer._executor = Executor()
+        teams.script(trainer)
+        teams.generation_batch(trainer)
+
+    def test_a_dict_rewards_each_agent(self, tiny_model, tmp_path):
+        def own(replies, **kwargs):
+            return [{"b": 2.0 + i, "a": -1.0} for i, _ in enumerate(replies)]
+
+        def joint(replies, **kwargs):
+            return [10.0] * len(replies)
+
+        trainer = teams.make(
+            tiny_model,
+            tmp_path,
+            reward=[own, joint],
+            workflow=teams.Pair(),
+            reward_weights=[1.0, 0.5],
+            critic="none",
+            advantage_normalization="none",
+        )
+        teams.script(trainer)
+        output = teams.generation_batch(trainer)
+        metrics = trainer._metrics["train"]
+        assert metrics["agents/a/reward"] == [-1 + 5]
+        assert metrics["agents/b/reward"] == [2 + 1.5 + 5]
+        assert metrics["rewards/own/mean"] == [(-1 + 2 + 1.5) / 2]
+        assert metrics["rewards/joint/mean"] == [10]
+        # Advantages within the groups of two: none for agent a, a half for agent b
+        mask = output["completion_mask"].bool()
+        first = torch.stack([row[live][0] for row, live in zip(output["advantages"], mask, strict=True)])
+        weight = output["row_weight"]
+        torch.testing.assert_close(first / weight, torch.tensor([0, 0, -0.5, 0.5] * 2))
+
+    @pytest.mark.parametrize("asynchronous", [False, True])
+    @pytest.mark.parametrize(
+        ("rewards", "message"),
+        [
+            ([1.0], "'broken' returned 1 rewards for 4 episodes"),
+            ([1.0] * 5, "'broken' returned 5 rewards for 4 episodes"),
+            ([1.0, float("nan"), 1.0, 1.0], "'broken' returned NaN for episode 1"),
+            ([{"a": 1.0, "b": float("nan")}] * 4, "'broken' returned NaN for episode 0"),
+            (
+                [1.0, 1.0, {"a": 1.0}, 1.0],
+                "'broken' returned .* for episode 2; a float, or one for each of .'a', 'b'., works",
+            ),
+            ([1.0, 1.0, 1.0, {"a": 1.0, "b": 1.0, "c": 1.0}], "'broken' returned .* for episode 3"),
+            ([1.0, 1.0, 1.0, {"a": 1.0, "b": None}], "'broken' returned .* for episode 3"),
+            (None, "'broken' returned None; a list of 4 rewards works"),
+            (["good"] * 4, "'broken' returned 'good' for episode 0"),
+            ([1.0, 1.0, float("inf"), 1.0], "'broken' returned inf for episode 2"),
+        ],
+    )
+    def test_a_wrong_answer_names_the_function(self, tiny_model, tmp_path, rewards, message, asynchronous):
+        def broken(completions, **kwargs):
+            return rewards
+
+        async def broken_async(completions, **kwargs):
+            return rewards
+
+        broken_async.__name__ = "broken"
+        reward = [teams.letters, broken_async if asynchronous else broken]
+        trainer = teams.make(tiny_model, tmp_path, reward=reward, workflow=teams.Pair())
+        teams.script(trainer)
+        with pytest.raises(ValueError, match=f"reward function {message}") as error:
+            trainer.train()
+        assert "\n" not in str(error.value)
+
+    def test_a_reward_model_scores_solutions(self, tiny_model, tmp_path):
+        torch.manual_seed(0)
+        model = AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1)
+        tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+        trainer = teams.make(tiny_model, tmp_path, reward=model, workflow=teams.Pair())
+        calls = teams.script(trainer)
+        teams.generation_batch(trainer)
+        texts = tokenizer.batch_decode(calls[0][1], skip_special_tokens=True)
+        solutions = [f"def f{i // 4}(x):{texts[i]}|{texts[i + 1]}" for i in range(0, 8, 2)]
+        batch = tokenizer(solutions, return_tensors="pt", padding=True, padding_side="right")
+        with torch.no_grad():
+            expected = model.eval()(**batch).logits[:, 0]
+        assert trainer._metrics["train"]["agents/a/reward"] == pytest.approx([expected.mean().item()], abs=1e-5)
+
+    def test_a_name_and_real_programs(self, tiny_model, tmp_path, builtin):
+        """The built-in problems, executed: a right solution earns 1, a wrong one less."""
+        data = builtin.select(range(2))
+        trainer = teams.make(
+            tiny_model,
+            tmp_path,
+            reward="execution_reward",
+            data=data,
+            num_workers=1,
+            isolation="best_effort",
+            num_generations=2,
+            per_device_train_batch_size=4,
+        )
+        tokenizer = trainer._tokenizer
+        wrong = "def solve(numbers):\n    return None"
+        replies = [reply for row in data for reply in (row["canonical_solution"], wrong)]
+        teams.recite(trainer, [tokenizer(reply)["input_ids"] for reply in replies])
+        output = teams.generation_batch(trainer)
+        first = output["advantages"][:, 0].view(2, 2)
+        assert (first[:, 0] > first[:, 1]).all()
+        assert trainer._metrics["train"]["rewards/execution_reward/mean"][0] < 1
+        assert trainer._metrics["train"]["execution_reward/solved"][0] == 0.5
+        trainer.executor.close()
+
+
+@pytest.fixture(scope="module")
+def builtin():
+    return load_problems("builtin", split="train").select(range(40))
+
+
+class TestDefaults:
+    @pytest.mark.parametrize("trainer_class", [MultiAgentPPOTrainer, SHPPOTrainer])
+    @pytest.mark.parametrize(
+        ("workflow", "num_turns"),
+        [("single", 1), ("single", 2), ("collaboration", 1), ("collaboration", 3), ("pipeline", 1), ("pipeline", 2)],
+    )
+    def test_a_configuration_without_arguments_fits_every_workflow(
+        self, tiny_model, tmp_path, monkeypatch, builtin, trainer_class, workflow, num_turns
+    ):
+        """Batches, checkpoints and evaluation included; model and generation are made small."""
+        monkeypatch.chdir(tmp_path)
+        args = teams.CONFIGS[trainer_class](report_to="none", disable_tqdm=True, logging_steps=1)
+        args.workflow, args.num_turns, args.feedback, args.max_steps = workflow, num_turns, "plain", 1
+        trainer = trainer_class(tiny_model, teams.letters, args, builtin, builtin.select(range(3)))
+        assert trainer.model.peft_config["default"].r == 16
+
+        class Executor:
+            def run(self, jobs):
+                return [Verdict("passed", 1, 1, ()) for _ in jobs]
+
+        trainer._executor = Executor()
+        teams.script(trainer)
+        trainer.train()
+        assert trainer.evaluate()["eval_reward"]
+        rows = len(trainer.workflow.slots)
+        assert args.per_device_train_batch_size * args.steps_per_generation % (4 * rows) == 0
+        assert args.per_device_eval_batch_size % rows == 0
+
+
+class Silent(Workflow):
+    agents = ()
+
+
+class Twins(Workflow):
+    agents = (Agent("main", ""), Agent("main", ""))
+
+
+def problems(**columns):
+    columns = {"prompt": ["?"] * 8, **columns}
+    return Dataset.from_dict({name: values for name, values in columns.items() if values is not None})
+
+
+TESTED = {"test": [["assert f"]] * 8, "test_format": ["asserts"] * 8, "entry_point": ["f"] * 8}
+
+
+class TestBadInput:
+    """One line that says what is wrong and what works, before any work starts: the model does not exist."""
+
+    @pytest.mark.parametrize("trainer_class", [MultiAgentPPOTrainer, SHPPOTrainer])
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (
+                {"generation_batch_size": 16, "workflow": teams.Chain("abc", num_turns=2)},
+                "generation_batch_size=16 cannot hold whole problems of 12 rows .num_generations=2 x 6 slots. on each of "
+                "1 processes; 24 works",
+            ),
+            ({"steps_per_generation": 1, "workflow": teams.Chain("abc")}, "generation_batch_size=8 .* 24 works"),
+            (
+                {"per_device_eval_batch_size": 4, "workflow": teams.Chain("abc")},
+                "per_device_eval_batch_size=4 cannot hold whole problems of 3 rows .num_generations_eval=1 x 3 slots.; "
+                "6 works",
+            ),
+            (
+                {"data": problems().select(range(3))},
+                "train_dataset has 3 problems, .* generation_batch_size=8 .* 4 work",
+            ),
+            ({"workflow": Silent()}, "Silent.agents=.. has no agent; .* works"),
+            ({"workflow": Twins()}, "Twins.agents=.*2 agents named 'main'.* works"),
+            (
+                {"workflow": "debate"},
+                "workflow='debate' is unknown; one of 'single', 'collaboration', 'pipeline' works",
+            ),
+            ({"num_agents": 3}, "num_agents=3 is no option of workflow 'single'"),
+            ({"num_agents": 1, "workflow": "collaboration"}, "num_agents=1 leaves no helper; 2 works"),
+            ({"data": None}, "train_dataset is a NoneType; a Dataset with a column 'prompt' works"),
+            ({"data": [{"prompt": "?"}]}, "train_dataset is a list; a Dataset .* works"),
+            ({"data": problems(prompt=None, question=["?"])}, "train_dataset has no column 'prompt' but .'question'."),
+            (
+                {"data": problems(prompt=["?", "", "?"])},
+                r"train_dataset\[1\] has no 'prompt', which every episode needs",
+            ),
+            ({"data": problems().select([])}, "train_dataset is empty; .* works"),
+            ({"eval_dataset": problems().select([])}, "eval_dataset is empty"),
+            (
+                {"eval_dataset": {"hard": problems(prompt=None, question=["?"])}},
+                r"eval_dataset\['hard'\] has no column 'prompt'",
+            ),
+            ({"reward": "execution_reward"}, "no column 'test', which reward execution_reward needs"),
+            (
+                {
+                    "reward": "execution_reward",
+                    "data": problems(test=[["assert f"]] * 7 + [[]], test_format=["asserts"] * 8),
+                },
+                r"train_dataset\[7\] has no 'test', which reward execution_reward needs; dropping the row works",
+            ),
+            (
+                {"reward": [teams.letters, "collaboration_reward"], "data": problems(test=[["assert f"]] * 8)},
+                "no column 'test_format', which reward collaboration_reward needs",
+            ),
+            ({"workflow": "collaboration", "num_turns": 2}, "no column 'test', which workflow Collaboration needs"),
+            (
+                {"workflow": "pipeline", "data": problems(**TESTED), "eval_dataset": problems(), "num_generations": 1},
+                "eval_dataset has no column 'test', which workflow Pipeline needs",
+            ),
+            ({"reward": "accuracy"}, "reward 'accuracy' is unknown; one of .* works"),
+            ({"reward": None}, "reward_funcs is missing; .* works"),
+            (
+                {"loss_type": "dr_grpo", "workflow": teams.Pair()},
+                "loss_type='dr_grpo' cannot weigh agents equally; loss_type='dapo' or agent_loss_weighting='token' works",
+            ),
+            (
+                {"num_iterations": 4, "save_strategy": "steps", "save_steps": 10},
+                "save_steps=10 falls inside a generation cycle of 4 optimizer steps, .* 12 works",
+            ),
+            (
+                {"num_iterations": 3, "save_strategy": "steps", "save_steps": 0.25},
+                "save_steps=0.25 falls inside a generation cycle of 3 .* 501 works",
+            ),
+        ],
+    )
+    def test_is_refused(self, tmp_path, trainer_class, options, message):
+        options = {"data": problems(), "peft_config": None, **options}
+        with pytest.raises((ValueError, TypeError), match=message) as error:
+            teams.make("nobody/no-such-model", tmp_path, trainer=trainer_class, **options)
+        assert "\n" not in str(error.value)
+
+    @pytest.mark.parametrize("name", ["tools", "rollout_func", "environment_factory"])
+    def test_what_a_workflow_does_is_refused(self, tmp_path, name):
+        args = MultiAgentPPOConfig(str(tmp_path), report_to="none")
+        with pytest.raises(ValueError, match=f"{name} is not supported by MultiAgentPPOTrainer; write a Workflow"):
+            MultiAgentPPOTrainer("nobody/no-such-model", teams.letters, args, problems(), **{name: [print]})
+
+    def test_another_trainer_s_configuration_is_refused(self, tmp_path):
+        args = GRPOConfig(str(tmp_path), report_to="none", use_cpu=True, bf16=False)
+        with pytest.raises(TypeError, match="args is a GRPOConfig; MultiAgentPPOTrainer takes a MultiAgentPPOConfig"):
+            MultiAgentPPOTrainer("nobody/no-such-model", teams.letters, args, problems())
+        args = MultiAgentPPOConfig(str(tmp_path), report_to="none")
+        with pytest.raises(TypeError, match="args is a MultiAgentPPOConfig; SHPPOTrainer takes a SHPPOConfig"):
+            SHPPOTrainer("nobody/no-such-model", teams.letters, args, problems())
+
+    def test_an_adapter_that_cannot_be_trained_is_refused(self, tiny_model, tmp_path):
+        base = AutoModelForCausalLM.from_pretrained(tiny_model)
+        other = get_peft_model(base, teams.lora_config(), adapter_name="helper")
+        with pytest.raises(ValueError, match=r"adapters \['helper'\] and no 'default'"):
+            teams.make(other, tmp_path, peft_config=None)
+        other.save_pretrained(tmp_path / "adapter")
+        base = AutoModelForCausalLM.from_pretrained(tiny_model)
+        frozen = PeftModel.from_pretrained(base, tmp_path / "adapter" / "helper")
+        with pytest.raises(ValueError, match=r"adapter is frozen; .*is_trainable=True.* works"):
+            teams.make(frozen, tmp_path, peft_config=None)
+
+
+class TestFeatures:
+    def test_streams_train_and_evaluate_like_datasets(self, tiny_model, tmp_path):
+        """The same problems in the same order, as a stream that is read once."""
+
+        def run(stream):
+            rows = teams.dataset(6, answer=list("abcdef"))
+            seen = []
+
+            def reward(completions, answer, **kwargs):
+                seen.append(answer)
+                return teams.letters(completions)
+
+            def examples():
+                yield from rows
+
+            data = IterableDataset.from_generator(examples) if stream else rows
+            trainer = teams.make(
+                tiny_model,
+                tmp_path,
+                reward=reward,
+                data=data,
+                eval_dataset=data,
+                workflow=teams.Chain(),
+                max_steps=3,
+                num_iterations=2,
+                per_device_eval_batch_size=4,
+            )
+            trainer.train()
+            trained = list(seen)
+            trainer.evaluate()
+            return (
+                trained,
+                sorted(answer for call in seen[len(trained) :] for answer in call),
+                teams.logged(trainer, "loss"),
+            )
+
+        streamed, expected = run(stream=True), run(stream=False)
+        assert streamed == expected
+        assert streamed[0] == [list("aabb"), list("ccdd")]
+        assert streamed[1] == list("abcdef")
+
+    def test_a_stream_that_knows_its_columns_is_checked(self, tmp_path):
+        data = problems(prompt=None, question=["?"]).to_iterable_dataset()
+        with pytest.raises(ValueError, match=r"train_dataset has no column 'prompt' but \['question'\]"):
+            teams.make("nobody/no-such-model", tmp_path, data=data)
+
+    @pytest.mark.parametrize("trainer_class", [MultiAgentPPOTrainer, SHPPOTrainer])
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"bf16": True, "beta": 0.1},
+            {"gradient_checkpointing": True},
+            {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}, "bf16": True},
+            {"num_iterations": 2, "steps_per_generation": 2, "per_device_train_batch_size": 4, "max_steps": 4},
+            {"loss_type": "grpo", "gradient_accumulation_steps": 2},
+            {"loss_type": "bnpo", "importance_sampling_level": "sequence"},
+            {"loss_type": "dr_grpo", "agent_loss_weighting": "token"},
+            {"entropy_coef": 0.01, "top_entropy_quantile": 0.5},
+            {"critic_backprop": True, "delta": 2.0},
+            {"advantage_normalization": "batch", "critic": "agent", "kl_penalty": "reward", "beta": 0.1},
+        ],
+        ids=lambda options: "-".join(options),
+    )
+    def test_trl_s_options_train_every_parameter(self, tiny_model, tmp_path, trainer_class, options):
+        trainer = teams.make(
+            tiny_model, tmp_path, trainer_class, workflow=teams.Chain(), **{"max_steps": 2, **options}
+        )
+        before = teams.trainable(trainer)
+        trainer.train()
+        after = teams.trainable(trainer)
+        unmoved = [name for name in before if torch.equal(before[name], after[name])]
+        assert not unmoved
+        assert all(torch.isfinite(tensor).all() for tensor in after.values())
+        assert len(teams.logged(trainer, "loss")) == trainer.args.max_steps
+
+    def test_gradient_checkpointing_changes_no_gradient(self, tiny_model, tmp_path):
+        def gradients(**options):
+            watch = teams.Watch()
+            trainer = teams.make(
+                tiny_model, tmp_path, SHPPOTrainer, workflow=teams.Pair(), callbacks=[watch], **options
+            )
+            teams.randomize(trainer.team.core_decoder)
+            teams.script(trainer)
+            trainer.train()
+            return watch.gradients[0]
+
+        torch.testing.assert_close(gradients(gradient_checkpointing=True), gradients(), rtol=1e-5, atol=1e-7)
+
+    def test_evaluation_during_training_leaves_training_as_it_is(self, tiny_model, tmp_path):
+        def run(**options):
+            trainer = teams.make(tiny_model, tmp_path, SHPPOTrainer, workflow=teams.Pair(), max_steps=3, **options)
+            teams.script(trainer)
+            train = trainer._generate_single_turn
+            teams.script(trainer, seed=1)
+            evaluate = trainer._generate_single_turn
+            trainer._generate_single_turn = lambda *args: (train if trainer.model.training else evaluate)(*args)
+            trainer.train()
+            return trainer
+
+        plain = run()
+        evaluated = run(eval_strategy="steps", eval_steps=1, eval_dataset=teams.dataset(3), num_generations_eval=2)
+        assert len(teams.logged(evaluated, "eval_reward")) == 3
+        assert len(teams.logged(evaluated, "eval_agents/b/reward")) == 3
+        # Evaluation moves the random state, and with it the order of the rows in a sum
+        assert teams.logged(evaluated, "loss") == pytest.approx(teams.logged(plain, "loss"), abs=1e-5)
+
+    def test_a_user_s_adapter_goes_on_with_itself_as_reference(self, tiny_model, tmp_path):
+        base = AutoModelForCausalLM.from_pretrained(tiny_model)
+        torch.manual_seed(0)
+        model = get_peft_model(base, teams.lora_config(r=2))
+        start = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+        trainer = teams.make(
+            model, tmp_path, SHPPOTrainer, peft_config=None, beta=0.5, workflow=teams.Pair(), max_steps=2
+        )
+        assert set(model.peft_config) == {"default", "ref"}
+        trainer.train()
+        kl = teams.logged(trainer, "kl")
+        assert kl[0] == pytest.approx(0, abs=1e-6) and kl[1] > 1e-6
+        for name, tensor in start.items():
+            assert not torch.equal(model.get_parameter(name), tensor)
+            assert torch.equal(model.get_parameter(name.replace(".default.", ".ref.")), tensor)
+
+    def test_without_an_adapter_the_base_model_is_the_reference(self, tiny_model, tmp_path):
+        trainer = teams.make(tiny_model, tmp_path, workflow=teams.Pair(), beta=0.5)
+        output = teams.generation_batch(trainer)
+        base = AutoModelForCausalLM.from_pretrained(tiny_model)
+        ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
+        mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
+        with torch.no_grad():
+            logps = base(input_ids=ids, attention_mask=mask).logits.log_softmax(-1)[:, :-1]
+        expected = logps.gather(2, ids[:, 1:, None]).squeeze(2)[:, -output["completion_ids"].size(1) :]
+        live = output["completion_mask"].bool()
+        torch.testing.assert_close(output["ref_per_token_logps"][live], expected[live], rtol=1e-4, atol=1e-4)
+        assert (output["old_per_token_logps"] - expected)[live].abs().max() > 1e-3
