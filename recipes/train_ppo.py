@@ -15,7 +15,7 @@ from pathlib import Path
 
 from trl import get_peft_config
 
-from marcog_trl import MultiAgentPPOConfig, MultiAgentPPOTrainer, load_problems
+from marcog_trl import MultiAgentPPOConfig, MultiAgentPPOTrainer
 from marcog_trl.trainers.launch import parse, set_max_steps
 from marcog_trl.trainers.report import evaluate_team, plot_curves, print_table, write_results
 
@@ -27,12 +27,12 @@ def train(trainer_class, config_class, reward_funcs=None, argv=None):
     script_args, training_args, model_args = parse(config_class, DEFAULT_CONFIG, argv)
     started = time.perf_counter()
     set_max_steps(training_args, script_args.num_steps)
-    test_dataset = load_problems(script_args.dataset_name, script_args.dataset_test_split)
+    test_dataset = script_args.load(script_args.dataset_test_split)
     trainer = trainer_class(
         model=model_args.model_name_or_path,
         reward_funcs=reward_funcs or script_args.reward,
         args=training_args,
-        train_dataset=load_problems(script_args.dataset_name, script_args.dataset_train_split),
+        train_dataset=script_args.load(script_args.dataset_train_split),
         eval_dataset=test_dataset if training_args.eval_strategy != "no" else None,
         peft_config=get_peft_config(model_args),
     )

@@ -10,9 +10,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from datasets import Dataset
 from trl import ModelConfig, ScriptArguments, TrlParser
 
 from marcog_trl.embedded import MODEL_NAME, build_default_model
+from marcog_trl.problems import load_problems
 from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
 
 
@@ -31,6 +33,8 @@ class TeamArguments(ScriptArguments):
             Problem set: `"builtin"`, `"humaneval"`, a Hub id, or a path.
         dataset_train_split, dataset_test_split (`str`, *optional*, default to `"train"` and `"test"`):
             Splits, slices as in `"test[33:163]"` included.
+        dataset_columns (`list[str]`, *optional*):
+            Columns of the data under other names, such as `prompt=question test=asserts`.
         reward (`list[str]`, *optional*, defaults to `["execution_reward"]`):
             Names of reward functions.
         num_steps (`float`, *optional*):
@@ -45,6 +49,9 @@ class TeamArguments(ScriptArguments):
     )
     dataset_train_split: str = field(default="train", metadata={"help": "Split of the training problems."})
     dataset_test_split: str = field(default="test", metadata={"help": "Split of the held-out problems."})
+    dataset_columns: list[str] = field(
+        default_factory=list, metadata={"help": "Columns under other names, such as prompt=question test=asserts."}
+    )
     reward: list[str] = field(
         default_factory=lambda: ["execution_reward"], metadata={"help": "Names of reward functions."}
     )
@@ -56,6 +63,12 @@ class TeamArguments(ScriptArguments):
         default=4,
         metadata={"help": "Sampled episodes per held-out problem, before and after training; 0: no such evaluation."},
     )
+
+    def load(self, split: str) -> Dataset:
+        """The problems of a split, with the columns that `dataset_columns` says."""
+        return load_problems(
+            self.dataset_name, split, columns=dict(pair.split("=", 1) for pair in self.dataset_columns)
+        )
 
 
 def parse(
@@ -97,6 +110,9 @@ def parse(
     # A LoRA on all linear layers; dropout would make the ratio of the first update differ from 1
     parser.set_defaults(use_peft=True, lora_target_modules=["all-linear"], lora_dropout=0.0)
     script, args, model = parser.parse_args_and_config(argv)
+    for pair in script.dataset_columns:
+        if "=" not in pair:
+            raise ValueError(f"dataset_columns={pair!r} has no '='; prompt=question works")
     model.model_name_or_path = MODEL_ALIASES.get(model.model_name_or_path, model.model_name_or_path)
     if model.model_name_or_path == MODEL_NAME:
         with args.main_process_first(desc="build the embedded default model"):
