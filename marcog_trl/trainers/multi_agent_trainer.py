@@ -559,6 +559,8 @@ class MultiAgentTrainer(GRPOTrainer):
         # TRL may have masked more rows than the rollout, such as truncated ones
         rollout.live = rollout.live & (output["completion_mask"] * output["tool_mask"]).any(1)
         output["agent"], output["turn"] = rollout.agent, rollout.turn
+        live, total = self._sum_over_processes(torch.stack([rollout.live.sum(), torch.ones_like(rollout.live).sum()]))
+        output["rows_per_live_row"] = total / live.clamp(min=1)
         self._assign_credit(output, rollout)
         self._log_rollout(output, rollout)
         self._rollout_in_flight = None
@@ -595,6 +597,11 @@ class MultiAgentTrainer(GRPOTrainer):
         mask = output["completion_mask"] * output["tool_mask"]
         advantages = group_advantages(self._row_returns(rollout), self._group_size, kind="mean", mask=rollout.live)
         output["advantages"] = advantages * self._agent_weights(mask, rollout)
+
+    def _compute_loss(self, model, inputs):
+        loss = super()._compute_loss(model, inputs)
+        # These losses are means over rows, and rows that nobody played must not count
+        return loss * inputs["rows_per_live_row"] if self.loss_type in ("grpo", "sapo", "dr_grpo", "luspo") else loss
 
     # Logs
 
