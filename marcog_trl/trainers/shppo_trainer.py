@@ -293,8 +293,9 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         flight.agent, flight.z = rows.get("agent"), rows.get("z")
         if self.args.parameter_sharing != "separate":
             flight.agent = None
+        # Recomputed at rollout as well, so that the ratio is exactly 1 before the first update
+        flight.obs, flight.eps = rows.get("obs"), rows.get("eps")
         if torch.is_grad_enabled() and self._has_latents:
-            flight.obs, flight.eps = rows.get("obs"), rows.get("eps")
             minmax = self.args.latent_distance == "minmax"
             flight.latent_targets = LatentTargets(
                 rows["team_obs"],

@@ -1,5 +1,8 @@
 """Small teams, trainers in one line, and rollouts from a script, for the tests of this folder."""
 
+import zlib
+from collections import Counter
+
 import torch
 from datasets import Dataset
 from peft import LoraConfig
@@ -110,19 +113,22 @@ def lora_config(**options):
 
 def script(trainer, seed=0, length=6):
     """
-    Makes every reply of the trainer's model random tokens, which depend on nothing but the order of the rows.
+    Makes every reply of the trainer's model random tokens, which depend on the prompt and on how often it was asked.
 
     Returns the list to which every generate call adds its `(prompt ids, completion ids)`.
     """
-    generator = torch.Generator().manual_seed(seed)
+    asked = Counter()
     calls = []
 
+    def reply(prompt):
+        asked[prompt] += 1
+        generator = torch.Generator().manual_seed(zlib.crc32(repr((seed, prompt, asked[prompt])).encode()))
+        size = int(torch.randint(2, length + 1, (), generator=generator))
+        tokens = torch.randint(5, VOCABULARY, (size,), generator=generator).tolist()
+        return tokens if size == length else [*tokens[:-1], EOS]
+
     def generate(prompt_ids, *rest):
-        replies = []
-        for _ in prompt_ids:
-            size = int(torch.randint(2, length + 1, (), generator=generator))
-            tokens = torch.randint(5, VOCABULARY, (size,), generator=generator).tolist()
-            replies.append(tokens if size == length else [*tokens[:-1], EOS])
+        replies = [reply(tuple(prompt)) for prompt in prompt_ids]
         calls.append((prompt_ids, replies))
         return replies, None
 
@@ -136,7 +142,7 @@ def recite(trainer, *calls):
     trainer._generate_single_turn = lambda prompt_ids, *rest: (next(remaining), None)
 
 
-def randomize(module, seed=0, scale=0.3):
+def randomize(module, seed=0, scale=0.05):
     """Moves a module away from its start, where zeros would hide what it does."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -1,0 +1,572 @@
+"""Token-level PPO: credit against hand-worked numbers, exact ratios, and what a row may and may not touch."""
+
+import pytest
+import teams
+import torch
+from datasets import Dataset
+
+from marcog_trl import MultiAgentPPOTrainer, SHPPOTrainer
+from marcog_trl.agents import Slot
+
+
+TRAINERS = [MultiAgentPPOTrainer, SHPPOTrainer]
+
+
+def fixed_values(trainer, values):
+    """Makes the critic say these numbers, row by row, whatever it sees."""
+    values = torch.tensor(values)
+    trainer.team.value_head.forward = lambda hidden, team_state=None: values[: len(hidden), : hidden.size(1)]
+
+
+def gradients(model, path, trainer=MultiAgentPPOTrainer, **options):
+    """Gradients of the first optimizer step on scripted rollouts, with everything away from its start."""
+    watch = teams.Watch()
+    trainer = teams.make(model, path, trainer, callbacks=[watch], **options)
+    teams.randomize(trainer.team)
+    teams.script(trainer)
+    trainer.train()
+    return watch.gradients
+
+
+def assert_equal_gradients(left, right, tolerance=2e-5):
+    """Equal up to a share of the largest entry of each tensor."""
+    assert left.keys() == right.keys()
+    for name, expected in right.items():
+        largest = expected.abs().max().item()
+        assert (left[name] - expected).abs().max().item() <= tolerance * max(largest, 1e-3), name
+    assert all(expected.any() for name, expected in right.items() if "lora" in name)
+
+
+class Once(teams.Pair):
+    """Two turns, the second of agent a alone."""
+
+    def __init__(self):
+        super().__init__(num_turns=2)
+        self.slots = (Slot("a"), Slot("b"), Slot("a", turn=1))
+
+    def play(self, problem):
+        yield {"a": "x", "b": "y"}
+        yield {"a": "z"}
+
+    def solution(self, problem, replies):
+        return replies["a"]
+
+
+class TestCredit:
+    REPLIES = ([[11, 12], [13, 14, 15]], [[16, teams.EOS], [17]])
+
+    def make(self, model, path, **options):
+        def reward(turn, replies, **kwargs):
+            return [{"a": 1.0, "b": 0.5} if turn[0] == 0 else {"a": 2.0, "b": -1.0} for _ in replies]
+
+        options = {
+            "reward": reward,
+            "workflow": teams.Pair(num_turns=2),
+            "num_generations": 1,
+            "per_device_train_batch_size": 4,
+            "gamma": 0.9,
+            "lam": 0.8,
+            "gamma_turn": 0.5,
+            "lam_turn": 0.4,
+            "advantage_normalization": "none",
+            **options,
+        }
+        trainer = teams.make(model, path, **options)
+        teams.recite(trainer, *self.REPLIES)
+        return trainer
+
+    VALUES = [
+        [0.1, 0.2, 9.0],
+        [0.5, -0.5, 0.25],
+        [0.3, 0.4, 9.0],
+        [1.0, 9.0, 9.0],
+    ]  # rows a0, b0, a1, b1; 9 on padding
+
+    def test_two_agents_over_two_turns(self, tiny_model, tmp_path):
+        trainer = self.make(tiny_model, tmp_path)
+        fixed_values(trainer, self.VALUES)
+        output = teams.generation_batch(trainer)
+        # From the end: δ = r + γ V' − V, or r + γ_turn V' − V where the next token is of the next turn, and
+        # A = δ + γ λ A', or δ + γ_turn λ_turn A' there
+        a1 = 2 - 0.4
+        a0 = 0 + 0.9 * 0.4 - 0.3 + 0.72 * a1
+        a = [0.9 * 0.2 - 0.1 + 0.72 * (1 + 0.5 * 0.3 - 0.2 + 0.2 * a0), 1 + 0.5 * 0.3 - 0.2 + 0.2 * a0, a0, a1]
+        b1 = -1 - 1.0
+        b2 = 0.5 + 0.5 * 1.0 - 0.25 + 0.2 * b1
+        b = [0.9 * -0.5 - 0.5 + 0.72 * (0.9 * 0.25 + 0.5 + 0.72 * b2), 0.9 * 0.25 + 0.5 + 0.72 * b2, b2, b1]
+        assert a == pytest.approx([0.938528, 1.1924, 1.212, 1.6])
+        assert b == pytest.approx([-0.24656, 0.977, 0.35, -2.0])
+        expected = torch.tensor([[a[0], a[1], 0], [b[0], b[1], b[2]], [a[2], a[3], 0], [b[3], 0, 0]])
+        torch.testing.assert_close(output["advantages"], expected)
+        live = output["completion_mask"].bool()
+        torch.testing.assert_close(output["returns"][live], (expected + torch.tensor(self.VALUES))[live])
+        assert torch.equal(output["old_values"], torch.tensor(self.VALUES))
+
+    def test_a_reward_without_a_row_goes_discounted_to_the_agent_s_last_row(self, tiny_model, tmp_path):
+        trainer = self.make(tiny_model, tmp_path, workflow=Once(), gamma=1.0, lam=1.0, per_device_train_batch_size=3)
+        teams.recite(trainer, [[11, 12], [13, 14, 15]], [[16]])
+        output = teams.generation_batch(trainer)  # values start at 0, so that returns are sums of rewards
+        b = 0.5 + 0.5 * -1.0
+        a0, a1 = 1 + 0.5 * 0.4 * 2, 2.0  # at λ_turn=0.4 and V=0, what comes later counts γ_turn λ_turn
+        torch.testing.assert_close(output["returns"], torch.tensor([[a0, a0, 0], [b, b, b], [a1, 0, 0]]))
+
+    def test_a_turn_s_reward_stands_on_the_agent_s_last_act(self, tiny_model, tmp_path):
+        data = Dataset.from_dict({"prompt": ["def f(x):", "more f(x):"]})
+        trainer = teams.make(
+            tiny_model,
+            tmp_path,
+            reward=lambda turn, completions, **kwargs: [1.0 + turn[0]] * len(completions),
+            data=data,
+            workflow=teams.Short(),
+            num_generations=1,
+            per_device_train_batch_size=10,
+        )
+        teams.script(trainer)
+        kept = {}
+        assign = trainer._assign_credit
+        trainer._assign_credit = lambda output, rollout: (assign(output, rollout), kept.update(rollout=rollout))
+        teams.generation_batch(trainer)
+        rewards = trainer._row_rewards(kept["rollout"]).tolist()
+        # Slots a, b, a again, a1, b1: the first problem plays two of them
+        assert rewards == [1, 1, 0, 0, 0, 0, 1, 1, 2, 2]
+
+    def test_a_critic_that_is_absent_leaves_the_group_s_mean_return(self, tiny_model, tmp_path):
+        rewards = iter([[1.0, 3.0, 0.0, -2.0], [5.0, 1.0, 0.0, 8.0]])
+        trainer = self.make(
+            tiny_model,
+            tmp_path,
+            reward=lambda completions, **kwargs: next(rewards),
+            critic="none",
+            gamma=1.0,
+            num_generations=2,
+            per_device_train_batch_size=16,
+        )
+        teams.script(trainer)
+        output = teams.generation_batch(trainer)
+        mask = output["completion_mask"].bool()
+        # Returns of turn 0, with γ_turn = 1/2: 3.5, 3.5 | 0, 2; of turn 1: 5, 1 | 0, 8
+        expected = [0, 0, 0, 0, 2, -2, 2, -2, -1, 1, -1, 1, -4, 4, -4, 4]
+        for row, live, value in zip(output["advantages"] / output["row_weight"][:, None], mask, expected, strict=True):
+            torch.testing.assert_close(row[live], torch.full_like(row[live], value))
+        assert "old_values" not in output and trainer.team.value_head is None
+
+    def test_advantages_are_normalised_and_agents_weigh_the_same(self, tiny_model, tmp_path):
+        for over in ("agent", "batch"):
+            trainer = teams.make(tiny_model, tmp_path, workflow=teams.Pair(), advantage_normalization=over)
+            teams.randomize(trainer.team)
+            teams.script(trainer)
+            output = teams.generation_batch(trainer)
+            mask, agent = output["completion_mask"].bool(), output["agent"]
+            count = torch.stack([mask[agent == i].sum() for i in (0, 1)])
+            assert count[0] != count[1]
+            torch.testing.assert_close(output["row_weight"], (count.sum() / (2 * count))[agent])
+            advantages = output["advantages"] / output["row_weight"][:, None]
+            for i in (0, 1) if over == "agent" else (slice(None),):
+                chosen = advantages[agent == i][mask[agent == i]] if over == "agent" else advantages[mask]
+                assert chosen.mean().item() == pytest.approx(0, abs=1e-5)
+                assert chosen.std(correction=0).item() == pytest.approx(1, abs=1e-3)
+
+    def test_tokens_may_decide_the_weight_of_an_agent(self, tiny_model, tmp_path):
+        trainer = teams.make(tiny_model, tmp_path, workflow=teams.Pair(), agent_loss_weighting="token")
+        teams.script(trainer)
+        assert torch.equal(teams.generation_batch(trainer)["row_weight"], torch.ones(8))
+        trainer = teams.make(tiny_model, tmp_path, workflow=Once(), loss_type="grpo", per_device_train_batch_size=6)
+        teams.script(trainer)
+        weight = teams.generation_batch(trainer)["row_weight"]
+        # By rows, of which a has two thirds
+        torch.testing.assert_close(weight, torch.tensor([0.75, 0.75, 1.5, 1.5, 0.75, 0.75]))
+
+
+class TestKL:
+    def test_in_the_reward_falls_on_every_token(self, tiny_model, tmp_path):
+        options = {"workflow": teams.Pair(), "beta": 0.7, "lam": 1.0, "advantage_normalization": "none"}
+        trainer = teams.make(tiny_model, tmp_path, kl_penalty="reward", **options)
+        teams.script(trainer)
+        output = teams.generation_batch(trainer)
+        mask = output["completion_mask"]
+        kl = (output["old_per_token_logps"] - output["ref_per_token_logps"]) * mask
+        assert kl.abs().max() > 1e-3
+        task = teams.make(tiny_model, tmp_path, kl_penalty="loss", **options)
+        teams.script(task)
+        returns = teams.generation_batch(task)["returns"]
+        to_go = kl.flip(1).cumsum(1).flip(1)
+        torch.testing.assert_close(output["returns"], (returns - 0.7 * to_go) * mask, atol=1e-5, rtol=1e-5)
+        assert trainer._metrics["train"]["kl"][0] == pytest.approx((kl.sum() / mask.sum()).item(), abs=1e-6)
+
+    @pytest.mark.parametrize(("kl_penalty", "expected"), [("reward", False), ("loss", True)])
+    def test_acts_in_one_place_only(self, tiny_model, tmp_path, kl_penalty, expected):
+        watch = teams.Watch()
+        trainer = teams.make(tiny_model, tmp_path, beta=0.7, vf_coef=0.0, kl_penalty=kl_penalty, callbacks=[watch])
+        teams.script(trainer)
+        assign = trainer._assign_credit
+
+        def no_advantage(output, rollout):
+            assign(output, rollout)
+            output["advantages"] = torch.zeros_like(output["advantages"])
+
+        trainer._assign_credit = no_advantage
+        trainer.train()
+        moved = [name for name, gradient in watch.gradients[0].items() if "lora" in name and gradient.any()]
+        assert bool(moved) == expected
+        assert len(teams.logged(trainer, "kl")) == 1
+
+
+RATIO_MODES = {
+    "ppo": (MultiAgentPPOTrainer, {}),
+    "no-critic": (
+        MultiAgentPPOTrainer,
+        {"critic": "none", "steps_per_generation": 4, "gradient_accumulation_steps": 1},
+    ),
+    "kl-reward": (MultiAgentPPOTrainer, {"kl_penalty": "reward", "beta": 0.1}),
+    "observation": (SHPPOTrainer, {}),
+    "agent-scope": (SHPPOTrainer, {"latent_scope": "agent"}),
+    "gradient-to-latent": (SHPPOTrainer, {"policy_gradient_to_latent": True}),
+    "agent-scope-gradient": (SHPPOTrainer, {"latent_scope": "agent", "policy_gradient_to_latent": True}),
+    "separate": (SHPPOTrainer, {"parameter_sharing": "separate"}),
+    "dropout": (SHPPOTrainer, {"lora": {"lora_dropout": 0.3}}),
+    "checkpointing": (SHPPOTrainer, {"gradient_checkpointing": True}),
+    "bf16": (SHPPOTrainer, {"bf16": True}),
+}
+
+
+class TestRatio:
+    @pytest.mark.parametrize("mode", RATIO_MODES)
+    def test_is_exactly_one_before_the_first_update(self, tiny_model, tmp_path, mode):
+        """On several micro-batches, unused slots among them, with rows in another order than at rollout."""
+        trainer_class, options = RATIO_MODES[mode]
+        options = {"steps_per_generation": 4, "gradient_accumulation_steps": 4, **options}
+        data = Dataset.from_dict({"prompt": ["def f(x):", "more f(x):"]})
+        trainer = teams.make(
+            tiny_model,
+            tmp_path,
+            trainer_class,
+            data=data,
+            workflow=teams.Short(),
+            per_device_train_batch_size=5,
+            learning_rate=0.0,
+            **options,
+        )
+        teams.randomize(trainer.team)
+        ratios = []
+        update = trainer._get_per_token_logps_and_entropies
+
+        def watched(model, input_ids, *args, **kwargs):
+            result = update(model, input_ids, *args, **kwargs)
+            if torch.is_grad_enabled():
+                inputs = next(
+                    batch
+                    for batch in trainer._buffered_inputs
+                    if torch.equal(torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1), input_ids)
+                )
+                mask = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
+                ratios.append((result[0] - inputs["old_per_token_logps"])[mask].exp())
+            return result
+
+        trainer._get_per_token_logps_and_entropies = watched
+        trainer.train()
+        assert len(ratios) == options["gradient_accumulation_steps"]
+        assert all(torch.equal(ratio, torch.ones_like(ratio)) for ratio in ratios)
+        assert sum(map(len, ratios)) > 0
+        for name in ("low_mean", "high_mean", "region_mean"):
+            assert teams.logged(trainer, f"clip_ratio/{name}") == [0]
+
+
+class TestBatches:
+    @pytest.mark.parametrize("trainer_class", TRAINERS)
+    @pytest.mark.parametrize("workflow", [teams.Pair(), teams.Chain(num_turns=2)])
+    def test_accumulation_gives_the_update_of_one_batch(self, tiny_model, tmp_path, trainer_class, workflow):
+        def run(size, steps):
+            return gradients(
+                tiny_model,
+                tmp_path,
+                trainer_class,
+                workflow=workflow,
+                per_device_train_batch_size=size,
+                gradient_accumulation_steps=steps,
+                beta=0.1,
+            )
+
+        [whole] = run(8, 1)
+        [accumulated] = run(1, 8)
+        assert_equal_gradients(accumulated, whole)
+
+    @pytest.mark.parametrize("trainer_class", TRAINERS)
+    def test_several_updates_share_a_generation_batch_evenly(self, tiny_model, tmp_path, trainer_class):
+        """With a learning rate of 0, the updates of a generation batch average to the update of the whole."""
+        options = {"workflow": teams.Pair(), "learning_rate": 0.0, "critic_learning_rate": 0.0}
+        if trainer_class is SHPPOTrainer:
+            options |= {"latent_learning_rate": 0.0, "inference_learning_rate": 0.0}
+        [whole] = gradients(tiny_model, tmp_path, trainer_class, **options)
+        parts = gradients(
+            tiny_model,
+            tmp_path,
+            trainer_class,
+            per_device_train_batch_size=2,
+            steps_per_generation=4,
+            gradient_accumulation_steps=2,
+            max_steps=2,
+            **options,
+        )
+        assert len(parts) == 2
+        assert_equal_gradients({name: (parts[0][name] + parts[1][name]) / 2 for name in whole}, whole)
+
+
+def silent_about(prompt):
+    """The reward `letters`, and None on the problems with this prompt."""
+
+    def reward(prompts, completions, **kwargs):
+        rewards = teams.letters(completions)
+        return [None if p == prompt else r for p, r in zip(prompts, rewards, strict=True)]
+
+    return reward
+
+
+class Spare(teams.Pair):
+    """[`Pair`] with slots that nobody uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.slots = (Slot("a"), Slot("b"), Slot("a", act=1), Slot("b", act=1))
+
+
+class TestDeadRows:
+    OPTIONS = [
+        {},
+        {"loss_type": "grpo"},
+        {"beta": 0.1, "loss_type": "sapo", "agent_loss_weighting": "token"},
+        {"loss_type": "dr_grpo", "agent_loss_weighting": "token", "advantage_normalization": "batch"},
+    ]
+
+    @pytest.mark.parametrize("trainer_class", TRAINERS)
+    @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: options.get("loss_type", "dapo"))
+    def test_a_masked_episode_leaves_no_trace(self, tiny_model, tmp_path, trainer_class, options):
+        options = {"workflow": teams.Pair(), "num_generations": 2, **options}
+        if trainer_class is SHPPOTrainer:
+            options["latent_distance"] = "minmax"
+        [masked] = gradients(
+            tiny_model,
+            tmp_path,
+            trainer_class,
+            data=teams.dataset(4),
+            reward=silent_about("def f3(x):"),
+            per_device_train_batch_size=16,
+            **options,
+        )
+        [without] = gradients(
+            tiny_model, tmp_path, trainer_class, data=teams.dataset(3), per_device_train_batch_size=12, **options
+        )
+        assert_equal_gradients(masked, without)
+
+    def test_one_turn_without_a_reward_masks_the_whole_episode(self, tiny_model, tmp_path):
+        def reward(prompts, completions, turn, **kwargs):
+            return [None if turn[0] == 1 and "f1" in prompt else 1.0 for prompt in prompts]
+
+        trainer = teams.make(
+            tiny_model,
+            tmp_path,
+            reward=reward,
+            workflow=teams.Chain(num_turns=2),
+            num_generations=1,
+            per_device_train_batch_size=8,
+        )
+        calls = teams.script(trainer)
+        output = teams.generation_batch(trainer)
+        live = (output["completion_mask"] * output["tool_mask"]).any(1)
+        assert live.tolist() == [True] * 4 + [False] * 4
+        lengths = [len(replies[0]) for _, replies in calls]
+        assert output["num_items_in_batch"] == sum(lengths)
+        assert not output["advantages"][4:].any()
+        assert not output["row_weight"][:4].eq(0).any()
+        assert trainer._metrics["train"]["episodes/masked"] == [0.5]
+
+    @pytest.mark.parametrize("trainer_class", TRAINERS)
+    @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: options.get("loss_type", "dapo"))
+    def test_unused_slots_leave_no_trace(self, tiny_model, tmp_path, trainer_class, options):
+        [spare] = gradients(
+            tiny_model, tmp_path, trainer_class, workflow=Spare(), per_device_train_batch_size=16, **options
+        )
+        [plain] = gradients(
+            tiny_model, tmp_path, trainer_class, workflow=teams.Pair(), per_device_train_batch_size=8, **options
+        )
+        assert_equal_gradients(spare, plain)
+
+    def test_a_batch_that_is_masked_as_a_whole_updates_nothing(self, tiny_model, tmp_path):
+        trainer = teams.make(
+            tiny_model,
+            tmp_path,
+            SHPPOTrainer,
+            reward=lambda completions, **kwargs: [None] * len(completions),
+            workflow=teams.Pair(),
+        )
+        before = teams.trainable(trainer)
+        trainer.train()
+        assert all(torch.equal(tensor, before[name]) for name, tensor in teams.trainable(trainer).items())
+        assert teams.logged(trainer, "episodes/masked") == [1]
+
+    def test_truncated_completions_can_be_masked(self, tiny_model, tmp_path):
+        trainer = teams.make(
+            tiny_model,
+            tmp_path,
+            workflow=teams.Pair(),
+            mask_truncated_completions=True,
+            per_device_train_batch_size=16,
+        )
+        teams.randomize(trainer.team)
+        calls = teams.script(trainer, length=4)
+        output = teams.generation_batch(trainer)
+        [(_, replies)] = calls
+        # Rows are problem, agent, generation; replies problem, generation, agent
+        ended = torch.tensor([reply[-1] == teams.EOS for reply in replies]).view(-1, 2, 2).transpose(1, 2).flatten()
+        assert 0 < ended.sum() < 16
+        mask = (output["completion_mask"] * output["tool_mask"]).bool()
+        assert torch.equal(mask.any(1), ended)
+        assert output["num_items_in_batch"] == mask.sum()
+        assert not output["advantages"][~ended].any()
+        for agent in (0, 1):
+            chosen = mask & (output["agent"] == agent)[:, None]
+            assert output["advantages"][chosen].mean().item() == pytest.approx(0, abs=1e-5)
+
+
+class TestCritic:
+    def values(self, model, path, replies, workflow, **options):
+        """Values of the rows of one episode, `(S, T)`, and its pooled prompt states."""
+        trainer = teams.make(
+            model,
+            path,
+            workflow=workflow,
+            num_generations=1,
+            per_device_train_batch_size=len(workflow.slots),
+            **options,
+        )
+        teams.randomize(trainer.team)
+        teams.recite(trainer, *replies)
+        output = teams.generation_batch(trainer)
+        return output["old_values"], output.get("team_state")
+
+    @pytest.mark.parametrize("critic", ["team", "agent"])
+    def test_no_reply_changes_its_own_value(self, tiny_model, tmp_path, critic):
+        """In a chain, where later prompts contain it: the values of a and b before and along a's other reply."""
+        stages = [[[20, 21, 22]], [[30, 31, 32]], [[40, 41, 42]]]
+        other = [[[20, 99, 98]], *stages[1:]]
+        chain = teams.Chain("abc")
+        values, state = self.values(tiny_model, tmp_path, stages, chain, critic=critic)
+        changed, changed_state = self.values(tiny_model, tmp_path, other, chain, critic=critic)
+        # V before the first and the second token of a see nothing of what follows
+        torch.testing.assert_close(changed[0, :2], values[0, :2])
+        assert (changed[0, 2] - values[0, 2]).abs() > 1e-4
+        assert (changed[1] - values[1]).abs().amin() > 1e-4  # b reads it
+        # c does not, but its team critic sees what b was asked
+        assert ((changed[2] - values[2]).abs().amin() > 1e-5) == (critic == "team")
+        if critic == "team":
+            torch.testing.assert_close(changed_state[0], state[0])
+            assert (changed_state[1:] - state[1:]).abs().amax() > 1e-4
+
+    def test_the_team_critic_sees_the_prompts_of_its_stage_and_the_agent_critic_its_own(self, tiny_model, tmp_path):
+        class Told(teams.Pair):
+            def __init__(self, secret):
+                super().__init__()
+                self.secret = secret
+
+            def play(self, problem):
+                yield {"a": "same", "b": self.secret}
+
+        replies = [[[20, 21, 22], [30, 31, 32]]]
+        for critic, sees in (("team", True), ("agent", False)):
+            one, _ = self.values(tiny_model, tmp_path, replies, Told("short"), critic=critic)
+            two, _ = self.values(tiny_model, tmp_path, replies, Told("tall!"), critic=critic)
+            assert ((one[0] - two[0]).abs().amin() > 1e-4) == sees
+
+    def test_prompt_states_are_the_base_model_s(self, tiny_model, tmp_path):
+        """Adapters off, whatever the adapter is, and before any reply."""
+        trainer = teams.make(
+            tiny_model, tmp_path, workflow=teams.Pair(), num_generations=1, per_device_train_batch_size=2
+        )
+        teams.script(trainer)
+        output = teams.generation_batch(trainer)
+        base = trainer.model.get_base_model()
+        states = []
+        with trainer.model.disable_adapter(), torch.no_grad():
+            for ids, mask in zip(output["prompt_ids"], output["prompt_mask"], strict=True):
+                states.append(base.model(ids[mask.bool()][None]).last_hidden_state[0, -1])
+        expected = torch.stack(states).mean(0)
+        torch.testing.assert_close(output["team_state"], expected.expand(2, -1), rtol=1e-4, atol=1e-4)
+
+    @pytest.mark.parametrize("backprop", [False, True])
+    def test_the_value_loss_reaches_the_policy_only_if_asked(self, tiny_model, tmp_path, backprop):
+        watch = teams.Watch()
+        trainer = teams.make(
+            tiny_model, tmp_path, workflow=teams.Pair(), critic_backprop=backprop, callbacks=[watch], vf_coef=0.5
+        )
+        teams.randomize(trainer.team)
+        teams.script(trainer)
+        assign = trainer._assign_credit
+
+        def no_advantage(output, rollout):
+            assign(output, rollout)
+            output["advantages"] = torch.zeros_like(output["advantages"])
+
+        trainer._assign_credit = no_advantage
+        trainer.train()
+        [gradients] = watch.gradients
+        assert all(gradient.any() for name, gradient in gradients.items() if "value_head" in name)
+        assert any(gradient.any() for name, gradient in gradients.items() if "lora" in name) == backprop
+
+    def test_the_critic_learns(self, tiny_model, tmp_path):
+        trainer = teams.make(
+            tiny_model,
+            tmp_path,
+            reward=lambda completions, **kwargs: [0.7] * len(completions),
+            max_steps=30,
+            critic_learning_rate=0.02,
+            lr_scheduler_type="linear",
+            cliprange_value=10.0,
+            lam=1.0,
+        )
+        teams.script(trainer)
+        trainer.train()
+        losses = teams.logged(trainer, "critic/value_loss")
+        assert losses[0] == pytest.approx(0.5 * 0.7**2) and losses[-1] < 0.01
+
+
+class TestOptimizer:
+    def test_groups_have_their_own_learning_rates_and_decay(self, tiny_model, tmp_path):
+        rates = {"learning_rate": 0.01, "critic_learning_rate": 0.02}
+        rates |= {"latent_learning_rate": 0.03, "inference_learning_rate": 0.04}
+        trainer = teams.make(tiny_model, tmp_path, SHPPOTrainer, workflow=teams.Pair(), weight_decay=0.5, **rates)
+        trainer.create_optimizer()
+        names = {id(p): name for name, p in trainer.model.named_parameters() if p.requires_grad}
+        seen = []
+        for group in trainer.optimizer.param_groups:
+            for parameter in group["params"]:
+                name = names[id(parameter)]
+                seen.append(name)
+                expected = next((r for r in ("value_head", "latent_net", "inference_net") if r in name), "policy")
+                expected = {"value_head": 0.02, "latent_net": 0.03, "inference_net": 0.04, "policy": 0.01}[expected]
+                assert group["lr"] == expected, name
+                assert group["weight_decay"] == (0.0 if name.endswith("bias") else 0.5), name
+        assert sorted(seen) == sorted(names.values())
+
+    def test_groups_are_clipped_on_their_own(self, tiny_model, tmp_path):
+        watch = teams.Watch()
+        trainer = teams.make(
+            tiny_model, tmp_path, SHPPOTrainer, workflow=teams.Pair(), callbacks=[watch], max_grad_norm=1e-3
+        )
+        teams.randomize(trainer.team)
+        teams.script(trainer)
+        trainer.train()
+        squares = {"value_head": 0.0, "latent_net": 0.0, "inference_net": 0.0, "policy": 0.0}
+        for name, gradient in watch.gradients[0].items():
+            squares[next((group for group in squares if group in name), "policy")] += gradient.square().sum().item()
+        # A joint norm would leave all but one of them far below
+        assert {group: square**0.5 for group, square in squares.items()} == pytest.approx(
+            dict.fromkeys(squares, 1e-3), rel=1e-3
+        )
+        for name in ("grad_norm", "grad_norm/critic", "grad_norm/latent", "grad_norm/inference"):
+            assert teams.logged(trainer, name)[0] > 1e-3
+
+    def test_every_agent_s_share_of_the_gradient_is_logged(self, tiny_model, tmp_path):
+        trainer = teams.make(tiny_model, tmp_path, workflow=teams.Pair(), max_steps=2)
+        trainer.train()
+        shares = [teams.logged(trainer, f"agents/{agent}/gradient_share") for agent in "ab"]
+        assert [sum(pair) for pair in zip(*shares, strict=True)] == pytest.approx([1, 1])
+        assert all(0 < share < 1 for pair in shares for share in pair)
