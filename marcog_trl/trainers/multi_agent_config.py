@@ -82,7 +82,9 @@ class MultiAgentConfig(GRPOConfig):
     )
     disable_dropout: bool = field(
         default=True,
-        metadata={"help": "Without dropout, the ratio of new to old probabilities is exactly 1 before the first update."},
+        metadata={
+            "help": "Without dropout, the ratio of new to old probabilities is exactly 1 before the first update."
+        },
     )
 
     # Parameters that control the team

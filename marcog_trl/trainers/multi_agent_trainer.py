@@ -225,7 +225,9 @@ class MultiAgentTrainer(GRPOTrainer):
                     raise ValueError(f"{name} has no column {column!r}, which {reader} needs, but {columns}")
                 for i, value in enumerate(dataset[column] if isinstance(dataset, Dataset) else ()):
                     if not value:
-                        raise ValueError(f"{name}[{i}] has no {column!r}, which {reader} needs; dropping the row works")
+                        raise ValueError(
+                            f"{name}[{i}] has no {column!r}, which {reader} needs; dropping the row works"
+                        )
 
     def _fit_batches(self, args: MultiAgentConfig, train_dataset) -> None:
         num_slots, num_processes = len(self.workflow.slots), args.world_size
