@@ -77,3 +77,8 @@ class SHPPOConfig(MultiAgentPPOConfig):
                 f"use_vllm=True cannot serve parameter_sharing={self.parameter_sharing!r} with "
                 f"latent_scope={self.latent_scope!r}; use_vllm=False or parameter_sharing='shared' works"
             )
+        if self.use_transformers_continuous_batching and self.parameter_sharing != "shared":
+            raise ValueError(
+                "use_transformers_continuous_batching=True packs the rows that "
+                f"parameter_sharing={self.parameter_sharing!r} must tell apart; False or parameter_sharing='shared' works"
+            )
