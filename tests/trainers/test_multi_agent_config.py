@@ -109,7 +109,7 @@ BAD_LATENTS = [
     ({"use_vllm": True, "parameter_sharing": "separate"}, "use_vllm=True .* parameter_sharing='separate'.* works"),
     (
         {"use_transformers_continuous_batching": True},
-        "use_transformers_continuous_batching=True .* parameter_sharing='latent'; .* works",
+        "use_transformers_continuous_batching=True .* parameter_sharing='latent' .*; .* works",
     ),
 ]
 

@@ -1,0 +1,495 @@
+"""The heterogeneity layer in training: what each loss reaches, what stays fixed, and what equals plain PPO."""
+
+import pytest
+import teams
+import torch
+from peft import IA3Config, PeftModel
+from transformers import AutoModelForCausalLM
+
+from marcog_trl import MultiAgentPPOTrainer, SHPPOTrainer
+from marcog_trl.trainers import team_module
+from marcog_trl.trainers.team_module import Flight
+
+
+MODES = {
+    "observation": {},
+    "agent": {"latent_scope": "agent"},
+    "gradient": {"policy_gradient_to_latent": True},
+    "agent-gradient": {"latent_scope": "agent", "policy_gradient_to_latent": True},
+    "minmax": {"latent_distance": "minmax"},
+    "no-critic": {"critic": "none"},
+    "agent-critic": {"critic": "agent"},
+    "separate": {"parameter_sharing": "separate"},
+    "shared": {"parameter_sharing": "shared"},
+    "one-agent": {"workflow": "single"},
+    "chain": {"workflow": teams.Chain("abc", num_turns=2)},
+}
+
+
+class SameAsked(teams.Pair):
+    """Agents that are asked the same: only their role texts differ, which no prompt shows."""
+
+    def play(self, problem):
+        yield {agent.name: problem["prompt"] for agent in self.agents}
+
+
+class TestGradients:
+    @pytest.mark.parametrize("mode", MODES)
+    def test_every_trainable_tensor_has_one_within_two_steps(self, tiny_model, tmp_path, mode):
+        """From an ordinary start: LoRA's B, the decoder and the last layer of the value head are zeros."""
+        watch = teams.Watch()
+        trainer = teams.make(
+            tiny_model,
+            tmp_path,
+            SHPPOTrainer,
+            callbacks=[watch],
+            lora={"init_lora_weights": True},
+            max_steps=2,
+            **{"workflow": teams.Pair(), **MODES[mode]},
+        )
+        before = teams.trainable(trainer)
+        trainer.train()
+        names = set(before)
+        assert any("core_decoder" in name for name in names) == (mode not in ("separate", "shared"))
+        reached = {name for step in watch.gradients for name, gradient in step.items() if gradient.any()}
+        assert names - reached == set()
+        unmoved = [name for name, tensor in teams.trainable(trainer).items() if torch.equal(tensor, before[name])]
+        assert not unmoved
+        if mode == "separate":
+            for name, gradient in watch.gradients[1].items():
+                if "lora_" in name:
+                    blocks = gradient.chunk(2, dim=0 if "lora_A" in name else 1)
+                    assert all(block.any() for block in blocks), name
+
+    @pytest.mark.parametrize(
+        ("loss", "options", "reached"),
+        [
+            ("ppo", {}, {"lora", "core_decoder"}),
+            ("ppo", {"policy_gradient_to_latent": True}, {"lora", "core_decoder", "latent_net"}),
+            (
+                "ppo",
+                {"policy_gradient_to_latent": True, "latent_scope": "agent"},
+                {"lora", "core_decoder", "latent_net"},
+            ),
+            ("latent", {}, {"latent_net"}),
+            ("latent", {"policy_gradient_to_latent": True}, {"latent_net"}),
+            ("inference", {}, {"inference_net"}),
+            ("value", {"policy_gradient_to_latent": True}, {"value_head"}),
+            ("value", {"critic_backprop": True}, {"value_head", "lora", "core_decoder"}),
+        ],
+    )
+    def test_each_loss_reaches_what_it_should(self, tiny_model, tmp_path, monkeypatch, loss, options, reached):
+        def nothing(value, *args, **kwargs):
+            return torch.zeros_like(value).detach()
+
+        for other in ("latent", "inference"):
+            if loss != other:
+                monkeypatch.setattr(team_module, f"{other}_loss", nothing)
+        watch = teams.Watch()
+        trainer = teams.make(
+            tiny_model,
+            tmp_path,
+            SHPPOTrainer,
+            workflow=teams.Pair(),
+            callbacks=[watch],
+            vf_coef=1.0 if loss == "value" else 0.0,
+            **options,
+        )
+        teams.randomize(trainer.team)
+        assign = trainer._assign_credit
+
+        def credit(output, rollout):
+            assign(output, rollout)
+            output["advantages"] = output["advantages"] * (loss == "ppo")
+
+        trainer._assign_credit = credit
+        trainer.train()
+        parts = ("lora", "core_decoder", "latent_net", "inference_net", "value_head")
+        found = {
+            part: [gradient.any().item() for name, gradient in watch.gradients[0].items() if part in name]
+            for part in parts
+        }
+        assert {part for part in parts if any(found[part])} == reached
+        assert all(all(found[part]) for part in reached)
+
+
+class TestEquality:
+    OPTIONS = {"beta": 0.05, "max_steps": 4, "steps_per_generation": 2, "per_device_train_batch_size": 4}
+
+    def run(self, model, path, trainer_class, prepare=lambda trainer: None, **options):
+        trainer = teams.make(model, path, trainer_class, workflow=teams.Chain(num_turns=2), **self.OPTIONS | options)
+        prepare(trainer)
+        trainer.train()
+        return trainer
+
+    @pytest.fixture(scope="class")
+    def ppo(self, tiny_model, tmp_path_factory):
+        return self.run(tiny_model, tmp_path_factory.mktemp("ppo"), MultiAgentPPOTrainer)
+
+    @pytest.mark.parametrize("mode", ["observation", "agent", "gradient", "shared"])
+    def test_with_cores_fixed_at_zero_it_is_ppo_bit_for_bit(self, tiny_model, tmp_path, ppo, mode):
+        """Samples included: several steps from the model's own replies, latent losses present."""
+
+        def freeze(trainer):
+            if mode != "shared":
+                trainer.team.core_decoder.requires_grad_(False)
+
+        trainer = self.run(tiny_model, tmp_path, SHPPOTrainer, freeze, **MODES[mode])
+        expected, weights = teams.trainable(ppo), teams.trainable(trainer)
+        for name, tensor in expected.items():
+            assert torch.equal(weights[name], tensor), name
+        for name in ("reward", "kl", "entropy", "critic/value_loss", "grad_norm", "grad_norm/critic", "num_tokens"):
+            assert teams.logged(trainer, name) == teams.logged(ppo, name), name
+        if mode == "shared":
+            assert teams.logged(trainer, "loss") == teams.logged(ppo, "loss")
+            assert weights.keys() == expected.keys()
+        else:
+            assert all(loss != 0 for loss in teams.logged(trainer, "latent/loss"))
+            assert set(teams.logged(trainer, "latent/core_norm")) == {0}
+
+    def test_with_free_cores_it_is_not(self, tiny_model, tmp_path, ppo):
+        trainer = self.run(tiny_model, tmp_path, SHPPOTrainer)
+        assert teams.logged(trainer, "critic/value_loss") != teams.logged(ppo, "critic/value_loss")
+        assert teams.logged(trainer, "latent/core_norm")[-1] > 0
+
+    @pytest.mark.parametrize("mode", ["observation", "agent", "gradient", "minmax"])
+    @pytest.mark.parametrize("workflow", [teams.Pair, SameAsked])
+    def test_permuting_the_agents_permutes_everything(self, tiny_model, tmp_path, mode, workflow):
+        """With three agents, their replies by prompt, and no noise, which belongs to places and not to agents."""
+
+        def run(names):
+            watch = teams.Watch()
+
+            def reward(replies, **kwargs):
+                return [
+                    {name: teams.letters([text])[0] + "abc".index(name) for name, text in reply.items()}
+                    for reply in replies
+                ]
+
+            trainer = teams.make(
+                tiny_model,
+                tmp_path,
+                SHPPOTrainer,
+                workflow=workflow(names),
+                reward=reward,
+                callbacks=[watch],
+                per_device_train_batch_size=12,
+                **MODES[mode],
+            )
+            teams.randomize(trainer.team)
+            trainer._draw = lambda count: torch.zeros(count, trainer.args.latent_size)
+            teams.script(trainer)
+            if workflow is SameAsked:  # the prompt does not tell whose reply it is
+                lengths = iter([[[20 + "abc".index(name), 30 + g] for g in (0, 1) for name in names] * 2])
+                trainer._generate_single_turn = lambda prompt_ids, *rest: (next(lengths), None)
+            trainer.train()
+            return trainer, watch.gradients[0]
+
+        (one, expected), (two, gradients) = run("abc"), run("cab")
+        for name in ("loss", "latent/loss", "latent/inference_loss", "latent/distance", "critic/value_loss"):
+            assert teams.logged(two, name) == pytest.approx(teams.logged(one, name), rel=1e-4), name
+        for agent in "abc":
+            name = f"agents/{agent}/gradient_share"
+            assert teams.logged(two, name) == pytest.approx(teams.logged(one, name), rel=1e-3)
+        for name, gradient in expected.items():
+            assert (gradients[name] - gradient).abs().max() <= 1e-4 * gradient.abs().max(), name
+
+
+def watched_latents(trainer):
+    """Lists of the latents that the decoder was given, in generation and in updates, one row each."""
+    seen = {"rollout": [], "update": []}
+
+    def keep(module, args):
+        kind = "update" if torch.is_grad_enabled() else "rollout"
+        seen[kind].append(args[0].detach().clone())
+
+    trainer.team.core_decoder.register_forward_pre_hook(keep)
+    return seen
+
+
+class TestLatents:
+    def test_stay_as_drawn_until_the_next_rollout(self, tiny_model, tmp_path):
+        trainer = teams.make(
+            tiny_model,
+            tmp_path,
+            SHPPOTrainer,
+            workflow=teams.Pair(),
+            max_steps=4,
+            num_iterations=2,
+            steps_per_generation=2,
+            per_device_train_batch_size=4,
+            latent_learning_rate=0.1,
+        )
+        seen = watched_latents(trainer)
+        stored = []
+        generate = trainer._generate_and_score_completions
+        trainer._generate_and_score_completions = lambda rows: stored.append(generate(rows)) or stored[-1]
+        trainer.train()
+        [batch] = stored
+        # What replies were written with is what is stored, and what all four updates used
+        assert {tuple(z) for z in seen["rollout"][0].tolist()} == {tuple(z) for z in batch["z"].tolist()}
+        for first, second in ((0, 1), (2, 3)):
+            used = torch.cat([seen["update"][first], seen["update"][second]])
+            assert sorted(used.tolist()) == sorted(batch["z"].tolist())
+        mu, _ = trainer.team.latent_net(batch["team_obs"])
+        assert (mu[:, 0] - batch["z"]).abs().max() > 0.05  # while LatentNet moved on
+
+    def test_follow_latent_net_with_their_own_noise_where_the_policy_trains_it(self, tiny_model, tmp_path):
+        trainer = teams.make(
+            tiny_model,
+            tmp_path,
+            SHPPOTrainer,
+            workflow=teams.Pair(),
+            max_steps=2,
+            num_iterations=2,
+            latent_learning_rate=0.1,
+            policy_gradient_to_latent=True,
+        )
+        seen = watched_latents(trainer)
+        nets, batches = [], []
+        update = trainer._compute_loss
+
+        def compute_loss(model, inputs):
+            batches.append(inputs)
+            with torch.no_grad():
+                nets.append(trainer.team.latent_net(inputs["obs"]))
+            return update(model, inputs)
+
+        trainer._compute_loss = compute_loss
+        trainer.train()
+        for z, (mu, sigma), batch in zip(seen["update"], nets, batches, strict=True):
+            torch.testing.assert_close(z, mu + sigma * batch["eps"])
+        assert torch.equal(batches[0]["eps"], batches[1]["eps"])
+        assert (seen["update"][0] - seen["update"][1]).abs().max() > 0.05
+
+    @pytest.mark.parametrize("scope", ["observation", "agent"])
+    def test_depend_on_the_role_and_in_observation_scope_on_the_prompt(self, tiny_model, tmp_path, scope):
+        trainer = teams.make(
+            tiny_model, tmp_path, SHPPOTrainer, workflow=SameAsked(), latent_scope=scope, per_device_train_batch_size=8
+        )
+        output = teams.generation_batch(trainer)
+        mu, sigma = trainer.team.latent_net(output["team_obs"])
+        # Rows: problem, agent, generation. Agents are asked the same, and differ
+        assert (mu[:, 0] - mu[:, 1]).abs().amax(-1).min() > 1e-2
+        different_problems = (mu[0, 0] - mu[4, 0]).abs().max()
+        assert (different_problems > 1e-3) == (scope == "observation")
+        own = torch.arange(8) // 2 % 2
+        expected = (mu + sigma * output["team_eps"])[torch.arange(8), own]
+        torch.testing.assert_close(output["z"], expected)
+        noise = output["team_eps"][torch.arange(8), own]
+        if scope == "agent":  # one draw per agent
+            assert len({tuple(row) for row in output["z"].tolist()}) == 2
+            assert torch.equal(noise, noise[own * 2])
+        else:
+            assert len({tuple(row) for row in noise.tolist()}) == 8
+
+    def test_are_drawn_anew_for_every_generation_batch_and_are_the_mean_in_evaluation(self, tiny_model, tmp_path):
+        for scope in ("observation", "agent"):
+            trainer = teams.make(
+                tiny_model,
+                tmp_path,
+                SHPPOTrainer,
+                workflow=teams.Pair(),
+                latent_scope=scope,
+                max_steps=3,
+                latent_learning_rate=0.0,
+                data=teams.dataset(2),
+                per_device_train_batch_size=8,
+                eval_dataset=teams.dataset(2),
+            )
+            stored = []
+            generate = trainer._generate_and_score_completions
+            trainer._generate_and_score_completions = lambda rows, s=stored, g=generate: s.append(g(rows)) or s[-1]
+            trainer.train()
+            eps = [batch["team_eps"] for batch in stored]
+            assert not any(torch.equal(eps[i], eps[j]) for i, j in ((0, 1), (1, 2), (0, 2)))
+            trainer.evaluate()
+            batch = stored[-1]
+            assert not batch["team_eps"].any()
+            mu, _ = trainer.team.latent_net(batch["team_obs"])
+            torch.testing.assert_close(batch["z"], mu[torch.arange(len(mu)), batch["agent"]])
+
+    def test_every_row_carries_its_team_turn(self, tiny_model, tmp_path):
+        """Rows of Short: problem one plays slots a, b; problem two a, b, a again, a1, b1."""
+
+        def reward(turn, completions, **kwargs):
+            return [{"a": 1.0 + turn[0], "b": 5.0} for _ in completions]
+
+        trainer = teams.make(
+            tiny_model,
+            tmp_path,
+            SHPPOTrainer,
+            reward=reward,
+            workflow=teams.Short(),
+            data=teams.Dataset.from_dict({"prompt": ["def f(x):", "more f(x):"]}),
+            num_generations=1,
+            per_device_train_batch_size=10,
+            gamma_turn=0.5,
+            beta=1.0,
+            kl_penalty="reward",
+        )
+        output = teams.generation_batch(trainer)
+        weights = output["team_weight"]
+        torch.testing.assert_close(weights, torch.tensor([0.5, 0.5, 0, 0, 0, 1 / 3, 1 / 3, 1 / 3, 0.5, 0.5]))
+        assert output["num_team_turns"] == 3
+        live = output["team_live"]
+        assert live[[0, 1, 5, 6, 7, 8, 9]].all() and not live[[3, 4]].any()
+        # Mean of the agents' returns, without the KL: (1 + 5) / 2; and with half of (2 + 5) / 2 to come
+        assert output["team_return"][[0, 1]].tolist() == [3, 3]
+        assert output["team_return"][5:].tolist() == [3 + 1.75] * 3 + [3.5] * 2
+        # An agent that acts twice is seen as in its last act
+        assert torch.equal(output["team_obs"][5], output["team_obs"][7])
+        assert torch.equal(output["team_obs"][5, 1], output["team_obs"][6, 1])
+
+    def test_latent_losses_weigh_every_team_turn_the_same(self, tiny_model, tmp_path, monkeypatch):
+        """However many rows carry it, and over micro-batches."""
+        monkeypatch.setattr(team_module, "latent_loss", lambda value, *args: torch.zeros_like(value))
+        for size, steps in ((10, 1), (1, 10)):
+            trainer = teams.make(
+                tiny_model,
+                tmp_path,
+                SHPPOTrainer,
+                reward=lambda completions, **kwargs: [2.0 if "more" in p else 0.0 for p in kwargs["prompts"]],
+                workflow=teams.Short(),
+                data=teams.Dataset.from_dict({"prompt": ["def f(x):", "more f(x):"]}),
+                num_generations=1,
+                per_device_train_batch_size=size,
+                gradient_accumulation_steps=steps,
+                vf_coef=0.0,
+            )
+            for parameter in trainer.team.inference_net.parameters():
+                torch.nn.init.zeros_(parameter)
+            assign = trainer._assign_credit
+
+            def credit(output, rollout, assign=assign):
+                assign(output, rollout)
+                output["advantages"] = torch.zeros_like(output["advantages"])
+
+            trainer._assign_credit = credit
+            trainer.train()
+            # Returns of the three team-turns: 0, 4 (two rewards of 2) and 2
+            assert teams.logged(trainer, "loss") == pytest.approx([(0 + 16 + 4) / 3], rel=1e-5)
+
+
+class TestTeam:
+    def test_its_modules_do_not_depend_on_its_size(self, tiny_model, tmp_path):
+        pair = teams.make(tiny_model, tmp_path, SHPPOTrainer, workflow=teams.Pair())
+        teams.randomize(pair.team)
+        seven = teams.make(
+            tiny_model,
+            tmp_path,
+            SHPPOTrainer,
+            workflow=teams.Pair("abcdefg"),
+            per_device_train_batch_size=7,
+            num_generations=1,
+        )
+        seven.team.load_state_dict(pair.team.state_dict())
+        seven.train()
+        assert len(teams.logged(seven, "latent/loss")) == 1
+
+    @pytest.mark.parametrize(
+        ("peft_config", "message"),
+        [
+            (teams.lora_config(use_dora=True), "peft_config.use_dora=True.* works"),
+            (teams.lora_config(target_parameters=["mlp.experts"]), "peft_config.target_parameters=.* works"),
+            (IA3Config(task_type="CAUSAL_LM"), "peft_config.peft_type=IA3.* a LoraConfig works"),
+        ],
+    )
+    @pytest.mark.parametrize("sharing", ["latent", "separate"])
+    def test_adapters_in_which_it_cannot_act_are_refused_before_the_model_loads(
+        self, tmp_path, peft_config, message, sharing
+    ):
+        with pytest.raises(ValueError, match=message) as error:
+            teams.make(
+                "nobody/no-such-model", tmp_path, SHPPOTrainer, peft_config=peft_config, parameter_sharing=sharing
+            )
+        assert "\n" not in str(error.value)
+
+    @pytest.mark.parametrize("target", ["embed_tokens", "lm_head"])
+    def test_layers_in_which_it_cannot_act_are_refused_at_construction(self, tiny_model, tmp_path, target):
+        with pytest.raises(ValueError, match=f"{target}") as error:
+            teams.make(tiny_model, tmp_path, SHPPOTrainer, lora={"target_modules": ["q_proj", target]})
+        assert "\n" not in str(error.value)
+
+    def test_other_adapters_work_where_there_are_no_latents(self, tiny_model, tmp_path):
+        for trainer_class, options in ((MultiAgentPPOTrainer, {}), (SHPPOTrainer, {"parameter_sharing": "shared"})):
+            trainer = teams.make(
+                tiny_model, tmp_path, trainer_class, lora={"use_dora": True}, workflow=teams.Pair(), **options
+            )
+            before = teams.trainable(trainer)
+            trainer.train()
+            after = teams.trainable(trainer)
+            assert not [name for name in before if "lora" in name and torch.equal(before[name], after[name])]
+
+    def test_rank_patterns_work(self, tiny_model, tmp_path):
+        trainer = teams.make(
+            tiny_model, tmp_path, SHPPOTrainer, lora={"rank_pattern": {"q_proj": 2}}, workflow=teams.Pair()
+        )
+        trainer.train()
+        assert {2, 4} == set(trainer.team.core_decoder.ranks)
+
+    def test_how_differently_agents_behave_is_logged(self, tiny_model, tmp_path):
+        trainer = teams.make(tiny_model, tmp_path, SHPPOTrainer, workflow=teams.Pair(), max_steps=2)
+        trainer.train()
+        names = ("latent/mu_norm", "latent/sigma", "latent/distance", "latent/entropy", "latent/inference_loss")
+        for name in (*names, "latent/core_norm", "agents/behavioural_diversity"):
+            assert len(teams.logged(trainer, name)) == 2, name
+        assert teams.logged(trainer, "latent/core_norm")[0] == 0 < teams.logged(trainer, "latent/core_norm")[1]
+
+
+class TestSeparate:
+    @pytest.fixture(scope="class")
+    def trained(self, tiny_model, tmp_path_factory):
+        path = tmp_path_factory.mktemp("separate")
+        trainer = teams.make(
+            tiny_model, path, SHPPOTrainer, workflow=teams.Pair("abc"), parameter_sharing="separate",
+            per_device_train_batch_size=6, max_steps=2,
+        )  # fmt: skip
+        trainer.train()
+        trainer.save_model()
+        return trainer
+
+    def test_every_agent_is_saved_as_an_ordinary_adapter(self, tiny_model, trained):
+        ids = torch.randint(5, 300, (1, 9), generator=torch.Generator().manual_seed(0))
+        logits = []
+        for index, agent in enumerate("abc"):
+            base = AutoModelForCausalLM.from_pretrained(tiny_model)
+            adapter = PeftModel.from_pretrained(base, f"{trained.args.output_dir}/agents/{agent}")
+            assert adapter.peft_config["default"].r == 4 and adapter.peft_config["default"].lora_alpha == 8
+            with torch.no_grad():
+                expected = adapter.eval()(ids).logits
+                with trained.team.rows(Flight(agent=torch.tensor([index]))):
+                    live = trained.model.eval()(ids).logits
+            torch.testing.assert_close(live, expected, rtol=1e-5, atol=1e-5)
+            logits.append(expected)
+        assert (logits[0] - logits[1]).abs().max() > 1e-3
+
+    def test_an_agent_s_loss_reaches_its_own_adapter(self, tiny_model, tmp_path):
+        watch = teams.Watch()
+        trainer = teams.make(
+            tiny_model,
+            tmp_path,
+            SHPPOTrainer,
+            workflow=teams.Pair(),
+            parameter_sharing="separate",
+            callbacks=[watch],
+        )
+        assign = trainer._assign_credit
+
+        def credit(output, rollout):
+            assign(output, rollout)
+            output["advantages"] = output["advantages"] * (output["agent"] == 1)[:, None]
+
+        trainer._assign_credit = credit
+        trainer.train()
+        for name, gradient in watch.gradients[0].items():
+            if "lora_" in name:
+                a, b = gradient.chunk(2, dim=0 if "lora_A" in name else 1)
+                assert not a.any() and b.any(), name
+
+    def test_an_adapter_in_place_cannot_be_split(self, tiny_model, tmp_path):
+        from peft import get_peft_model
+
+        model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), teams.lora_config())
+        with pytest.raises(ValueError, match="parameter_sharing='separate' makes its own adapter, .* as peft_config"):
+            teams.make(model, tmp_path, SHPPOTrainer, peft_config=None, parameter_sharing="separate")
