@@ -491,5 +491,5 @@ class TestSeparate:
         from peft import get_peft_model
 
         model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), teams.lora_config())
-        with pytest.raises(ValueError, match="parameter_sharing='separate' makes its own adapter, .* as peft_config"):
+        with pytest.raises(ValueError, match=r"parameter_sharing='separate' makes its own adapter, .* as peft_config"):
             teams.make(model, tmp_path, SHPPOTrainer, peft_config=None, parameter_sharing="separate")
