@@ -17,6 +17,7 @@ import torch
 from accelerate.utils import gather_object, is_peft_model
 from datasets import Dataset, IterableDataset
 from peft import LoraConfig, PeftConfig
+from transformers.integrations import is_deepspeed_zero3_enabled
 from trl import GRPOTrainer
 from trl.trainer.utils import get_callable_name, is_async_callable
 
@@ -359,6 +360,22 @@ class MultiAgentTrainer(GRPOTrainer):
             total=self._total,
         )
 
+    @contextmanager
+    def _gathered_before_training(self) -> Iterator[None]:
+        """ZeRO-3 shards the model when it is loaded, but gathers what a forward pass needs only once training began."""
+        if self.deepspeed is not None or not is_deepspeed_zero3_enabled():
+            yield
+            return
+        import deepspeed
+
+        gathers_itself = self.args.ds3_gather_for_generation
+        self.args.ds3_gather_for_generation = False
+        try:
+            with deepspeed.zero.GatheredParameters(self.model.parameters()):
+                yield
+        finally:
+            self.args.ds3_gather_for_generation = gathers_itself
+
     def play_episodes(self, problems: list[dict[str, Any]]) -> list[Episode]:
         """
         Plays and scores one episode per problem with the current policy, outside of training.
@@ -371,7 +388,8 @@ class MultiAgentTrainer(GRPOTrainer):
         Returns:
             `list[Episode]`: With rewards and, of every turn, the verdict of its solution.
         """
-        episodes = self._play(problems, None)
+        with self._gathered_before_training():
+            episodes = self._play(problems, None)
         for k in range(self.workflow.num_turns):
             turns = [(episode, episode.turns[k]) for episode in episodes if len(episode.turns) > k]
             jobs = [solution_job(episode.problem, turn.solution) for episode, turn in turns]
