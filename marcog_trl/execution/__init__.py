@@ -1,20 +1,45 @@
-"""Runs model-written Python against tests, in worker processes, and says truthfully what passed.
+"""Runs model-written Python against tests, confined, in worker processes, and says truthfully what passed.
 
 Knows nothing about training and is usable alone:
 
 ```python
 from marcog_trl.execution import CodeExecutor, Job
 
-job = Job(code="def add(a, b):\\n    return a + b", tests=["assert add(1, 2) == 3"], entry_point="add")
+job = Job(code="def add(a, b):\n    return a + b", tests=["assert add(1, 2) == 3"], entry_point="add")
 with CodeExecutor(isolation="best_effort") as executor:
     (verdict,) = executor.run([job])
     print(verdict.status, executor.isolation)
 ```
 
-What it promises: no program runs in the calling process; limits on wall-clock time, CPU time and memory hold, and nothing
-of a program outlives its verdict; with `isolation="strict"`, programs can neither reach files, network and other processes
-nor make processes. What it does not: a kernel exploit escapes; weak tests and memorised answers remain hackable; and tests
-run in the same process as the program, so that a program written to fool them can.
+Or from a shell: `python -m marcog_trl.execution file.py --tests tests.py`.
+
+How it works. Each worker is a fresh interpreter (`sandbox/main.py`) that never runs a program. It owns a *zygote*, confined
+at start, which forks the children that do: a *solution* process that runs the program and never sees a test, and a *judge*
+process that runs the tests and never runs the program. Between them travel values of builtin types and of common types of
+the standard library, as tagged JSON; any other object stays in the solution's process, and the tests hold a stand-in for it
+that can be called, indexed, iterated and asked for attributes, but equals nothing and takes part in no comparison. Tests of
+the form `assert f(literals) == literal` need no judge: the worker compares.
+
+What it promises:
+
+- No program runs in the calling process, or in a process that knows an expected value.
+- With `isolation="strict"` (Linux with Landlock and seccomp), programs cannot read files but the standard library's, write
+  any file, open sockets, make processes, signal others, read other processes' memory, or keep anything from one job to the
+  next. With `"best_effort"` this holds as far as the kernel goes along; `CodeExecutor.isolation` says how far. Elsewhere
+  than on Linux there are only limits.
+- Limits on wall-clock time, CPU time, memory, output and descriptors hold, and no process outlives its verdict.
+- A program cannot get `infrastructure` for a verdict; that is kept for failures of the machine.
+
+What it does not promise:
+
+- The kernel is shared: an exploit of the kernel escapes. Put the whole training into a virtual machine if that matters.
+- Weak tests and memorised answers remain hackable, and so is a test that takes a helper from the program: put helpers that
+  the tests rely on into `Job.setup`.
+- Programs have no scratch folder and no network, and import only the standard library and numpy.
+- Objects made by the program are not compared by their own `__eq__` (so `Point(1, 2) == Point(1, 2)` is false) and are not
+  combined by operators with values of the tests; objects of classes that the tests define cannot be passed to the program
+  (functions and iterators can). Verdicts say so in their messages.
+- The wall clock counts what the machine is busy with besides.
 """
 
 from .executor import CodeExecutor, available_cores, shared_executor

@@ -5,6 +5,7 @@ as JSON frames over one socket per worker; nothing that a program produced is ev
 """
 
 import atexit
+import importlib.util
 import json
 import logging
 import os
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from .isolation import Isolation, IsolationLevel, resolve
-from .jobs import Job, Plan, TestResult, Verdict, check_limit, plan
+from .jobs import Job, Plan, Status, TestResult, TestStatus, Verdict, check_limit, plan
 
 
 logger = logging.getLogger(__name__)
@@ -73,6 +74,15 @@ def _read(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
+
+
+def packages() -> list[str]:
+    """Folders of the third-party packages that programs may import: numpy, where it is installed."""
+    spec = importlib.util.find_spec("numpy")
+    if spec is None or not spec.submodule_search_locations:
+        return []
+    folder = Path(spec.submodule_search_locations[0])
+    return [str(path) for path in (folder, folder.with_name("numpy.libs")) if path.is_dir()]
 
 
 def default_num_workers() -> int:
@@ -169,15 +179,18 @@ class _Pool:
         try:
             while not self.closing:
                 self.assign()
-                for key, _ in self.selector.select(self.patience()):
+                patience, start = self.patience(), time.monotonic()
+                events = self.selector.select(patience)
+                self.forgive(time.monotonic() - start - (patience or 0.0) if patience is not None else 0.0)
+                for key, _ in events:
                     if key.data is None:
                         self.drain()
                     else:
                         self.receive(key.data)
                 self.expire()
         except BaseException as error:  # a defect of ours must not leave anybody waiting
-            self.failure = f"the executor's thread failed: {error!r}"
-            logger.exception("the executor's thread failed")
+            self.failure = f"the executor failed: {error}"
+            logger.exception("the executor failed")
         finally:
             self.shutdown()
 
@@ -213,8 +226,9 @@ class _Pool:
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-B", str(_WORKER), str(theirs.fileno()), str(os.getpid())],
-                env={},
+                # isolated as by -I, but for the hash seed, which is fixed so that verdicts repeat
+                [sys.executable, "-s", "-P", "-S", "-B", str(_WORKER), str(theirs.fileno()), str(os.getpid())],
+                env={"PYTHONHASHSEED": "0"},
                 cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -225,7 +239,8 @@ class _Pool:
         worker = _Worker(process, ours, deadline=time.monotonic() + _START_LIMIT)
         self.workers.append(worker)
         self.selector.register(ours, selectors.EVENT_READ, worker)
-        hello = json.dumps({"landlock": bool(self.isolation.landlock_abi), "seccomp": self.isolation.seccomp}).encode()
+        confinement = {"landlock": bool(self.isolation.landlock_abi), "seccomp": self.isolation.seccomp}
+        hello = json.dumps({**confinement, "packages": packages()}).encode()
         ours.sendall(_HEADER.pack(len(hello)) + hello)
 
     def receive(self, worker: _Worker) -> None:
@@ -247,10 +262,8 @@ class _Pool:
 
     def handle(self, worker: _Worker, frame: dict[str, Any]) -> None:
         if not worker.ready:
-            if "refused" in frame:
-                self.failed_starts = 3  # the same would happen again
-                self.lose(worker, f"could not be confined: {frame['refused']}")
-                return
+            if frame["refused"] is not None:
+                raise RuntimeError(f"a worker could not be confined: {frame['refused']}")
             worker.ready = True
             self.failed_starts = 0
             return
@@ -263,26 +276,34 @@ class _Pool:
         passed = sum(result.status == "passed" for result in results)
         self.finish(task, Verdict(frame["status"], passed, len(results), results, frame["message"], frame["seconds"]))
 
+    def forgive(self, late: float) -> None:
+        """Where this process itself was stopped for `late` seconds, so were its workers."""
+        if late > 1.0:
+            for worker in self.workers:
+                worker.deadline += late
+
     def expire(self) -> None:
         now = time.monotonic()
         for worker in list(self.workers):
             if worker.deadline < now and (worker.task is not None or not worker.ready):
-                self.lose(worker, "did not answer in time")
+                self.lose(worker, "did not answer in time", stuck=worker.ready)
 
-    def lose(self, worker: _Worker, why: str) -> None:
-        """Removes a worker that is of no use any more and sees to its job."""
+    def lose(self, worker: _Worker, why: str, stuck: bool = False) -> None:
+        """Removes a worker that is of no use any more and sees to its job. A job that gets two workers stuck is itself
+        the cause, so that no program can have itself excused."""
         self.stop(worker)
         self.workers.remove(worker)
         why = f"worker {worker.process.pid} {why}"
         logger.warning("%s (exit status %s)", why, worker.process.returncode)
         if worker.task is not None:
-            self.retry(worker.task, why)
+            if stuck and worker.task.attempts >= 2:
+                self.settle(worker.task, "timeout", "timeout", why)
+            else:
+                self.retry(worker.task, why)
         if not worker.ready:
             self.failed_starts += 1
             if self.failed_starts >= 3:
-                self.failed_starts = 0
-                while self.queue:
-                    self.give_up(self.queue.popleft(), f"no worker could be started: {why}")
+                raise RuntimeError(f"no worker could be started: {why}")
 
     def retry(self, task: _Task, why: str) -> None:
         if task.attempts < 2:
@@ -291,8 +312,11 @@ class _Pool:
             self.give_up(task, why)
 
     def give_up(self, task: _Task, why: str) -> None:
-        results = (TestResult("skipped", why),) * task.total
-        self.finish(task, Verdict("infrastructure", 0, task.total, results, why))
+        self.settle(task, "infrastructure", "skipped", why)
+
+    def settle(self, task: _Task, status: Status, test_status: TestStatus, why: str) -> None:
+        results = (TestResult(test_status, why),) * task.total
+        self.finish(task, Verdict(status, 0, task.total, results, why))
 
     def finish(self, task: _Task, verdict: Verdict) -> None:
         batch = task.batch
@@ -459,13 +483,16 @@ class CodeExecutor:
     def _payload(self, job: Job, job_plan: Plan) -> dict[str, Any]:
         return {
             "code": job.code,
-            "tests": job.tests,
+            "tests": job.tests if job_plan.calls is None else None,
             "format": job.test_format,
             "setup": job.setup,
             "entry_point": job.entry_point,
             "exports": job_plan.exports,
+            "modules": job_plan.modules,
             "names": job_plan.names,
             "total": job_plan.total,
+            "calls": job_plan.calls,
+            "checker": job_plan.checker,
             "timeout": self.timeout if job.timeout is None else job.timeout,
             "test_timeout": self.test_timeout,
             "max_timeouts": self.max_timeouts,

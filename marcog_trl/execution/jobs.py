@@ -6,9 +6,12 @@ Knows nothing about processes. Test code is parsed here, never executed.
 import ast
 import builtins
 import symtable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
+
+from .sandbox import assertions, wire
 
 
 TestFormat = Literal["asserts", "check", "stdio", "unittest"]
@@ -16,6 +19,13 @@ TEST_FORMATS = ("asserts", "check", "stdio", "unittest")
 Status = Literal["passed", "failed", "timeout", "error", "infrastructure"]
 TestStatus = Literal["passed", "failed", "timeout", "error", "skipped"]
 
+_COMMON_MODULES = {
+    name: name
+    for name in (
+        "bisect cmath collections copy datetime decimal fractions functools heapq itertools json math operator os random re "
+        "statistics string sys time typing numpy"
+    ).split()
+} | {"np": "numpy"}
 _BUILTINS = frozenset(dir(builtins)) | {"__name__", "__file__", "__doc__"}
 
 
@@ -35,6 +45,8 @@ class Job:
             One of `"asserts"`, `"check"`, `"stdio"`, `"unittest"`.
         setup (`str`, *optional*, defaults to `""`):
             Imports and helpers that the tests need. Runs where the tests run, before them; the program never sees it.
+            For `stdio`, a `check_output(stdin, expected, output)` that it defines decides in place of the comparison,
+            which is word by word.
         entry_point (`str`, *optional*):
             Name that the program must define. `None` exports every name that the tests use and do not define
             (builtins excluded). Required by `check`, whose `candidate` it is.
@@ -45,7 +57,7 @@ class Job:
     """
 
     code: str
-    tests: str | tuple
+    tests: str | Sequence[str] | Sequence[tuple[str, str]]
     test_format: TestFormat = "asserts"
     setup: str = ""
     entry_point: str | None = None
@@ -108,7 +120,10 @@ class Plan:
 
     total: int
     exports: tuple[str, ...]
+    modules: tuple[tuple[str, str], ...] = ()  # (name, module) that the tests use and only forget to import
     names: tuple[str, ...] = ()
+    checker: bool = False  # whether the setup defines check_output, which judges the output of scripts
+    calls: list[dict[str, Any]] | None = None  # where every test is a call with literals, compared with a literal
 
 
 def plan(job: Job) -> Plan:
@@ -156,34 +171,97 @@ def check_limit(name: str, value: float | int | None, optional: bool = False) ->
     """Raises `ValueError` unless `value` is a finite positive number (or `None`, where that is allowed)."""
     if value is None and optional:
         return
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not 0 < value < float("inf"):
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
         raise ValueError(f"{name}={value!r} must be a positive number{' or None' if optional else ''}; 10 would do")
 
 
 @lru_cache(maxsize=4096)
 def _plan(test_format: str, tests: str | tuple, setup: str, entry_point: str | None) -> Plan:
-    _parse(setup, "setup")
-    if test_format == "stdio":
-        return Plan(total=len(tests), exports=())
-    if test_format == "asserts":
-        for k, test in enumerate(tests):
-            if not _parse(test, f"tests[{k}]").body:
+    setup_tree = _parse(setup, "setup")
+    if isinstance(tests, tuple):
+        if test_format == "stdio":
+            checker = any(
+                isinstance(node, ast.FunctionDef) and node.name == "check_output" for node in setup_tree.body
+            )
+            return Plan(total=len(tests), exports=(), checker=checker)
+        trees = [_parse(test, f"tests[{k}]") for k, test in enumerate(tests)]
+        for k, tree in enumerate(trees):
+            if not tree.body:
                 raise ValueError(f"tests[{k}] holds no statement")
-        total, names = len(tests), ()
-    else:
-        tree = _parse(tests, "tests")
-        if test_format == "check":
-            total, names = _check_function(tree), ()
-            if entry_point is None:
-                raise ValueError("test_format='check' needs entry_point, the name that is passed as candidate")
-        else:
-            names = _test_methods(tree)
-            total = len(names)
-    sources = [setup, *(tests if isinstance(tests, tuple) else [tests])]
+        exports, modules = _exports([setup, *tests], [setup_tree, *trees], entry_point)
+        return Plan(len(trees), exports, modules, calls=_calls([tree.body for tree in trees], exports, setup_tree))
+    tree = _parse(tests, "tests")
+    exports, modules = _exports([setup, tests], [setup_tree, tree], entry_point)
+    if test_format == "unittest":
+        names = _test_methods(tree)
+        return Plan(len(names), exports, modules, names)
+    check = assertions.check_function(tree)
+    if check is None:
+        raise ValueError("test_format='check' needs tests that define a function check(candidate)")
+    if entry_point is None:
+        raise ValueError("test_format='check' needs entry_point, the name that is passed as candidate")
+    units = assertions.units(check)
+    calls = None
+    if units and assertions.is_plain_check(tree, check):
+        calls = _calls([[unit] for unit in units], (check.args.args[0].arg,), setup_tree, rename=entry_point)
+    return Plan(max(1, len(units)), exports, modules, calls=calls)
+
+
+def _exports(
+    sources: list[str], trees: list[ast.Module], entry_point: str | None
+) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+    """Names to take from the program, and modules that the tests use without importing them.
+
+    The program could hand out a module of its own making, with an `isclose` that always agrees, so `math.isclose` in a
+    test means the standard library's even where the test relies on the program to import it.
+    """
     free = free_names(sources)
-    exports = free if entry_point is None else tuple(dict.fromkeys((entry_point, *free)))
-    return Plan(total=total, exports=exports, names=names)
+    modules = {}
+    for name in free:
+        if name in _COMMON_MODULES and name != entry_point and _only_as_module(name, trees):
+            modules[name] = _COMMON_MODULES[name]
+    exports = [name for name in free if name not in modules]
+    if entry_point is not None:
+        exports = list(dict.fromkeys([entry_point, *exports]))
+    return tuple(exports), tuple(modules.items())
+
+
+def _only_as_module(name: str, trees: list[ast.Module]) -> bool:
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    uses = sum(isinstance(node, ast.Name) and node.id == name for node in nodes)
+    attributes = sum(
+        isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == name
+        for node in nodes
+    )
+    return uses == attributes
+
+
+def _calls(
+    bodies: list[list[ast.stmt]], exports: tuple[str, ...], setup: ast.Module, rename: str | None = None
+) -> list[dict[str, Any]] | None:
+    """The tests as calls to make and literals to compare with, or `None` if they must be run as they are."""
+    if not all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in setup.body):
+        return None
+    codec = wire.Codec(0, _uncrossable, _uncrossable, shared=False)
+    calls = []
+    for body in bodies:
+        test = assertions.direct(body[0]) if len(body) == 1 else None
+        if test is None or test.name not in exports:
+            return None
+        try:
+            args = [codec.encode(arg) for arg in test.args]
+            kwargs = {name: codec.encode(value) for name, value in test.kwargs.items()}
+            expected = codec.encode(test.expected)
+        except wire.Uncrossable:
+            return None
+        source = test.source if rename is None else test.source.replace(test.name, rename, 1)
+        call = [rename or test.name, args, kwargs]
+        calls.append({"call": call, "operator": test.operator, "expected": expected, "source": source[:200]})
+    return calls
+
+
+def _uncrossable(value: Any) -> Any:
+    raise wire.Uncrossable(type(value).__name__)
 
 
 def _parse(source: str, label: str) -> ast.Module:
@@ -191,12 +269,6 @@ def _parse(source: str, label: str) -> ast.Module:
         return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"{label} does not parse: {error}") from None
-
-
-def _check_function(tree: ast.Module) -> int:
-    if not any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body):
-        raise ValueError("test_format='check' needs tests that define a function check(candidate)")
-    return 1
 
 
 def _test_methods(tree: ast.Module) -> tuple[str, ...]:

@@ -1,6 +1,9 @@
 """The executor's promises to its callers: order, limits, errors before anything runs, a clean end."""
 
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -173,3 +176,113 @@ def test_shared_executor_is_one():
     assert shared_executor() is first and shared_executor(isolation="best_effort") is first
     with pytest.raises(ValueError, match="timeout"):
         shared_executor(timeout=first.timeout + 1)
+
+
+def run_script(script, **kwargs):
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.Popen(
+        [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True, **kwargs
+    )
+
+
+START = (
+    "import os, sys, time\nfrom marcog_trl.execution import CodeExecutor, Job, shared_executor\n"
+    "executor = CodeExecutor(num_workers=1, isolation='best_effort', timeout=60)\n"
+    "good = Job(code='def f(x): return x', tests=['assert f(1) == 1'])\n"
+    "assert executor.run([good])[0].status == 'passed'\n"
+    "print(executor._pool.workers[0].process.pid, flush=True)\n"
+)
+
+
+def gone(pid, seconds=3.0):
+    deadline = time.monotonic() + seconds
+    while Path(f"/proc/{pid}").exists():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def descendants(pid):
+    found = subprocess.run(["ps", "-eo", "pid,ppid"], capture_output=True, text=True, check=True).stdout.split("\n")[
+        1:
+    ]
+    pairs = [tuple(map(int, line.split())) for line in found if line.strip()]
+    below = {pid}
+    for _ in range(4):
+        below |= {child for child, parent in pairs if parent in below}
+    return below
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, None])
+def test_nothing_survives_the_owner(end):
+    busy = "executor.submit([Job(code='def f(x):\\n    while True: pass', tests=['assert f(1) == 1'])])\ntime.sleep(0.3)\n"
+    process = run_script(
+        START + busy + ("print('busy', flush=True)\ntime.sleep(60)" if end else "raise SystemExit(3)")
+    )
+    worker = int(process.stdout.readline())
+    below = descendants(worker)
+    if end is not None:
+        assert process.stdout.readline() == "busy\n"
+        below |= descendants(worker)
+        process.send_signal(end)
+    assert process.wait(timeout=10) == (3 if end is None else -end)
+    assert len(below) >= 2 and all(gone(pid) for pid in below)
+
+
+def test_a_fork_of_the_owner_has_workers_of_its_own():
+    script = START + (
+        "pid = os.fork()\n"
+        "if pid == 0:\n    assert executor.run([good])[0].status == 'passed'\n    executor.close()\n    os._exit(7)\n"
+        "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7\n"
+        "assert executor.run([good] * 3)[2].status == 'passed'\nexecutor.close()\nprint('done')"
+    )
+    process = run_script(script)
+    assert process.communicate(timeout=30)[0].endswith("done\n") and process.returncode == 0
+
+
+def test_an_executor_that_is_dropped_ends_its_workers():
+    executor = CodeExecutor(num_workers=1, isolation="best_effort")
+    executor.run([Job(code=ADD, tests=TESTS)])
+    pid = executor._pool.workers[0].process.pid
+    del executor
+    assert gone(pid)
+
+
+def test_many_jobs_leave_nothing_behind(executor):
+    programs = [ADD, "def add(a, b): return [a]", "def add(a, b)", "import os\ndef add(a, b): os._exit(1)"]
+    jobs = [Job(code=code, tests=tests) for code in programs for tests in (TESTS, ["assert abs(add(1, 2)) == 3"])]
+
+    def state():
+        pids = [worker.process.pid for worker in executor._pool.workers]
+        files = [len(os.listdir(f"/proc/{pid}/fd")) for pid in (os.getpid(), *pids)]
+        memory = [int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 for pid in pids]
+        return files, memory
+
+    executor.run(jobs * 4)
+    files, memory = state()
+    executor.run(jobs * 40)
+    later_files, later_memory = state()
+    assert all(b <= a + 4 for a, b in zip(files, later_files, strict=True))
+    assert all(b < a + (4 << 20) for a, b in zip(memory, later_memory, strict=True))
+
+
+def test_workers_share_the_node(monkeypatch):
+    monkeypatch.setattr("marcog_trl.execution.executor.available_cores", lambda: 8)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    assert CodeExecutor(isolation="best_effort").num_workers == 2
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "16")
+    assert CodeExecutor(isolation="best_effort").num_workers == 1
+
+
+def test_command_line(tmp_path):
+    (tmp_path / "add.py").write_text(ADD)
+    (tmp_path / "tests.py").write_text("import math\nassert add(1, 2) == 3\nx = add(1, 1)\nassert x == 3\n")
+    command = [sys.executable, "-m", "marcog_trl.execution", "add.py", "--isolation", "best_effort", "--tests"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "check": False}
+    done = subprocess.run([*command, "tests.py"], **options)
+    assert done.returncode == 1 and "failed: 1 of 2 tests passed" in done.stdout and "2 == 3" in done.stdout
+    (tmp_path / "empty.py").write_text("")
+    done = subprocess.run([*command, "empty.py"], **options)
+    assert done.returncode == 2 and "no tests" in done.stderr

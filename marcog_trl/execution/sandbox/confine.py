@@ -178,6 +178,7 @@ _IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS TIOCGWINSZ 
 _FCNTLS = (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032)  # duplicating, flags, locks, pipe size: never F_SETOWN or F_SETSIG
 _O_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
+_ANY_PID = 0xFEEDF00D
 _ERRNO, _ALLOW = 0x00050000, 0x7FFF0000
 _EPERM, _ENOSYS = 1, 38
 
@@ -231,8 +232,10 @@ class _Program:
         body.errno(_EPERM)
         self.when(number, body)
 
-    def install(self, libc: ctypes.CDLL, seccomp: int) -> None:
+    def install(self, libc: ctypes.CDLL, seccomp: int, pid: int = 0) -> None:
         raw = b"".join(self.code)
+        if pid:
+            raw = raw.replace(struct.pack("I", _ANY_PID), struct.pack("I", pid))
         buffer = ctypes.create_string_buffer(raw, len(raw))
         program = _SockFprog(len(self.code), ctypes.addressof(buffer))
         if libc.syscall(seccomp, 1, 0, ctypes.byref(program)) != 0:
@@ -262,10 +265,18 @@ class Confinement:
         self.seccomp = seccomp
         self.packages = packages
         self.libc = ctypes.CDLL(None, use_errno=True)
+        self.child_filter = self._child_filter(_ANY_PID) if seccomp else None  # children only put in their process id
 
-    def confine_process(self) -> None:
+    def search_path(self) -> list[str]:
+        """Where the packages that programs may import are found."""
+        return sorted({os.path.dirname(package) for package in self.packages})
+
+    def confine_process(self, parent: int) -> None:
         """
         Confines this process, which may go on forking, and all its future children.
+
+        Args:
+            parent (`int`): Process id of the parent, with which this process ends.
 
         Raises:
             OSError: If the kernel refuses.
@@ -275,6 +286,13 @@ class Confinement:
         resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
         if not sys.platform.startswith("linux"):
             return
+        die_with_parent(self.libc)
+        if os.getppid() != parent:
+            os._exit(1)
+        if not self.seccomp:
+            self._prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans come to this process, which ends them
+        _volunteer_for_the_oom_killer()
+        self._prctl(4, 0)  # PR_SET_DUMPABLE: nobody reads this memory through /proc
         if self._prctl(38, 1) != 0:  # PR_SET_NO_NEW_PRIVS
             raise OSError(ctypes.get_errno(), "no_new_privs: " + os.strerror(ctypes.get_errno()))
         self._drop_capabilities()
@@ -296,12 +314,15 @@ class Confinement:
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 1))
         if sys.platform.startswith("linux"):
             resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-            self._prctl(1, 9)  # PR_SET_PDEATHSIG: SIGKILL when the zygote goes
-        if self.seccomp:
-            self._child_filter(os.getpid()).install(self.libc, _SECCOMP[_column()])
+            die_with_parent(self.libc)
+        if not self.seccomp:
+            os.setsid()  # children are possible then, and go with their session
+        else:
+            assert self.child_filter is not None
+            self.child_filter.install(self.libc, _SECCOMP[_column()], pid=os.getpid())
 
     def _prctl(self, option: int, value: int) -> int:
-        return self.libc.prctl(option, ctypes.c_ulong(value), *[ctypes.c_ulong(0)] * 3)
+        return _prctl(self.libc, option, value)
 
     def _drop_capabilities(self) -> None:
         header = struct.pack("Ii", 0x20080522, 0)
@@ -350,20 +371,18 @@ class Confinement:
         program.emit(0x15, 1, 0, _AUDIT_ARCH[platform.machine()])
         program.errno(_ENOSYS)
         program.load_number()
-        allowed = {numbers[column] for numbers in _ALLOWED.values()}
-        allowed |= {numbers[column] for numbers in (_CLONE, _FORK, _KILL, _TKILL, _TGKILL, _SIGQUEUE, _TGSIGQUEUE)}
+        calls = [*_ALLOWED.values(), _CLONE, _FORK, _KILL, _TKILL, _TGKILL, _SIGQUEUE, _TGSIGQUEUE]
         if abi >= 1:
-            allowed |= {numbers[column] for numbers in _FILES_BY_NAME.values()}
-        allowed.discard(None)
+            calls += _FILES_BY_NAME.values()
+        allowed = {number for number in (numbers[column] for numbers in calls) if number is not None}
         program.allow_if_argument_in(_FCNTL[column], 1, _FCNTLS)
         program.allow_if_argument_in(_IOCTL[column], 1, _IOCTLS)
         program.allow_if_argument_in(_PRLIMIT[column], 0, (0,))
-        program.when(
-            _CLONE3[column], _returning(_ERRNO | _ENOSYS)
-        )  # libraries then use clone, whose flags can be seen
+        program.when(_CLONE3[column], _returning(_ERRNO | _ENOSYS))  # so that clone is used, whose flags can be seen
         if abi < 3:  # opening for truncation is not governed by early versions of Landlock, nothing is without it
             refused = os.O_TRUNC if abi else _O_WRITING
-            for number, index in ((_OPEN[column], 1), (_OPENAT[column], 2)):
+            for numbers, index in ((_OPEN, 1), (_OPENAT, 2)):
+                number = numbers[column]
                 if number is not None:
                     program.allow_if_bits(number, index, refused, wanted=False)
                     allowed.discard(number)
@@ -422,12 +441,12 @@ class Confinement:
         body.errno(_EPERM)
         program.when(_CLONE[column], body)
         signals = [numbers[column] for numbers in (_KILL, _TKILL, _TGKILL, _SIGQUEUE, _TGSIGQUEUE)]
-        refused = [numbers[column] for numbers in (_FORK, _SECCOMP) if numbers[column] is not None]
+        refused = [number for number in (_FORK[column], _SECCOMP[column]) if number is not None]
         # one block: signals only to oneself
         for k, number in enumerate(signals):
             program.emit(0x15, len(signals) - k + len(refused), 0, number)
-        for k, number in enumerate(refused):
-            program.emit(0x15, len(refused) - k + 2, 0, number)
+        for k, fork_or_filter in enumerate(refused):
+            program.emit(0x15, len(refused) - k + 2, 0, fork_or_filter)
         program.ret(_ALLOW)
         program.load_argument(0)
         program.emit(0x15, 1, 0, pid)
@@ -462,6 +481,24 @@ def readable_paths(packages: list[str]) -> tuple[list[str], list[str]]:
         readable += [*glob.glob(os.path.join(folder, "lib*.so*")), os.path.join(folder, f"{machine}-linux-gnu")]
     readable += ["/etc/ld.so.cache", "/usr/share/zoneinfo", "/dev/urandom", "/dev/random", "/dev/zero"]
     return folders, readable + packages
+
+
+def die_with_parent(libc: ctypes.CDLL) -> None:
+    """Has the kernel kill this process when the thread that made it ends (Linux only)."""
+    _prctl(libc, 1, 9)  # PR_SET_PDEATHSIG
+
+
+def _prctl(libc: ctypes.CDLL, option: int, value: int) -> int:
+    return libc.prctl(option, ctypes.c_ulong(value), *[ctypes.c_ulong(0)] * 3)
+
+
+def _volunteer_for_the_oom_killer() -> None:
+    """Where memory runs out, programs go first."""
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("900")
+    except OSError:
+        pass  # without /proc the kernel chooses by size alone
 
 
 def _returning(value: int) -> _Program:

@@ -1,0 +1,79 @@
+"""Runs one program against a file of tests and prints what became of each:
+`python -m marcog_trl.execution file.py --tests tests.py`."""
+
+import argparse
+import ast
+import sys
+from pathlib import Path
+
+from .executor import CodeExecutor
+from .isolation import ISOLATION_LEVELS
+from .jobs import TEST_FORMATS, Job, TestFormat
+
+
+def split_asserts(source: str) -> list[str]:
+    """
+    Cuts a module into tests: each ends with an assert and begins after the one before.
+
+    Args:
+        source (`str`): Python source.
+
+    Returns:
+        `list[str]`: the tests in order; statements after the last assert are a test of their own.
+    """
+    lines, tests, start = source.splitlines(), [], 0
+    body = ast.parse(source).body
+    for k, node in enumerate(body):
+        if isinstance(node, ast.Assert) or k == len(body) - 1:
+            end = node.end_lineno or len(lines)
+            tests.append("\n".join(lines[start:end]))
+            start = end
+    return tests
+
+
+def guess_format(source: str) -> TestFormat:
+    """`check` if the module defines a function of that name, `unittest` if it has classes with test methods, else
+    `asserts`."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef) and node.name == "check":
+            return "check"
+        if isinstance(node, ast.ClassDef) and any(getattr(item, "name", "").startswith("test") for item in node.body):
+            return "unittest"
+    return "asserts"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m marcog_trl.execution", description=__doc__)
+    parser.add_argument("file", type=Path, help="the program")
+    parser.add_argument("--tests", type=Path, required=True, help="asserts, check(candidate), or unittest classes")
+    parser.add_argument("--setup", type=Path, help="imports and helpers of the tests")
+    parser.add_argument("--test-format", choices=[name for name in TEST_FORMATS if name != "stdio"])
+    parser.add_argument("--entry-point", help="name that the program must define; required by check")
+    parser.add_argument("--timeout", type=float, default=10.0, help="seconds for the whole job")
+    parser.add_argument("--memory-mb", type=int, default=512)
+    parser.add_argument("--isolation", choices=ISOLATION_LEVELS, default="strict")
+    args = parser.parse_args()
+    source = args.tests.read_text()
+    try:
+        test_format: TestFormat = args.test_format or guess_format(source)
+        job = Job(
+            code=args.file.read_text(),
+            tests=split_asserts(source) if test_format == "asserts" else source,
+            test_format=test_format,
+            setup=args.setup.read_text() if args.setup else "",
+            entry_point=args.entry_point,
+        )
+        limits = {"timeout": args.timeout, "memory_mb": args.memory_mb}
+        with CodeExecutor(num_workers=1, isolation=args.isolation, **limits) as executor:
+            print(f"isolation: {executor.isolation}")
+            (verdict,) = executor.run([job])
+    except (ValueError, SyntaxError, RuntimeError) as error:
+        parser.error(str(error))
+    for number, result in enumerate(verdict.tests, start=1):
+        print(f"{number:4d}  {result.status:8s} {result.seconds * 1e3:8.1f} ms  {result.message}".rstrip())
+    print(f"{verdict.status}: {verdict.passed} of {verdict.total} tests passed in {verdict.seconds:.2f} s")
+    return 0 if verdict.status == "passed" else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

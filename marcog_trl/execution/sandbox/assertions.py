@@ -1,0 +1,209 @@
+"""Reads assert statements on the syntax tree: which can be judged without running test code, and which can be told apart.
+
+Knows nothing about processes; never runs anything.
+"""
+
+import ast
+from dataclasses import dataclass
+from typing import Any
+
+
+_OPERATORS: dict[type, str] = {ast.Eq: "==", ast.NotEq: "!=", ast.Is: "is", ast.IsNot: "is not"}
+LEFT, RIGHT, RECORD = "__left__", "__right__", "__record__"  # names that instrumented tests use
+
+
+@dataclass(frozen=True)
+class Direct:
+    """`assert name(*args, **kwargs) operator expected`, all of it literal; without an operator, the call's truth."""
+
+    name: str
+    args: tuple
+    kwargs: dict[str, Any]
+    operator: str  # "==", "!=", "is", "is not", "true", "false"
+    expected: Any
+    source: str  # of the call
+
+
+def direct(node: ast.stmt) -> Direct | None:
+    """
+    The comparison that a statement amounts to, if its two sides are a call with literal arguments and a literal.
+
+    Args:
+        node (`ast.stmt`): A statement of a test.
+
+    Returns:
+        `Direct` or `None`: what to call and what to expect, or `None` if it takes running the statement to know.
+    """
+    if not isinstance(node, ast.Assert) or not (node.msg is None or isinstance(node.msg, ast.Constant)):
+        return None
+    test, operator, expected = node.test, "true", None
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        test, operator = test.operand, "false"
+    elif isinstance(test, ast.Compare) and len(test.ops) == 1 and type(test.ops[0]) in _OPERATORS:
+        operator, other = _OPERATORS[type(test.ops[0])], test.comparators[0]
+        test = test.left
+        if not isinstance(test, ast.Call) or _is_literal(test):
+            test, other = other, test
+        if not _is_literal(other):
+            return None
+        expected = ast.literal_eval(other)
+        if operator in ("is", "is not") and expected not in (None, True, False):
+            return None
+    if not isinstance(test, ast.Call) or not isinstance(test.func, ast.Name):
+        return None
+    values = [*test.args, *(keyword.value for keyword in test.keywords)]
+    names = [keyword.arg for keyword in test.keywords]
+    if not all(map(_is_literal, values)) or None in names or len(set(names)) < len(names):
+        return None
+    args = tuple(ast.literal_eval(value) for value in test.args)
+    kwargs = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in test.keywords}
+    return Direct(test.func.id, args, kwargs, operator, expected, ast.unparse(test))
+
+
+def _is_literal(node: ast.expr) -> bool:
+    try:
+        ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return False
+    return True
+
+
+def holds(found: Any, operator: str, expected: Any) -> bool:
+    """Whether a decoded value is what a `Direct` expects; both are of exact builtin types."""
+    if operator == "true":
+        return bool(found)
+    if operator == "false":
+        return not found
+    if operator == "is":
+        return found is expected
+    if operator == "is not":
+        return found is not expected
+    return bool(found == expected) if operator == "==" else bool(found != expected)
+
+
+def check_function(tree: ast.Module) -> ast.FunctionDef | None:
+    """The last function named `check` on the module's level."""
+    found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check"]
+    return found[-1] if found else None
+
+
+def units(check: ast.FunctionDef) -> list[ast.Assert]:
+    """
+    The asserts of a check function that count as a test of their own.
+
+    Those are the asserts that are not inside `try`, an inner function or a class: there, what follows an assert that
+    fails is the test's own business. Asserts of a true constant count as nothing.
+
+    Args:
+        check (`ast.FunctionDef`): The function.
+
+    Returns:
+        `list[ast.Assert]`: the asserts in the order of the text; empty if the function is one test as a whole.
+    """
+    found: list[ast.Assert] = []
+
+    def walk(body: list[ast.stmt]) -> None:
+        for node in body:
+            if isinstance(node, ast.Assert):
+                if not (isinstance(node.test, ast.Constant) and node.test.value):
+                    found.append(node)
+            elif isinstance(node, (ast.If, ast.For, ast.While, ast.With)):
+                walk(node.body)
+                if not isinstance(node, ast.With):
+                    walk(node.orelse)
+
+    walk(check.body)
+    return found
+
+
+def is_plain_check(tree: ast.Module, check: ast.FunctionDef) -> bool:
+    """Whether a check module holds, beyond direct asserts on its argument, nothing that would have to be run."""
+    arguments = check.args
+    if len(arguments.args) != 1 or arguments.vararg or arguments.kwarg or arguments.kwonlyargs or check.decorator_list:
+        return False
+    for node in tree.body:
+        simple = isinstance(node, (ast.Import, ast.ImportFrom)) or (
+            isinstance(node, ast.Assign)
+            and _is_literal(node.value)
+            and all(isinstance(target, ast.Name) for target in node.targets)
+        )
+        if not simple and node is not check and not _is_noise(node):
+            return False
+    return all(isinstance(node, ast.Assert) or _is_noise(node) for node in check.body)
+
+
+def _is_noise(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+
+
+def explain(node: ast.Assert) -> list[ast.stmt]:
+    """Statements equal to an assert, which keep both sides of a comparison for the message."""
+    test = node.test
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1 or node.msg is not None:
+        return [node]
+    new: list[ast.stmt] = [
+        ast.Assign([ast.Name(LEFT, ast.Store())], test.left),
+        ast.Assign([ast.Name(RIGHT, ast.Store())], test.comparators[0]),
+        ast.Assert(
+            ast.Compare(ast.Name(LEFT, ast.Load()), test.ops, [ast.Name(RIGHT, ast.Load())]),
+            ast.Call(
+                ast.Name("__mismatch__", ast.Load()),
+                [ast.Name(LEFT, ast.Load()), ast.Constant(_SYMBOLS[type(test.ops[0])]), ast.Name(RIGHT, ast.Load())],
+                [],
+            ),
+        ),
+    ]
+    return [ast.fix_missing_locations(ast.copy_location(statement, node)) for statement in new]
+
+
+_SYMBOLS: dict[type, str] = {
+    **_OPERATORS,
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+    ast.In: "in",
+    ast.NotIn: "not in",
+}
+
+
+def explained(tree: ast.Module) -> ast.Module:
+    """A module whose own asserts are explained."""
+    body: list[ast.stmt] = []
+    for node in tree.body:
+        body += explain(node) if isinstance(node, ast.Assert) else [node]
+    tree.body = body
+    return tree
+
+
+def instrument(tree: ast.Module, check: ast.FunctionDef) -> int:
+    """
+    Rewrites a check function so that each of its `units` runs under `with __record__(index):`.
+
+    Args:
+        tree (`ast.Module`): The module that holds the function; changed in place.
+        check (`ast.FunctionDef`): The function; changed in place.
+
+    Returns:
+        `int`: the number of units; 0 if the function is one test as a whole, and unchanged.
+    """
+    numbers = {id(node): k for k, node in enumerate(units(check))}
+
+    def rewrite(body: list[ast.stmt]) -> list[ast.stmt]:
+        new: list[ast.stmt] = []
+        for node in body:
+            if id(node) in numbers:
+                assert isinstance(node, ast.Assert)
+                call = ast.Call(ast.Name(RECORD, ast.Load()), [ast.Constant(numbers[id(node)])], [])
+                new.append(ast.copy_location(ast.With([ast.withitem(call)], explain(node)), node))
+            else:
+                if isinstance(node, (ast.If, ast.For, ast.While, ast.With)):
+                    node.body = rewrite(node.body)
+                    if not isinstance(node, ast.With):
+                        node.orelse = rewrite(node.orelse)
+                new.append(node)
+        return new
+
+    check.body = rewrite(check.body)
+    ast.fix_missing_locations(tree)
+    return len(numbers)

@@ -1,0 +1,405 @@
+"""Runs one job after another in children of the zygote and turns what they report into verdicts.
+
+Everything that a child reports is taken as data: a value to compare, a judge's word on a test, or a breach.
+"""
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from . import assertions, wire
+from .judge import shorten
+from .zygote import Zygote
+
+
+_GRACE = 1.0  # seconds that a judge has to say what test it was at when the solution was taken from it
+_ALARM_BYTES = 1 << 16  # larger messages are decoded under an alarm
+_JUDGE_MEMORY_MB = 2048
+_CHECKED_OUTPUT = 1 << 20  # characters of an output that a checker sees
+_BROKE = "the program's process broke its channel"
+
+
+class OutOfTime(BaseException):
+    """The alarm rang while a value was being decoded."""
+
+
+class Opaque:
+    """A value that did not cross: equal to nothing."""
+
+    def __init__(self, why: str):
+        self.why = why
+
+    def __repr__(self) -> str:
+        return f"<{self.why}>"
+
+
+class Child:
+    """A child process at work: its channel, and its end."""
+
+    def __init__(self, zygote: Zygote, payload: dict, fds: list[int]):
+        self.zygote = zygote
+        self.pid, self.sock = zygote.take()
+        self.reader = wire.Reader(self.sock)
+        body = json.dumps(payload).encode()
+        try:
+            socket.send_fds(self.sock, [len(body).to_bytes(4, "little")], fds)
+            self.sock.sendall(body)
+        except OSError:
+            pass  # it is gone; reading will say so
+        self.running = True
+
+    def receive(self, deadline: float) -> Any:
+        """The next frame, a dict; `wire.TIMEOUT` at the deadline; `None` when the child is gone or broke the channel."""
+        try:
+            frame = self.reader.receive(deadline)
+        except (EOFError, wire.BrokenChannel):
+            return None
+        return frame if frame is wire.TIMEOUT or type(frame) is dict else None
+
+    def end(self) -> None:
+        if self.running:
+            self.running = False
+            self.sock.close()
+            self.zygote.end(self.pid)
+
+    def autopsy(self, cpu_limit: float) -> tuple[str, str]:
+        """Ends the child and says as status and message what its end means: it used up its CPU time, or it died."""
+        self.running = False
+        self.sock.close()
+        self.exit, cpu = self.zygote.autopsy(self.pid)
+        if cpu >= cpu_limit and self.exit in (-signal.SIGXCPU, -signal.SIGKILL):
+            return "timeout", "CPU time used up"
+        if self.exit == -signal.SIGKILL:
+            return "error", _BROKE + " or was killed"
+        if self.exit < 0:
+            return "error", f"the program's process died of {signal.Signals(-self.exit).name}"
+        return "error", f"the program's process ended with exit status {self.exit}"
+
+
+class Results:
+    """The results of a job's tests, as they come in."""
+
+    def __init__(self, total: int):
+        self.entries: list[list | None] = [None] * total
+        self.lost = 0  # tests that timed out or took their process with them
+        self.last = time.monotonic()
+
+    def put(self, index: int, status: str, message: str = "") -> None:
+        now = time.monotonic()
+        self.entries[index] = [status, message, now - self.last]
+        self.last = now
+        if status in ("timeout", "error"):
+            self.lost += 1
+
+    def first_open(self) -> int | None:
+        return next((k for k, entry in enumerate(self.entries) if entry is None), None)
+
+    def fill(self, status: str, message: str) -> None:
+        self.entries = [[status, message, 0.0] if entry is None else entry for entry in self.entries]
+
+    def verdict(self, start: float) -> dict:
+        self.fill("skipped", "not reached")
+        entries = [entry for entry in self.entries if entry is not None]
+        seen = {entry[0] for entry in entries}
+        status = next((name for name in ("timeout", "error", "failed", "skipped") if name in seen), "passed")
+        order = (status, "timeout", "error", "failed", "skipped")
+        message = next((entry[1] for name in order for entry in entries if entry[0] == name and name != "passed"), "")
+        return {
+            "status": "failed" if status == "skipped" else status,
+            "tests": entries,
+            "message": message,
+            "seconds": time.monotonic() - start,
+        }
+
+
+class Driver:
+    """
+    Runs jobs, one at a time.
+
+    Args:
+        zygote (`Zygote`): Where children come from.
+    """
+
+    def __init__(self, zygote: Zygote):
+        self.zygote = zygote
+        signal.signal(signal.SIGALRM, _ring)
+
+    def run(self, job: dict) -> dict:
+        """Runs one job and returns its verdict as a frame."""
+        self.start = time.monotonic()
+        self.job = job
+        self.deadline = self.start + job["timeout"]
+        self.cpu_seconds = int(job["timeout"]) + 1
+        self.children: list[Child] = []
+        results = Results(job["total"])
+        try:
+            if job["format"] == "stdio":
+                self.scripts(results)
+            elif job["calls"] is not None:
+                self.direct(results)
+            else:
+                self.judged(results)
+        finally:
+            for child in self.children:
+                child.end()
+        return results.verdict(self.start)
+
+    def child(self, role: str, payload: dict, fds: list[int], memory_mb: int | None = None) -> Child:
+        limits = {
+            "role": role,
+            "memory_mb": self.job["memory_mb"] if memory_mb is None else memory_mb,
+            "cpu_seconds": self.cpu_seconds,
+        }
+        child = Child(self.zygote, {**limits, **payload}, fds)
+        self.children.append(child)
+        return child
+
+    def test_deadline(self, results: Results) -> float:
+        limit = self.job["test_timeout"]
+        return self.deadline if limit is None else min(self.deadline, results.last + limit)
+
+    def may_go_on(self, results: Results) -> bool:
+        return results.lost < self.job["max_timeouts"] and time.monotonic() < self.deadline
+
+    def loaded(self, child: Child, results: Results) -> bool:
+        """Waits until the program is loaded; if that fails, says so in the results."""
+        frame = child.receive(self.deadline)
+        if frame is wire.TIMEOUT:
+            results.fill("timeout", "time limit reached while the program was loading")
+        elif frame is None:
+            status, message = child.autopsy(self.cpu_seconds)
+            results.fill(status, message + " while loading")
+        elif "load" not in frame or not (frame["load"] is None or type(frame["load"]) is str):
+            results.fill("error", _BROKE)
+        elif frame["load"] is not None:
+            results.fill("error", frame["load"][:1000])
+        else:
+            results.last = time.monotonic()
+            return True
+        return False
+
+    # Tests that are calls with literal arguments, compared with literals here
+
+    def direct(self, results: Results) -> None:
+        calls, position = self.job["calls"], 0
+        program = {"code": self.job["code"], "exports": self.job["exports"], "entry_point": self.job["entry_point"]}
+        while position < len(calls):
+            child = self.child("direct", {**program, "calls": [call["call"] for call in calls[position:]]}, [])
+            self.zygote.order()
+            if not self.loaded(child, results):
+                return
+            while position < len(calls):
+                frame = child.receive(self.test_deadline(results))
+                if frame is wire.TIMEOUT or frame is None:
+                    lost = ("timeout", "time limit reached") if frame else child.autopsy(self.cpu_seconds)
+                    results.put(position, *lost)
+                    position += 1
+                    break
+                results.put(position, *self.compare(calls[position], frame, child.reader.size))
+                position += 1
+            child.end()
+            if not self.may_go_on(results):
+                return
+
+    def compare(self, call: dict, frame: dict, size: int) -> tuple[str, str]:
+        """Status and message of a direct test, given the solution's answer of `size` bytes."""
+        if type(frame.get("x")) is str:
+            return "failed", frame["x"][:1000]
+        codec = wire.Codec(0, _nothing, _nothing, shared=False)
+        try:
+            with self.alarm(size):
+                found = Opaque(str(frame["o"])[:200]) if "o" in frame else codec.decode(frame["r"])
+                expected = codec.decode(call["expected"])
+                if assertions.holds(found, call["operator"], expected):
+                    return "passed", ""
+                if call["operator"] in ("true", "false"):
+                    return "failed", f"{call['source']} returned {shorten(found)}"
+                wanted = {"==": "", "is": ""}.get(call["operator"], call["operator"] + " ") + shorten(expected)
+                return "failed", f"{call['source']} returned {shorten(found)}, expected {wanted}"
+        except OutOfTime:
+            return "timeout", "time limit reached while a value was read"
+        except (wire.BrokenChannel, KeyError):
+            return "error", _BROKE
+        except Exception as error:  # a comparison that raises is a test that fails
+            return "failed", f"{type(error).__name__}: {error}"[:300]
+
+    @contextmanager
+    def alarm(self, size: int) -> Iterator[None]:
+        """Interrupts the decoding of a value that was made to take long."""
+        if size < _ALARM_BYTES:
+            yield
+            return
+        signal.setitimer(signal.ITIMER_REAL, max(0.01, self.deadline - time.monotonic()), 0.05)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    # Tests that take a judge
+
+    def judged(self, results: Results) -> None:
+        job = self.job
+        tests = {
+            name: job[name] for name in ("format", "setup", "tests", "names", "modules", "entry_point", "exports")
+        }
+        program = {"code": job["code"], "exports": job["exports"], "entry_point": job["entry_point"]}
+        solution, theirs = self.solution(program)
+        judge = self.child("judge", tests, [theirs.fileno()], max(_JUDGE_MEMORY_MB, job["memory_mb"]))
+        theirs.close()
+        self.zygote.order()
+        self.zygote.order()
+        if not self.loaded(solution, results):
+            return
+        while True:
+            frame = self.next_report(judge, solution, results)
+            if frame is None:
+                return
+            status = frame["s"]
+            if status == "done":
+                results.fill("passed", "")
+                return
+            if status == "raised":
+                self.raised(results, frame["m"])
+                return
+            if status != "gone":
+                results.put(frame["t"], *self.worst(results.entries[frame["t"]], status, frame["m"]))
+                continue
+            index = results.first_open() if frame["t"] is None else frame["t"]
+            lost = self.lost or solution.autopsy(self.cpu_seconds)
+            self.lost = None
+            if index is not None:
+                results.put(index, *lost)
+            else:
+                results.put(len(results.entries) - 1, *lost)
+            if frame["t"] is None or not self.may_go_on(results):
+                return
+            solution.end()
+            solution, theirs = self.solution(program)
+            socket.send_fds(judge.sock, [b"A"], [theirs.fileno()])
+            theirs.close()
+            if not self.loaded(solution, results):
+                return
+
+    lost: tuple[str, str] | None = None  # what became of a solution process that was taken from the judge
+
+    def solution(self, program: dict) -> tuple[Child, socket.socket]:
+        """A solution process and the judge's end of the channel to it."""
+        ours, theirs = socket.socketpair()
+        child = self.child("solution", program, [theirs.fileno()])
+        theirs.close()
+        return child, ours
+
+    def next_report(self, judge: Child, solution: Child, results: Results) -> dict | None:
+        """The judge's next report, or `None` when there will be none, with what that means in the results."""
+        deadline = self.test_deadline(results)
+        while True:
+            frame = judge.receive(deadline)
+            if frame is None:
+                _, message = judge.autopsy(self.cpu_seconds)
+                results.fill("failed", message.replace("the program's", "the judge's"))
+                return None
+            if frame is not wire.TIMEOUT:
+                return frame
+            if self.lost is not None or deadline >= self.deadline:  # the judge itself does not come to an end
+                index = results.first_open()
+                results.put(len(results.entries) - 1 if index is None else index, "timeout", "time limit reached")
+                return None
+            self.lost = ("timeout", "time limit reached")
+            solution.end()
+            deadline = min(self.deadline, time.monotonic() + _GRACE)
+
+    def raised(self, results: Results, message: str) -> None:
+        """The tests ended early: those that were not reached have failed, or the last if all were."""
+        if results.first_open() is None:
+            results.entries[-1] = ["failed", message, 0.0]
+        results.fill("failed", message)
+
+    def worst(self, before: list | None, status: str, message: str) -> tuple[str, str]:
+        """A test that runs several times has failed if it failed once."""
+        if before is not None and before[0] != "passed":
+            return before[0], before[1]
+        return status, message
+
+    # Scripts with standard input and output
+
+    def scripts(self, results: Results) -> None:
+        outputs: list[str] | None = [] if self.job["checker"] else None
+        for index, (stdin, expected) in enumerate(self.job["tests"]):
+            with _memory_file(stdin.encode("utf-8", "surrogateescape")) as source, _memory_file(b"") as sink:
+                child = self.child("script", {"code": self.job["code"]}, [source.fileno(), sink.fileno()])
+                self.zygote.order()
+                frame = child.receive(self.test_deadline(results))
+                if frame is wire.TIMEOUT:
+                    results.put(index, "timeout", "time limit reached")
+                elif frame is None:
+                    status, message = child.autopsy(self.cpu_seconds)
+                    if child.exit == 0:
+                        results.put(index, *self.judge_output(sink, expected, outputs))
+                    else:
+                        results.put(index, status, message)
+                elif type(frame.get("script")) is str:
+                    status = "error" if frame.get("kind") == "error" else "failed"
+                    results.put(index, status, frame["script"][:1000])
+                else:
+                    results.put(index, *self.judge_output(sink, expected, outputs))
+                child.end()
+            if not self.may_go_on(results):
+                break
+        if outputs:
+            self.check_outputs(outputs, results)
+
+    def judge_output(self, sink: Any, expected: str, outputs: list | None) -> tuple[str, str]:
+        """Compares what a script printed, word by word, or keeps it for the tests' own checker."""
+        size = os.fstat(sink.fileno()).st_size
+        found = os.pread(sink.fileno(), min(size, wire.LARGEST), 0).decode("utf-8", "replace")
+        if outputs is not None:
+            outputs.append(found[:_CHECKED_OUTPUT])
+            return "unchecked", ""
+        if found.split() == expected.split():
+            return "passed", ""
+        return "failed", f"printed {shorten(found)}, expected {shorten(expected)}"
+
+    def check_outputs(self, outputs: list[str], results: Results) -> None:
+        """Has a judge call the tests' `check_output` on each output."""
+        entries = results.entries
+        open_tests = [k for k, entry in enumerate(entries) if entry is not None and entry[0] == "unchecked"]
+        cases = [[*self.job["tests"][k], output] for k, output in zip(open_tests, outputs, strict=True)]
+        payload = {"format": "outputs", "setup": self.job["setup"], "tests": cases, "exports": [], "modules": []}
+        judge = self.child("judge", {**payload, "entry_point": None}, [], _JUDGE_MEMORY_MB)
+        problem: tuple[str, str] | None = None
+        for k in open_tests:
+            if problem is None:
+                frame = judge.receive(self.deadline)
+                if frame is wire.TIMEOUT:
+                    problem = "timeout", "time limit reached in check_output"
+                elif frame is None or frame["t"] is None:
+                    problem = "failed", "check_output did not run" if frame is None else frame["m"]
+                else:
+                    entries[k] = [frame["s"], frame["m"], 0.0]
+                    continue
+            entries[k] = [*problem, 0.0]
+
+
+def _memory_file(content: bytes) -> Any:
+    if hasattr(os, "memfd_create"):
+        file = os.fdopen(os.memfd_create("stream", os.MFD_CLOEXEC), "w+b", buffering=0)
+    else:
+        import tempfile
+
+        file = tempfile.TemporaryFile(buffering=0)
+    file.write(content)
+    file.seek(0)
+    return file
+
+
+def _nothing(value: Any) -> Any:
+    raise wire.BrokenChannel("a value that cannot be here")
+
+
+def _ring(number: int, frame: Any) -> None:
+    raise OutOfTime

@@ -1,0 +1,727 @@
+"""The judge's side: runs the tests, against stand-ins for the program's objects. Never runs a line of the program.
+
+An object of the program can be called, indexed, iterated and asked for attributes, but never compared: what compares true
+is decided here, between plain values. So no operator passes an expected value to the program, and none takes its word.
+"""
+
+import _thread
+import ast
+import builtins
+import importlib.util
+import operator
+import reprlib
+import socket
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from . import assertions, wire
+from .solution import _BINARY, describe
+
+
+_MODULES = ("builtins", "decimal", "json.decoder", "statistics", "zlib", "binascii", "struct", "re", "copy", "queue")
+_MOST_KEPT = 256  # nodes after which both sides forget them all
+
+
+class SolutionGone(BaseException):
+    """The program's process has ended or broke the channel."""
+
+
+class _Repr(reprlib.Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdict = self.maxdeque = 12
+        self.maxstring = self.maxother = self.maxlong = 120
+
+    def repr1(self, value: Any, level: int) -> str:
+        try:
+            return super().repr1(value, level)
+        except ValueError:  # an int too long for decimal digits
+            return f"<{type(value).__name__}>"
+
+
+shorten = _Repr().repr
+
+
+class Session:
+    """The channel to the solution process and the stand-ins for its objects."""
+
+    def __init__(self, names: list[str]):
+        self.names = names
+        self.dead = True
+        self.generation = 0
+        self.callables: list[Any] = []
+        self.lock = _thread.RLock()
+
+    def attach(self, sock: socket.socket) -> dict[str, Any]:
+        """Talks to a fresh process from now on; returns what it exports, by name."""
+        self.sock = sock
+        self.generation += 1
+        self.codec = wire.Codec(0, self.hand_over, self.stand_in)
+        self.stand_ins: dict[int, Any] = {}
+        self.kinds: dict[int, type] = {}
+        self.dead = False
+        frame = self.receive()
+        try:
+            exports = {
+                name: self.codec.decode(frame["exports"][name]) for name in self.names if name in frame["exports"]
+            }
+        except (wire.BrokenChannel, TypeError, KeyError) as error:
+            raise self.lost(error) from None
+        self.codec.snapshot()
+        return exports
+
+    def lost(self, error: BaseException) -> SolutionGone:
+        self.dead = True
+        return SolutionGone(str(error))
+
+    def receive(self) -> dict:
+        try:
+            frame = wire.receive(self.sock)
+        except (EOFError, OSError, wire.BrokenChannel) as error:
+            raise self.lost(error) from None
+        if type(frame) is not dict:
+            raise self.lost(wire.BrokenChannel("not a message"))
+        return frame
+
+    # Values of ours on their way out
+
+    def hand_over(self, value: Any) -> list:
+        if isinstance(value, Foreign):
+            if _generation(value) not in (self.generation, None):
+                raise wire.Uncrossable("an object of the program's earlier process, which has ended")
+            return ["H", _number(value)]
+        kind = self.number_of(value)
+        if kind is not None:
+            return ["H", kind]
+        if isinstance(value, (type, types.BuiltinFunctionType)):
+            name = value.__name__
+            if vars(builtins).get(name) is value:
+                return ["B", name]
+        if callable(value):
+            self.callables.append(value)
+            return ["cb", len(self.callables) - 1]
+        if isinstance(value, Iterator):
+            self.callables.append(value)
+            return ["it", len(self.callables) - 1]
+        raise wire.Uncrossable(f"an object of type {type(value).__name__}, which is not the program's")
+
+    def number_of(self, value: Any) -> int | None:
+        return next((number for number, kind in self.kinds.items() if kind is value), None)
+
+    # Values of theirs on their way in
+
+    def stand_in(self, data: list) -> Any:
+        tag, number = data[0], data[1]
+        if type(number) is not int or number < 0:
+            raise wire.BrokenChannel("a malformed handle")
+        if number in self.stand_ins:
+            return self.stand_ins[number]
+        generation = None if number < len(self.names) else self.generation
+        if tag == "X":
+            made: Any = self.exception_kind(number, data[2], data[3])
+        elif tag == "h":
+            made = self.make(number, generation, data[2], data[3])
+        else:
+            raise wire.BrokenChannel(f"unknown tag {tag!r}")
+        self.stand_ins[number] = made
+        return made
+
+    def make(self, number: int, generation: int | None, name: str, flags: str) -> Any:
+        if type(name) is not str or type(flags) is not str:
+            raise wire.BrokenChannel("a malformed handle")
+        if flags == "g":
+            return _generator(Foreign(self, number, generation, name))
+        if flags == "o":
+            return _coroutine(Foreign(self, number, generation, name))
+        kind = Foreign
+        if "b" in flags:
+            kind = ForeignValue
+        elif "c" in flags:
+            kind = ForeignCallable
+        elif "n" in flags:
+            kind = ForeignIterator
+        return kind(self, number, generation, name)
+
+    def exception_kind(self, number: int, name: str, lineage: list[str]) -> type:
+        base = _known_exception(lineage)
+
+        def __getattr__(error: Any, attribute: str) -> Any:
+            remote = error.__dict__.get("__remote__")
+            if remote is None:
+                raise AttributeError(attribute)
+            return getattr(remote, attribute)
+
+        kind = type(str(name), (base,), {"__module__": "solution", "__getattr__": __getattr__})
+        self.kinds[number] = kind
+        return kind
+
+    # Operations
+
+    def ask(self, what: str, *args: Any, **kwargs: Any) -> Any:
+        """Has the solution process do something with its objects; returns what it returned or raises what it raised."""
+        with self.lock:
+            return self._ask(what, args, kwargs)
+
+    def _ask(self, what: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if self.dead:
+            raise SolutionGone("the program's process has ended")
+        codec = self.codec
+        forget = len(codec.nodes) > _MOST_KEPT
+        if forget:
+            codec.drop()
+        codec.begin()
+        try:
+            frame = {
+                "o": what,
+                "a": [codec.encode(arg) for arg in args],
+                "k": {key: codec.encode(value) for key, value in kwargs.items()},
+                "u": codec.changes(),
+                "z": forget,
+            }
+            self.send(frame)
+        except wire.Uncrossable as error:
+            codec.rollback()
+            raise TypeError(f"cannot pass {error} to the program") from None
+        codec.snapshot()
+        while True:
+            reply = self.receive()
+            try:
+                codec.apply(reply["u"])
+                codec.snapshot()
+                if "ask" in reply:
+                    self.send(self.oblige(reply))
+                    continue
+                if "x" not in reply:
+                    value = codec.decode(reply["r"])
+                    codec.snapshot()
+                    return value
+                raised = self.exception(reply["x"])
+            except (wire.BrokenChannel, KeyError, TypeError, IndexError, ValueError, AttributeError) as problem:
+                raise self.lost(problem) from None
+            raise raised
+
+    def send(self, frame: dict) -> None:
+        try:
+            wire.send(self.sock, frame)
+        except wire.BrokenChannel as error:
+            raise wire.Uncrossable(str(error)) from None
+        except OSError as error:
+            raise self.lost(error) from None
+
+    def oblige(self, reply: dict) -> dict:
+        """Calls one of the tests' own functions on the program's behalf."""
+        function = self.callables[reply["h"]]
+        args = [self.codec.decode(arg) for arg in reply["a"]]
+        kwargs = {key: self.codec.decode(value) for key, value in reply["k"].items()}
+        self.codec.snapshot()
+        self.codec.begin()
+        try:
+            value = next(function) if reply["ask"] == "next" else function(*args, **kwargs)
+            self.codec.begin()
+            return {"r": self.codec.encode(value), "u": self.codec.changes()}
+        except SolutionGone:
+            raise
+        except wire.Uncrossable as error:
+            self.codec.rollback()
+            return {"x": "TypeError", "m": f"the value cannot cross: {error}", "u": []}
+        except Exception as error:
+            return {"x": type(error).__name__, "m": str(error)[:2000], "u": []}
+        finally:
+            self.codec.snapshot()
+
+    def exception(self, data: dict) -> BaseException:
+        """An exception of ours like the one that the program raised."""
+        own = [self.kinds[number] for number in data["c"] if number in self.kinds]
+        kind = own[0] if own else _known_exception(data["t"])
+        args = None if data["a"] is None else tuple(self.codec.decode(arg) for arg in data["a"])
+        self.codec.snapshot()
+        message = str(data["m"])
+        error = _make(kind, args if args is not None else (message,)) or Exception(message)
+        error.__dict__["__solution__"] = str(data["d"])[:500]
+        if own:
+            error.__dict__["__remote__"] = Foreign(self, data["h"], self.generation, kind.__name__)
+        return error
+
+
+def _make(kind: type[BaseException], args: tuple) -> BaseException | None:
+    try:
+        return kind(*args)
+    except Exception:
+        pass
+    try:
+        error = kind.__new__(kind)
+    except Exception:
+        return None
+    error.args = args  # a kind that is made of other things than it keeps
+    return error
+
+
+def _known_exception(lineage: list[str]) -> type[BaseException]:
+    """The nearest ancestor among the exceptions of the standard library."""
+    for name in lineage:
+        module, _, kind = str(name).rpartition(".")
+        if module in _MODULES and module in sys.modules:
+            found = getattr(sys.modules[module], kind, None)
+            if isinstance(found, type) and issubclass(found, BaseException):
+                return found
+    return Exception
+
+
+# Stand-ins
+
+
+def _number(thing: "Foreign") -> int:
+    return object.__getattribute__(thing, "_number")
+
+
+def _generation(thing: "Foreign") -> int | None:
+    return object.__getattribute__(thing, "_generation")
+
+
+def _ask(thing: "Foreign", what: str, *args: Any, **kwargs: Any) -> Any:
+    return object.__getattribute__(thing, "_session").ask(what, thing, *args, **kwargs)
+
+
+_OPEN_DUNDERS = frozenset("__name__ __qualname__ __module__ __doc__ __dict__ __annotations__ __version__".split())
+
+
+class Foreign:
+    """An object of the program. Equal to itself and to nothing else."""
+
+    __slots__ = ("__weakref__", "_generation", "_kind", "_number", "_session")
+
+    def __init__(self, session: Session, number: int, generation: int | None, kind: str):
+        for name, value in (("_session", session), ("_number", number), ("_generation", generation), ("_kind", kind)):
+            object.__setattr__(self, name, value)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __ne__(self, other: object) -> bool:
+        return self is not other
+
+    def __hash__(self) -> int:
+        return _number(self)
+
+    def __getattr__(self, name: str) -> Any:
+        if name[:2] == "__" and name not in _OPEN_DUNDERS:  # hooks by which libraries would trust an object's word
+            raise AttributeError(f"{name} of the program's objects is out of reach")
+        return _ask(self, "getattr", name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        _ask(self, "setattr", name, value)
+
+    def __delattr__(self, name: str) -> None:
+        _ask(self, "delattr", name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return _ask(self, "getitem", key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        _ask(self, "setitem", key, value)
+
+    def __delitem__(self, key: Any) -> None:
+        _ask(self, "delitem", key)
+
+    def __len__(self) -> int:
+        return _ask(self, "len")
+
+    def __bool__(self) -> bool:
+        return _ask(self, "bool") is True
+
+    def __iter__(self) -> Any:
+        return iter(_ask(self, "iter"))
+
+    def __reversed__(self) -> Any:
+        return iter(_ask(self, "reversed"))
+
+    def __contains__(self, value: Any) -> bool:
+        return any(item is value or item == value for item in self)
+
+    def __str__(self) -> str:
+        return _exact(_ask(self, "str"), str)
+
+    def __repr__(self) -> str:
+        return _exact(_ask(self, "repr"), str)
+
+    def __format__(self, spec: str) -> str:
+        return _exact(_ask(self, "format", spec), str)
+
+    def __int__(self) -> int:
+        return _exact(_ask(self, "int"), int)
+
+    def __index__(self) -> int:
+        return _exact(_ask(self, "index"), int)
+
+    def __float__(self) -> float:
+        return _exact(_ask(self, "float"), float)
+
+    def __complex__(self) -> complex:
+        return _exact(_ask(self, "complex"), complex)
+
+    def __round__(self, *digits: int) -> Any:
+        return _ask(self, "round", *digits)
+
+    def __neg__(self) -> Any:
+        return _ask(self, "neg")
+
+    def __pos__(self) -> Any:
+        return _ask(self, "pos")
+
+    def __abs__(self) -> Any:
+        return _ask(self, "abs")
+
+    def __invert__(self) -> Any:
+        return _ask(self, "invert")
+
+    def __enter__(self) -> Any:
+        return _ask(self, "enter")
+
+    def __exit__(self, kind: Any, value: Any, trace: Any) -> bool:
+        message = None if value is None else str(value)
+        return _ask(self, "exit", None if kind is None else Exception, message, None) is True
+
+    def __await__(self) -> Any:
+        return _coroutine(self).__await__()
+
+    def __copy__(self) -> Any:
+        return _ask(self, "copy")
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return _ask(self, "deepcopy")
+
+    def __instancecheck__(self, thing: Any) -> bool:
+        return isinstance(thing, Foreign) and _ask(thing, "isinstance", self) is True
+
+    def __subclasscheck__(self, kind: Any) -> bool:
+        return isinstance(kind, Foreign) and _ask(kind, "issubclass", self) is True
+
+    def __dir__(self) -> list[str]:
+        return _exact(_ask(self, "dir"), list)
+
+
+def _exact(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"the program's object gave {type(value).__name__}, not {kind.__name__}")
+    return value
+
+
+def _binary(name: str) -> Callable:
+    def method(self: Foreign, other: Any) -> Any:
+        if not isinstance(other, Foreign):  # it may be what is expected: that is not the program's business
+            raise TypeError(
+                f"{_kind(self)} of the program cannot be combined with {type(other).__name__} of the tests"
+            )
+        return _ask(self, name, other)
+
+    return method
+
+
+def _kind(thing: Foreign) -> str:
+    return object.__getattribute__(thing, "_kind")
+
+
+def _comparison(symbol: str) -> Callable:
+    def method(self: Foreign, other: Any) -> Any:
+        raise TypeError(
+            f"objects of the program ({_kind(self)}) are not compared by {symbol}: their word is not taken"
+        )
+
+    return method
+
+
+for _name in _BINARY:
+    setattr(Foreign, f"__{_name.rstrip('_')}__", _binary(_name))
+for _name, _symbol in (("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">=")):
+    setattr(Foreign, f"__{_name}__", _comparison(_symbol))
+
+
+class ForeignCallable(Foreign):
+    __slots__ = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return object.__getattribute__(self, "_session").ask("call", self, *args, **kwargs)
+
+
+class ForeignIterator(Foreign):
+    __slots__ = ("_batch",)
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            batch = object.__getattribute__(self, "_batch")
+        except AttributeError:
+            batch = _batches(self)
+            object.__setattr__(self, "_batch", batch)
+        return next(batch)
+
+
+class ForeignValue(ForeignCallable):
+    """An object of a class that derives from a builtin value: compares and computes as that value, here."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or bool(_base(self) == _base(other))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(_base(self))
+
+    def __contains__(self, value: Any) -> bool:
+        return value in _base(self)
+
+    def __float__(self) -> float:
+        return float(_base(self))
+
+    def __int__(self) -> int:
+        return int(_base(self))
+
+    def __index__(self) -> int:
+        return operator.index(_base(self))
+
+
+def _base(thing: Any) -> Any:
+    return _ask(thing, "base") if type(thing) is ForeignValue else thing
+
+
+def _on_base(name: str) -> tuple[Callable, Callable]:
+    function = getattr(operator, name)
+
+    def forward(self: Any, other: Any) -> Any:
+        return function(_base(self), _base(other))
+
+    def reflected(self: Any, other: Any) -> Any:
+        return function(_base(other), _base(self))
+
+    return forward, reflected
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and_", "or_", "xor", "lshift", "rshift"):
+    _forward, _reflected = _on_base(_name)
+    setattr(ForeignValue, f"__{_name.rstrip('_')}__", _forward)
+    setattr(ForeignValue, f"__r{_name.rstrip('_')}__", _reflected)
+for _name in ("lt", "le", "gt", "ge"):
+    setattr(ForeignValue, f"__{_name}__", _on_base(_name)[0])
+
+
+def _batches(iterator: Foreign) -> Any:
+    """Items of a remote iterator, first one by one, then several at a time."""
+    count, taken = 1, 0
+    while True:
+        batch = _ask(iterator, "next", count)
+        items, end, value = batch
+        yield from items
+        if end == "stop":
+            return value
+        if end == "later":
+            _ask(iterator, "pending")
+        taken += len(items)
+        count = 1 if taken < 16 else min(256, taken)
+
+
+def _generator(thing: Foreign) -> Any:
+    def generator() -> Any:
+        return (yield from _sendable(thing))
+
+    return generator()
+
+
+def _sendable(thing: Foreign) -> Any:
+    batches = _batches(thing)
+    sent = None
+    while True:
+        try:
+            item = next(batches) if sent is None else _ask(thing, "send", sent)
+        except StopIteration as stop:
+            return stop.value
+        sent = yield item
+
+
+def _coroutine(thing: Foreign) -> Any:
+    async def coroutine() -> Any:
+        return _ask(thing, "await")
+
+    return coroutine()
+
+
+# Running the tests
+
+
+class Mismatch(str):
+    """The message of a comparison that does not hold."""
+
+    __slots__ = ()
+
+
+def mismatch(left: Any, symbol: str, right: Any) -> Mismatch:
+    try:
+        return Mismatch(f"{shorten(left)} {symbol} {shorten(right)} does not hold")
+    except SolutionGone:
+        raise
+    except Exception as error:
+        return Mismatch(f"{type(error).__name__} while describing a value")
+
+
+class Judge:
+    """Runs the tests of one job and reports on each."""
+
+    def __init__(self, control: socket.socket, payload: dict, fd: int | None):
+        self.control = control
+        self.payload = payload
+        self.session = Session(payload["exports"])
+        self.space: dict[str, Any] = {
+            "__name__": "tests",
+            "__builtins__": builtins,
+            "__mismatch__": mismatch,
+            assertions.RECORD: self.record,
+        }
+        self.fd = fd
+
+    def report(self, index: int | None, status: str, message: str = "") -> None:
+        wire.send(self.control, {"t": index, "s": status, "m": message[:1000]})
+
+    def run(self) -> None:
+        import random
+
+        # as fixed as the tests, and unknown to the program
+        random.seed(repr(self.payload["tests"]))
+        module = types.ModuleType("tests")
+        module.__dict__.update(self.space)
+        self.space = module.__dict__
+        sys.modules["tests"] = module
+        try:
+            exports = {} if self.fd is None else self.session.attach(socket.socket(fileno=self.fd))
+            self.session.dead = False
+            self.space.update(exports)
+            for name, source in self.payload["modules"]:
+                if source in sys.modules or importlib.util.find_spec(source):
+                    self.space[name] = importlib.import_module(source)
+            exec(compile(self.payload["setup"], "<setup>", "exec"), self.space)
+            getattr(self, self.payload["format"])(exports)
+        except SolutionGone:
+            self.report(None, "gone")
+            return
+        except BaseException as error:
+            self.report(None, "raised", self.describe(error))
+            return
+        self.report(None, "gone" if self.session.dead else "done")
+
+    def asserts(self, exports: dict[str, Any]) -> None:
+        self.restore(exports)
+        for index, source in enumerate(self.payload["tests"]):
+            with self.record(index):
+                exec(compile(assertions.explained(ast.parse(source)), "<tests>", "exec"), self.space)
+
+    def check(self, exports: dict[str, Any]) -> None:
+        tree = ast.parse(self.payload["tests"])
+        function = assertions.check_function(tree)
+        assert function is not None
+        count = assertions.instrument(tree, function)
+        exec(compile(tree, "<tests>", "exec"), self.space)
+        candidate = exports[self.payload["entry_point"]]
+        if count:
+            self.space["check"](candidate)
+            return
+        with self.record(0):
+            self.space["check"](candidate)
+
+    def unittest(self, exports: dict[str, Any]) -> None:
+        exec(compile(self.payload["tests"], "<tests>", "exec"), self.space)
+        self.restore(exports)
+        for index, name in enumerate(self.payload["names"]):
+            with self.record(index):
+                kind, method = name.split(".")
+                run_method(self.space[kind], method)
+
+    def outputs(self, exports: dict[str, Any]) -> None:
+        for index, (stdin, expected, output) in enumerate(self.payload["tests"]):
+            with self.record(index):
+                if not self.space["check_output"](stdin, expected, output):
+                    raise AssertionError(f"check_output refused {shorten(output)}")
+
+    def restore(self, exports: dict[str, Any]) -> None:
+        """The entry point is the program's, whatever the setup defined."""
+        name = self.payload["entry_point"]
+        if name in exports:
+            self.space[name] = exports[name]
+
+    def record(self, index: int) -> "Record":
+        return Record(self, index)
+
+    def describe(self, error: BaseException) -> str:
+        if isinstance(error, AssertionError) and len(error.args) == 1 and type(error.args[0]) is Mismatch:
+            return "AssertionError: " + str.__str__(error.args[0])
+        raised = error.__dict__.get("__solution__") if hasattr(error, "__dict__") else None
+        return raised or describe(error, "<tests>")
+
+    def replace(self) -> None:
+        """Waits for a fresh process of the program after one has ended."""
+        while True:
+            message, fds, _, _ = socket.recv_fds(self.control, 1, 1)
+            if not message:
+                raise SystemExit
+            try:
+                self.session.attach(socket.socket(fileno=fds[0]))
+                return
+            except SolutionGone:
+                self.report(None, "gone")
+
+
+class Record:
+    """Reports what became of the test inside it, and goes on with the next."""
+
+    __slots__ = ("index", "judge")
+
+    def __init__(self, judge: Judge, index: int):
+        self.judge = judge
+        self.index = index
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        judge = self.judge
+        if judge.session.dead:  # whatever the test made of it
+            judge.report(self.index, "gone")
+            judge.replace()
+        elif error is None:
+            judge.report(self.index, "passed")
+        else:
+            judge.report(self.index, "failed", judge.describe(error))
+        return True
+
+
+class NotRun(Exception):
+    """A test method that was skipped or did not run."""
+
+
+def run_method(case: Any, method: str) -> None:
+    """Runs one test method with its fixtures; raises unless it ran and succeeded."""
+    import unittest  # large, and loaded by the tests
+
+    result = unittest.TestResult()
+    problems: list[BaseException] = []
+    exc_info_to_string = result._exc_info_to_string  # type: ignore[attr-defined]
+
+    def keep(info: Any, test: Any) -> str:
+        problems.append(info[1])
+        return exc_info_to_string(info, test)
+
+    result._exc_info_to_string = keep  # type: ignore[attr-defined]
+    unittest.TestSuite([case(method)]).run(result)
+    if problems and not result.wasSuccessful():
+        raise problems[0]
+    if result.testsRun != 1 or result.skipped or not result.wasSuccessful():
+        raise NotRun("skipped: " + result.skipped[0][1] if result.skipped else "the test method did not succeed")
+
+
+def serve(control: socket.socket, payload: dict, fd: int | None) -> None:
+    """Runs the tests of a payload against the solution process behind `fd`."""
+    Judge(control, payload, fd).run()

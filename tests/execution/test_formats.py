@@ -1,0 +1,192 @@
+"""The four test formats, result by result."""
+
+import pytest
+
+from marcog_trl.execution import CodeExecutor, Job
+
+
+@pytest.fixture(scope="module")
+def executor():
+    with CodeExecutor(num_workers=2, timeout=5.0, isolation="best_effort") as executor:
+        yield executor
+
+
+def statuses(verdict):
+    return [result.status for result in verdict.tests]
+
+
+def test_direct_and_judged_tests_agree(executor):
+    """What is compared without a judge gets the verdict that a judge would give."""
+    code = (
+        "def f(x, y=0, *, z=0):\n    return x + y + z\ndef yes(): return [1]\ndef no(): return ''\ndef one(): return 1\n"
+        "def bad(): raise KeyError('k')\ndef obj(): return object()\ndef txt():\n    class S(str): pass\n    return S('a')"
+    )
+    tests = [
+        "assert f(1, y=2, z=-3) == 0",
+        "assert 3 == f(1, 2)",
+        "assert f(1) != 1",
+        "assert yes()",
+        "assert not no()",
+    ]
+    tests += [
+        "assert one() is True",
+        "assert one() is not None",
+        "assert bad() == 1",
+        "assert obj() == 1",
+        "assert txt() == 'a'",
+    ]
+    tests += [
+        "assert f([1], [2], z=[]) == [1, 2]",
+        "assert no()",
+        "assert one() == 1.0, 'a message'",
+        "assert obj() is not None",
+    ]
+    direct, judged = executor.run(
+        [Job(code=code, tests=tests), Job(code=code, tests=[*tests, "assert abs(one()) == 1"])]
+    )
+    expected = [True, True, False, True, True, False, True, False, False, True, True, False, True, True]
+    assert [status == "passed" for status in statuses(direct)] == expected
+    assert statuses(judged)[:-1] == statuses(direct)
+    assert direct.tests[2].message == "f(1) returned 1, expected != 1"
+    assert "KeyError: 'k'" in direct.tests[7].message and "KeyError: 'k'" in judged.tests[7].message
+
+
+def test_asserts_share_a_namespace(executor):
+    tests = ["x = f(2)\nassert x == 4", "assert x + 1 == 5", "y = 1 / 0", "assert f(x) == 16"]
+    verdict = executor.run([Job(code="def f(n): return n * n", tests=tests)])[0]
+    assert statuses(verdict) == ["passed", "passed", "failed", "passed"]
+    assert verdict.status == "failed" and verdict.message == "ZeroDivisionError: division by zero (line 1)"
+
+
+def test_check_counts_its_asserts(executor):
+    check = (
+        "import math\ndef check(candidate):\n    assert True, 'counts as nothing'\n    assert candidate(1) == 1\n"
+        "    for k in range(5):\n        assert candidate(k) == k * k, 'in a loop'\n    values = [candidate(k) for k in (1, 2)]\n"
+        "    assert values[1] == math.floor(4.5)\n    try:\n        candidate('a')\n        assert False\n    except TypeError:\n        pass\n"
+    )
+    codes = [
+        "def f(x): return x * x + (x - x)",
+        "def f(x): return x",
+        "def f(x):\n    if x == 2: raise ValueError('two')\n    return x * x",
+    ]
+    jobs = [Job(code=code, tests=check, test_format="check", entry_point="f") for code in codes]
+    right, wrong, raising = executor.run(jobs)
+    assert (right.status, right.passed, right.total) == ("passed", 3, 3)
+    assert statuses(wrong) == ["passed", "failed", "failed"]
+    assert statuses(raising) == ["passed", "failed", "failed"] and "two" in raising.message
+
+
+def test_check_that_is_one_test(executor):
+    check = (
+        "def check(candidate):\n    def inner(x):\n        assert candidate(x) == x\n    for k in range(3): inner(k)\n"
+    )
+    jobs = [Job(code=f"def f(x): return {c}", tests=check, test_format="check", entry_point="f") for c in ("x", "0")]
+    assert [(v.status, v.total) for v in executor.run(jobs)] == [("passed", 1), ("failed", 1)]
+
+
+def test_check_fails_if_it_raises_after_its_asserts(executor):
+    check = "def check(candidate):\n    assert candidate(1) == [1]\n    candidate(2).undefined()\n"
+    job = Job(code="def f(x): return [x]", tests=check, test_format="check", entry_point="f")
+    assert executor.run([job])[0].status == "failed"
+
+
+def test_helpers_in_the_setup_are_not_the_programs(executor):
+    code = "def f(x): return 0\ndef helper(x): return 0"
+    check = "def check(candidate):\n    assert candidate(3) == helper(3)\n"
+    own = Job(code=code, tests=check, test_format="check", entry_point="f", setup="def helper(x): return x")
+    taken = Job(code=code, tests=check, test_format="check", entry_point="f")
+    assert [v.status for v in executor.run([own, taken])] == ["failed", "passed"]
+
+
+def test_entry_point_beats_the_setup(executor):
+    job = Job(
+        code="def pow(a): return 7", tests=["assert pow(1) + 0 == 7"], setup="from math import *", entry_point="pow"
+    )
+    assert executor.run([job])[0].status == "passed"
+
+
+def test_a_missing_name_fails_only_where_it_is_used(executor):
+    tests = ["assert f(1) == 1", "assert g(1) == 1"]
+    assert statuses(executor.run([Job(code="def f(x): return x", tests=tests)])[0]) == ["passed", "failed"]
+    assert statuses(executor.run([Job(code="def f(x): return x", tests=tests, entry_point="g")])[0]) == [
+        "error",
+        "error",
+    ]
+
+
+def test_unittest_by_method(executor):
+    tests = (
+        "import unittest\nclass Base(unittest.TestCase):\n    def setUp(self): self.s = Stack()\n"
+        "class A(Base):\n    def test_push(self):\n        self.s.push(1)\n        self.assertEqual(self.s.items, [1])\n"
+        "    def test_wrong(self): self.assertTrue(self.s.items)\n"
+        "    def test_raises(self):\n        with self.assertRaises(IndexError): self.s.pop()\n"
+        "    @unittest.skip('later')\n    def test_skipped(self): pass\n"
+        "    def test_subtests(self):\n        for k in (0, 1):\n            with self.subTest(k=k): self.assertEqual(k, 0)\n"
+        "class B(Base):\n    async def test_async(self): pass\n    def test_type(self): self.assertIsInstance(self.s, Stack)\n"
+    )
+    code = "class Stack:\n    def __init__(self): self.items = []\n    def push(self, x): self.items.append(x)\n    def pop(self): return self.items.pop()"
+    verdict = executor.run([Job(code=code, tests=tests, test_format="unittest", entry_point="Stack")])[0]
+    assert statuses(verdict) == ["passed", "failed", "passed", "failed", "failed", "passed", "passed"]
+    assert "skipped: later" in verdict.tests[3].message
+
+
+def test_stdio(executor):
+    code = "import sys\nn = int(input())\nprint(sum(map(int, sys.stdin.read().split()[:n])), end='')\nsys.exit()"
+    tests = [("2\n1 2\n", "3\n"), ("1\n5", " 5 "), ("1\n1", "2"), ("x", "0")]
+    verdict = executor.run([Job(code=code, tests=tests, test_format="stdio")])[0]
+    assert statuses(verdict) == ["passed", "passed", "failed", "failed"]
+    assert verdict.tests[2].message == "printed '1', expected '2'" and "ValueError" in verdict.tests[3].message
+    main = "def main():\n    print(open(0).read().upper())\nif __name__ == '__main__':\n    main()"
+    assert executor.run([Job(code=main, tests=[("ä\n", "Ä")], test_format="stdio")])[0].status == "passed"
+    broken = executor.run([Job(code="print(", tests=[("", "")] * 2, test_format="stdio")])[0]
+    assert broken.status == "error" and "SyntaxError" in broken.message
+
+
+def test_stdio_with_a_checker(executor):
+    setup = "def check_output(stdin, expected, output):\n    return abs(float(output) - float(expected)) < 0.1\n"
+    tests = [("1", "1.05"), ("2", "1.0"), ("a", "1")]
+    verdict = executor.run([Job(code="print(float(input()))", tests=tests, test_format="stdio", setup=setup)])[0]
+    assert statuses(verdict) == ["passed", "failed", "failed"]
+    broken = Job(code="print('x')", tests=[("", "1")], test_format="stdio", setup=setup)
+    assert "could not convert" in executor.run([broken])[0].message
+
+
+def test_time_limits_per_test():
+    code = "import time\ndef f(x):\n    if x < 0:\n        while True: pass\n    return x"
+    direct = [f"assert f({x}) == {x}" for x in (1, -1, 2, -2, 3, -3, 4)]
+    judged = [test.replace("f(", "abs(f(").replace(") ==", ")) ==").replace("== -", "== ") for test in direct]
+    with CodeExecutor(
+        num_workers=2, timeout=5.0, test_timeout=0.3, max_timeouts=2, isolation="best_effort"
+    ) as executor:
+        for verdict in executor.run([Job(code=code, tests=direct), Job(code=code, tests=judged)]):
+            assert statuses(verdict) == ["passed", "timeout", "passed", "timeout", "skipped", "skipped", "skipped"]
+            assert verdict.status == "timeout" and verdict.seconds < 2.0
+            assert 0.25 < verdict.tests[1].seconds < 0.8
+
+
+def test_tests_after_a_death_run_in_a_fresh_process(executor):
+    code = "import os\nseen = []\ndef f(x):\n    seen.append(x)\n    if x == 2: os._exit(0)\n    return len(seen)"
+    direct = ["assert f(1) == 1", "assert f(2) == 2", "assert f(3) == 1"]
+    judged = [*direct, "assert f(2) + 0 == 2", "assert abs(f(5)) == 1"]
+    one, two = executor.run([Job(code=code, tests=direct), Job(code=code, tests=judged)])
+    assert statuses(one) == ["passed", "error", "passed"] and one.status == "error"
+    assert statuses(two) == ["passed", "error", "passed", "error", "passed"]
+
+
+def test_a_judge_that_hangs_is_a_timeout(executor):
+    tests = ["assert f(1) == 1", "while f(1): pass", "assert f(1) == 1"]
+    verdict = executor.run([Job(code="def f(x): return x", tests=tests, timeout=1.0)])[0]
+    assert statuses(verdict) == ["passed", "timeout", "skipped"] and verdict.status == "timeout"
+
+
+def test_cpu_time_is_limited():
+    code = "import threading\ndef spin():\n    while True: pass\ndef f(x):\n    for _ in range(3): threading.Thread(target=spin, daemon=True).start()\n    spin()"
+    with CodeExecutor(num_workers=1, timeout=0.5, isolation="best_effort") as executor:
+        assert executor.run([Job(code=code, tests=["assert f(1) == 1"])])[0].status == "timeout"
+
+
+def test_verdicts_repeat(executor):
+    """Hash seeds and dice are fixed, so that a run can be repeated."""
+    code = "import random\ndef f(): return [random.random(), list({'a', 'b', 'c', 'd'}), hash('x')]"
+    message = {executor.run([Job(code=code, tests=["assert f() == 0"])])[0].message for _ in range(4)}
+    assert len(message) == 1

@@ -1,0 +1,174 @@
+"""What the tiers promise, how they are refused, and what the system call filter says on both architectures."""
+
+import os
+import struct
+import subprocess
+import sys
+
+import pytest
+
+from marcog_trl.execution import CodeExecutor, Job, isolation
+from marcog_trl.execution.sandbox import confine
+
+
+def test_the_tier_is_told():
+    here = isolation.resolve("best_effort")
+    assert here.level == "best_effort" and (here.landlock_abi > 0, here.seccomp) == (
+        isolation.probe()[0] > 0,
+        isolation.probe()[1],
+    )
+    assert str(isolation.Isolation("strict", 7, True, True)).startswith("confined (Landlock ABI 7, seccomp")
+    assert isolation.Isolation("best_effort", 0, True, True).tier == "partial"
+    assert isolation.resolve("none").tier == "limits"
+
+
+@pytest.mark.parametrize(
+    ("found", "missing"), [((0, True), "Landlock"), ((5, False), "seccomp"), ((0, False), "Landlock")]
+)
+def test_strict_refuses_and_says_what_is_missing(monkeypatch, found, missing):
+    monkeypatch.setattr(isolation, "probe", lambda: found)
+    with pytest.raises(RuntimeError, match=f"missing {missing}.*best_effort"):
+        CodeExecutor(isolation="strict")
+    with pytest.warns(UserWarning, match="incomplete confinement"):
+        assert CodeExecutor(isolation="best_effort").isolation.tier != "confined"
+
+
+def test_strict_names_other_systems(monkeypatch):
+    monkeypatch.setattr(isolation.sys, "platform", "darwin")
+    isolation.probe.cache_clear()
+    with pytest.raises(RuntimeError, match="Linux on x86_64 or aarch64"):
+        CodeExecutor()
+    monkeypatch.undo()
+    isolation.probe.cache_clear()
+
+
+def test_unknown_level():
+    with pytest.raises(ValueError, match="isolation='docker'"):
+        CodeExecutor(isolation="docker")
+
+
+@pytest.mark.filterwarnings("ignore:programs run with incomplete confinement")
+@pytest.mark.parametrize("tier", ["seccomp", "landlock", "nothing"])
+def test_lesser_tiers_run_and_leave_no_processes(monkeypatch, tier):
+    """Where processes can be made, they end with their job."""
+    abi, seccomp = isolation.probe()
+    found = {"seccomp": (0, seccomp), "landlock": (abi, False), "nothing": (0, False)}[tier]
+    monkeypatch.setattr(isolation, "probe", lambda: found)
+    orphan = (
+        "import os, time\ntry:\n    if os.fork() == 0:\n        os.setsid()\n        if os.fork() == 0:\n"
+        "            try: os.execv('/bin/sleep', ['marcog-orphan', '60'])\n            except OSError: time.sleep(60)\n"
+        "        os._exit(0)\n    os.wait()\nexcept OSError: pass\ndef add(a, b): return a + b"
+    )
+    tests = ["assert add(1, 2) == 3", "assert abs(add(1, 2)) == 3"]
+    with CodeExecutor(num_workers=1, isolation="best_effort", timeout=5) as executor:
+        assert (
+            executor.run([Job(code=orphan, tests=tests)] * 2 + [Job(code=orphan, tests=tests[:1])])[0].status
+            == "passed"
+        )
+        executor.run([Job(code="def add(a, b): return a + b", tests=tests)])
+        left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+        assert "marcog-orphan" not in left
+
+
+X86 = {"read": 0, "clone": 56, "clone3": 435, "fork": 57, "vfork": 58, "execve": 59, "kill": 62, "tgkill": 234, "socket": 41, "connect": 42,
+       "socketpair": 53, "sendto": 44, "sendmsg": 46, "ptrace": 101, "memfd_create": 319, "shmget": 29, "chmod": 90, "fcntl": 72,
+       "ioctl": 16, "prctl": 157, "prlimit64": 302, "openat": 257, "mount": 165, "io_uring_setup": 425, "process_vm_readv": 310,
+       "seccomp": 317, "unlink": 87, "setns": 308, "mmap": 9, "pidfd_send_signal": 424, "utimensat": 280}  # fmt: skip
+ARM = {"read": 63, "clone": 220, "clone3": 435, "execve": 221, "kill": 129, "tgkill": 131, "socket": 198, "connect": 203,
+       "socketpair": 199, "sendto": 206, "sendmsg": 211, "ptrace": 117, "memfd_create": 279, "shmget": 194, "fchmodat": 53, "fcntl": 25,
+       "ioctl": 29, "prctl": 167, "prlimit64": 261, "openat": 56, "mount": 40, "io_uring_setup": 425, "process_vm_readv": 270,
+       "seccomp": 277, "unlinkat": 35, "setns": 268, "mmap": 222, "pidfd_send_signal": 424, "utimensat": 88}  # fmt: skip
+ALLOW, EPERM, ENOSYS = 0x7FFF0000, 0x00050001, 0x00050026
+
+
+def evaluate(program, arch, number, *args):
+    """What the kernel would answer: classic BPF over struct seccomp_data."""
+    args = [*args, *[0] * (6 - len(args))]
+    data = struct.pack("iIQ6Q", number, arch, 0, *[arg & (1 << 64) - 1 for arg in args])
+    code = [struct.unpack("HBBI", item) for item in program.code]
+    position, register = 0, 0
+    while True:
+        operation, jump_true, jump_false, k = code[position]
+        position += 1
+        if operation == 0x20:
+            register = struct.unpack_from("I", data, k)[0]
+        elif operation == 0x54:
+            register &= k
+        elif operation == 0x06:
+            return k
+        else:
+            true = {0x15: register == k, 0x25: register > k, 0x35: register >= k, 0x45: bool(register & k)}[operation]
+            position += jump_true if true else jump_false
+
+
+@pytest.mark.parametrize(("machine", "numbers"), [("x86_64", X86), ("aarch64", ARM)])
+def test_the_filters_decide_as_meant(monkeypatch, machine, numbers):
+    monkeypatch.setattr(confine.platform, "machine", lambda: machine)
+    arch = confine._AUDIT_ARCH[machine]
+    confinement = confine.Confinement(landlock=True, seccomp=True, packages=[])
+    process, early = confinement._process_filter(7), confinement._process_filter(1)
+    bare, child = confinement._process_filter(0), confinement._child_filter(4321)
+
+    def both(name, *args):
+        answers = [evaluate(program, arch, numbers[name], *args) for program in (process, child)]
+        return max(answers, key=lambda answer: answer != ALLOW)
+
+    assert both("read") == both("mmap") == ALLOW and both("clone3") == ENOSYS
+    for name in set(numbers) & {
+        "vfork",
+        "execve",
+        "socket",
+        "connect",
+        "sendmsg",
+        "ptrace",
+        "memfd_create",
+        "shmget",
+        "chmod",
+        "fchmodat",
+        "mount",
+        "io_uring_setup",
+        "process_vm_readv",
+        "setns",
+        "pidfd_send_signal",
+        "utimensat",
+    }:
+        assert both(name) == EPERM, name
+    assert both("clone", 17) == EPERM and both("clone", 0x3D0F00) == ALLOW
+    assert evaluate(process, arch, numbers["clone"], 17) == ALLOW
+    for name in ("kill", "tgkill"):
+        assert (
+            both(name, 4321) == ALLOW
+            and both(name, 1) == both(name, 0) == both(name, -1) == both(name, -4321) == EPERM
+        )
+    assert (
+        both("socketpair", 1, 1 | 0o2000000) == ALLOW and both("socketpair", 1, 2) == both("socketpair", 2, 1) == EPERM
+    )
+    assert (
+        both("sendto", 3, 0, 0, 0, 0) == ALLOW
+        and both("sendto", 3, 0, 0, 0, 1 << 40) == both("sendto", 3, 0, 0, 0, 8) == EPERM
+    )
+    assert (
+        both("fcntl", 3, 4) == ALLOW and both("fcntl", 3, 8) == both("fcntl", 3, 10) == both("fcntl", 3, 15) == EPERM
+    )
+    assert both("ioctl", 0, 0x5401) == ALLOW and both("ioctl", 0, 0x5412) == EPERM
+    assert both("prctl", 1, 9) == both("prctl", 15) == ALLOW and both("prctl", 1, 0) == both("prctl", 22) == EPERM
+    assert both("prlimit64", 0) == ALLOW and both("prlimit64", 77) == EPERM
+    assert evaluate(process, arch, numbers["seccomp"], 1, 0) == ALLOW and both("seccomp", 1, 0) == EPERM
+    assert evaluate(process, arch ^ 1, numbers["read"]) == ENOSYS
+    if machine == "x86_64":
+        assert both("fork") == EPERM and evaluate(process, arch, 0x40000000) == EPERM
+    writing = os.O_WRONLY | os.O_TRUNC
+    assert [evaluate(program, arch, numbers["openat"], 3, 0, writing) for program in (process, early, bare)] == [
+        ALLOW,
+        EPERM,
+        EPERM,
+    ]
+    assert [evaluate(program, arch, numbers["openat"], 3, 0, 0) for program in (process, early, bare)] == [ALLOW] * 3
+    unlink = numbers.get("unlink", numbers.get("unlinkat"))
+    assert [evaluate(program, arch, unlink) for program in (process, bare)] == [ALLOW, EPERM]
+
+
+def test_the_package_is_light():
+    """Importing the executor imports neither torch nor numpy."""
+    script = "import sys, marcog_trl.execution; sys.exit(bool({'torch', 'numpy', 'transformers'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
