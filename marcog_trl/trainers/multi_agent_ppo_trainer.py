@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,6 +89,9 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
         self._observations: dict[tuple[int, Slot], torch.Tensor] = {}
         self._flight: Flight | None = None
         self._gradient_mass = torch.zeros(len(self.agents), device=self.accelerator.device)
+        # Under ZeRO, of the last step: gradient norms by group, one per part that the optimizer stepped on
+        self._clips_shards = False
+        self._shard_norms: dict[str, list[torch.Tensor]] = defaultdict(list)
         self._adapter_layer = next((m for m in self.model.modules() if isinstance(m, BaseTunerLayer)), None)
 
     # The team's modules
@@ -131,26 +135,55 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
         if created:
             group_of = {id(p): name for name, params in self._parameter_groups().items() for p in params}
             rates = self._learning_rates()
-            split = []
+            split: dict[tuple[str, float], dict[str, Any]] = {}
             for group in optimizer.param_groups:
-                for name in dict.fromkeys(group_of[id(p)] for p in group["params"]):
-                    params = [p for p in group["params"] if group_of[id(p)] == name]
-                    split.append({**group, "params": params, "lr": rates.get(name, group["lr"])})
+                for p in group["params"]:
+                    name = group_of[id(p)]
+                    options = {**group, "params": [], "lr": rates.get(name, group["lr"]), "group": name}
+                    split.setdefault((name, group["weight_decay"]), options)["params"].append(p)
             optimizer.param_groups.clear()
-            for group in split:
+            for group in split.values():
                 optimizer.add_param_group(group)
+            self._clips_shards = self._can_clip_shards()
+            if self._clips_shards:
+                self.accelerator.deepspeed_plugin.deepspeed_config["gradient_clipping"] = 0.0
+                optimizer.register_step_pre_hook(self._clip_shards)
         return optimizer
+
+    def _can_clip_shards(self) -> bool:
+        """Whether the optimizer's own step, in this process, sees its shard of each group's gradients."""
+        if not self.is_deepspeed_enabled or not self.args.max_grad_norm:
+            return False
+        plugin = self.accelerator.deepspeed_plugin
+        return plugin.zero_stage > 0 and not plugin.hf_ds_config.is_offload()
+
+    @torch.no_grad()
+    def _clip_shards(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
+        """`_clip_grad_norm` under ZeRO, which steps group by group on flat shards of the gradients."""
+        for group in optimizer.param_groups:
+            shards = [p.grad for p in group["params"] if p.grad is not None]
+            if shards:
+                square = torch.stack([shard.float().square().sum() for shard in shards]).sum()
+                norm = self._sum_over_processes(square).sqrt()
+                for shard in shards:
+                    shard.mul_((self.args.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+                self._shard_norms[group["group"]].append(norm)
 
     def _clip_grad_norm(self, model):
         """Clips each group by its own norm: one joint norm would let a value loss throttle the policy."""
-        if self.is_deepspeed_enabled:  # DeepSpeed clips inside its optimizer, by one joint norm
-            return super()._clip_grad_norm(model)
-        groups = self._parameter_groups()
-        policy = groups.pop(POLICY)
-        for name, params in groups.items():
-            norm = super()._clip_grad_norm(nn.ParameterList(params))
-            self._metric(f"grad_norm/{name}", float(norm))
-        return super()._clip_grad_norm(nn.ParameterList(policy))
+        if self.is_deepspeed_enabled and not self._clips_shards:
+            return super()._clip_grad_norm(model)  # DeepSpeed's joint norm
+        if self.is_deepspeed_enabled:
+            norms = {name: torch.stack(parts).norm() for name, parts in self._shard_norms.items()}
+            self._shard_norms.clear()
+        else:
+            norms = {}
+            for name, params in self._parameter_groups().items():
+                norms[name] = super()._clip_grad_norm(nn.ParameterList(params))
+        for name, norm in norms.items():
+            if name != POLICY:
+                self._metric(f"grad_norm/{name}", float(norm))
+        return norms.get(POLICY)
 
     # Rollout
 
