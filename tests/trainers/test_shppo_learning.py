@@ -1,0 +1,164 @@
+"""
+Agents separate when, and only when, the reward asks for it.
+
+Both agents are asked the same, and answer with one word. Their role texts, which only LatentNet sees, are all that
+tells them apart. A model with a vocabulary of 32 words learns it in seconds.
+"""
+
+import pytest
+import teams
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from marcog_trl import SHPPOTrainer
+from marcog_trl.agents import Agent, Workflow
+
+
+WORDS = ["<pad>", "<eos>", *(f"w{i}" for i in range(30))]
+GENERATIONS = 32
+
+
+class SameQuestion(Workflow):
+    agents = (Agent("a", "w3 w4 w5"), Agent("b", "w6 w7 w8"))
+
+    def play(self, problem):
+        yield {"a": problem["prompt"], "b": problem["prompt"]}
+
+    def solution(self, problem, replies):
+        return f"{replies['a']} {replies['b']}"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"))
+    raw.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<pad>", eos_token="<eos>", padding_side="left")
+
+
+def base_model():
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=len(WORDS),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.15,  # embeddings are the classifier too: their size bounds its certainty
+        eos_token_id=1,
+        pad_token_id=0,
+        tie_word_embeddings=True,
+    )
+    return Qwen2ForCausalLM(config).eval()
+
+
+PROBLEMS = Dataset.from_dict({"prompt": ["w0 w1 w2"] * 4})
+
+
+def learn(tokenizer, path, apart=True, seed=0, max_steps=50, **options):
+    """Two likely words of the base model, one of them wanted from each agent, or the same one from both."""
+    model = base_model()
+    with torch.no_grad():
+        logits = model(**tokenizer(PROBLEMS["prompt"][:1], return_tensors="pt")).logits[0, -1]
+    likely = [WORDS[i] for i in logits.argsort(descending=True).tolist() if i > 1]
+    wanted = {"a": likely[2], "b": likely[3] if apart else likely[2]}
+
+    def reward(replies, **kwargs):
+        return [{agent: float(reply[agent] == word) for agent, word in wanted.items()} for reply in replies]
+
+    trainer = teams.make(
+        model,
+        path,
+        SHPPOTrainer,
+        reward=reward,
+        data=PROBLEMS,
+        workflow=SameQuestion(),
+        processing_class=tokenizer,
+        lora={"init_lora_weights": True, "r": 8, "lora_alpha": 16},
+        num_generations=GENERATIONS,
+        num_generations_eval=GENERATIONS,
+        per_device_train_batch_size=2 * GENERATIONS,
+        max_completion_length=1,
+        max_steps=max_steps,
+        learning_rate=5e-3,
+        entropy_coef=0.3,
+        max_grad_norm=1.0,
+        seed=seed,
+        **options,
+    )
+    trainer.train()
+    return trainer
+
+
+def success(trainer):
+    """Share of right words per agent, over the last ten steps."""
+    return [sum(teams.logged(trainer, f"agents/{agent}/reward")[-10:]) / 10 for agent in "ab"]
+
+
+def evaluated(trainer):
+    metrics = trainer.evaluate(PROBLEMS)
+    return [metrics[f"eval_agents/{agent}/reward"] for agent in "ab"]
+
+
+SCOPES = {"observation": {}, "agent": {"latent_scope": "agent"}}
+
+
+class TestSeparation:
+    @pytest.fixture(scope="class", params=SCOPES)
+    def apart(self, request, tokenizer, tmp_path_factory):
+        return learn(tokenizer, tmp_path_factory.mktemp("apart"), **SCOPES[request.param])
+
+    def test_agents_with_latents_learn_what_each_is_asked_for(self, apart):
+        assert min(success(apart)) > 0.85
+        assert min(evaluated(apart)) > 0.85  # with the mean latents
+        assert teams.logged(apart, "agents/behavioural_diversity")[-1] > 0.9
+
+    def test_the_latents_make_the_difference(self, apart):
+        """On the trained team: with roles exchanged every agent does the other's work; without cores both do the same."""
+        roles, decoder = apart._role_ids, apart.team.core_decoder
+        apart._role_ids, apart._role_observations = roles[::-1], None
+        assert max(evaluated(apart)) < 0.15
+        apart._role_ids, apart._role_observations = roles, None
+        trained = {name: tensor.clone() for name, tensor in decoder.state_dict().items()}
+        for parameter in decoder.parameters():
+            torch.nn.init.zeros_(parameter)
+        assert sum(evaluated(apart)) < 1.2
+        decoder.load_state_dict(trained)
+        assert min(evaluated(apart)) > 0.85
+
+    def test_one_policy_for_all_cannot(self, tokenizer, tmp_path):
+        trainer = learn(tokenizer, tmp_path, parameter_sharing="shared")
+        # It answers both alike: the shares of the two words add up to 1 at most
+        assert sum(success(trainer)) < 1.15
+
+    def test_one_adapter_each_can(self, tokenizer, tmp_path):
+        assert min(success(learn(tokenizer, tmp_path, parameter_sharing="separate"))) > 0.85
+
+    def test_agents_that_are_asked_for_the_same_stay_together(self, tokenizer, tmp_path):
+        trainer = learn(tokenizer, tmp_path, apart=False)
+        assert min(success(trainer)) > 0.85
+        assert teams.logged(trainer, "agents/behavioural_diversity")[-1] < 0.1
+        assert teams.logged(trainer, "latent/distance")[-1] > 0.3  # although their latents differ
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 6))
+@pytest.mark.parametrize("mode", [*SCOPES, "gradient", "together", "shared"])
+def test_separation_with_other_seeds(tokenizer, tmp_path, mode, seed):
+    options = {
+        "gradient": {"policy_gradient_to_latent": True},
+        "together": {"apart": False},
+        "shared": {"parameter_sharing": "shared"},
+        **SCOPES,
+    }[mode]
+    trainer = learn(tokenizer, tmp_path, seed=seed, max_steps=80, **options)
+    diversity = teams.logged(trainer, "agents/behavioural_diversity")[-1:]
+    print(f"{mode}, seed {seed}: success {success(trainer)}, behavioural diversity {diversity}")
+    if mode == "shared":
+        assert sum(success(trainer)) < 1.15
+    else:
+        assert sum(success(trainer)) / 2 > 0.85
+        assert (diversity[0] > 0.9) == (mode != "together")
