@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from .isolation import Isolation, IsolationLevel, resolve
-from .jobs import Job, Plan, Status, TestResult, TestStatus, Verdict, check_limit, plan
+from .jobs import LEAST_MEMORY_MB, Job, Plan, Status, TestResult, TestStatus, Verdict, check_count, check_limit, plan
 
 
 logger = logging.getLogger(__name__)
@@ -402,11 +402,11 @@ class CodeExecutor:
         memory_mb: int = 512,
         isolation: IsolationLevel = "strict",
     ):
-        check_limit("num_workers", num_workers, optional=True)
+        check_count("num_workers", num_workers, optional=True)
         check_limit("timeout", timeout)
         check_limit("test_timeout", test_timeout, optional=True)
-        check_limit("max_timeouts", max_timeouts)
-        check_limit("memory_mb", memory_mb)
+        check_count("max_timeouts", max_timeouts)
+        check_count("memory_mb", memory_mb, least=LEAST_MEMORY_MB)
         self.num_workers = default_num_workers() if num_workers is None else num_workers
         self.timeout = timeout
         self.test_timeout = test_timeout

@@ -15,6 +15,7 @@ from .sandbox import assertions, wire
 
 
 TestFormat = Literal["asserts", "check", "stdio", "unittest"]
+LEAST_MEMORY_MB = 64  # the interpreter itself takes most of it
 TEST_FORMATS = ("asserts", "check", "stdio", "unittest")
 Status = Literal["passed", "failed", "timeout", "error", "infrastructure"]
 TestStatus = Literal["passed", "failed", "timeout", "error", "skipped"]
@@ -146,8 +147,8 @@ def plan(job: Job) -> Plan:
             raise ValueError(f"{field} must be text, got {type(getattr(job, field)).__name__}")
     if job.entry_point is not None and not (isinstance(job.entry_point, str) and job.entry_point.isidentifier()):
         raise ValueError(f"entry_point={job.entry_point!r} is not a Python name; 'add' would be one")
-    for field in ("timeout", "memory_mb"):
-        check_limit(field, getattr(job, field), optional=True)
+    check_limit("timeout", job.timeout, optional=True)
+    check_count("memory_mb", job.memory_mb, least=LEAST_MEMORY_MB, optional=True)
     if job.test_format not in TEST_FORMATS:
         raise ValueError(f"test_format={job.test_format!r} is not one of {', '.join(TEST_FORMATS)}")
     if job.test_format in ("asserts", "stdio"):
@@ -173,6 +174,17 @@ def check_limit(name: str, value: float | int | None, optional: bool = False) ->
         return
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
         raise ValueError(f"{name}={value!r} must be a positive number{' or None' if optional else ''}; 10 would do")
+
+
+def check_count(name: str, value: int | None, least: int = 1, optional: bool = False) -> None:
+    """Raises `ValueError` unless `value` is a whole number of at least `least` (or `None`, where that is allowed)."""
+    if value is None and optional:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(
+            f"{name}={value!r} must be a whole number of at least {least}{' or None' if optional else ''}; "
+            f"{max(least, 2)} would do"
+        )
 
 
 @lru_cache(maxsize=4096)

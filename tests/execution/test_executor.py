@@ -82,7 +82,10 @@ def test_memory(executor):
         ({"tests": "def check(c): pass", "test_format": "check"}, "entry_point"),
         ({"tests": "x = 1", "test_format": "unittest"}, "test method"),
         ({"timeout": 0}, "timeout=0"),
+        ({"timeout": float("nan")}, "timeout=nan"),
         ({"memory_mb": -1}, "memory_mb=-1"),
+        ({"memory_mb": 512.0}, "memory_mb=512.0"),
+        ({"memory_mb": 63}, "at least 64"),
         ({"code": None}, "code must be text"),
         ({"entry_point": "a b"}, "entry_point"),
     ],
@@ -103,6 +106,15 @@ def test_bad_limits(argument):
 def test_jobs_compare_by_value():
     assert Job(code=ADD, tests=TESTS) == Job(code=ADD, tests=tuple(TESTS))
     assert len({Job(code=ADD, tests=TESTS), Job(code=ADD, tests=list(TESTS))}) == 1
+
+
+def test_large_jobs(executor):
+    numbers = "\n".join(map(str, range(3_000_000)))
+    stdio = Job(
+        code="import sys\nprint(sum(map(int, sys.stdin)))", tests=[(numbers, "4499998500000")], test_format="stdio"
+    )
+    code = ADD + "# " + "x" * (1 << 20)
+    assert [v.status for v in executor.run([stdio, Job(code=code, tests=TESTS, memory_mb=64)])] == ["passed", "passed"]
 
 
 def test_nothing_to_run(executor):

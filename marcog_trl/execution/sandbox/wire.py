@@ -68,10 +68,10 @@ def read_exactly(sock: socket.socket, count: int) -> bytes:
     return b"".join(pieces)
 
 
-def receive(sock: socket.socket) -> Any:
+def receive(sock: socket.socket, largest: int = LARGEST) -> Any:
     """The next frame; raises EOFError when the peer is gone and BrokenChannel when it sent something else."""
     (size,) = HEADER.unpack(read_exactly(sock, HEADER.size))
-    if size > LARGEST:
+    if size > largest:
         raise BrokenChannel(f"a message of {size} bytes is larger than {LARGEST}")
     return parse(read_exactly(sock, size))
 
@@ -504,6 +504,8 @@ def _namedtuple(name: str, fields: tuple[str, ...]) -> Any:
 
 
 def _read_array(codec: Codec, data: list) -> Any:
+    if not codec.shared:
+        return codec.special(data)
     numpy = _numpy(data[1])
     return numpy.frombuffer(base64.b64decode(data[3]), dtype=data[1]).reshape(tuple(data[2])).copy()
 
