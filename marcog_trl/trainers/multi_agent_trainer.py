@@ -18,8 +18,9 @@ from accelerate.utils import gather_object, is_peft_model
 from datasets import Dataset, IterableDataset
 from peft import LoraConfig, PeftConfig
 from transformers.integrations import is_deepspeed_zero3_enabled
+from torch.utils.data import Sampler
 from trl import GRPOTrainer
-from trl.trainer.utils import get_callable_name, is_async_callable
+from trl.trainer.utils import RepeatSampler, get_callable_name, is_async_callable
 
 from marcog_trl.advantages import agent_weights, group_advantages, turn_returns
 from marcog_trl.agents import Workflow, make_workflow, solution_job
@@ -56,6 +57,24 @@ class Rollout:
     turn: torch.Tensor
     last_act: torch.Tensor
     live: torch.Tensor
+
+
+class _OrderOfEpoch(Sampler):
+    """TRL's order of the problems, also in a resumed run, where TRL's own sampler begins with its first epoch."""
+
+    def __init__(self, sampler: RepeatSampler, epoch: Callable[[], int]):
+        self.sampler = sampler
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        if self.sampler.shuffle:
+            generator = self.sampler.generator.manual_seed(self.sampler.seed)
+            for _ in range(self.epoch()):
+                torch.randperm(self.sampler.num_samples, generator=generator)
+        return iter(self.sampler)
+
+    def __len__(self) -> int:
+        return len(self.sampler)
 
 
 class MultiAgentTrainer(GRPOTrainer):
@@ -319,6 +338,9 @@ class MultiAgentTrainer(GRPOTrainer):
     def get_train_dataloader(self):
         with self._whole_problems():
             return super().get_train_dataloader()
+
+    def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler:
+        return _OrderOfEpoch(super()._get_train_sampler(dataset), lambda: int(self.state.epoch or 0))
 
     def get_eval_dataloader(self, eval_dataset: str | Dataset | IterableDataset | None = None):
         with self._whole_problems():

@@ -89,6 +89,7 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         self._role_observations: torch.Tensor | None = None
         self._agent_noise: torch.Tensor | None = None
         self._generator = torch.Generator()
+        self._noise_key = -1, 0
         self._probe: tuple[list[int], torch.Tensor] | None = None
         super().__init__(model, reward_funcs, args, *positional, **kwargs)
         self._role_ids = encode_prompts(
@@ -161,17 +162,17 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
 
     def _seed_noise(self) -> None:
         """
-        Seeds the latents' generator by the number of the generation batch, so that a resumed run draws the same noise
-        without having saved a state. In agent scope all processes draw the same, whatever their number.
+        Seeds the latents' generator by what the generation batch is, so that a resumed run draws the same noise without
+        having saved a state. In agent scope all processes draw the same, whatever their number.
         """
-        args = self.args
-        steps = (
-            self.state.global_step * args.gradient_accumulation_steps + self._step % args.gradient_accumulation_steps
-        )
-        batch = steps // (args.steps_per_generation * args.num_iterations)
-        process = 0 if args.latent_scope == "agent" else self.accelerator.process_index
-        self._generator.manual_seed((args.seed * 1_000_003 + batch) * 1_009 + process)
-        if args.latent_scope == "agent":
+        step, rollouts = self._noise_key  # optimizer steps so far, and rollouts since the last one
+        if self.model.training:
+            step, rollouts = self.state.global_step, rollouts + 1 if step == self.state.global_step else 0
+            self._noise_key = step, rollouts
+        process = 0 if self.args.latent_scope == "agent" else self.accelerator.process_index
+        batch = (self.args.seed * 1_000_003 + step) * 1_009 + rollouts
+        self._generator.manual_seed((batch * 1_009 + process) % 2**63)
+        if self.args.latent_scope == "agent":
             self._agent_noise = self._draw(len(self.agents))
 
     def _draw(self, count: int) -> torch.Tensor:

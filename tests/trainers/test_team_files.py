@@ -1,0 +1,231 @@
+"""What a team is saved as, and that a run goes on from it as if nothing had happened."""
+
+import json
+from pathlib import Path
+
+import pytest
+import teams
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import GRPOTrainer
+
+from marcog_trl import MultiAgentPPOTrainer, SHPPOTrainer
+
+
+RUNS = {
+    "ppo": (MultiAgentPPOTrainer, {"beta": 0.1}),
+    "no-modules": (MultiAgentPPOTrainer, {"critic": "none"}),
+    "observation": (SHPPOTrainer, {}),
+    "agent": (SHPPOTrainer, {"latent_scope": "agent", "policy_gradient_to_latent": True}),
+    "separate": (SHPPOTrainer, {"parameter_sharing": "separate"}),
+    "accumulation": (SHPPOTrainer, {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}),
+    "several-updates": (
+        SHPPOTrainer,
+        {"per_device_train_batch_size": 4, "steps_per_generation": 2, "num_iterations": 2, "save_steps": 4},
+    ),
+    "several-rollouts": (
+        SHPPOTrainer,
+        {"per_device_train_batch_size": 4, "steps_per_generation": 1, "gradient_accumulation_steps": 3},
+    ),
+    "evaluated": (SHPPOTrainer, {"eval_strategy": "steps", "eval_steps": 1, "eval_dataset": teams.dataset(3)}),
+    "stream": (SHPPOTrainer, {"data": teams.dataset(16).to_iterable_dataset()}),
+    # Epochs of 3 rollouts, whose last update accumulates one of them
+    "epochs": (
+        SHPPOTrainer,
+        {
+            "per_device_train_batch_size": 4,
+            "steps_per_generation": 1,
+            "gradient_accumulation_steps": 2,
+            "save_strategy": "epoch",
+            "data": teams.dataset(3),
+            "max_steps": -1,
+            "num_train_epochs": 4,
+            "latent_scope": "agent",
+        },
+    ),
+}
+
+
+def make(model, path, name="observation", **options):
+    trainer_class, config = RUNS[name]
+    config = {
+        "workflow": teams.Pair(),
+        "max_steps": 8,
+        "save_strategy": "steps",
+        "save_steps": 4,
+        "lr_scheduler_type": "linear",
+        "shuffle_dataset": True,
+        **config,
+        **options,
+    }
+    return teams.make(model, path, trainer_class, **config)
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def run(request, tiny_model, tmp_path_factory):
+    """A finished run, with a checkpoint from its middle."""
+    path = tmp_path_factory.mktemp(request.param)
+    trainer = make(tiny_model, path, request.param)
+    trainer.train()
+    return request.param, trainer, path / "checkpoint-4"
+
+
+class TestResume:
+    def test_gives_the_losses_and_weights_of_the_uninterrupted_run(self, run, tiny_model, tmp_path):
+        name, trainer, checkpoint = run
+        resumed = make(tiny_model, tmp_path, name)
+        resumed.train(resume_from_checkpoint=str(checkpoint))
+        names = {key for entry in trainer.state.log_history for key in entry if key.endswith(("loss", "reward", "kl"))}
+        assert len(teams.logged(trainer, "loss")) == 8 and {"loss", "reward"} <= names
+        for key in names - {"train_loss"}:
+            assert teams.logged(resumed, key) == teams.logged(trainer, key), key
+        weights = teams.trainable(resumed)
+        for key, expected in teams.trainable(trainer).items():
+            assert torch.equal(weights[key], expected), key
+
+    def test_starts_from_the_checkpoint_s_modules(self, run, tiny_model, tmp_path):
+        """Not from fresh ones that happen to lead to the same."""
+        name, trainer, checkpoint = run
+        fresh = make(tiny_model, tmp_path, name)
+        start = {key: tensor.clone() for key, tensor in fresh.team.state_dict().items()}
+        fresh._load_from_checkpoint(str(checkpoint))
+        saved = load_file(checkpoint / "team_modules.safetensors") if start else {}
+        assert saved.keys() == start.keys()
+        for key, tensor in fresh.team.state_dict().items():
+            assert torch.equal(tensor, saved[key])
+            assert not torch.equal(tensor, start[key])
+
+
+class TestFiles:
+    def test_describe_the_team(self, run, tiny_model):
+        name, trainer, checkpoint = run
+        team = json.loads((checkpoint / "team.json").read_text())
+        assert team["format_version"] == 1
+        assert team["base_model"] == tiny_model
+        assert team["agents"] == [{"name": "a", "role": "You are a."}, {"name": "b", "role": "You are b."}]
+        assert team["workflow"] == "Pair" and team["num_turns"] == 1
+        assert team["trainer"] == type(trainer).__name__
+        assert team["modules"]["critic"] == trainer.args.critic
+        if name == "agent":
+            assert team["modules"]["latent_scope"] == "agent" and team["modules"]["latent_size"] == 8
+        assert {"marcog-trl", "trl", "transformers", "peft", "torch"} <= set(team["versions"])
+        assert (checkpoint / "team_modules.safetensors").exists() == bool(trainer.team.state_dict())
+        assert not list(checkpoint.glob("*.partial"))
+
+    def test_an_ordinary_adapter_is_among_them(self, run, tiny_model, tmp_path):
+        _, trainer, _ = run
+        trainer.save_model(str(tmp_path))
+        adapter = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), tmp_path)
+        ids = torch.randint(5, 300, (2, 9), generator=torch.Generator().manual_seed(0))
+        trainer.model.eval()
+        with torch.no_grad():
+            torch.testing.assert_close(trainer.model(ids).logits, adapter.eval()(ids).logits)
+        assert AutoTokenizer.from_pretrained(tmp_path).chat_template
+
+    def test_a_push_takes_them_along(self, run, tmp_path, monkeypatch):
+        _, trainer, checkpoint = run
+        pushed = []
+        monkeypatch.setattr(GRPOTrainer, "_push_from_checkpoint", lambda self, folder: pushed.append(folder))
+        monkeypatch.setattr(trainer.args, "output_dir", str(tmp_path))
+        trainer._push_from_checkpoint(str(checkpoint))
+        assert pushed == [str(checkpoint)]
+        expected = {"team.json"} | ({"team_modules.safetensors"} if trainer.team.state_dict() else set())
+        assert {file.name for file in tmp_path.iterdir()} == expected
+
+    def test_the_model_card_cites_the_paper(self, run):
+        _, trainer, checkpoint = run
+        card = (checkpoint.parent / "README.md").read_text()
+        key = "guo2025heterogeneous" if isinstance(trainer, SHPPOTrainer) else "yu2022surprising"
+        assert key in card and type(trainer)._paper["title"] in card
+        assert "marcog-trl" in card and type(trainer)._tag_names[-1] in card
+
+
+class TestBestModel:
+    def test_is_loaded_with_its_modules(self, tiny_model, tmp_path):
+        def reward(completions, trainer_state, **kwargs):
+            return [-float(abs(trainer_state.global_step - 2)) + 0.01 * r for r in teams.letters(completions)]
+
+        trainer = make(
+            tiny_model,
+            tmp_path,
+            reward=reward,
+            max_steps=4,
+            save_steps=1,
+            eval_strategy="steps",
+            eval_steps=1,
+            eval_dataset=teams.dataset(3),
+            load_best_model_at_end=True,
+            metric_for_best_model="eval_reward",
+        )
+        trainer.train()
+        assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-2")
+        best = load_file(tmp_path / "checkpoint-2" / "team_modules.safetensors")
+        last = load_file(tmp_path / "checkpoint-4" / "team_modules.safetensors")
+        for name, tensor in trainer.team.state_dict().items():
+            assert torch.equal(tensor, best[name]) and not torch.equal(tensor, last[name]), name
+        adapter = load_file(tmp_path / "checkpoint-2" / "adapter_model.safetensors")
+        for name, tensor in teams.trainable(trainer).items():
+            if "lora" in name:
+                assert torch.equal(tensor, adapter[name.replace(".default", "")])
+
+
+class TestWrongCheckpoint:
+    @pytest.fixture(scope="class")
+    def checkpoint(self, tiny_model, tmp_path_factory):
+        path = tmp_path_factory.mktemp("run")
+        trainer = make(tiny_model, path, max_steps=4)
+        teams.script(trainer)
+        trainer.train()
+        return path / "checkpoint-4"
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"workflow": teams.Pair("ac")}, "is of another team: its agents is .*'b'.*, this run's is .*'c'"),
+            ({"workflow": teams.Chain()}, "its workflow is 'Pair', this run's is 'Chain'"),
+            ({"workflow": teams.Pair(num_turns=2)}, "its num_turns is 1, this run's is 2"),
+            ({"critic": "none"}, "its modules is .*'team'.*, this run's is .*'none'"),
+            ({"latent_size": 4}, "its modules is .*8.*, this run's is .*4"),
+            ({"latent_scope": "agent"}, "its modules is .*'observation'.*, this run's is .*'agent'"),
+            ({"parameter_sharing": "shared"}, "its modules is .*'latent'.*, this run's is .*'shared'"),
+            ({"name": "ppo"}, "its trainer is 'SHPPOTrainer', this run's is 'MultiAgentPPOTrainer'"),
+        ],
+    )
+    def test_of_another_team_is_refused_before_any_work(self, tiny_model, tmp_path, checkpoint, options, message):
+        self.refused(make(tiny_model, tmp_path, **options), checkpoint, message)
+
+    def test_of_another_base_model_is_refused(self, tiny_model, tmp_path, checkpoint):
+        AutoModelForCausalLM.from_pretrained(tiny_model).save_pretrained(tmp_path / "other")
+        AutoTokenizer.from_pretrained(tiny_model).save_pretrained(tmp_path / "other")
+        trainer = make(str(tmp_path / "other"), tmp_path / "run")
+        self.refused(trainer, checkpoint, "its base_model is '.*tiny', this run's is '.*other'")
+
+    def test_of_another_format_is_refused(self, tiny_model, tmp_path, checkpoint):
+        copy = tmp_path / "checkpoint-4"
+        copy.mkdir()
+        team = json.loads((checkpoint / "team.json").read_text())
+        (copy / "team.json").write_text(json.dumps({**team, "format_version": 2}))
+        self.refused(make(tiny_model, tmp_path / "run"), copy, "its format_version is 2, this run's is 1")
+
+    def test_of_no_team_is_refused(self, tiny_model, tmp_path):
+        trainer = make(tiny_model, tmp_path)
+        self.refused(trainer, tmp_path, "has no team.json; a checkpoint-. folder written by SHPPOTrainer works")
+
+    def test_a_last_checkpoint_that_is_missing_is_the_trainer_s_affair(self, tiny_model, tmp_path):
+        with pytest.raises(ValueError, match="No valid checkpoint found"):
+            make(tiny_model, tmp_path / "empty").train(resume_from_checkpoint=True)
+
+    @staticmethod
+    def refused(trainer, checkpoint: Path, message: str):
+        calls = teams.script(trainer)
+        with pytest.raises(ValueError, match=message) as error:
+            trainer.train(resume_from_checkpoint=str(checkpoint))
+        assert "\n" not in str(error.value) and not calls
+
+    def test_the_last_checkpoint_is_found(self, tiny_model, checkpoint):
+        trainer = make(tiny_model, checkpoint.parent, max_steps=5)
+        teams.script(trainer)
+        trainer.train(resume_from_checkpoint=True)
+        assert trainer.state.global_step == 5
