@@ -17,8 +17,8 @@ import torch
 from accelerate.utils import gather_object, is_peft_model
 from datasets import Dataset, IterableDataset
 from peft import LoraConfig, PeftConfig
-from transformers.integrations import is_deepspeed_zero3_enabled
 from torch.utils.data import Sampler
+from transformers.integrations import is_deepspeed_zero3_enabled
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler, get_callable_name, is_async_callable
 

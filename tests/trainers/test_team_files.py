@@ -87,7 +87,7 @@ class TestResume:
 
     def test_starts_from_the_checkpoint_s_modules(self, run, tiny_model, tmp_path):
         """Not from fresh ones that happen to lead to the same."""
-        name, trainer, checkpoint = run
+        name, _, checkpoint = run
         fresh = make(tiny_model, tmp_path, name)
         start = {key: tensor.clone() for key, tensor in fresh.team.state_dict().items()}
         fresh._load_from_checkpoint(str(checkpoint))
