@@ -1,0 +1,461 @@
+"""
+What the package relies on in TRL, transformers, PEFT and accelerate beyond their documented interfaces.
+
+When an upgrade breaks training, it should fail here first, and say where.
+"""
+
+import dataclasses
+import inspect
+
+import pytest
+import torch
+from accelerate import Accelerator
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
+from peft.tuners.tuners_utils import BaseTunerLayer
+from transformers import AutoModelForCausalLM, Trainer, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.utils import (
+    RepeatSampler,
+    get_callable_name,
+    is_async_callable,
+    shuffle_sequence_dict,
+    split_tensor_dict,
+    use_adapter,
+)
+
+from marcog_trl.heterogeneity.layer import VARIANTS
+from marcog_trl.trainers import MultiAgentTrainer
+
+
+# Methods that are overridden or called, with their parameters
+SIGNATURES = {
+    GRPOTrainer: {
+        "__init__": "model reward_funcs args train_dataset eval_dataset processing_class reward_processing_classes callbacks "
+        "optimizers quantization_config peft_config tools rollout_func environment_factory",
+        "get_train_dataloader": "",
+        "get_eval_dataloader": "eval_dataset",
+        "_get_train_sampler": "dataset",
+        "_get_eval_sampler": "eval_dataset",
+        "_prepare_inputs": "generation_batch",
+        "_generate": "prompts",
+        "_generate_single_turn": "prompt_ids images multimodal_fields num_generations has_tool_images",
+        "_generate_and_score_completions": "inputs",
+        "_calculate_rewards": "inputs prompts completions completion_ids_list",
+        "_log_completion_extra": "column values",
+        "_log_metric": "name value",
+        "_get_per_token_logps_and_entropies": "model input_ids attention_mask logits_to_keep batch_size compute_entropy "
+        "compute_aux_loss pixel_values image_grid_thw num_images pixel_attention_mask spatial_shapes num_tiles "
+        "image_sizes token_type_ids mm_token_type_ids image_position_ids",
+        "_compute_loss": "model inputs",
+        "log": "logs start_time",
+        "_save_checkpoint": "model trial",
+    },
+    Trainer: {
+        "train": "resume_from_checkpoint trial ignore_keys_for_eval",
+        "create_optimizer": "model",
+        "_clip_grad_norm": "model",
+        "_save": "output_dir state_dict",
+        "_load_from_checkpoint": "resume_from_checkpoint model",
+        "_load_best_model": "",
+        "_push_from_checkpoint": "checkpoint_folder",
+    },
+    RepeatSampler: {"__init__": "data_source mini_repeat_count batch_size repeat_count shuffle seed"},
+    Accelerator: {"reduce": "tensor reduction scale", "gather": "tensor", "unwrap_model": "model keep_fp32_wrapper "
+                  "keep_torch_compile"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "parameters"),
+    [(owner, name, parameters) for owner, methods in SIGNATURES.items() for name, parameters in methods.items()],
+    ids=lambda value: value if isinstance(value, str) and " " not in value else getattr(value, "__name__", ""),
+)
+def test_signature(owner, name, parameters):
+    found = list(inspect.signature(getattr(owner, name)).parameters)
+    assert found == ["self", *parameters.split()]
+
+
+def test_the_constructor_passes_on_everything_that_trl_takes():
+    ours = list(inspect.signature(MultiAgentTrainer.__init__).parameters)
+    assert ours == [*inspect.signature(GRPOTrainer.__init__).parameters, "workflow"]
+
+
+REPLY = [11, 12, 13]
+
+
+class Recorder(GRPOTrainer):
+    """Notes in which order, and with what, TRL calls what is overridden."""
+
+    def __init__(self, *args, **kwargs):
+        self.calls = []
+        super().__init__(*args, **kwargs)
+
+    def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, **kwargs):
+        result = super()._generate_single_turn(prompt_ids, images, multimodal_fields, num_generations, **kwargs)
+        self.calls.append(("generate", prompt_ids, result))
+        return result
+
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        result = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        self.calls.append(("rewards", inputs, result))
+        return result
+
+    def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, **kwargs):
+        result = super()._get_per_token_logps_and_entropies(model, input_ids, attention_mask, logits_to_keep, **kwargs)
+        adapter = next(m for m in self.model.modules() if isinstance(m, BaseTunerLayer))
+        kind = "reference" if adapter.disable_adapters else "update" if torch.is_grad_enabled() else "old"
+        self.calls.append((kind, kwargs.get("batch_size"), result))
+        return result
+
+
+def make(model, path, trainer_class=Recorder, callbacks=(), **options):
+    def reward(completions, **kwargs):
+        return [float(len(completion)) for completion in completions]
+
+    config = {
+        "max_steps": 1,
+        "per_device_train_batch_size": 4,
+        "num_generations": 2,
+        "max_completion_length": 4,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "gradient_checkpointing": False,
+        "use_cpu": True,
+        "bf16": False,
+        "disable_tqdm": True,
+        **options,
+    }
+    data = Dataset.from_dict({"prompt": ["def f(x):", "assert f(3)", "def aux", "return x"]})
+    lora = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear", init_lora_weights=False)
+    args = GRPOConfig(str(path), **config)
+    return trainer_class(model, reward, args, data, peft_config=lora, callbacks=list(callbacks))
+
+
+def batch_of(trainer):
+    rows = next(iter(trainer.get_train_dataloader()))
+    trainer.model.train()
+    return rows, trainer._generate_and_score_completions(rows)
+
+
+class TestRollout:
+    def test_rollout_func_supplies_rows_masks_and_log_probabilities(self, tiny_model, tmp_path):
+        trainer = make(tiny_model, tmp_path)
+        seen = []
+
+        def rollout(prompts, given):
+            seen.append((prompts, given))
+            masks = [[1, 1, 1], [0, 0, 0], [1, 0, 1], [1, 1, 1]]
+            return {
+                "prompt_ids": [[5, 6]] * 4,
+                "completion_ids": [REPLY] * 4,
+                "logprobs": None,
+                "env_mask": masks,
+            }
+
+        trainer.rollout_func = rollout
+        rows, output = batch_of(trainer)
+        [(prompts, given)] = seen
+        assert prompts == [row["prompt"] for row in rows] and given is trainer
+        assert prompts[0] == prompts[1] != prompts[2] == prompts[3]
+        assert output["prompt_ids"].tolist() == [[5, 6]] * 4
+        assert output["completion_ids"].tolist() == [REPLY] * 4
+        assert output["tool_mask"].tolist() == [[1, 1, 1], [0, 0, 0], [1, 0, 1], [1, 1, 1]]
+        assert output["num_items_in_batch"].ndim == 0 and output["num_items_in_batch"] == 8
+        assert not [call for call in trainer.calls if call[0] == "generate"]
+        assert "env_mask" not in rows[0]  # not among what rewards are given
+
+    def test_the_output_has_these_keys(self, tiny_model, tmp_path):
+        trainer = make(tiny_model, tmp_path, beta=0.1, steps_per_generation=2, gradient_accumulation_steps=1)
+        _, output = batch_of(trainer)
+        assert set(output) == {
+            "prompt_ids",
+            "prompt_mask",
+            "completion_ids",
+            "completion_mask",
+            "advantages",
+            "num_items_in_batch",
+            "old_per_token_logps",
+            "ref_per_token_logps",
+        }
+        rows, width = output["completion_ids"].shape
+        assert output["advantages"].shape == (rows,) == (8,)
+        assert output["old_per_token_logps"].shape == output["ref_per_token_logps"].shape == (rows, width)
+        # Old ones before the reference's, in chunks of the micro-batch; rewards afterwards
+        assert [call[0] for call in trainer.calls] == ["generate", "old", "reference", "rewards"]
+        assert [call[1] for call in trainer.calls[1:3]] == [4, 4]
+
+    def test_old_log_probabilities_are_left_out_where_they_are_the_new_ones(self, tiny_model, tmp_path):
+        trainer = make(tiny_model, tmp_path, steps_per_generation=1, gradient_accumulation_steps=2)
+        _, output = batch_of(trainer)
+        assert not {"old_per_token_logps", "ref_per_token_logps", "tool_mask"} & set(output)
+
+    def test_generation_returns_ids_that_end_at_the_end_of_sequence(self, tiny_model, tmp_path):
+        trainer = make(tiny_model, tmp_path)
+        completion_ids, logprobs = trainer._generate_single_turn([[5, 6], [7]], None, {}, 1)
+        assert logprobs is None and len(completion_ids) == 2
+        for ids in completion_ids:
+            assert isinstance(ids, list) and 1 <= len(ids) <= 4
+            assert trainer._tokenizer.eos_token_id not in ids[:-1]
+
+    def test_rewards_are_gathered_one_row_per_prompt_and_one_column_per_function(self, tiny_model, tmp_path):
+        trainer = make(tiny_model, tmp_path)
+        inputs = [{"prompt": "a", "answer": i} for i in range(3)]
+        rewards = trainer._calculate_rewards(inputs, ["a"] * 3, ["x", "yy", "zzz"], [[1]] * 3)
+        assert rewards.tolist() == [[1], [2], [3]]
+        trainer.reward_funcs = [lambda completions, **kwargs: [None, 1.0, None]]
+        assert trainer._calculate_rewards(inputs, ["a"] * 3, ["x"] * 3, [[1]] * 3).isnan().tolist() == [
+            [True],
+            [False],
+            [True],
+        ]
+
+    def test_rows_without_any_reward_have_no_advantage_and_stay_in_the_loss(self, tiny_model, tmp_path):
+        """Which is why masked episodes are taken out of the loss by their mask."""
+        trainer = make(tiny_model, tmp_path)
+        trainer.reward_funcs = [lambda completions, **kwargs: [None, 1.0, 2.0, 3.0]]
+        _, output = batch_of(trainer)
+        assert output["advantages"][0] == 0
+        assert output["num_items_in_batch"] == output["completion_mask"].sum()
+
+
+class TestLoss:
+    def inputs(self, dead=0):
+        torch.manual_seed(0)
+        rows = 4 + dead
+        mask = torch.ones(rows, 3, dtype=torch.long)
+        mask[4:] = 0
+        return {
+            "prompt_ids": torch.full((rows, 2), 5),
+            "prompt_mask": torch.ones(rows, 2, dtype=torch.long),
+            "completion_ids": torch.tensor(REPLY).expand(rows, 3),
+            "completion_mask": torch.ones(rows, 3, dtype=torch.long),
+            "tool_mask": mask,
+            "advantages": torch.cat([torch.randn(4, 3), torch.zeros(dead, 3)]),
+            "num_items_in_batch": mask.sum(),
+        }
+
+    @pytest.fixture(scope="class")
+    def trainer(self, tiny_model, tmp_path_factory):
+        trainer = make(
+            tiny_model, tmp_path_factory.mktemp("loss"), steps_per_generation=4, gradient_accumulation_steps=2
+        )
+        trainer.current_gradient_accumulation_steps = 2
+        trainer.model.train()
+        return trainer
+
+    def test_advantages_may_differ_by_token(self, trainer):
+        inputs = self.inputs()
+        loss = trainer._compute_loss(trainer.model, inputs)
+        # Ratio 1: minus the mean advantage, over the share of an optimizer step in the generation batch
+        expected = -(inputs["advantages"] * inputs["tool_mask"]).sum() / (12 * 2 / 4)
+        torch.testing.assert_close(loss, expected)
+        trainer.model.eval()
+        torch.testing.assert_close(trainer._compute_loss(trainer.model, inputs), expected * 2 / 4)
+        trainer.model.train()
+
+    def test_masked_tokens_do_not_count(self, trainer):
+        inputs = self.inputs()
+        inputs["tool_mask"] = inputs["tool_mask"].clone()
+        inputs["tool_mask"][1] = 0
+        inputs["num_items_in_batch"] = inputs["tool_mask"].sum()
+        expected = -(inputs["advantages"] * inputs["tool_mask"]).sum() / (9 * 2 / 4)
+        torch.testing.assert_close(trainer._compute_loss(trainer.model, inputs), expected)
+
+    @pytest.mark.parametrize(
+        ("loss_type", "over_rows"),
+        [
+            ("grpo", True), ("sapo", True), ("dr_grpo", True), ("luspo", True),
+            ("dapo", False), ("bnpo", False), ("cispo", False), ("vespo", False),
+        ],
+    )  # fmt: skip
+    def test_which_losses_are_means_over_rows_that_dead_rows_dilute(self, trainer, monkeypatch, loss_type, over_rows):
+        monkeypatch.setattr(trainer, "loss_type", loss_type)
+        plain = trainer._compute_loss(trainer.model, self.inputs())
+        diluted = trainer._compute_loss(trainer.model, self.inputs(dead=4))
+        assert plain != 0
+        torch.testing.assert_close(diluted, plain / 2 if over_rows else plain)
+
+    def test_one_pass_makes_the_loss_with_gradient_and_three_results(self, trainer):
+        trainer.calls.clear()
+        trainer._compute_loss(trainer.model, self.inputs())
+        [(kind, batch_size, (logps, entropies, aux))] = trainer.calls
+        assert kind == "update" and batch_size is None and aux is None
+        assert logps.shape == entropies.shape == (4, 3) and logps.requires_grad
+
+    def test_the_kl_term_goes_with_beta(self, tiny_model, tmp_path):
+        trainer = make(tiny_model, tmp_path, beta=0.5)
+        trainer.current_gradient_accumulation_steps = 1
+        trainer.model.train()
+        inputs = {**self.inputs(), "ref_per_token_logps": torch.zeros(4, 3)}
+        with_kl = trainer._compute_loss(trainer.model, inputs)
+        trainer.beta = 0.0
+        without = trainer._compute_loss(trainer.model, inputs)
+        assert with_kl > without + 1
+        assert len(trainer._metrics["train"]["kl"]) == 1
+
+
+class TestCycle:
+    def test_rows_are_shuffled_and_split_with_whatever_has_their_length(self):
+        batch = {
+            "ids": torch.arange(6).view(6, 1),
+            "z": torch.arange(6.0).view(6, 1, 1),
+            "count": torch.tensor(7),
+            "absent": None,
+        }
+        parts = split_tensor_dict(shuffle_sequence_dict(batch), 3)
+        assert [part["count"].item() for part in parts] == [7] * 3
+        for part in parts:
+            assert part["ids"].shape == (2, 1) and part["absent"] is None
+            assert torch.equal(part["ids"].float().unsqueeze(-1), part["z"])
+        assert sorted(torch.cat([part["ids"] for part in parts]).flatten().tolist()) == list(range(6))
+
+    def test_a_generation_batch_is_used_for_so_many_steps(self, tiny_model, tmp_path):
+        steps = []
+
+        class Note(TrainerCallback):
+            def on_step_begin(self, args, state, control, **kwargs):
+                steps.append((trainer._step, trainer.current_gradient_accumulation_steps))
+
+        trainer = make(
+            tiny_model,
+            tmp_path,
+            callbacks=[Note()],
+            max_steps=4,
+            per_device_train_batch_size=2,
+            steps_per_generation=2,
+            num_iterations=2,
+            gradient_accumulation_steps=2,
+        )
+        trainer.train()
+        assert [call[0] for call in trainer.calls].count("generate") == 2
+        assert steps == [(0, 2), (2, 2), (4, 2), (6, 2)]
+        assert len(trainer._buffered_inputs) == 2
+        assert trainer.args.generation_batch_size == 4
+
+    def test_the_sampler_repeats_problems_next_to_each_other(self):
+        sampler = RepeatSampler("abcde", mini_repeat_count=2, batch_size=2, repeat_count=3, seed=7)
+        first = list(sampler)
+        assert first[:4] == first[4:8] == first[8:12] and first[0] == first[1] != first[2] == first[3]
+        assert len(first) == len(sampler) == 24
+        assert (sampler.num_samples, sampler.seed, sampler.shuffle) == (5, 7, True)
+        assert list(sampler) != first  # the next epoch, of the same generator
+        sampler.generator.manual_seed(7)
+        assert list(sampler) == first
+
+    def test_the_epoch_in_the_state_is_whole_when_an_epoch_begins(self, tiny_model, tmp_path):
+        epochs = []
+
+        class Note(RepeatSampler):
+            def __iter__(self):
+                epochs.append(trainer.state.epoch)
+                return super().__iter__()
+
+        class Noting(Recorder):
+            def _get_train_sampler(self, dataset=None):
+                return Note(self.train_dataset, 2, 2, 1, seed=0)
+
+        trainer = make(tiny_model, tmp_path, Noting, max_steps=5)
+        trainer.train()
+        assert epochs == [0, 1, 2]
+
+    def test_evaluation_uses_one_batch_at_a_time(self, tiny_model, tmp_path):
+        trainer = make(tiny_model, tmp_path, per_device_eval_batch_size=2, num_generations_eval=2)
+        assert trainer.num_generations_eval == 2 and trainer.num_generations == 2
+        trainer.eval_dataset = trainer.train_dataset
+        metrics = trainer.evaluate()
+        assert [call[0] for call in trainer.calls].count("generate") == 4
+        assert "eval_reward" in metrics
+
+
+class TestState:
+    def test_the_trainer_has_these_attributes(self, tiny_model, tmp_path):
+        trainer = make(tiny_model, tmp_path, beta=0.1)
+        assert trainer.reward_func_names == ["reward"] and trainer.reward_weights.tolist() == [1]
+        assert trainer.chat_template_kwargs == {} and trainer._is_vlm is False
+        assert trainer._tokenizer.eos_token_id in trainer.eos_token_ids
+        assert trainer.ref_model is None and trainer.beta == 0.1 and trainer.loss_type == trainer.args.loss_type
+        assert trainer._step == 0 and trainer._buffered_inputs is None and trainer.rollout_func is None
+        assert set(trainer._metrics) == {"train", "eval"}
+        assert {"prompt", "completion", "rewards", "advantages", "extra"} <= set(trainer._logs)
+        assert not trainer._pending_metrics and not trainer._pending_extra_logs
+        assert set(GRPOTrainer._paper) == {"title", "id", "citation"} and GRPOTrainer._tag_names and GRPOTrainer._name
+
+    def test_metrics_that_are_taken_back_exist(self, tiny_model, tmp_path):
+        trainer = make(tiny_model, tmp_path)
+        batch_of(trainer)
+        for name in ("completions/mean_length", "completions/min_length"):
+            assert len(trainer._metrics["train"][name]) == 1
+        assert len(trainer._logs["advantages"]) == 4
+
+    def test_the_configuration_completes_batches_so(self, tmp_path):
+        options = {"use_cpu": True, "bf16": False, "report_to": "none", "per_device_train_batch_size": 4}
+        args = GRPOConfig(str(tmp_path), num_generations=4, gradient_accumulation_steps=3, **options)
+        assert (args.steps_per_generation, args.generation_batch_size) == (3, 12)
+        args = GRPOConfig(str(tmp_path), num_generations=4, generation_batch_size=8, **options)
+        assert args.steps_per_generation == 2
+        for wrong in ({"num_generations": 3}, {"num_generations": 1}):
+            with pytest.raises(ValueError):
+                GRPOConfig(str(tmp_path), **wrong, **options)
+        assert GRPOConfig(str(tmp_path), scale_rewards=False, num_generations=4, **options).scale_rewards == "none"
+        restated = ("learning_rate", "num_generations", "num_generations_eval", "scale_rewards", "disable_dropout")
+        fields = {field.name for field in dataclasses.fields(GRPOConfig)}
+        assert fields >= {*restated, "per_device_eval_batch_size", "save_steps", "multi_objective_aggregation"}
+
+    def test_callables_are_named_and_recognised(self):
+        async def judge(completions, **kwargs):
+            return []
+
+        assert get_callable_name(judge) == "judge" and is_async_callable(judge)
+        assert not is_async_callable(print)
+
+
+class TestModel:
+    @pytest.fixture
+    def model(self, tiny_model):
+        torch.manual_seed(0)
+        lora = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear", init_lora_weights=False)
+        return get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), lora)
+
+    @pytest.mark.parametrize("checkpointing", [False, True])
+    def test_hooks_on_the_decoder_run_once_per_pass_and_see_the_last_state(self, tiny_model, tmp_path, checkpointing):
+        trainer = make(tiny_model, tmp_path, gradient_checkpointing=checkpointing)
+        causal_lm = trainer.model.get_base_model()
+        seen = []
+        causal_lm.get_decoder().register_forward_pre_hook(lambda module, args: seen.append("before"))
+        causal_lm.get_decoder().register_forward_hook(lambda module, args, output: seen.append(output[0]))
+        ids = torch.full((2, 5), 7)
+        trainer.model.train()
+        logps, _, _ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, torch.ones_like(ids), 3)
+        logps.sum().backward()
+        assert len(seen) == 2 and seen[0] == "before"
+        logits = seen[1] @ causal_lm.get_output_embeddings().weight.T
+        expected = logits[:, 1:-1].log_softmax(-1).gather(2, ids[:, 2:, None]).squeeze(2)
+        torch.testing.assert_close(logps, expected, rtol=1e-4, atol=1e-4)
+
+    def test_hooks_on_lora_layers_act_and_disabling_the_adapter_bypasses_them(self, model):
+        layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
+        assert len(layers) == 14
+        for layer in layers:
+            assert layer.r["default"] == 4 and layer.scaling["default"] == 2 and not layer.merged
+            layer.lora_A["default"].register_forward_hook(lambda module, args, output: output * 0)
+        ids = torch.full((1, 4), 9)
+        with torch.no_grad():
+            hooked = model(ids).logits
+            with use_adapter(model, adapter_name=None):
+                assert layers[0].disable_adapters and layers[0].active_adapters == ["default"]
+                assert torch.equal(model(ids).logits, hooked)
+        assert not layers[0].disable_adapters
+
+    def test_modules_of_others_are_not_saved_with_the_adapter(self, model, tmp_path):
+        model.get_base_model().add_module("marcog_team", torch.nn.Linear(2, 2))
+        state = get_peft_model_state_dict(model)
+        assert len(state) == 28 and all("lora_" in key for key in state)
+        assert any("marcog_team" in name for name, _ in model.named_parameters())
+
+    def test_a_lora_config_has_the_fields_that_are_refused(self):
+        fields = {field.name for field in dataclasses.fields(LoraConfig)}
+        assert {"target_parameters", "rank_pattern", "alpha_pattern", "use_rslora", "init_lora_weights"} <= fields
+        assert "use_dora" in fields and "use_dora" in VARIANTS
