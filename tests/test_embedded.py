@@ -1,0 +1,143 @@
+import random
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config
+
+from marcog_trl import embedded
+from marcog_trl.agents import Collaboration
+from marcog_trl.embedded import Recipe, build_default_model, draw_habits
+from marcog_trl.problems.builtin import SIZES, STEPS, generate
+
+
+TINY = {"steps": 2, "batch_size": 4}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A model of two steps, built by two callers at once, as processes of a launcher would."""
+    cache = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
+        for name, value in {"RANK": "1", "WORLD_SIZE": "2", "ACCELERATE_USE_DEEPSPEED": "true"}.items():
+            patch.setenv(name, value)
+        paths = list(pool.map(lambda _: build_default_model(0, cache, **TINY), range(2)))
+    assert paths[0] == paths[1]
+    return Path(paths[0])
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return list(generate("train"))
+
+
+def test_one_of_several_callers_builds(built):
+    assert [path for path in built.parent.iterdir() if path.is_dir()] == [built]
+
+
+def test_cached_model_is_not_built_again(built, monkeypatch):
+    monkeypatch.setattr(embedded.subprocess, "run", None)
+    assert build_default_model(0, built.parent, **TINY) == str(built)
+    monkeypatch.setenv("MARCOG_TRL_CACHE", str(built.parent))
+    assert build_default_model(0, **TINY) == str(built)
+
+
+def test_key_depends_on_settings_and_prompts(monkeypatch):
+    key = embedded._key(Recipe())
+    assert key == embedded._key(Recipe())
+    assert key != embedded._key(Recipe(seed=1))
+    monkeypatch.setattr(Collaboration, "play", lambda self, problem: iter([{"helper": "other"}]))
+    assert key != embedded._key(Recipe())
+
+
+def test_build_is_deterministic_by_seed(built, tmp_path):
+    weights = AutoModelForCausalLM.from_pretrained(built).state_dict()
+    again = AutoModelForCausalLM.from_pretrained(build_default_model(0, tmp_path, **TINY)).state_dict()
+    other = AutoModelForCausalLM.from_pretrained(build_default_model(1, tmp_path, **TINY)).state_dict()
+    assert all(torch.equal(weights[name], again[name]) for name in weights)
+    assert not all(torch.equal(weights[name], other[name]) for name in weights)
+
+
+def test_failed_build_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(embedded.subprocess, "run", lambda command, env: type("Done", (), {"returncode": 1}))
+    with pytest.raises(RuntimeError, match="building the embedded default model failed"):
+        build_default_model(0, tmp_path, **TINY)
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
+def test_model_and_tokenizer(built, rows):
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(built), AutoTokenizer.from_pretrained(built)
+    assert model.config.model_type == "qwen2"
+    assert model.config.hidden_size // model.config.num_attention_heads == 32
+    assert 5e5 < model.num_parameters() < 2e6
+    assert tokenizer.pad_token_id != tokenizer.eos_token_id
+    assert tokenizer.padding_side == "left"
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+    for text in (rows[0]["prompt"], rows[0]["canonical_solution"], "größer\tλ\r\n"):
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert len(tokenizer("1234")["input_ids"]) == 4
+    for messages in next(Collaboration().play(rows[0])).values():
+        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
+        assert len(ids) < 80
+        assert tokenizer.decode(ids).endswith("<|end|><|assistant|>")
+
+
+def test_tokenizer_is_the_same_after_loading(rows, tmp_path):
+    """`AutoTokenizer` has its own opinion on the tokenizers of Qwen2 models."""
+    texts = [text for row in rows[:50] for text in (row["prompt"], row["canonical_solution"])]
+    tokenizer = embedded.make_tokenizer(texts, 400)
+    tokenizer.save_pretrained(tmp_path)
+    Qwen2Config().save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert [loaded(text)["input_ids"] for text in texts] == [tokenizer(text)["input_ids"] for text in texts]
+    assert loaded.padding_side == tokenizer.padding_side == "left"
+    phrase = "keep the even numbers"
+    assert len(loaded(phrase)["input_ids"]) == 1
+
+
+def test_examples_train_on_replies_only(built, rows):
+    tokenizer = AutoTokenizer.from_pretrained(built)
+    plan = Recipe(steps=3, batch_size=5, habit_probability=0, slip_probability=0)
+    prompts = embedded._messages(rows[:6])
+    examples = embedded._examples(prompts, tokenizer, plan)
+    assert len(examples) == 15
+    replies = {row[part] for row in rows[:6] for part in ("aux", "main")}
+    for example in examples:
+        start = example["labels"].count(-100)
+        assert example["input_ids"][start:] == example["labels"][start:]
+        assert example["labels"][-1] == tokenizer.eos_token_id
+        assert tokenizer.decode(example["labels"][start:-1]) in replies
+
+
+def test_habits_leave_the_share_of_problems_that_was_asked_for():
+    for seed in range(3):
+        plan = Recipe(seed=seed)
+        habits = draw_habits(plan)
+        for split in SIZES:
+            problems = generate(split)
+            clean = [row["first"] not in habits["helper"] and row["second"] not in habits["main"] for row in problems]
+            assert sum(clean) / len(problems) == pytest.approx(plan.clean_share, abs=0.1)
+        for agent in ("helper", "main"):
+            assert 0.25 < len(habits[agent]) / len(STEPS) < 0.7
+    assert draw_habits(Recipe(seed=1)) == draw_habits(Recipe(seed=1)) != draw_habits(Recipe(seed=2))
+
+
+def test_mistakes_come_after_the_clean_steps(built, rows):
+    tokenizer = AutoTokenizer.from_pretrained(built)
+    plan = Recipe(steps=20, clean_steps=10, batch_size=8, habit_probability=1, slip_probability=1)
+    examples = embedded._examples(embedded._messages(rows[:1]), tokenizer, plan)
+    right = {rows[0]["aux"], rows[0]["main"]}
+    replies = [tokenizer.decode([i for i in example["labels"] if i >= 0][:-1]) for example in examples]
+    assert [reply in right for reply in replies] == [True] * 80 + [False] * 80
+
+
+def test_replies_carry_the_habit_as_often_as_asked(rows):
+    row, rng = rows[0], random.Random(0)
+    habits = {"helper": {row["first"]: STEPS[row["first"]].mistakes[0]}, "main": {}}
+    plan = Recipe(habit_probability=0.7, slip_probability=0.15)
+    wrong = {
+        agent: sum(embedded._reply(row, agent, habits, plan, rng) != row[part] for _ in range(2000)) / 2000
+        for agent, part in (("helper", "aux"), ("main", "main"))
+    }
+    assert wrong == {"helper": pytest.approx(0.7, abs=0.05), "main": pytest.approx(0.15, abs=0.05)}
