@@ -57,11 +57,13 @@ class LatentNet(nn.Module):
             obs (`torch.Tensor` of shape `(B, ..., 2H)`): Observations.
 
         Returns:
-            `tuple[torch.Tensor, torch.Tensor]`: mean μ and standard deviation σ, both `(B, ..., d)`.
+            `tuple[torch.Tensor, torch.Tensor]`: mean μ, in (-1, 1), and standard deviation σ, both `(B, ..., d)`.
         """
         x = F.relu(self.first(_normalize(obs)))
         x = F.relu(self.second(x))
-        return self.mu(x), F.softplus(self.sigma(x)) + self.sigma_min
+        # Bounded, as σ is from below: the latent loss climbs a learned value, and without a bound it leaves the latents
+        # that the value was learned on (seen: |μ| grows a hundredfold, and the cores with it).
+        return torch.tanh(self.mu(x)), F.softplus(self.sigma(x)) + self.sigma_min
 
 
 class InferenceNet(nn.Module):
