@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from datasets import Dataset
 from trl import ModelConfig, ScriptArguments, TrlParser
@@ -106,7 +106,7 @@ def parse(
     given = {argument.partition("=")[0] for argument in argv}
     if not given & {"--config", "--model_name_or_path"}:
         argv = ["--config", str(default_config), *argv]
-    parser = TrlParser((TeamArguments, config_class, ModelConfig))
+    parser = TrlParser(cast(Any, (TeamArguments, config_class, ModelConfig)))
     # A LoRA on all linear layers; dropout would make the ratio of the first update differ from 1
     parser.set_defaults(use_peft=True, lora_target_modules=["all-linear"], lora_dropout=0.0)
     script, args, model = parser.parse_args_and_config(argv)

@@ -57,17 +57,17 @@ class MultiAgentConfig(GRPOConfig):
     """
 
     learning_rate: float = field(default=1e-5, metadata={"help": "Learning rate of the policy's adapter."})
-    num_generations: int | None = field(
+    num_generations: int = field(
         default=4, metadata={"help": "Episodes per problem. 1 is allowed where no group baseline is needed."}
     )
     num_generations_eval: int | None = field(default=1, metadata={"help": "Episodes per problem in evaluation."})
-    per_device_eval_batch_size: int | None = field(
+    per_device_eval_batch_size: int | None = field(  # type: ignore[assignment]  # `None` until the trainer knows rows
         default=None,
         metadata={
             "help": "Rows per process in an evaluation step. `None` takes the smallest that holds 8 rows and whole problems."
         },
     )
-    save_steps: float | None = field(
+    save_steps: float | None = field(  # type: ignore[assignment]  # likewise
         default=None,
         metadata={
             "help": "Optimizer steps between checkpoints. `None` takes the first number from 500 on at which a run "

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import safetensors.torch
 import torch
@@ -235,6 +235,7 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
 
     def _rollout(self, prompts: list, trainer) -> dict[str, Any]:
         fields = super()._rollout(prompts, trainer)
+        assert self._rollout_in_flight is not None
         self._row_tensors = self._make_row_tensors(self._rollout_in_flight)
         self._rollout_values = self._rollout_logps = None
         return fields
@@ -337,6 +338,7 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
             advantages = (advantages - (group.sum(1, keepdim=True) / count).expand_as(group).reshape(-1, 1)) * mask
         else:
             values = self._rollout_values
+            assert values is not None
             advantages, returns = gae(
                 rewards, values, mask, args.gamma, args.lam, self._next_rows(rollout), args.gamma_turn, args.lam_turn
             )
@@ -488,7 +490,7 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
                 key.partition(f".{marker}")[2]: tensor for key, tensor in state_dict.items() if f".{marker}" in key
             }
         if modules:
-            path = Path(output_dir or self.args.output_dir) / MODULES_FILE
+            path = self._folder(output_dir) / MODULES_FILE
             modules = {key: tensor.detach().cpu().contiguous() for key, tensor in modules.items()}
             safetensors.torch.save_file(modules, f"{path}.partial", metadata={"format": "pt"})
             os.replace(f"{path}.partial", path)
@@ -500,7 +502,7 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
     def _load_best_model(self) -> None:
         super()._load_best_model()
         if not self.is_deepspeed_enabled:  # which has restored all trainable parameters
-            self._load_team(self.state.best_model_checkpoint)
+            self._load_team(cast(str, self.state.best_model_checkpoint))
 
     def _load_team(self, checkpoint: str) -> None:
         if any(True for _ in self.team.parameters()):

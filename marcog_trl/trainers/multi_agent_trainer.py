@@ -6,12 +6,12 @@ import functools
 import inspect
 import math
 import shutil
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate.utils import gather_object, is_peft_model
@@ -25,6 +25,7 @@ from trl.trainer.utils import RepeatSampler, get_callable_name, is_async_callabl
 from marcog_trl.advantages import agent_weights, group_advantages, turn_returns
 from marcog_trl.agents import Workflow, make_workflow, solution_job
 from marcog_trl.execution import CodeExecutor
+from marcog_trl.execution.isolation import IsolationLevel
 from marcog_trl.rewards import make_reward
 from marcog_trl.rewards.scoring import judge
 from marcog_trl.rollout import Episode, Row, encode_prompts, play
@@ -62,13 +63,14 @@ class Rollout:
 class _OrderOfEpoch(Sampler):
     """TRL's order of the problems, also in a resumed run, where TRL's own sampler begins with its first epoch."""
 
-    def __init__(self, sampler: RepeatSampler, epoch: Callable[[], int]):
+    def __init__(self, sampler: RepeatSampler, seed: int, epoch: Callable[[], int]):
         self.sampler = sampler
+        self.seed = seed
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
         if self.sampler.shuffle:
-            generator = self.sampler.generator.manual_seed(self.sampler.seed)
+            generator = self.sampler.generator.manual_seed(self.seed)
             for _ in range(self.epoch()):
                 torch.randperm(self.sampler.num_samples, generator=generator)
         return iter(self.sampler)
@@ -111,7 +113,10 @@ class MultiAgentTrainer(GRPOTrainer):
     _tag_names = ["trl", "marcog-trl", "multi-agent"]
     _name = "Multi-agent RL"
     _config_class: type[MultiAgentConfig] = MultiAgentConfig
+    args: MultiAgentConfig
     model: Any  # a PeftModel, or a causal LM
+    num_generations: int
+    num_generations_eval: int
 
     def __init__(
         self,
@@ -258,6 +263,10 @@ class MultiAgentTrainer(GRPOTrainer):
             micro_batches = whole // math.gcd(whole, args.per_device_train_batch_size)
             args.steps_per_generation = math.lcm(micro_batches, accumulation)
             args.generation_batch_size = args.per_device_train_batch_size * args.steps_per_generation * num_processes
+        # The configuration has completed these
+        assert args.steps_per_generation is not None and args.generation_batch_size is not None
+        assert args.num_generations_eval is not None and args.per_device_eval_batch_size is not None
+        assert args.save_steps is not None
         local = args.per_device_train_batch_size * args.steps_per_generation
         layout = f"{whole} rows (num_generations={args.num_generations} x {num_slots} slots)"
         if local % whole:
@@ -312,7 +321,7 @@ class MultiAgentTrainer(GRPOTrainer):
             num_workers=args.num_workers,
             timeout=args.execution_timeout,
             memory_mb=args.execution_memory_mb,
-            isolation=args.isolation,
+            isolation=cast(IsolationLevel, args.isolation),
         )
 
     @property
@@ -340,7 +349,8 @@ class MultiAgentTrainer(GRPOTrainer):
             return super().get_train_dataloader()
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler:
-        return _OrderOfEpoch(super()._get_train_sampler(dataset), lambda: int(self.state.epoch or 0))
+        sampler = cast(RepeatSampler, super()._get_train_sampler(dataset))
+        return _OrderOfEpoch(sampler, self.args.seed, lambda: int(self.state.epoch or 0))
 
     def get_eval_dataloader(self, eval_dataset: str | Dataset | IterableDataset | None = None):
         with self._whole_problems():
@@ -375,7 +385,7 @@ class MultiAgentTrainer(GRPOTrainer):
             self.workflow,
             problems,
             self._generate_rows,
-            functools.partial(encode_prompts, self._tokenizer, **self.chat_template_kwargs),
+            functools.partial(encode_prompts, self._tokenizer, **cast(dict, self.chat_template_kwargs)),
             functools.partial(self._tokenizer.batch_decode, skip_special_tokens=True),
             executor=self._executor,
             score=score,
@@ -422,6 +432,7 @@ class MultiAgentTrainer(GRPOTrainer):
                 self.executor,
             )
             for (_, turn), job, verdict in zip(turns, jobs, verdicts, strict=True):
+                assert verdict is not None
                 turn.verdicts.append((job, verdict))
             self._score(episodes, k)
         # What reward functions logged belongs to no training step
@@ -547,21 +558,19 @@ class MultiAgentTrainer(GRPOTrainer):
                 expanded[e] = sum(reward.values()) / len(reward) if isinstance(reward, dict) else reward
             return expanded
 
-        if is_async_callable(func):
+        def by_episode(**kwargs):
+            chosen = select(kwargs)
+            output = func(**chosen) if chosen["prompts"] else []
+            return expand(output, len(kwargs["prompts"]))
 
-            async def by_episode(**kwargs):
-                chosen = select(kwargs)
-                output = await func(**chosen) if chosen["prompts"] else []
-                return expand(output, len(kwargs["prompts"]))
-        else:
+        async def by_episode_async(**kwargs):
+            chosen = select(kwargs)
+            output = await func(**chosen) if chosen["prompts"] else []
+            return expand(output, len(kwargs["prompts"]))
 
-            def by_episode(**kwargs):
-                chosen = select(kwargs)
-                output = func(**chosen) if chosen["prompts"] else []
-                return expand(output, len(kwargs["prompts"]))
-
-        by_episode.__name__ = name
-        return by_episode
+        wrapped = by_episode_async if is_async_callable(func) else by_episode
+        wrapped.__name__ = name
+        return wrapped
 
     def _log_completion_extra(self, column: str, values: list):
         if self._scoring is None:
@@ -574,6 +583,7 @@ class MultiAgentTrainer(GRPOTrainer):
         The immediate reward of every row, which TRL logs; episodes were scored, through `super()`, when their turns ended.
         """
         rollout = self._rollout_in_flight
+        assert rollout is not None
         rows = torch.full((len(prompts), len(self.reward_funcs)), torch.nan, device=self.accelerator.device)
         extras = {column: [None] * len(prompts) for column in sorted(self._episode_extras)}
         for i, row in enumerate(rollout.rows):
@@ -598,6 +608,7 @@ class MultiAgentTrainer(GRPOTrainer):
         self._inputs = inputs
         output = super()._generate_and_score_completions(inputs)
         rollout = self._rollout_in_flight
+        assert rollout is not None
         # TRL may have masked more rows than the rollout, such as truncated ones
         rollout.live = rollout.live & (output["completion_mask"] * output["tool_mask"]).any(1)
         output["agent"], output["turn"] = rollout.agent, rollout.turn
@@ -688,9 +699,10 @@ class MultiAgentTrainer(GRPOTrainer):
             mask = output["completion_mask"] * output["tool_mask"]
             advantages = (advantages * mask).sum(1) / mask.sum(1).clamp(min=1)
         gathered = gather_object(advantages.tolist())
-        for _ in range(min(len(gathered), len(self._logs["advantages"]))):
-            self._logs["advantages"].pop()
-        self._logs["advantages"].extend(gathered)
+        shown = cast(deque, self._logs["advantages"])
+        for _ in range(min(len(gathered), len(shown))):
+            shown.pop()
+        shown.extend(gathered)
 
     # Checkpoints
 
@@ -698,21 +710,26 @@ class MultiAgentTrainer(GRPOTrainer):
         """What a saved team is: agents, role texts, workflow, base model, versions."""
         return describe_team(self, {})
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs):
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs):
         check_checkpoint(self, resume_from_checkpoint)
-        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+        return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         super()._save(output_dir, state_dict=state_dict)
         if self.args.should_save:
-            write_json(Path(output_dir or self.args.output_dir) / TEAM_FILE, self.team_description())
+            write_json(self._folder(output_dir) / TEAM_FILE, self.team_description())
+
+    def _folder(self, output_dir: str | None) -> Path:
+        folder = output_dir or self.args.output_dir
+        assert folder is not None
+        return Path(folder)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         # The Trainer copies the files that it knows from the checkpoint to the folder that it pushes
         if self.is_world_process_zero():
             for name in (TEAM_FILE, MODULES_FILE):
                 if (Path(checkpoint_folder) / name).is_file():
-                    shutil.copy(Path(checkpoint_folder) / name, self.args.output_dir)
+                    shutil.copy(Path(checkpoint_folder) / name, self._folder(None))
         super()._push_from_checkpoint(checkpoint_folder)
 
 

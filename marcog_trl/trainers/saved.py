@@ -58,7 +58,7 @@ def load_trainer(
         args=args,
         train_dataset=problems,
         processing_class=AutoTokenizer.from_pretrained(path, padding_side="left"),
-        peft_config=PeftConfig.from_pretrained(adapter),
+        peft_config=PeftConfig.from_pretrained(str(adapter)),
         workflow=workflow,
     )
     check_checkpoint(trainer, str(path))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate.utils import is_peft_model
+from peft import LoraConfig, PeftConfig
 from torch import nn
 
 from marcog_trl.agents import Slot
@@ -23,6 +23,7 @@ from marcog_trl.heterogeneity import (
     stack_config,
 )
 from marcog_trl.rollout import Row, encode_prompts
+from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
 from marcog_trl.trainers.multi_agent_ppo_trainer import MultiAgentPPOTrainer
 from marcog_trl.trainers.multi_agent_trainer import Rollout
 from marcog_trl.trainers.shppo_config import SHPPOConfig
@@ -100,7 +101,8 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
     def _has_latents(self) -> bool:
         return self.args.parameter_sharing == "latent"
 
-    def _adapter_config(self, model, peft_config, args: SHPPOConfig):
+    def _adapter_config(self, model, peft_config: PeftConfig | None, args: MultiAgentConfig) -> PeftConfig | None:
+        assert isinstance(args, SHPPOConfig)
         config = super()._adapter_config(model, peft_config, args)
         if args.parameter_sharing == "shared" or config is None:
             if args.parameter_sharing == "separate":
@@ -110,7 +112,11 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
                 )
             return config
         check_peft_config(config)
-        return stack_config(config, len(self.agents)) if args.parameter_sharing == "separate" else config
+        return (
+            stack_config(cast(LoraConfig, config), len(self.agents))
+            if args.parameter_sharing == "separate"
+            else config
+        )
 
     def _make_team(self) -> TeamModule:
         if self.args.parameter_sharing == "shared":
@@ -325,6 +331,7 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         output["num_team_turns"] = self._sum_over_processes((count > 0).sum().float())
         z = self._by_row(rollout, self._latents)
         team_z = z[self._team_rows(rollout).clamp(min=0)]
+        assert self._row_tensors is not None
         low, high = latent_distance_range(team_z, self._row_tensors["team_live"])
         output["distance_low"] = self.accelerator.gather(low).min()
         output["distance_high"] = self.accelerator.gather(high).max()
@@ -350,6 +357,7 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
     def _log_latents(self, team_z: torch.Tensor, rollout: Rollout, output: dict[str, Any]) -> None:
         assert self.team.latent_net is not None and self.team.core_decoder is not None
         tensors = self._row_tensors
+        assert tensors is not None
         live, weight = tensors["team_live"], output["team_weight"]
         mu, sigma = self.team.latent_net(tensors["team_obs"])
         cores = self.team.core_decoder(tensors["z"])
@@ -407,5 +415,5 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         super()._save(output_dir, state_dict=state_dict)
         if self.args.parameter_sharing == "separate" and is_peft_model(self.model):
             # The stacked adapter is for continuing the run; the agents' own ones are ordinary adapters
-            paths = [Path(output_dir or self.args.output_dir) / "agents" / agent for agent in self.agents]
+            paths = [self._folder(output_dir) / "agents" / agent for agent in self.agents]
             save_split_adapters(self.model, paths, is_main_process=self.args.should_save)

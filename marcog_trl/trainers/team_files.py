@@ -82,7 +82,7 @@ def check_checkpoint(trainer: MultiAgentTrainer, resume_from_checkpoint: str | b
         resume_from_checkpoint = get_last_checkpoint(trainer.args.output_dir)
         if resume_from_checkpoint is None:
             return  # the Trainer says so
-    path = Path(resume_from_checkpoint) / TEAM_FILE
+    path = Path(str(resume_from_checkpoint)) / TEAM_FILE
     if not path.is_file():
         raise ValueError(
             f"resume_from_checkpoint={resume_from_checkpoint!r} has no {TEAM_FILE}; a checkpoint-* folder written by "
