@@ -1,0 +1,211 @@
+"""
+Trains tiny teams, on as many processes as it is launched with, and writes what came out: see `test_modes.py`.
+
+    accelerate launch --config_file recipes/zero3.yaml --num_processes 2 tests/distributed/train_team.py MODEL OUT RUN ...
+
+Every RUN is one of those below. One launch makes several, since starting Python takes longer than training here.
+"""
+
+import os
+import random
+import sys
+import zlib
+from collections import Counter
+from pathlib import Path
+
+import torch
+from accelerate.utils import gather_object
+from datasets import Dataset
+from peft import LoraConfig
+from transformers.integrations import is_deepspeed_zero3_enabled
+
+from marcog_trl import Agent, MultiAgentPPOConfig, MultiAgentPPOTrainer, SHPPOConfig, SHPPOTrainer, Workflow
+
+
+LONG = [True, False, False, False, False, True, True, True]
+
+
+class Pair(Workflow):
+    """Two agents at once, and once more where the problem is a long one: in a turn, a process may have nobody."""
+
+    agents = (Agent("writer", "Write the function."), Agent("critic", "Say what is wrong with the function."))
+    num_turns = 2
+
+    def play(self, problem):
+        replies = yield {agent.name: self._ask(agent, problem, "") for agent in self.agents}
+        if problem["long"]:
+            yield {agent.name: self._ask(agent, problem, replies["writer"]) for agent in self.agents}
+
+    def _ask(self, agent, problem, draft):
+        return [{"role": "user", "content": f"{agent.role} {problem['prompt']} {draft}"}]
+
+    def solution(self, problem, replies):
+        return replies["writer"]
+
+
+def reward(completions, replies, **kwargs):
+    """A number for each agent that depends on its text alone; now and then none for the episode."""
+    rewards = []
+    for completion, by_agent in zip(completions, replies, strict=True):
+        if zlib.crc32(completion.encode()) % 7 == 0:
+            rewards.append(None)
+        else:
+            rewards.append({agent: len(text) % 5 / 5 for agent, text in by_agent.items()})
+    return rewards
+
+
+class Recorded:
+    """In place of sampling: the n-th reply to a prompt is always the same, on every process."""
+
+    def _generate_single_turn(self, prompt_ids, *args):
+        seen = Counter()
+        completions = []
+        for ids in map(tuple, prompt_ids):
+            dice = random.Random(f"{ids} {seen[ids]}")
+            seen[ids] += 1
+            completions.append([dice.randrange(70, 250) for _ in range(dice.randint(1, 9))])
+            completions[-1].append(self._tokenizer.eos_token_id)
+        return completions, None
+
+
+class RecordedPPOTrainer(Recorded, MultiAgentPPOTrainer):
+    pass
+
+
+class RecordedSHPPOTrainer(Recorded, SHPPOTrainer):
+    def _draw(self, count):
+        """In observation scope every process draws its own noise; here it is the same for everybody."""
+        if self.args.latent_scope == "agent":
+            return super()._draw(count)
+        return torch.full((count, self.args.latent_size), 0.5)
+
+
+RECORDED = {
+    "ppo": (RecordedPPOTrainer, MultiAgentPPOConfig, {"num_iterations": 2, "max_steps": 4}),
+    "agent": (RecordedSHPPOTrainer, SHPPOConfig, {"latent_scope": "agent", "latent_distance": "minmax"}),
+    "observation": (RecordedSHPPOTrainer, SHPPOConfig, {"policy_gradient_to_latent": True, "max_grad_norm": 0.5}),
+    "unclipped": (RecordedSHPPOTrainer, SHPPOConfig, {}),
+    "checkpointing": (RecordedSHPPOTrainer, SHPPOConfig, {"gradient_checkpointing": True}),
+    "separate": (RecordedSHPPOTrainer, SHPPOConfig, {"parameter_sharing": "separate"}),
+}
+
+
+def later_is_worse(completions, trainer_state, **kwargs):
+    """Makes the first evaluation the best one."""
+    return [-float(trainer_state.global_step)] * len(completions)
+
+
+def make_trainer(model, folder, trainer_class, config_class, options, reward_func=reward):
+    processes = int(os.environ.get("WORLD_SIZE", 1))
+    args = config_class(
+        str(folder),
+        **{
+            "per_device_train_batch_size": 4,
+            "gradient_accumulation_steps": 4 // processes,
+            "num_generations": 2,
+            "max_completion_length": 6,
+            "beta": 0.02,
+            "learning_rate": 1e-3,
+            "critic_learning_rate": 1e-3,
+            "max_steps": 3,
+            "max_grad_norm": 0.0,
+            "lr_scheduler_type": "constant",
+            "shuffle_dataset": False,
+            "logging_steps": 1,
+            "save_strategy": "no",
+            "isolation": "best_effort",
+            "report_to": "none",
+            "disable_tqdm": True,
+            "ddp_timeout": 120,
+            **options,
+        },
+    )
+    if args.deepspeed_plugin is not None:
+        # Or none of the small tensors would be sharded
+        args.deepspeed_plugin.deepspeed_config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+    test = {"test": ["assert f(1)"], "test_format": "asserts", "entry_point": "f"}
+    problems = [{"prompt": f"Problem {i}.", "long": long, **test} for i, long in enumerate(LONG)]
+    return trainer_class(
+        model,
+        reward_func,
+        args,
+        train_dataset=Dataset.from_list(problems),
+        eval_dataset=Dataset.from_list(problems[:3]),
+        peft_config=LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=8, target_modules="all-linear"),
+        workflow=Pair(),
+    )
+
+
+def weights_of(trainer):
+    """The whole trainable tensors."""
+    weights = {}
+    for name, parameter in trainer.model.named_parameters():
+        if parameter.requires_grad:
+            if is_deepspeed_zero3_enabled():
+                import deepspeed
+
+                with deepspeed.zero.GatheredParameters([parameter]):
+                    weights[name] = parameter.detach().cpu().clone()
+            else:
+                weights[name] = parameter.detach().cpu().clone()
+    return weights
+
+
+def result_of(trainer, before=None):
+    """What a test wants to know; an error where the processes disagree, or where a mode is not what it says."""
+    if is_deepspeed_zero3_enabled():
+        assert all(parameter.numel() == 0 for parameter in trainer.model.parameters()), "not everything is sharded"
+    weights, history = weights_of(trainer), trainer.state.log_history[:-1]
+    timing = ("step_time", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second")
+    logs = [{key: value for key, value in entry.items() if not key.startswith(timing)} for entry in history]
+    everywhere = gather_object([(weights, logs)])
+    for other_weights, other_logs in everywhere[1:]:
+        assert all(torch.equal(weights[name], other_weights[name]) for name in weights), "ranks differ"
+        assert str(logs) == str(other_logs), "ranks log different numbers"
+    moved = {name: (tensor - before[name]).abs().max().item() for name, tensor in weights.items()} if before else {}
+    return {"weights": weights, "logs": logs, "moved": moved, "processes": len(everywhere)}
+
+
+def recorded(model, folder, name):
+    trainer_class, config_class, options = RECORDED[name]
+    trainer = make_trainer(model, folder, trainer_class, config_class, options)
+    before = weights_of(trainer)
+    trainer.train()
+    trainer.save_model()
+    return result_of(trainer, before)
+
+
+def resumed(model, folder, name):
+    """Sampled rollouts: a run that is evaluated before and meanwhile, and one that continues its checkpoint."""
+    options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
+    options |= {"lr_scheduler_type": "linear", "max_grad_norm": 1.0}
+    whole = make_trainer(model, folder, SHPPOTrainer, SHPPOConfig, options)
+    whole.model.eval()
+    episodes = whole.play_episodes(list(whole.eval_dataset.select([whole.accelerator.process_index])))
+    assert len(episodes[0].turns) == 1 + episodes[0].problem["long"]
+    whole.model.train()
+    whole.train()
+    second = make_trainer(model, folder, SHPPOTrainer, SHPPOConfig, options)
+    second.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
+    return {"whole": result_of(whole), "resumed": result_of(second)}
+
+
+def best(model, folder, name):
+    options = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
+    options |= {"load_best_model_at_end": True, "metric_for_best_model": "reward", "greater_is_better": True}
+    trainer = make_trainer(model, folder, SHPPOTrainer, SHPPOConfig, options, later_is_worse)
+    trainer.train()
+    return result_of(trainer)
+
+
+def main():
+    model, out, *runs = sys.argv[1:]
+    for name in runs:
+        run = {"resumed": resumed, "best": best}.get(name, recorded)
+        result = run(model, Path(out) / name, name)
+        if int(os.environ.get("RANK", 0)) == 0:
+            torch.save(result, Path(out) / f"{name}.pt")
+
+
+if __name__ == "__main__":
+    main()
