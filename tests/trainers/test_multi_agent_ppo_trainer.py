@@ -404,27 +404,29 @@ class TestDeadRows:
         assert teams.logged(trainer, "episodes/masked") == [1]
 
     def test_truncated_completions_can_be_masked(self, tiny_model, tmp_path):
+        """In any turn: the reward of a turn that is cut off is not earned by another row."""
         trainer = teams.make(
             tiny_model,
             tmp_path,
-            workflow=teams.Pair(),
+            workflow=teams.Pair(num_turns=2),
             mask_truncated_completions=True,
             per_device_train_batch_size=16,
+            reward=lambda turn, completions, **kwargs: [1.0 + turn[0]] * len(completions),
+            advantage_normalization="none",
+            lam=1.0,
         )
-        teams.randomize(trainer.team)
-        calls = teams.script(trainer, length=4)
+        teams.script(trainer, length=3)
         output = teams.generation_batch(trainer)
-        [(_, replies)] = calls
-        # Rows are problem, agent, generation; replies problem, generation, agent
-        ended = torch.tensor([reply[-1] == teams.EOS for reply in replies]).view(-1, 2, 2).transpose(1, 2).flatten()
-        assert 0 < ended.sum() < 16
+        ended = (output["completion_ids"] == teams.EOS).any(1)
         mask = (output["completion_mask"] * output["tool_mask"]).bool()
         assert torch.equal(mask.any(1), ended)
         assert output["num_items_in_batch"] == mask.sum()
         assert not output["advantages"][~ended].any()
-        for agent in (0, 1):
-            chosen = mask & (output["agent"] == agent)[:, None]
-            assert output["advantages"][chosen].mean().item() == pytest.approx(0, abs=1e-5)
+        # Rows: problem, turn, agent, generation. Values start at 0: returns are the rewards from here on
+        first, second = ended.view(2, 2, 4).transpose(0, 1).flatten(1)
+        assert {(True, False), (False, True), (True, True)} <= set(zip(first.tolist(), second.tolist(), strict=True))
+        returns = torch.where(mask, output["returns"], 0).amax(1).view(2, 2, 4).transpose(0, 1).flatten(1)
+        assert torch.equal(returns[0], 3.0 * first) and torch.equal(returns[1], 2.0 * second)
 
 
 class TestCritic:
