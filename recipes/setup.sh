@@ -3,7 +3,7 @@
 marcog_python="${PYTHON:-}"
 if [ -z "$marcog_python" ]; then
     for candidate in python3.12 python3.11 python3; do
-        if command -v "$candidate" >/dev/null && "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+        if command -v "$candidate" >/dev/null && "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
             marcog_python="$candidate"
             break
         fi
