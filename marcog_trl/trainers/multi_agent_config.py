@@ -185,6 +185,7 @@ class MultiAgentConfig(GRPOConfig):
             self.bf16 = False
         if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
             # accelerate leaves DeepSpeed out with use_cpu, and is blind to the other processes without a backend
+            self.use_cpu = False
             self.ddp_backend = self.ddp_backend or "gloo"
             os.environ.setdefault("DS_ACCELERATOR", "cpu")
             import deepspeed.ops

@@ -20,6 +20,12 @@ RUNS = {
     "zero2": ("ppo", "agent", "observation", "resumed"),
     "zero3": ("ppo", "agent", "observation", "checkpointing", "separate", "resumed"),
 }
+MODES = {
+    "one": (1, "NO", None),
+    "ddp": (2, "MULTI_CPU", None),
+    "zero2": (2, "DEEPSPEED", 2),
+    "zero3": (2, "DEEPSPEED", 3),
+}
 # Gradient checkpointing changes nothing
 SAME_AS = {"checkpointing": "unclipped"}
 RUNS["one"] += ("unclipped",)
@@ -77,7 +83,7 @@ def difference(weights: dict, others: dict) -> float:
 @pytest.mark.parametrize(("mode", "run"), RECORDED)
 def test_every_trainable_tensor_moves(results, mode, run):
     result = load(results(mode), run)
-    assert result["processes"] == (1 if mode == "one" else 2)
+    assert result["mode"] == MODES[mode]
     still = [name for name, distance in result["moved"].items() if distance < 1e-5]
     assert not still
 

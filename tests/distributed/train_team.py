@@ -163,7 +163,9 @@ def result_of(trainer, before=None):
         assert all(torch.equal(weights[name], other_weights[name]) for name in weights), "ranks differ"
         assert str(logs) == str(other_logs), "ranks log different numbers"
     moved = {name: (tensor - before[name]).abs().max().item() for name, tensor in weights.items()} if before else {}
-    return {"weights": weights, "logs": logs, "moved": moved, "processes": len(everywhere)}
+    stage = trainer.accelerator.deepspeed_plugin.zero_stage if trainer.is_deepspeed_enabled else None
+    mode = trainer.accelerator.num_processes, trainer.accelerator.distributed_type.value, stage
+    return {"weights": weights, "logs": logs, "moved": moved, "mode": mode}
 
 
 def recorded(model, folder, name):
