@@ -243,7 +243,7 @@ def visible_results(job: Job, verdict: Verdict, visible_tests: VisibleTests = 1)
     for i, result in failed:
         test = ""
         if job.test_format == "asserts":
-            test = f"{job.tests[i].strip()}: "
+            test = f"{str(job.tests[i]).strip()}: "
         elif job.test_format == "stdio":
             test = f"input {job.tests[i][0]!r}, output {job.tests[i][1]!r}: "
         lines.append(f"{test}{result.message or result.status}")

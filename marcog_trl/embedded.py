@@ -20,7 +20,6 @@ import sys
 import tempfile
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import cast
 
@@ -64,8 +63,7 @@ class Recipe:
     Args:
         seed (`int`, *optional*, defaults to `0`): Seed of weights, batches and mistakes. The problems are those of seed 0.
         steps (`int`, *optional*, defaults to `360`): Optimizer steps.
-        clean_fraction (`float`, *optional*, defaults to `0.5`): Share of the steps, the first ones, whose targets are all
-            right, in [0, 1].
+        clean_steps (`int`, *optional*, defaults to `180`): How many of them come first, with targets that are right.
         batch_size (`int`, *optional*, defaults to `64`): Replies per step.
         learning_rate (`float`, *optional*, defaults to `4e-3`): Peak of AdamW's learning rate, which then falls linearly.
         habit_probability (`float`, *optional*, defaults to `0.7`): How often a target carries the mistake that is usual
@@ -81,7 +79,7 @@ class Recipe:
 
     seed: int = 0
     steps: int = 360
-    clean_fraction: float = 0.5
+    clean_steps: int = 180
     batch_size: int = 64
     learning_rate: float = 4e-3
     habit_probability: float = 0.7
@@ -111,16 +109,16 @@ def build_default_model(seed: int = 0, cache_dir: str | os.PathLike | None = Non
         RuntimeError: If the build failed; its own output says why.
     """
     plan = Recipe(seed=seed, **recipe)
-    folder = Path(cache_dir or os.environ.get("MARCOG_TRL_CACHE") or Path.home() / ".cache" / "marcog_trl").absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    target = folder / f"builtin-{seed}-{_key(plan)}"
+    cache = Path(cache_dir or os.environ.get("MARCOG_TRL_CACHE") or Path.home() / ".cache" / "marcog_trl").absolute()
+    cache.mkdir(parents=True, exist_ok=True)
+    target = cache / f"builtin-{seed}-{_key(plan)}"
     with FileLock(f"{target}.lock"):
         if not target.is_dir():
             print(f"Building the embedded default model (once, about two minutes) in {target}", file=sys.stderr)
-            draft = tempfile.mkdtemp(prefix=f"{target.name}.", dir=folder)
+            draft = tempfile.mkdtemp(prefix=f"{target.name}.", dir=cache)
             try:
                 command = [sys.executable, "-m", "marcog_trl.embedded", json.dumps(asdict(plan)), draft]
-                if subprocess.run(command, env=_environment(), stdout=subprocess.DEVNULL).returncode != 0:
+                if subprocess.run(command, env=_environment()).returncode != 0:
                     raise RuntimeError(f"building the embedded default model failed: {' '.join(command)}")
                 os.rename(draft, target)
             finally:
@@ -298,41 +296,19 @@ def _examples(prompts: list, tokenizer: PreTrainedTokenizerBase, plan: Recipe) -
     """One example per reply of the whole training, in order; mistakes are drawn anew whenever a prompt comes back."""
     rng = random.Random(f"replies {plan.seed}")
     habits = draw_habits(plan)
+    right = replace(plan, habit_probability=0.0, slip_probability=0.0)
     contexts = [
         tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
         for _, _, messages in prompts
     ]
-    order: list[int] = []
-
-    @cache  # most replies come many times
-    def encode(reply: str) -> list[int]:
-        return tokenizer(reply)["input_ids"] + [tokenizer.eos_token_id]
-
-    def draw(current: Recipe) -> dict[str, list[int]]:
-        if not order:
-            order.extend(rng.sample(range(len(prompts)), len(prompts)))
-        i = order.pop()
-        row, agent, _ = prompts[i]
-        reply = encode(_reply(row, agent, habits, current, rng))
-        return {"input_ids": contexts[i] + reply, "labels": [-100] * len(contexts[i]) + reply}
-
-    right = replace(plan, habit_probability=0.0, slip_probability=0.0)
-    clean_steps = round(plan.clean_fraction * plan.steps)
-    examples = []
-    for steps, current in ((clean_steps, right), (plan.steps - clean_steps, plan)):
-        drawn = [draw(current) for _ in range(steps * plan.batch_size)]
-        examples += _alike(drawn, plan.batch_size, rng)
-    return examples
-
-
-def _alike(examples: list[dict[str, list[int]]], batch_size: int, rng: random.Random) -> list[dict[str, list[int]]]:
-    """The examples in batches of like length, which need less padding, within windows of eight batches."""
-    batches = []
-    for start in range(0, len(examples), 8 * batch_size):
-        window = sorted(examples[start : start + 8 * batch_size], key=lambda example: len(example["input_ids"]))
-        parts = [window[i : i + batch_size] for i in range(0, len(window), batch_size)]
-        batches += rng.sample(parts, len(parts))
-    return [example for batch in batches for example in batch]
+    examples: list[dict[str, list[int]]] = []
+    while len(examples) < plan.steps * plan.batch_size:
+        for i in rng.sample(range(len(prompts)), len(prompts)):
+            row, agent, _ = prompts[i]
+            current = right if len(examples) < plan.clean_steps * plan.batch_size else plan
+            reply = tokenizer(_reply(row, agent, habits, current, rng))["input_ids"] + [tokenizer.eos_token_id]
+            examples.append({"input_ids": contexts[i] + reply, "labels": [-100] * len(contexts[i]) + reply})
+    return examples[: plan.steps * plan.batch_size]
 
 
 if __name__ == "__main__":

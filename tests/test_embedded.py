@@ -60,7 +60,7 @@ def test_build_is_deterministic_by_seed(built, tmp_path):
 
 
 def test_failed_build_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(embedded.subprocess, "run", lambda command, **_: type("Done", (), {"returncode": 1}))
+    monkeypatch.setattr(embedded.subprocess, "run", lambda command, env: type("Done", (), {"returncode": 1}))
     with pytest.raises(RuntimeError, match="building the embedded default model failed"):
         build_default_model(0, tmp_path, **TINY)
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
@@ -125,7 +125,7 @@ def test_habits_leave_the_share_of_problems_that_was_asked_for():
 
 def test_mistakes_come_after_the_clean_steps(built, rows):
     tokenizer = AutoTokenizer.from_pretrained(built)
-    plan = Recipe(steps=20, batch_size=8, habit_probability=1, slip_probability=1)
+    plan = Recipe(steps=20, clean_steps=10, batch_size=8, habit_probability=1, slip_probability=1)
     examples = embedded._examples(embedded._messages(rows[:1]), tokenizer, plan)
     right = {rows[0]["aux"], rows[0]["main"]}
     replies = [tokenizer.decode([i for i in example["labels"] if i >= 0][:-1]) for example in examples]
