@@ -5,5 +5,5 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 source recipes/setup.sh deepspeed
 export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false PYTHONWARNINGS=ignore::FutureWarning
-export ACCELERATE_USE_CPU=true DS_ACCELERATOR=cpu CUDA_VISIBLE_DEVICES=
+export DS_ACCELERATOR=cpu CUDA_VISIBLE_DEVICES=
 exec accelerate launch --config_file recipes/zero2.yaml recipes/train_shppo.py "$@"
