@@ -1,6 +1,7 @@
 """The engine on workflows and executors that need no model."""
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from marcog_trl.agents import Agent, Execute, Slot, Workflow, make_workflow
@@ -280,6 +281,18 @@ class TestEncodePrompts:
         base.chat_template = None
         mixed = [self.CHAT, "assert"]
         assert [base.decode(ids) for ids in encode_prompts(base, mixed)] == ["def f(x):\n\nreturn\n", "assert"]
+
+    def test_special_tokens_come_from_the_template_or_from_the_tokenizer(self, tiny_model):
+        tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+        begin = ("<|system|>", tokenizer.convert_tokens_to_ids("<|system|>"))
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single=f"{begin[0]} $A", special_tokens=[begin]
+        )
+        chat, text = encode_prompts(tokenizer, [self.CHAT[:1], "assert"])
+        assert tokenizer.decode(chat) == "<|user|>def f(x):<|end|><|assistant|>"
+        assert tokenizer.decode(text) == "<|system|>assert"
+        tokenizer.chat_template = None
+        assert tokenizer.decode(encode_prompts(tokenizer, [self.CHAT[:1]])[0]) == "<|system|>def f(x):\n"
 
     def test_template_arguments_are_passed_on(self, tiny_model):
         tokenizer = AutoTokenizer.from_pretrained(tiny_model)

@@ -313,22 +313,22 @@ class TestRewards:
             tmp_path,
             reward=[own, joint],
             workflow=teams.Pair(),
-            reward_weights=[1.0, 0.5],
+            reward_weights=[2.0, 0.5],
             critic="none",
             advantage_normalization="none",
         )
         teams.script(trainer)
         output = teams.generation_batch(trainer)
         metrics = trainer._metrics["train"]
-        assert metrics["agents/a/reward"] == [-1 + 5]
-        assert metrics["agents/b/reward"] == [2 + 1.5 + 5]
+        assert metrics["agents/a/reward"] == [2 * -1 + 5]
+        assert metrics["agents/b/reward"] == [2 * (2 + 1.5) + 5]
         assert metrics["rewards/own/mean"] == [(-1 + 2 + 1.5) / 2]
         assert metrics["rewards/joint/mean"] == [10]
-        # Advantages within the groups of two: none for agent a, a half for agent b
+        # Advantages within the groups of two: none for agent a, 1 for agent b
         mask = output["completion_mask"].bool()
         first = torch.stack([row[live][0] for row, live in zip(output["advantages"], mask, strict=True)])
         weight = output["row_weight"]
-        torch.testing.assert_close(first / weight, torch.tensor([0, 0, -0.5, 0.5] * 2))
+        torch.testing.assert_close(first / weight, torch.tensor([0, 0, -1.0, 1.0] * 2))
 
     @pytest.mark.parametrize("asynchronous", [False, True])
     @pytest.mark.parametrize(
