@@ -304,8 +304,11 @@ class MultiAgentTrainer(GRPOTrainer):
     def _adapter_config(self, model, peft_config: PeftConfig | None, args: MultiAgentConfig) -> PeftConfig | None:
         """The adapter to train: the user's, or LoRA on all linear layers."""
         if isinstance(model, str) or not is_peft_model(model):
-            default = LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules="all-linear")
-            return default if peft_config is None else peft_config
+            if peft_config is None:
+                return LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules="all-linear")
+            if peft_config.inference_mode:
+                raise ValueError("peft_config.inference_mode=True freezes the adapter; False works")
+            return peft_config
         if "default" not in model.peft_config:
             raise ValueError(
                 f"model has the adapters {list(model.peft_config)} and no 'default', which is the one that is trained; "

@@ -52,13 +52,15 @@ def load_trainer(
     # Where each agent has an adapter of its own, the trainer stacks them itself
     separate = saved.get("parameter_sharing") == "separate"
     adapter = Path(path) / "agents" / team["agents"][0]["name"] if separate else path
+    peft_config = PeftConfig.from_pretrained(str(adapter))
+    peft_config.inference_mode = False  # as which PEFT saves it, and which would freeze it
     trainer = trainer_class(
         model=team["base_model"],
         reward_funcs=team["rewards"],
         args=args,
         train_dataset=problems,
         processing_class=AutoTokenizer.from_pretrained(path, padding_side="left"),
-        peft_config=PeftConfig.from_pretrained(str(adapter)),
+        peft_config=peft_config,
         workflow=workflow,
     )
     check_checkpoint(trainer, str(path))

@@ -8,11 +8,22 @@ from datasets import Dataset
 from peft import LoraConfig
 from transformers import TrainerCallback
 
-from marcog_trl import MultiAgentPPOConfig, MultiAgentPPOTrainer, SHPPOConfig, SHPPOTrainer
 from marcog_trl.agents import Agent, Slot, Workflow
+from marcog_trl.trainers import (
+    MultiAgentConfig,
+    MultiAgentPPOConfig,
+    MultiAgentPPOTrainer,
+    MultiAgentTrainer,
+    SHPPOConfig,
+    SHPPOTrainer,
+)
 
 
-CONFIGS = {MultiAgentPPOTrainer: MultiAgentPPOConfig, SHPPOTrainer: SHPPOConfig}
+CONFIGS = {
+    MultiAgentTrainer: MultiAgentConfig,
+    MultiAgentPPOTrainer: MultiAgentPPOConfig,
+    SHPPOTrainer: SHPPOConfig,
+}
 VOCABULARY = 300  # of the tiny model, special tokens and the rarest left out
 EOS = 1
 
@@ -88,7 +99,6 @@ def make(model, path, trainer=MultiAgentPPOTrainer, reward=letters, data=..., lo
         "num_generations": 2,
         "max_completion_length": 6,
         "learning_rate": 1e-2,
-        "critic_learning_rate": 1e-2,
         "lr_scheduler_type": "constant",
         "max_grad_norm": 1e9,
         "weight_decay": 0.0,
@@ -102,6 +112,8 @@ def make(model, path, trainer=MultiAgentPPOTrainer, reward=letters, data=..., lo
         "shuffle_dataset": False,
         **options,
     }
+    if trainer is not MultiAgentTrainer:
+        config.setdefault("critic_learning_rate", 1e-2)
     data = dataset() if data is ... else data
     return trainer(model, reward, CONFIGS[trainer](str(path), **config), data, **arguments)
 

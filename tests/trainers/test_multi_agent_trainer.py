@@ -13,9 +13,17 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from marcog_trl import MultiAgentPPOConfig, MultiAgentPPOTrainer, SHPPOConfig, SHPPOTrainer, load_problems
+from marcog_trl import load_problems
 from marcog_trl.agents import Agent, Execute, Workflow
 from marcog_trl.execution import Verdict
+from marcog_trl.trainers import (
+    MultiAgentConfig,
+    MultiAgentPPOConfig,
+    MultiAgentPPOTrainer,
+    MultiAgentTrainer,
+    SHPPOConfig,
+    SHPPOTrainer,
+)
 
 
 CHAT = [[{"role": "system", "content": "Code only."}, {"role": "user", "content": f"def f{i}(x):"}] for i in range(4)]
@@ -129,6 +137,13 @@ class TestGRPOScript:
             assert set(table.agent) == {"solver"} and set(table.turn) == {0}
             pd.testing.assert_frame_equal(table[expected.columns], expected, check_exact=False, atol=1e-6)
         assert glob.glob(f"{ours.args.output_dir}/runs/**/events.out*", recursive=True)
+
+    def test_so_is_the_base_trainer_s(self, tiny_model, tmp_path):
+        prompts = [chat[1]["content"] for chat in CHAT]
+        trl, _ = grpo_script(GRPOTrainer, GRPOConfig, tiny_model, tmp_path, prompts=prompts)
+        ours, _ = grpo_script(MultiAgentTrainer, MultiAgentConfig, tiny_model, tmp_path, prompts=prompts)
+        expected, weights = teams.trainable(trl), teams.trainable(ours)
+        assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
     def test_the_defaults_of_the_trainer_run_it_too(self, tiny_model, tmp_path):
         """With the critic and normalised advantages, and SHPPO in the same place."""
@@ -520,6 +535,10 @@ class TestBadInput:
                 "loss_type='dr_grpo' cannot weigh agents equally; loss_type='dapo' or agent_loss_weighting='token' works",
             ),
             (
+                {"peft_config": LoraConfig(task_type="CAUSAL_LM", inference_mode=True)},
+                "peft_config.inference_mode=True freezes the adapter; False works",
+            ),
+            (
                 {"num_iterations": 4, "save_strategy": "steps", "save_steps": 10},
                 "save_steps=10 falls inside a generation cycle of 4 optimizer steps, .* 12 works",
             ),
@@ -559,6 +578,26 @@ class TestBadInput:
         frozen = PeftModel.from_pretrained(base, tmp_path / "adapter" / "helper")
         with pytest.raises(ValueError, match=r"adapter is frozen; .*is_trainable=True.* works"):
             teams.make(frozen, tmp_path, peft_config=None)
+
+
+class TestGroupCredit:
+    def test_is_the_return_minus_the_mean_of_the_siblings(self, tiny_model, tmp_path):
+        rewards = iter([[1.0, 3.0, 0.0, 6.0], [4.0, 0.0, 2.0, 2.0]])
+        trainer = teams.make(
+            tiny_model,
+            tmp_path,
+            MultiAgentTrainer,
+            reward=lambda completions, **kwargs: next(rewards),
+            workflow=teams.Pair(num_turns=2),
+            data=teams.dataset(2),
+            per_device_train_batch_size=16,
+            gamma_turn=0.5,
+            agent_loss_weighting="token",
+        )
+        teams.script(trainer)
+        output = teams.generation_batch(trainer)
+        # Returns of turn 0: 3, 3 | 1, 7; of turn 1: 4, 0 | 2, 2. Rows: problem, turn, agent, generation
+        assert output["advantages"].tolist() == [0, 0, 0, 0, 2, -2, 2, -2, -3, 3, -3, 3, 0, 0, 0, 0]
 
 
 class TestFeatures:
