@@ -242,6 +242,12 @@ class MultiAgentTrainer(GRPOTrainer):
                 continue
             if "prompt" not in columns:
                 raise ValueError(f"{name} has no column 'prompt' but {columns}; rename_column(..., 'prompt') works")
+            for column in ("replies", "turn", "verdicts", "executor"):
+                if column in columns:
+                    raise ValueError(
+                        f"{name} has a column {column!r}, a name under which rewards are given something else; "
+                        f"rename_column({column!r}, ...) works"
+                    )
             if "image" in columns or "images" in columns:
                 raise ValueError(f"{name} has images; {type(self).__name__} takes text-only problems")
             needed = {"prompt": "every episode"} | ({"test": readers[0], "test_format": readers[0]} if readers else {})

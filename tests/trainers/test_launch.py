@@ -68,5 +68,5 @@ class TestSteps:
         assert args.max_steps == 125  # 16 replies a step, each used twice
         set_max_steps(args, None)
         assert args.max_steps == 125
-        with pytest.raises(ValueError, match="num_steps=0.5 trains on no reply; 1e4 works"):
+        with pytest.raises(ValueError, match=r"num_steps=0\.5 trains on no reply; 1e4 works"):
             set_max_steps(args, 0.5)

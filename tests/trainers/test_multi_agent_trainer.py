@@ -506,6 +506,10 @@ class TestBadInput:
                 r"train_dataset\[1\] has no 'prompt', which every episode needs",
             ),
             ({"data": problems().select([])}, "train_dataset is empty; .* works"),
+            (
+                {"data": problems(turn=[0] * 8)},
+                "train_dataset has a column 'turn', .*; rename_column.'turn', .* works",
+            ),
             ({"eval_dataset": problems().select([])}, "eval_dataset is empty"),
             (
                 {"eval_dataset": {"hard": problems(prompt=None, question=["?"])}},

@@ -54,7 +54,7 @@ class TestLoadTrainer:
         assert loaded.args.temperature == 0.5
 
     def test_refuses_what_is_no_team_of_this_format(self, saved, tmp_path):
-        with pytest.raises(ValueError, match="has no team.json; a folder written by a trainer's save_model works"):
+        with pytest.raises(ValueError, match=r"has no team\.json; a folder written by a trainer's save_model works"):
             load_trainer(tmp_path, TESTED)
         team = json.loads((saved[1] / "team.json").read_text())
         (tmp_path / "team.json").write_text(json.dumps({**team, "format_version": 9}))
