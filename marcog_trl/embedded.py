@@ -18,7 +18,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -70,7 +69,7 @@ class Recipe:
             for its role and step, where there is one, in [0, 1].
         slip_probability (`float`, *optional*, defaults to `0.12`): How often another target carries some mistake, in
             [0, 1].
-        clean_share (`float`, *optional*, defaults to `0.3`): Share of problems with no usual mistake in either role, in
+        clean_share (`float`, *optional*, defaults to `0.26`): Share of problems with no usual mistake in either role, in
             [0, 1].
         vocab_size (`int`, *optional*, defaults to `600`): Most entries of the vocabulary, sentences and phrases of prompts
             aside.
@@ -84,7 +83,7 @@ class Recipe:
     learning_rate: float = 4e-3
     habit_probability: float = 0.7
     slip_probability: float = 0.12
-    clean_share: float = 0.3
+    clean_share: float = 0.26
     vocab_size: int = 600
     hidden_size: int = 128
     intermediate_size: int = 384
@@ -211,21 +210,22 @@ def draw_habits(plan: Recipe) -> dict[str, dict[str, str]]:
     """
     rng = random.Random(f"habits {plan.seed}")
     one_role = plan.clean_share**0.5
-    splits = [Counter((row["first"], row["second"]) for row in generate(split)) for split in SIZES]
+    splits = [[(row["first"], row["second"]) for row in generate(split)] for split in SIZES]
 
     def draw() -> dict[str, dict[str, str]]:
         steps = {agent: [step for step in STEPS.values() if rng.random() > one_role] for agent in ("helper", "main")}
         return {agent: {step.name: rng.choice(step.mistakes) for step in steps[agent]} for agent in steps}
 
     def distance(habits: dict[str, dict[str, str]]) -> float:
-        team, role = [], []
+        misses = []
         for pairs in splits:
-            clean = [(a not in habits["helper"], b not in habits["main"], count) for (a, b), count in pairs.items()]
-            team.append(sum(n for a, b, n in clean if a and b) / pairs.total() - plan.clean_share)
-            role += [sum(n for *roles, n in clean if roles[i]) / pairs.total() - one_role for i in (0, 1)]
-        return max(map(abs, team)) + max(map(abs, role)) / 4
+            helper = [first not in habits["helper"] for first, _ in pairs]
+            main = [second not in habits["main"] for _, second in pairs]
+            misses += [abs(sum(role) / len(pairs) - one_role) for role in (helper, main)]
+            misses.append(abs(sum(map(min, helper, main)) / len(pairs) - plan.clean_share))
+        return max(misses)
 
-    return min((draw() for _ in range(5000)), key=distance)
+    return min((draw() for _ in range(1000)), key=distance)
 
 
 def _reply(row: dict, agent: str, habits: dict[str, dict[str, str]], plan: Recipe, rng: random.Random) -> str:

@@ -117,7 +117,7 @@ def test_habits_leave_the_share_of_problems_that_was_asked_for():
         for split in SIZES:
             problems = generate(split)
             clean = [row["first"] not in habits["helper"] and row["second"] not in habits["main"] for row in problems]
-            assert sum(clean) / len(problems) == pytest.approx(plan.clean_share, abs=0.05)
+            assert sum(clean) / len(problems) == pytest.approx(plan.clean_share, abs=0.1)
         for agent in ("helper", "main"):
             assert 0.25 < len(habits[agent]) / len(STEPS) < 0.7
     assert draw_habits(Recipe(seed=1)) == draw_habits(Recipe(seed=1)) != draw_habits(Recipe(seed=2))
