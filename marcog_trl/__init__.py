@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from marcog_trl.problems import load_problems
     from marcog_trl.rewards import collaboration_reward, execution_reward
     from marcog_trl.trainers import (
+        MultiAgentConfig,
         MultiAgentPPOConfig,
         MultiAgentPPOTrainer,
         MultiAgentTrainer,
@@ -24,7 +25,8 @@ _MODULES = {
     "marcog_trl.problems": ("load_problems",),
     "marcog_trl.rewards": ("collaboration_reward", "execution_reward"),
     "marcog_trl.trainers": (
-        "MultiAgentPPOConfig", "MultiAgentPPOTrainer", "MultiAgentTrainer", "SHPPOConfig", "SHPPOTrainer",
+        "MultiAgentConfig", "MultiAgentPPOConfig", "MultiAgentPPOTrainer", "MultiAgentTrainer", "SHPPOConfig",
+        "SHPPOTrainer",
     ),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
@@ -33,6 +35,7 @@ __all__ = [
     "Agent",
     "Collaboration",
     "Execute",
+    "MultiAgentConfig",
     "MultiAgentPPOConfig",
     "MultiAgentPPOTrainer",
     "MultiAgentTrainer",

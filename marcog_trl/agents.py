@@ -88,11 +88,13 @@ class Workflow:
         slots (`tuple[Slot, ...]`): The most replies that an episode can use, in order. By default every agent speaks once
             per turn.
         needs_tests (`bool`, defaults to `False`): Whether `play` reads the tests of a problem.
+        needs_entry_point (`bool`, defaults to `False`): Whether a problem must name the function that it asks for.
     """
 
     agents: tuple[Agent, ...] = ()
     num_turns: int = 1
     needs_tests: bool = False
+    needs_entry_point: bool = False
 
     @cached_property
     def slots(self) -> tuple[Slot, ...]:
@@ -130,8 +132,8 @@ class Workflow:
         Check the declaration of the workflow before any work starts.
 
         Raises:
-            ValueError: If there are no agents, two agents share a name, `num_turns` is below 1, or a slot names an unknown
-                agent or a turn that does not exist.
+            ValueError: If there are no agents, two agents share a name, `num_turns` is below 1, a slot names an unknown
+                agent or a turn that does not exist, or stands twice.
         """
         names = [agent.name for agent in self.agents]
         title = type(self).__name__
@@ -157,6 +159,11 @@ class Workflow:
                 raise ValueError(
                     f"{title}.slots has turn={slot.turn} of agent {slot.agent!r}, but num_turns={self.num_turns}; "
                     f"turn={self.num_turns - 1} works"
+                )
+            if self.slots.count(slot) > 1:
+                raise ValueError(
+                    f"{title}.slots has {slot} {self.slots.count(slot)} times; {replace(slot, act=slot.act + 1)} for "
+                    "another reply in the same turn works"
                 )
 
 
@@ -379,6 +386,8 @@ class Collaboration(_Rounds):
     Raises:
         ValueError: If an argument has a value that is not known.
     """
+
+    needs_entry_point = True
 
     def __init__(
         self,

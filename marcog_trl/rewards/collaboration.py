@@ -13,6 +13,7 @@ from marcog_trl.rewards.scoring import (
     Completion,
     judge,
     log_means,
+    needs_entry_point,
     needs_tests,
     problems_of,
     test_components,
@@ -44,6 +45,7 @@ class _Structure:
         return bool(self.main_definition and self.syntax)
 
 
+@needs_entry_point
 @needs_tests
 def collaboration_reward(
     prompts: list[Prompt],
@@ -87,12 +89,12 @@ def collaboration_reward(
         `list[float | None]` of length E: `None` where the executor failed, not the solution.
 
     Raises:
-        ValueError: If the dataset has no tests, or if `replies` are not those of a main agent and its helpers.
+        ValueError: If the dataset has no tests or entry points, or if `replies` are not those of a main agent and its helpers.
 
     Source: the code-generation experiments of CoMLRL (https://huggingface.co/papers/2508.04652), with its checks moved from
     regular expressions to the syntax tree.
     """
-    problems = problems_of(prompts, columns)
+    problems = problems_of(prompts, columns, needed=("test", "test_format", "entry_point"))
     solutions = []
     structures = []
     for i, problem in enumerate(problems):

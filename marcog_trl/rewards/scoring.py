@@ -19,6 +19,12 @@ def needs_tests(function: Callable) -> Callable:
     return function
 
 
+def needs_entry_point(function: Callable) -> Callable:
+    """Marks a reward function that looks for the function asked for: a dataset that does not name it is refused."""
+    function.needs_entry_point = True  # type: ignore[attr-defined]
+    return function
+
+
 def text_of(completion: Completion) -> str:
     """
     The text of a completion.
@@ -32,28 +38,31 @@ def text_of(completion: Completion) -> str:
     return completion if isinstance(completion, str) else completion[-1]["content"]
 
 
-def problems_of(prompts: Sequence[Prompt], columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+def problems_of(
+    prompts: Sequence[Prompt], columns: Mapping[str, Any], needed: Sequence[str] = ("test", "test_format")
+) -> list[dict[str, Any]]:
     """
     The dataset rows behind a call of a reward function.
 
     Args:
         prompts (`list[str | list[dict[str, str]]]` of length E): The problems' prompts.
         columns (`Mapping[str, list]`): The other keyword arguments of the call. Those that are lists of length E are columns.
+        needed (`Sequence[str]`, *optional*, defaults to `("test", "test_format")`): Columns that there must be.
 
     Returns:
         `list[dict]` of length E: One row per episode.
 
     Raises:
-        ValueError: If there are no tests.
+        ValueError: If a column is missing.
     """
     lists = {
         name: values for name, values in columns.items() if isinstance(values, list) and len(values) == len(prompts)
     }
-    missing = [name for name in ("test", "test_format") if name not in lists]
+    missing = [name for name in needed if name not in lists]
     if missing and prompts:
         raise ValueError(
-            f"the dataset has no column {missing[0]!r} but {['prompt', *lists]}, and this reward executes tests; "
-            "the rows of marcog_trl.problems.load_problems work"
+            f"the dataset has no column {missing[0]!r}, which this reward needs, but {['prompt', *lists]}; the rows of "
+            "marcog_trl.problems.load_problems work"
         )
     return [
         {"prompt": prompt, **{name: values[i] for name, values in lists.items()}} for i, prompt in enumerate(prompts)

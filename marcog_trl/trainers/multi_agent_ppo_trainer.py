@@ -87,6 +87,7 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
         self._rollout_values: torch.Tensor | None = None
         self._rollout_logps: torch.Tensor | None = None
         self._observations: dict[tuple[int, Slot], torch.Tensor] = {}
+        self._token_states: dict[tuple[int, Slot], torch.Tensor] = {}
         self._flight: Flight | None = None
         self._gradient_mass = torch.zeros(len(self.agents), device=self.accelerator.device)
         # Under ZeRO, of the last step: gradient norms by group, one per part that the optimizer stepped on
@@ -194,8 +195,26 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
     def _generate_rows(self, rows: list[Row]):
         if self._needs_prompt_states:
             self._observe(rows)
-        with self.team.rows(self._generation_flight(rows)):
-            return super()._generate_rows(rows)
+        flight = self._generation_flight(rows)
+        if self.args.critic != "none" and self._generates_with_hooks():
+            flight.states = []
+        with self.team.rows(flight):
+            completion_ids, logprobs = super()._generate_rows(rows)
+        self._keep_token_states(rows, completion_ids, flight.states or [])
+        return completion_ids, logprobs
+
+    def _generates_with_hooks(self) -> bool:
+        """Whether generation runs the decoder once for the prompts, and once for every further token."""
+        if self.use_vllm or self.use_transformers_continuous_batching:
+            return False
+        return self.generation_config.prefill_chunk_size is None  # chunks of a prompt may look like tokens
+
+    def _keep_token_states(self, rows: list[Row], completion_ids: list[list[int]], states: list[torch.Tensor]) -> None:
+        """Keeps the states that preceded each generated token, `(T, H)` a row, if generation went through the hooks."""
+        if rows and len(states) >= max(map(len, completion_ids)) and len(states[0]) == len(rows):
+            stacked = torch.stack(states, dim=1)
+            for i, row in enumerate(rows):
+                self._token_states[row.episode, row.slot] = stacked[i, : len(completion_ids[i])]
 
     def _generation_flight(self, rows: list[Row]) -> Flight:
         """The rows of one generate call; a single one stands in where there are none."""
@@ -231,14 +250,40 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
 
     def _play(self, problems, score):
         self._observations.clear()
+        self._token_states.clear()
         return super()._play(problems, score)
 
     def _rollout(self, prompts: list, trainer) -> dict[str, Any]:
         fields = super()._rollout(prompts, trainer)
         assert self._rollout_in_flight is not None
         self._row_tensors = self._make_row_tensors(self._rollout_in_flight)
-        self._rollout_values = self._rollout_logps = None
+        self._rollout_values, self._rollout_logps = self._values_of_generation(self._rollout_in_flight), None
         return fields
+
+    @torch.no_grad()
+    def _values_of_generation(self, rollout: Rollout) -> torch.Tensor | None:
+        """
+        V_old, `(B, T)`, from the states that generation went through, which spares a forward pass; `None` if they are
+        not known in every process, as when a server generated.
+        """
+        known = all(row is None or (row.episode, row.slot) in self._token_states for row in rollout.rows)
+        if self.args.critic == "none" or self._total(int(not known)):
+            return None
+        assert self.team.value_head is not None and self._row_tensors is not None
+        hidden_size = self.model.config.get_text_config().hidden_size
+        dead = torch.zeros(1, hidden_size, device=self.accelerator.device)
+        states = [dead if row is None else self._token_states.pop((row.episode, row.slot)) for row in rollout.rows]
+        length = max(map(len, states))
+        size = self.args.per_device_train_batch_size
+        values = []
+        for start in range(0, len(states), size):
+            padded = nn.utils.rnn.pad_sequence(states[start : start + size], batch_first=True)
+            padded = nn.functional.pad(padded, (0, 0, 0, length - padded.size(1)))
+            team_state = self._row_tensors.get("team_state")
+            values.append(
+                self.team.value_head(padded, None if team_state is None else team_state[start : start + size])
+            )
+        return torch.cat(values)
 
     @staticmethod
     def _by_row(rollout: Rollout, kept: dict[tuple[int, Slot], torch.Tensor]) -> torch.Tensor:
@@ -307,9 +352,12 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
         return output
 
     @torch.no_grad()
-    def _ensure_rollout_pass(self, output: dict[str, Any]) -> None:
-        """V_old and the old log-probabilities come from one pass, TRL's own where it makes one."""
-        if self._rollout_logps is None:
+    def _ensure_rollout_pass(self, output: dict[str, Any], needs_logps: bool) -> None:
+        """
+        V_old and, where needed, the old log-probabilities come from one pass, TRL's own where it makes one; V_old alone
+        comes from generation if it can.
+        """
+        if self._rollout_logps is None and (needs_logps or self._rollout_values is None):
             mode = "train" if self.model.training else "eval"
             size = self.args.per_device_train_batch_size if mode == "train" else self.args.per_device_eval_batch_size
             self._get_per_token_logps_and_entropies(
@@ -326,7 +374,7 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
         mask = output["completion_mask"] * output["tool_mask"]
         in_reward = args.kl_penalty == "reward" and self.beta != 0.0
         if args.critic != "none" or in_reward:
-            self._ensure_rollout_pass(output)
+            self._ensure_rollout_pass(output, needs_logps=in_reward)
         rewards = self._token_rewards(output, rollout, mask)
         if args.critic == "none":
             zeros = torch.zeros_like(rewards)
@@ -339,6 +387,7 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
         else:
             values = self._rollout_values
             assert values is not None
+            values = nn.functional.pad(values, (0, mask.size(1) - values.size(1)))  # pad_to_multiple_of
             advantages, returns = gae(
                 rewards, values, mask, args.gamma, args.lam, self._next_rows(rollout), args.gamma_turn, args.lam_turn
             )

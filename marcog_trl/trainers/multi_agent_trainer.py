@@ -170,7 +170,7 @@ class MultiAgentTrainer(GRPOTrainer):
         self._check_datasets(train_dataset, eval_dataset, reward_funcs)
         self._fit_batches(args, train_dataset)
         self._executor: CodeExecutor | None = None
-        if self.workflow.needs_tests or any(_needs_tests(func) for func in reward_funcs):
+        if self.workflow.needs_tests or any(_needs(func, "tests") for func in reward_funcs):
             self._executor = self._make_executor(args)
         peft_config = self._adapter_config(model, peft_config, args)
         if args.ddp_find_unused_parameters is None:
@@ -222,8 +222,12 @@ class MultiAgentTrainer(GRPOTrainer):
         return workflow
 
     def _check_datasets(self, train_dataset, eval_dataset, reward_funcs: list) -> None:
-        readers = [f"workflow {type(self.workflow).__name__}"] if self.workflow.needs_tests else []
-        readers += [f"reward {get_callable_name(func)}" for func in reward_funcs if _needs_tests(func)]
+        readers = {"prompt": "every episode"}  # by the column that they need
+        for need, needed in (("tests", ("test", "test_format")), ("entry_point", ("entry_point",))):
+            names = [f"reward {get_callable_name(func)}" for func in reward_funcs if _needs(func, need)]
+            if _needs(self.workflow, need):
+                names.insert(0, f"workflow {type(self.workflow).__name__}")
+            readers |= dict.fromkeys(needed if names else (), next(iter(names), ""))
         datasets = {"train_dataset": train_dataset}
         datasets |= (
             {f"eval_dataset[{name!r}]": dataset for name, dataset in eval_dataset.items()}
@@ -250,8 +254,7 @@ class MultiAgentTrainer(GRPOTrainer):
                     )
             if "image" in columns or "images" in columns:
                 raise ValueError(f"{name} has images; {type(self).__name__} takes text-only problems")
-            needed = {"prompt": "every episode"} | ({"test": readers[0], "test_format": readers[0]} if readers else {})
-            for column, reader in needed.items():
+            for column, reader in readers.items():
                 if column not in columns:
                     raise ValueError(f"{name} has no column {column!r}, which {reader} needs, but {columns}")
                 for i, value in enumerate(dataset[column] if isinstance(dataset, Dataset) else ()):
@@ -297,8 +300,18 @@ class MultiAgentTrainer(GRPOTrainer):
             )
         # A checkpoint inside a generation cycle would resume with other rollouts than the uninterrupted run
         cycle = math.lcm(args.steps_per_generation * args.num_iterations, accumulation) // accumulation
+        evaluates_by_steps = args.eval_strategy == "steps" and args.eval_steps is not None and args.eval_steps >= 1
+        if args.save_strategy == "best" and evaluates_by_steps and cast(float, args.eval_steps) % cycle:
+            raise ValueError(
+                f"save_strategy='best' saves where eval_steps={args.eval_steps} says, inside a generation cycle of {cycle} "
+                f"optimizer steps, from which a run cannot resume exactly; "
+                f"eval_steps={cycle * math.ceil(cast(float, args.eval_steps) / cycle)} works"
+            )
         if args.auto_save_steps:
-            args.save_steps = cycle * math.ceil(args.save_steps / cycle)
+            # The best model is among those that were saved and evaluated at the same step
+            best = evaluates_by_steps and args.load_best_model_at_end
+            unit = math.lcm(cycle, int(cast(float, args.eval_steps))) if best else cycle
+            args.save_steps = unit * math.ceil(args.save_steps / unit)
         elif args.save_strategy == "steps" and cycle > 1 and args.save_steps % cycle:
             # A share of the run, below 1, may fall anywhere
             works = cycle * math.ceil((args.save_steps if args.save_steps >= 1 else 500) / cycle)
@@ -585,7 +598,13 @@ class MultiAgentTrainer(GRPOTrainer):
         if self._scoring is None:
             super()._log_completion_extra(column, values)
         else:  # a reward function logs by episode: kept until rows exist
-            self._episode_extras[column].append((*self._scoring, values))
+            turn, playing = self._scoring
+            if len(values) != len(playing):
+                raise ValueError(
+                    f"a reward function logged {len(values)} values as {column!r} for {len(playing)} episodes; one for each "
+                    "of its completions works"
+                )
+            self._episode_extras[column].append((turn, playing, values))
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         """
@@ -755,12 +774,13 @@ def _unwrap(func: Callable) -> Callable:
     return func
 
 
-def _needs_tests(reward_func) -> bool:
-    return bool(getattr(_unwrap(reward_func), "needs_tests", False))
+def _needs(reader, what: str) -> bool:
+    """Whether a workflow or a reward function needs the `"tests"`, or the `"entry_point"`, of every problem."""
+    return bool(getattr(_unwrap(reader), f"needs_{what}", False))
 
 
 def _wants_executor(reward_func: Callable) -> bool:
-    return _needs_tests(reward_func) or "executor" in inspect.signature(reward_func).parameters
+    return _needs(reward_func, "tests") or "executor" in inspect.signature(reward_func).parameters
 
 
 def _check_rewards(name: str, output: Any, expected: int, agents: list[str]) -> list[float | dict[str, float] | None]:

@@ -64,6 +64,8 @@ class Flight:
         latent_targets (`LatentTargets`, *optional*): Set to compute the latent losses.
         frozen (`bool`): Whether all passes have the same rows and weights, as in generation: cores are decoded once.
         last_state (`bool`): Whether to keep the hidden state of the last token.
+        states (`list` of `(B, H)`, *optional*):
+            Set to an empty list before generation, it receives the hidden state that precedes each generated token.
     """
 
     keep: int = 0
@@ -75,6 +77,7 @@ class Flight:
     latent_targets: LatentTargets | None = None
     frozen: bool = False
     last_state: bool = False
+    states: list[torch.Tensor] | None = None
     # What the hooks leave behind
     started: bool = False
     values: torch.Tensor | None = None
@@ -180,6 +183,10 @@ class TeamModule(nn.Module):
         hidden = output[0]
         if flight.last_state:
             flight.hidden = hidden[:, -1].detach()
+        if flight.states is not None:
+            if hidden.size(1) > 1:  # prompts, or a chunk of them
+                flight.states.clear()
+            flight.states.append(hidden[:, -1].detach())
         if flight.keep:
             # The state before the first completion token is the prompt's last one
             flight.hidden = hidden

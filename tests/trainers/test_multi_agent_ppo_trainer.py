@@ -247,6 +247,7 @@ class TestRatio:
             **options,
         )
         teams.randomize(trainer.team)
+        trainer._generates_with_hooks = lambda: False  # a pass over the rollouts gives the old log-probabilities
         ratios = []
         update = trainer._get_per_token_logps_and_entropies
 
@@ -444,6 +445,43 @@ class TestCritic:
         teams.recite(trainer, *replies)
         output = teams.generation_batch(trainer)
         return output["old_values"], output.get("team_state")
+
+    @pytest.mark.parametrize("mode", ["ppo", "observation", "agent-scope", "separate"])
+    def test_old_values_come_from_generation_as_from_a_forward_pass(self, tiny_model, tmp_path, mode):
+        """With prompts of different lengths, unused slots, and replies that end early."""
+        trainer_class, options = RATIO_MODES[mode]
+        passes, outputs = [], {}
+        for known in (True, False):
+            data = Dataset.from_dict({"prompt": ["def f(x):", "more f(x): a longer prompt"]})
+            trainer = teams.make(
+                tiny_model,
+                tmp_path,
+                trainer_class,
+                data=data,
+                workflow=teams.Short(),
+                per_device_train_batch_size=5,
+                steps_per_generation=4,
+                gradient_accumulation_steps=4,
+                max_completion_length=12,
+                generation_kwargs={"suppress_tokens": list(range(2, 250))},
+                **options,
+            )
+            teams.randomize(trainer.team)
+            count = []
+            forward = trainer._get_per_token_logps_and_entropies
+            trainer._get_per_token_logps_and_entropies = lambda *a, **k: count.append(1) or forward(*a, **k)  # noqa: B023
+            if not known:
+                trainer._generates_with_hooks = lambda: False
+            torch.manual_seed(3)
+            outputs[known] = teams.generation_batch(trainer)
+            passes.append(len(count))
+        assert passes == [0, 1]
+        mask = (outputs[True]["completion_mask"] * outputs[True]["tool_mask"]).bool()
+        assert len(set(mask.sum(1).tolist())) > 2
+        assert torch.equal(outputs[True]["completion_ids"], outputs[False]["completion_ids"])
+        old, expected = outputs[True]["old_values"][mask], outputs[False]["old_values"][mask]
+        assert expected.std() > 0.01
+        torch.testing.assert_close(old, expected, rtol=0, atol=2e-5)
 
     @pytest.mark.parametrize("critic", ["team", "agent"])
     def test_no_reply_changes_its_own_value(self, tiny_model, tmp_path, critic):

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from trl import GRPOConfig, GRPOTrainer
 
 from marcog_trl import load_problems
-from marcog_trl.agents import Agent, Execute, Workflow
+from marcog_trl.agents import Agent, Execute, Slot, Workflow
 from marcog_trl.execution import Verdict
 from marcog_trl.trainers import (
     MultiAgentConfig,
@@ -194,6 +194,16 @@ class TestRows:
         assert not output["advantages"][dead].any()
         assert trainer._metrics["train"]["completions/min_length"] == [min(lengths)]
         assert trainer._metrics["train"]["completions/mean_length"] == pytest.approx([sum(lengths) / 7])
+
+    def test_extra_columns_have_one_value_per_episode(self, tiny_model, tmp_path):
+        def reward(completions, log_extra, **kwargs):
+            log_extra("short", [0])
+            return [0.0] * len(completions)
+
+        trainer = teams.make(tiny_model, tmp_path, reward=reward)
+        teams.script(trainer)
+        with pytest.raises(ValueError, match="logged 1 values as 'short' for 8 episodes; one for each"):
+            trainer.train()
 
     def test_the_table_has_agents_turns_and_extra_columns_of_the_rewards(self, tiny_model, tmp_path):
         def reward(completions, turn, log_extra, log_metric, **kwargs):
@@ -456,6 +466,11 @@ class Silent(Workflow):
     agents = ()
 
 
+class Stutter(Workflow):
+    agents = (Agent("main", ""),)
+    slots = (Slot("main"), Slot("main"))
+
+
 class Twins(Workflow):
     agents = (Agent("main", ""), Agent("main", ""))
 
@@ -529,6 +544,19 @@ class TestBadInput:
             ),
             ({"workflow": "collaboration", "num_turns": 2}, "no column 'test', which workflow Collaboration needs"),
             (
+                {
+                    "workflow": "collaboration",
+                    "num_generations": 4,
+                    "data": problems(**TESTED | {"entry_point": None}),
+                },
+                "no column 'entry_point', which workflow Collaboration needs",
+            ),
+            (
+                {"reward": "collaboration_reward", "data": problems(**TESTED | {"entry_point": None})},
+                "no column 'entry_point', which reward collaboration_reward needs",
+            ),
+            ({"workflow": Stutter()}, r"Stutter.slots has Slot\(.*\) 2 times; Slot\(.*act=1\) for another reply"),
+            (
                 {"workflow": "pipeline", "data": problems(**TESTED), "eval_dataset": problems(), "num_generations": 1},
                 "eval_dataset has no column 'test', which workflow Pipeline needs",
             ),
@@ -549,6 +577,17 @@ class TestBadInput:
             (
                 {"num_iterations": 3, "save_strategy": "steps", "save_steps": 0.25},
                 "save_steps=0.25 falls inside a generation cycle of 3 .* 501 works",
+            ),
+            (
+                {
+                    "num_iterations": 4,
+                    "save_strategy": "best",
+                    "metric_for_best_model": "reward",
+                    "eval_strategy": "steps",
+                    "eval_steps": 6,
+                    "eval_dataset": problems(),
+                },
+                "save_strategy='best' .* eval_steps=6 .* a generation cycle of 4 optimizer steps, .* eval_steps=8 works",
             ),
         ],
     )
@@ -727,7 +766,7 @@ class TestFeatures:
             assert torch.equal(model.get_parameter(name.replace(".default.", ".ref.")), tensor)
 
     def test_without_an_adapter_the_base_model_is_the_reference(self, tiny_model, tmp_path):
-        trainer = teams.make(tiny_model, tmp_path, workflow=teams.Pair(), beta=0.5)
+        trainer = teams.make(tiny_model, tmp_path, workflow=teams.Pair(), beta=0.5, kl_penalty="reward")
         output = teams.generation_batch(trainer)
         base = AutoModelForCausalLM.from_pretrained(tiny_model)
         ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
