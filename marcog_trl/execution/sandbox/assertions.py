@@ -4,8 +4,11 @@ Knows nothing about processes; never runs anything.
 """
 
 import ast
+import copy
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 
 _OPERATORS: dict[type, str] = {ast.Eq: "==", ast.NotEq: "!=", ast.Is: "is", ast.IsNot: "is not"}
@@ -34,20 +37,21 @@ def direct(node: ast.stmt) -> Direct | None:
     Returns:
         `Direct` or `None`: what to call and what to expect, or `None` if it takes running the statement to know.
     """
-    if not isinstance(node, ast.Assert) or not (node.msg is None or isinstance(node.msg, ast.Constant)):
+    if not isinstance(node, ast.Assert) or (node.msg is not None and not _says_nothing(node.msg)):
         return None
-    test, operator, expected = node.test, "true", None
+    node = _Folder().visit(copy.deepcopy(node))
+    test, symbol, expected = node.test, "true", None
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        test, operator = test.operand, "false"
+        test, symbol = test.operand, "false"
     elif isinstance(test, ast.Compare) and len(test.ops) == 1 and type(test.ops[0]) in _OPERATORS:
-        operator, other = _OPERATORS[type(test.ops[0])], test.comparators[0]
+        symbol, other = _OPERATORS[type(test.ops[0])], test.comparators[0]
         test = test.left
         if not isinstance(test, ast.Call) or _is_literal(test):
             test, other = other, test
         if not _is_literal(other):
             return None
         expected = ast.literal_eval(other)
-        if operator in ("is", "is not") and expected not in (None, True, False):
+        if symbol in ("is", "is not") and expected not in (None, True, False):
             return None
     if not isinstance(test, ast.Call) or not isinstance(test.func, ast.Name):
         return None
@@ -57,7 +61,46 @@ def direct(node: ast.stmt) -> Direct | None:
         return None
     args = tuple(ast.literal_eval(value) for value in test.args)
     kwargs = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in test.keywords}
-    return Direct(test.func.id, args, kwargs, operator, expected, ast.unparse(test))
+    return Direct(test.func.id, args, kwargs, symbol, expected, ast.unparse(test))
+
+
+def _says_nothing(message: ast.expr) -> bool:
+    """Whether a message, which is made only when the assert has failed, can change nothing after it."""
+    return not any(isinstance(node, (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)) for node in ast.walk(message))
+
+
+class _Folder(ast.NodeTransformer):
+    """Computes arithmetic between numbers, such as the `3 * 19` and `2 ** 10` in the arguments of tests."""
+
+    _OPERATIONS: ClassVar[dict[type, Callable[[Any, Any], Any]]] = {
+        ast.Add: operator.add,
+        ast.Sub: operator.sub,
+        ast.Mult: operator.mul,
+        ast.Div: operator.truediv,
+        ast.FloorDiv: operator.floordiv,
+        ast.Mod: operator.mod,
+        ast.Pow: operator.pow,
+    }
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        self.generic_visit(node)
+        left, right = _number(node.left), _number(node.right)
+        operation = self._OPERATIONS.get(type(node.op))
+        if left is None or right is None or operation is None:
+            return node
+        small = abs(left) <= 1 << 64 and abs(right) <= (64 if isinstance(node.op, ast.Pow) else 1 << 64)
+        try:
+            value = operation(left, right) if small else None
+        except (ArithmeticError, ValueError):
+            return node  # the test itself raises
+        return ast.copy_location(ast.Constant(value), node) if type(value) in (int, float) else node
+
+
+def _number(node: ast.expr) -> int | float | None:
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = _number(node.operand)
+        return None if value is None else -value
+    return node.value if isinstance(node, ast.Constant) and type(node.value) in (int, float) else None
 
 
 def _is_literal(node: ast.expr) -> bool:

@@ -300,9 +300,9 @@ class Confinement:
         if self.seccomp:
             self._process_filter(abi).install(self.libc, _SECCOMP[_column()])
 
-    def confine_child(self, memory_bytes: int, cpu_seconds: int) -> None:
+    def limit_child(self, memory_bytes: int, cpu_seconds: int) -> None:
         """
-        Takes from a freshly forked child what only its parent may do, and sets the limits of its job.
+        Sets the limits of a child's job.
 
         Args:
             memory_bytes (`int`): Limit of the address space in bytes.
@@ -314,6 +314,15 @@ class Confinement:
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 1))
         if sys.platform.startswith("linux"):
             resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+
+    def confine_child(self) -> None:
+        """
+        Takes from a freshly forked child what only its parent may do.
+
+        Raises:
+            OSError: If the kernel refuses.
+        """
+        if sys.platform.startswith("linux"):
             die_with_parent(self.libc)
         if not self.seccomp:
             os.setsid()  # children are possible then, and go with their session

@@ -20,6 +20,7 @@ from .zygote import Zygote
 _GRACE = 1.0  # seconds that a judge has to say what test it was at when the solution was taken from it
 _ALARM_BYTES = 1 << 16  # larger messages are decoded under an alarm
 _JUDGE_MEMORY_MB = 2048
+_MOST_PROGRAMS = 64  # that one judge sees
 _CHECKED_OUTPUT = 1 << 20  # characters of an output that a checker sees
 _BROKE = "the program's process broke its channel"
 
@@ -81,6 +82,23 @@ class Child:
         return "error", f"the program's process ended with exit status {self.exit}"
 
 
+class Judge(Child):
+    """A judge and what it was given to judge by; takes one program after another."""
+
+    def __init__(self, zygote: Zygote, terms: dict, channel: socket.socket):
+        super().__init__(zygote, {**terms, "role": "judge"}, [channel.fileno()])
+        self.terms = terms
+        self.programs = 1
+
+    def give(self, channel: socket.socket) -> None:
+        """Sends it the channel to the next solution process."""
+        self.programs += 1
+        try:
+            socket.send_fds(self.sock, [b"A"], [channel.fileno()])
+        except OSError:
+            pass  # it is gone; reading will say so
+
+
 class Results:
     """The results of a job's tests, as they come in."""
 
@@ -127,6 +145,7 @@ class Driver:
 
     def __init__(self, zygote: Zygote):
         self.zygote = zygote
+        self.judge: Judge | None = None  # of the last job, for the next program with the same tests
         signal.signal(signal.SIGALRM, _ring)
 
     def run(self, job: dict) -> dict:
@@ -149,12 +168,8 @@ class Driver:
                 child.end()
         return results.verdict(self.start)
 
-    def child(self, role: str, payload: dict, fds: list[int], memory_mb: int | None = None) -> Child:
-        limits = {
-            "role": role,
-            "memory_mb": self.job["memory_mb"] if memory_mb is None else memory_mb,
-            "cpu_seconds": self.cpu_seconds,
-        }
+    def child(self, role: str, payload: dict, fds: list[int]) -> Child:
+        limits = {"role": role, "memory_mb": self.job["memory_mb"], "cpu_seconds": self.cpu_seconds}
         child = Child(self.zygote, {**limits, **payload}, fds)
         self.children.append(child)
         return child
@@ -249,17 +264,18 @@ class Driver:
         }
         program = {"code": job["code"], "exports": job["exports"], "entry_point": job["entry_point"]}
         solution, theirs = self.solution(program)
-        judge = self.child("judge", tests, [theirs.fileno()], max(_JUDGE_MEMORY_MB, job["memory_mb"]))
-        theirs.close()
         self.zygote.order()
-        self.zygote.order()
-        if not self.loaded(solution, results):
-            return
+        with theirs:
+            if not self.loaded(solution, results):
+                return
+            judge = self.put_to_judge(tests, theirs)
         while True:
             frame = self.next_report(judge, solution, results)
             if frame is None:
                 return
             status = frame["s"]
+            if frame["again"]:
+                self.children.remove(judge)
             if status == "done":
                 results.fill("passed", "")
                 return
@@ -280,10 +296,27 @@ class Driver:
                 return
             solution.end()
             solution, theirs = self.solution(program)
-            socket.send_fds(judge.sock, [b"A"], [theirs.fileno()])
-            theirs.close()
+            with theirs:
+                judge.give(theirs)
             if not self.loaded(solution, results):
                 return
+
+    def put_to_judge(self, tests: dict, channel: socket.socket) -> "Judge":
+        """Gives the channel to a solution process to the judge of the last job, if that has the same tests, or to a new
+        one."""
+        memory_mb = max(_JUDGE_MEMORY_MB, self.job["memory_mb"])
+        terms = {**tests, "memory_mb": memory_mb, "cpu_seconds": self.cpu_seconds * _MOST_PROGRAMS}
+        judge, self.judge = self.judge, None
+        if judge is not None and not (judge.running and judge.programs < _MOST_PROGRAMS and judge.terms == terms):
+            judge.end()
+            judge = None
+        if judge is None:
+            judge = Judge(self.zygote, terms, channel)
+        else:
+            judge.give(channel)
+        self.judge = judge
+        self.children.append(judge)
+        return judge
 
     lost: tuple[str, str] | None = None  # what became of a solution process that was taken from the judge
 
@@ -370,7 +403,7 @@ class Driver:
         open_tests = [k for k, entry in enumerate(entries) if entry is not None and entry[0] == "unchecked"]
         cases = [[*self.job["tests"][k], output] for k, output in zip(open_tests, outputs, strict=True)]
         payload = {"format": "outputs", "setup": self.job["setup"], "tests": cases, "exports": [], "modules": []}
-        judge = self.child("judge", {**payload, "entry_point": None}, [], _JUDGE_MEMORY_MB)
+        judge = self.child("judge", {**payload, "entry_point": None, "memory_mb": _JUDGE_MEMORY_MB}, [])
         problem: tuple[str, str] | None = None
         for k in open_tests:
             if problem is None:

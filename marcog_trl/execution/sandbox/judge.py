@@ -570,70 +570,89 @@ def mismatch(left: Any, symbol: str, right: Any) -> Mismatch:
 
 
 class Judge:
-    """Runs the tests of one job and reports on each."""
+    """Runs the same tests on one program after another, and reports on each test. Programs share nothing but the modules
+    that the tests import."""
 
-    def __init__(self, control: socket.socket, payload: dict, fd: int | None):
+    def __init__(self, control: socket.socket, payload: dict):
         self.control = control
         self.payload = payload
-        self.session = Session(payload["exports"])
-        self.space: dict[str, Any] = {
-            "__name__": "tests",
-            "__builtins__": builtins,
-            "__mismatch__": mismatch,
-            assertions.RECORD: self.record,
-        }
-        self.fd = fd
+        self.codes: dict[Any, types.CodeType] = {}
+        self.builtins = dict(vars(builtins))
+        self.recursion_limit = sys.getrecursionlimit()
 
-    def report(self, index: int | None, status: str, message: str = "") -> None:
-        wire.send(self.control, {"t": index, "s": status, "m": message[:1000]})
+    def report(self, index: int | None, status: str, message: str = "", again: bool = False) -> None:
+        wire.send(self.control, {"t": index, "s": status, "m": message[:1000], "again": again})
 
-    def run(self) -> None:
+    def begin(self) -> None:
+        """What no tests may leave for the next program: names, random numbers, settings."""
+        import decimal
         import random
 
         # as fixed as the tests, and unknown to the program
         random.seed(repr(self.payload["tests"]))
+        decimal.setcontext(decimal.Context())
+        sys.setrecursionlimit(self.recursion_limit)
+        for name in set(vars(builtins)) - set(self.builtins):
+            del vars(builtins)[name]
+        vars(builtins).update(self.builtins)
         module = types.ModuleType("tests")
-        module.__dict__.update(self.space)
-        self.space = module.__dict__
+        self.space: dict[str, Any] = module.__dict__
+        self.space.update({"__builtins__": builtins, "__mismatch__": mismatch, assertions.RECORD: self.record})
         sys.modules["tests"] = module
+        self.session = Session(self.payload["exports"])
+
+    def run(self, fd: int | None) -> bool:
+        """Runs the tests on the program behind `fd`; returns whether it may be done again."""
+        self.begin()
         try:
-            exports = {} if self.fd is None else self.session.attach(socket.socket(fileno=self.fd))
+            exports = {} if fd is None else self.session.attach(socket.socket(fileno=fd))
             self.session.dead = False
             self.space.update(exports)
             for name, source in self.payload["modules"]:
                 if source in sys.modules or importlib.util.find_spec(source):
                     self.space[name] = importlib.import_module(source)
-            exec(compile(self.payload["setup"], "<setup>", "exec"), self.space)
+            exec(self.compiled("setup", lambda: self.payload["setup"]), self.space)
             getattr(self, self.payload["format"])(exports)
+            status, message = "gone" if self.session.dead else "done", ""
         except SolutionGone:
-            self.report(None, "gone")
-            return
+            status, message = "gone", ""
         except BaseException as error:
-            self.report(None, "raised", self.describe(error))
-            return
-        self.report(None, "gone" if self.session.dead else "done")
+            status, message = "raised", self.describe(error)
+        # a thread of the tests would go on under the next program
+        again = fd is not None and not self.session.dead and not _thread._count()
+        self.report(None, status, message, again)
+        return again
+
+    def compiled(self, key: Any, source: Callable[[], Any]) -> types.CodeType:
+        if key not in self.codes:
+            self.codes[key] = compile(source(), "<setup>" if key == "setup" else "<tests>", "exec")
+        return self.codes[key]
 
     def asserts(self, exports: dict[str, Any]) -> None:
         self.restore(exports)
         for index, source in enumerate(self.payload["tests"]):
             with self.record(index):
-                exec(compile(assertions.explained(ast.parse(source)), "<tests>", "exec"), self.space)
+                code = self.compiled(index, lambda source=source: assertions.explained(ast.parse(source)))
+                exec(code, self.space)
 
     def check(self, exports: dict[str, Any]) -> None:
-        tree = ast.parse(self.payload["tests"])
-        function = assertions.check_function(tree)
-        assert function is not None
-        count = assertions.instrument(tree, function)
-        exec(compile(tree, "<tests>", "exec"), self.space)
+        exec(self.compiled("tests", self.instrumented), self.space)
         candidate = exports[self.payload["entry_point"]]
-        if count:
+        if self.count:
             self.space["check"](candidate)
             return
         with self.record(0):
             self.space["check"](candidate)
 
+    def instrumented(self) -> ast.Module:
+        tree = ast.parse(self.payload["tests"])
+        function = assertions.check_function(tree)
+        assert function is not None
+        self.count = assertions.instrument(tree, function)
+        return tree
+
     def unittest(self, exports: dict[str, Any]) -> None:
-        exec(compile(self.payload["tests"], "<tests>", "exec"), self.space)
+        exec(self.compiled("tests", lambda: self.payload["tests"]), self.space)
         self.restore(exports)
         for index, name in enumerate(self.payload["names"]):
             with self.record(index):
@@ -723,5 +742,11 @@ def run_method(case: Any, method: str) -> None:
 
 
 def serve(control: socket.socket, payload: dict, fd: int | None) -> None:
-    """Runs the tests of a payload against the solution process behind `fd`."""
-    Judge(control, payload, fd).run()
+    """Runs the tests of a payload against the solution process behind `fd`, and those that come after it."""
+    judge = Judge(control, payload)
+    while judge.run(fd):
+        judge.session.sock.close()
+        _, fds, _, _ = socket.recv_fds(control, 1, 1)
+        if not fds:
+            return
+        fd = fds[0]

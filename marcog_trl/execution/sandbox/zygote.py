@@ -160,11 +160,12 @@ def _be_a_child(zygote: socket.socket, fd: int, confinement: Confinement) -> Non
     try:
         zygote.close()
         control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=fd)
+        confinement.confine_child()  # most of what it takes to start, done before there is work
         header, fds, _, _ = socket.recv_fds(control, 4, 2)
         if len(header) < 4:
             return
         payload = wire.parse(wire.read_exactly(control, int.from_bytes(header, "little")))
-        confinement.confine_child(payload["memory_mb"] << 20, payload["cpu_seconds"])
+        confinement.limit_child(payload["memory_mb"] << 20, payload["cpu_seconds"])
         role = payload["role"]
         if role == "direct":
             solution.serve_direct(control, payload)

