@@ -47,7 +47,9 @@ def judged_jobs(groups, completions):
         setup = f"def close(a, b):\n    return abs(a - b) < 1e-9 + {k} * 0"
         tests = [f"assert close(f({x}), {x * x + k})" for x in range(3)]
         for c in range(completions):
-            jobs.append(Job(f"def f(x):\n    y = {c}\n    return x * x + {k} + y - {c}\n", tests, "asserts", setup, "f"))
+            jobs.append(
+                Job(f"def f(x):\n    y = {c}\n    return x * x + {k} + y - {c}\n", tests, "asserts", setup, "f")
+            )
     return jobs
 
 

@@ -66,7 +66,9 @@ def direct(node: ast.stmt) -> Direct | None:
 
 def _says_nothing(message: ast.expr) -> bool:
     """Whether a message, which is made only when the assert has failed, can change nothing after it."""
-    return not any(isinstance(node, (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)) for node in ast.walk(message))
+    return not any(
+        isinstance(node, (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)) for node in ast.walk(message)
+    )
 
 
 class _Folder(ast.NodeTransformer):
