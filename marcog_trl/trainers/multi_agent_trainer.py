@@ -27,7 +27,6 @@ from marcog_trl.agents import Workflow, make_workflow, solution_job
 from marcog_trl.execution import CodeExecutor
 from marcog_trl.execution.isolation import IsolationLevel
 from marcog_trl.rewards import make_reward
-from marcog_trl.rewards.scoring import judge
 from marcog_trl.rollout import Episode, Row, encode_prompts, play
 from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
 from marcog_trl.trainers.team_files import MODULES_FILE, TEAM_FILE, check_checkpoint, describe_team, write_json
@@ -442,25 +441,41 @@ class MultiAgentTrainer(GRPOTrainer):
         Returns:
             `list[Episode]`: With rewards and, of every turn, the verdict of its solution.
         """
+        return self.begin_episodes(problems)()
+
+    def begin_episodes(self, problems: list[dict[str, Any]]) -> Callable[[], list[Episode]]:
+        """
+        As [`play_episodes`], but returns while solutions are still being executed, so that more can be played meanwhile.
+
+        Args:
+            problems (`list[dict]` of length E): Dataset rows with tests.
+
+        Returns:
+            `Callable[[], list[Episode]]`: To be called once, by all processes in the same order: waits for the verdicts,
+            scores the episodes, and returns them.
+        """
         with self._gathered_before_training():
             episodes = self._play(problems, None)
-        for k in range(self.workflow.num_turns):
-            turns = [(episode, episode.turns[k]) for episode in episodes if len(episode.turns) > k]
-            jobs = [solution_job(episode.problem, turn.solution) for episode, turn in turns]
-            verdicts = judge(
-                [episode.problem for episode, _ in turns],
-                [turn.solution for _, turn in turns],
-                [turn.verdicts for _, turn in turns],
-                self.executor,
-            )
-            for (_, turn), job, verdict in zip(turns, jobs, verdicts, strict=True):
-                assert verdict is not None
-                turn.verdicts.append((job, verdict))
-            self._score(episodes, k)
-        # What reward functions logged belongs to no training step
-        self._pending_metrics.clear()
-        self._episode_extras.clear()
-        return episodes
+        scores = self._scores
+        turns = [(k, episode, turn) for episode in episodes for k, turn in enumerate(episode.turns)]
+        jobs = [solution_job(episode.problem, turn.solution) for _, episode, turn in turns]
+        known = {job: verdict for _, _, turn in turns for job, verdict in turn.verdicts}
+        missing = list(dict.fromkeys(job for job in jobs if job not in known))
+        future = self.executor.submit(missing)
+
+        def finish() -> list[Episode]:
+            verdicts = known | dict(zip(missing, future.result(), strict=True))
+            for (_, _, turn), job in zip(turns, jobs, strict=True):
+                turn.verdicts.append((job, verdicts[job]))
+            self._scores = scores
+            for k in range(self.workflow.num_turns):
+                self._score(episodes, k)
+            # What reward functions logged belongs to no training step
+            self._pending_metrics.clear()
+            self._episode_extras.clear()
+            return episodes
+
+        return finish
 
     def _rollout(self, prompts: list, trainer: GRPOTrainer) -> dict[str, Any]:
         """TRL's rollout function: plays the episodes of this process and lays their replies out as rows."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from rich.table import Table
 
 from marcog_trl.agents import solution_job
 from marcog_trl.code import syntax_error
+from marcog_trl.rollout import Episode
 from marcog_trl.trainers.team_files import write_json
 
 
@@ -105,16 +106,20 @@ def _play_all(
             trainer.generation_config = copy.deepcopy(generation)
             trainer.generation_config.update(do_sample=False, temperature=None, top_p=None, top_k=None, min_p=None)
         try:
+            # While one batch is executed, the next one is generated
+            finish: Callable[[], list[Episode]] | None = None
             for start in range(0, share, batch_size):
-                results += _play_batch(trainer, own[start : start + batch_size])
+                begun = trainer.begin_episodes(own[start : start + batch_size])
+                results += _results(finish() if finish is not None else [])
+                finish = begun
+            results += _results(finish() if finish is not None else [])
         finally:
             trainer.generation_config = generation
             trainer.model.train(was_training)
     return gather_object(results)[: len(rows)] if world > 1 else results
 
 
-def _play_batch(trainer: MultiAgentTrainer, rows: list[dict[str, Any]]) -> list[dict[str, float]]:
-    episodes = trainer.play_episodes(rows)
+def _results(episodes: list[Episode]) -> list[dict[str, float]]:
     results = []
     for episode in episodes:
         turn = episode.turns[-1]

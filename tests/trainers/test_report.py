@@ -56,6 +56,23 @@ class TestEvaluateTeam:
         assert figures["parses"] == 0.75
         assert figures["solved_interval"] == figures["solved_greedy_interval"] == 0  # all problems alike
 
+    def test_generates_while_the_batch_before_is_executed(self, trainer, monkeypatch):
+        events = []
+
+        def generate(prompt_ids, *rest):
+            events.append("generate")
+            return [trainer._tokenizer(f"def f(x):\n    {WRONG}")["input_ids"] for _ in prompt_ids], None
+
+        submit, score = trainer.executor.submit, trainer._score
+        monkeypatch.setattr(trainer, "_generate_single_turn", generate)
+        monkeypatch.setattr(trainer.executor, "submit", lambda jobs: events.append("submit") or submit(jobs))
+        monkeypatch.setattr(trainer, "_score", lambda *args: events.append("score") or score(*args))
+        figures = evaluate_team(trainer, trainer.train_dataset, num_samples=2, batch_size=2)
+        sampled = ["generate", "submit", "generate", "submit", "score", "generate", "submit", "score", "score"]
+        greedy = ["generate", "submit", "generate", "submit", "score", "score"]
+        assert events == sampled + greedy
+        assert figures["tests_passed"] == 0.5 and figures["samples"] == 6
+
     def test_refuses_problems_that_tell_nothing(self, trainer):
         with pytest.raises(ValueError, match="problems is empty"):
             evaluate_team(trainer, trainer.train_dataset.select([]))

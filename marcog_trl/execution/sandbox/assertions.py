@@ -39,8 +39,7 @@ def direct(node: ast.stmt) -> Direct | None:
     """
     if not isinstance(node, ast.Assert) or (node.msg is not None and not _says_nothing(node.msg)):
         return None
-    node = _Folder().visit(copy.deepcopy(node))
-    test, symbol, expected = node.test, "true", None
+    test, symbol, expected = _Folder().visit(copy.deepcopy(node.test)), "true", None
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         test, symbol = test.operand, "false"
     elif isinstance(test, ast.Compare) and len(test.ops) == 1 and type(test.ops[0]) in _OPERATORS:
@@ -102,7 +101,8 @@ def _number(node: ast.expr) -> int | float | None:
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         value = _number(node.operand)
         return None if value is None else -value
-    return node.value if isinstance(node, ast.Constant) and type(node.value) in (int, float) else None
+    found = node.value if isinstance(node, ast.Constant) else None
+    return found if type(found) is int or type(found) is float else None
 
 
 def _is_literal(node: ast.expr) -> bool:

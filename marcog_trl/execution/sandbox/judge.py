@@ -632,8 +632,7 @@ class Judge:
         self.restore(exports)
         for index, source in enumerate(self.payload["tests"]):
             with self.record(index):
-                code = self.compiled(index, lambda source=source: assertions.explained(ast.parse(source)))
-                exec(code, self.space)
+                exec(self.compiled(index, lambda: assertions.explained(ast.parse(source))), self.space)  # noqa: B023
 
     def check(self, exports: dict[str, Any]) -> None:
         exec(self.compiled("tests", self.instrumented), self.space)
