@@ -82,6 +82,8 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
         adapter = next(p for p in self.model.parameters() if p.requires_grad)
         self.team.to(device=self.accelerator.device, dtype=adapter.dtype)
         self.team.attach(causal_lm)
+        if self.use_vllm:
+            self._keep_team_from_vllm()
         # Of the rows in flight, in row order: what forward passes need beside token ids
         self._row_tensors: dict[str, torch.Tensor] | None = None
         self._rollout_values: torch.Tensor | None = None
@@ -96,6 +98,15 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
         self._adapter_layer = next((m for m in self.model.modules() if isinstance(m, BaseTunerLayer)), None)
 
     # The team's modules
+
+    def _keep_team_from_vllm(self) -> None:
+        """vLLM has the language model only: what TRL sends it after an update must leave the team's modules out."""
+        named_params = self.vllm_generation._iter_named_params
+
+        def without_team() -> Iterator[tuple[str, torch.Tensor]]:
+            return (pair for pair in named_params() if not pair[0].startswith(f"{ATTRIBUTE}."))
+
+        self.vllm_generation._iter_named_params = without_team
 
     @contextmanager
     def _own_randomness(self) -> Iterator[None]:

@@ -5,6 +5,7 @@ import importlib.util
 import pytest
 
 from marcog_trl.execution import CodeExecutor, Job
+from marcog_trl.execution.jobs import plan
 
 
 @pytest.fixture(scope="module")
@@ -224,9 +225,240 @@ def test_numpy_arrays_cross(executor):
     assert executor.run([single])[0].status == "passed"
 
 
-def test_what_cannot_cross_is_said(executor):
-    verdict = executor.run([Job(code="def f(): return object()", tests=["assert f() == 1"])])[0]
-    assert verdict.status == "failed" and "object" in verdict.message
-    tests = ["class Mine: pass\nassert f(Mine()) == 1"]
-    verdict = executor.run([Job(code="def f(x): return 1", tests=tests)])[0]
-    assert verdict.status == "failed" and "Mine" in verdict.message
+PREAMBLE = """
+import collections, dataclasses, datetime, enum, types, typing
+from collections import Counter, OrderedDict, UserList, defaultdict, deque, namedtuple
+from decimal import Decimal
+from fractions import Fraction
+P = namedtuple("P", "x y")
+class Q(typing.NamedTuple):
+    a: int
+    b: str = "z"
+class Color(enum.Enum):
+    RED = 1
+class Level(enum.IntEnum):
+    LOW = 1
+class Text(str): pass
+class Items(list): pass
+class Table(dict): pass
+class Whole(int): pass
+class Pair(tuple): pass
+class Yes:
+    def __eq__(self, other): return True
+def ident(x): return x
+def nest(n):
+    x = []
+    for _ in range(n): x = [x]
+    return x
+"""
+# what a program returns: literals to compare it with
+LITERALS = {
+    "{1, 2}": ["{2, 1}", "[1, 2]"],
+    "(1, [2])": ["(1, [2])", "[1, [2]]"],
+    "{(1, 2): 3, None: b'x', 1.5: True}": ["{(1, 2): 3, None: b'x', 1.5: 1}", "{}"],
+    "{1: 'a'}": ["{True: 'a'}", "{'1': 'a'}"],
+    "b'ab'": ["b'ab'", "'ab'"],
+    "bytearray(b'ab')": ["b'ab'"],
+    "10 ** 5000": ["1" + "0" * 4000, "1e308"],
+    "10 ** 400": ["1" + "0" * 400],
+    "float('inf')": ["1e999", "-1e999"],
+    "float('nan')": ["0.0", "None"],
+    "-0.0": ["0.0", "0"],
+    "True": ["1", "1.0"],
+    "1": ["True", "1.0", "1 + 0j", "'1'"],
+    "None": ["None", "0", "False"],
+    "Decimal('1.5')": ["1.5", "2"],
+    "Decimal('0.1')": ["0.1"],
+    "Decimal('NaN')": ["0"],
+    "Fraction(1, 2)": ["0.5", "1"],
+    "Fraction(1, 3)": ["0.3333333333333333"],
+    "datetime.date(2024, 1, 1)": ["'2024-01-01'"],
+    "Counter('aab')": ["{'a': 2, 'b': 1}", "{'a': 2}", "{'a': 2, 'b': 1, 'c': 0}"],
+    "deque([1, 2])": ["[1, 2]"],
+    "OrderedDict([('b', 1), ('a', 2)])": ["{'a': 2, 'b': 1}"],
+    "defaultdict(list, {1: [2]})": ["{1: [2]}", "{}"],
+    "P(1, 2)": ["(1, 2)", "[1, 2]"],
+    "[Q(3)]": ["[(3, 'z')]"],
+    "Color.RED": ["1", "'RED'"],
+    "[Level.LOW]": ["[1]", "[True]", "[2]"],
+    "range(3)": ["[0, 1, 2]"],
+    "{1: 2}.keys()": ["[1]", "{1}"],
+    "{1: 2}.items()": ["[(1, 2)]", "{(1, 2)}"],
+    "(n for n in [1])": ["[1]"],
+    "map(str, [1])": ["['1']"],
+    "[Text('a'), {Text('k'): Whole(1)}]": ["['a', {'k': 1}]", "['a', {'k': 2}]"],
+    "{Text('a')}": ["{'a'}"],
+    "Items([1])": ["[1]", "(1,)"],
+    "Table(a=1)": ["{'a': 1}"],
+    "Whole(3)": ["3", "3.0", "4"],
+    "Pair((1,))": ["(1,)", "[1]"],
+    "ident": ["1"],
+    "int": ["1"],
+    "...": ["...", "1"],
+    "'\\ud800ä😀'": ["'\\ud800ä😀'", "'ä😀'"],
+    "[[[]] * 2] * 2": ["[[[], []], [[], []]]"],
+}
+
+
+@pytest.mark.parametrize("value", LITERALS)
+def test_values_compare_with_literals_as_they_do_natively(executor, value):
+    """With a judge and without one."""
+    code = f"{PREAMBLE}def f(): return {value}"
+    tests = [f"assert f() {operator} {literal}" for literal in LITERALS[value] for operator in ("==", "!=")]
+    tests += ["assert f()", "assert not f()", "assert f() is None", "assert f() is not True"]
+    jobs = [Job(code=code, tests=tests), Job(code=code, tests=tests, setup="judged = True")]
+    assert [plan(job).calls is None for job in jobs] == [False, True]
+    native = []
+    for test in tests:
+        space = {"__name__": "solution"}
+        exec(code, space)
+        try:
+            exec(test, space)
+            native.append("passed")
+        except AssertionError:
+            native.append("failed")
+    for verdict in executor.run(jobs):
+        assert [result.status for result in verdict.tests] == native, dict(zip(tests, verdict.tests, strict=True))
+
+
+# a test that a program fails because something cannot cross, and what the message must name
+UNCROSSABLE = {
+    "object": ("def f(): return object()", "assert f() == 1", "object of type object"),
+    "inside a container": ("class A: pass\ndef f(): return {1: A()}", "assert f() == {1: 2}", "object of type A"),
+    "generator": ("def f(): yield 1", "assert f() == [1]", "object of type generator"),
+    "own type": (f"{PREAMBLE}def f(): return Yes()", "assert f() == 1", "object of type Yes"),
+    "buffer": ("def f(): return memoryview(b'a')", "assert f() == b'a'", "object of type memoryview"),
+    "too deep": (f"{PREAMBLE}def f(): return nest(300)", "assert f() == []", "more than 200 levels"),
+    "too deep for a judge": (f"{PREAMBLE}def f(): return nest(300)", "x = f()", "more than 200 levels"),
+    "too large": ("def f(): return 'a' * (20 << 20)", "assert f() == 'a'", "larger than 16777216"),
+    "too large for a judge": ("def f(): return 'a' * (20 << 20)", "assert len(f()) > 1", "larger than 16777216"),
+    "class of the tests": ("def f(x): return 1", "class Mine: pass\nassert f(Mine()) == 1", "object of type Mine"),
+    "member of the tests' enum": (
+        "def f(x): return x",
+        "import enum\nclass E(enum.Enum):\n    A = 1\nassert f(E.A) is E.A",
+        "object of type E",
+    ),
+    "module": ("def f(x): return x", "import math\nassert f(math) is math", "object of type module"),
+    "object as operand": (
+        "class A:\n    def __add__(self, n): return n",
+        "x = A() + 1",
+        "A of the program cannot be combined with int of the tests",
+    ),
+    "object in order": (
+        "class A:\n    def __lt__(self, other): return True",
+        "assert A() < 1",
+        "objects of the program (A) are not compared by <",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNCROSSABLE)
+def test_what_cannot_cross_is_said(executor, name):
+    code, test, words = UNCROSSABLE[name]
+    verdict = executor.run([Job(code=code, tests=[test])])[0]
+    assert verdict.status == "failed" and words in verdict.message, verdict
+
+
+@pytest.mark.skipif(importlib.util.find_spec("numpy") is None, reason="numpy is not installed")
+def test_numpy_values_and_literals(executor):
+    code = "import numpy as np\ndef n(): return np.int64(3)\ndef b(): return np.True_\ndef a(): return np.array([1])\n"
+    code += "def o(): return np.array([None])"
+    tests = ["assert n() == 3", "assert b() == True", "assert [np_free for np_free in a()] == [1]"]
+    verdict = executor.run([Job(code=code, tests=tests, memory_mb=2048, timeout=20)])[0]
+    assert verdict.status == "passed", verdict
+    jobs = [Job(code=code, tests=[f"assert {name}() == [1]"], memory_mb=2048, timeout=20) for name in "ao"]
+    array, objects = executor.run(jobs)
+    assert array.status == "failed" and "a numpy array, which equals no literal" in array.message
+    assert objects.status == "failed" and "numpy data of type object cannot cross" in objects.message
+
+
+OWN_ERRORS = (
+    "import os\nclass Base(Exception): pass\nclass Derived(Base): pass\ndef die(): os._exit(3)\n"
+    "def base(): raise Base('b')\ndef derived(): raise Derived('d')\nitems = [1]\ndef add(): items.append(2)"
+)
+# what is so: (program, tests, which of them pass)
+VERDICTS = {
+    "a defaultdict whose default cannot cross is compared as a dict": (
+        "from collections import defaultdict\ndef f(): return defaultdict(lambda: 0, a=1)",
+        ["assert f() == {'a': 1}"],
+        [True],
+    ),
+    "exception classes of the program derive from one another": (
+        OWN_ERRORS,
+        [
+            "assert Derived.__name__ == 'Derived'",
+            "try: derived()\nexcept Base: pass",
+            "assert issubclass(Derived, Base)",
+        ],
+        [True, True, True],
+    ),
+    "an exception with two base classes is an instance of both": (
+        "class Lost(ValueError, LookupError): pass\ndef lose(): raise Lost",
+        ["try: lose()\nexcept ValueError: pass", "try: lose()\nexcept LookupError: pass"],
+        [True, True],
+    ),
+    "exception classes outlive a process that died": (
+        OWN_ERRORS,
+        ["die()", "try: base()\nexcept Base: pass"],
+        [False, True],
+    ),
+    "containers are the new process's when one has died": (
+        OWN_ERRORS,
+        ["die()", "add()\nassert items == [1, 2]"],
+        [False, True],
+    ),
+    "__exit__ is told what was raised": (
+        "class Quiet:\n    def __enter__(self): return self\n    def __exit__(self, kind, *rest): return kind is ValueError",
+        ["with Quiet(): raise ValueError('x')"],
+        [True],
+    ),
+    "an exception goes through a context manager unchanged": (
+        "import contextlib\n@contextlib.contextmanager\ndef plain(): yield",
+        ["try:\n    with plain(): raise KeyError('x')\nexcept KeyError: pass"],
+        [True],
+    ),
+    "docstrings are the program's": (
+        "def f():\n    'Adds.'",
+        ["assert f.__doc__ == 'Adds.'"],
+        [True],
+    ),
+    "exception classes of Python come back as themselves": (
+        "def kind(): return ValueError",
+        ["assert kind() is ValueError"],
+        [True],
+    ),
+    "limit: exceptions that are returned are no exceptions": (
+        "def error(): return ValueError('x')",
+        ["assert isinstance(error(), ValueError)"],
+        [False],
+    ),
+    "limit: builtin functions come back as the program's": (
+        "def builtin(): return len",
+        ["assert builtin() is len"],
+        [False],
+    ),
+    "no context manager of the program swallows the assertion of a test": (
+        "class Calm:\n    value = 2\n    def __enter__(self): return self\n    def __exit__(self, *info): return True",
+        ["with Calm() as calm: assert calm.value == 1"],
+        [False],
+    ),
+    "no program swallows the assertion of a function that a test passes to it": (
+        "def each(f, xs):\n    for x in xs:\n        try: f(x)\n        except BaseException: pass",
+        ["def visit(x): assert x == 1\neach(visit, [2])"],
+        [False],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", VERDICTS)
+def test_verdicts_are_those_of_the_tests_beside_the_program(executor, what):
+    """As if both ran in one process, but for the limits."""
+    code, tests, right = VERDICTS[what]
+    verdict = executor.run([Job(code=code, tests=tests)])[0]
+    assert [result.status == "passed" for result in verdict.tests] == right, verdict
+
+
+def test_a_comparison_with_an_object_of_the_program_says_so(executor):
+    code = f"{PREAMBLE}def f(): return UserList([1])"
+    verdict = executor.run([Job(code=code, tests=["assert f() == [1]"], setup="judged = True")])[0]
+    assert verdict.status == "failed" and "object" in verdict.message, verdict

@@ -152,7 +152,9 @@ class Server:
         elif kind is types.CoroutineType:
             flags = "o"
         elif isinstance(value, type) and issubclass(value, BaseException):
-            return ["X", number, str(value.__name__), _lineage(value)]
+            known = vars(builtins).get(value.__name__) is value
+            bases = [] if known else [base for base in value.__bases__ if issubclass(base, BaseException)]
+            return ["X", number, str(value.__name__), _lineage(value), [self.hand_out(base) for base in bases]]
         else:
             flags += "c" if callable(value) else ""
             flags += "n" if hasattr(kind, "__next__") else ""
@@ -260,12 +262,10 @@ class Server:
         except BaseException:
             args = None
             self.codec.rollback()
-        kinds = [self.numbers[id(kind)] for kind in type(error).__mro__ if id(kind) in self.numbers]
         return {
-            "t": _lineage(type(error)),
+            "k": self.hand_out(type(error)),
             "m": text,
             "a": args,
-            "c": kinds,
             "h": self.hand_out(error)[1],
             "d": describe(error),
         }
@@ -333,6 +333,22 @@ def _setattr(server: Server, thing: Any, name: str, value: Any) -> None:
     setattr(thing, name, value)
 
 
+def _exit(thing: Any, kind: Any, args: tuple | None) -> Any:
+    """Leaves a context as after an exception of that kind, or after none."""
+    if kind is None:
+        return type(thing).__exit__(thing, None, None, None)
+    try:
+        error = kind(*(args or ()))
+    except Exception:
+        error = kind.__new__(kind)
+    try:
+        return type(thing).__exit__(thing, kind, error, None)
+    except BaseException as raised:
+        if raised is error:
+            return False
+        raise
+
+
 def _delattr(server: Server, thing: Any, name: str) -> None:
     delattr(thing, name)
 
@@ -365,7 +381,7 @@ _OPERATIONS: dict[str, Any] = {
     "complex": lambda server, thing: complex(thing),
     "round": lambda server, thing, *digits: round(thing, *digits),
     "enter": lambda server, thing: type(thing).__enter__(thing),
-    "exit": lambda server, thing, *args: bool(type(thing).__exit__(thing, *args)),
+    "exit": lambda server, thing, *args: bool(_exit(thing, *args)),
     "isinstance": lambda server, thing, kind: bool(isinstance(thing, kind)),
     "issubclass": lambda server, thing, kind: bool(issubclass(thing, kind)),
     "await": lambda server, thing: _await(thing),

@@ -238,7 +238,8 @@ class Codec:
             content += [self._encode(item, depth) for item in value]
             return content
         if kind is collections.defaultdict:
-            content.append(self._encode(value.default_factory, depth))
+            # what makes the default may not cross, and a copy is only compared
+            content.append(self._encode(value.default_factory, depth) if self.shared else None)
         for key, item in dict.items(value):
             content.append(self._encode(key, depth))
             content.append(self._encode(item, depth))
