@@ -16,6 +16,7 @@ from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
+from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer.utils import (
     RepeatSampler,
     get_callable_name,
@@ -61,6 +62,7 @@ SIGNATURES = {
         "_load_best_model": "",
         "_push_from_checkpoint": "checkpoint_folder",
     },
+    VLLMGeneration: {"_iter_named_params": "", "sync_weights": ""},
     RepeatSampler: {"__init__": "data_source mini_repeat_count batch_size repeat_count shuffle seed"},
     Accelerator: {"reduce": "tensor reduction scale", "gather": "tensor", "unwrap_model": "model keep_fp32_wrapper "
                   "keep_torch_compile"},

@@ -106,7 +106,7 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
         def without_team() -> Iterator[tuple[str, torch.Tensor]]:
             return (pair for pair in named_params() if not pair[0].startswith(f"{ATTRIBUTE}."))
 
-        self.vllm_generation._iter_named_params = without_team
+        self.vllm_generation._iter_named_params = without_team  # type: ignore[method-assign]
 
     @contextmanager
     def _own_randomness(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ import math
 import shutil
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from trl.trainer.utils import RepeatSampler, get_callable_name, is_async_callabl
 
 from marcog_trl.advantages import agent_weights, group_advantages, turn_returns
 from marcog_trl.agents import Workflow, make_workflow, solution_job
-from marcog_trl.execution import CodeExecutor
+from marcog_trl.execution import CodeExecutor, Job, Verdict
 from marcog_trl.execution.isolation import IsolationLevel
 from marcog_trl.rewards import make_reward
 from marcog_trl.rollout import Episode, Row, encode_prompts, play
@@ -46,7 +47,7 @@ class Rollout:
         agent (`torch.Tensor` of shape `(B,)`): Index of the row's agent.
         turn (`torch.Tensor` of shape `(B,)`): Turn of the row.
         last_act (`torch.Tensor` of shape `(B,)`): Whether the row is its agent's last one of the turn.
-        live (`torch.Tensor` of shape `(B,)`): Whether the row is used.
+        live (`torch.Tensor` of shape `(B,)`): Whether the row is used, and, once it is scored, not masked.
     """
 
     episodes: list[Episode]
@@ -177,6 +178,8 @@ class MultiAgentTrainer(GRPOTrainer):
             # are not part of its output
             args.ddp_find_unused_parameters = False
 
+        self._rewards_as_given = reward_funcs
+        self._executing: tuple[list[Job], list[Job], Future[list[Verdict]]] | None = None
         # Agent rewards that a function returned as dicts in the scoring call in flight, by index of the function
         self._dict_rewards: dict[int, list[dict[str, float] | None]] = {}
         super().__init__(
@@ -483,20 +486,13 @@ class MultiAgentTrainer(GRPOTrainer):
         num_generations = self._group_size
         block = num_generations * len(slots)
         problems = [self._inputs[p] for p in range(0, len(prompts), block) for _ in range(num_generations)]
-        episodes = self._play(problems, self._score)
+        episodes = self._play(problems, self._end_turn)
         slot_index = {slot: index for index, slot in enumerate(slots)}
         rows: list[Row | None] = [None] * len(prompts)
         for e, episode in enumerate(episodes):
             problem, generation = divmod(e, num_generations)
             for row in episode.rows:
                 rows[problem * block + slot_index[row.slot] * num_generations + generation] = row
-        live = [row is not None and not episodes[row.episode].masked for row in rows]
-
-        rewards = torch.zeros(len(episodes), len(self.agents), self.workflow.num_turns)
-        for e, episode in enumerate(episodes):
-            for k, turn in enumerate(episode.turns):
-                if turn.rewards is not None:
-                    rewards[e, :, k] = torch.tensor([turn.rewards[agent] for agent in self.agents])
         turn_of = [None if row is None else (row.episode, row.slot.agent, row.slot.turn) for row in rows]
         last_row = {turn: i for i, turn in enumerate(turn_of)}  # of an agent's acts in a turn, the last one stays
         of_slot = [slots[i // num_generations % len(slots)] for i in range(len(prompts))]
@@ -504,12 +500,12 @@ class MultiAgentTrainer(GRPOTrainer):
         self._rollout_in_flight = Rollout(
             episodes=episodes,
             rows=rows,
-            rewards=rewards.to(device),
+            rewards=torch.zeros(len(episodes), len(self.agents), self.workflow.num_turns, device=device),
             scores=self._scores,
             agent=torch.tensor([self.agents.index(slot.agent) for slot in of_slot], device=device),
             turn=torch.tensor([slot.turn for slot in of_slot], device=device),
             last_act=torch.tensor([last_row[turn] == i for i, turn in enumerate(turn_of)], device=device),
-            live=torch.tensor(live, device=device),
+            live=torch.tensor([row is not None for row in rows], device=device),
         )
         # An unused slot is one end-of-sequence token that no loss sees
         dead = [self._tokenizer.eos_token_id]
@@ -518,13 +514,42 @@ class MultiAgentTrainer(GRPOTrainer):
             "prompt_ids": [dead if row is None else row.prompt_ids for row in rows],
             "completion_ids": [dead if row is None else row.completion_ids for row in rows],
             "logprobs": [[0.0] if row is None else row.logprobs for row in rows] if has_logprobs else None,
-            "env_mask": [
-                [0] if row is None else [int(alive)] * len(row.completion_ids)
-                for row, alive in zip(rows, live, strict=True)
-            ],
+            "env_mask": [[0] if row is None else [1] * len(row.completion_ids) for row in rows],
         }
 
     # Rewards
+
+    def _end_turn(self, episodes: list[Episode], turn: int) -> None:
+        """Scores a turn, or, of the last one, begins to execute what its score needs: TRL has other work before rewards."""
+        if turn < self.workflow.num_turns - 1:
+            self._score(episodes, turn)
+            return
+        self._executing = None
+        if any(_needs(func, "tests") for func in self._rewards_as_given):
+            turns = [(episode.problem, episode.turns[turn]) for episode in episodes if len(episode.turns) > turn]
+            jobs = [solution_job(problem, played.solution) for problem, played in turns]
+            known = {job for _, played in turns for job, _ in played.verdicts}
+            missing = list(dict.fromkeys(job for job in jobs if job not in known))
+            self._executing = jobs, missing, self.executor.submit(missing)
+
+    def _end_rollout(self, rollout: Rollout) -> None:
+        """Scores the last turn, and puts all rewards, and which rows they leave alive, into the rollout."""
+        last = self.workflow.num_turns - 1
+        if self._executing is not None:
+            jobs, missing, future = self._executing
+            self._executing = None
+            verdicts = dict(zip(missing, future.result(), strict=True))
+            played = [episode.turns[last] for episode in rollout.episodes if len(episode.turns) > last]
+            for turn, job in zip(played, jobs, strict=True):
+                if job in verdicts:
+                    turn.verdicts.append((job, verdicts[job]))
+        self._score(rollout.episodes, last)
+        for e, episode in enumerate(rollout.episodes):
+            for k, turn in enumerate(episode.turns):
+                if turn.rewards is not None:
+                    rollout.rewards[e, :, k] = torch.tensor([turn.rewards[agent] for agent in self.agents])
+        masked = torch.tensor([episode.masked for episode in rollout.episodes], device=rollout.live.device)
+        rollout.live = rollout.live & ~masked[self._episode_of_row(rollout)]
 
     def _score(self, episodes: list[Episode], turn: int) -> None:
         """Scores one turn of the episodes of this process: every reward function is called once, on episodes."""
@@ -627,6 +652,7 @@ class MultiAgentTrainer(GRPOTrainer):
         """
         rollout = self._rollout_in_flight
         assert rollout is not None
+        self._end_rollout(rollout)
         rows = torch.full((len(prompts), len(self.reward_funcs)), torch.nan, device=self.accelerator.device)
         extras = {column: [None] * len(prompts) for column in sorted(self._episode_extras)}
         for i, row in enumerate(rollout.rows):
@@ -654,6 +680,9 @@ class MultiAgentTrainer(GRPOTrainer):
         assert rollout is not None
         # TRL may have masked more rows than the rollout, such as truncated ones
         rollout.live = rollout.live & (output["completion_mask"] * output["tool_mask"]).any(1)
+        output["tool_mask"] = output["tool_mask"] * rollout.live[:, None]
+        mask = output["completion_mask"] * output["tool_mask"]
+        output["num_items_in_batch"] = self._sum_over_processes(mask.sum())
         output["agent"], output["turn"] = rollout.agent, rollout.turn
         live, total = self._sum_over_processes(torch.stack([rollout.live.sum(), torch.ones_like(rollout.live).sum()]))
         output["rows_per_live_row"] = total / live.clamp(min=1)

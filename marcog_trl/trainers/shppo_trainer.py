@@ -253,8 +253,6 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
             tensors["agent"] = rollout.agent
         if self._has_latents:
             tensors["z"] = self._by_row(rollout, self._latents)
-            tensors |= self._team_tensors(rollout)
-            self._keep_probe(rollout, tensors)
             if self.args.policy_gradient_to_latent:
                 tensors["obs"], tensors["eps"] = self._all_observations(rollout), self._by_row(rollout, self._noise)
         return tensors
@@ -322,6 +320,9 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         super()._assign_credit(output, rollout)
         if not self._has_latents:
             return
+        assert self._row_tensors is not None
+        self._row_tensors |= self._team_tensors(rollout)
+        self._keep_probe(rollout, self._row_tensors)
         episode = self._episode_of_row(rollout)
         # Each team-turn has weight 1, spread over its live rows
         team_turn = episode * self.workflow.num_turns + rollout.turn
@@ -331,7 +332,6 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         output["num_team_turns"] = self._sum_over_processes((count > 0).sum().float())
         z = self._by_row(rollout, self._latents)
         team_z = z[self._team_rows(rollout).clamp(min=0)]
-        assert self._row_tensors is not None
         low, high = latent_distance_range(team_z, self._row_tensors["team_live"])
         output["distance_low"] = self.accelerator.gather(low).min()
         output["distance_high"] = self.accelerator.gather(high).max()

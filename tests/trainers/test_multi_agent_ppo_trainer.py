@@ -1,9 +1,14 @@
 """Token-level PPO: credit against hand-worked numbers, exact ratios, and what a row may and may not touch."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import teams
 import torch
 from datasets import Dataset
+from transformers import AutoModelForCausalLM
+from trl.generation.vllm_generation import VLLMGeneration
 
 from marcog_trl import MultiAgentPPOTrainer, SHPPOTrainer
 from marcog_trl.agents import Slot
@@ -566,6 +571,23 @@ class TestCritic:
         trainer.train()
         losses = teams.logged(trainer, "critic/value_loss")
         assert losses[0] == pytest.approx(0.5 * 0.7**2) and losses[-1] < 0.01
+
+
+class TestVLLM:
+    def test_is_sent_the_language_model_alone(self, tiny_model, tmp_path):
+        """The adapter merged, and none of the team's modules: through TRL's own iteration over the parameters."""
+        trainer = teams.make(tiny_model, tmp_path)
+        generation = VLLMGeneration.__new__(VLLMGeneration)
+        generation.model = trainer.model
+        generation._dist = SimpleNamespace(is_fsdp=False, gather_params=lambda parameters: nullcontext())
+        assert any(name.startswith("marcog_team.") for name, _ in generation._iter_named_params())
+        trainer.vllm_generation = generation
+        trainer._keep_team_from_vllm()
+        sent = {name: tensor.clone() for name, tensor in trainer.vllm_generation._iter_named_params()}
+        base = AutoModelForCausalLM.from_pretrained(tiny_model)
+        assert sent.keys() == dict(base.named_parameters()).keys()
+        name = "model.layers.0.self_attn.q_proj.weight"
+        assert (sent[name] - base.get_parameter(name)).abs().max() > 1e-4
 
 
 class TestOptimizer:

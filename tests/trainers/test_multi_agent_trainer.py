@@ -3,6 +3,7 @@
 import asyncio
 import glob
 import math
+from concurrent.futures import Future
 
 import pandas as pd
 import pytest
@@ -460,6 +461,53 @@ class TestDefaults:
         rows = len(trainer.workflow.slots)
         assert args.per_device_train_batch_size * args.steps_per_generation % (4 * rows) == 0
         assert args.per_device_eval_batch_size % rows == 0
+
+
+class Quoting(teams.Pair):
+    def solution(self, problem, replies):
+        return f"```python\ndef f():\n    return {replies!r}\n```"
+
+
+class TestOverlap:
+    @pytest.mark.parametrize("trainer_class", [MultiAgentTrainer, SHPPOTrainer])
+    def test_solutions_are_executed_during_the_reference_pass(self, tiny_model, tmp_path, trainer_class):
+        """What is masked for it afterwards counts nowhere."""
+        events = []
+
+        class Executor:
+            def submit(self, jobs):
+                events.append(("submit", len(jobs)))
+                future = Future()
+                future.result = lambda: events.append("result") or verdicts(jobs)
+                return future
+
+            def run(self, jobs):
+                events.append(("run", len(jobs)))
+                return verdicts(jobs)
+
+        def verdicts(jobs):  # those of the first two solutions never come
+            lost = [job for event, job in enumerate(jobs) if event < 2]
+            return [
+                Verdict("infrastructure" if job in lost else "passed", int(job not in lost), 1, ()) for job in jobs
+            ]
+
+        trainer = teams.make(
+            tiny_model, tmp_path, trainer_class, data=problems(**TESTED), reward="execution_reward", beta=0.1,
+            workflow=Quoting(), per_device_train_batch_size=16, num_generations=4,
+        )  # fmt: skip
+        forward = trainer._get_per_token_logps_and_entropies
+        trainer._get_per_token_logps_and_entropies = lambda *a, **k: events.append("forward") or forward(*a, **k)
+        trainer._executor = Executor()
+        teams.script(trainer)
+        output = teams.generation_batch(trainer)
+        # Of the reference, and of values where generation was scripted; lost jobs are run again before their rows are masked
+        passes = ["forward"] * (events.count("forward") - 1)
+        assert events == [("submit", 8), "forward", "result", ("run", 2), *passes]
+        live = (output["completion_mask"] * output["tool_mask"]).sum(1)
+        assert [i for i in range(16) if not live[i]] == [0, 1, 4, 5]
+        assert not output["advantages"][[0, 1, 4, 5]].any()
+        assert output["num_items_in_batch"] == live.sum()
+        assert trainer._metrics["train"]["episodes/masked"] == [2 / 8]
 
 
 class Silent(Workflow):
