@@ -165,7 +165,17 @@ def plan(job: Job) -> Plan:
             isinstance(test, tuple) and len(test) == 2 and all(isinstance(part, str) for part in test)
         ):
             raise ValueError(f"tests[{k}] must be a (stdin, expected_stdout) pair of texts, got {test!r:.80}")
+        if job.test_format == "stdio" and not _is_unicode(test[0]):
+            raise ValueError(f"tests[{k}] has a lone surrogate in stdin, which no file can hold: {test[0]!r:.80}")
     return _plan(job.test_format, job.tests, job.setup, job.entry_point)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def check_limit(name: str, value: float | int | None, optional: bool = False) -> None:

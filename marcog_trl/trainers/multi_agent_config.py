@@ -3,6 +3,7 @@
 import os
 import warnings
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from trl import GRPOConfig
@@ -42,6 +43,8 @@ class MultiAgentConfig(GRPOConfig):
         agent_loss_weighting (`str`, *optional*, defaults to `"agent"`):
             `"agent"` gives every agent the same weight in the loss whatever it writes; `"token"` leaves the weight to
             the number of its tokens (or rows, with `loss_type="grpo"`).
+        turn_weights (`list[float]`, *optional*):
+            Weight of each turn in the policy and value losses, one per turn, none negative. All turns weigh 1 by default.
 
         > Parameters that control code execution
 
@@ -55,6 +58,8 @@ class MultiAgentConfig(GRPOConfig):
             `"strict"` refuses to start where the kernel cannot confine programs, `"best_effort"` uses what there is,
             `"none"` is for trusted code.
     """
+
+    _scales_rewards: ClassVar[bool] = False  # whether scale_rewards means anything
 
     learning_rate: float = field(default=1e-5, metadata={"help": "Learning rate of the policy's adapter."})
     num_generations: int = field(
@@ -114,6 +119,10 @@ class MultiAgentConfig(GRPOConfig):
         },
     )
 
+    turn_weights: list[float] | None = field(
+        default=None, metadata={"help": "Weight of each turn in the policy and value losses, such as 1.5 0.5."}
+    )
+
     # Parameters that control code execution
     num_workers: int | None = field(
         default=None, metadata={"help": "Worker processes that execute code. Default: this process's share of cores."}
@@ -163,8 +172,9 @@ class MultiAgentConfig(GRPOConfig):
         _choice("feedback", self.feedback, FEEDBACK_MODES)
         _choice("agent_loss_weighting", self.agent_loss_weighting, ("agent", "token"))
         _choice("isolation", self.isolation, ("strict", "best_effort", "none"))
-        _choice("scale_rewards", self.scale_rewards, ("none", "group", "batch"))
-        if self.scale_rewards != "none":
+        if not self._scales_rewards:
+            _choice("scale_rewards", self.scale_rewards, ("none", "group", "batch"))
+        if not self._scales_rewards and self.scale_rewards != "none":
             warnings.warn(
                 f"scale_rewards={self.scale_rewards!r} has no effect: {type(self).__name__} says how advantages are scaled",
                 stacklevel=3,
@@ -173,6 +183,10 @@ class MultiAgentConfig(GRPOConfig):
         # Rewards are weighted and summed per episode and agent, before there are groups
         _choice("multi_objective_aggregation", self.multi_objective_aggregation, ("sum_then_normalize",))
         _unit_interval("gamma_turn", self.gamma_turn)
+        if self.turn_weights is not None and min(self.turn_weights, default=-1) < 0:
+            raise ValueError(
+                f"turn_weights={self.turn_weights} needs weights from 0 on; [1.5, 0.5] works for two turns"
+            )
         for name in ("num_turns", "num_generations", "execution_timeout", "execution_memory_mb"):
             _positive(name, getattr(self, name))
         for name in ("num_agents", "num_workers"):

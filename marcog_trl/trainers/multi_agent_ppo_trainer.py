@@ -15,7 +15,7 @@ from accelerate.utils import is_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
-from marcog_trl.advantages import gae, normalize_advantages, value_loss
+from marcog_trl.advantages import gae, group_advantages, normalize_advantages, value_loss
 from marcog_trl.agents import Slot
 from marcog_trl.critic import ValueHead, pool_team_states
 from marcog_trl.rollout import Row
@@ -391,10 +391,9 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
             zeros = torch.zeros_like(rewards)
             next_row = self._next_rows(rollout)
             advantages, _ = gae(rewards, zeros, mask, args.gamma, 1.0, next_row, args.gamma_turn, 1.0)
-            baseline = self._row_returns(rollout)
-            group = (baseline * rollout.live).view(-1, self._group_size)
-            count = rollout.live.view(-1, self._group_size).sum(1, keepdim=True).clamp(min=1)
-            advantages = (advantages - (group.sum(1, keepdim=True) / count).expand_as(group).reshape(-1, 1)) * mask
+            group_returns = self._row_returns(rollout)
+            baseline = group_returns - group_advantages(group_returns, self._group_size, mask=rollout.live)
+            advantages = (advantages - baseline[:, None]) * mask
         else:
             values = self._rollout_values
             assert values is not None
@@ -409,7 +408,7 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
             advantages = normalize_advantages(
                 advantages, mask, groups, self._sum_over_processes, len(self.agents) if groups is not None else 1
             )
-        weights = self._agent_weights(mask, rollout)
+        weights = self._row_weights(mask, rollout)
         output["advantages"] = advantages * weights[:, None]
         output["row_weight"] = weights
 

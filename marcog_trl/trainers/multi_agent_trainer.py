@@ -163,6 +163,11 @@ class MultiAgentTrainer(GRPOTrainer):
                 f"loss_type={args.loss_type!r} cannot weigh agents equally; loss_type='dapo' or "
                 "agent_loss_weighting='token' works"
             )
+        if args.turn_weights is not None and len(args.turn_weights) != self.workflow.num_turns:
+            raise ValueError(
+                f"turn_weights={args.turn_weights} has {len(args.turn_weights)} weights for "
+                f"num_turns={self.workflow.num_turns}; {[1.0] * self.workflow.num_turns} works"
+            )
         reward_funcs = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs] if reward_funcs else []
         reward_funcs = [_named_reward(func) for func in reward_funcs]
         if not reward_funcs:
@@ -710,8 +715,15 @@ class MultiAgentTrainer(GRPOTrainer):
         problem = index // (self._group_size * len(self.workflow.slots))
         return problem * self._group_size + index % self._group_size
 
+    def _row_weights(self, mask: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        """Weight of each row in the loss, `(B,)`: its agent's times its turn's."""
+        weights = self._agent_weights(mask, rollout)
+        if self.args.turn_weights is not None:
+            weights = weights * torch.tensor(self.args.turn_weights, device=mask.device)[rollout.turn]
+        return weights
+
     def _agent_weights(self, mask: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        """Weight of each row in the loss, `(B,)`: equal for all agents, or 1."""
+        """Equal for all agents, or 1, `(B,)`."""
         if self.args.agent_loss_weighting == "token" or len(self.agents) == 1:
             return torch.ones(mask.size(0), device=mask.device)
         unit = "row" if self.loss_type == "grpo" else "token"
@@ -721,7 +733,7 @@ class MultiAgentTrainer(GRPOTrainer):
         """Replaces TRL's advantages, `(B,)` or `(B, T)`."""
         mask = output["completion_mask"] * output["tool_mask"]
         advantages = group_advantages(self._row_returns(rollout), self._group_size, kind="mean", mask=rollout.live)
-        output["advantages"] = advantages * self._agent_weights(mask, rollout)
+        output["advantages"] = advantages * self._row_weights(mask, rollout)
 
     def _compute_loss(self, model, inputs):
         loss = super()._compute_loss(model, inputs)

@@ -330,7 +330,7 @@ UNCROSSABLE = {
     "buffer": ("def f(): return memoryview(b'a')", "assert f() == b'a'", "object of type memoryview"),
     "too deep": (f"{PREAMBLE}def f(): return nest(300)", "assert f() == []", "more than 200 levels"),
     "too deep for a judge": (f"{PREAMBLE}def f(): return nest(300)", "x = f()", "more than 200 levels"),
-    "too large": ("def f(): return 'a' * (20 << 20)", "assert f() == 'a'", "larger than 16777216"),
+    "too large": ("def f(): return 'a' * (20 << 20)", "assert f() == 'a'", "larger than 2097152"),
     "too large for a judge": ("def f(): return 'a' * (20 << 20)", "assert len(f()) > 1", "larger than 16777216"),
     "class of the tests": ("def f(x): return 1", "class Mine: pass\nassert f(Mine()) == 1", "object of type Mine"),
     "member of the tests' enum": (

@@ -136,8 +136,8 @@ def units(check: ast.FunctionDef) -> list[ast.Assert]:
     """
     The asserts of a check function that count as a test of their own.
 
-    Those are the asserts that are not inside `try`, an inner function or a class: there, what follows an assert that
-    fails is the test's own business. Asserts of a true constant count as nothing.
+    Those are the asserts that are not inside `try`, `with`, an inner function or a class: there, what follows an assert
+    that fails is the test's own business. Asserts of a true constant count as nothing.
 
     Args:
         check (`ast.FunctionDef`): The function.
@@ -152,10 +152,9 @@ def units(check: ast.FunctionDef) -> list[ast.Assert]:
             if isinstance(node, ast.Assert):
                 if not (isinstance(node.test, ast.Constant) and node.test.value):
                     found.append(node)
-            elif isinstance(node, (ast.If, ast.For, ast.While, ast.With)):
+            elif isinstance(node, (ast.If, ast.For, ast.While)):
                 walk(node.body)
-                if not isinstance(node, ast.With):
-                    walk(node.orelse)
+                walk(node.orelse)
 
     walk(check.body)
     return found
@@ -242,10 +241,8 @@ def instrument(tree: ast.Module, check: ast.FunctionDef) -> int:
                 call = ast.Call(ast.Name(RECORD, ast.Load()), [ast.Constant(numbers[id(node)])], [])
                 new.append(ast.copy_location(ast.With([ast.withitem(call)], explain(node)), node))
             else:
-                if isinstance(node, (ast.If, ast.For, ast.While, ast.With)):
-                    node.body = rewrite(node.body)
-                    if not isinstance(node, ast.With):
-                        node.orelse = rewrite(node.orelse)
+                if isinstance(node, (ast.If, ast.For, ast.While)):
+                    node.body, node.orelse = rewrite(node.body), rewrite(node.orelse)
                 new.append(node)
         return new
 

@@ -5,6 +5,7 @@ Everything that a child reports is taken as data: a value to compare, a judge's 
 
 import json
 import os
+import re
 import signal
 import socket
 import time
@@ -17,6 +18,7 @@ from .judge import shorten
 from .zygote import Zygote
 
 
+_TRIES = 4  # children that may have died while they waited, before a job is given up
 _GRACE = 1.0  # seconds that a judge has to say what test it was at when the solution was taken from it
 _ALARM_BYTES = 1 << 16  # larger messages are decoded under an alarm
 _JUDGE_MEMORY_MB = 2048
@@ -44,14 +46,19 @@ class Child:
 
     def __init__(self, zygote: Zygote, payload: dict, fds: list[int]):
         self.zygote = zygote
-        self.pid, self.sock = zygote.take()
-        self.reader = wire.Reader(self.sock)
         body = json.dumps(payload).encode()
+        for _ in range(_TRIES):
+            self.pid, self.sock = zygote.take()
+            try:
+                socket.send_fds(self.sock, [len(body).to_bytes(4, "little")], fds)
+                break
+            except OSError:  # it was killed while it waited
+                zygote.end(self.pid)
         try:
-            socket.send_fds(self.sock, [len(body).to_bytes(4, "little")], fds)
             self.sock.sendall(body)
         except OSError:
             pass  # it is gone; reading will say so
+        self.reader = wire.Reader(self.sock, wire.LARGEST_ANSWER)
         self.running = True
 
     def receive(self, deadline: float) -> Any:
@@ -78,7 +85,8 @@ class Child:
         if self.exit == -signal.SIGKILL:
             return "error", _BROKE + " or was killed"
         if self.exit < 0:
-            return "error", f"the program's process died of {signal.Signals(-self.exit).name}"
+            names = {number.value: number.name for number in signal.Signals}  # real-time signals have none
+            return "error", f"the program's process died of {names.get(-self.exit, f'signal {-self.exit}')}"
         return "error", f"the program's process ended with exit status {self.exit}"
 
 
@@ -90,13 +98,14 @@ class Judge(Child):
         self.terms = terms
         self.programs = 1
 
-    def give(self, channel: socket.socket) -> None:
-        """Sends it the channel to the next solution process."""
+    def give(self, channel: socket.socket) -> bool:
+        """Sends it the channel to the next solution process; returns whether it is still there to take it."""
         self.programs += 1
         try:
             socket.send_fds(self.sock, [b"A"], [channel.fileno()])
         except OSError:
-            pass  # it is gone; reading will say so
+            return False
+        return True
 
 
 class Results:
@@ -122,7 +131,7 @@ class Results:
 
     def verdict(self, start: float) -> dict:
         self.fill("skipped", "not reached")
-        entries = [entry for entry in self.entries if entry is not None]
+        entries = [[status, _printable(text), *rest] for status, text, *rest in filter(None, self.entries)]
         seen = {entry[0] for entry in entries}
         status = next((name for name in ("timeout", "error", "failed", "skipped") if name in seen), "passed")
         order = (status, "timeout", "error", "failed", "skipped")
@@ -163,6 +172,10 @@ class Driver:
                 self.direct(results)
             else:
                 self.judged(results)
+        except (OSError, EOFError):
+            raise  # of our own processes: the next worker tries again
+        except Exception as error:  # no program has itself excused by what it makes of us
+            results.fill("error", f"{_BROKE}: {type(error).__name__}")
         finally:
             for child in self.children:
                 child.end()
@@ -225,10 +238,10 @@ class Driver:
         """Status and message of a direct test, given the solution's answer of `size` bytes."""
         if type(frame.get("x")) is str:
             return "failed", frame["x"][:1000]
-        codec = wire.Codec(0, _nothing, _array, shared=False)
+        codec = wire.Codec(0, _nothing, _nothing, shared=False)
         try:
             with self.alarm(size):
-                found = Opaque(str(frame["o"])[:200]) if "o" in frame else codec.decode(frame["r"])
+                found: Any = self.opaque(frame, call["operator"]) if "o" in frame else codec.decode(frame["r"])
                 expected = codec.decode(call["expected"])
                 if assertions.holds(found, call["operator"], expected):
                     return "passed", ""
@@ -242,6 +255,14 @@ class Driver:
             return "error", _BROKE
         except Exception as error:  # a comparison that raises is a test that fails
             return "failed", f"{type(error).__name__}: {error}"[:300]
+
+    def opaque(self, frame: dict, operator: str) -> Any:
+        """What stands for a value that did not cross; of its truth, the program's word is all that there is."""
+        if operator not in ("true", "false"):
+            return Opaque(str(frame["o"])[:200])
+        if type(frame.get("b")) is not bool:
+            raise TypeError(f"its truth is not known: {str(frame.get('b'))[:200]}")
+        return frame["b"]
 
     @contextmanager
     def alarm(self, size: int) -> Iterator[None]:
@@ -307,13 +328,11 @@ class Driver:
         memory_mb = max(_JUDGE_MEMORY_MB, self.job["memory_mb"])
         terms = {**tests, "memory_mb": memory_mb, "cpu_seconds": self.cpu_seconds * _MOST_PROGRAMS}
         judge, self.judge = self.judge, None
-        if judge is not None and not (judge.running and judge.programs < _MOST_PROGRAMS and judge.terms == terms):
-            judge.end()
-            judge = None
-        if judge is None:
+        fits = judge is not None and judge.running and judge.programs < _MOST_PROGRAMS and judge.terms == terms
+        if judge is None or not (fits and judge.give(channel)):
+            if judge is not None:
+                judge.end()
             judge = Judge(self.zygote, terms, channel)
-        else:
-            judge.give(channel)
         self.judge = judge
         self.children.append(judge)
         return judge
@@ -434,10 +453,12 @@ def _nothing(value: Any) -> Any:
     raise wire.BrokenChannel("a value that cannot be here")
 
 
-def _array(data: list) -> Opaque:
-    if data[0] != "A":
-        raise wire.BrokenChannel("a value that cannot be here")
-    return Opaque("a numpy array, which equals no literal")
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def _printable(text: str) -> str:
+    """A message that any terminal, log or file takes: control characters and surrogates are spelt out."""
+    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def _ring(number: int, frame: Any) -> None:

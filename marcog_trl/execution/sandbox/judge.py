@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import assertions, wire
-from .solution import _BINARY, describe
+from .solution import _BINARY, _PLAIN_VALUE, describe
 
 
 _MODULES = ("builtins", "decimal", "json.decoder", "statistics", "zlib", "binascii", "struct", "re", "copy", "queue")
@@ -486,9 +486,10 @@ class ForeignIterator(Foreign):
 
 
 class ForeignValue(ForeignCallable):
-    """An object of a class that derives from a builtin value: compares and computes as that value, here."""
+    """An object of a class that derives from a builtin value: compares and computes as that value, here. It is asked for
+    that value once, unless it is one that can change."""
 
-    __slots__ = ()
+    __slots__ = ("_value",)
 
     def __eq__(self, other: object) -> bool:
         return self is other or bool(_base(self) == _base(other))
@@ -517,7 +518,17 @@ for _kind_of_stand_in in (Foreign, ForeignCallable, ForeignIterator, ForeignValu
 
 
 def _base(thing: Any) -> Any:
-    return _ask(thing, "base") if type(thing) is ForeignValue else thing
+    if type(thing) is not ForeignValue:
+        return thing
+    try:
+        return object.__getattribute__(thing, "_value")
+    except AttributeError:
+        value = _ask(thing, "base")
+    if type(value) not in _PLAIN_VALUE:
+        raise TypeError(f"{_kind(thing)} of the program has no plain value")
+    if type(value) in (int, float, complex, str, bytes, tuple, frozenset):
+        object.__setattr__(thing, "_value", value)
+    return value
 
 
 def _on_base(name: str) -> tuple[Callable, Callable]:

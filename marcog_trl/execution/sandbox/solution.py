@@ -62,15 +62,23 @@ def serve_direct(control: socket.socket, payload: dict) -> None:
             value = function(*[codec.decode(arg) for arg in args], **{k: codec.decode(v) for k, v in kwargs.items()})
             reply = {"r": codec.encode(value)}
         except wire.Uncrossable as error:
-            reply = {"o": str(error)}
+            reply = {"o": str(error), "b": _truth(value)}
         except KeyError if name not in module.__dict__ else () as error:  # noqa: B030
             reply = {"x": f"NameError: name {error} is not defined"}
         except BaseException as error:
             reply = {"x": describe(error)}
         try:
-            wire.send(control, reply)
+            wire.send(control, reply, wire.LARGEST_ANSWER)
         except wire.BrokenChannel as error:
-            wire.send(control, {"o": f"a value that cannot cross: {error}"})
+            wire.send(control, {"o": f"a value that cannot cross: {error}", "b": _truth(value)})
+
+
+def _truth(value: Any) -> bool | str:
+    """Whether a value counts as true, or why that cannot be said."""
+    try:
+        return bool(value)
+    except BaseException as error:
+        return describe(error)
 
 
 def _opaque(value: Any) -> list:

@@ -13,6 +13,7 @@ import collections
 import datetime
 import decimal
 import fractions
+import functools
 import json
 import re
 import select
@@ -21,14 +22,16 @@ import struct
 import sys
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 
 HEADER = struct.Struct("<I")
 LARGEST = 16 << 20  # bytes in a frame
+LARGEST_ANSWER = 2 << 20  # bytes of a value that is compared with a literal
 DEEPEST = 200  # levels of nesting in a value
-MOST_NODES = 64  # containers of one message that stay shared; those beyond travel as copies
+MOST_NODES = 1024  # containers of one message that stay shared; those beyond travel as copies
+MOST_FIELDS = 255  # of a named tuple: making its class takes long
 _EXACT_INT = 1 << 2000  # larger ones are written in hexadecimal: decimal conversion is limited and slow
 _FRACTION_BITS = 1 << 16  # reducing larger ones to lowest terms takes long
 
@@ -46,11 +49,11 @@ class Uncrossable(Exception):
 # Frames
 
 
-def send(sock: socket.socket, value: Any) -> None:
-    """Sends one frame; raises BrokenChannel if it would be too large."""
+def send(sock: socket.socket, value: Any, largest: int = LARGEST) -> None:
+    """Sends one frame; raises BrokenChannel if it would be larger than `largest` bytes."""
     body = json.dumps(value, separators=(",", ":")).encode()
-    if len(body) > LARGEST:
-        raise BrokenChannel(f"a message of {len(body)} bytes is larger than {LARGEST}")
+    if len(body) > largest:
+        raise BrokenChannel(f"a message of {len(body)} bytes is larger than {largest}")
     sock.sendall(HEADER.pack(len(body)) + body)
 
 
@@ -72,7 +75,7 @@ def receive(sock: socket.socket, largest: int = LARGEST) -> Any:
     """The next frame; raises EOFError when the peer is gone and BrokenChannel when it sent something else."""
     (size,) = HEADER.unpack(read_exactly(sock, HEADER.size))
     if size > largest:
-        raise BrokenChannel(f"a message of {size} bytes is larger than {LARGEST}")
+        raise BrokenChannel(f"a message of {size} bytes is larger than {largest}")
     return parse(read_exactly(sock, size))
 
 
@@ -85,10 +88,11 @@ def parse(body: bytes) -> Any:
 
 
 class Reader:
-    """Frames from a peer that may lie, stall or vanish."""
+    """Frames of at most `largest` bytes from a peer that may lie, stall or vanish."""
 
-    def __init__(self, sock: socket.socket):
+    def __init__(self, sock: socket.socket, largest: int = LARGEST):
         self.sock = sock
+        self.largest = largest
         self.buffer = bytearray()
         self.size = 0  # bytes of the last frame
 
@@ -119,8 +123,8 @@ class Reader:
         if len(self.buffer) < HEADER.size:
             return None
         (size,) = HEADER.unpack_from(self.buffer)
-        if size > LARGEST:
-            raise BrokenChannel(f"a message of {size} bytes is larger than {LARGEST}")
+        if size > self.largest:
+            raise BrokenChannel(f"a message of {size} bytes is larger than {self.largest}")
         if len(self.buffer) < HEADER.size + size:
             return None
         self.size = size
@@ -208,6 +212,9 @@ class Codec:
             return ["T", _TYPE_NAMES[value]]
         numpy = sys.modules.get("numpy")
         if numpy is not None and (kind is numpy.ndarray or issubclass(kind, numpy.generic)):
+            number = self.numbers.get(id(value))
+            if number is not None and self.nodes.get(number) is value:
+                return ["n", number]
             return self._encode_numpy(value, kind is numpy.ndarray, depth)
         if kind in _VIEWS:
             return [_VIEWS[kind], *[self._encode(item, depth) for item in value]]
@@ -230,8 +237,8 @@ class Codec:
         kind = type(value)
         if kind is list or kind is set:
             return [self._encode(item, depth) for item in value]
-        if kind is bytearray:
-            return [base64.b64encode(value).decode()]
+        if kind is bytearray or _is_array(value):
+            return [base64.b64encode(bytes(value) if kind is bytearray else value.tobytes()).decode()]
         content: list = []
         if kind is collections.deque:
             content.append(value.maxlen)
@@ -250,8 +257,10 @@ class Codec:
         if not _NUMPY_DTYPE.fullmatch(dtype):
             raise Uncrossable(f"numpy data of type {value.dtype} cannot cross")
         data = base64.b64encode(value.tobytes()).decode()
+        if is_array and not self.shared:
+            raise Uncrossable("a numpy array, which equals no literal")
         if is_array:
-            return ["A", dtype, list(value.shape), data]
+            return ["A", dtype, list(value.shape), data, self._register(value)]
         return ["a", dtype, data, self._encode(value.item(), depth)]
 
     # Reading
@@ -276,7 +285,7 @@ class Codec:
         if tag == "t":
             return tuple([self._decode(item) for item in data[1:]])
         if tag == "f":
-            return frozenset([self._decode(item) for item in data[1:]])
+            return frozenset(_gradually(self._decode(item) for item in data[1:]))
         make = _MAKERS.get(tag)
         if make is not None:
             value = make()
@@ -298,12 +307,15 @@ class Codec:
         if kind is list:
             value[:] = [self._decode(item) for item in content]
         elif kind is set:
-            items = [self._decode(item) for item in content]
+            members = _gradually(self._decode(item) for item in content)
             value.clear()
-            for item in items:  # not in one call: signals are seen between items
-                value.add(item)
+            value.update(members)
         elif kind is bytearray:
             value[:] = base64.b64decode(content[0])
+        elif _is_array(value):
+            value[...] = (
+                _numpy(value.dtype.str).frombuffer(base64.b64decode(content[0]), value.dtype).reshape(value.shape)
+            )
         elif kind is collections.deque:
             items = [self._decode(item) for item in content[1:]]
             value.clear()
@@ -385,10 +397,19 @@ def _shallow(value: Any) -> Any:
         return set(value)
     if type(value) is bytearray:
         return bytes(value)
+    if _is_array(value):
+        return value.tobytes()
     return list(dict.items(value))
 
 
+def _is_array(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and type(value) is numpy.ndarray
+
+
 def _same(before: Any, value: Any) -> bool:
+    if _is_array(value):
+        return before == value.tobytes()
     if len(before) != len(value):
         return False
     if type(value) in (list, collections.deque):
@@ -398,6 +419,14 @@ def _same(before: Any, value: Any) -> bool:
     if type(value) is bytearray:
         return before == value
     return all(a is c and b is d for (a, b), (c, d) in zip(before, dict.items(value), strict=True))
+
+
+def _gradually(items: Iterable) -> set:
+    """A set, not built in one call: signals are seen between items."""
+    found = set()
+    for item in items:
+        found.add(item)
+    return found
 
 
 def _encode_text(value: str) -> Any:
@@ -437,6 +466,13 @@ def _write_rare(kind: type, value: Any) -> list | None:
     return ["zi", value.key]
 
 
+def _attributes(found: dict) -> dict:
+    """Attributes of a namespace, without hooks such as `__array_interface__`, on whose word numpy reads memory."""
+    if any(type(name) is not str or name[:2] == "__" for name in found):
+        raise Uncrossable("a namespace with attributes that begin with two underscores")
+    return dict(found)
+
+
 def _write_fraction(codec: Codec, value: fractions.Fraction, depth: int) -> list:
     if max(value.numerator.bit_length(), value.denominator.bit_length()) > _FRACTION_BITS:
         raise Uncrossable("a fraction of very large numbers")
@@ -474,7 +510,7 @@ _WRITERS: dict[type, Callable[[Codec, Any, int], list]] = {
     ],
     datetime.timedelta: lambda codec, v, depth: ["td", *_timedelta(v)],
     datetime.timezone: _write_timezone,
-    types.SimpleNamespace: lambda codec, v, depth: ["sn", *codec._content(dict(v.__dict__), depth)],
+    types.SimpleNamespace: lambda codec, v, depth: ["sn", *codec._content(_attributes(v.__dict__), depth)],
 }
 
 
@@ -492,23 +528,25 @@ def _read_uuid(codec: Codec, data: list) -> Any:
 
 def _read_namedtuple(codec: Codec, data: list) -> Any:
     name, fields, items = data[1], data[2], [codec._decode(item) for item in data[3:]]
+    if not codec.shared:
+        return tuple(items)  # equal to the same literals
     return _namedtuple(name, tuple(fields))._make(items)
 
 
-_namedtuples: dict[tuple, Any] = {}
-
-
+@functools.lru_cache(maxsize=64)
 def _namedtuple(name: str, fields: tuple[str, ...]) -> Any:
-    if (name, fields) not in _namedtuples:
-        _namedtuples[name, fields] = collections.namedtuple(name, fields)  # validates that these are plain names
-    return _namedtuples[name, fields]
+    if len(fields) > MOST_FIELDS:
+        raise BrokenChannel(f"a named tuple of {len(fields)} fields")
+    return collections.namedtuple(name, fields)  # validates that these are plain names
 
 
 def _read_array(codec: Codec, data: list) -> Any:
     if not codec.shared:
         return codec.special(data)
     numpy = _numpy(data[1])
-    return numpy.frombuffer(base64.b64decode(data[3]), dtype=data[1]).reshape(tuple(data[2])).copy()
+    value = numpy.frombuffer(base64.b64decode(data[3]), dtype=data[1]).reshape(tuple(data[2])).copy()
+    codec._adopt(data[4], value)
+    return value
 
 
 def _read_scalar(codec: Codec, data: list) -> Any:
@@ -551,11 +589,11 @@ _READERS: dict[str, Callable[[Codec, list], Any]] = {
     "tz": lambda codec, d: datetime.timezone(datetime.timedelta(*d[1:4])),
     "zi": _read_zone,
     "U": _read_uuid,
-    "sn": lambda codec, d: types.SimpleNamespace(**_pairs(_all(codec, d[1:]))),
+    "sn": lambda codec, d: types.SimpleNamespace(**_attributes(_pairs(_all(codec, d[1:])))),
     "T": lambda codec, d: _TYPES[d[1]],
-    "vk": lambda codec, d: dict.fromkeys(_all(codec, d[1:])).keys(),
+    "vk": lambda codec, d: {key: None for key in _all(codec, d[1:])}.keys(),  # noqa: C420 - not in one call
     "vv": lambda codec, d: dict(enumerate(_all(codec, d[1:]))).values(),
-    "vi": lambda codec, d: dict(_all(codec, d[1:])).items(),
+    "vi": lambda codec, d: {key: value for key, value in _all(codec, d[1:])}.items(),  # noqa: C416 - likewise
     "N": _read_namedtuple,
     "A": _read_array,
     "a": _read_scalar,
