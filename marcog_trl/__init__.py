@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from marcog_trl.rewards import collaboration_reward, execution_reward
     from marcog_trl.trainers import (
         MultiAgentConfig,
+        MultiAgentGRPOConfig,
+        MultiAgentGRPOTrainer,
         MultiAgentPPOConfig,
         MultiAgentPPOTrainer,
         MultiAgentTrainer,
@@ -25,8 +27,8 @@ _MODULES = {
     "marcog_trl.problems": ("load_problems",),
     "marcog_trl.rewards": ("collaboration_reward", "execution_reward"),
     "marcog_trl.trainers": (
-        "MultiAgentConfig", "MultiAgentPPOConfig", "MultiAgentPPOTrainer", "MultiAgentTrainer", "SHPPOConfig",
-        "SHPPOTrainer",
+        "MultiAgentConfig", "MultiAgentGRPOConfig", "MultiAgentGRPOTrainer", "MultiAgentPPOConfig",
+        "MultiAgentPPOTrainer", "MultiAgentTrainer", "SHPPOConfig", "SHPPOTrainer",
     ),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
@@ -36,6 +38,8 @@ __all__ = [
     "Collaboration",
     "Execute",
     "MultiAgentConfig",
+    "MultiAgentGRPOConfig",
+    "MultiAgentGRPOTrainer",
     "MultiAgentPPOConfig",
     "MultiAgentPPOTrainer",
     "MultiAgentTrainer",

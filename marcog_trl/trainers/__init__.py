@@ -1,6 +1,8 @@
 """Trainers and their configurations; the only importers of trl."""
 
 from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
+from marcog_trl.trainers.multi_agent_grpo_config import MultiAgentGRPOConfig
+from marcog_trl.trainers.multi_agent_grpo_trainer import MultiAgentGRPOTrainer
 from marcog_trl.trainers.multi_agent_ppo_config import MultiAgentPPOConfig
 from marcog_trl.trainers.multi_agent_ppo_trainer import MultiAgentPPOTrainer
 from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
@@ -10,6 +12,8 @@ from marcog_trl.trainers.shppo_trainer import SHPPOTrainer
 
 __all__ = [
     "MultiAgentConfig",
+    "MultiAgentGRPOConfig",
+    "MultiAgentGRPOTrainer",
     "MultiAgentPPOConfig",
     "MultiAgentPPOTrainer",
     "MultiAgentTrainer",

@@ -16,6 +16,9 @@ from trl import ModelConfig, ScriptArguments, TrlParser
 from marcog_trl.embedded import MODEL_NAME, build_default_model
 from marcog_trl.problems import load_problems
 from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
+from marcog_trl.trainers.multi_agent_grpo_config import MultiAgentGRPOConfig
+from marcog_trl.trainers.multi_agent_ppo_config import MultiAgentPPOConfig
+from marcog_trl.trainers.shppo_config import SHPPOConfig
 
 
 # Flags that users of other multi-agent scripts know, and the fields that they stand for
@@ -89,7 +92,8 @@ def parse(
         `tuple`: [`TeamArguments`], the trainer's configuration, and [`~trl.ModelConfig`].
 
     Raises:
-        ValueError: If a flag or a key of `--override` is unknown; it names the nearest one.
+        ValueError: If a flag, or a key of `--override` or of the file, is unknown; it names the nearest one. Keys of the
+            file that another trainer of the family reads are left aside.
     """
     argv = _expand(sys.argv[1:] if argv is None else argv)
     known = {f.name for cls in (TeamArguments, config_class, ModelConfig) for f in fields(cls)}
@@ -101,15 +105,23 @@ def parse(
             and name not in known
             and name.removeprefix("no_") not in known
         ):
-            nearest = difflib.get_close_matches(name, [*known, *SYNONYMS], n=1)
-            raise ValueError(f"unknown flag --{name}" + (f"; --{nearest[0]} works" if nearest else ""))
+            raise ValueError(f"unknown flag --{name}" + _nearest(name, known, "--"))
     given = {argument.partition("=")[0] for argument in argv}
     if not given & {"--config", "--model_name_or_path"}:
         argv = ["--config", str(default_config), *argv]
     parser = TrlParser(cast(Any, (TeamArguments, config_class, ModelConfig)))
     # A LoRA on all linear layers; dropout would make the ratio of the first update differ from 1
     parser.set_defaults(use_peft=True, lora_target_modules=["all-linear"], lora_dropout=0.0)
-    script, args, model = parser.parse_args_and_config(argv)
+    script, args, model, left, stray = cast(
+        Any, parser.parse_args_and_config(argv, return_remaining_strings=True, separate_remaining_strings=True)
+    )
+    # One file serves all recipes: what another trainer of the family would read is left aside
+    family = {f.name for cls in (MultiAgentGRPOConfig, MultiAgentPPOConfig, SHPPOConfig) for f in fields(cls)}
+    for name in (string.removeprefix("--") for string in left if string.startswith("--")):
+        if name not in family:
+            raise ValueError(f"the file of --config has an unknown key {name!r}" + _nearest(name, known))
+    if stray:
+        raise ValueError(f"the command line has {stray[0]!r}, which belongs to no flag; --flag value works")
     for pair in script.dataset_columns:
         if "=" not in pair:
             raise ValueError(f"dataset_columns={pair!r} has no '='; prompt=question works")
@@ -120,6 +132,11 @@ def parse(
     if args.model_init_kwargs is None and model.dtype not in (None, "auto"):
         args.model_init_kwargs = {"dtype": model.dtype}
     return script, args, model
+
+
+def _nearest(name: str, known: set[str], prefix: str = "") -> str:
+    nearest = difflib.get_close_matches(name, [*known, *SYNONYMS], n=1)
+    return f"; {prefix}{nearest[0]} works" if nearest else ""
 
 
 def set_max_steps(args: MultiAgentConfig, num_steps: float | None) -> None:

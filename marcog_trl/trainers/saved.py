@@ -12,13 +12,16 @@ from peft import PeftConfig
 from transformers import AutoTokenizer
 
 from marcog_trl.agents import Workflow
+from marcog_trl.trainers.multi_agent_grpo_trainer import MultiAgentGRPOTrainer
 from marcog_trl.trainers.multi_agent_ppo_trainer import MultiAgentPPOTrainer
 from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
 from marcog_trl.trainers.shppo_trainer import SHPPOTrainer
 from marcog_trl.trainers.team_files import FORMAT_VERSION, TEAM_FILE, check_checkpoint
 
 
-TRAINERS = {cls.__name__: cls for cls in (MultiAgentTrainer, MultiAgentPPOTrainer, SHPPOTrainer)}
+TRAINERS = {
+    cls.__name__: cls for cls in (MultiAgentTrainer, MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOTrainer)
+}
 
 
 def load_trainer(

@@ -11,6 +11,8 @@ from transformers import TrainerCallback
 from marcog_trl.agents import Agent, Slot, Workflow
 from marcog_trl.trainers import (
     MultiAgentConfig,
+    MultiAgentGRPOConfig,
+    MultiAgentGRPOTrainer,
     MultiAgentPPOConfig,
     MultiAgentPPOTrainer,
     MultiAgentTrainer,
@@ -21,6 +23,7 @@ from marcog_trl.trainers import (
 
 CONFIGS = {
     MultiAgentTrainer: MultiAgentConfig,
+    MultiAgentGRPOTrainer: MultiAgentGRPOConfig,
     MultiAgentPPOTrainer: MultiAgentPPOConfig,
     SHPPOTrainer: SHPPOConfig,
 }
@@ -112,7 +115,7 @@ def make(model, path, trainer=MultiAgentPPOTrainer, reward=letters, data=..., lo
         "shuffle_dataset": False,
         **options,
     }
-    if trainer is not MultiAgentTrainer:
+    if issubclass(trainer, MultiAgentPPOTrainer):
         config.setdefault("critic_learning_rate", 1e-2)
     data = dataset() if data is ... else data
     return trainer(model, reward, CONFIGS[trainer](str(path), **config), data, **arguments)

@@ -1,8 +1,10 @@
 """The recipes' command line."""
 
+from pathlib import Path
+
 import pytest
 
-from marcog_trl import MultiAgentPPOConfig, SHPPOConfig
+from marcog_trl import MultiAgentGRPOConfig, MultiAgentPPOConfig, SHPPOConfig
 from marcog_trl.trainers import launch
 from marcog_trl.trainers.launch import parse, set_max_steps
 
@@ -52,12 +54,30 @@ class TestParse:
             (["--lerning_rate", "1"], "unknown flag --lerning_rate; --learning_rate works"),
             (["--override", "ppo.gama=1"], "unknown flag --gama; --gamma works"),
             (["--override", "gamma"], "--override gamma has no '='"),
+            (["--max_steps", "3", "4"], "the command line has '4', which belongs to no flag"),
             (["--model_name_or_path", "m", "--dataset_columns", "prompt"], "dataset_columns='prompt' has no '='"),
         ],
     )
     def test_mistakes_are_named(self, default, argv, message):
         with pytest.raises(ValueError, match=message):
             parse(MultiAgentPPOConfig, default, argv)
+
+    @pytest.mark.parametrize("config_class", [MultiAgentGRPOConfig, MultiAgentPPOConfig, SHPPOConfig])
+    def test_the_files_of_the_recipes_serve_every_trainer(self, config_class, monkeypatch):
+        monkeypatch.setattr(launch, "build_default_model", lambda: "built")
+        files = sorted((Path(__file__).parents[2] / "recipes" / "configs").glob("*.yaml"))
+        assert len(files) >= 5
+        for file in files:
+            _, args, _ = parse(config_class, file, ["--config", str(file), "--bf16", "false", "--report_to", "none"])
+            assert args.workflow == "collaboration" and args.logging_steps in (1, 5)
+
+    def test_unknown_keys_of_a_file_are_named(self, default, tmp_path):
+        file = tmp_path / "own.yaml"
+        file.write_text("model_name_or_path: m\nlearning_rat: 1\n")
+        with pytest.raises(
+            ValueError, match="the file of --config has an unknown key 'learning_rat'; learning_rate works"
+        ):
+            parse(MultiAgentPPOConfig, default, ["--config", str(file)])
 
 
 class TestSteps:

@@ -1,0 +1,162 @@
+"""The group-relative family against hand-worked numbers."""
+
+import math
+
+import pytest
+import teams
+import torch
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+
+from marcog_trl import MultiAgentGRPOConfig, MultiAgentGRPOTrainer, MultiAgentPPOTrainer
+from marcog_trl.trainers.saved import load_trainer
+
+
+# Rewards of the four episodes (two problems, two generations) in the two turns
+FIRST, SECOND = [1.0, 3.0, 0.0, 6.0], [4.0, 0.0, 2.0, 2.0]
+RETURNS = torch.tensor([[3.0, 3.0, 1.0, 7.0], [4.0, 0.0, 2.0, 2.0]])  # from each turn on, with gamma_turn=0.5
+
+
+def advantages(model, path, trainer=MultiAgentGRPOTrainer, workflow=None, **options):
+    """Of the rows of each agent, `(turns, episodes)`."""
+    rewards = iter([FIRST, SECOND])
+    workflow = workflow or teams.Pair(num_turns=2)
+    trainer = teams.make(
+        model, path, trainer, reward=lambda completions, **kwargs: next(rewards), workflow=workflow,
+        data=teams.dataset(2), per_device_train_batch_size=16, gamma_turn=0.5,
+        **{"agent_loss_weighting": "token", **options},
+    )  # fmt: skip
+    teams.script(trainer)
+    output = teams.generation_batch(trainer)
+    by_row = output["advantages"]
+    by_row = by_row[:, 0] if by_row.dim() == 2 else by_row
+    # rows: problem, slot (turn 0: a, b; turn 1: a, b), generation
+    return by_row.view(2, 2, 2, 2).permute(2, 1, 0, 3).reshape(2, 2, 4)
+
+
+EXPECTED = {
+    "mean": [[0.0, 0.0, -3.0, 3.0], [2.0, -2.0, 0.0, 0.0]],
+    "rloo": [[0.0, 0.0, -6.0, 6.0], [4.0, -4.0, 0.0, 0.0]],
+    "max": [[0.0, 0.0, -6.0, 0.0], [0.0, -4.0, 0.0, 0.0]],
+    "none": RETURNS.tolist(),
+}
+
+
+class TestAdvantage:
+    @pytest.mark.parametrize("kind", EXPECTED)
+    def test_compares_the_return_with_the_siblings(self, tiny_model, tmp_path, kind):
+        found = advantages(tiny_model, tmp_path, advantage=kind)
+        for agent in found:
+            torch.testing.assert_close(agent, torch.tensor(EXPECTED[kind]))
+
+    def test_scales_divide_and_do_not_centre(self, tiny_model, tmp_path):
+        expected = torch.tensor(EXPECTED["mean"])
+        group = torch.tensor([[0.0, 0.0, 18**0.5, 18**0.5], [8**0.5, 8**0.5, 0.0, 0.0]])
+        found = advantages(tiny_model, tmp_path, scale_rewards="group")
+        torch.testing.assert_close(found[0], expected / (group + 1e-4))
+        batch = torch.cat([RETURNS, RETURNS]).std()
+        found = advantages(tiny_model, tmp_path, scale_rewards="batch", advantage="none")
+        torch.testing.assert_close(found[0], RETURNS / (batch + 1e-4))
+
+    def test_the_scale_of_an_agent_is_its_own(self, tiny_model, tmp_path):
+        def reward(completions, **kwargs):
+            return [{"a": float(i), "b": 10.0 * i} for i in range(len(completions))]
+
+        trainer = teams.make(
+            tiny_model, tmp_path, MultiAgentGRPOTrainer, reward=reward, workflow=teams.Pair(), data=teams.dataset(2),
+            scale_rewards="agent", num_generations=4, per_device_train_batch_size=8, agent_loss_weighting="token",
+        )  # fmt: skip
+        teams.script(trainer)
+        found = teams.generation_batch(trainer)["advantages"].view(2, 4)
+        centred = torch.arange(4.0) - 1.5
+        for agent, scale in enumerate((1.0, 10.0)):
+            deviation = scale * torch.arange(4.0).std()
+            torch.testing.assert_close(found[agent], scale * centred / (deviation + 1e-4))
+
+    @pytest.mark.parametrize("trainer", [MultiAgentGRPOTrainer, MultiAgentPPOTrainer])
+    def test_turns_have_weights(self, tiny_model, tmp_path, trainer):
+        options = {} if trainer is MultiAgentGRPOTrainer else {"critic": "none", "advantage_normalization": "none"}
+        plain = advantages(tiny_model, tmp_path, trainer, **options)
+        weighted = advantages(tiny_model, tmp_path, trainer, turn_weights=[1.5, 0.25], **options)
+        torch.testing.assert_close(weighted[:, 0], 1.5 * plain[:, 0])
+        torch.testing.assert_close(weighted[:, 1], 0.25 * plain[:, 1])
+        assert plain[:, 0].any() and plain[:, 1].any()
+
+    def test_masked_episodes_are_no_siblings(self, tiny_model, tmp_path):
+        trainer = teams.make(
+            tiny_model, tmp_path, MultiAgentGRPOTrainer, workflow=teams.Pair(), data=teams.dataset(2),
+            reward=lambda completions, **kwargs: [1.0, None, 5.0, 3.0], num_generations=4, advantage="rloo",
+            per_device_train_batch_size=8, agent_loss_weighting="token",
+        )  # fmt: skip
+        teams.script(trainer)
+        found = teams.generation_batch(trainer)["advantages"].view(2, 4)
+        torch.testing.assert_close(found, torch.tensor([[-3.0, 0.0, 3.0, 0.0]] * 2))
+
+
+class TestSingleAgent:
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"scale_rewards": "group", "loss_type": "grpo"},
+            {"scale_rewards": "none", "loss_type": "dr_grpo"},
+            {"scale_rewards": "batch", "loss_type": "dapo"},
+        ],
+        ids=["grpo", "dr-grpo", "batch"],
+    )
+    def test_is_grpo(self, tiny_model, tmp_path, options):
+        """The same rollouts and the same losses as TRL's own trainer, step by step."""
+        common = {
+            "max_steps": 2, "per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 6,
+            "learning_rate": 1e-2, "logging_steps": 1, "report_to": "none", "use_cpu": True, "bf16": False,
+            "gradient_checkpointing": False, "save_strategy": "no", "disable_tqdm": True, "disable_dropout": True,
+            "beta": 0.1, "seed": 3, **options,
+        }  # fmt: skip
+        data = Dataset.from_dict({"prompt": [f"def f{i}(x):" for i in range(4)]})
+        runs = []
+        for trainer_class, config_class in ((GRPOTrainer, GRPOConfig), (MultiAgentGRPOTrainer, MultiAgentGRPOConfig)):
+            args = config_class(str(tmp_path / config_class.__name__), **common)
+            trainer = trainer_class(tiny_model, teams.letters, args, data, peft_config=teams.lora_config())
+            trainer.train()
+            runs.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+        assert len(runs[0]) == 2 and any(abs(loss) > 1e-6 for loss in runs[0])
+        assert runs[1] == pytest.approx(runs[0], rel=1e-4, abs=1e-7)
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"advantage": "median"}, "advantage='median' is not one of 'mean', 'rloo', 'max', 'none'; 'mean' works"),
+            ({"scale_rewards": "turn"}, "scale_rewards='turn' is not one of .*; 'none' works"),
+            ({"num_generations": 1}, "num_generations=1 leaves advantage='mean' .* without siblings; .*=4 works"),
+            ({"turn_weights": [1.0, -1.0]}, r"turn_weights=\[1.0, -1.0\] needs weights from 0 on"),
+        ],
+    )
+    def test_is_refused(self, tmp_path, options, message):
+        with pytest.raises(ValueError, match=message):
+            MultiAgentGRPOConfig(str(tmp_path), report_to="none", **options)
+
+    def test_weights_are_as_many_as_turns(self, tiny_model, tmp_path):
+        with pytest.raises(
+            ValueError, match=r"turn_weights=\[1.0\] has 1 weights for num_turns=2; \[1.0, 1.0\] works"
+        ):
+            teams.make(
+                tiny_model, tmp_path, MultiAgentGRPOTrainer, workflow=teams.Pair(num_turns=2), turn_weights=[1.0]
+            )
+
+
+def test_a_team_trains_and_comes_back(tiny_model, tmp_path):
+    data = teams.dataset(2, test=[["assert f"]] * 2, test_format=["asserts"] * 2, entry_point=["f"] * 2)
+    trainer = teams.make(
+        tiny_model, tmp_path, MultiAgentGRPOTrainer, workflow="collaboration", data=data, reward="execution_reward",
+        isolation="best_effort", num_workers=1, per_device_train_batch_size=4, scale_rewards="agent", beta=0.1,
+    )  # fmt: skip
+    trainer.train()
+    assert math.isfinite(trainer.state.log_history[0]["loss"])
+    trainer.save_model()
+    trainer.executor.close()
+    loaded = load_trainer(tmp_path, data)
+    loaded.executor.close()
+    assert type(loaded) is MultiAgentGRPOTrainer
+    weights = teams.trainable(loaded)
+    assert weights and all(torch.equal(weights[name], tensor) for name, tensor in teams.trainable(trainer).items())
