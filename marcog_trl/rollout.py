@@ -159,6 +159,11 @@ class _Player:
             raise ValueError(f"{type(self.workflow).__name__} asked for replies of different turns at once: {slots}")
         return slots
 
+    def stop(self) -> None:
+        """Ends the episode here."""
+        self._play.close()
+        self.request = None
+
     def speaks_now(self) -> bool:
         """Whether the episode waits for replies of the current turn."""
         return isinstance(self.request, dict) and self.next_slots()[0].turn == self.turn
@@ -188,6 +193,7 @@ def play(
     executor: CodeExecutor | None = None,
     score: Callable[[list[Episode], int], None] | None = None,
     total: Callable[[int], int] = int,
+    ends: Callable[[Episode], bool] | None = None,
 ) -> list[Episode]:
     """
     Plays one episode of a workflow per problem.
@@ -203,6 +209,8 @@ def play(
             `rewards` of that turn of the episodes that have it.
         total (`Callable`, *optional*): Sums an `int` over all processes, so that every process makes the same number
             of generate calls; with several processes it is a collective operation.
+        ends (`Callable`, *optional*): `ends(episode)`, asked after the scoring of each turn but the last: whether the
+            episode is over, whatever its workflow would still ask.
 
     Returns:
         `list[Episode]`: E episodes, in the order of `problems`.
@@ -230,6 +238,10 @@ def play(
             player.end_turn()
         if score is not None:
             score([player.episode for player in players], turn)
+        for player in players:
+            if ends is not None and turn < workflow.num_turns - 1 and player.request is not None:
+                if ends(player.episode):
+                    player.stop()
     for player in players:
         if isinstance(player.request, dict):
             raise ValueError(

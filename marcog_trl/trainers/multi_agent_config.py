@@ -46,6 +46,10 @@ class MultiAgentConfig(GRPOConfig):
         turn_weights (`list[float]`, *optional*):
             Weight of each turn in the policy and value losses, one per turn, none negative. All turns weigh 1 by default.
 
+        early_termination_threshold (`float`, *optional*):
+            An episode whose turn earned more than this, in reward units and averaged over agents, has no further turn.
+            Episodes are never ended early by default.
+
         > Parameters that control code execution
 
         num_workers (`int`, *optional*):
@@ -121,6 +125,11 @@ class MultiAgentConfig(GRPOConfig):
 
     turn_weights: list[float] | None = field(
         default=None, metadata={"help": "Weight of each turn in the policy and value losses, such as 1.5 0.5."}
+    )
+
+    early_termination_threshold: float | None = field(
+        default=None,
+        metadata={"help": "An episode whose turn earned more than this, in reward units, has no further turn."},
     )
 
     # Parameters that control code execution

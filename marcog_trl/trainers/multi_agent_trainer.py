@@ -6,6 +6,7 @@ import functools
 import inspect
 import math
 import shutil
+import warnings
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -211,6 +212,7 @@ class MultiAgentTrainer(GRPOTrainer):
             args.gradient_checkpointing_kwargs = {"use_reentrant": False}
         self._rollout_in_flight: Rollout | None = None
         self._inputs: list[dict[str, Any]] = []
+        self._threshold_was_tried = False
         self._episode_extras: dict[str, list[tuple[int, list[int], list]]] = defaultdict(list)
         self._scoring: tuple[int, list[int]] | None = None
 
@@ -419,7 +421,15 @@ class MultiAgentTrainer(GRPOTrainer):
             executor=self._executor,
             score=score,
             total=self._total,
+            ends=None if self.args.early_termination_threshold is None else self._is_over,
         )
+
+    def _is_over(self, episode: Episode) -> bool:
+        """Whether the last turn earned enough, or nothing that comes could count."""
+        rewards = episode.turns[-1].rewards
+        if rewards is None:
+            return episode.masked
+        return sum(rewards.values()) / len(rewards) > cast(float, self.args.early_termination_threshold)
 
     @contextmanager
     def _gathered_before_training(self) -> Iterator[None]:
@@ -462,8 +472,16 @@ class MultiAgentTrainer(GRPOTrainer):
             `Callable[[], list[Episode]]`: To be called once, by all processes in the same order: waits for the verdicts,
             scores the episodes, and returns them.
         """
+        # Only where rewards end episodes are turns scored as they are played
+        last = self.workflow.num_turns - 1
+        scored_first = last if self.args.early_termination_threshold is not None else 0
+
+        def score(episodes: list[Episode], turn: int) -> None:
+            if turn < scored_first:
+                self._score(episodes, turn)
+
         with self._gathered_before_training():
-            episodes = self._play(problems, None)
+            episodes = self._play(problems, score)
         scores = self._scores
         turns = [(k, episode, turn) for episode in episodes for k, turn in enumerate(episode.turns)]
         jobs = [solution_job(episode.problem, turn.solution) for _, episode, turn in turns]
@@ -476,7 +494,7 @@ class MultiAgentTrainer(GRPOTrainer):
             for (_, _, turn), job in zip(turns, jobs, strict=True):
                 turn.verdicts.append((job, verdicts[job]))
             self._scores = scores
-            for k in range(self.workflow.num_turns):
+            for k in range(scored_first, last + 1):
                 self._score(episodes, k)
             # What reward functions logged belongs to no training step
             self._pending_metrics.clear()
@@ -770,6 +788,8 @@ class MultiAgentTrainer(GRPOTrainer):
             torch.stack([masked.sum(), torch.tensor(float(len(masked)), device=lengths.device)])
         )
         self._metric("episodes/masked", (masked_share[0] / masked_share[1]).item())
+        if self.workflow.num_turns > 1:
+            self._log_turns(rollout)
         # Dead rows are no completions: take them out of TRL's shortest and mean length
         live_lengths = self.accelerator.gather(torch.where(rollout.live, lengths, torch.nan))
         live_lengths = live_lengths[~live_lengths.isnan()]
@@ -787,6 +807,20 @@ class MultiAgentTrainer(GRPOTrainer):
         for _ in range(min(len(gathered), len(shown))):
             shown.pop()
         shown.extend(gathered)
+
+    def _log_turns(self, rollout: Rollout) -> None:
+        """How many turns episodes had; a threshold that ends all of them at once, or none, is warned of at first."""
+        turns = torch.tensor([len(episode.turns) for episode in rollout.episodes], device=rollout.live.device)
+        total, single, full, count = self._sum_over_processes(
+            torch.stack([turns.sum(), (turns == 1).sum(), (turns == self.workflow.num_turns).sum(), (turns > 0).sum()])
+        ).tolist()
+        self._metric("episodes/turns", total / count)
+        threshold = self.args.early_termination_threshold
+        if threshold is not None and not self._threshold_was_tried:
+            self._threshold_was_tried = True
+            if count in (single, full):
+                found = "no episode earned more" if count == full else "every episode earned more in its first turn"
+                warnings.warn(f"early_termination_threshold={threshold}: in the first batch {found}", stacklevel=2)
 
     # Checkpoints
 

@@ -4,6 +4,7 @@ import asyncio
 import glob
 import math
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -461,6 +462,68 @@ class TestDefaults:
         rows = len(trainer.workflow.slots)
         assert args.per_device_train_batch_size * args.steps_per_generation % (4 * rows) == 0
         assert args.per_device_eval_batch_size % rows == 0
+
+
+class TestEarlyTermination:
+    REWARDS = ([1.0, 3.0, None, 2.0], [5.0, 7.0])  # of four episodes, and of the two that go on
+
+    def make(self, model, path, threshold, trainer_class=MultiAgentPPOTrainer, rewards=None):
+        rewards = iter(rewards or self.REWARDS)
+        trainer = teams.make(
+            model, path, trainer_class, reward=lambda completions, **kwargs: next(rewards), data=teams.dataset(2),
+            workflow=teams.Pair(num_turns=2), per_device_train_batch_size=16, early_termination_threshold=threshold,
+        )  # fmt: skip
+        return trainer, teams.script(trainer)
+
+    @pytest.mark.parametrize("trainer_class", [MultiAgentTrainer, MultiAgentPPOTrainer, SHPPOTrainer])
+    def test_episodes_end_above_the_threshold(self, tiny_model, tmp_path, trainer_class):
+        """Those at the threshold go on; masked ones, which nothing can count for, end too."""
+        trainer, calls = self.make(tiny_model, tmp_path, 2.0, trainer_class)
+        output = teams.generation_batch(trainer)
+        assert [len(prompts) for prompts, _ in calls] == [8, 4]
+        live = (
+            (output["completion_mask"] * output["tool_mask"]).any(1).view(2, 2, 2, 2)
+        )  # problem, turn, agent, episode
+        assert live[:, 0, 0].tolist() == live[:, 0, 1].tolist() == [[True, True], [False, True]]
+        assert live[:, 1, 0].tolist() == live[:, 1, 1].tolist() == [[True, False], [False, True]]
+        assert trainer._metrics["train"]["episodes/turns"] == [(2 + 1 + 1 + 2) / 4]
+
+    def test_evaluation_ends_them_as_well(self, tiny_model, tmp_path):
+        trainer, calls = self.make(tiny_model, tmp_path, 2.0)
+        trainer.model.eval()
+        trainer._executor = SimpleNamespace(submit=lambda jobs: finished([Verdict("failed", 0, 1, ()) for _ in jobs]))
+        problem = {"prompt": "def f(x):", **{name: column[0] for name, column in TESTED.items()}}
+        episodes = trainer.play_episodes([problem] * 4)
+        assert [len(prompts) for prompts, _ in calls] == [8, 4]
+        assert [len(episode.turns) for episode in episodes] == [2, 1, 1, 2]
+        assert [episode.turns[-1].rewards and episode.turns[-1].rewards["a"] for episode in episodes] == [
+            5,
+            3,
+            None,
+            7,
+        ]
+
+    @pytest.mark.parametrize(
+        ("threshold", "rewards", "message"),
+        [
+            (9.0, ([1.0, 2.0, 3.0, 4.0], [1.0] * 4), "threshold=9.0: in the first batch no episode earned more"),
+            (
+                0.0,
+                ([1.0, 2.0, 3.0, 4.0], []),
+                "threshold=0.0: in the first batch every episode earned more in its first",
+            ),
+        ],
+    )
+    def test_a_threshold_that_decides_nothing_is_warned_of(self, tiny_model, tmp_path, threshold, rewards, message):
+        trainer, _ = self.make(tiny_model, tmp_path, threshold, rewards=rewards)
+        with pytest.warns(UserWarning, match=message):
+            teams.generation_batch(trainer)
+
+
+def finished(result):
+    future = Future()
+    future.set_result(result)
+    return future
 
 
 class Quoting(teams.Pair):
