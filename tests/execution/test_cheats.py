@@ -788,4 +788,6 @@ def test_a_waiting_child_that_is_killed_costs_no_program():
         (zygote,) = {int(pid) for pid in Path(f"/proc/{worker}/task/{worker}/children").read_text().split()}
         for pid in below(zygote):
             os.kill(pid, signal.SIGKILL)
+            while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                time.sleep(0.01)
         assert [verdict.status for verdict in executor.run([GOOD] * 3)] == ["passed"] * 3

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 
 _OPERATORS: dict[type, str] = {ast.Eq: "==", ast.NotEq: "!=", ast.Is: "is", ast.IsNot: "is not"}
+_NO_LITERAL = (ValueError, TypeError, SyntaxError, MemoryError, RecursionError)
 LEFT, RIGHT, RECORD = "__left__", "__right__", "__record__"  # names that instrumented tests use
 
 
@@ -24,7 +25,6 @@ class Direct:
     kwargs: dict[str, Any]
     operator: str  # "==", "!=", "is", "is not", "true", "false"
     expected: Any
-    source: str  # of the call
 
 
 def direct(node: ast.stmt) -> Direct | None:
@@ -39,7 +39,14 @@ def direct(node: ast.stmt) -> Direct | None:
     """
     if not isinstance(node, ast.Assert) or (node.msg is not None and not _says_nothing(node.msg)):
         return None
-    test, symbol, expected = _Folder().visit(copy.deepcopy(node.test)), "true", None
+    found = _direct(node.test)
+    if found is None and any(isinstance(part, ast.BinOp) for part in ast.walk(node.test)):
+        found = _direct(_Folder().visit(copy.deepcopy(node.test)))
+    return found
+
+
+def _direct(test: ast.expr) -> Direct | None:
+    symbol, expected = "true", None
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         test, symbol = test.operand, "false"
     elif isinstance(test, ast.Compare) and len(test.ops) == 1 and type(test.ops[0]) in _OPERATORS:
@@ -54,13 +61,15 @@ def direct(node: ast.stmt) -> Direct | None:
             return None
     if not isinstance(test, ast.Call) or not isinstance(test.func, ast.Name):
         return None
-    values = [*test.args, *(keyword.value for keyword in test.keywords)]
     names = [keyword.arg for keyword in test.keywords]
-    if not all(map(_is_literal, values)) or None in names or len(set(names)) < len(names):
+    if None in names or len(set(names)) < len(names):
         return None
-    args = tuple(ast.literal_eval(value) for value in test.args)
-    kwargs = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in test.keywords}
-    return Direct(test.func.id, args, kwargs, symbol, expected, ast.unparse(test))
+    try:
+        args = tuple(ast.literal_eval(value) for value in test.args)
+        kwargs = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in test.keywords}
+    except _NO_LITERAL:
+        return None
+    return Direct(test.func.id, args, kwargs, symbol, expected)
 
 
 def _says_nothing(message: ast.expr) -> bool:
@@ -108,7 +117,7 @@ def _number(node: ast.expr) -> int | float | None:
 def _is_literal(node: ast.expr) -> bool:
     try:
         ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+    except _NO_LITERAL:
         return False
     return True
 

@@ -232,18 +232,30 @@ class _Program:
         body.errno(_EPERM)
         self.when(number, body)
 
-    def install(self, libc: ctypes.CDLL, seccomp: int, pid: int = 0) -> None:
-        raw = b"".join(self.code)
-        if pid:
-            raw = raw.replace(struct.pack("I", _ANY_PID), struct.pack("I", pid))
-        buffer = ctypes.create_string_buffer(raw, len(raw))
-        program = _SockFprog(len(self.code), ctypes.addressof(buffer))
-        if libc.syscall(seccomp, 1, 0, ctypes.byref(program)) != 0:
-            raise OSError(ctypes.get_errno(), "seccomp: " + os.strerror(ctypes.get_errno()))
-
 
 class _SockFprog(ctypes.Structure):
     _fields_ = (("len", ctypes.c_ushort), ("filter", ctypes.c_void_p))
+
+
+class _Filter:
+    """A seccomp filter ready to be installed: what a child does costs a page copied for each thing that it touches."""
+
+    def __init__(self, program: _Program, libc: ctypes.CDLL):
+        raw = b"".join(program.code)
+        place = raw.find(struct.pack("I", _ANY_PID))
+        self.buffer = ctypes.create_string_buffer(raw, len(raw))
+        self.place = None if place < 0 else place
+        self.program = _SockFprog(len(program.code), ctypes.addressof(self.buffer))
+        self.reference = ctypes.byref(self.program)
+        self.number = _SECCOMP[_column()]
+        self.syscall = libc.syscall
+
+    def install(self) -> None:
+        """Takes effect for this process, whose id is the one that the filter may name."""
+        if self.place is not None:
+            struct.pack_into("I", self.buffer, self.place, os.getpid())
+        if self.syscall(self.number, 1, 0, self.reference) != 0:
+            raise OSError(ctypes.get_errno(), "seccomp: " + os.strerror(ctypes.get_errno()))
 
 
 def _column() -> int:
@@ -265,7 +277,7 @@ class Confinement:
         self.seccomp = seccomp
         self.packages = packages
         self.libc = ctypes.CDLL(None, use_errno=True)
-        self.child_filter = self._child_filter(_ANY_PID) if seccomp else None  # children only put in their process id
+        self.child_filter = _Filter(self._child_filter(_ANY_PID), self.libc) if seccomp else None
 
     def search_path(self) -> list[str]:
         """Where the packages that programs may import are found."""
@@ -298,7 +310,7 @@ class Confinement:
         self._drop_capabilities()
         abi = self._restrict_files() if self.landlock else 0
         if self.seccomp:
-            self._process_filter(abi).install(self.libc, _SECCOMP[_column()])
+            _Filter(self._process_filter(abi), self.libc).install()
 
     def limit_child(self, memory_bytes: int, cpu_seconds: int) -> None:
         """
@@ -328,7 +340,7 @@ class Confinement:
             os.setsid()  # children are possible then, and go with their session
         else:
             assert self.child_filter is not None
-            self.child_filter.install(self.libc, _SECCOMP[_column()], pid=os.getpid())
+            self.child_filter.install()
 
     def _prctl(self, option: int, value: int) -> int:
         return _prctl(self.libc, option, value)
@@ -492,13 +504,16 @@ def readable_paths(packages: list[str]) -> tuple[list[str], list[str]]:
     return folders, readable + packages
 
 
+_ZERO, _SIGKILL = ctypes.c_ulong(0), ctypes.c_ulong(9)
+
+
 def die_with_parent(libc: ctypes.CDLL) -> None:
     """Has the kernel kill this process when the thread that made it ends (Linux only)."""
-    _prctl(libc, 1, 9)  # PR_SET_PDEATHSIG
+    libc.prctl(1, _SIGKILL, _ZERO, _ZERO, _ZERO)  # PR_SET_PDEATHSIG
 
 
 def _prctl(libc: ctypes.CDLL, option: int, value: int) -> int:
-    return libc.prctl(option, ctypes.c_ulong(value), *[ctypes.c_ulong(0)] * 3)
+    return libc.prctl(option, ctypes.c_ulong(value), _ZERO, _ZERO, _ZERO)
 
 
 def _volunteer_for_the_oom_killer() -> None:

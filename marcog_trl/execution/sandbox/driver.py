@@ -246,9 +246,9 @@ class Driver:
                 if assertions.holds(found, call["operator"], expected):
                     return "passed", ""
                 if call["operator"] in ("true", "false"):
-                    return "failed", f"{call['source']} returned {shorten(found)}"
+                    return "failed", f"{_written(call['call'], codec)} returned {shorten(found)}"
                 wanted = {"==": "", "is": ""}.get(call["operator"], call["operator"] + " ") + shorten(expected)
-                return "failed", f"{call['source']} returned {shorten(found)}, expected {wanted}"
+                return "failed", f"{_written(call['call'], codec)} returned {shorten(found)}, expected {wanted}"
         except OutOfTime:
             return "timeout", "time limit reached while a value was read"
         except (wire.BrokenChannel, KeyError):
@@ -435,6 +435,14 @@ class Driver:
                     entries[k] = [frame["s"], frame["m"], 0.0]
                     continue
             entries[k] = [*problem, 0.0]
+
+
+def _written(call: list, codec: wire.Codec) -> str:
+    """A call as a test would write it."""
+    name, args, kwargs = call
+    arguments = [shorten(codec.decode(arg)) for arg in args]
+    arguments += [f"{key}={shorten(codec.decode(value))}" for key, value in kwargs.items()]
+    return f"{name}({', '.join(arguments)})"[:200]
 
 
 def _memory_file(content: bytes) -> Any:

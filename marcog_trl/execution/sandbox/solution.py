@@ -33,9 +33,6 @@ def describe(error: BaseException, name: str = "<solution>") -> str:
 
 def load(payload: dict) -> tuple[types.ModuleType, str | None]:
     """Runs the program as a module and returns it, and what went wrong or `None`."""
-    import random
-
-    random.seed(0)
     module = types.ModuleType("solution")
     sys.modules["solution"] = module
     try:
@@ -101,9 +98,6 @@ def run_script(control: socket.socket, payload: dict, fds: list[int]) -> None:
     os.dup2(fds[1], 1)
     for fd in fds:
         os.close(fd)
-    import random
-
-    random.seed(0)
     sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), encoding="utf-8", errors="replace")
     sys.stdout = io.TextIOWrapper(
         io.BufferedWriter(io.FileIO(1, "w", closefd=False)), encoding="utf-8", errors="surrogateescape"

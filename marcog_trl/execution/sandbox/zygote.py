@@ -99,8 +99,9 @@ class Zygote:
 
 def _serve(sock: socket.socket, confinement: Confinement, driver: int) -> None:
     register, os.register_at_fork = os.register_at_fork, lambda **hooks: None
-    import random  # noqa: F401 - without its hook, which seeds every child anew: children are seeded alike
+    import random  # without its hook, which seeds every child anew
 
+    random.seed(0)  # children are seeded alike
     os.register_at_fork = register
     for name in _PRELOADED.split():
         __import__(name)
