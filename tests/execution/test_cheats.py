@@ -781,6 +781,13 @@ def test_a_process_lost_in_the_midst_of_a_job(monkeypatch, victim, setup):
             assert all(gone(pid) for pid in before)
 
 
+def ended(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
 def test_a_waiting_child_that_is_killed_costs_no_program():
     with CodeExecutor(num_workers=1, timeout=LIMIT) as executor:
         executor.run([GOOD])
@@ -788,6 +795,6 @@ def test_a_waiting_child_that_is_killed_costs_no_program():
         (zygote,) = {int(pid) for pid in Path(f"/proc/{worker}/task/{worker}/children").read_text().split()}
         for pid in below(zygote):
             os.kill(pid, signal.SIGKILL)
-            while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            while not ended(pid):
                 time.sleep(0.01)
         assert [verdict.status for verdict in executor.run([GOOD] * 3)] == ["passed"] * 3
