@@ -17,8 +17,9 @@ How it works. Each worker is a fresh interpreter (`sandbox/main.py`) that never 
 at start, which forks the children that do: a *solution* process that runs the program and never sees a test, and a *judge*
 process that runs the tests and never runs the program. Between them travel values of builtin types and of common types of
 the standard library, as tagged JSON; any other object stays in the solution's process, and the tests hold a stand-in for it
-that can be called, indexed, iterated and asked for attributes, but equals nothing and takes part in no comparison. Tests of
-the form `assert f(literals) == literal` need no judge: the worker compares.
+that can be called, indexed, iterated and asked for attributes, but equals nothing and takes part in no comparison. A judge
+is kept for the next program with the same tests, which run in a fresh namespace. Tests of the form
+`assert f(literals) == literal` need no judge: the worker compares.
 
 What it promises:
 

@@ -9,7 +9,6 @@ import shutil
 import warnings
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +25,10 @@ from trl.trainer.utils import RepeatSampler, get_callable_name, is_async_callabl
 
 from marcog_trl.advantages import agent_weights, group_advantages, turn_returns
 from marcog_trl.agents import Workflow, make_workflow, solution_job
-from marcog_trl.execution import CodeExecutor, Job, Verdict
+from marcog_trl.execution import CodeExecutor
 from marcog_trl.execution.isolation import IsolationLevel
 from marcog_trl.rewards import make_reward
-from marcog_trl.rollout import Episode, Row, encode_prompts, play
+from marcog_trl.rollout import Episode, Row, Turn, encode_prompts, play
 from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
 from marcog_trl.trainers.team_files import MODULES_FILE, TEAM_FILE, check_checkpoint, describe_team, write_json
 
@@ -185,7 +184,7 @@ class MultiAgentTrainer(GRPOTrainer):
             args.ddp_find_unused_parameters = False
 
         self._rewards_as_given = reward_funcs
-        self._executing: tuple[list[Job], list[Job], Future[list[Verdict]]] | None = None
+        self._executing: Callable[[], None] | None = None
         # Agent rewards that a function returned as dicts in the scoring call in flight, by index of the function
         self._dict_rewards: dict[int, list[dict[str, float] | None]] = {}
         super().__init__(
@@ -483,16 +482,10 @@ class MultiAgentTrainer(GRPOTrainer):
         with self._gathered_before_training():
             episodes = self._play(problems, score)
         scores = self._scores
-        turns = [(k, episode, turn) for episode in episodes for k, turn in enumerate(episode.turns)]
-        jobs = [solution_job(episode.problem, turn.solution) for _, episode, turn in turns]
-        known = {job: verdict for _, _, turn in turns for job, verdict in turn.verdicts}
-        missing = list(dict.fromkeys(job for job in jobs if job not in known))
-        future = self.executor.submit(missing)
+        execute = self._begin_executing([(episode, turn) for episode in episodes for turn in episode.turns])
 
         def finish() -> list[Episode]:
-            verdicts = known | dict(zip(missing, future.result(), strict=True))
-            for (_, _, turn), job in zip(turns, jobs, strict=True):
-                turn.verdicts.append((job, verdicts[job]))
+            execute()
             self._scores = scores
             for k in range(scored_first, last + 1):
                 self._score(episodes, k)
@@ -549,23 +542,30 @@ class MultiAgentTrainer(GRPOTrainer):
             return
         self._executing = None
         if any(_needs(func, "tests") for func in self._rewards_as_given):
-            turns = [(episode.problem, episode.turns[turn]) for episode in episodes if len(episode.turns) > turn]
-            jobs = [solution_job(problem, played.solution) for problem, played in turns]
-            known = {job for _, played in turns for job, _ in played.verdicts}
-            missing = list(dict.fromkeys(job for job in jobs if job not in known))
-            self._executing = jobs, missing, self.executor.submit(missing)
+            played = [(episode, episode.turns[turn]) for episode in episodes if len(episode.turns) > turn]
+            self._executing = self._begin_executing(played)
+
+    def _begin_executing(self, turns: list[tuple[Episode, Turn]]) -> Callable[[], None]:
+        """Begins to execute the solutions of turns; what it returns waits for their verdicts and notes them."""
+        jobs = [solution_job(episode.problem, turn.solution) for episode, turn in turns]
+        known = {job: verdict for _, turn in turns for job, verdict in turn.verdicts}
+        missing = list(dict.fromkeys(job for job in jobs if job not in known))
+        future = self.executor.submit(missing)
+
+        def finish() -> None:
+            verdicts = known | dict(zip(missing, future.result(), strict=True))
+            for (_, turn), job in zip(turns, jobs, strict=True):
+                if job not in dict(turn.verdicts):
+                    turn.verdicts.append((job, verdicts[job]))
+
+        return finish
 
     def _end_rollout(self, rollout: Rollout) -> None:
         """Scores the last turn, and puts all rewards, and which rows they leave alive, into the rollout."""
         last = self.workflow.num_turns - 1
         if self._executing is not None:
-            jobs, missing, future = self._executing
+            self._executing()
             self._executing = None
-            verdicts = dict(zip(missing, future.result(), strict=True))
-            played = [episode.turns[last] for episode in rollout.episodes if len(episode.turns) > last]
-            for turn, job in zip(played, jobs, strict=True):
-                if job in verdicts:
-                    turn.verdicts.append((job, verdicts[job]))
         self._score(rollout.episodes, last)
         for e, episode in enumerate(rollout.episodes):
             for k, turn in enumerate(episode.turns):
