@@ -10,6 +10,7 @@ A Qwen2.5-Coder team on HumanEval:
     accelerate launch --config_file recipes/zero2.yaml recipes/train_ppo.py --config recipes/configs/qwen2.5-coder-1.5b.yaml
 """
 
+import sys
 import time
 from pathlib import Path
 
@@ -27,12 +28,12 @@ def train(trainer_class, config_class, reward_funcs=None, argv=None):
     script_args, training_args, model_args = parse(config_class, DEFAULT_CONFIG, argv)
     started = time.perf_counter()
     set_max_steps(training_args, script_args.num_steps)
-    test_dataset = script_args.load(script_args.dataset_test_split)
+    train_dataset, test_dataset = script_args.load_splits()
     trainer = trainer_class(
         model=model_args.model_name_or_path,
         reward_funcs=reward_funcs or script_args.reward,
         args=training_args,
-        train_dataset=script_args.load(script_args.dataset_train_split),
+        train_dataset=train_dataset,
         eval_dataset=test_dataset if training_args.eval_strategy != "no" else None,
         peft_config=get_peft_config(model_args),
     )
@@ -60,6 +61,17 @@ def train(trainer_class, config_class, reward_funcs=None, argv=None):
         print(f"Adapter: {output_dir}\nCurves: {output_dir / 'curves.png'}\nFigures: {output_dir / 'results.json'}")
     if training_args.push_to_hub:
         trainer.push_to_hub(dataset_name=script_args.dataset_name)
+
+
+def train_actor_critic(critic, argv=None):
+    """MultiAgentPPO with the settings that make it an actor-critic: one update per rollout, and `return − V`."""
+    settings = {"critic": critic, "gamma": 1, "lam": 1, "lam_turn": 0, "num_iterations": 1}
+    argv = sys.argv[1:] if argv is None else argv
+    for name in settings:
+        if any(argument.partition("=")[0] == f"--{name}" for argument in argv):
+            sys.exit(f"--{name} is what makes this recipe; train_ppo.py takes it")
+    given = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+    train(MultiAgentPPOTrainer, MultiAgentPPOConfig, argv=[*argv, *given])
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ def make_job(problem: Mapping[str, Any], code: str, **limits: Any) -> Job:
     Args:
         problem (`Mapping`): One row of a problem set.
         code (`str`): The solution's source, complete.
-        **limits: Limits of the job: `timeout` in seconds, `memory_mb` in MiB.
+        **limits: Limits of the job: `timeout` in seconds (by default the problem's own, where it has one), `memory_mb` in
+            MiB.
 
     Returns:
         [`Job`]: Ready for a `CodeExecutor`.
@@ -25,6 +26,8 @@ def make_job(problem: Mapping[str, Any], code: str, **limits: Any) -> Job:
     """
     if not problem.get("test"):
         raise ValueError(f"problem {problem.get('task_id')!r} has test={problem.get('test')!r}; give it a test")
+    if problem.get("timeout") is not None:
+        limits = {"timeout": float(problem["timeout"]), **limits}
     return Job(
         code=code,
         tests=problem["test"],

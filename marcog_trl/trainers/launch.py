@@ -45,6 +45,8 @@ class TeamArguments(ScriptArguments):
             optimizer steps.
         num_samples (`int`, *optional*, defaults to `4`):
             Sampled episodes per held-out problem in the evaluation before and after training; 0 leaves it out.
+        allow_overlap (`bool`, *optional*, defaults to `False`):
+            Whether training problems may be among the held-out ones.
     """
 
     dataset_name: str = field(
@@ -66,6 +68,28 @@ class TeamArguments(ScriptArguments):
         default=4,
         metadata={"help": "Sampled episodes per held-out problem, before and after training; 0: no such evaluation."},
     )
+
+    allow_overlap: bool = field(
+        default=False, metadata={"help": "Whether training problems may be among the held-out ones."}
+    )
+
+    def load_splits(self) -> tuple[Dataset, Dataset]:
+        """
+        Training and held-out problems.
+
+        Raises:
+            ValueError: If a problem is in both, unless `allow_overlap`.
+        """
+        train, test = self.load(self.dataset_train_split), self.load(self.dataset_test_split)
+        seen = {repr((row["prompt"], row["test"])): row["task_id"] for row in train}
+        shared = [seen[key] for row in test if (key := repr((row["prompt"], row["test"]))) in seen]
+        if shared and not self.allow_overlap:
+            raise ValueError(
+                f"dataset_train_split={self.dataset_train_split!r} and dataset_test_split={self.dataset_test_split!r} of "
+                f"{self.dataset_name!r} share {len(shared)} problems, such as {shared[0]!r}; splits that do not overlap, such "
+                "as 'test[33:]' and 'test[:32]', or --allow_overlap true, work"
+            )
+        return train, test
 
     def load(self, split: str) -> Dataset:
         """The problems of a split, with the columns that `dataset_columns` says."""

@@ -1,9 +1,15 @@
+import ast
 import gzip
 import json
+from pathlib import Path
 
 import pytest
 
-from marcog_trl.problems import load_problems
+from marcog_trl.execution import CodeExecutor
+from marcog_trl.problems import load_problems, make_job
+
+
+DATA = Path(__file__).parents[1] / "data"
 
 
 SCHEMA = {
@@ -77,6 +83,104 @@ def test_parquet_and_formats_by_the_shape_of_the_tests(tmp_path):
 def test_a_column_of_ours_that_is_mapped_gives_way(tmp_path):
     path = write(tmp_path / "set.jsonl", [{"prompt": "old", "text": "new", "test": ["assert f()"]}])
     assert load_problems(path, columns={"prompt": "text"})["prompt"][:] == ["new"]
+
+
+def test_mbpp_gets_a_signature_from_its_first_assert():
+    problems = load_problems(str(DATA / "mbpp_sanitized_60.jsonl"))
+    assert SCHEMA <= set(problems.column_names) and len(problems) == 60
+    first = problems[0]
+    assert first["task_id"] == "mbpp/2" and first["entry_point"] == "similar_elements"
+    assert first["prompt"].startswith(
+        'def similar_elements(a, b):\n    """Write a function to find the shared elements'
+    )
+    assert first["starter_code"] == first["prompt"] and "def similar_elements" in first["canonical_solution"]
+    for problem in problems:
+        (function,) = ast.parse(problem["prompt"]).body
+        reference = next(
+            node
+            for node in ast.parse(problem["canonical_solution"]).body
+            if isinstance(node, ast.FunctionDef) and node.name == problem["entry_point"]
+        )
+        least = len(reference.args.args) - len(reference.args.defaults)
+        assert least <= len(function.args.args) <= len(reference.args.args), problem["task_id"]
+
+
+def test_sanitized_mbpp_and_odd_texts(tmp_path):
+    row = {"task_id": 7, "prompt": 'Say "\\n" and """.', "code": "x", "test_imports": ["import math", "import re"]}
+    path = write(tmp_path / "set.jsonl", [{**row, "test_list": ["assert math.isclose(area(2, unit='m'), 4)"]}])
+    problem = load_problems(path)[0]
+    assert problem["prompt"].startswith("def area(a, unit):") and problem["setup"] == "import math\nimport re"
+    (function,) = ast.parse(problem["prompt"]).body
+    assert ast.get_docstring(function) == 'Say "\\n" and ' + "'''."
+
+
+def test_classeval():
+    problems = load_problems(str(DATA / "classeval_20.json"), "test")
+    assert SCHEMA <= set(problems.column_names) and set(problems["test_format"]) == {"unittest"}
+    assert problems[0]["entry_point"] == "AccessGatewayFilter"
+    assert (
+        problems[0]["prompt"] == problems[0]["starter_code"] and "class AccessGatewayFilter" in problems[0]["prompt"]
+    )
+
+
+def test_code_contests(tmp_path):
+    generated = {"input": [f"{k}\n" for k in range(90)], "output": [f"{2 * k}\n" for k in range(90)]}
+    none = {"input": [], "output": []}
+    rows = [
+        {
+            "name": "1_A",
+            "description": "Double the number. ",
+            "public_tests": {"input": ["1\n"], "output": ["2\n"]},
+            "private_tests": {"input": ["2\n"], "output": ["4\n"]},
+            "generated_tests": generated,
+            "solutions": {"language": [2, 3], "solution": ["int main() {}", "print(2 * int(input()))"]},
+            "time_limit": {"seconds": 3, "nanos": 500000000},
+            "difficulty": 7,
+        },
+        {
+            "name": "1_B",
+            "description": "Nothing.",
+            "public_tests": {"input": ["1\n"], "output": ["1\n"]},
+            "private_tests": none,
+            "generated_tests": none,
+            "solutions": {"language": [], "solution": []},
+            "time_limit": None,
+            "difficulty": 0,
+        },
+    ]
+    first, second = load_problems(write(tmp_path / "set.jsonl", rows))
+    assert first["task_id"] == "code_contests/1_A" and first["test_format"] == "stdio" and first["difficulty"] == 7
+    assert len(first["test"]) == 50 and first["test"][1] == ["2\n", "4\n"]
+    assert first["timeout"] == 17.5 and second["timeout"] is None
+    job = make_job(first, first["canonical_solution"])
+    assert job.timeout == 17.5 and make_job(first, "x", timeout=1.0).timeout == 1.0
+    assert make_job(second, "x").timeout is None
+    with CodeExecutor(num_workers=1, isolation="best_effort") as executor:
+        (verdict,) = executor.run([job])
+    assert verdict.status == "passed" and verdict.total == 50
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "expected"),
+    [
+        ("coophumaneval", "train", ("CoMLRL/CoopHumanEval", None, "test[16:]")),
+        ("mbpp", "test[:5]", ("google-research-datasets/mbpp", "full", "test[:5]")),
+        ("mbpp_sanitized", "train", ("google-research-datasets/mbpp", "sanitized", "train")),
+        ("classeval", "validation", ("FudanSELab/ClassEval", None, "test[66:82]")),
+        ("openai/openai_humaneval", "validation", ("openai/openai_humaneval", None, "test[:32]")),
+    ],
+)
+def test_public_sets_are_read_from_the_hub(monkeypatch, name, split, expected):
+    asked = []
+
+    def load_dataset(path, config=None, split=None):
+        asked.append((path, config, split))
+        raise ValueError("offline")
+
+    monkeypatch.setattr("marcog_trl.problems.loading.load_dataset", load_dataset)
+    with pytest.raises(ValueError, match=r"cannot load problem set .*: offline"):
+        load_problems(name, split)
+    assert asked == [expected]
 
 
 @pytest.mark.parametrize(

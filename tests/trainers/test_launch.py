@@ -6,7 +6,7 @@ import pytest
 
 from marcog_trl import MultiAgentGRPOConfig, MultiAgentPPOConfig, SHPPOConfig
 from marcog_trl.trainers import launch
-from marcog_trl.trainers.launch import parse, set_max_steps
+from marcog_trl.trainers.launch import TeamArguments, parse, set_max_steps
 
 
 DEFAULT = """
@@ -78,6 +78,19 @@ class TestParse:
             ValueError, match="the file of --config has an unknown key 'learning_rat'; learning_rate works"
         ):
             parse(MultiAgentPPOConfig, default, ["--config", str(file)])
+
+
+class TestSplits:
+    def test_training_problems_are_not_held_out(self):
+        arguments = TeamArguments("builtin", dataset_train_split="train[:20]", dataset_test_split="train[18:30]")
+        with pytest.raises(
+            ValueError, match=r"share 2 problems, such as 'builtin/train/.* --allow_overlap true, work"
+        ):
+            arguments.load_splits()
+        arguments.allow_overlap = True
+        assert [len(split) for split in arguments.load_splits()] == [20, 12]
+        arguments = TeamArguments("builtin", dataset_train_split="train[:20]", dataset_test_split="test[:5]")
+        assert [len(split) for split in arguments.load_splits()] == [20, 5]
 
 
 class TestSteps:

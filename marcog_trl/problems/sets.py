@@ -1,0 +1,121 @@
+"""Public problem sets: where they are, how they are split, and what their rows are in the schema of this package."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import string
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+MOST_TESTS = 50  # of a programming contest's problem; all public and private ones come first
+_PYTHON3 = 3  # language number in CodeContests
+
+
+@dataclass(frozen=True)
+class KnownSet:
+    """
+    A public problem set.
+
+    Args:
+        hub_id (`str`): Where it is on the Hub.
+        config (`str`, *optional*): Its configuration there.
+        splits (`Mapping[str, str]`, *optional*): Names of splits that stand for slices of others.
+        marks (`frozenset[str]`, *optional*): Columns by which a copy of it, such as a local file, is recognised.
+        adapt (`Callable`, *optional*): From one of its rows to the columns of the schema that need work.
+    """
+
+    hub_id: str
+    config: str | None = None
+    splits: Mapping[str, str] = field(default_factory=dict)
+    marks: frozenset[str] = frozenset()
+    adapt: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
+
+
+def first_call(test: str) -> ast.Call | None:
+    """The first call in a test of a function that Python does not bring along."""
+    calls = (node for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Call))
+    return next((c for c in calls if isinstance(c.func, ast.Name) and c.func.id not in vars(builtins)), None)
+
+
+def _mbpp(row: Mapping[str, Any]) -> dict[str, Any]:
+    """MBPP names no signature: function and number of arguments are those of the first assert."""
+    tests = list(row["test_list"])
+    text = row.get("text") or row.get("prompt") or ""
+    call = first_call(tests[0])
+    name = "" if call is None else call.func.id  # type: ignore[attr-defined]
+    prompt = text
+    if call is not None:
+        names = [*string.ascii_lowercase[: len(call.args)], *(str(keyword.arg) for keyword in call.keywords)]
+        docstring = text.strip().replace("\\", "\\\\").replace('"""', "'''")
+        prompt = f'def {name}({", ".join(names)}):\n    """{docstring}"""\n'
+    imports = row.get("test_imports") or []
+    return {
+        "task_id": f"mbpp/{row['task_id']}",
+        "prompt": prompt,
+        "entry_point": name,
+        "test": tests,
+        "test_format": "asserts",
+        "setup": row.get("test_setup_code") or "\n".join(imports),
+        "canonical_solution": row.get("code") or "",
+    }
+
+
+def _classeval(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "prompt": row["skeleton"],
+        "entry_point": row["class_name"],
+        "test": row["test"],
+        "test_format": "unittest",
+        "canonical_solution": row.get("solution_code") or "",
+        "starter_code": row["skeleton"],
+    }
+
+
+def _code_contests(row: Mapping[str, Any]) -> dict[str, Any]:
+    tests: list[list[str]] = []
+    for kind in ("public_tests", "private_tests", "generated_tests"):
+        found = row.get(kind) or {"input": [], "output": []}
+        pairs = zip(found["input"], found["output"], strict=True)
+        tests += [
+            [given, expected] for given, expected in pairs if kind != "generated_tests" or len(tests) < MOST_TESTS
+        ]
+    solutions = row.get("solutions") or {"language": [], "solution": []}
+    in_python = [
+        text
+        for language, text in zip(solutions["language"], solutions["solution"], strict=True)
+        if language == _PYTHON3
+    ]
+    limit = row.get("time_limit") or {}
+    seconds = (limit.get("seconds") or 0) + (limit.get("nanos") or 0) / 1e9
+    return {
+        "task_id": f"code_contests/{row['name']}",
+        "prompt": f"{row['description'].strip()}\n\nRead from standard input and write to standard output.",
+        "entry_point": "",
+        "test": tests[:MOST_TESTS] if len(tests) > MOST_TESTS else tests,
+        "test_format": "stdio",
+        "canonical_solution": in_python[0] if in_python else "",
+        # Python is given more time than the C++ that the limit is meant for
+        "timeout": max(10.0, 5.0 * seconds) if seconds else None,
+    }
+
+
+SETS: dict[str, KnownSet] = {
+    "humaneval": KnownSet("openai/openai_humaneval", splits={"train": "test[33:163]", "validation": "test[:32]"}),
+    "coophumaneval": KnownSet("CoMLRL/CoopHumanEval", splits={"train": "test[16:]", "validation": "test[:16]"}),
+    "mbpp": KnownSet(
+        "google-research-datasets/mbpp", "full", marks=frozenset({"test_list", "task_id", "code"}), adapt=_mbpp
+    ),
+    "mbpp_sanitized": KnownSet("google-research-datasets/mbpp", "sanitized", adapt=_mbpp),
+    "classeval": KnownSet(
+        "FudanSELab/ClassEval",
+        splits={"train": "test[:66]", "validation": "test[66:82]"},
+        marks=frozenset({"skeleton", "class_name", "test"}),
+        adapt=_classeval,
+    ),
+    "code_contests": KnownSet(
+        "deepmind/code_contests", marks=frozenset({"description", "public_tests", "name"}), adapt=_code_contests
+    ),
+}
