@@ -705,7 +705,8 @@ OWNERS = {
     "an exception under with": "with executor:\n    future = executor.submit([busy] * 3)\n    time.sleep(0.2)\n    print('now', flush=True)\n    raise ValueError",
     "an exception without with": "future = executor.submit([busy] * 3)\ntime.sleep(0.2)\nprint('now', flush=True)\nraise ValueError",
     "an exit in another thread's wait": "thread = threading.Thread(target=lambda: executor.run([busy]), daemon=True)\nthread.start()\ntime.sleep(0.2)\nprint('now', flush=True)\nsys.exit(1)",
-    "an interrupt": "print('now', flush=True)\nexecutor.run([busy] * 3)",
+    # what runs in the background of a shell ignores interrupts, and so would its children
+    "an interrupt": "signal.signal(signal.SIGINT, signal.default_int_handler)\nprint('now', flush=True)\nexecutor.run([busy] * 3)",
     "SIGTERM with a handler": "signal.signal(signal.SIGTERM, lambda *a: sys.exit(1))\nprint('now', flush=True)\nexecutor.run([busy] * 3)",
     "os._exit": "executor.submit([busy] * 3)\ntime.sleep(0.2)\nprint('now', flush=True)\nos._exit(1)",
 }  # fmt: skip
