@@ -25,10 +25,13 @@ DEFAULT_CONFIG = Path(__file__).parent / "configs" / "builtin.yaml"
 
 
 def train(trainer_class, config_class, reward_funcs=None, argv=None):
-    script_args, training_args, model_args = parse(config_class, DEFAULT_CONFIG, argv)
-    started = time.perf_counter()
-    set_max_steps(training_args, script_args.num_steps)
-    train_dataset, test_dataset = script_args.load_splits()
+    try:
+        script_args, training_args, model_args = parse(config_class, DEFAULT_CONFIG, argv)
+        started = time.perf_counter()
+        set_max_steps(training_args, script_args.num_steps)
+        train_dataset, test_dataset = script_args.load_splits()
+    except ValueError as error:
+        sys.exit(f"error: {error}")
     trainer = trainer_class(
         model=model_args.model_name_or_path,
         reward_funcs=reward_funcs or script_args.reward,
