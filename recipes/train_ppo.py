@@ -54,7 +54,7 @@ def train(trainer_class, config_class, reward_funcs=None, argv=None):
 
     output_dir = Path(training_args.output_dir)
     trainer.save_model(training_args.output_dir)
-    trainer.create_model_card(dataset_name=script_args.dataset_name)
+    trainer.create_model_card(Path(training_args.output_dir).name, script_args.dataset_name)
     if accelerator.is_main_process:
         results |= {"seconds": time.perf_counter() - started, "adapter": str(output_dir)}
         write_results(output_dir / "results.json", results)
