@@ -8,13 +8,13 @@ code. It knows nothing of tokens, batches, models or losses; `rollout.py` plays 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from marcog_trl import code
-from marcog_trl.execution import Job, Verdict
+from marcog_trl.execution import Job, TestResult, Verdict
 from marcog_trl.problems import make_job
 
 
@@ -242,9 +242,7 @@ def visible_results(job: Job, verdict: Verdict, visible_tests: VisibleTests = 1)
     """
     if verdict.status == "infrastructure":
         return "Tests: could not be run"
-    results = list(enumerate(verdict.tests))
-    if isinstance(visible_tests, int):
-        results = results[:visible_tests] if visible_tests > 0 else results[visible_tests:]
+    results = _shown(verdict, visible_tests)
     failed = [(i, result) for i, result in results if result.status != "passed"]
     lines = [f"Tests: {len(results) - len(failed)} of {len(results)} passed"]
     for i, result in failed:
@@ -257,6 +255,28 @@ def visible_results(job: Job, verdict: Verdict, visible_tests: VisibleTests = 1)
     return "\n".join(dict.fromkeys(lines))
 
 
+def _shown(verdict: Verdict, visible_tests: VisibleTests) -> list[tuple[int, TestResult]]:
+    """The tests that feedback may show, with their numbers."""
+    results = list(enumerate(verdict.tests))
+    if isinstance(visible_tests, int):
+        results = results[:visible_tests] if visible_tests > 0 else results[visible_tests:]
+    return results
+
+
+class Level(NamedTuple):
+    """One thing that feedback looks at: its name, what was found, and whether that is as it should be."""
+
+    name: str
+    finding: str
+    passed: bool
+
+
+Feedback = Callable[[Mapping[str, Any], str, str, str], str]
+"""A user's feedback: `(problem, agent's name, its reply, results of the visible tests) -> what the agent is told`."""
+
+FEEDBACK_MODES = ("level_feedback", "level_passed", "passed", "plain")
+
+
 # Workflows
 
 
@@ -266,9 +286,11 @@ class _Rounds(Workflow):
 
     Args:
         num_turns (`int`, *optional*, defaults to `1`): Rounds of the whole team.
-        feedback (`str`, *optional*, defaults to `"level_feedback"`): What an agent is told before the next turn: with
-            `"plain"` to revise its previous answer; with `"level_feedback"` also whether its definition was found, whether
-            it is Python, and which tests the team's solution passes.
+        feedback (`str` or `Callable`, *optional*, defaults to `"level_feedback"`): What an agent is told before the next
+            turn. `"plain"`: to revise its previous answer. `"passed"`: also whether the team's solution passes the visible
+            tests. `"level_passed"`: of each level (definition, syntax, tests) whether it passed. `"level_feedback"`: what
+            was found at each level, and which of the visible tests failed and how. A callable
+            `(problem, agent, reply, results) -> str` says it in its own words.
         visible_tests (`int`, `"all"` or `None`, *optional*, defaults to `1`): How many tests feedback may show; a negative
             number counts from the end; `0`, `None` and `"all"` show all.
         roles (`Mapping[str, str]`, *optional*): Role texts that replace an agent's own, by agent name.
@@ -281,12 +303,13 @@ class _Rounds(Workflow):
         self,
         agents: tuple[Agent, ...],
         num_turns: int = 1,
-        feedback: str = "level_feedback",
+        feedback: str | Feedback = "level_feedback",
         visible_tests: VisibleTests = 1,
         roles: Mapping[str, str] | None = None,
     ):
-        if feedback not in ("level_feedback", "plain"):
-            raise ValueError(f"feedback={feedback!r} is unknown; 'level_feedback' or 'plain' works")
+        if not callable(feedback) and feedback not in FEEDBACK_MODES:
+            works = f"{', '.join(map(repr, FEEDBACK_MODES))} or a function works"
+            raise ValueError(f"feedback={feedback!r} is unknown; {works}")
         if visible_tests not in (None, "all") and not isinstance(visible_tests, int):
             raise ValueError(f"visible_tests={visible_tests!r} is not a number of tests; 1 or 'all' works")
         names = [agent.name for agent in agents]
@@ -297,7 +320,7 @@ class _Rounds(Workflow):
         self.num_turns = num_turns
         self.feedback = feedback
         self.visible_tests = visible_tests
-        self.needs_tests = num_turns > 1 and feedback == "level_feedback"
+        self.needs_tests = num_turns > 1 and feedback != "plain"
 
     def play(self, problem: Mapping[str, Any]) -> Play:
         chats = {agent.name: self._open(agent, problem) for agent in self.agents}
@@ -305,19 +328,37 @@ class _Rounds(Workflow):
             replies = yield from self._turn(problem, chats)
             if turn == self.num_turns - 1:
                 return
-            results = ""
-            if self.feedback == "level_feedback":
+            executed = None
+            if self.feedback != "plain":
                 job = solution_job(problem, self.solution(problem, replies))
                 [verdict] = yield Execute((job,))
-                results = visible_results(job, verdict, self.visible_tests)
+                executed = job, verdict
             for agent in self.agents:
                 request = "Revise your answer." + (" Code only." if self._target(agent, problem) else "")
-                report = [*self._levels(agent, problem, replies[agent.name]), results] if results else []
+                report = [] if executed is None else self._report(agent, problem, replies[agent.name], *executed)
                 chats[agent.name] = [
                     *_messages(chats[agent.name]),
                     {"role": "assistant", "content": replies[agent.name]},
                     {"role": "user", "content": "\n".join([*report, request])},
                 ]
+
+    def _report(self, agent: Agent, problem: Mapping[str, Any], reply: str, job: Job, verdict: Verdict) -> list[str]:
+        """What an agent is told of its reply and of the team's solution."""
+        results = visible_results(job, verdict, self.visible_tests)
+        if callable(self.feedback):
+            text = self.feedback(problem, agent.name, reply, results)
+            if not isinstance(text, str):
+                raise TypeError(f"feedback returned {text!r} for agent {agent.name!r}; a str works")
+            return [text]
+        passed = all(result.status == "passed" for _, result in _shown(verdict, self.visible_tests))
+        if self.feedback == "passed":
+            return ["The solution passes the tests." if passed else "The solution does not pass the tests."]
+        levels = self._levels(agent, problem, reply)
+        if self.feedback == "level_passed":
+            return [f"{level.name}: {'passed' if level.passed else 'failed'}" for level in levels] + [
+                f"Tests: {'passed' if passed else 'failed'}"
+            ]
+        return [*(f"{level.name}: {level.finding}" for level in levels), results]
 
     def _open(self, agent: Agent, problem: Mapping[str, Any]) -> Prompt:
         """What an agent is asked first."""
@@ -331,8 +372,8 @@ class _Rounds(Workflow):
         """The name of what an agent must define; `None` if it need not write code."""
         return problem.get("entry_point")
 
-    def _levels(self, agent: Agent, problem: Mapping[str, Any], reply: str) -> list[str]:
-        """The lines of level feedback that concern an agent's own reply."""
+    def _levels(self, agent: Agent, problem: Mapping[str, Any], reply: str) -> list[Level]:
+        """What feedback looks at in an agent's own reply."""
         target = self._target(agent, problem)
         if target is None:
             return []
@@ -340,7 +381,10 @@ class _Rounds(Workflow):
         error = code.syntax_error(reply, target, context_of(problem))
         state = "found" if code.returns_value(found, target) else "found, but returns nothing"
         state = state if code.defines(found, target) else "missing"
-        return [f"Definition of {target}: {state}", f"Syntax: {error or 'no error'}"]
+        return [
+            Level(f"Definition of {target}", state, state == "found"),
+            Level("Syntax", error or "no error", error is None),
+        ]
 
 
 class Single(_Rounds):
@@ -356,7 +400,7 @@ class Single(_Rounds):
     def __init__(
         self,
         num_turns: int = 1,
-        feedback: str = "level_feedback",
+        feedback: str | Feedback = "level_feedback",
         visible_tests: VisibleTests = 1,
     ):
         super().__init__((Agent("solver", "Solve the problem."),), num_turns, feedback, visible_tests)
@@ -393,7 +437,7 @@ class Collaboration(_Rounds):
         self,
         num_agents: int = 2,
         num_turns: int = 1,
-        feedback: str = "level_feedback",
+        feedback: str | Feedback = "level_feedback",
         visible_tests: VisibleTests = 1,
         roles: Mapping[str, str] | None = None,
     ):
@@ -427,10 +471,10 @@ class Collaboration(_Rounds):
     def _target(self, agent: Agent, problem: Mapping[str, Any]) -> str | None:
         return self.functions.get(agent.name, problem["entry_point"])
 
-    def _levels(self, agent: Agent, problem: Mapping[str, Any], reply: str) -> list[str]:
-        lines = super()._levels(agent, problem, reply)
+    def _levels(self, agent: Agent, problem: Mapping[str, Any], reply: str) -> list[Level]:
+        levels = super()._levels(agent, problem, reply)
         if agent.name != "main":
-            return lines
+            return levels
         entry_point = problem["entry_point"]
         found = code.extract_code(reply, entry_point, context_of(problem))
         for function in self.functions.values():
@@ -444,8 +488,8 @@ class Collaboration(_Rounds):
                 state = f"called, but {entry_point} does nothing else"
             else:
                 state = "called"
-            lines.append(f"Helper {function}: {state}")
-        return lines
+            levels.append(Level(f"Helper {function}", state, state == "called"))
+        return levels
 
 
 class Pipeline(_Rounds):
@@ -467,7 +511,7 @@ class Pipeline(_Rounds):
         self,
         num_agents: int = 3,
         num_turns: int = 1,
-        feedback: str = "level_feedback",
+        feedback: str | Feedback = "level_feedback",
         visible_tests: VisibleTests = 1,
         roles: Mapping[str, str] | None = None,
     ):
@@ -500,7 +544,8 @@ class Pipeline(_Rounds):
                     job = solution_job(problem, text)
                     [verdict] = yield Execute((job,))
                     results = visible_results(job, verdict, self.visible_tests)
-                    report = "\n".join([*self._levels(before, problem, text), results])
+                    levels = (f"{level.name}: {level.finding}" for level in self._levels(before, problem, text))
+                    report = "\n".join([*levels, results])
                     # Code that was cut to what parses would hide the error that is to be corrected
                     entry_point, context = problem.get("entry_point"), context_of(problem)
                     is_cut = code.syntax_error(text, entry_point, context) is not None

@@ -287,6 +287,58 @@ def test_level_feedback_says_what_happened_and_shows_own_history_only():
 
 
 @pytest.mark.parametrize(
+    ("feedback", "helper", "main"),
+    [
+        ("plain", [], []),
+        ("passed", ["The solution does not pass the tests."], ["The solution does not pass the tests."]),
+        (
+            "level_passed",
+            ["Definition of aux: failed", "Syntax: passed", "Tests: failed"],
+            ["Definition of total: passed", "Syntax: passed", "Helper aux: failed", "Tests: failed"],
+        ),
+    ],
+)
+def test_shorter_feedback(feedback, helper, main):
+    replies = {"helper": ["Hm.", AUX], "main": ["def total(xs):\n    aux(xs)\n    return 5", MAIN]}
+    executor = Executor("failed", "passed")
+    stages = play(Collaboration(num_turns=2, feedback=feedback), replies, executor)
+    assert last(stages[1]["helper"]).split("\n") == [*helper, "Revise your answer. Code only."]
+    assert last(stages[1]["main"]).split("\n") == [*main, "Revise your answer. Code only."]
+    assert bool(executor.jobs) == (feedback != "plain")
+
+
+def test_passed_feedback_counts_the_visible_tests_only():
+    replies = {"helper": [AUX] * 2, "main": [MAIN] * 2}
+    for visible_tests, says in ((1, "The solution passes the tests."), (0, "The solution does not pass the tests.")):
+        workflow = Collaboration(num_turns=2, feedback="passed", visible_tests=visible_tests)
+
+        class Half(Executor):
+            def run(self, jobs):
+                self.jobs += jobs
+                results = (TestResult("passed"), *[TestResult("failed", "no")] * (len(jobs[0].tests) - 1))
+                return [Verdict("failed", 1, len(results), results)]
+
+        assert last(play(workflow, replies, Half())[1]["main"]).split("\n")[0] == says
+
+
+def test_feedback_of_ones_own():
+    seen = []
+
+    def feedback(problem, agent, reply, results):
+        seen.append((problem["entry_point"], agent, reply, results))
+        return f"{agent}, {results.splitlines()[0]}"
+
+    replies = {"helper": [AUX] * 2, "main": [MAIN] * 2}
+    workflow = Collaboration(num_turns=2, feedback=feedback)
+    assert workflow.needs_tests
+    stages = play(workflow, replies, Executor("failed"))
+    assert last(stages[1]["main"]).split("\n") == ["main, Tests: 0 of 1 passed", "Revise your answer. Code only."]
+    assert [entry[:3] for entry in seen] == [("total", "helper", AUX), ("total", "main", MAIN)]
+    with pytest.raises(TypeError, match="feedback returned None for agent 'helper'; a str works"):
+        play(Collaboration(num_turns=2, feedback=lambda *args: None), replies, Executor("failed"))
+
+
+@pytest.mark.parametrize(
     ("main", "state"),
     [
         ("def total(xs):\n    return 1", "not called"),

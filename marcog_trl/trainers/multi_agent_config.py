@@ -8,8 +8,7 @@ from typing import ClassVar
 import torch
 from trl import GRPOConfig
 
-
-FEEDBACK_MODES = ("level_feedback", "plain")
+from marcog_trl.agents import FEEDBACK_MODES
 
 
 @dataclass
@@ -32,7 +31,8 @@ class MultiAgentConfig(GRPOConfig):
         num_agents (`int`, *optional*):
             Number of agents, for workflows that allow any. Defaults to the workflow's own.
         feedback (`str`, *optional*, defaults to `"level_feedback"`):
-            What agents are told between turns, `"level_feedback"` or `"plain"`.
+            What agents are told between turns: `"level_feedback"`, `"level_passed"`, `"passed"` or `"plain"` (see
+            [`Collaboration`]; a function of your own goes to the workflow).
         visible_tests (`int`, *optional*, defaults to `1`):
             How many tests feedback may show; a negative number counts from the end, 0 shows all.
 
@@ -106,7 +106,9 @@ class MultiAgentConfig(GRPOConfig):
     )
     feedback: str = field(
         default="level_feedback",
-        metadata={"help": "What agents are told between turns: 'level_feedback' or 'plain'."},
+        metadata={
+            "help": "What agents are told between turns: 'level_feedback', 'level_passed', 'passed' or 'plain'."
+        },
     )
     visible_tests: int = field(
         default=1,
