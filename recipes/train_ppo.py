@@ -30,16 +30,16 @@ def train(trainer_class, config_class, reward_funcs=None, argv=None):
         started = time.perf_counter()
         set_max_steps(training_args, script_args.num_steps)
         train_dataset, test_dataset = script_args.load_splits()
+        trainer = trainer_class(
+            model=model_args.model_name_or_path,
+            reward_funcs=reward_funcs or script_args.reward,
+            args=training_args,
+            train_dataset=train_dataset,
+            eval_dataset=test_dataset if training_args.eval_strategy != "no" else None,
+            peft_config=get_peft_config(model_args),
+        )
     except ValueError as error:
         sys.exit(f"error: {error}")
-    trainer = trainer_class(
-        model=model_args.model_name_or_path,
-        reward_funcs=reward_funcs or script_args.reward,
-        args=training_args,
-        train_dataset=train_dataset,
-        eval_dataset=test_dataset if training_args.eval_strategy != "no" else None,
-        peft_config=get_peft_config(model_args),
-    )
     accelerator = trainer.accelerator
     accelerator.print(f"Code execution: {trainer.executor.isolation}")
 
