@@ -351,13 +351,15 @@ class _Rounds(Workflow):
                 raise TypeError(f"feedback returned {text!r} for agent {agent.name!r}; a str works")
             return [text]
         passed = all(result.status == "passed" for _, result in _shown(verdict, self.visible_tests))
+        if self.feedback == "passed" and verdict.status == "infrastructure":
+            return ["The tests could not be run."]
         if self.feedback == "passed":
             return ["The solution passes the tests." if passed else "The solution does not pass the tests."]
         levels = self._levels(agent, problem, reply)
         if self.feedback == "level_passed":
-            return [f"{level.name}: {'passed' if level.passed else 'failed'}" for level in levels] + [
-                f"Tests: {'passed' if passed else 'failed'}"
-            ]
+            tests = "could not be run" if verdict.status == "infrastructure" else "passed" if passed else "failed"
+            lines = [f"{level.name}: {'passed' if level.passed else 'failed'}" for level in levels]
+            return [*lines, f"Tests: {tests}"]
         return [*(f"{level.name}: {level.finding}" for level in levels), results]
 
     def _open(self, agent: Agent, problem: Mapping[str, Any]) -> Prompt:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-MOST_TESTS = 50  # of a programming contest's problem; all public and private ones come first
+MOST_TESTS = 50  # up to which a contest's generated tests join its public and private ones, all of which count
 _PYTHON3 = 3  # language number in CodeContests
 
 
@@ -78,10 +78,8 @@ def _code_contests(row: Mapping[str, Any]) -> dict[str, Any]:
     tests: list[list[str]] = []
     for kind in ("public_tests", "private_tests", "generated_tests"):
         found = row.get(kind) or {"input": [], "output": []}
-        pairs = zip(found["input"], found["output"], strict=True)
-        tests += [
-            [given, expected] for given, expected in pairs if kind != "generated_tests" or len(tests) < MOST_TESTS
-        ]
+        pairs = [[given, expected] for given, expected in zip(found["input"], found["output"], strict=True)]
+        tests += pairs if kind != "generated_tests" else pairs[: max(0, MOST_TESTS - len(tests))]
     solutions = row.get("solutions") or {"language": [], "solution": []}
     in_python = [
         text
@@ -94,7 +92,7 @@ def _code_contests(row: Mapping[str, Any]) -> dict[str, Any]:
         "task_id": f"code_contests/{row['name']}",
         "prompt": f"{row['description'].strip()}\n\nRead from standard input and write to standard output.",
         "entry_point": "",
-        "test": tests[:MOST_TESTS] if len(tests) > MOST_TESTS else tests,
+        "test": tests,
         "test_format": "stdio",
         "canonical_solution": in_python[0] if in_python else "",
         # Python is given more time than the C++ that the limit is meant for

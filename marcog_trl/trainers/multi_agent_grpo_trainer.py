@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+import torch
 
 from marcog_trl.advantages import group_advantages
 from marcog_trl.trainers.multi_agent_grpo_config import MultiAgentGRPOConfig
@@ -60,10 +60,8 @@ class MultiAgentGRPOTrainer(MultiAgentTrainer):
         if self.scale_rewards == "agent":
             self.scale_rewards = "none"  # TRL knows no such scale, and its advantages are replaced
 
-    def _assign_credit(self, output: dict[str, Any], rollout: Rollout) -> None:
-        super()._assign_credit(output, rollout)
-        mask = output["completion_mask"] * output["tool_mask"]
-        advantages = group_advantages(
+    def _group_advantages(self, rollout: Rollout) -> torch.Tensor:
+        return group_advantages(
             self._row_returns(rollout),
             self._group_size,
             kind=self.args.advantage,
@@ -72,4 +70,3 @@ class MultiAgentGRPOTrainer(MultiAgentTrainer):
             agents=rollout.agent,
             sums=self._sum_over_processes,
         )
-        output["advantages"] = advantages * self._row_weights(mask, rollout)

@@ -15,7 +15,7 @@ from accelerate.utils import is_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
-from marcog_trl.advantages import gae, group_advantages, normalize_advantages, value_loss
+from marcog_trl.advantages import gae, normalize_advantages, value_loss
 from marcog_trl.agents import Slot
 from marcog_trl.critic import ValueHead, pool_team_states
 from marcog_trl.rollout import Row
@@ -391,8 +391,7 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
             zeros = torch.zeros_like(rewards)
             next_row = self._next_rows(rollout)
             advantages, _ = gae(rewards, zeros, mask, args.gamma, 1.0, next_row, args.gamma_turn, 1.0)
-            group_returns = self._row_returns(rollout)
-            baseline = group_returns - group_advantages(group_returns, self._group_size, mask=rollout.live)
+            baseline = self._row_returns(rollout) - self._group_advantages(rollout)
             advantages = (advantages - baseline[:, None]) * mask
         else:
             values = self._rollout_values

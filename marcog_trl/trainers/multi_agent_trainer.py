@@ -567,10 +567,12 @@ class MultiAgentTrainer(GRPOTrainer):
             self._executing()
             self._executing = None
         self._score(rollout.episodes, last)
+        rewards = torch.zeros(rollout.rewards.shape)
         for e, episode in enumerate(rollout.episodes):
             for k, turn in enumerate(episode.turns):
                 if turn.rewards is not None:
-                    rollout.rewards[e, :, k] = torch.tensor([turn.rewards[agent] for agent in self.agents])
+                    rewards[e, :, k] = torch.tensor([turn.rewards[agent] for agent in self.agents])
+        rollout.rewards.copy_(rewards)
         masked = torch.tensor([episode.masked for episode in rollout.episodes], device=rollout.live.device)
         rollout.live = rollout.live & ~masked[self._episode_of_row(rollout)]
 
@@ -750,8 +752,11 @@ class MultiAgentTrainer(GRPOTrainer):
     def _assign_credit(self, output: dict[str, Any], rollout: Rollout) -> None:
         """Replaces TRL's advantages, `(B,)` or `(B, T)`."""
         mask = output["completion_mask"] * output["tool_mask"]
-        advantages = group_advantages(self._row_returns(rollout), self._group_size, kind="mean", mask=rollout.live)
-        output["advantages"] = advantages * self._row_weights(mask, rollout)
+        output["advantages"] = self._group_advantages(rollout) * self._row_weights(mask, rollout)
+
+    def _group_advantages(self, rollout: Rollout) -> torch.Tensor:
+        """Advantage of each row over its siblings, `(B,)`, in reward units, 0 on dead rows."""
+        return group_advantages(self._row_returns(rollout), self._group_size, kind="mean", mask=rollout.live)
 
     def _compute_loss(self, model, inputs):
         loss = super()._compute_loss(model, inputs)

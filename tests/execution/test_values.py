@@ -462,3 +462,10 @@ def test_a_comparison_with_an_object_of_the_program_says_so(executor):
     code = f"{PREAMBLE}def f(): return UserList([1])"
     verdict = executor.run([Job(code=code, tests=["assert f() == [1]"], setup="judged = True")])[0]
     assert verdict.status == "failed" and "object" in verdict.message, verdict
+
+
+def test_an_assertion_after_the_last_test_is_not_swallowed_either(executor):
+    code = "def each(f, xs):\n    for x in xs:\n        try: f(x)\n        except BaseException: pass"
+    check = "def check(candidate):\n    def visit(x): assert x == {}\n    assert candidate(print, []) is None\n    candidate(visit, [2])"
+    jobs = [Job(code, check.format(x), "check", entry_point="each") for x in (1, 2)]
+    assert [verdict.status for verdict in executor.run(jobs)] == ["failed", "passed"]

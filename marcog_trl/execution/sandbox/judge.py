@@ -657,6 +657,8 @@ class Judge:
                     self.space[name] = importlib.import_module(source)
             exec(self.compiled("setup", lambda: self.payload["setup"]), self.space)
             getattr(self, self.payload["format"])(exports)
+            if self.session.refuted is not None:  # outside of any test, or after the last one
+                raise self.session.refuted
             status, message = "gone" if self.session.dead else "done", ""
         except SolutionGone:
             status, message = "gone", ""

@@ -341,7 +341,7 @@ def _exit(thing: Any, kind: Any, args: tuple | None) -> Any:
         return type(thing).__exit__(thing, None, None, None)
     try:
         error = kind(*(args or ()))
-    except Exception:
+    except Exception:  # made of other things than a message
         error = kind.__new__(kind)
     try:
         return type(thing).__exit__(thing, kind, error, None)
