@@ -267,12 +267,14 @@ class _Pool:
             worker.ready = True
             self.failed_starts = 0
             return
-        task, worker.task = worker.task, None
+        # Until its results are read the job stays with its worker: were they unreadable, whoever waits for it is told so
+        task = worker.task
         assert task is not None, "a verdict without a job"
+        results = tuple(TestResult(*result) for result in frame.get("tests", ()))
+        worker.task = None
         if "infrastructure" in frame:
             self.retry(task, frame["infrastructure"])
             return
-        results = tuple(TestResult(*result) for result in frame["tests"])
         passed = sum(result.status == "passed" for result in results)
         self.finish(task, Verdict(frame["status"], passed, len(results), results, frame["message"], frame["seconds"]))
 

@@ -183,6 +183,17 @@ def test_close_ends_everything_and_is_final():
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
+def test_an_unreadable_answer_fails_whoever_waits(monkeypatch, caplog):
+    def unreadable(*fields):
+        raise TypeError("no such field")
+
+    monkeypatch.setattr("marcog_trl.execution.executor.TestResult", unreadable)
+    with CodeExecutor(num_workers=1, isolation="best_effort") as executor:
+        future = executor.submit([Job("def f(): return 1", ["assert f() == 1"])])
+        with pytest.raises(RuntimeError, match="the executor failed: no such field"):
+            future.result(timeout=30)
+
+
 def test_shared_executor_is_one():
     first = shared_executor(isolation="best_effort")
     assert shared_executor() is first and shared_executor(isolation="best_effort") is first
