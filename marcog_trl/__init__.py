@@ -5,9 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 
 if TYPE_CHECKING:
-    from marcog_trl.agents import Agent, Collaboration, Execute, Pipeline, Single, Slot, Workflow, make_workflow
+    from marcog_trl.agents import Agent, Consult, Execute, Slot, Workflow
     from marcog_trl.problems import load_problems
-    from marcog_trl.rewards import collaboration_reward, execution_reward
+    from marcog_trl.rewards import (
+        class_reward,
+        collaboration_reward,
+        delta_reward,
+        execution_reward,
+        graded_reward,
+    )
     from marcog_trl.trainers import (
         MultiAgentConfig,
         MultiAgentGRPOConfig,
@@ -18,24 +24,40 @@ if TYPE_CHECKING:
         SHPPOConfig,
         SHPPOTrainer,
     )
+    from marcog_trl.workflows import (
+        Centralized,
+        ClassTeam,
+        Collaboration,
+        Discussion,
+        Pipeline,
+        Single,
+        make_workflow,
+    )
 
 # Imported when first used: the execution workers and the workflows need neither torch nor trl
 _MODULES = {
-    "marcog_trl.agents": (
-        "Agent", "Collaboration", "Execute", "Pipeline", "Single", "Slot", "Workflow", "make_workflow",
-    ),
+    "marcog_trl.agents": ("Agent", "Consult", "Execute", "Slot", "Workflow"),
     "marcog_trl.problems": ("load_problems",),
-    "marcog_trl.rewards": ("collaboration_reward", "execution_reward"),
+    "marcog_trl.rewards": (
+        "class_reward", "collaboration_reward", "delta_reward", "execution_reward", "graded_reward",
+    ),
     "marcog_trl.trainers": (
         "MultiAgentConfig", "MultiAgentGRPOConfig", "MultiAgentGRPOTrainer", "MultiAgentPPOConfig",
         "MultiAgentPPOTrainer", "MultiAgentTrainer", "SHPPOConfig", "SHPPOTrainer",
+    ),
+    "marcog_trl.workflows": (
+        "Centralized", "ClassTeam", "Collaboration", "Discussion", "Pipeline", "Single", "make_workflow",
     ),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "Agent",
+    "Centralized",
+    "ClassTeam",
     "Collaboration",
+    "Consult",
+    "Discussion",
     "Execute",
     "MultiAgentConfig",
     "MultiAgentGRPOConfig",
@@ -49,8 +71,11 @@ __all__ = [
     "Single",
     "Slot",
     "Workflow",
+    "class_reward",
     "collaboration_reward",
+    "delta_reward",
     "execution_reward",
+    "graded_reward",
     "load_problems",
     "make_workflow",
 ]

@@ -145,6 +145,47 @@ def turn_returns(rewards: torch.Tensor, gamma_turn: float = 1.0) -> torch.Tensor
     return _discounted_sum(rewards, gamma_turn)
 
 
+def tree_returns(
+    rewards: torch.Tensor,
+    played: torch.Tensor,
+    counted: torch.Tensor,
+    num_children: int,
+    gamma_turn: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    Return of every node of turn trees: its reward plus the discounted mean return of its children.
+
+    The nodes of turn k stand in the first P · J^(k+1) places of the first dimension, J siblings beside each other; the
+    children of node e are nodes e·J to e·J + J − 1 of the next turn.
+
+    Args:
+        rewards (`torch.Tensor` of shape `(E, N, K)`): Immediate reward of every agent at every node, in reward units; E = P · J^K.
+        played (`torch.Tensor` of shape `(E, K)`): Whether there is such a node.
+        counted (`torch.Tensor` of shape `(E, K)`): Whether it counts: it was played, and is not masked.
+        num_children (`int`): J.
+        gamma_turn (`float`, *optional*, defaults to `1.0`): Discount per turn, in [0, 1].
+
+    Returns:
+        `tuple[torch.Tensor, torch.Tensor]`: returns, `(E, N, K)`, 0 where nothing counts, and whether the node counts,
+        `(E, K)`: one whose children all are masked does not.
+
+    Source: MAGRPO (https://huggingface.co/papers/2508.04652), as turn trees of CoMLRL.
+    """
+    returns, known = torch.zeros_like(rewards), counted.clone()
+    last = rewards.shape[2] - 1
+    returns[:, :, last] = rewards[:, :, last] * counted[:, None, last]
+    for k in range(last - 1, -1, -1):
+        size = len(rewards) // num_children ** (last - k)
+        children = slice(0, size * num_children)
+        live = known[children, k + 1].view(size, num_children)
+        below = (returns[children, :, k + 1] * known[children, None, k + 1]).view(size, num_children, -1).sum(1)
+        below = below / live.sum(1, keepdim=True).clamp(min=1)
+        has_children = played[children, k + 1].view(size, num_children).any(1)
+        known[:size, k] &= ~has_children | live.any(1)
+        returns[:size, :, k] = (rewards[:size, :, k] + gamma_turn * below) * known[:size, None, k]
+    return returns, known
+
+
 def normalize_advantages(
     advantages: torch.Tensor,
     mask: torch.Tensor,

@@ -39,9 +39,9 @@ from transformers import (
     TrainingArguments,
 )
 
-from marcog_trl.agents import Collaboration
 from marcog_trl.problems import builtin
 from marcog_trl.problems.builtin import SIZES, STEPS, generate, write_aux, write_main
+from marcog_trl.workflows import Collaboration
 
 
 MODEL_NAME = "builtin"

@@ -3,22 +3,23 @@ Plays workflows in batches.
 
 The engine advances every episode of a batch to its next request, answers all code-execution requests in one call to
 the executor and all requests to speak in one call to `generate`, so that the number of generate calls is the number of
-stages, whatever the number of problems and agents. It knows nothing about losses, models or trl: training, evaluation
+stages, whatever the number of problems, agents and branches. It knows nothing about losses, models or trl: training, evaluation
 and tests hand it the functions that it needs.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
-from marcog_trl.agents import Execute, Prompt, Slot, Workflow
+from marcog_trl.agents import Advisor, Consult, Execute, Prompt, Slot, Workflow
 from marcog_trl.execution import CodeExecutor, Job, Verdict, shared_executor
 
 
-Request = dict[str, Prompt] | Execute
-Answer = dict[str, str] | list[Verdict]
+Request = dict[str, Prompt] | Execute | Consult
+Answer = dict[str, str] | list[Verdict] | list[str | None]
 
 
 @dataclass
@@ -27,7 +28,7 @@ class Row:
     One reply of one agent: the unit of the batch and of the loss.
 
     Args:
-        episode (`int`): Index of the episode in its batch.
+        episode (`int`): Index of the episode in its batch; of several that share the reply, the first.
         slot (`Slot`): Agent, turn and act of the reply.
         stage (`int`): Number of the generate call, within the episode's batch, that produced the reply.
         prompt (`str` or `list[dict]`): What the agent was asked, before tokenization.
@@ -35,8 +36,9 @@ class Row:
         completion_ids (`list[int]`): The reply's token ids, the terminal EOS included.
         logprobs (`list[float]`, *optional*): Log-probability of each completion token, where the backend gives it.
         text (`str`): The decoded reply.
-        node (`int`): Id of the history node that the reply belongs to: one per episode and turn.
-        parent (`int`): Id of the node of the turn before, -1 in the first turn.
+        node (`int`): Id of the history at which the reply was given. In a tree the siblings of a group share it.
+        parent (`int`): Id of the history one turn before, -1 in the first turn.
+        sibling (`int`): Which of the replies of its agent at this node, from 0.
     """
 
     episode: int
@@ -49,6 +51,7 @@ class Row:
     text: str = ""
     node: int = -1
     parent: int = -1
+    sibling: int = 0
 
 
 @dataclass
@@ -57,14 +60,14 @@ class Turn:
     What one turn of an episode came to.
 
     Args:
-        replies (`dict[str, str]`): The last reply of each agent that spoke in this turn.
+        replies (`Mapping[str, str]`): The last reply of each agent that spoke in this turn, as `Workflow.parts` gives it.
         solution (`str`): The code (or, for a single agent, the reply) that is scored.
         verdicts (`list[tuple[Job, Verdict]]`): What the workflow executed during the turn.
         rewards (`dict[str, float]`, *optional*): Reward of each agent, in reward units; `None` if the episode is
             masked, and before scoring.
     """
 
-    replies: dict[str, str]
+    replies: Mapping[str, str]
     solution: str
     verdicts: list[tuple[Job, Verdict]]
     rewards: dict[str, float] | None = None
@@ -81,6 +84,7 @@ class Episode:
         turns (`list[Turn]`): One entry per turn played.
         answers (`list`): Every answer that the workflow received, in order: what [`replay`] needs.
         masked (`bool`): Whether a reward function returned `None`, which takes the episode out of every loss.
+        advice (`list[str | None]`): What advisors answered, in order; `None` where they had no answer.
     """
 
     problem: Mapping[str, Any]
@@ -88,6 +92,7 @@ class Episode:
     turns: list[Turn] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
     masked: bool = False
+    advice: list[str | None] = field(default_factory=list)
 
 
 class Generate(Protocol):
@@ -104,6 +109,8 @@ class _Player:
         self.index = index
         self.episode = Episode(problem)
         self.turn = 0
+        self.node = self.parent = -1
+        self.sibling = 0
         self._replies: dict[str, str] = {}
         self._verdicts: list[tuple[Job, Verdict]] = []
         self._slots = {
@@ -123,10 +130,10 @@ class _Player:
                 raise ValueError(
                     f"{type(self.workflow).__name__}.play yielded Execute without jobs; give at least one"
                 )
-        elif not (isinstance(request, dict) and request):
+        elif not isinstance(request, Consult) and not (isinstance(request, dict) and request):
             raise TypeError(
-                f"{type(self.workflow).__name__}.play yielded {request!r}; yield a non-empty dict of agent -> prompt, or "
-                "Execute([job, ...])"
+                f"{type(self.workflow).__name__}.play yielded {request!r}; yield a non-empty dict of agent -> prompt, "
+                "Execute([job, ...]) or Consult(advisor, [question, ...])"
             )
         return request
 
@@ -134,11 +141,22 @@ class _Player:
         self.episode.answers.append(answer)
         if isinstance(self.request, Execute):
             self._verdicts += zip(self.request.jobs, answer, strict=True)  # type: ignore[arg-type]
+        elif isinstance(self.request, Consult):
+            self.episode.advice += answer  # type: ignore[arg-type]
         elif isinstance(self.request, dict):
             for agent in self.request:
                 self._spoken[agent] += 1
             self._replies.update(answer)  # type: ignore[arg-type]
         self.request = self._advance(answer)
+
+    def answer_rows(self, rows: list[Row]) -> None:
+        """Answers the pending request to speak."""
+        self.episode.rows += rows
+        self.answer({row.slot.agent: row.text for row in rows})
+
+    def goes_on(self, turn: int) -> bool:
+        """Whether the episode had this turn and may have another one."""
+        return len(self.episode.turns) == turn + 1 and self.request is not None
 
     def next_slots(self) -> list[Slot]:
         """The slots that the pending request to speak fills."""
@@ -159,6 +177,20 @@ class _Player:
             raise ValueError(f"{type(self.workflow).__name__} asked for replies of different turns at once: {slots}")
         return slots
 
+    def fork(self, index: int, sibling: int) -> _Player:
+        """The same episode once more, as number `index`: what was said and scored is shared, what follows is its own."""
+        copy = _Player(self.workflow, self.episode.problem, index)
+        copy.node, copy.parent, copy.sibling = self.node, self.parent, sibling
+        for answer in self.episode.answers:
+            copy.answer(answer)
+        if self.request is None:
+            copy.stop()
+        copy.turn, copy._verdicts = self.turn, list(self._verdicts)
+        copy._replies = dict(self._replies)
+        copy.episode.rows, copy.episode.turns = list(self.episode.rows), list(self.episode.turns)
+        copy.episode.masked = self.episode.masked
+        return copy
+
     def stop(self) -> None:
         """Ends the episode here."""
         self._play.close()
@@ -171,8 +203,9 @@ class _Player:
     def end_turn(self) -> None:
         """Closes the current turn. Turns are consecutive: where nobody speaks, the episode is over."""
         if self._replies:
-            solution = self.workflow.solution(self.episode.problem, self._replies)
-            self.episode.turns.append(Turn(self._replies, solution, self._verdicts))
+            parts = self.workflow.parts(self.episode.problem, self._replies)
+            solution = self.workflow.solution(self.episode.problem, parts)
+            self.episode.turns.append(Turn(parts, solution, self._verdicts))
         elif not self.turn:
             raise ValueError(f"{type(self.workflow).__name__}.play let nobody speak in the first turn")
         elif isinstance(self.request, dict) and self.next_slots()[0].turn > self.turn:
@@ -218,71 +251,215 @@ def play(
     Raises:
         ValueError: If a workflow asks an agent that it does not have, or for more replies than its slots.
     """
+    engine = _Engine(generate, encode, decode, executor, total)
     players = [_Player(workflow, problem, index) for index, problem in enumerate(problems)]
-    stage = 0
     for turn in range(workflow.num_turns):
-        while True:
-            _execute(players, executor)
-            speaking = [player for player in players if player.speaks_now()]
-            if total(len(speaking)) == 0:
-                break
-            rows = _rows(speaking, stage, turn, encode)
-            completion_ids, logprobs = generate(rows)
-            texts = decode(completion_ids) if rows else []
-            for i, row in enumerate(rows):
-                row.completion_ids, row.text = completion_ids[i], texts[i]
-                row.logprobs = None if logprobs is None else logprobs[i]
-            _answer(speaking, rows)
-            stage += 1
         for player in players:
-            player.end_turn()
+            # Every episode has a history of its own
+            player.node, player.parent = player.index * workflow.num_turns + turn, player.node
+        engine.play_turn(players, turn)
         if score is not None:
             score([player.episode for player in players], turn)
         for player in players:
             if ends is not None and turn < workflow.num_turns - 1 and player.request is not None:
                 if ends(player.episode):
                     player.stop()
-    for player in players:
-        if isinstance(player.request, dict):
-            raise ValueError(
-                f"{type(workflow).__name__}.play asks {list(player.request)} for turn {player.next_slots()[0].turn} after "
-                f"its last turn; num_turns={workflow.num_turns} is too small, or replies come in another order than slots"
-            )
+    _check_ended(players)
     return [player.episode for player in players]
 
 
-def _execute(players: list[_Player], executor: CodeExecutor | None) -> None:
-    while waiting := [player for player in players if isinstance(player.request, Execute)]:
-        jobs = [job for player in waiting for job in player.request.jobs]  # type: ignore[union-attr]
-        verdicts = iter((executor or shared_executor()).run(jobs))
-        for player in waiting:
-            player.answer([next(verdicts) for _ in player.request.jobs])  # type: ignore[union-attr]
+def play_tree(
+    workflow: Workflow,
+    problems: Sequence[Mapping[str, Any]],
+    generate: Generate,
+    encode: Callable[[list[Prompt]], list[list[int]]],
+    decode: Callable[[list[list[int]]], list[str]],
+    num_generations: int,
+    joint_mode: str = "align",
+    executor: CodeExecutor | None = None,
+    score: Callable[[list[Episode], int], None] | None = None,
+    total: Callable[[int], int] = int,
+    ends: Callable[[list[Episode]], bool] | None = None,
+) -> list[list[Episode]]:
+    """
+    Plays a tree of episodes per problem: at every node, which is what one turn of an episode came to, agents answer
+    `num_generations` times, and every joint action of theirs becomes a child. All nodes of one depth are played together.
+
+    Args:
+        workflow, generate, encode, decode, executor, score, total: See [`play`]. `score` is given all episodes of a depth;
+            one that ended before stands there with fewer turns, as many times as it would have descendants. What it masks has no
+            children.
+        problems (`Sequence[Mapping]` of length P): Dataset rows, each of them once.
+        num_generations (`int`): G, the replies of each agent at a node.
+        joint_mode (`str`, *optional*, defaults to `"align"`): `"align"`: the g-th replies of all agents are joint action g,
+            J = G of them. `"cross"`: every combination of their replies is one, J = G^N with N the agents, which must speak at
+            the same moment.
+        ends (`Callable`, *optional*): `ends(siblings)`, asked of the J children of every node but at the last turn: whether
+            none of them has children.
+
+    Returns:
+        `list[list[Episode]]` of length K: For turn k, the P · J^(k+1) episodes up to it, siblings beside each other. They
+        share the rows and turns of their ancestors.
+
+    Raises:
+        ValueError: As [`play`], and if agents do not speak at the same moment in cross mode.
+    """
+    engine = _Engine(generate, encode, decode, executor, total)
+    players = [_Player(workflow, problem, index) for index, problem in enumerate(problems)]
+    levels: list[list[Episode]] = []
+    next_node = 0
+    for turn in range(workflow.num_turns):
+        engine.settle(players)
+        for player in players:
+            player.node, player.parent = next_node + player.index, player.node
+        next_node += len(players)
+        if joint_mode == "cross":
+            joint_actions = num_generations ** sum(slot.turn == turn for slot in workflow.slots)
+            players = engine.play_cross_turn(players, turn, num_generations)
+        else:
+            joint_actions = num_generations
+            players = _forks(players, joint_actions)
+            engine.play_turn(players, turn)
+        levels.append([player.episode for player in players])
+        if score is not None:
+            score(levels[-1], turn)
+        for start in range(0, len(players), joint_actions):
+            siblings = players[start : start + joint_actions]
+            if turn < workflow.num_turns - 1 and any(player.goes_on(turn) for player in siblings):
+                over = ends is not None and ends([player.episode for player in siblings])
+                for player in siblings:
+                    if over or player.episode.masked:
+                        player.stop()
+    _check_ended(players)
+    return levels
 
 
-def _rows(speaking: list[_Player], stage: int, turn: int, encode: Callable) -> list[Row]:
-    rows = []
-    for player in speaking:
-        num_turns = player.workflow.num_turns
-        node = player.index * num_turns + turn
-        parent = node - 1 if turn else -1
-        for slot in player.next_slots():
-            prompt = player.request[slot.agent]  # type: ignore[index]
-            rows.append(Row(player.index, slot, stage, prompt, [], node=node, parent=parent))
-    if rows:
-        # The siblings of a group ask the same thing in the first stage: tokenize each prompt once
-        unique = {repr(row.prompt): row.prompt for row in rows}
-        ids = dict(zip(unique, encode(list(unique.values())), strict=True))
-        for row in rows:
-            row.prompt_ids = list(ids[repr(row.prompt)])
-    return rows
+def _forks(players: list[_Player], count: int) -> list[_Player]:
+    return [player.fork(player.index * count + i, i) for player in players for i in range(count)]
 
 
-def _answer(speaking: list[_Player], rows: list[Row]) -> None:
-    pending = iter(rows)
-    for player in speaking:
-        spoken = [next(pending) for _ in player.request]  # type: ignore[union-attr]
-        player.episode.rows += spoken
-        player.answer({row.slot.agent: row.text for row in spoken})
+def _check_ended(players: list[_Player]) -> None:
+    for player in players:
+        if isinstance(player.request, dict):
+            raise ValueError(
+                f"{type(player.workflow).__name__}.play asks {list(player.request)} for turn {player.next_slots()[0].turn} "
+                f"after its last turn; num_turns={player.workflow.num_turns} is too small, or replies come in another order "
+                "than slots"
+            )
+
+
+@dataclass
+class _Engine:
+    """Answers the requests of many episodes, one call per kind and stage."""
+
+    generate: Generate
+    encode: Callable[[list[Prompt]], list[list[int]]]
+    decode: Callable[[list[list[int]]], list[str]]
+    executor: CodeExecutor | None
+    total: Callable[[int], int]
+    stage: int = 0
+
+    def settle(self, players: list[_Player]) -> None:
+        """Executes and asks advisors, until every episode waits for replies or is over."""
+        while True:
+            executing = [player for player in players if isinstance(player.request, Execute)]
+            consulting = [player for player in players if isinstance(player.request, Consult)]
+            if executing:
+                jobs = [job for player in executing for job in player.request.jobs]  # type: ignore[union-attr]
+                verdicts = iter((self.executor or shared_executor()).run(jobs))
+                for player in executing:
+                    player.answer([next(verdicts) for _ in player.request.jobs])  # type: ignore[union-attr]
+            elif consulting:
+                asked: dict[Advisor, list[_Player]] = {}
+                for player in consulting:
+                    asked.setdefault(player.request.advisor, []).append(player)  # type: ignore[union-attr]
+                for advisor, waiting in asked.items():
+                    self._consult(advisor, waiting)
+            else:
+                return
+
+    @staticmethod
+    def _consult(advisor: Advisor, players: list[_Player]) -> None:
+        asked = [cast(Consult, player.request).questions for player in players]
+        answers = advisor([question for questions in asked for question in questions])
+        expected = sum(map(len, asked))
+        if len(answers) != expected:
+            raise ValueError(f"the advisor {advisor} gave {len(answers)} answers to {expected} questions")
+        remaining = iter(answers)
+        for player, questions in zip(players, asked, strict=True):
+            player.answer(list(itertools.islice(remaining, len(questions))))
+
+    def play_turn(self, players: list[_Player], turn: int) -> None:
+        """All stages of a turn, one reply for each request."""
+        while True:
+            self.settle(players)
+            speaking = [player for player in players if player.speaks_now()]
+            if self.total(len(speaking)) == 0:
+                break
+            rows = iter(self._speak(speaking, turn))
+            for player in speaking:
+                player.answer_rows([next(rows) for _ in player.request])  # type: ignore[union-attr]
+        for player in players:
+            player.end_turn()
+
+    def play_cross_turn(self, players: list[_Player], turn: int, samples: int) -> list[_Player]:
+        """A turn of one stage, `samples` replies for each request; the episodes of all combinations of them."""
+        num_slots = sum(slot.turn == turn for slot in players[0].workflow.slots) if players else 0
+        speaking = [player for player in players if player.speaks_now()]
+        rows = iter(self._speak(speaking, turn, samples) if self.total(len(speaking)) else [])
+        combinations = samples**num_slots
+        forks: list[_Player] = []
+        for player in players:
+            copies = _forks([player], combinations)
+            forks += copies
+            if player.speaks_now():
+                _check_simultaneous(player, num_slots)
+                replies = [[next(rows) for _ in range(samples)] for _ in range(num_slots)]
+                for copy, joint_action in zip(copies, itertools.product(*replies), strict=True):
+                    for row in joint_action:
+                        row.episode = copy.index if row.episode < 0 else row.episode
+                    copy.answer_rows(list(joint_action))
+        self.settle(forks)
+        for player in forks:
+            if player.speaks_now():
+                _check_simultaneous(player, num_slots)
+            player.end_turn()
+        return forks
+
+    def _speak(self, speaking: list[_Player], turn: int, samples: int = 1) -> list[Row]:
+        """`samples` replies for each pending request of each player, in one call."""
+        rows = []
+        for player in speaking:
+            for slot in player.next_slots():
+                prompt = player.request[slot.agent]  # type: ignore[index]
+                for sample in range(samples):
+                    # Which episode shares a reply of several is known when they are combined
+                    episode, sibling = (player.index, player.sibling) if samples == 1 else (-1, sample)
+                    row = Row(episode, slot, self.stage, prompt, [], node=player.node, parent=player.parent)
+                    row.sibling = sibling
+                    rows.append(row)
+        if rows:
+            # The siblings of a group ask the same thing: tokenize each prompt once
+            unique = {repr(row.prompt): row.prompt for row in rows}
+            ids = dict(zip(unique, self.encode(list(unique.values())), strict=True))
+            for row in rows:
+                row.prompt_ids = list(ids[repr(row.prompt)])
+        completion_ids, logprobs = self.generate(rows)
+        texts = self.decode(completion_ids) if rows else []
+        for i, row in enumerate(rows):
+            row.completion_ids, row.text = completion_ids[i], texts[i]
+            row.logprobs = None if logprobs is None else logprobs[i]
+        self.stage += 1
+        return rows
+
+
+def _check_simultaneous(player: _Player, num_slots: int) -> None:
+    asked = list(player.request)  # type: ignore[arg-type]
+    if len(asked) != num_slots:
+        raise ValueError(
+            f"joint_mode='cross' combines replies that are given at the same moment, but {type(player.workflow).__name__} asks "
+            f"{asked} alone; joint_mode='align' works"
+        )
 
 
 def replay(workflow: Workflow, problem: Mapping[str, Any], answers: Sequence[Answer]) -> list[Request]:

@@ -7,9 +7,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config
 
 from marcog_trl import embedded
-from marcog_trl.agents import Collaboration
 from marcog_trl.embedded import Recipe, build_default_model, draw_habits
 from marcog_trl.problems.builtin import SIZES, STEPS, generate
+from marcog_trl.workflows import Collaboration
 
 
 TINY = {"steps": 2, "batch_size": 4}

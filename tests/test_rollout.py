@@ -1,12 +1,15 @@
 """The engine on workflows and executors that need no model."""
 
+import itertools
+
 import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
-from marcog_trl.agents import Agent, Execute, Slot, Workflow, make_workflow
+from marcog_trl.agents import Agent, Consult, Execute, Slot, Workflow
 from marcog_trl.execution import Job, Verdict
-from marcog_trl.rollout import encode_prompts, play, replay
+from marcog_trl.rollout import encode_prompts, play, play_tree, replay
+from marcog_trl.workflows import make_workflow
 
 
 class Debate(Workflow):
@@ -299,3 +302,58 @@ class TestEncodePrompts:
         tokenizer.chat_template = "{{ 'think' if thinking else 'answer' }}"
         prompts = [self.CHAT, self.CHAT]
         assert {tokenizer.decode(ids) for ids in encode_prompts(tokenizer, prompts, thinking=True)} == {"think"}
+
+
+class Advised(Workflow):
+    """Asks an advisor between two turns."""
+
+    agents = (Agent("a", "Write."), Agent("b", "Write."))
+    num_turns = 2
+
+    def __init__(self):
+        self.asked = []
+
+    def advise(self, questions):
+        self.asked.append(list(questions))
+        return [None if question == "None" else f"advice on {question}" for question in questions]
+
+    def play(self, problem):
+        replies = yield {"a": problem["prompt"], "b": problem["prompt"]}
+        advice = yield Consult(self.advise, [replies["a"], replies["b"]])
+        yield {"a": str(advice[0]), "b": str(advice[1])}
+
+    def solution(self, problem, replies):
+        return "".join(replies.values())
+
+
+class TestAdvice:
+    def test_all_episodes_ask_in_one_call_and_forks_do_not_ask_again(self):
+        workflow = Advised()
+        numbers = itertools.count()
+        prompts = []
+
+        def generate(rows):
+            prompts.append([row.prompt for row in rows])
+            return [[next(numbers)] for _ in rows], None
+
+        levels = play_tree(
+            workflow, [{"prompt": "p"}, {"prompt": "q"}], generate, lambda prompts: [[0]] * len(prompts),
+            lambda ids: [str(i) for [i] in ids], num_generations=2,
+        )  # fmt: skip
+        assert workflow.asked == [[str(i) for i in range(8)]]
+        assert prompts[1][:4] == ["advice on 0", "advice on 1"] * 2
+        assert [len(level) for level in levels] == [4, 8]
+        assert levels[1][0].advice == levels[1][1].advice == ["advice on 0", "advice on 1"]
+        assert levels[1][0].turns[0] is levels[1][1].turns[0] is levels[0][0].turns[0]
+        nodes = [[row.node for row in episode.rows] for episode in levels[1]]
+        assert nodes == [[0, 0, 2, 2]] * 2 + [[0, 0, 3, 3]] * 2 + [[1, 1, 4, 4]] * 2 + [[1, 1, 5, 5]] * 2
+        assert [row.parent for row in levels[1][7].rows] == [-1, -1, 1, 1]
+
+    def test_an_advisor_that_loses_answers_is_an_error(self):
+        workflow = Advised()
+        workflow.advise = lambda questions: ["one"]
+        with pytest.raises(ValueError, match="gave 1 answers to 2 questions"):
+            play(
+                workflow, [{"prompt": "p"}], lambda rows: ([[0]] * len(rows), None),
+                lambda prompts: [[0]] * len(prompts), lambda ids: [""] * len(ids),
+            )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from trl import GRPOConfig
 
-from marcog_trl.agents import FEEDBACK_MODES
+from marcog_trl.feedback import FEEDBACK_MODES
 
 
 @dataclass
@@ -30,9 +30,14 @@ class MultiAgentConfig(GRPOConfig):
             Rounds of the whole team, separated by feedback.
         num_agents (`int`, *optional*):
             Number of agents, for workflows that allow any. Defaults to the workflow's own.
+        centralized (`bool`, *optional*, defaults to `False`):
+            Whether one agent writes the parts of all agents of the workflow in one reply (see [`Centralized`]).
         feedback (`str`, *optional*, defaults to `"level_feedback"`):
-            What agents are told between turns: `"level_feedback"`, `"level_passed"`, `"passed"` or `"plain"` (see
-            [`Collaboration`]; a function of your own goes to the workflow).
+            What agents are told between turns: `"level_feedback"`, `"level_passed"`, `"passed"`, `"plain"` or
+            `"expert_edits"` (see [`Rounds`]; a function of your own goes to the workflow).
+        expert_model, expert_base_url (`str`, *optional*):
+            Model and endpoint that `feedback="expert_edits"` asks, through the `openai` client; the key is taken from the
+            environment variable `OPENAI_API_KEY`.
         visible_tests (`int`, *optional*, defaults to `1`):
             How many tests feedback may show; a negative number counts from the end, 0 shows all.
 
@@ -40,6 +45,9 @@ class MultiAgentConfig(GRPOConfig):
 
         gamma_turn (`float`, *optional*, defaults to `1.0`):
             Discount per turn, in [0, 1].
+        reward_scale, reward_shift (`float`, *optional*, default to `1.0` and `0.0`):
+            What the sum of all rewards of a turn is multiplied with, and what is then added to it. `rewards/…` in the log
+            are before it, `agents/…/reward` after it.
         agent_loss_weighting (`str`, *optional*, defaults to `"agent"`):
             `"agent"` gives every agent the same weight in the loss whatever it writes; `"token"` leaves the weight to
             the number of its tokens (or rows, with `loss_type="grpo"`).
@@ -49,6 +57,20 @@ class MultiAgentConfig(GRPOConfig):
         early_termination_threshold (`float`, *optional*):
             An episode whose turn earned more than this, in reward units and averaged over agents, has no further turn.
             Episodes are never ended early by default.
+
+        > Parameters that control the curriculum
+
+        curriculum_column (`str`, *optional*):
+            Column of the training problems, such as a difficulty or a source, whose values make up stages. Without it all
+            problems are drawn from the start.
+        curriculum_stages (`list[str]`, *optional*):
+            Values of each stage, in order; `"easy+medium"` joins two. Defaults to all values in ascending order.
+        curriculum_steps (`list[int]`, *optional*):
+            Optimizer steps at which the second and later stages begin.
+        curriculum_pass_rate (`float`, *optional*):
+            Share of tests passed, averaged over `curriculum_window` generation batches, at which the next stage begins.
+        curriculum_window (`int`, *optional*, defaults to `8`):
+            See `curriculum_pass_rate`.
 
         > Parameters that control code execution
 
@@ -104,11 +126,19 @@ class MultiAgentConfig(GRPOConfig):
     num_agents: int | None = field(
         default=None, metadata={"help": "Number of agents, for workflows that allow any number."}
     )
+    centralized: bool = field(
+        default=False, metadata={"help": "Whether one agent writes the parts of all agents in one reply."}
+    )
     feedback: str = field(
         default="level_feedback",
         metadata={
-            "help": "What agents are told between turns: 'level_feedback', 'level_passed', 'passed' or 'plain'."
+            "help": "What agents are told between turns: 'level_feedback', 'level_passed', 'passed', 'plain' or "
+            "'expert_edits'."
         },
+    )
+    expert_model: str | None = field(default=None, metadata={"help": "Model that feedback='expert_edits' asks."})
+    expert_base_url: str | None = field(
+        default=None, metadata={"help": "OpenAI-compatible endpoint that feedback='expert_edits' asks."}
     )
     visible_tests: int = field(
         default=1,
@@ -117,6 +147,8 @@ class MultiAgentConfig(GRPOConfig):
 
     # Parameters that control credit
     gamma_turn: float = field(default=1.0, metadata={"help": "Discount per turn, in [0, 1]."})
+    reward_scale: float = field(default=1.0, metadata={"help": "What the reward of a turn is multiplied with."})
+    reward_shift: float = field(default=0.0, metadata={"help": "What is then added to it."})
     agent_loss_weighting: str = field(
         default="agent",
         metadata={
@@ -132,6 +164,24 @@ class MultiAgentConfig(GRPOConfig):
     early_termination_threshold: float | None = field(
         default=None,
         metadata={"help": "An episode whose turn earned more than this, in reward units, has no further turn."},
+    )
+
+    # Parameters that control the curriculum
+    curriculum_column: str | None = field(
+        default=None, metadata={"help": "Column whose values make up stages, such as a difficulty or a source."}
+    )
+    curriculum_stages: list[str] | None = field(
+        default=None,
+        metadata={"help": "Values of each stage, such as easy easy+medium hard. Default: all, ascending."},
+    )
+    curriculum_steps: list[int] | None = field(
+        default=None, metadata={"help": "Optimizer steps at which the second and later stages begin."}
+    )
+    curriculum_pass_rate: float | None = field(
+        default=None, metadata={"help": "Share of tests passed at which the next stage begins."}
+    )
+    curriculum_window: int = field(
+        default=8, metadata={"help": "Generation batches over which curriculum_pass_rate is averaged."}
     )
 
     # Parameters that control code execution
@@ -198,7 +248,9 @@ class MultiAgentConfig(GRPOConfig):
             raise ValueError(
                 f"turn_weights={self.turn_weights} needs weights from 0 on; [1.5, 0.5] works for two turns"
             )
-        for name in ("num_turns", "num_generations", "execution_timeout", "execution_memory_mb"):
+        if self.num_turns > 1 and self.feedback == "expert_edits" and not self.expert_model:
+            raise ValueError("feedback='expert_edits' has expert_model=None; expert_model='gpt-4o-mini' works")
+        for name in ("num_turns", "num_generations", "execution_timeout", "execution_memory_mb", "curriculum_window"):
             _positive(name, getattr(self, name))
         for name in ("num_agents", "num_workers"):
             if getattr(self, name) is not None:

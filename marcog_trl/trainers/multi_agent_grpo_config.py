@@ -21,6 +21,19 @@ class MultiAgentGRPOConfig(MultiAgentConfig):
         scale_rewards (`str`, *optional*, defaults to `"none"`):
             Standard deviation that divides the advantages: of the siblings (`"group"`), of all rows of the generation
             batch (`"batch"`), of all rows of the same agent in it (`"agent"`), or `"none"`. It never re-centres.
+
+        > Parameters that control joint actions
+
+        joint_mode (`str`, *optional*, defaults to `"align"`):
+            `"align"`: the g-th replies of all agents are evaluated together. `"cross"`: every combination of their
+            replies is, and the return of a reply is the mean over the combinations that hold it. Agents must then speak at
+            the same moment, and may be 4 at most.
+        turn_tree (`bool`, *optional*, defaults to `False`):
+            Whether every joint action of a turn branches into `num_generations` of the next turn, siblings being the
+            replies at the same node. Otherwise episodes are lines, and siblings the replies of the same slot. Evaluation
+            plays lines.
+        max_joint_actions (`int`, *optional*, defaults to `1024`):
+            The most joint actions that may be evaluated per problem, in trees and in cross mode.
     """
 
     _scales_rewards: ClassVar[bool] = True
@@ -38,8 +51,29 @@ class MultiAgentGRPOConfig(MultiAgentConfig):
         metadata={"help": "Standard deviation that divides advantages: 'none', 'group', 'batch' or 'agent'."},
     )
 
+    # Parameters that control joint actions
+    joint_mode: str = field(
+        default="align",
+        metadata={
+            "help": "'align': the g-th replies of all agents are evaluated together; 'cross': all combinations."
+        },
+    )
+    turn_tree: bool = field(
+        default=False,
+        metadata={"help": "Whether every joint action branches into num_generations of the next turn."},
+    )
+    max_joint_actions: int = field(
+        default=1024,
+        metadata={"help": "The most joint actions per problem that may be evaluated, in trees and in cross mode."},
+    )
+
     def __post_init__(self):
         super().__post_init__()
+        _choice("joint_mode", self.joint_mode, ("align", "cross"))
+        if self.joint_mode == "cross" and self.num_turns > 1 and not self.turn_tree:
+            raise ValueError(
+                f"joint_mode='cross' makes {self.num_turns} turns a tree, but turn_tree=False; turn_tree=True works"
+            )
         _choice("advantage", self.advantage, ("mean", "rloo", "max", "none"))
         _choice("scale_rewards", self.scale_rewards, ("none", "group", "batch", "agent"))
         if self.num_generations == 1 and (self.advantage != "none" or self.scale_rewards == "group"):

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import torch
+import itertools
 
-from marcog_trl.advantages import group_advantages
+import torch
+from datasets import Dataset
+
+from marcog_trl.advantages import group_advantages, tree_returns
+from marcog_trl.agents import Slot
+from marcog_trl.rollout import Row, play_tree
 from marcog_trl.trainers.multi_agent_grpo_config import MultiAgentGRPOConfig
 from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer, Rollout
 
@@ -14,7 +19,8 @@ class MultiAgentGRPOTrainer(MultiAgentTrainer):
     GRPO for a team of LLM agents that share one model and one adapter.
 
     What is new over [`~trl.GRPOTrainer`]: episodes of a workflow in place of completions, returns over turns, one baseline
-    per slot, four kinds of it (`args.advantage`), and loss weights by agent and turn. With the `single` workflow,
+    per slot, four kinds of it (`args.advantage`), all combinations of the agents' replies (`args.joint_mode`), trees of turns
+    (`args.turn_tree`), and loss weights by agent and turn. With the `single` workflow,
     `advantage="mean"` and `scale_rewards="group"` it is GRPO itself; with `scale_rewards="none"` and
     `loss_type="dr_grpo"` it is Dr. GRPO. There is no critic.
 
@@ -59,6 +65,125 @@ class MultiAgentGRPOTrainer(MultiAgentTrainer):
         super().__init__(model, reward_funcs, args, *positional, **kwargs)
         if self.scale_rewards == "agent":
             self.scale_rewards = "none"  # TRL knows no such scale, and its advantages are replaced
+
+    # What is new: joint actions that share replies, and turns that branch
+
+    @property
+    def _branches(self) -> bool:
+        """Whether training plays trees, those of one turn included."""
+        return self.args.joint_mode == "cross" or (self.args.turn_tree and self.workflow.num_turns > 1)
+
+    def _slots_of_turn(self, turn: int) -> list[Slot]:
+        return [slot for slot in self.workflow.slots if slot.turn == turn]
+
+    @property
+    def _num_children(self) -> int:
+        """J, the joint actions at a node."""
+        return self.args.num_generations ** (len(self._slots_of_turn(0)) if self.args.joint_mode == "cross" else 1)
+
+    def _groups(self) -> list[tuple[int, int, Slot]]:
+        """The groups of siblings of a problem: turn, node among those of its depth, slot."""
+        return [
+            (turn, node, slot)
+            for turn in range(self.workflow.num_turns)
+            for node in range(self._num_children**turn)
+            for slot in self._slots_of_turn(turn)
+        ]
+
+    def _num_groups(self, training: bool) -> int:
+        return len(self._groups()) if training and self._branches else super()._num_groups(training)
+
+    def _check_workflow(self, train_dataset) -> None:
+        super()._check_workflow(train_dataset)
+        args, num_turns = self.args, self.workflow.num_turns
+        if not self._branches:
+            return
+        title = type(self.workflow).__name__
+        if args.joint_mode == "cross":
+            if len(self.agents) > 4:
+                raise ValueError(
+                    f"joint_mode='cross' combines the replies of at most 4 agents, but {title} has {len(self.agents)}; "
+                    "joint_mode='align' works"
+                )
+            first = self._slots_of_turn(0)
+            for turn in range(num_turns):
+                if [slot.agent for slot in self._slots_of_turn(turn)] != [slot.agent for slot in first]:
+                    raise ValueError(
+                        f"joint_mode='cross' needs the same replies in every turn, but {title}.slots of turns 0 and {turn} "
+                        "differ; joint_mode='align' works"
+                    )
+            if isinstance(train_dataset, Dataset):
+                asked = next(self.workflow.play(train_dataset[0]))
+                if isinstance(asked, dict) and len(asked) != len(first):
+                    raise ValueError(
+                        f"joint_mode='cross' combines replies that are given at the same moment, but {title} asks {list(asked)} "
+                        "first and others later; joint_mode='align' works"
+                    )
+        evaluations = sum(self._num_children ** (turn + 1) for turn in range(num_turns))
+        if evaluations > args.max_joint_actions:
+            raise ValueError(
+                f"max_joint_actions={args.max_joint_actions} is below the {evaluations} joint actions per problem of "
+                f"joint_mode={args.joint_mode!r} with num_generations={args.num_generations}, {len(self.agents)} agents and "
+                f"num_turns={num_turns}; max_joint_actions={evaluations}, or num_generations=2, works"
+            )
+
+    def _play_rows(self, num_rows: int) -> Rollout:
+        if not (self._branches and self.model.training):
+            return super()._play_rows(num_rows)
+        num_generations, children, groups = self._group_size, self._num_children, self._groups()
+        block = num_generations * len(groups)
+        problems = self._inputs[:num_rows:block]
+        num_turns = self.workflow.num_turns
+        self._scores = self._no_scores(len(problems) * children**num_turns)
+        levels = play_tree(
+            self.workflow,
+            problems,
+            num_generations=num_generations,
+            joint_mode=self.args.joint_mode,
+            score=self._end_turn,
+            ends=None if self.args.early_termination_threshold is None else self._is_over,
+            **self._playing,
+        )
+        # Nodes of one depth have consecutive ids, the problems' before those of the first turn
+        place_of = {group: place for place, group in enumerate(groups)}
+        first_id = [len(problems) * sum(children**k for k in range(turn)) for turn in range(num_turns)]
+        rows: list[Row | None] = [None] * num_rows
+        for level in levels:
+            for row in (row for episode in level for row in episode.rows):
+                turn = row.slot.turn
+                problem, node = divmod(row.node - first_id[turn], children**turn)
+                place = place_of[turn, node, row.slot]
+                rows[problem * block + place * num_generations + row.sibling] = row
+        of_slot = [slot for _ in problems for _, _, slot in groups for _ in range(num_generations)]
+        holders = self._holders()
+        episodes_of_row = [
+            [(problem * children**turn + node) * children + child for child in holders[slot, sibling]]
+            for problem in range(len(problems))
+            for turn, node, slot in groups
+            for sibling in range(num_generations)
+        ]
+        return self._make_rollout(levels, rows, of_slot, torch.tensor(episodes_of_row))
+
+    def _holders(self) -> dict[tuple[Slot, int], list[int]]:
+        """Which of the J joint actions at a node hold the g-th reply of a slot."""
+        siblings = range(self.args.num_generations)
+        if self.args.joint_mode == "align":
+            return {(slot, g): [g] for slot in self.workflow.slots for g in siblings}
+        holders: dict[tuple[Slot, int], list[int]] = {}
+        for turn in range(self.workflow.num_turns):
+            slots = self._slots_of_turn(turn)
+            for child, replies in enumerate(itertools.product(siblings, repeat=len(slots))):
+                for slot, g in zip(slots, replies, strict=True):
+                    holders.setdefault((slot, g), []).append(child)
+        return holders
+
+    def _set_returns(self, rollout: Rollout, played: torch.Tensor) -> None:
+        if not (self._branches and self.model.training):
+            super()._set_returns(rollout, played)
+            return
+        rollout.returns, rollout.counted = tree_returns(
+            rollout.rewards, played, rollout.counted, self._num_children, self.args.gamma_turn
+        )
 
     def _group_advantages(self, rollout: Rollout) -> torch.Tensor:
         return group_advantages(

@@ -309,7 +309,7 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
         device = self.accelerator.device
         stage = torch.tensor([-1 if row is None else row.stage for row in rollout.rows], device=device)
         states = self._by_row(rollout, self._observations)
-        pooled = pool_team_states(states, self._episode_of_row(rollout), stage, rollout.agent, live=stage >= 0)
+        pooled = pool_team_states(states, rollout.episodes_of_row[:, 0], stage, rollout.agent, live=stage >= 0)
         return {"team_state": pooled}
 
     def _make_flight(self, rows: dict[str, torch.Tensor], keep: int) -> Flight:

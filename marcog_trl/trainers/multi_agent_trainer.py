@@ -18,46 +18,84 @@ import torch
 from accelerate.utils import gather_object, is_peft_model
 from datasets import Dataset, IterableDataset
 from peft import LoraConfig, PeftConfig
+from rich.console import Console
 from torch.utils.data import Sampler
 from transformers.integrations import is_deepspeed_zero3_enabled
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler, get_callable_name, is_async_callable
 
 from marcog_trl.advantages import agent_weights, group_advantages, turn_returns
-from marcog_trl.agents import Workflow, make_workflow, solution_job
+from marcog_trl.agents import Slot, Workflow, solution_job
 from marcog_trl.execution import CodeExecutor
 from marcog_trl.execution.isolation import IsolationLevel
+from marcog_trl.expert import ExpertEdits
 from marcog_trl.rewards import make_reward
 from marcog_trl.rollout import Episode, Row, Turn, encode_prompts, play
+from marcog_trl.trainers.curriculum import CurriculumSampler, make_curriculum
 from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
 from marcog_trl.trainers.team_files import MODULES_FILE, TEAM_FILE, check_checkpoint, describe_team, write_json
+from marcog_trl.trainers.trace import episode_trace
+from marcog_trl.workflows import Centralized, make_workflow
 
 
 @dataclass
 class Rollout:
     """
-    One generation batch of this process, in row order: problem, then slot, then generation.
+    One generation batch of this process, in row order: problem, then group (slot; in a tree: node and slot), then generation.
 
     Args:
-        episodes (`list[Episode]` of length E): Problem by problem, generation by generation.
-        rows (`list[Row | None]` of length B): `None` where an episode did not use the slot, or is masked.
-        rewards (`torch.Tensor` of shape `(E, N, K)`): Reward of each agent in each turn, 0 where none was given.
+        levels (`list[list[Episode]]` of length K): Episodes by the turn that they come to. Without a tree all K lists are
+            one and the same: problem by problem, generation by generation. In a tree, those of a later turn begin with
+            those of the turn before, which they branch off. E is the length of the last list.
+        rows (`list[Row | None]` of length B): `None` where an episode did not use the slot.
         scores (`torch.Tensor` of shape `(E, K, F)`): What each reward function returned, averaged over agents; NaN where
             it returned nothing.
         agent (`torch.Tensor` of shape `(B,)`): Index of the row's agent.
         turn (`torch.Tensor` of shape `(B,)`): Turn of the row.
-        last_act (`torch.Tensor` of shape `(B,)`): Whether the row is its agent's last one of the turn.
+        episodes_of_row (`torch.Tensor` of shape `(B, M)`): Which episodes of its turn's list hold the row, dead rows
+            included: one, or, where joint actions share replies, several.
         live (`torch.Tensor` of shape `(B,)`): Whether the row is used, and, once it is scored, not masked.
+        rewards, returns (`torch.Tensor` of shape `(E, N, K)`): Reward of each agent in each turn, and return from that
+            turn on; 0 where none was given, and before scoring.
+        counted (`torch.Tensor` of shape `(E, K)`): Whether the turn was played and is not masked.
     """
 
-    episodes: list[Episode]
+    levels: list[list[Episode]]
     rows: list[Row | None]
-    rewards: torch.Tensor
     scores: torch.Tensor
     agent: torch.Tensor
     turn: torch.Tensor
-    last_act: torch.Tensor
+    episodes_of_row: torch.Tensor
     live: torch.Tensor
+    rewards: torch.Tensor
+    returns: torch.Tensor
+    counted: torch.Tensor
+
+    @property
+    def episodes(self) -> list[Episode]:
+        """The episodes at their ends."""
+        return self.levels[-1]
+
+    @functools.cached_property
+    def last_act(self) -> torch.Tensor:
+        """Whether the row is its agent's last one of the turn, `(B,)`."""
+        turn_of = [None if row is None else (row.episode, row.slot.agent, row.slot.turn) for row in self.rows]
+        last_row = {turn: i for i, turn in enumerate(turn_of)}  # of an agent's acts in a turn, the last one stays
+        return torch.tensor([last_row[turn] == i for i, turn in enumerate(turn_of)], device=self.live.device)
+
+    def mean_over_episodes(self, values: torch.Tensor) -> torch.Tensor:
+        """From `(E, K, ...)` to rows, `(B, ...)`: mean over the episodes that hold the row and count, 0 without any."""
+        of_row = values[self.episodes_of_row, self.turn[:, None]]
+        counted = self.counted[self.episodes_of_row, self.turn[:, None]].view(
+            *of_row.shape[:2], *[1] * (of_row.dim() - 2)
+        )
+        total = torch.where(counted, of_row, torch.zeros_like(of_row)).sum(1)
+        return total / counted.sum(1).clamp(min=1)
+
+    def of_agent(self, values: torch.Tensor) -> torch.Tensor:
+        """From `(E, N, K)` to rows, `(B,)`: the mean of the row's own agent and turn."""
+        by_agent = self.mean_over_episodes(values.transpose(1, 2))
+        return by_agent.gather(1, self.agent[:, None]).squeeze(1)
 
 
 class _OrderOfEpoch(Sampler):
@@ -152,6 +190,7 @@ class MultiAgentTrainer(GRPOTrainer):
                 raise ValueError(
                     f"{name} is not supported by {type(self).__name__}; write a Workflow, which does its work"
                 )
+        self.args = args  # the parent will set it too, but what is checked here reads it
         self.workflow = self._make_workflow(workflow, args)
         self.agents = [agent.name for agent in self.workflow.agents]
         if (
@@ -173,10 +212,17 @@ class MultiAgentTrainer(GRPOTrainer):
         if not reward_funcs:
             raise ValueError("reward_funcs is missing; 'execution_reward', or a function of completions, works")
         self._check_datasets(train_dataset, eval_dataset, reward_funcs)
+        self._check_workflow(train_dataset)
         self._fit_batches(args, train_dataset)
+        whole = args.num_generations * self._num_groups(training=True)
+        self._curriculum = make_curriculum(args, train_dataset, cast(int, args.generation_batch_size) // whole)
         self._executor: CodeExecutor | None = None
         if self.workflow.needs_tests or any(_needs(func, "tests") for func in reward_funcs):
             self._executor = self._make_executor(args)
+        elif args.curriculum_pass_rate is not None:
+            raise ValueError(
+                f"curriculum_pass_rate={args.curriculum_pass_rate} needs a reward that runs tests; 'execution_reward' works"
+            )
         peft_config = self._adapter_config(model, peft_config, args)
         if args.ddp_find_unused_parameters is None:
             # The Trainer's default for adapters is True, which fails where values are computed inside the forward but
@@ -200,6 +246,8 @@ class MultiAgentTrainer(GRPOTrainer):
             quantization_config=quantization_config,
             peft_config=peft_config,
         )
+        if self._curriculum is not None:
+            self.add_callback(self._curriculum)
         if self._is_vlm:
             raise ValueError("processing_class is a multimodal processor; a text tokenizer works")
         # Set here and not passed: TRL warns that rollout functions are experimental
@@ -210,6 +258,7 @@ class MultiAgentTrainer(GRPOTrainer):
             # hook lose their gradient; non-reentrant checkpointing works with deepspeed >= 0.19
             args.gradient_checkpointing_kwargs = {"use_reentrant": False}
         self._rollout_in_flight: Rollout | None = None
+        self._episode_to_show: Episode | None = None
         self._inputs: list[dict[str, Any]] = []
         self._threshold_was_tried = False
         self._episode_extras: dict[str, list[tuple[int, list[int], list]]] = defaultdict(list)
@@ -223,9 +272,14 @@ class MultiAgentTrainer(GRPOTrainer):
             options: dict[str, Any] = {"num_turns": args.num_turns}
             if args.num_turns > 1 or (workflow or args.workflow) == "pipeline":
                 options |= {"feedback": args.feedback, "visible_tests": args.visible_tests}
+            if args.num_turns > 1 and args.feedback == "expert_edits":
+                options["expert"] = expert = ExpertEdits(args.expert_model or "", args.expert_base_url)
+                expert.check()
             if args.num_agents is not None:
                 options["num_agents"] = args.num_agents
             workflow = make_workflow(workflow or args.workflow, **options)
+        if args.centralized:
+            workflow = Centralized(workflow)
         workflow.validate()
         return workflow
 
@@ -254,7 +308,7 @@ class MultiAgentTrainer(GRPOTrainer):
                 continue
             if "prompt" not in columns:
                 raise ValueError(f"{name} has no column 'prompt' but {columns}; rename_column(..., 'prompt') works")
-            for column in ("replies", "turn", "verdicts", "executor"):
+            for column in ("replies", "turn", "verdicts", "previous_solution", "previous_verdicts", "executor"):
                 if column in columns:
                     raise ValueError(
                         f"{name} has a column {column!r}, a name under which rewards are given something else; "
@@ -271,9 +325,18 @@ class MultiAgentTrainer(GRPOTrainer):
                             f"{name}[{i}] has no {column!r}, which {reader} needs; dropping the row works"
                         )
 
+    def _check_workflow(self, train_dataset) -> None:
+        """Lets the workflow make its first request of the first problem, which shows whether it can play it."""
+        if isinstance(train_dataset, Dataset):
+            next(self.workflow.play(train_dataset[0]))
+
+    def _num_groups(self, training: bool) -> int:
+        """Groups of siblings per problem: one per slot."""
+        return len(self.workflow.slots)
+
     def _fit_batches(self, args: MultiAgentConfig, train_dataset) -> None:
-        num_slots, num_processes = len(self.workflow.slots), args.world_size
-        whole = args.num_generations * num_slots
+        num_groups, num_processes = self._num_groups(training=True), args.world_size
+        whole = args.num_generations * num_groups
         accumulation = args.gradient_accumulation_steps
         if args.auto_generation_batch:
             # The smallest number of micro-batches that holds whole problems and whole accumulation windows
@@ -285,7 +348,8 @@ class MultiAgentTrainer(GRPOTrainer):
         assert args.num_generations_eval is not None and args.per_device_eval_batch_size is not None
         assert args.save_steps is not None
         local = args.per_device_train_batch_size * args.steps_per_generation
-        layout = f"{whole} rows (num_generations={args.num_generations} x {num_slots} slots)"
+        kind = "slots" if num_groups == len(self.workflow.slots) else "groups of a tree"
+        layout = f"{whole} rows (num_generations={args.num_generations} x {num_groups} {kind})"
         if local % whole:
             works = math.lcm(whole, args.per_device_train_batch_size) * num_processes
             raise ValueError(
@@ -297,6 +361,7 @@ class MultiAgentTrainer(GRPOTrainer):
                 f"train_dataset has {len(train_dataset)} problems, fewer than a generation batch of "
                 f"generation_batch_size={args.generation_batch_size} rows holds; {args.generation_batch_size // whole} work"
             )
+        num_slots = self._num_groups(training=False)
         whole = args.num_generations_eval * num_slots
         if args.auto_eval_batch:
             args.per_device_eval_batch_size = whole * max(1, math.ceil(8 / whole))
@@ -366,9 +431,9 @@ class MultiAgentTrainer(GRPOTrainer):
     @contextmanager
     def _whole_problems(self) -> Iterator[None]:
         """Lets TRL's samplers, and its repeated streams, repeat each problem once per row."""
-        num_slots = len(self.workflow.slots)
         saved = self.num_generations, self.num_generations_eval
-        self.num_generations, self.num_generations_eval = saved[0] * num_slots, saved[1] * num_slots
+        self.num_generations = saved[0] * self._num_groups(training=True)
+        self.num_generations_eval = saved[1] * self._num_groups(training=False)
         try:
             yield
         finally:
@@ -380,7 +445,12 @@ class MultiAgentTrainer(GRPOTrainer):
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler:
         sampler = cast(RepeatSampler, super()._get_train_sampler(dataset))
-        return _OrderOfEpoch(sampler, self.args.seed, lambda: int(self.state.epoch or 0))
+        if self._curriculum is not None:
+            return CurriculumSampler(sampler, self._curriculum, self._epoch)
+        return _OrderOfEpoch(sampler, self.args.seed, self._epoch)
+
+    def _epoch(self) -> int:
+        return int(self.state.epoch or 0)
 
     def get_eval_dataloader(self, eval_dataset: str | Dataset | IterableDataset | None = None):
         with self._whole_problems():
@@ -410,25 +480,31 @@ class MultiAgentTrainer(GRPOTrainer):
         self, problems: list[dict[str, Any]], score: Callable[[list[Episode], int], None] | None
     ) -> list[Episode]:
         """Plays one episode per problem with the current policy; with several processes, a collective operation."""
-        self._scores = torch.full((len(problems), self.workflow.num_turns, len(self.reward_funcs)), torch.nan)
-        return play(
-            self.workflow,
-            problems,
-            self._generate_rows,
-            functools.partial(encode_prompts, self._tokenizer, **cast(dict, self.chat_template_kwargs)),
-            functools.partial(self._tokenizer.batch_decode, skip_special_tokens=True),
-            executor=self._executor,
-            score=score,
-            total=self._total,
-            ends=None if self.args.early_termination_threshold is None else self._is_over,
-        )
+        self._scores = self._no_scores(len(problems))
+        ends = None if self.args.early_termination_threshold is None else lambda episode: self._is_over([episode])
+        return play(self.workflow, problems, **self._playing, score=score, ends=ends)
 
-    def _is_over(self, episode: Episode) -> bool:
-        """Whether the last turn earned enough, or nothing that comes could count."""
-        rewards = episode.turns[-1].rewards
-        if rewards is None:
-            return episode.masked
-        return sum(rewards.values()) / len(rewards) > cast(float, self.args.early_termination_threshold)
+    @property
+    def _playing(self) -> dict[str, Any]:
+        """What plays workflows with the current policy: arguments of `play`."""
+        return {
+            "generate": self._generate_rows,
+            "encode": functools.partial(encode_prompts, self._tokenizer, **cast(dict, self.chat_template_kwargs)),
+            "decode": functools.partial(self._tokenizer.batch_decode, skip_special_tokens=True),
+            "executor": self._executor,
+            "total": self._total,
+        }
+
+    def _no_scores(self, num_episodes: int) -> torch.Tensor:
+        return torch.full((num_episodes, self.workflow.num_turns, len(self.reward_funcs)), torch.nan)
+
+    def _is_over(self, episodes: list[Episode]) -> bool:
+        """Whether the last turn of these siblings earned enough, or nothing that comes could count."""
+        rewards = [list(episode.turns[-1].rewards.values()) for episode in episodes if episode.turns[-1].rewards]
+        if not rewards:
+            return all(episode.masked for episode in episodes)
+        mean = sum(sum(by_agent) / len(by_agent) for by_agent in rewards) / len(rewards)
+        return mean > cast(float, self.args.early_termination_threshold)
 
     @contextmanager
     def _gathered_before_training(self) -> Iterator[None]:
@@ -498,31 +574,8 @@ class MultiAgentTrainer(GRPOTrainer):
 
     def _rollout(self, prompts: list, trainer: GRPOTrainer) -> dict[str, Any]:
         """TRL's rollout function: plays the episodes of this process and lays their replies out as rows."""
-        slots = self.workflow.slots
-        num_generations = self._group_size
-        block = num_generations * len(slots)
-        problems = [self._inputs[p] for p in range(0, len(prompts), block) for _ in range(num_generations)]
-        episodes = self._play(problems, self._end_turn)
-        slot_index = {slot: index for index, slot in enumerate(slots)}
-        rows: list[Row | None] = [None] * len(prompts)
-        for e, episode in enumerate(episodes):
-            problem, generation = divmod(e, num_generations)
-            for row in episode.rows:
-                rows[problem * block + slot_index[row.slot] * num_generations + generation] = row
-        turn_of = [None if row is None else (row.episode, row.slot.agent, row.slot.turn) for row in rows]
-        last_row = {turn: i for i, turn in enumerate(turn_of)}  # of an agent's acts in a turn, the last one stays
-        of_slot = [slots[i // num_generations % len(slots)] for i in range(len(prompts))]
-        device = self.accelerator.device
-        self._rollout_in_flight = Rollout(
-            episodes=episodes,
-            rows=rows,
-            rewards=torch.zeros(len(episodes), len(self.agents), self.workflow.num_turns, device=device),
-            scores=self._scores,
-            agent=torch.tensor([self.agents.index(slot.agent) for slot in of_slot], device=device),
-            turn=torch.tensor([slot.turn for slot in of_slot], device=device),
-            last_act=torch.tensor([last_row[turn] == i for i, turn in enumerate(turn_of)], device=device),
-            live=torch.tensor([row is not None for row in rows], device=device),
-        )
+        self._rollout_in_flight = self._play_rows(len(prompts))
+        rows = self._rollout_in_flight.rows
         # An unused slot is one end-of-sequence token that no loss sees
         dead = [self._tokenizer.eos_token_id]
         has_logprobs = any(row is not None and row.logprobs is not None for row in rows)
@@ -533,17 +586,59 @@ class MultiAgentTrainer(GRPOTrainer):
             "env_mask": [[0] if row is None else [1] * len(row.completion_ids) for row in rows],
         }
 
+    def _play_rows(self, num_rows: int) -> Rollout:
+        """Plays the problems of a generation batch, `num_generations` episodes each."""
+        slots = self.workflow.slots
+        num_generations = self._group_size
+        block = num_generations * len(slots)
+        problems = [self._inputs[p] for p in range(0, num_rows, block) for _ in range(num_generations)]
+        episodes = self._play(problems, self._end_turn)
+        slot_index = {slot: index for index, slot in enumerate(slots)}
+        rows: list[Row | None] = [None] * num_rows
+        for e, episode in enumerate(episodes):
+            problem, generation = divmod(e, num_generations)
+            for row in episode.rows:
+                rows[problem * block + slot_index[row.slot] * num_generations + generation] = row
+        of_slot = [slots[i // num_generations % len(slots)] for i in range(num_rows)]
+        index = torch.arange(num_rows)
+        episode_of_row = index // block * num_generations + index % num_generations
+        return self._make_rollout([episodes] * self.workflow.num_turns, rows, of_slot, episode_of_row[:, None])
+
+    def _make_rollout(
+        self, levels: list[list[Episode]], rows: list[Row | None], of_slot: list[Slot], episodes_of_row: torch.Tensor
+    ) -> Rollout:
+        """`of_slot`: the slot of every row, `(B,)`; `episodes_of_row`: see [`Rollout`]."""
+        device = self.accelerator.device
+        by_agent = len(levels[-1]), len(self.agents), self.workflow.num_turns
+        return Rollout(
+            levels=levels,
+            rows=rows,
+            scores=self._scores,
+            agent=torch.tensor([self.agents.index(slot.agent) for slot in of_slot], device=device),
+            turn=torch.tensor([slot.turn for slot in of_slot], device=device),
+            episodes_of_row=episodes_of_row.to(device),
+            live=torch.tensor([row is not None for row in rows], device=device),
+            rewards=torch.zeros(by_agent, device=device),
+            returns=torch.zeros(by_agent, device=device),
+            counted=torch.zeros(by_agent[0], by_agent[2], dtype=torch.bool, device=device),
+        )
+
     # Rewards
 
     def _end_turn(self, episodes: list[Episode], turn: int) -> None:
         """Scores a turn, or, of the last one, begins to execute what its score needs: TRL has other work before rewards."""
-        if turn < self.workflow.num_turns - 1:
-            self._score(episodes, turn)
-            return
         self._executing = None
         if any(_needs(func, "tests") for func in self._rewards_as_given):
             played = [(episode, episode.turns[turn]) for episode in episodes if len(episode.turns) > turn]
             self._executing = self._begin_executing(played)
+        if turn < self.workflow.num_turns - 1:
+            self._end_executing()
+            self._score(episodes, turn)
+
+    def _end_executing(self) -> None:
+        if self._executing is not None:
+            self._executing()
+            self._executing = None
 
     def _begin_executing(self, turns: list[tuple[Episode, Turn]]) -> Callable[[], None]:
         """Begins to execute the solutions of turns; what it returns waits for their verdicts and notes them."""
@@ -562,19 +657,26 @@ class MultiAgentTrainer(GRPOTrainer):
 
     def _end_rollout(self, rollout: Rollout) -> None:
         """Scores the last turn, and puts all rewards, and which rows they leave alive, into the rollout."""
-        last = self.workflow.num_turns - 1
-        if self._executing is not None:
-            self._executing()
-            self._executing = None
-        self._score(rollout.episodes, last)
+        self._end_executing()
+        self._score(rollout.episodes, self.workflow.num_turns - 1)
         rewards = torch.zeros(rollout.rewards.shape)
-        for e, episode in enumerate(rollout.episodes):
-            for k, turn in enumerate(episode.turns):
-                if turn.rewards is not None:
-                    rewards[e, :, k] = torch.tensor([turn.rewards[agent] for agent in self.agents])
+        played, counted = torch.zeros(2, *rollout.counted.shape, dtype=torch.bool)
+        for k, episodes in enumerate(rollout.levels):
+            for e, episode in enumerate(episodes):
+                given = episode.turns[k].rewards if len(episode.turns) > k else None
+                if given is not None:
+                    rewards[e, :, k] = torch.tensor([given[agent] for agent in self.agents])
+                played[e, k] = len(episode.turns) > k
+                counted[e, k] = given is not None and not episode.masked
         rollout.rewards.copy_(rewards)
-        masked = torch.tensor([episode.masked for episode in rollout.episodes], device=rollout.live.device)
-        rollout.live = rollout.live & ~masked[self._episode_of_row(rollout)]
+        rollout.counted.copy_(counted)
+        self._set_returns(rollout, played.to(rollout.counted.device))
+        rollout.live = rollout.live & rollout.counted[rollout.episodes_of_row, rollout.turn[:, None]].any(1)
+
+    def _set_returns(self, rollout: Rollout, played: torch.Tensor) -> None:
+        """Return of every agent from every turn on; `played`: whether an episode had the turn, `(E, K)`."""
+        returns = turn_returns(rollout.rewards.flatten(0, 1), self.args.gamma_turn)
+        rollout.returns = returns.view_as(rollout.rewards)
 
     def _score(self, episodes: list[Episode], turn: int) -> None:
         """Scores one turn of the episodes of this process: every reward function is called once, on episodes."""
@@ -588,8 +690,17 @@ class MultiAgentTrainer(GRPOTrainer):
             prompt = episode.problem["prompt"]
             conversational = not isinstance(prompt, str)
             columns = {key: value for key, value in episode.problem.items() if key != "prompt"}
+            before = episode.turns[turn - 1] if turn and e in playing_set else None
             inputs.append(
-                {"prompt": prompt, **columns, "replies": last.replies, "turn": turn, "verdicts": last.verdicts}
+                {
+                    "prompt": prompt,
+                    **columns,
+                    "replies": last.replies,
+                    "turn": turn,
+                    "verdicts": last.verdicts,
+                    "previous_solution": None if before is None else before.solution,
+                    "previous_verdicts": [] if before is None else before.verdicts,
+                }
             )
             prompts.append(prompt)
             completions.append([{"role": "assistant", "content": last.solution}] if conversational else last.solution)
@@ -615,7 +726,8 @@ class MultiAgentTrainer(GRPOTrainer):
                         own[agent] += float(weights[f]) * by_agent[i][agent]  # type: ignore[index]
                 elif not scores[e, f].isnan():
                     shared += float(weights[f] * scores[e, f])
-            episodes[e].turns[turn].rewards = {agent: shared + own[agent] for agent in self.agents}
+            scale, shift = self.args.reward_scale, self.args.reward_shift
+            episodes[e].turns[turn].rewards = {agent: scale * (shared + own[agent]) + shift for agent in self.agents}
 
     def _by_episode(self, index: int, func):
         """Wraps a reward function: called with the episodes that played the turn, checked, dicts averaged for TRL."""
@@ -680,11 +792,11 @@ class MultiAgentTrainer(GRPOTrainer):
         self._end_rollout(rollout)
         rows = torch.full((len(prompts), len(self.reward_funcs)), torch.nan, device=self.accelerator.device)
         extras = {column: [None] * len(prompts) for column in sorted(self._episode_extras)}
+        scored = rollout.live & rollout.last_act
+        rows[scored] = rollout.mean_over_episodes(rollout.scores.to(rows))[scored]
         for i, row in enumerate(rollout.rows):
             if row is None:
                 continue
-            if rollout.live[i] and rollout.last_act[i]:
-                rows[i] = rollout.scores[row.episode, row.slot.turn]
             for column, logged in self._episode_extras.items():
                 for turn, playing, values in logged:
                     if turn == row.slot.turn and row.episode in playing:
@@ -719,21 +831,9 @@ class MultiAgentTrainer(GRPOTrainer):
     def _sum_over_processes(self, tensor: torch.Tensor) -> torch.Tensor:
         return self.accelerator.reduce(tensor, reduction="sum")
 
-    def _turn_returns(self, rollout: Rollout) -> torch.Tensor:
-        """Return of every agent from every turn on, `(E, N, K)`."""
-        rewards = rollout.rewards
-        return turn_returns(rewards.flatten(0, 1), self.args.gamma_turn).view_as(rewards)
-
     def _row_returns(self, rollout: Rollout) -> torch.Tensor:
         """Return of the row's agent from the row's turn on, `(B,)`, 0 on dead rows."""
-        returns = self._turn_returns(rollout)
-        return returns[self._episode_of_row(rollout), rollout.agent, rollout.turn] * rollout.live
-
-    def _episode_of_row(self, rollout: Rollout) -> torch.Tensor:
-        """Index of the row's episode, `(B,)`, dead rows included."""
-        index = torch.arange(len(rollout.rows), device=rollout.agent.device)
-        problem = index // (self._group_size * len(self.workflow.slots))
-        return problem * self._group_size + index % self._group_size
+        return rollout.of_agent(rollout.returns) * rollout.live
 
     def _row_weights(self, mask: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Weight of each row in the loss, `(B,)`: its agent's times its turn's."""
@@ -768,6 +868,12 @@ class MultiAgentTrainer(GRPOTrainer):
     def _metric(self, name: str, value: float) -> None:
         self._metrics["train" if self.model.training else "eval"][name].append(value)
 
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        super().log(logs, start_time)
+        if self._episode_to_show is not None and self.accelerator.is_main_process:
+            Console().print(episode_trace(self._episode_to_show, f"an episode of step {self.state.global_step}"))
+            self._episode_to_show = None
+
     def _log_rollout(self, output: dict[str, Any], rollout: Rollout) -> None:
         """Metrics of the team and of every agent, over all processes."""
         lengths = (output["completion_mask"] * output["tool_mask"]).sum(1).float()
@@ -775,26 +881,44 @@ class MultiAgentTrainer(GRPOTrainer):
         last = output["completion_mask"].sum(1).clamp(min=1) - 1
         ends = torch.isin(output["completion_ids"].gather(1, last[:, None]).squeeze(1), eos_and_pad)
         columns = {
-            "reward": rollout.rewards[self._episode_of_row(rollout), rollout.agent, rollout.turn],
+            "reward": rollout.of_agent(rollout.rewards),
             "return": self._row_returns(rollout),
             "completion_length": lengths,
             "clipped_ratio": (~ends).float(),
         }
         scored = {"reward": rollout.live & rollout.last_act}
-        for i, agent in enumerate(self.agents):
-            own = rollout.live & (rollout.agent == i)
-            for name, column in columns.items():
-                chosen = own & scored.get(name, rollout.live)
-                sums = self._sum_over_processes(torch.stack([(column * chosen).sum(), chosen.sum().float()]))
-                if sums[1] > 0:
-                    self._metric(f"agents/{agent}/{name}", (sums[0] / sums[1]).item())
+        groups = [(f"agents/{agent}", rollout.live & (rollout.agent == i)) for i, agent in enumerate(self.agents)]
+        if self.workflow.num_turns > 1:
+            groups += [
+                (f"{prefix}/turn_{k + 1}", own & (rollout.turn == k))
+                for prefix, own in groups
+                for k in range(self.workflow.num_turns)
+            ]
+        chosen = torch.stack([own & scored.get(name, rollout.live) for _, own in groups for name in columns])
+        values = torch.stack([column for _ in groups for column in columns.values()])
+        sums = self._sum_over_processes(torch.stack([(values * chosen).sum(1), chosen.sum(1).float()])).tolist()
+        names = [f"{prefix}/{name}" for prefix, _ in groups for name in columns]
+        for name, total, count in zip(names, *sums, strict=True):
+            if count:
+                self._metric(name, total / count)
+        if self.log_completions:
+            self._episode_to_show = rollout.episodes[0]
         masked = torch.tensor([episode.masked for episode in rollout.episodes], device=lengths.device).float()
         masked_share = self._sum_over_processes(
             torch.stack([masked.sum(), torch.tensor(float(len(masked)), device=lengths.device)])
         )
         self._metric("episodes/masked", (masked_share[0] / masked_share[1]).item())
+        advice = [text is None for episode in rollout.episodes for text in episode.advice]
+        failed, asked = self._sum_over_processes(
+            torch.tensor([sum(advice), len(advice)], dtype=torch.float, device=lengths.device)
+        ).tolist()
+        if asked:
+            self._metric("feedback/failed", failed / asked)
         if self.workflow.num_turns > 1:
             self._log_turns(rollout)
+        if self._curriculum is not None and self.model.training:
+            self._metric("curriculum/stage", self._curriculum.stage_of(self._curriculum.batches) + 1)
+            self._curriculum.note(self._pass_rate(rollout.episodes))
         # Dead rows are no completions: take them out of TRL's shortest and mean length
         live_lengths = self.accelerator.gather(torch.where(rollout.live, lengths, torch.nan))
         live_lengths = live_lengths[~live_lengths.isnan()]
@@ -813,6 +937,19 @@ class MultiAgentTrainer(GRPOTrainer):
             shown.pop()
         shown.extend(gathered)
 
+    def _pass_rate(self, episodes: list[Episode]) -> float | None:
+        """Share of the tests that the last solutions of all processes' episodes pass; `None` where nothing was tested."""
+        rates = []
+        for episode in episodes:
+            known = dict(episode.turns[-1].verdicts)
+            verdict = known.get(solution_job(episode.problem, episode.turns[-1].solution))
+            if verdict is not None and verdict.status != "infrastructure":
+                rates.append(verdict.passed / verdict.total)
+        total, count = self._sum_over_processes(
+            torch.tensor([sum(rates), len(rates)], dtype=torch.float, device=self.accelerator.device)
+        ).tolist()
+        return total / count if count else None
+
     def _log_turns(self, rollout: Rollout) -> None:
         """How many turns episodes had; a threshold that ends all of them at once, or none, is warned of at first."""
         turns = torch.tensor([len(episode.turns) for episode in rollout.episodes], device=rollout.live.device)
@@ -820,6 +957,7 @@ class MultiAgentTrainer(GRPOTrainer):
             torch.stack([turns.sum(), (turns == 1).sum(), (turns == self.workflow.num_turns).sum(), (turns > 0).sum()])
         ).tolist()
         self._metric("episodes/turns", total / count)
+        self._metric("episodes/ended_early", 1 - full / count)
         threshold = self.args.early_termination_threshold
         if threshold is not None and not self._threshold_was_tried:
             self._threshold_was_tried = True

@@ -290,8 +290,8 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
 
     def _team_returns(self, rollout: Rollout) -> torch.Tensor:
         """Mean over the agents of their returns from the row's turn on, `(B,)`."""
-        returns = self._turn_returns(rollout).mean(1)
-        return returns[self._episode_of_row(rollout), rollout.turn]
+        returns = rollout.returns.mean(1)
+        return returns[rollout.episodes_of_row[:, 0], rollout.turn]
 
     def _make_flight(self, rows: dict[str, torch.Tensor], keep: int) -> Flight:
         flight = super()._make_flight(rows, keep)
@@ -323,7 +323,7 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         assert self._row_tensors is not None
         self._row_tensors |= self._team_tensors(rollout)
         self._keep_probe(rollout, self._row_tensors)
-        episode = self._episode_of_row(rollout)
+        episode = rollout.episodes_of_row[:, 0]
         # Each team-turn has weight 1, spread over its live rows
         team_turn = episode * self.workflow.num_turns + rollout.turn
         count = torch.zeros(len(rollout.episodes) * self.workflow.num_turns, device=episode.device)

@@ -27,7 +27,7 @@ MODULES_FILE = "team_modules.safetensors"
 FORMAT_VERSION = 1
 # The settings without which a saved team would speak otherwise than it did
 _SETTINGS = (
-    "workflow", "num_turns", "num_agents", "feedback", "visible_tests", "critic", "critic_backprop", "parameter_sharing",
+    "workflow", "num_turns", "num_agents", "centralized", "feedback", "visible_tests", "expert_model", "expert_base_url", "critic", "critic_backprop", "parameter_sharing",
     "latent_scope", "latent_size", "sigma_min", "max_completion_length", "temperature", "top_p", "top_k", "min_p",
     "repetition_penalty", "use_cpu", "bf16",
 )  # fmt: skip

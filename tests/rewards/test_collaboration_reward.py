@@ -2,8 +2,8 @@
 
 import pytest
 
-from marcog_trl.agents import Collaboration
 from marcog_trl.rewards import collaboration_reward
+from marcog_trl.workflows import Collaboration
 
 
 PROMPT = 'def total(xs):\n    """Double the numbers, then add them up."""\n'

@@ -243,6 +243,9 @@ class TestRewards:
         calls = []
 
         def reward(prompts, completions, completion_ids, replies, turn, verdicts, level, executor, **kwargs):
+            previous = kwargs.pop("previous_solution")
+            assert previous == ([None] * len(prompts) if not calls else calls[-1][1])
+            assert kwargs.pop("previous_verdicts") == [[]] * len(prompts)
             calls.append((prompts, completions, completion_ids, replies, turn, level))
             assert executor is trainer.executor and verdicts == [[]] * len(prompts)
             assert set(kwargs) == {"log_extra", "log_metric", "trainer_state"}
@@ -620,7 +623,7 @@ class TestBadInput:
             ({"workflow": Twins()}, "Twins.agents=.*2 agents named 'main'.* works"),
             (
                 {"workflow": "debate"},
-                "workflow='debate' is unknown; one of 'single', 'collaboration', 'pipeline' works",
+                "workflow='debate' is unknown; one of 'single', 'collaboration', 'pipeline', 'discussion'",
             ),
             ({"num_agents": 3}, "num_agents=3 is no option of workflow 'single'"),
             ({"num_agents": 1, "workflow": "collaboration"}, "num_agents=1 leaves no helper; 2 works"),

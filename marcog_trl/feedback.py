@@ -1,0 +1,60 @@
+"""What agents can be told of a turn before the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+from marcog_trl.execution import Job, TestResult, Verdict
+
+
+VisibleTests = int | Literal["all"] | None
+
+FEEDBACK_MODES = ("level_feedback", "level_passed", "passed", "plain", "expert_edits")
+
+Feedback = Callable[[Mapping[str, Any], str, str, str], str]
+"""A user's feedback: `(problem, agent's name, its reply, results of the visible tests) -> what the agent is told`."""
+
+
+class Level(NamedTuple):
+    """One thing that feedback looks at: its name, what was found, and whether that is as it should be."""
+
+    name: str
+    finding: str
+    passed: bool
+
+
+def visible_results(job: Job, verdict: Verdict, visible_tests: VisibleTests = 1) -> str:
+    """
+    The results of the tests that feedback may show.
+
+    Args:
+        job (`Job`): What was executed.
+        verdict (`Verdict`): What came out.
+        visible_tests (`int`, `"all"` or `None`, *optional*, defaults to `1`): How many tests are shown; a negative number
+            counts from the end; `0`, `None` and `"all"` show all.
+
+    Returns:
+        `str`: "Tests: k of n passed", counted over the shown tests, and a line for each of them that failed.
+    """
+    if verdict.status == "infrastructure":
+        return "Tests: could not be run"
+    results = shown_tests(verdict, visible_tests)
+    failed = [(i, result) for i, result in results if result.status != "passed"]
+    lines = [f"Tests: {len(results) - len(failed)} of {len(results)} passed"]
+    for i, result in failed:
+        test = ""
+        if job.test_format == "asserts":
+            test = f"{str(job.tests[i]).strip()}: "
+        elif job.test_format == "stdio":
+            test = f"input {job.tests[i][0]!r}, output {job.tests[i][1]!r}: "
+        lines.append(f"{test}{result.message or result.status}")
+    return "\n".join(dict.fromkeys(lines))
+
+
+def shown_tests(verdict: Verdict, visible_tests: VisibleTests) -> list[tuple[int, TestResult]]:
+    """The tests that feedback may show, with their numbers."""
+    results = list(enumerate(verdict.tests))
+    if isinstance(visible_tests, int):
+        results = results[:visible_tests] if visible_tests > 0 else results[visible_tests:]
+    return results

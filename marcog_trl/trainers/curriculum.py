@@ -1,0 +1,207 @@
+"""
+Which problems a run trains on, stage by stage.
+
+A curriculum is a pure function from the number of a generation batch to problems, given at which batch each stage began:
+what it has decided is saved with the trainer's state, so that a resumed run sees the problems of the uninterrupted one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import torch
+from datasets import Dataset
+from torch.utils.data import Sampler
+from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
+from trl.trainer.utils import RepeatSampler
+
+
+class Curriculum(TrainerCallback, ExportableState):
+    """
+    Stages of problems by the value of a column, such as a difficulty or a source.
+
+    Args:
+        values (`Sequence`): Value of every problem of the dataset, in order.
+        stages (`Sequence[str]`): Values of each stage, in order; `"easy+medium"` joins two.
+        batch_size (`int`): Problems in a generation batch, over all processes.
+        starts (`Sequence[int]`, *optional*): Generation batch with which each stage begins, 0 for the first, for advancing by
+            step.
+        pass_rate (`float`, *optional*): Share of tests passed, averaged over `window` generation batches of a stage, at
+            which the next one begins.
+        window (`int`, *optional*, defaults to `8`): Generation batches over which it is averaged.
+        seed (`int`, *optional*, defaults to `0`): Seed of the order of the problems.
+        shuffle (`bool`, *optional*, defaults to `True`): Whether problems are drawn in a random order.
+
+    Raises:
+        ValueError: If a stage has fewer problems than a generation batch holds, or names a value that no problem has.
+    """
+
+    def __init__(
+        self,
+        values: Sequence[Any],
+        stages: Sequence[str],
+        batch_size: int,
+        starts: Sequence[int] | None = None,
+        pass_rate: float | None = None,
+        window: int = 8,
+        seed: int = 0,
+        shuffle: bool = True,
+    ):
+        texts = [str(value) for value in values]
+        self.stages = list(stages)
+        self.problems = []
+        for stage in self.stages:
+            wanted = stage.split("+")
+            for value in wanted:
+                if value not in texts:
+                    raise ValueError(
+                        f"curriculum_stages={self.stages} names {value!r}, which no problem has; {sorted(set(texts))[:10]} work"
+                    )
+            self.problems.append([i for i, text in enumerate(texts) if text in wanted])
+            if len(self.problems[-1]) < batch_size:
+                raise ValueError(
+                    f"curriculum stage {stage!r} has {len(self.problems[-1])} problems, fewer than the {batch_size} of a "
+                    f"generation batch; a stage of {batch_size}, such as '{'+'.join(sorted(set(texts))[:2])}', works"
+                )
+        self.batch_size = batch_size
+        self.pass_rate = pass_rate
+        self.seed = seed
+        self.shuffle = shuffle
+        self.starts = list(starts or [0])
+        self.batches = 0  # generated so far
+        self.rates: deque[float] = deque(maxlen=window)
+
+    def stage_of(self, batch: int) -> int:
+        """The stage, from 0, that a generation batch belongs to."""
+        return sum(start <= batch for start in self.starts) - 1
+
+    def draw(self, batch: int) -> list[int]:
+        """The problems of a generation batch: each one of its stage once, in a new order, before any comes again."""
+        stage = self.stage_of(batch)
+        problems = self.problems[stage]
+        round_, position = divmod(batch - self.starts[stage], len(problems) // self.batch_size)
+        if not self.shuffle:
+            return problems[position * self.batch_size :][: self.batch_size]
+        generator = torch.Generator().manual_seed(hash((self.seed, stage, round_)) % 2**63)
+        order = torch.randperm(len(problems), generator=generator).tolist()
+        return [problems[i] for i in order[position * self.batch_size :][: self.batch_size]]
+
+    def note(self, pass_rate: float | None) -> None:
+        """Takes in what a generation batch came to: the share of tests passed, or `None` where nothing was tested."""
+        if pass_rate is not None and self.stage_of(self.batches) == len(self.starts) - 1:
+            self.rates.append(pass_rate)
+        self.batches += 1
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if (
+            self.pass_rate is None
+            or len(self.starts) == len(self.stages)
+            or len(self.rates) < cast(int, self.rates.maxlen)
+        ):
+            return
+        if sum(self.rates) / len(self.rates) >= self.pass_rate:
+            # The next batch may have been drawn already: data loaders look one ahead
+            self.starts.append(self.batches + 1)
+            self.rates.clear()
+
+    def state(self) -> dict:
+        return {"args": {}, "attributes": {"starts": self.starts, "batches": self.batches, "rates": list(self.rates)}}
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        saved = state.stateful_callbacks.get(type(self).__name__)
+        if state.global_step and saved:
+            attributes = saved["attributes"]
+            self.starts, self.batches = list(attributes["starts"]), attributes["batches"]
+            self.rates = deque(attributes["rates"], maxlen=self.rates.maxlen)
+
+
+class CurriculumSampler(Sampler):
+    """TRL's sampler with the problems that a curriculum draws: repeated as before, and as many per epoch."""
+
+    def __init__(self, sampler: RepeatSampler, curriculum: Curriculum, epoch: Callable[[], int]):
+        self.sampler = sampler
+        self.curriculum = curriculum
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        batches = len(self.sampler.data_source) // self.sampler.batch_size
+        first = self.epoch() * batches
+        for batch in range(first, first + batches):
+            problems = self.curriculum.draw(batch)
+            for _ in range(self.sampler.repeat_count):
+                for problem in problems:
+                    yield from [problem] * self.sampler.mini_repeat_count
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+
+def make_curriculum(args: Any, dataset: Any, batch_size: int) -> Curriculum | None:
+    """
+    The curriculum of a configuration.
+
+    Args:
+        args (`MultiAgentConfig`): Its `curriculum_…` fields, and `seed`.
+        dataset (`Dataset`): Training problems.
+        batch_size (`int`): Problems in a generation batch, over all processes.
+
+    Returns:
+        [`Curriculum`], or `None` if `args.curriculum_column` is not set.
+
+    Raises:
+        ValueError: If the fields do not fit each other or the dataset.
+    """
+    column = args.curriculum_column
+    if column is None:
+        for name in ("curriculum_stages", "curriculum_steps", "curriculum_pass_rate"):
+            if getattr(args, name) is not None:
+                raise ValueError(f"{name}={getattr(args, name)} needs a column; curriculum_column='difficulty' works")
+        return None
+    if not isinstance(dataset, Dataset):
+        raise ValueError(
+            f"curriculum_column={column!r} needs problems by number, which a stream has not; a Dataset works"
+        )
+    if column not in dataset.column_names:
+        raise ValueError(
+            f"curriculum_column={column!r} is no column of train_dataset, which has {dataset.column_names}"
+        )
+    if args.dataloader_num_workers:
+        raise ValueError(
+            f"dataloader_num_workers={args.dataloader_num_workers} would draw problems before a curriculum has decided; 0 works"
+        )
+    values = list(dataset[column])
+    if args.curriculum_stages is not None:
+        stages = [str(stage) for stage in args.curriculum_stages]
+    else:
+        stages = [str(value) for value in sorted(set(values))]
+    if (args.curriculum_steps is None) == (args.curriculum_pass_rate is None):
+        raise ValueError(
+            f"curriculum_steps={args.curriculum_steps} and curriculum_pass_rate={args.curriculum_pass_rate}: one of them says "
+            f"when a stage ends; curriculum_pass_rate=0.6 works"
+        )
+    starts = None
+    if args.curriculum_steps is not None:
+        steps = list(args.curriculum_steps)
+        if len(steps) != len(stages) - 1 or sorted(set(steps)) != steps or min(steps, default=1) < 1:
+            raise ValueError(
+                f"curriculum_steps={steps} must rise and have one step fewer than the {len(stages)} stages {stages}; "
+                f"{[100 * (i + 1) for i in range(len(stages) - 1)]} works"
+            )
+        per_step = args.gradient_accumulation_steps / (args.steps_per_generation * args.num_iterations)
+        starts = [0, *(math.ceil(step * per_step) for step in steps)]
+    elif not 0 < args.curriculum_pass_rate <= 1:
+        raise ValueError(f"curriculum_pass_rate={args.curriculum_pass_rate} is not a share of tests; 0.6 works")
+    return Curriculum(
+        values,
+        stages,
+        batch_size,
+        starts,
+        args.curriculum_pass_rate,
+        args.curriculum_window,
+        args.seed,
+        args.shuffle_dataset,
+    )

@@ -1,0 +1,85 @@
+"""One agent that writes the parts of a whole team."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from marcog_trl.agents import Agent, Consult, Execute, Play, Prompt, Workflow, messages_of
+
+
+class Centralized(Workflow):
+    """
+    One agent, `team`, that writes in one reply what each agent of a workflow would write in one of its own, between tags:
+    the joint policy that decentralised ones are compared with. A part that is missing or has no end is empty text. Rewards
+    and the workflow's own feedback see the parts.
+
+    Args:
+        workflow (`Workflow`): The team's workflow. Its agents must speak at the same moment, once per turn.
+
+    Raises:
+        ValueError: While playing, if the agents of the workflow do not speak at the same moment.
+
+    Source: the centralised baseline of MAGRPO (https://huggingface.co/papers/2508.04652).
+    """
+
+    def __init__(self, workflow: Workflow):
+        self.workflow = workflow
+        names = [agent.name for agent in workflow.agents]
+        template = "\n".join(f"<{name}>\n...\n</{name}>" for name in names)
+        self.task = (
+            f"Write the answers of {len(names)} agents, each between the tags of its name:\n\n{template}\n\nWhat they are "
+            "asked:"
+        )
+        roles = "\n\n".join(f"{agent.name}: {agent.role}" for agent in workflow.agents)
+        self.agents = (Agent("team", f"{self.task}\n\n{roles}"),)
+        self.num_turns = workflow.num_turns
+        self.needs_tests = workflow.needs_tests
+        self.needs_entry_point = workflow.needs_entry_point
+
+    def play(self, problem: Mapping[str, Any]) -> Play:
+        inner = self.workflow.play(problem)
+        chat: list[dict[str, str]] = []
+        answer: Any = None
+        while True:
+            try:
+                request = next(inner) if answer is None else inner.send(answer)
+            except StopIteration:
+                return
+            if isinstance(request, Execute | Consult):
+                answer = yield request
+                continue
+            names = [agent.name for agent in self.workflow.agents]
+            if list(request) != names:
+                raise ValueError(
+                    f"{type(self.workflow).__name__} asks {list(request)} first and not all of {names} at the same moment, "
+                    "which one reply cannot answer; workflow='collaboration' works"
+                )
+            chat = [*chat, *self._ask(request, problem["prompt"], first=not chat)]
+            replies = yield {"team": chat}
+            chat = [*chat, {"role": "assistant", "content": replies["team"]}]
+            answer = self.parts(problem, replies)
+
+    def _ask(self, request: Mapping[str, Prompt], prompt: Prompt, first: bool) -> list[dict[str, str]]:
+        """The last messages of all agents as one, with the problem, which they share, once at its end."""
+        last = {name: messages_of(chat)[-1]["content"] for name, chat in request.items()}
+        problem = messages_of(prompt)[-1]["content"] if first else ""
+        if not all(text.endswith(problem) for text in last.values()):
+            problem = ""
+        asked = [f"{name}: {text[: len(text) - len(problem)].strip()}" for name, text in last.items()]
+        before = messages_of(next(iter(request.values())))[:-1] if first else []
+        parts = [self.task if first else "What the agents are told:", *asked, *([problem] if problem else [])]
+        return [*before, {"role": "user", "content": "\n\n".join(parts)}]
+
+    def parts(self, problem: Mapping[str, Any], replies: Mapping[str, str]) -> dict[str, str]:
+        found = {
+            agent.name: re.search(
+                rf"<{re.escape(agent.name)}>(.*?)</{re.escape(agent.name)}>", replies["team"], re.DOTALL
+            )
+            for agent in self.workflow.agents
+        }
+        return {name: "" if match is None else match[1].strip() for name, match in found.items()}
+
+    def solution(self, problem: Mapping[str, Any], replies: Mapping[str, str]) -> str:
+        return self.workflow.solution(problem, replies)

@@ -1,0 +1,87 @@
+"""Helpers and a main agent that write at the same moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from marcog_trl import code
+from marcog_trl.agents import Advisor, Agent, context_of, numbered
+from marcog_trl.feedback import Feedback, Level, VisibleTests
+from marcog_trl.workflows.rounds import Rounds
+
+
+class Collaboration(Rounds):
+    """
+    Helpers and a main agent that write at the same moment: a helper the function `aux` (a second one `aux2`, and so on),
+    the main agent the entry point, which may call it. Neither sees the other's reply.
+
+    Args:
+        num_agents (`int`, *optional*, defaults to `2`): Size of the team: one main agent, the others helpers.
+        num_turns (`int`, *optional*, defaults to `1`): Rounds of the whole team.
+        feedback, visible_tests, roles, expert: See [`Rounds`].
+
+    Raises:
+        ValueError: If an argument has a value that is not known.
+    """
+
+    needs_entry_point = True
+
+    def __init__(
+        self,
+        num_agents: int = 2,
+        num_turns: int = 1,
+        feedback: str | Feedback = "level_feedback",
+        visible_tests: VisibleTests = 1,
+        roles: Mapping[str, str] | None = None,
+        expert: Advisor | None = None,
+    ):
+        if num_agents < 2:
+            raise ValueError(f"num_agents={num_agents} leaves no helper; 2 works")
+        self.functions = {numbered("helper", i): numbered("aux", i) for i in range(1, num_agents)}
+        agents = [
+            Agent(
+                helper,
+                f"Write only a Python function named {function} that returns useful data for the problem below. Another "
+                "agent writes the solution. Code only.",
+            )
+            for helper, function in self.functions.items()
+        ]
+        *first, last = (f"{function}(...)" for function in self.functions.values())
+        if first:
+            use = f"You may call {', '.join(first)} and {last}, which other agents write. Do not define them."
+        else:
+            use = f"You may call {last}, which another agent writes. Do not define aux."
+        main = Agent("main", f"Write the Python function asked for below. {use} Code only.")
+        super().__init__((*agents, main), num_turns, feedback, visible_tests, roles, expert)
+
+    def solution(self, problem: Mapping[str, Any], replies: Mapping[str, str]) -> str:
+        return code.combine(
+            *(
+                code.extract_code(replies[agent.name], self._target(agent, problem), context_of(problem))
+                for agent in self.agents
+            )
+        )
+
+    def _target(self, agent: Agent, problem: Mapping[str, Any]) -> str | None:
+        return self.functions.get(agent.name, problem["entry_point"])
+
+    def _levels(self, agent: Agent, problem: Mapping[str, Any], reply: str) -> list[Level]:
+        levels = super()._levels(agent, problem, reply)
+        if agent.name != "main":
+            return levels
+        entry_point = problem["entry_point"]
+        found = code.extract_code(reply, entry_point, context_of(problem))
+        for function in self.functions.values():
+            if code.defines(found, function):
+                state = "defined by you, which is not allowed"
+            elif not code.calls(found, entry_point, function):
+                state = "not called"
+            elif code.ignores_result(found, entry_point, function):
+                state = "called, but its result is not used"
+            elif code.is_thin_wrapper(found, entry_point, function):
+                state = f"called, but {entry_point} does nothing else"
+            else:
+                state = "called"
+            levels.append(Level(f"Helper {function}", state, state == "called"))
+        return levels

@@ -1,0 +1,72 @@
+"""All agents propose, read each other, and revise."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Generator, Mapping
+from functools import cached_property
+from typing import Any
+
+from marcog_trl import code
+from marcog_trl.agents import Advisor, Agent, Prompt, Slot, context_of, messages_of, numbered
+from marcog_trl.feedback import Feedback, VisibleTests
+from marcog_trl.workflows.rounds import Rounds
+
+
+class Discussion(Rounds):
+    """
+    Agents that all propose a solution at the same moment, and then each revise their own after reading the others': two
+    replies of every agent in a turn. The solution is the program that most agents end with, that of the first agent among
+    equals: a baseline.
+
+    Args:
+        num_agents (`int`, *optional*, defaults to `2`): Size of the team.
+        num_turns (`int`, *optional*, defaults to `1`): Rounds of the whole team.
+        feedback, visible_tests, roles, expert: See [`Rounds`].
+
+    Raises:
+        ValueError: If an argument has a value that is not known.
+
+    Source: Du et al. 2023 (https://huggingface.co/papers/2305.14325).
+    """
+
+    def __init__(
+        self,
+        num_agents: int = 2,
+        num_turns: int = 1,
+        feedback: str | Feedback = "level_feedback",
+        visible_tests: VisibleTests = 1,
+        roles: Mapping[str, str] | None = None,
+        expert: Advisor | None = None,
+    ):
+        if num_agents < 2:
+            raise ValueError(f"num_agents={num_agents} leaves nobody to discuss with; 2 works")
+        role = "Write the Python function asked for below. Code only."
+        agents = tuple(Agent(numbered("solver", i), role) for i in range(1, num_agents + 1))
+        super().__init__(agents, num_turns, feedback, visible_tests, roles, expert)
+
+    @cached_property
+    def slots(self) -> tuple[Slot, ...]:
+        return tuple(
+            Slot(agent.name, turn, act) for turn in range(self.num_turns) for act in (0, 1) for agent in self.agents
+        )
+
+    def _turn(self, problem: Mapping[str, Any], chats: dict[str, Prompt]) -> Generator[Any, Any, dict]:
+        proposals = yield dict(chats)
+        for agent in self.agents:
+            others = "\n\n".join(text for name, text in proposals.items() if name != agent.name)
+            chats[agent.name] = [
+                *messages_of(chats[agent.name]),
+                {"role": "assistant", "content": proposals[agent.name]},
+                {"role": "user", "content": f"The others wrote:\n\n{others}\n\nRevise your answer. Code only."},
+            ]
+        return (yield dict(chats))
+
+    def solution(self, problem: Mapping[str, Any], replies: Mapping[str, str]) -> str:
+        entry_point, context = problem.get("entry_point"), context_of(problem)
+        programs = [code.extract_code(replies[agent.name], entry_point, context) for agent in self.agents]
+        # Programs that differ in layout and comments only are one; Counter keeps the order of the agents
+        trees = [ast.dump(ast.parse(program)) for program in programs]
+        votes = Counter(tree for tree, program in zip(trees, programs, strict=True) if program)
+        return programs[trees.index(votes.most_common(1)[0][0])] if votes else ""

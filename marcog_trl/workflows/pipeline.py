@@ -1,0 +1,83 @@
+"""Planner, coder and debuggers, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from typing import Any
+
+from marcog_trl import code
+from marcog_trl.agents import Advisor, Agent, Execute, Prompt, context_of, numbered, solution_job, with_text
+from marcog_trl.feedback import Feedback, VisibleTests, visible_results
+from marcog_trl.workflows.rounds import Rounds
+
+
+class Pipeline(Rounds):
+    """
+    Planner, coder and debugger, one after the other. The coder reads the plan; the debugger reads the code and its test
+    results, and the last agent's code is the solution.
+
+    Args:
+        num_agents (`int`, *optional*, defaults to `3`): 1: the coder alone; 2: planner and coder; more: further debuggers,
+            each of which reads the code of the one before.
+        num_turns (`int`, *optional*, defaults to `1`): Rounds of the whole team.
+        feedback, visible_tests, roles, expert: See [`Rounds`]. `visible_tests` holds for the debuggers too.
+
+    Raises:
+        ValueError: If an argument has a value that is not known.
+    """
+
+    def __init__(
+        self,
+        num_agents: int = 3,
+        num_turns: int = 1,
+        feedback: str | Feedback = "level_feedback",
+        visible_tests: VisibleTests = 1,
+        roles: Mapping[str, str] | None = None,
+        expert: Advisor | None = None,
+    ):
+        if num_agents < 1:
+            raise ValueError(f"num_agents={num_agents} has no agent; 3 works")
+        planner = Agent(
+            "planner",
+            "Write a plan in a few short steps for the Python function asked for below. Another agent writes the code. No "
+            "code.",
+        )
+        coder = Agent(
+            "coder",
+            "Write the Python function asked for below. If there is a plan, follow it where it is right. Code only.",
+        )
+        debugger = "Below are a problem, code for it and its test results. Correct the code. Write the whole function. Code only."
+        debuggers = [Agent(numbered("debugger", i), debugger) for i in range(1, num_agents - 1)]
+        agents = (coder,) if num_agents == 1 else (planner, coder, *debuggers)
+        super().__init__(agents, num_turns, feedback, visible_tests, roles, expert)
+        self.needs_tests = self.needs_tests or num_agents > 2
+
+    def _turn(self, problem: Mapping[str, Any], chats: dict[str, Prompt]) -> Generator[Any, Any, dict]:
+        replies: dict[str, str] = {}
+        before: Agent | None = None
+        for agent in self.agents:
+            if before is not None:
+                text = replies[before.name]
+                if before.name == "planner":
+                    text = f"Plan:\n{text}"
+                else:
+                    job = solution_job(problem, text)
+                    [verdict] = yield Execute((job,))
+                    results = visible_results(job, verdict, self.visible_tests)
+                    levels = (f"{level.name}: {level.finding}" for level in self._levels(before, problem, text))
+                    report = "\n".join([*levels, results])
+                    # Code that was cut to what parses would hide the error that is to be corrected
+                    entry_point, context = problem.get("entry_point"), context_of(problem)
+                    is_cut = code.syntax_error(text, entry_point, context) is not None
+                    shown = text if is_cut else code.extract_code(text, entry_point, context) or text
+                    text = f"Code:\n{shown}\n\n{report}"
+                chats[agent.name] = with_text(chats[agent.name], text)
+            replies |= yield {agent.name: chats[agent.name]}
+            before = agent
+        return replies
+
+    def solution(self, problem: Mapping[str, Any], replies: Mapping[str, str]) -> str:
+        return code.extract_code(replies[self.agents[-1].name], problem.get("entry_point"), context_of(problem))
+
+    def _target(self, agent: Agent, problem: Mapping[str, Any]) -> str | None:
+        return None if agent.name == "planner" else problem.get("entry_point")

@@ -1,0 +1,184 @@
+"""Turns of the same kind with feedback between them, and the workflow of one agent."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from marcog_trl import code
+from marcog_trl.agents import (
+    Advisor,
+    Agent,
+    Consult,
+    Execute,
+    Play,
+    Prompt,
+    Workflow,
+    ask,
+    context_of,
+    messages_of,
+    solution_job,
+)
+from marcog_trl.execution import Job, Verdict
+from marcog_trl.expert import expert_question
+from marcog_trl.feedback import FEEDBACK_MODES, Feedback, Level, VisibleTests, shown_tests, visible_results
+
+
+class Rounds(Workflow):
+    """
+    Turns of the same kind, with feedback between them. Every agent reads its own history only.
+
+    Args:
+        num_turns (`int`, *optional*, defaults to `1`): Rounds of the whole team.
+        feedback (`str` or `Callable`, *optional*, defaults to `"level_feedback"`): What an agent is told before the next
+            turn. `"plain"`: to revise its previous answer. `"passed"`: also whether the team's solution passes the visible
+            tests. `"level_passed"`: of each level (definition, syntax, tests) whether it passed. `"level_feedback"`: what
+            was found at each level, and which of the visible tests failed and how. `"expert_edits"`: edits that `expert`
+            suggests, or, where it does not answer, what `"plain"` says. A callable
+            `(problem, agent, reply, results) -> str` says it in its own words.
+        visible_tests (`int`, `"all"` or `None`, *optional*, defaults to `1`): How many tests feedback may show; a negative
+            number counts from the end; `0`, `None` and `"all"` show all.
+        roles (`Mapping[str, str]`, *optional*): Role texts that replace an agent's own, by agent name.
+        expert (`Callable`, *optional*): Answers chats with texts, for `feedback="expert_edits"`, such as an
+            [`~marcog_trl.expert.ExpertEdits`].
+
+    Raises:
+        ValueError: If an argument has a value that is not known, or `expert_edits` has no expert.
+    """
+
+    def __init__(
+        self,
+        agents: tuple[Agent, ...],
+        num_turns: int = 1,
+        feedback: str | Feedback = "level_feedback",
+        visible_tests: VisibleTests = 1,
+        roles: Mapping[str, str] | None = None,
+        expert: Advisor | None = None,
+    ):
+        if not callable(feedback) and feedback not in FEEDBACK_MODES:
+            works = f"{', '.join(map(repr, FEEDBACK_MODES))} or a function works"
+            raise ValueError(f"feedback={feedback!r} is unknown; {works}")
+        if visible_tests not in (None, "all") and not isinstance(visible_tests, int):
+            raise ValueError(f"visible_tests={visible_tests!r} is not a number of tests; 1 or 'all' works")
+        names = [agent.name for agent in agents]
+        for name in roles or {}:
+            if name not in names:
+                raise ValueError(f"roles has a text for {name!r}, who is not in the team {names}; {names[0]!r} works")
+        self.agents = tuple(replace(agent, role=(roles or {}).get(agent.name, agent.role)) for agent in agents)
+        if feedback == "expert_edits" and expert is None:
+            raise ValueError("feedback='expert_edits' has no expert to ask; expert=ExpertEdits('gpt-4o-mini') works")
+        self.num_turns = num_turns
+        self.feedback = feedback
+        self.expert = expert
+        self.visible_tests = visible_tests
+        self.needs_tests = num_turns > 1 and feedback != "plain"
+
+    def play(self, problem: Mapping[str, Any]) -> Play:
+        chats = {agent.name: self._open(agent, problem) for agent in self.agents}
+        for turn in range(self.num_turns):
+            replies = yield from self._turn(problem, chats)
+            if turn == self.num_turns - 1:
+                return
+            reports = yield from self._reports(problem, replies)
+            for agent in self.agents:
+                request = "Revise your answer." + (" Code only." if self._target(agent, problem) else "")
+                chats[agent.name] = [
+                    *messages_of(chats[agent.name]),
+                    {"role": "assistant", "content": replies[agent.name]},
+                    {"role": "user", "content": "\n".join([*reports[agent.name], request])},
+                ]
+
+    def _reports(self, problem: Mapping[str, Any], replies: Mapping[str, str]) -> Generator[Any, Any, dict]:
+        """What each agent is told of its reply and of the team's solution, as lines."""
+        if self.feedback == "plain":
+            return {agent.name: [] for agent in self.agents}
+        job = solution_job(problem, self.solution(problem, replies))
+        [verdict] = yield Execute((job,))
+        if isinstance(self.feedback, str) and self.feedback != "expert_edits":
+            return {a.name: self._report(a, problem, replies[a.name], job, verdict) for a in self.agents}
+        results = visible_results(job, verdict, self.visible_tests)
+        if callable(self.feedback):
+            questions = [(problem, agent.name, replies[agent.name], results) for agent in self.agents]
+            texts = yield Consult(self._ask_user, tuple(questions))
+        else:
+            assert self.expert is not None
+            chats = [expert_question(problem, agent.role, replies[agent.name], results) for agent in self.agents]
+            texts = yield Consult(self.expert, tuple(chats))
+        return {agent.name: [] if text is None else [text] for agent, text in zip(self.agents, texts, strict=True)}
+
+    def _ask_user(self, questions: Sequence[tuple]) -> list[str | None]:
+        assert callable(self.feedback)
+        texts: list[str | None] = []
+        for question in questions:
+            texts.append(self.feedback(*question))
+            if not isinstance(texts[-1], str):
+                raise TypeError(f"feedback returned {texts[-1]!r} for agent {question[1]!r}; a str works")
+        return texts
+
+    def _report(self, agent: Agent, problem: Mapping[str, Any], reply: str, job: Job, verdict: Verdict) -> list[str]:
+        """What a mode by levels tells an agent."""
+        passed = all(result.status == "passed" for _, result in shown_tests(verdict, self.visible_tests))
+        if self.feedback == "passed" and verdict.status == "infrastructure":
+            return ["The tests could not be run."]
+        if self.feedback == "passed":
+            return ["The solution passes the tests." if passed else "The solution does not pass the tests."]
+        levels = self._levels(agent, problem, reply)
+        if self.feedback == "level_passed":
+            tests = "could not be run" if verdict.status == "infrastructure" else "passed" if passed else "failed"
+            lines = [f"{level.name}: {'passed' if level.passed else 'failed'}" for level in levels]
+            return [*lines, f"Tests: {tests}"]
+        results = visible_results(job, verdict, self.visible_tests)
+        return [*(f"{level.name}: {level.finding}" for level in levels), results]
+
+    def _open(self, agent: Agent, problem: Mapping[str, Any]) -> Prompt:
+        """What an agent is asked first."""
+        return ask(agent.role, problem["prompt"])
+
+    def _turn(self, problem: Mapping[str, Any], chats: dict[str, Prompt]) -> Generator[dict[str, Prompt], Any, dict]:
+        """One round; all agents speak at the same moment. What it adds to `chats` becomes part of the agents' history."""
+        return (yield dict(chats))
+
+    def _target(self, agent: Agent, problem: Mapping[str, Any]) -> str | None:
+        """The name of what an agent must define; `None` if it need not write code."""
+        return problem.get("entry_point")
+
+    def _levels(self, agent: Agent, problem: Mapping[str, Any], reply: str) -> list[Level]:
+        """What feedback looks at in an agent's own reply."""
+        target = self._target(agent, problem)
+        if target is None:
+            return []
+        found = code.extract_code(reply, target, context_of(problem))
+        error = code.syntax_error(reply, target, context_of(problem))
+        state = "found" if code.returns_value(found, target) else "found, but returns nothing"
+        state = state if code.defines(found, target) else "missing"
+        return [
+            Level(f"Definition of {target}", state, state == "found"),
+            Level("Syntax", error or "no error", error is None),
+        ]
+
+
+class Single(Rounds):
+    """
+    One agent that is asked the problem's prompt as it is, and whose reply is the solution: the baseline, and what TRL's own
+    trainers do.
+
+    Args:
+        num_turns (`int`, *optional*, defaults to `1`): Number of replies, with feedback between them.
+        feedback, visible_tests, expert: See [`Rounds`].
+    """
+
+    def __init__(
+        self,
+        num_turns: int = 1,
+        feedback: str | Feedback = "level_feedback",
+        visible_tests: VisibleTests = 1,
+        expert: Advisor | None = None,
+    ):
+        super().__init__((Agent("solver", "Solve the problem."),), num_turns, feedback, visible_tests, expert=expert)
+
+    def _open(self, agent: Agent, problem: Mapping[str, Any]) -> Prompt:
+        return problem["prompt"]
+
+    def solution(self, problem: Mapping[str, Any], replies: Mapping[str, str]) -> str:
+        return replies["solver"]

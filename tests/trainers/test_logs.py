@@ -1,0 +1,110 @@
+"""What a run leaves in its logs: metrics by agent and turn, the completions table in wandb, and an episode to read."""
+
+import json
+
+import pytest
+import teams
+from rich.console import Console
+
+from marcog_trl import MultiAgentGRPOTrainer
+from marcog_trl.execution import Job, Verdict
+from marcog_trl.rollout import Episode, Row, Turn
+from marcog_trl.trainers.trace import episode_trace
+
+
+def test_metrics_are_by_agent_and_turn(tiny_model, tmp_path):
+    rewards = iter([[{"a": 1.0, "b": 2.0}] * 2, [{"a": 3.0, "b": 5.0}] * 2])
+    trainer = teams.make(
+        tiny_model, tmp_path, MultiAgentGRPOTrainer, workflow=teams.Pair(num_turns=2), data=teams.dataset(1),
+        reward=lambda completions, **kwargs: next(rewards), reward_scale=10.0, reward_shift=0.5,
+    )  # fmt: skip
+    teams.script(trainer)
+    trainer.train()
+    expected = {
+        "agents/a/turn_1/reward": 10.5, "agents/b/turn_1/reward": 20.5, "agents/a/turn_2/reward": 30.5,
+        "agents/b/turn_2/reward": 50.5, "agents/a/reward": 20.5, "agents/a/turn_1/return": 41.0,
+        "agents/b/turn_2/return": 50.5, "episodes/turns": 2.0, "episodes/ended_early": 0.0,
+    }  # fmt: skip
+    for name, value in expected.items():
+        assert teams.logged(trainer, name) == [pytest.approx(value)], name
+    # TRL's own reward metric is what the function returned, averaged over agents and turns
+    assert teams.logged(trainer, "reward") == [pytest.approx(2.75)]
+    for name in ("completion_length", "clipped_ratio"):
+        assert len(teams.logged(trainer, f"agents/b/turn_2/{name}")) == 1
+
+
+def test_wandb_offline_holds_metrics_and_the_completions_table(tiny_model, tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    trainer = teams.make(
+        tiny_model, tmp_path, MultiAgentGRPOTrainer, workflow=teams.Pair(num_turns=2), max_steps=2,
+        data=teams.dataset(2), report_to="wandb", log_completions=True, run_name="a run",
+    )  # fmt: skip
+    trainer.train()
+    wandb.finish()
+    [folder] = (tmp_path / "wandb").glob("offline-run-*")
+    [file] = folder.glob("run-*.wandb")
+    metrics = _history(file)
+    assert {"train/agents/a/reward", "train/agents/b/turn_2/return", "train/episodes/turns", "train/loss"} <= set(
+        metrics
+    )
+    tables = [json.loads(path.read_text()) for path in folder.glob("files/media/table/*.table.json")]
+    assert {row[0] for table in tables for row in table["data"]} == {1, 2}
+    for table in tables:
+        assert {"step", "prompt", "completion", "letters", "agent", "turn", "advantage"} <= set(table["columns"])
+        rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+        assert {(row["agent"], row["turn"]) for row in rows} == {(a, t) for a in "ab" for t in (0, 1)}
+
+
+def _history(file):
+    """The names of what an offline run logged: the file is a leveldb log of protobuf records, in blocks of 32 KiB."""
+    from wandb.proto import wandb_internal_pb2
+
+    data, position, record, names = file.read_bytes(), 7, b"", set()
+    while position < len(data):
+        left = 32768 - position % 32768
+        if left < 7:  # too little for a header: the block is filled up
+            position += left
+            continue
+        size, kind = int.from_bytes(data[position + 4 : position + 6], "little"), data[position + 6]
+        record += data[position + 7 : position + 7 + size]
+        position += 7 + size
+        if kind in (1, 4):  # a whole record, or the last part of one
+            message = wandb_internal_pb2.Record()
+            message.ParseFromString(record)
+            names |= {item.key or ".".join(item.nested_key) for item in message.history.item}
+            record = b""
+    return names
+
+
+def test_an_episode_can_be_read_turn_by_turn(capsys):
+    rows, turns = [], []
+    for k, (status, passed, reward) in enumerate([("failed", 1, 0.5), ("passed", 2, 1.0)]):
+        prompt = [{"role": "user", "content": f"question {k}"}]
+        rows.append(Row(0, teams.Slot("solver", turn=k), k, prompt, [1], [2, 3], text=f"answer {k}"))
+        verdict = Verdict(status, passed, 2, message="" if status == "passed" else "expected 3")
+        turns.append(
+            Turn({"solver": f"answer {k}"}, f"code {k}", [(Job("", ["assert 1"]), verdict)], {"solver": reward})
+        )
+    console = Console(width=80, record=True)
+    console.print(episode_trace(Episode({"prompt": "p"}, rows, turns), "an episode"))
+    text = console.export_text()
+    order = [
+        "an episode", "turn 1 of 2", "solver is asked", "question 0", "solver writes", "answer 0", "code 0",
+        "failed: 1 of 2 tests passed. expected 3", "0.500", "turn 2 of 2", "question 1", "answer 1", "code 1",
+        "passed: 2 of 2 tests passed", "1.000",
+    ]  # fmt: skip
+    places = [text.index(part) for part in order]
+    assert places == sorted(places)
+
+
+def test_log_completions_prints_an_episode(tiny_model, tmp_path, capsys):
+    trainer = teams.make(
+        tiny_model, tmp_path, MultiAgentGRPOTrainer, workflow=teams.Pair(num_turns=2), data=teams.dataset(1),
+        log_completions=True,
+    )  # fmt: skip
+    trainer.train()
+    printed = capsys.readouterr().out
+    assert "an episode of step 1" in printed and "turn 2 of 2" in printed and "b is asked" in printed
