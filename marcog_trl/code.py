@@ -44,6 +44,7 @@ def _parse(code: str) -> tuple[ast.Module | None, Exception | None]:
 # Extraction
 
 
+@lru_cache(maxsize=4096)  # joint actions share replies, and workflows, feedback and rewards all ask
 def extract_code(text: str, entry_point: str | None = None, prompt: str | None = None) -> str:
     """
     The code in a completion, complete with its own imports, helpers and decorators.

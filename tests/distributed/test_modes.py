@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("train_team.py")
 RUNS = {
-    "one": ("ppo", "agent", "observation", "separate", "resumed", "best"),
-    "ddp": ("ppo", "agent", "observation", "resumed", "best"),
+    "one": ("ppo", "agent", "observation", "separate", "tree", "resumed", "best"),
+    "ddp": ("ppo", "agent", "observation", "tree", "resumed", "best"),
     "zero2": ("ppo", "agent", "observation", "resumed"),
-    "zero3": ("ppo", "agent", "observation", "checkpointing", "separate", "resumed"),
+    "zero3": ("ppo", "agent", "observation", "checkpointing", "separate", "tree", "resumed"),
 }
 MODES = {
     "one": (1, "NO", None),
@@ -33,6 +33,7 @@ RECORDED = [(mode, run) for mode, runs in RUNS.items() for run in runs if run no
 # Metrics of the whole generation batch, which does not depend on how it is split into micro-batches
 GLOBAL = ("loss", "grad_norm", "reward", "reward_std", "episodes/masked", "latent/sigma", "latent/core_norm")
 GLOBAL += ("critic/return_mean", "critic/explained_variance", "agents/critic/reward", "agents/writer/return")
+GLOBAL += ("episodes/turns", "agents/writer/turn_2/reward")
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,16 @@ from datasets import Dataset
 from peft import LoraConfig
 from transformers.integrations import is_deepspeed_zero3_enabled
 
-from marcog_trl import Agent, MultiAgentPPOConfig, MultiAgentPPOTrainer, SHPPOConfig, SHPPOTrainer, Workflow
+from marcog_trl import (
+    Agent,
+    MultiAgentGRPOConfig,
+    MultiAgentGRPOTrainer,
+    MultiAgentPPOConfig,
+    MultiAgentPPOTrainer,
+    SHPPOConfig,
+    SHPPOTrainer,
+    Workflow,
+)
 
 
 LONG = [True, False, False, False, False, True, True, True]
@@ -72,6 +81,10 @@ class RecordedPPOTrainer(Recorded, MultiAgentPPOTrainer):
     pass
 
 
+class RecordedGRPOTrainer(Recorded, MultiAgentGRPOTrainer):
+    pass
+
+
 class RecordedSHPPOTrainer(Recorded, SHPPOTrainer):
     def _draw(self, count):
         """In observation scope every process draws its own noise; here it is the same for everybody."""
@@ -80,7 +93,10 @@ class RecordedSHPPOTrainer(Recorded, SHPPOTrainer):
         return torch.full((count, self.args.latent_size), 0.5)
 
 
+# Some nodes end early, and half of the problems have one turn only: processes have different numbers of nodes
+TREE = {"turn_tree": True, "early_termination_threshold": 0.4, "per_device_train_batch_size": 12, "gamma_turn": 0.5}
 RECORDED = {
+    "tree": (RecordedGRPOTrainer, MultiAgentGRPOConfig, TREE),
     "ppo": (RecordedPPOTrainer, MultiAgentPPOConfig, {"num_iterations": 2, "max_steps": 4}),
     "agent": (RecordedSHPPOTrainer, SHPPOConfig, {"latent_scope": "agent", "latent_distance": "minmax"}),
     "observation": (RecordedSHPPOTrainer, SHPPOConfig, {"policy_gradient_to_latent": True, "max_grad_norm": 0.5}),
@@ -106,7 +122,7 @@ def make_trainer(model, folder, trainer_class, config_class, options, reward_fun
             "max_completion_length": 6,
             "beta": 0.02,
             "learning_rate": 1e-3,
-            "critic_learning_rate": 1e-3,
+            **({"critic_learning_rate": 1e-3} if issubclass(config_class, MultiAgentPPOConfig) else {}),
             "max_steps": 3,
             "max_grad_norm": 0.0,
             "lr_scheduler_type": "constant",
