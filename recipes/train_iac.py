@@ -6,11 +6,11 @@ The embedded default, without network or GPU:
     accelerate launch --config_file recipes/zero2.yaml recipes/train_iac.py
 
 It is MultiAgentPPO with `critic="agent"`, `gamma=1`, `lam=1`, `lam_turn=0` and `num_iterations=1`. With
-`--workflow single` it is a single-agent actor-critic.
+`--workflow single`, or the settings of a section `ac`, it is a single-agent actor-critic.
 """
 
 from train_ppo import train_actor_critic
 
 
 if __name__ == "__main__":
-    train_actor_critic("agent")
+    train_actor_critic("agent", ("iac", "ac"))

@@ -12,4 +12,4 @@ from train_ppo import train_actor_critic
 
 
 if __name__ == "__main__":
-    train_actor_critic("team")
+    train_actor_critic("team", ("maac",))

@@ -17,29 +17,36 @@ from pathlib import Path
 from trl import get_peft_config
 
 from marcog_trl import MultiAgentPPOConfig, MultiAgentPPOTrainer
-from marcog_trl.trainers.launch import parse, set_max_steps
+from marcog_trl.trainers.launch import Recipe, parse, set_max_steps
 from marcog_trl.trainers.report import evaluate_team, plot_curves, print_table, write_results
 
 
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "builtin.yaml"
+TEAM = {"workflow": "collaboration"}
 
 
-def train(trainer_class, config_class, reward_funcs=None, argv=None):
+def train(trainer_class, config_class, reward_funcs=None, argv=None, recipe=None):
+    name = None
     try:
-        script_args, training_args, model_args = parse(config_class, DEFAULT_CONFIG, argv)
+        script_args, training_args, model_args = parse(
+            config_class, DEFAULT_CONFIG, argv, recipe or Recipe(defaults=TEAM)
+        )
+        name = model_args.model_name_or_path
         started = time.perf_counter()
         set_max_steps(training_args, script_args.num_steps)
         train_dataset, test_dataset = script_args.load_splits()
         trainer = trainer_class(
-            model=model_args.model_name_or_path,
+            model=name,
             reward_funcs=reward_funcs or script_args.reward,
             args=training_args,
             train_dataset=train_dataset,
-            eval_dataset=test_dataset if training_args.eval_strategy != "no" else None,
+            eval_dataset=script_args.eval_split(test_dataset) if training_args.eval_strategy != "no" else None,
             peft_config=get_peft_config(model_args),
         )
     except ValueError as error:
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {' '.join(str(error).split())}")
+    except OSError as error:  # a model that is not there
+        sys.exit(f"error: while loading {name!r}: {' '.join(str(error).split())}")
     accelerator = trainer.accelerator
     accelerator.print(f"Code execution: {trainer.executor.isolation}")
 
@@ -53,29 +60,27 @@ def train(trainer_class, config_class, reward_funcs=None, argv=None):
         results["trained"] = evaluate_team(trainer, test_dataset, script_args.num_samples)
 
     output_dir = Path(training_args.output_dir)
-    trainer.save_model(training_args.output_dir)
-    trainer.create_model_card(Path(training_args.output_dir).name, script_args.dataset_name)
+    if script_args.save_final_model:
+        trainer.save_model(training_args.output_dir)
+        trainer.create_model_card(output_dir.name, script_args.dataset_name)
     if accelerator.is_main_process:
-        results |= {"seconds": time.perf_counter() - started, "adapter": str(output_dir)}
+        adapter = str(output_dir) if script_args.save_final_model else "not saved (save_final_model=false)"
+        results |= {"seconds": time.perf_counter() - started, "adapter": adapter}
         write_results(output_dir / "results.json", results)
         plot_curves(trainer.state.log_history, trainer.agents, output_dir / "curves.png")
         if script_args.num_samples:
             print_table(results, f"{len(test_dataset)} held-out problems, {script_args.num_samples} samples each")
-        print(f"Adapter: {output_dir}\nCurves: {output_dir / 'curves.png'}\nFigures: {output_dir / 'results.json'}")
+        print(f"Adapter: {adapter}\nCurves: {output_dir / 'curves.png'}\nFigures: {output_dir / 'results.json'}")
     if training_args.push_to_hub:
         trainer.push_to_hub(dataset_name=script_args.dataset_name)
 
 
-def train_actor_critic(critic, argv=None):
+def train_actor_critic(critic, sections):
     """MultiAgentPPO with the settings that make it an actor-critic: one update per rollout, and `return − V`."""
-    settings = {"critic": critic, "gamma": 1, "lam": 1, "lam_turn": 0, "num_iterations": 1}
-    argv = sys.argv[1:] if argv is None else argv
-    for name in settings:
-        if any(argument.partition("=")[0] == f"--{name}" for argument in argv):
-            sys.exit(f"--{name} is what makes this recipe; train_ppo.py takes it")
-    given = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
-    train(MultiAgentPPOTrainer, MultiAgentPPOConfig, argv=[*argv, *given])
+    fixed = {"critic": critic, "gamma": 1, "lam": 1, "lam_turn": 0, "num_iterations": 1}
+    recipe = Recipe(sections, defaults=TEAM, fixed=fixed, elsewhere="train_ppo.py")
+    train(MultiAgentPPOTrainer, MultiAgentPPOConfig, recipe=recipe)
 
 
 if __name__ == "__main__":
-    train(MultiAgentPPOTrainer, MultiAgentPPOConfig)
+    train(MultiAgentPPOTrainer, MultiAgentPPOConfig, recipe=Recipe(("ppo",), defaults=TEAM))

@@ -69,7 +69,7 @@ def collaboration_reward(
       thin wrapper around it; −0.5 if it uses no result of it.
 
     A main agent that defines `aux` itself does not call the helper's. Where there are several helpers, their parts are
-    averaged. In trainers of a single agent, the completion holds both functions.
+    averaged. Of a single agent, the completion holds both functions.
 
     Logs `collaboration_reward/…`: `helper_definition`, `main_definition`, `syntax`, `calls_helper`, `not_wrapper`,
     `result_ignored` (shares of the episodes, the last three also where no test passes), `tests_passed`, `tests_total`,
@@ -99,7 +99,7 @@ def collaboration_reward(
     structures = []
     for i, problem in enumerate(problems):
         solution = text_of(completions[i])
-        if replies is None:
+        if replies is None or len(replies[i]) == 1:
             solution, structure = _single(problem, solution)
         else:
             structure = _team(problem, replies[i], solution)

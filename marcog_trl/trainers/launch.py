@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import math
+import os
 import sys
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast, get_type_hints
 
+import yaml
 from datasets import Dataset
 from trl import ModelConfig, ScriptArguments, TrlParser
 
@@ -18,12 +20,27 @@ from marcog_trl.problems import load_problems
 from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
 from marcog_trl.trainers.multi_agent_grpo_config import MultiAgentGRPOConfig
 from marcog_trl.trainers.multi_agent_ppo_config import MultiAgentPPOConfig
+from marcog_trl.trainers.overrides import (
+    ALGORITHMS,
+    ANY_RECIPE,
+    SECTIONS,
+    SYNONYMS,
+    check,
+    field_of,
+    flatten,
+    implied,
+    nearest,
+    parse_override,
+    split,
+    translate,
+)
 from marcog_trl.trainers.shppo_config import SHPPOConfig
+from marcog_trl.workflows import make_workflow
 
 
-# Flags that users of other multi-agent scripts know, and the fields that they stand for
-SYNONYMS = {"base_model": "model_name_or_path", "lora_rank": "lora_r", "save_dir": "output_dir"}
 MODEL_ALIASES = {"qwen": "Qwen/Qwen2.5-Coder-0.5B-Instruct"}
+BARE = object()  # the value of a flag that has none
+_LENGTHS = {"num_train_epochs", "max_steps", "num_steps"}
 
 
 @dataclass
@@ -45,6 +62,11 @@ class TeamArguments(ScriptArguments):
             optimizer steps.
         num_samples (`int`, *optional*, defaults to `4`):
             Sampled episodes per held-out problem in the evaluation before and after training; 0 leaves it out.
+        eval_problems (`int`, *optional*):
+            Held-out problems, from the first on, that each evaluation during training takes (`eval_strategy`). All by
+            default.
+        save_final_model (`bool`, *optional*, defaults to `True`):
+            Whether the trained team is saved at the end.
         allow_overlap (`bool`, *optional*, defaults to `False`):
             Whether training problems may be among the held-out ones.
     """
@@ -68,7 +90,10 @@ class TeamArguments(ScriptArguments):
         default=4,
         metadata={"help": "Sampled episodes per held-out problem, before and after training; 0: no such evaluation."},
     )
-
+    eval_problems: int | None = field(
+        default=None, metadata={"help": "Held-out problems in each evaluation during training. Default: all."}
+    )
+    save_final_model: bool = field(default=True, metadata={"help": "Whether the trained team is saved at the end."})
     allow_overlap: bool = field(
         default=False, metadata={"help": "Whether training problems may be among the held-out ones."}
     )
@@ -91,6 +116,10 @@ class TeamArguments(ScriptArguments):
             )
         return train, test
 
+    def eval_split(self, test: Dataset) -> Dataset:
+        """The held-out problems of the evaluations during training."""
+        return test if self.eval_problems is None else test.select(range(min(self.eval_problems, len(test))))
+
     def load(self, split: str) -> Dataset:
         """The problems of a split, with the columns that `dataset_columns` says."""
         return load_problems(
@@ -98,54 +127,86 @@ class TeamArguments(ScriptArguments):
         )
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """
+    What sets a recipe apart.
+
+    Args:
+        sections (`tuple[str, ...]`, *optional*, defaults to all): Sections of algorithms that it reads (see
+            `overrides.ALGORITHMS`).
+        defaults (`dict`, *optional*): Settings that hold where nothing else is given.
+        fixed (`dict`, *optional*): Settings that make the recipe. A file's others give way to them; the command line's are
+            refused.
+        elsewhere (`str`, *optional*): The recipe that takes others.
+    """
+
+    sections: tuple[str, ...] = tuple(ALGORITHMS)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    elsewhere: str = ""
+
+
+class _Parser(TrlParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
 def parse(
-    config_class: type[MultiAgentConfig], default_config: str | Path, argv: Sequence[str] | None = None
+    config_class: type[MultiAgentConfig],
+    default_config: str | Path,
+    argv: Sequence[str] | None = None,
+    recipe: Recipe | None = None,
 ) -> tuple[TeamArguments, Any, ModelConfig]:
     """
     Reads a recipe's command line.
 
-    `--config file.yaml` gives defaults, every field is a flag, and `--override a.b=c` is a synonym of `--b c`. Without
-    `--config` and without a model, the settings of the embedded default apply.
+    Every field is a flag. `--config file.yaml` and `--override section.key=value ...` take fields, and the sections and
+    names of `overrides.NAMES`. The command line wins over the file, and what comes later in either over what comes before.
+    Without `--config` and without a model, the settings of the embedded default apply.
 
     Args:
         config_class (`type`): The trainer's configuration.
         default_config (`str` or `Path`): YAML file of the embedded default.
         argv (`list[str]`, *optional*): The command line; defaults to the process's own.
+        recipe ([`Recipe`], *optional*): What the recipe settles.
 
     Returns:
         `tuple`: [`TeamArguments`], the trainer's configuration, and [`~trl.ModelConfig`].
 
     Raises:
-        ValueError: If a flag, or a key of `--override` or of the file, is unknown; it names the nearest one. Keys of the
-            file that another trainer of the family reads are left aside.
+        ValueError: If a flag, or a key of `--override` or of the file, is unknown; it names the nearest one. Fields that
+            only another trainer of the family has, and sections of other algorithms, are left aside in a file.
     """
-    argv = _expand(sys.argv[1:] if argv is None else argv)
-    known = {f.name for cls in (TeamArguments, config_class, ModelConfig) for f in fields(cls)}
-    for argument in argv:
-        name = argument.removeprefix("--").partition("=")[0]
-        if (
-            argument.startswith("--")
-            and name != "config"
-            and name not in known
-            and name.removeprefix("no_") not in known
-        ):
-            raise ValueError(f"unknown flag --{name}" + _nearest(name, known, "--"))
-    given = {argument.partition("=")[0] for argument in argv}
-    if not given & {"--config", "--model_name_or_path"}:
-        argv = ["--config", str(default_config), *argv]
-    parser = TrlParser(cast(Any, (TeamArguments, config_class, ModelConfig)))
+    argv = sys.argv[1:] if argv is None else list(argv)
+    recipe = recipe or Recipe()
+    classes = (TeamArguments, config_class, ModelConfig)
+    parser = _Parser(cast(Any, classes))
     # A LoRA on all linear layers; dropout would make the ratio of the first update differ from 1
     parser.set_defaults(use_peft=True, lora_target_modules=["all-linear"], lora_dropout=0.0)
-    script, args, model, left, stray = cast(
-        Any, parser.parse_args_and_config(argv, return_remaining_strings=True, separate_remaining_strings=True)
-    )
-    # One file serves all recipes: what another trainer of the family would read is left aside
-    family = {f.name for cls in (MultiAgentGRPOConfig, MultiAgentPPOConfig, SHPPOConfig) for f in fields(cls)}
-    for name in (string.removeprefix("--") for string in left if string.startswith("--")):
-        if name not in family:
-            raise ValueError(f"the file of --config has an unknown key {name!r}" + _nearest(name, known))
-    if stray:
-        raise ValueError(f"the command line has {stray[0]!r}, which belongs to no flag; --flag value works")
+    if {"-h", "--help"} & set(argv):
+        parser.parse_args(["--help"])
+    known = {f.name for cls in classes for f in fields(cls)}
+    sections = (*recipe.sections, ANY_RECIPE)
+
+    given, config = _read_flags(argv, known, sections)
+    fields_given = {field_of(name) for name in given if name not in SECTIONS}
+    names_model = "model_name_or_path" in fields_given or isinstance(given.get("agents"), list)
+    path = config or (None if names_model else default_config)
+    of_file = {} if path is None else _read_file(Path(path), known, sections)
+    settings: Mapping[str, Any] = {}
+    for source in (recipe.defaults, implied(of_file), _drop_replaced(of_file, given), implied(given), given):
+        settings = _merge(settings, source)
+    ours, environment = translate(settings, known)
+    ours = {name: value for name, value in ours.items() if name in known or name == "samples_per_step"}
+    _fix(ours, recipe, fields_given)
+    script, args, model = _construct(parser, ours, classes)
+    if "wandb" in args.report_to:
+        os.environ |= environment
+        if "WANDB_DIR" in environment:
+            Path(environment["WANDB_DIR"]).mkdir(parents=True, exist_ok=True)  # wandb would write elsewhere
+    if args.max_steps <= 0 and args.num_train_epochs <= 0:
+        raise ValueError(f"num_train_epochs={args.num_train_epochs} trains on no problem; 1 works")
     for pair in script.dataset_columns:
         if "=" not in pair:
             raise ValueError(f"dataset_columns={pair!r} has no '='; prompt=question works")
@@ -158,9 +219,129 @@ def parse(
     return script, args, model
 
 
-def _nearest(name: str, known: set[str], prefix: str = "") -> str:
-    nearest = difflib.get_close_matches(name, [*known, *SYNONYMS], n=1)
-    return f"; {prefix}{nearest[0]} works" if nearest else ""
+def _read_flags(
+    argv: Sequence[str], known: Collection[str], sections: Sequence[str]
+) -> tuple[dict[str, Any], str | None]:
+    """Settings of the command line in order, the later ones last, and the file of `--config`."""
+    flags: list[tuple[str, list[str]]] = []
+    for argument in argv:
+        if argument.startswith("--"):
+            name, separator, value = argument.removeprefix("--").partition("=")
+            flags.append((SYNONYMS.get(name, name), [value] if separator else []))
+        elif flags:
+            flags[-1][1].append(argument)
+        else:
+            raise ValueError(f"the command line has {argument!r}, which belongs to no flag; --flag value works")
+    settings: dict[str, Any] = {}
+    config = None
+    for name, values in flags:
+        if name == "config":
+            if len(values) != 1:
+                raise ValueError(f"--config takes one file, not {values}; --config file.yaml works")
+            config = values[0]
+        elif name == "override":
+            for key, value in map(parse_override, values):
+                leaves = flatten({key: value})
+                for leaf in leaves:
+                    check(leaf, known, sections, "--override")
+                settings = _merge(settings, leaves)
+        elif name in known:
+            settings = _merge(settings, {name: values[0] if len(values) == 1 else values or BARE})
+        elif name.removeprefix("no_") in known and not values:
+            settings = _merge(settings, {name.removeprefix("no_"): False})
+        else:
+            near = nearest(name, [*known, *SYNONYMS])
+            raise ValueError(f"unknown flag --{name}" + (near and f"; --{near} works"))
+    return settings, config
+
+
+def _read_file(path: Path, known: Collection[str], sections: Sequence[str]) -> dict[str, Any]:
+    """Settings of a YAML file. One file serves all recipes: what only another one reads is left aside."""
+    origin = f"the file {path} of --config"
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{origin} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{origin} holds no keys; num_turns: 2 works")
+    variables = content.pop("env", {})
+    if not isinstance(variables, dict):
+        raise ValueError(f"{origin} has env={variables!r}; variables of the environment with their values work")
+    os.environ |= {str(name): str(value) for name, value in variables.items()}
+    settings = flatten(content)
+    algorithms = {split(name)[0] for name in settings} & set(ALGORITHMS)
+    if algorithms and not algorithms & set(sections):
+        raise ValueError(f"{origin} has the section {min(algorithms)!r} of another recipe; {sections[0]!r} works")
+    settings = {name: value for name, value in settings.items() if split(name)[0] not in algorithms - set(sections)}
+    family = {f.name for cls in (MultiAgentGRPOConfig, MultiAgentPPOConfig, SHPPOConfig) for f in fields(cls)}
+    for name in settings:
+        check(name, {*known, *family}, sections, origin)
+    return settings
+
+
+def _drop_replaced(of_file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The file's settings without those that the command line replaces under other names."""
+    fields_given = {field_of(name) for name in given if name not in SECTIONS}
+    emptied = {name for name, value in given.items() if name in SECTIONS and value is None}
+    lengths = _LENGTHS if fields_given & _LENGTHS else set()
+    return {
+        name: value
+        for name, value in of_file.items()
+        if split(name)[0] not in emptied and (name in SECTIONS or field_of(name) not in lengths)
+    }
+
+
+def _fix(ours: dict[str, Any], recipe: Recipe, fields_given: Collection[str]) -> None:
+    """What makes the recipe, in place of what a file says."""
+    for name, value in recipe.fixed.items():
+        if name in fields_given and str(ours.get(name, value)) != str(value):
+            raise ValueError(
+                f"{name}={ours[name]} is not this recipe's, which has {name}={value}; {recipe.elsewhere} works"
+            )
+        ours[name] = value
+    of_file = "workflow" in recipe.fixed and "num_agents" not in fields_given
+    if ours.get("workflow") == "single" and (of_file or str(ours.get("num_agents")) == "1"):
+        ours.pop("num_agents", None)  # the workflow for one agent has no number of them
+
+
+def _merge(settings: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """Both, in order: also where they say the same thing under two names, the later one is the last."""
+    return {name: value for name, value in settings.items() if name not in later} | dict(later)
+
+
+def _construct(parser: TrlParser, settings: dict[str, Any], classes: tuple[type, ...]) -> tuple[Any, ...]:
+    """The dataclasses with these settings, which the parser converts and checks as it does flags."""
+    samples = settings.pop("samples_per_step", None)
+    hints = {name: str(hint) for cls in classes for name, hint in get_type_hints(cls).items()}
+    argv: list[str] = []
+    for name, value in settings.items():
+        hint, kind = hints[name], "None" if value is None else type(value).__name__
+        if kind in ("None", "list", "dict") and kind not in hint:
+            raise ValueError(f"{name}={value!r} is of the wrong kind; {name}={parser.get_default(name)} works")
+        if value is BARE:
+            argv.append(f"--{name}")
+        elif isinstance(value, list) and value and hint.startswith("list"):
+            argv += [f"--{name}", *map(str, value)]
+        elif value is None or isinstance(value, list | dict):
+            parser.set_defaults(**{name: value})
+        else:
+            argv.append(f"--{name}={value}")
+    if samples is not None:
+        argv += _fit_step(parser.parse_known_args(argv)[0], samples, "gradient_accumulation_steps" in settings)
+    return parser.parse_args_into_dataclasses(argv)
+
+
+def _fit_step(seen: Namespace, samples: Any, accumulates: bool) -> list[str]:
+    """Flags for an optimizer step of so many samples of every agent: groups of siblings, or replies where there are none."""
+    if not isinstance(samples, int) or samples < 1:
+        raise ValueError(f"train_batch_size={samples!r} (or rollout_buffer_size) is no number of samples; 4 works")
+    options = {} if seen.num_agents is None else {"num_agents": seen.num_agents}
+    num_agents = 1 if seen.centralized else len(make_workflow(seen.workflow, **options).agents)
+    rows_of_sample = seen.num_generations if "advantage" in seen else 1
+    rows = math.ceil(samples * rows_of_sample * num_agents / int(os.environ.get("WORLD_SIZE", "1")))
+    micro = max(size for size in range(1, seen.per_device_train_batch_size + 1) if rows % size == 0)
+    steps = [] if accumulates else [f"--gradient_accumulation_steps={rows // micro}"]
+    return [f"--per_device_train_batch_size={micro}", *steps]
 
 
 def set_max_steps(args: MultiAgentConfig, num_steps: float | None) -> None:
@@ -182,24 +363,3 @@ def set_max_steps(args: MultiAgentConfig, num_steps: float | None) -> None:
         args.per_device_train_batch_size * args.world_size * args.gradient_accumulation_steps / args.num_iterations
     )
     args.max_steps = math.ceil(num_steps / replies)
-
-
-def _expand(argv: Sequence[str]) -> list[str]:
-    """Synonyms become flags; `--override a.b=c d=e` becomes `--b c --d e`."""
-    expanded: list[str] = []
-    overriding = False
-    for argument in argv:
-        if argument == "--override":
-            overriding = True
-        elif overriding and not argument.startswith("--"):
-            key, separator, value = argument.partition("=")
-            if not separator:
-                raise ValueError(f"--override {argument} has no '='; --override num_turns=2 works")
-            name = key.rpartition(".")[2]
-            expanded += [f"--{SYNONYMS.get(name, name)}", value]
-        else:
-            overriding = False
-            name, separator, value = argument.removeprefix("--").partition("=")
-            is_synonym = argument.startswith("--") and name in SYNONYMS
-            expanded.append(f"--{SYNONYMS[name]}{separator}{value}" if is_synonym else argument)
-    return expanded

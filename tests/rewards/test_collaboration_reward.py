@@ -133,3 +133,11 @@ def test_replies_of_another_team_are_an_error():
         ValueError, match=r"replies of \['planner', 'coder'\] are not those of a main agent and its helpers"
     ):
         collaboration_reward([PROMPT], [""], replies=[{"planner": "", "coder": ""}], **columns)
+
+
+def test_one_agent_writes_both_functions():
+    both = "def aux(xs):\n    return [2 * x for x in xs]\n\n\ndef total(xs):\n    ys = aux(xs)\n    return sum(ys)"
+    columns = {name: [value] for name, value in PROBLEM.items() if name != "prompt"}
+    alone = collaboration_reward([PROBLEM["prompt"]], [both], **columns)
+    in_a_team_of_one = collaboration_reward([PROBLEM["prompt"]], [both], replies=[{"solver": both}], **columns)
+    assert in_a_team_of_one == alone and alone[0] > 1

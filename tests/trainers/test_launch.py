@@ -1,12 +1,18 @@
 """The recipes' command line."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from marcog_trl import MultiAgentGRPOConfig, MultiAgentPPOConfig, SHPPOConfig
+from marcog_trl import MultiAgentGRPOConfig, MultiAgentPPOConfig, SHPPOConfig, load_problems
 from marcog_trl.trainers import launch
-from marcog_trl.trainers.launch import TeamArguments, parse, set_max_steps
+from marcog_trl.trainers.launch import Recipe, TeamArguments, parse, set_max_steps
+
+
+RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 DEFAULT = """
@@ -52,9 +58,19 @@ class TestParse:
         ("argv", "message"),
         [
             (["--lerning_rate", "1"], "unknown flag --lerning_rate; --learning_rate works"),
-            (["--override", "ppo.gama=1"], "unknown flag --gama; --gamma works"),
+            (["--max_new_tokens", "1"], "unknown flag --max_new_tokens; --max_completion_length works"),
+            (["--override", "ppo.gama=1"], "--override has an unknown key 'ppo.gama'; ppo.gamma works"),
             (["--override", "gamma"], "--override gamma has no '='"),
-            (["--max_steps", "3", "4"], "the command line has '4', which belongs to no flag"),
+            (["--override", "num_turns=two"], "argument --num_turns.*: invalid int value: 'two'"),
+            (["--override", "num_turns=null"], "num_turns=None is of the wrong kind; num_turns=1 works"),
+            (["--override", "ppo=3"], "ppo=3 is a section with keys"),
+            (["--override", "ppo.train_batch_size=0"], "train_batch_size=0 .* is no number of samples; 4 works"),
+            (["--max_steps", "3", "4"], r"max_steps=\['3', '4'\] is of the wrong kind; max_steps=-1 works"),
+            (["--max_steps"], "argument --max_steps.*: expected one argument"),
+            (["3", "--max_steps", "4"], "the command line has '3', which belongs to no flag"),
+            (["--config"], r"--config takes one file, not \[\]"),
+            (["--config", "nowhere.yaml"], "the file nowhere.yaml of --config cannot be read: .*No such file"),
+            (["--num_epochs", "0"], "num_train_epochs=0.0 trains on no problem; 1 works"),
             (["--model_name_or_path", "m", "--dataset_columns", "prompt"], "dataset_columns='prompt' has no '='"),
         ],
     )
@@ -65,19 +81,192 @@ class TestParse:
     @pytest.mark.parametrize("config_class", [MultiAgentGRPOConfig, MultiAgentPPOConfig, SHPPOConfig])
     def test_the_files_of_the_recipes_serve_every_trainer(self, config_class, monkeypatch):
         monkeypatch.setattr(launch, "build_default_model", lambda: "built")
-        files = sorted((Path(__file__).parents[2] / "recipes" / "configs").glob("*.yaml"))
-        assert len(files) >= 5
+        files = sorted((RECIPES / "configs").glob("*.yaml"))
+        assert {"builtin", "humaneval", "coophumaneval", "mbpp"} <= {file.stem for file in files}
         for file in files:
             _, args, _ = parse(config_class, file, ["--config", str(file), "--bf16", "false", "--report_to", "none"])
             assert args.workflow == "collaboration" and args.logging_steps in (1, 5)
 
-    def test_unknown_keys_of_a_file_are_named(self, default, tmp_path):
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            (
+                "learning_rat: 1",
+                "the file .*own.yaml of --config has an unknown key 'learning_rat'; learning_rate works",
+            ),
+            ("ppo: {gama: 1}", "has an unknown key 'ppo.gama'; ppo.gamma works"),
+            ("ppo: 1", "ppo=1 is a section with keys"),
+            ("algorithms: {gamma: 1}", "has an unknown key 'algorithms'"),
+            ("[1, 2", "own.yaml of --config cannot be read: while parsing"),
+            ("- 1", "own.yaml of --config holds no keys"),
+            ("env: x", "own.yaml of --config has env='x'"),
+        ],
+    )
+    def test_mistakes_of_a_file_are_named(self, default, tmp_path, text, message):
         file = tmp_path / "own.yaml"
-        file.write_text("model_name_or_path: m\nlearning_rat: 1\n")
-        with pytest.raises(
-            ValueError, match="the file of --config has an unknown key 'learning_rat'; learning_rate works"
-        ):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=message):
             parse(MultiAgentPPOConfig, default, ["--config", str(file)])
+
+
+THEIRS = """
+agent_model: {name: Qwen/Qwen2.5-Coder-3B, type: qwen, temperature: 0.6, top_p: 0.6, top_k: null, torch_dtype: bfloat16}
+agents: null
+critic_model: null
+dataset: {name: openai/openai_humaneval, type: humaneval, train_split: "test[33:163]", eval_split: "test[:32]"}
+seed: 7
+output: {base_dir: out, verbose: false, save_final_model: false}
+external: {mode: level_passed, sandbox_slice: 0}
+magrpo:
+  parallel_training: none
+  num_agents: 2
+  num_turns: 2
+  num_train_epochs: 8
+  agent_learning_rate: 2.0e-05
+  num_generations: 4
+  max_new_tokens: 128
+  discount: 0.9
+  joint_mode: aligned
+  early_termination_threshold: -0.2
+  rollout_buffer_size: 4
+  train_batch_size: 4
+  eval_interval: 4
+  eval_num_samples: 3
+iac:
+  num_turns: 3
+  critic_learning_rate: 5.0e-6
+  train_batch_size: 6
+reward_processor: {enabled: true, scale_factor: 0.5, shift: -4}
+wandb: {project: ours, name: run-1, dir: null}
+"""
+MAGRPO = Recipe(("magrpo", "marloo"), defaults={"workflow": "collaboration"})
+
+
+class TestSections:
+    @pytest.fixture
+    def theirs(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(os, "environ", os.environ.copy())
+        file = tmp_path / "theirs.yaml"
+        file.write_text(THEIRS)
+        return ["--config", str(file), "--bf16", "false"]
+
+    def test_a_file_of_comlrl_trains_what_it_says(self, default, theirs):
+        script, args, model = parse(MultiAgentGRPOConfig, default, theirs, MAGRPO)
+        assert (model.model_name_or_path, args.model_init_kwargs) == ("Qwen/Qwen2.5-Coder-3B", {"dtype": "bfloat16"})
+        assert (script.dataset_name, script.dataset_train_split) == ("humaneval", "test[33:163]")
+        assert (script.dataset_test_split, script.reward) == ("test[:32]", ["collaboration_reward"])
+        assert (script.eval_problems, script.save_final_model, args.output_dir) == (3, False, "out")
+        assert (args.workflow, args.num_agents, args.num_turns, args.seed) == ("collaboration", 2, 2, 7)
+        assert (args.temperature, args.top_p, args.top_k, args.max_completion_length) == (0.6, 0.6, 0, 128)
+        assert (args.feedback, args.visible_tests, args.learning_rate) == ("level_passed", 0, 2e-5)
+        assert (args.gamma_turn, args.joint_mode, args.turn_tree) == (0.9, "align", True)
+        assert (args.reward_scale, args.reward_shift, args.early_termination_threshold) == (0.5, -4.0, -0.2)
+        # A step of 4 groups of 4 replies of 2 agents, in micro-batches of the default size
+        assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (8, 4)
+        assert (args.eval_strategy, args.eval_steps, args.report_to, args.run_name) == ("steps", 4, ["wandb"], "run-1")
+        assert os.environ["WANDB_PROJECT"] == "ours"
+
+    def test_other_algorithms_are_left_aside_in_a_file(self, default, theirs):
+        _, args, _ = parse(MultiAgentPPOConfig, default, theirs, Recipe(("iac",)))
+        assert (args.num_turns, args.critic_learning_rate, args.gamma_turn) == (3, 5e-6, 1.0)
+        # Without groups, a sample is one reply; 6 of them of one agent are no more than a micro-batch
+        assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (6, 1)
+        message = "has the section 'iac' of another recipe; 'maac' works"
+        with pytest.raises(ValueError, match=message):
+            parse(MultiAgentPPOConfig, default, theirs, Recipe(("maac",)))
+
+    def test_overrides_win_over_the_file_and_the_later_over_the_earlier(self, default, theirs):
+        overrides = "magrpo.num_turns=1 agent_model.name='bigcode/starcoder2-3b' dataset.train_split=train[:1000]"
+        overrides += " magrpo.turn_gradient_weights=[1.5,0.5] reward_processor.enabled=false wandb=null"
+        argv = [*theirs, "--num_turns", "3", "--override", *overrides.split(), "magrpo.gradient_accumulation_steps=2"]
+        script, args, model = parse(MultiAgentGRPOConfig, default, argv, MAGRPO)
+        assert model.model_name_or_path == "bigcode/starcoder2-3b" and script.dataset_train_split == "train[:1000]"
+        assert (args.num_turns, args.turn_weights) == (1, [1.5, 0.5])
+        assert (args.reward_scale, args.reward_shift, args.report_to) == (1.0, 0.0, [])
+        assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (8, 2)
+        argv = [*theirs, "--override", "num_turns=2", "magrpo.num_turns=3", "--num_turns", "4"]
+        assert parse(MultiAgentGRPOConfig, default, argv, MAGRPO)[1].num_turns == 4
+
+    def test_an_override_takes_a_value_of_the_file_away(self, default, theirs):
+        argv = [*theirs, "--override", "magrpo.early_termination_threshold=null"]
+        assert parse(MultiAgentGRPOConfig, default, argv, MAGRPO)[1].early_termination_threshold is None
+
+    def test_the_section_may_name_the_algorithm(self, default, theirs):
+        for section, advantage in (("magrpo", "mean"), ("marloo", "rloo")):
+            argv = [*theirs, "--override", f"{section}.num_turns=1"]
+            assert parse(MultiAgentGRPOConfig, default, argv, MAGRPO)[1].advantage == advantage
+        argv = [*theirs, "--advantage", "max", "--override", "marloo.num_turns=1"]
+        assert parse(MultiAgentGRPOConfig, default, argv, MAGRPO)[1].advantage == "max"
+
+    def test_legacy_flags(self, default, theirs):
+        legacy = "--model_name m --num_epochs 3 --num_turns 2 --turn_gradient_weights 1.2 0.8 --output_base_dir o"
+        _, args, model = parse(MultiAgentGRPOConfig, default, [*theirs, *legacy.split()], MAGRPO)
+        assert (model.model_name_or_path, args.num_train_epochs, args.turn_weights) == ("m", 3, [1.2, 0.8])
+        assert (args.num_turns, args.output_dir) == (2, "o")
+        argv = [*theirs, "--override", "model_name=m2"]
+        assert parse(MultiAgentGRPOConfig, default, argv, MAGRPO)[2].model_name_or_path == "m2"
+
+    @pytest.mark.parametrize(
+        ("argv", "max_steps", "epochs"),
+        [
+            ([], 7, 3.0),
+            (["--num_epochs", "2"], -1, 2.0),
+            (["--override", "magrpo.num_train_epochs=2"], -1, 2.0),
+            (["--num_epochs", "2", "--max_steps", "5"], 5, 2.0),
+        ],
+    )
+    def test_epochs_win_over_the_steps_of_a_file(self, default, monkeypatch, argv, max_steps, epochs):
+        monkeypatch.setattr(launch, "build_default_model", lambda: "built")
+        _, args, _ = parse(MultiAgentGRPOConfig, default, [*argv, "--report_to", "none"], MAGRPO)
+        assert (args.max_steps, args.num_train_epochs) == (max_steps, epochs)
+
+    def test_overrides_alone_take_the_embedded_default(self, default, monkeypatch):
+        monkeypatch.setattr(launch, "build_default_model", lambda: "built")
+        _, args, model = parse(MultiAgentGRPOConfig, default, ["--override", "magrpo.num_turns=2"], MAGRPO)
+        assert (model.model_name_or_path, args.workflow, args.num_turns) == ("built", "pipeline", 2)
+        argv = ["--override", "magrpo.num_turns=2", "agent_model.name=m"]
+        _, args, model = parse(MultiAgentGRPOConfig, default, argv, MAGRPO)
+        assert (model.model_name_or_path, args.workflow, args.num_turns) == ("m", "collaboration", 2)
+
+
+class TestRecipe:
+    FIXED = Recipe(
+        ("grpo",), {"scale_rewards": "group"}, {"workflow": "single", "advantage": "mean"}, "train_magrpo.py"
+    )
+
+    def test_what_makes_the_recipe_wins_over_a_file(self, tmp_path):
+        file = tmp_path / "team.yaml"
+        file.write_text("workflow: pipeline\nnum_agents: 3\nadvantage: max\nmodel_name_or_path: m\nreport_to: none\n")
+        _, args, _ = parse(MultiAgentGRPOConfig, file, ["--config", str(file)], self.FIXED)
+        assert (args.workflow, args.num_agents, args.advantage, args.scale_rewards) == (
+            "single",
+            None,
+            "mean",
+            "group",
+        )
+        argv = ["--config", str(file), "--override", "grpo.advantage_normalization=false", "grpo.num_agents=1"]
+        _, args, _ = parse(MultiAgentGRPOConfig, file, argv, self.FIXED)
+        assert (args.scale_rewards, args.num_agents) == ("none", None)
+
+    @pytest.mark.parametrize("argv", [["--workflow", "pipeline"], ["--override", "grpo.workflow=pipeline"]])
+    def test_what_makes_the_recipe_is_not_overridden(self, default, argv):
+        with pytest.raises(ValueError, match=r"workflow=pipeline is not this recipe's, .*; train_magrpo\.py works"):
+            parse(MultiAgentGRPOConfig, default, argv, self.FIXED)
+
+    @pytest.mark.parametrize(
+        ("recipe", "override", "message"),
+        [
+            ("magrpo", "magrpo.num_turn=1", "magrpo.num_turns works"),
+            ("grpo", "grpo.num_turns=0", "num_turns=0 is not positive; 1 works"),
+            ("iac", "iac.gamma=0.9", "train_ppo.py works"),
+        ],
+    )
+    def test_a_mistake_ends_in_one_line(self, recipe, override, message, tmp_path):
+        command = [sys.executable, RECIPES / f"train_{recipe}.py", "--override", override, "agent_model.name=m"]
+        ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        assert ended.returncode == 1 and ended.stderr.splitlines()[-1].startswith("error: ")
+        assert message in ended.stderr.splitlines()[-1] and "Traceback" not in ended.stderr
+        assert not list(tmp_path.iterdir())
 
 
 class TestSplits:
@@ -91,6 +280,12 @@ class TestSplits:
         assert [len(split) for split in arguments.load_splits()] == [20, 12]
         arguments = TeamArguments("builtin", dataset_train_split="train[:20]", dataset_test_split="test[:5]")
         assert [len(split) for split in arguments.load_splits()] == [20, 5]
+
+    def test_evaluations_during_training_may_take_fewer_problems(self):
+        test = load_problems("builtin", "test[:5]")
+        assert len(TeamArguments().eval_split(test)) == 5
+        assert TeamArguments(eval_problems=2).eval_split(test)["task_id"] == test["task_id"][:2]
+        assert len(TeamArguments(eval_problems=9).eval_split(test)) == 5
 
 
 class TestSteps:
