@@ -82,6 +82,9 @@ class TestResult:
             `max_timeouts`).
         message (`str`): Why it did not pass; empty when it passed.
         seconds (`float`): Wall-clock time of this test in seconds.
+        raised (`bool`): Whether it `"failed"` by an exception that came out of the program, an `AssertionError` of the
+            program's own included; `False` if a value was wrong: an assertion of the tests did not hold, or they could do
+            nothing with what they got. Decided outside of the program's process, by where the exception came from.
     """
 
     __test__ = False  # not a test class, whatever pytest thinks of the name
@@ -89,6 +92,7 @@ class TestResult:
     status: TestStatus
     message: str = ""
     seconds: float = 0.0
+    raised: bool = False
 
 
 @dataclass(frozen=True)

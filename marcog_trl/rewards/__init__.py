@@ -6,13 +6,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from marcog_trl.rewards.classes import class_reward
 from marcog_trl.rewards.collaboration import collaboration_reward
+from marcog_trl.rewards.delta import delta_reward
 from marcog_trl.rewards.execution import execution_reward
+from marcog_trl.rewards.graded import graded_reward
 
 
-__all__ = ["collaboration_reward", "execution_reward", "make_reward"]
+__all__ = ["class_reward", "collaboration_reward", "delta_reward", "execution_reward", "graded_reward", "make_reward"]
 
-_REWARDS: dict[str, Callable] = {function.__name__: function for function in (execution_reward, collaboration_reward)}
+_REWARDS: dict[str, Callable] = {
+    function.__name__: function
+    for function in (execution_reward, collaboration_reward, graded_reward, delta_reward, class_reward)
+}
 
 
 def make_reward(name: str, **options: Any) -> Callable:
@@ -20,7 +26,8 @@ def make_reward(name: str, **options: Any) -> Callable:
     A shipped reward function by its name.
 
     Args:
-        name (`str`): `"execution_reward"` or `"collaboration_reward"`.
+        name (`str`): `"execution_reward"`, `"collaboration_reward"`, `"graded_reward"`, `"delta_reward"` or
+            `"class_reward"`.
         **options: Options of the function, such as `all_or_nothing=True`.
 
     Returns:

@@ -103,7 +103,10 @@ class Rounds(Workflow):
             texts = yield Consult(self._ask_user, tuple(questions))
         else:
             assert self.expert is not None
-            chats = [expert_question(problem, agent.role, replies[agent.name], results) for agent in self.agents]
+            chats = [
+                expert_question(problem, self._task(agent, problem), replies[agent.name], results)
+                for agent in self.agents
+            ]
             texts = yield Consult(self.expert, tuple(chats))
         return {agent.name: [] if text is None else [text] for agent, text in zip(self.agents, texts, strict=True)}
 
@@ -133,7 +136,11 @@ class Rounds(Workflow):
 
     def _open(self, agent: Agent, problem: Mapping[str, Any]) -> Prompt:
         """What an agent is asked first."""
-        return ask(agent.role, problem["prompt"])
+        return ask(self._task(agent, problem), problem["prompt"])
+
+    def _task(self, agent: Agent, problem: Mapping[str, Any]) -> str:
+        """What an agent is to do with a problem."""
+        return agent.role
 
     def _turn(self, problem: Mapping[str, Any], chats: dict[str, Prompt]) -> Generator[dict[str, Prompt], Any, dict]:
         """One round; all agents speak at the same moment. What it adds to `chats` becomes part of the agents' history."""

@@ -190,3 +190,79 @@ def test_verdicts_repeat(executor):
     code = "import random\ndef f(): return [random.random(), list({'a', 'b', 'c', 'd'}), hash('x')]"
     message = {executor.run([Job(code=code, tests=["assert f() == 0"])])[0].message for _ in range(4)}
     assert len(message) == 1
+
+
+# Programs, and whether their one test in each format fails by an exception of theirs; `None` where it does not fail
+RAISED = {
+    "right": ("def f(x): return x + 1", None),
+    "wrong": ("def f(x): return x", False),
+    "wrong type": ("def f(x): return None", False),
+    "raises": ("def f(x): raise KeyError(x)", True),
+    "asserts": ("def f(x):\n    assert x > 99, '1 == 2 does not hold'\n    return x + 1", True),
+    "exits": ("def f(x): raise SystemExit(3)", True),
+    "stops": ("def f(x): raise StopIteration", True),
+    "raises what is no assertion but looks like one": (
+        "class AssertionError(AssertionError):\n    __slots__ = ()\n    __module__ = 'builtins'\n"
+        "    __dict__ = property(lambda self: {})\ndef f(x): raise AssertionError('1 != 2')",
+        True,
+    ),
+    "raises what cannot be made": (
+        "class E(Exception):\n    def __init__(self, a, b, c): self.args = (a,)\ndef f(x): raise E(1, 2, 3)",
+        True,
+    ),
+    "catches its own": ("def f(x):\n    try: raise KeyError\n    except KeyError: return 'nothing'", False),
+}
+RAISED_IN = {
+    "direct": {"tests": ["assert f(1) == 2"]},
+    "judged": {"tests": ["assert same(f(1), 2)"], "setup": "def same(a, b): return a == b"},
+    "check": {"tests": "def check(candidate):\n    assert abs(candidate(1) - 1) == 1", "test_format": "check"},
+    "check outside of asserts": {
+        "tests": "def check(candidate):\n    x = candidate(1)\n    assert x == 2",
+        "test_format": "check",
+    },
+    "unittest": {
+        "tests": "import unittest\nclass T(unittest.TestCase):\n    def test_f(self):\n        self.assertEqual(f(1), 2)",
+        "test_format": "unittest",
+    },
+    "stdio": {"tests": [("1", "2")], "test_format": "stdio"},
+}
+
+
+@pytest.mark.parametrize("name", RAISED_IN)
+def test_exceptions_of_the_program_are_told_from_wrong_answers(executor, name):
+    jobs = []
+    for code, _ in RAISED.values():
+        script = f"{code}\nprint(f(int(input())))" if name == "stdio" else code
+        jobs.append(Job(script, entry_point=None if name == "stdio" else "f", **RAISED_IN[name]))
+    for program, (_, raised), verdict in zip(RAISED, RAISED.values(), executor.run(jobs), strict=True):
+        [result] = verdict.tests
+        assert (result.status, result.raised) == (("passed", False) if raised is None else ("failed", raised)), (
+            program,
+            result,
+        )
+
+
+def test_what_tests_make_of_an_exception_is_theirs(executor):
+    """An assertion that tests raise because the program raised, or did not, is a wrong answer."""
+    tests = (
+        "import unittest\nclass T(unittest.TestCase):\n    def test_1(self):\n        self.assertRaises(KeyError, f, 1)\n"
+        "    def test_2(self):\n        try:\n            f(2)\n        except ValueError:\n            self.fail('raised')\n"
+        "    def test_3(self):\n        def look(x):\n            self.assertEqual(x, 3)\n        g(look)\n"
+    )
+    code = "def f(x):\n    if x == 2: raise ValueError\ndef g(look):\n    try: look(4)\n    except AssertionError: raise KeyError"
+    [verdict] = executor.run([Job(code, tests, "unittest")])
+    assert [(result.status, result.raised) for result in verdict.tests] == [("failed", False)] * 3
+
+
+def test_names_that_the_program_lacks_and_truth_that_it_refuses_are_its_exceptions(executor):
+    code = "class B:\n    def __bool__(self): raise ValueError\ndef f(): return B()"
+    for extra in ([], ["assert abs(1) == 1"]):  # without a judge, and with one
+        [verdict] = executor.run([Job(code, ["assert f()", "assert g() == 1", *extra])])
+        assert [result.raised for result in verdict.tests[:2]] == [True, True]
+
+
+def test_a_test_that_runs_several_times_keeps_its_first_failure(executor):
+    check = "def check(candidate):\n    for k in range(3):\n        assert candidate(k) == 0"
+    code = "def f(k):\n    if k == {}: raise KeyError\n    return k"
+    jobs = [Job(code.format(k), check, "check", entry_point="f") for k in (0, 2)]
+    assert [verdict.tests[0].raised for verdict in executor.run(jobs)] == [True, False]

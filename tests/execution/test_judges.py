@@ -47,7 +47,7 @@ def jobs(test_format, names):
 def outcome(verdict):
     messages = [verdict.message, *(test.message for test in verdict.tests)]
     messages = [re.sub("0x[0-9a-f]+", "an address", message) for message in messages]
-    return verdict.status, [test.status for test in verdict.tests], messages
+    return verdict.status, [(test.status, test.raised) for test in verdict.tests], messages
 
 
 @pytest.mark.parametrize("test_format", ["asserts", "check", "unittest"])

@@ -136,8 +136,7 @@ def test_replies_of_another_team_are_an_error():
 
 
 def test_one_agent_writes_both_functions():
-    both = "def aux(xs):\n    return [2 * x for x in xs]\n\n\ndef total(xs):\n    ys = aux(xs)\n    return sum(ys)"
-    columns = {name: [value] for name, value in PROBLEM.items() if name != "prompt"}
-    alone = collaboration_reward([PROBLEM["prompt"]], [both], **columns)
-    in_a_team_of_one = collaboration_reward([PROBLEM["prompt"]], [both], replies=[{"solver": both}], **columns)
-    assert in_a_team_of_one == alone and alone[0] > 1
+    both = f"{AUX}\n\n\n{MAIN}"
+    columns = {name: [value] for name, value in PROBLEM.items()}
+    assert collaboration_reward([PROMPT], [both], **columns) == [4.0]
+    assert collaboration_reward([PROMPT], [both], replies=[{"solver": both}], **columns) == [4.0]

@@ -128,6 +128,7 @@ def test_lookup():
     assert make_reward("collaboration_reward") is collaboration_reward
     assert isinstance(make_reward("execution_reward", all_or_nothing=True), partial)
     with pytest.raises(
-        ValueError, match="'speed_reward' is unknown; one of 'execution_reward', 'collaboration_reward' works"
+        ValueError,
+        match="'speed_reward' is unknown; one of 'execution_reward', 'collaboration_reward', 'graded_reward', ",
     ):
         make_reward("speed_reward")

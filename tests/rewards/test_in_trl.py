@@ -1,20 +1,39 @@
 """The reward functions in TRL's own trainer, on single-agent data."""
 
+import pytest
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
-from marcog_trl.rewards import collaboration_reward, make_reward, scoring
+from marcog_trl.rewards import _REWARDS, class_reward, make_reward, scoring
 
 
-def test_rewards_work_in_grpo_trainer(tiny_model, tmp_path, executor, monkeypatch):
+FUNCTION = {
+    "prompt": 'def f(x):\n    """Add one."""\n',
+    "entry_point": "f",
+    "test": ["assert f(1) == 2"],
+    "test_format": "asserts",
+}
+CLASS = {
+    "prompt": "class A:\n    def f(self):\n        pass\n",
+    "entry_point": "A",
+    "test": "import unittest\nclass T(unittest.TestCase):\n    def test_f(self):\n        self.assertEqual(A().f(), 1)\n",
+    "test_format": "unittest",
+}
+FUNCTION_REWARDS = set(_REWARDS) - {"class_reward"}
+OPTIONS = {"execution_reward": {"all_or_nothing": True}}
+
+
+@pytest.mark.parametrize(
+    ("row", "rewards"),
+    [
+        (FUNCTION, [make_reward(name, **OPTIONS.get(name, {})) for name in FUNCTION_REWARDS]),
+        (CLASS, [class_reward]),
+    ],
+    ids=["functions", "classes"],
+)
+def test_rewards_work_in_grpo_trainer(tiny_model, tmp_path, executor, monkeypatch, row, rewards):
     # TRL hands no executor over: the process-wide one is asked for, here with the isolation that this machine has
     monkeypatch.setattr(scoring, "shared_executor", lambda: executor)
-    row = {
-        "prompt": 'def f(x):\n    """Add one."""\n',
-        "entry_point": "f",
-        "test": ["assert f(1) == 2"],
-        "test_format": "asserts",
-    }
     config = GRPOConfig(
         tmp_path,
         per_device_train_batch_size=4,
@@ -26,14 +45,11 @@ def test_rewards_work_in_grpo_trainer(tiny_model, tmp_path, executor, monkeypatc
         bf16=False,
         logging_steps=1,
     )
-    trainer = GRPOTrainer(
-        tiny_model,
-        reward_funcs=[collaboration_reward, make_reward("execution_reward", all_or_nothing=True)],
-        args=config,
-        train_dataset=Dataset.from_list([row] * 4),
-    )
+    trainer = GRPOTrainer(tiny_model, reward_funcs=rewards, args=config, train_dataset=Dataset.from_list([row] * 4))
     trainer.train()
     log = trainer.state.log_history[0]
-    for name in ("execution_reward", "collaboration_reward"):
-        assert 0 <= log[f"rewards/{name}/mean"] <= 4
+    names = {key.split("/")[1] for key in log if key.startswith("rewards/")}
+    assert names == (FUNCTION_REWARDS if row is FUNCTION else {"class_reward"})
+    for name in names:
+        assert -1 <= log[f"rewards/{name}/mean"] <= 6
         assert 0 <= log[f"{name}/solved"] <= 1

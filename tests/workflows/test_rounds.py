@@ -253,7 +253,7 @@ def test_an_expert_is_asked_about_every_agent_and_a_missing_answer_is_plain_feed
     replies = {"helper": [AUX] * 2, "main": [MAIN] * 2}
     workflow = Collaboration(num_turns=2, feedback="expert_edits", expert=expert)
     assert workflow.needs_tests
-    first, second = play(workflow, replies, Executor("failed"))
+    _, second = play(workflow, replies, Executor("failed"))
     assert last(second["helper"]) == "Name the list.\nRevise your answer. Code only."
     assert last(second["main"]) == "Revise your answer. Code only."
     for question, reply in zip(asked, (AUX, MAIN), strict=True):

@@ -116,9 +116,9 @@ class Results:
         self.lost = 0  # tests that timed out or took their process with them
         self.last = time.monotonic()
 
-    def put(self, index: int, status: str, message: str = "") -> None:
+    def put(self, index: int, status: str, message: str = "", raised: bool = False) -> None:
         now = time.monotonic()
-        self.entries[index] = [status, message, now - self.last]
+        self.entries[index] = [status, message, now - self.last, raised]
         self.last = now
         if status in ("timeout", "error"):
             self.lost += 1
@@ -126,8 +126,8 @@ class Results:
     def first_open(self) -> int | None:
         return next((k for k, entry in enumerate(self.entries) if entry is None), None)
 
-    def fill(self, status: str, message: str) -> None:
-        self.entries = [[status, message, 0.0] if entry is None else entry for entry in self.entries]
+    def fill(self, status: str, message: str, raised: bool = False) -> None:
+        self.entries = [[status, message, 0.0, raised] if entry is None else entry for entry in self.entries]
 
     def verdict(self, start: float) -> dict:
         self.fill("skipped", "not reached")
@@ -234,18 +234,24 @@ class Driver:
             if not self.may_go_on(results):
                 return
 
-    def compare(self, call: dict, frame: dict, size: int) -> tuple[str, str]:
-        """Status and message of a direct test, given the solution's answer of `size` bytes."""
+    def compare(self, call: dict, frame: dict, size: int) -> tuple[str, str] | tuple[str, str, bool]:
+        """Status and message of a direct test, and whether the program raised, given its answer of `size` bytes."""
         if type(frame.get("x")) is str:
-            return "failed", frame["x"][:1000]
+            return "failed", frame["x"][:1000], True
+        asks_truth = call["operator"] in ("true", "false")
+        if "o" in frame and asks_truth and type(frame.get("b")) is not bool:
+            return "failed", f"TypeError: its truth is not known: {str(frame.get('b'))[:200]}", True
         codec = wire.Codec(0, _nothing, _nothing, shared=False)
         try:
             with self.alarm(size):
-                found: Any = self.opaque(frame, call["operator"]) if "o" in frame else codec.decode(frame["r"])
+                if "o" not in frame:
+                    found: Any = codec.decode(frame["r"])
+                else:  # a value that did not cross; of its truth, the program's word is all that there is
+                    found = frame["b"] if asks_truth else Opaque(str(frame["o"])[:200])
                 expected = codec.decode(call["expected"])
                 if assertions.holds(found, call["operator"], expected):
                     return "passed", ""
-                if call["operator"] in ("true", "false"):
+                if asks_truth:
                     return "failed", f"{_written(call['call'], codec)} returned {shorten(found)}"
                 wanted = {"==": "", "is": ""}.get(call["operator"], call["operator"] + " ") + shorten(expected)
                 return "failed", f"{_written(call['call'], codec)} returned {shorten(found)}, expected {wanted}"
@@ -255,14 +261,6 @@ class Driver:
             return "error", _BROKE
         except Exception as error:  # a comparison that raises is a test that fails
             return "failed", f"{type(error).__name__}: {error}"[:300]
-
-    def opaque(self, frame: dict, operator: str) -> Any:
-        """What stands for a value that did not cross; of its truth, the program's word is all that there is."""
-        if operator not in ("true", "false"):
-            return Opaque(str(frame["o"])[:200])
-        if type(frame.get("b")) is not bool:
-            raise TypeError(f"its truth is not known: {str(frame.get('b'))[:200]}")
-        return frame["b"]
 
     @contextmanager
     def alarm(self, size: int) -> Iterator[None]:
@@ -301,10 +299,10 @@ class Driver:
                 results.fill("passed", "")
                 return
             if status == "raised":
-                self.raised(results, frame["m"])
+                self.raised(results, frame["m"], frame["r"])
                 return
             if status != "gone":
-                results.put(frame["t"], *self.worst(results.entries[frame["t"]], status, frame["m"]))
+                results.put(frame["t"], *self.worst(results.entries[frame["t"]], status, frame["m"], frame["r"]))
                 continue
             index = results.first_open() if frame["t"] is None else frame["t"]
             lost = self.lost or solution.autopsy(self.cpu_seconds)
@@ -365,17 +363,17 @@ class Driver:
             solution.end()
             deadline = min(self.deadline, time.monotonic() + _GRACE)
 
-    def raised(self, results: Results, message: str) -> None:
+    def raised(self, results: Results, message: str, by_program: bool) -> None:
         """The tests ended early: those that were not reached have failed, or the last if all were."""
         if results.first_open() is None:
-            results.entries[-1] = ["failed", message, 0.0]
-        results.fill("failed", message)
+            results.entries[-1] = ["failed", message, 0.0, by_program]
+        results.fill("failed", message, by_program)
 
-    def worst(self, before: list | None, status: str, message: str) -> tuple[str, str]:
+    def worst(self, before: list | None, status: str, message: str, raised: bool) -> tuple[str, str, bool]:
         """A test that runs several times has failed if it failed once."""
         if before is not None and before[0] != "passed":
-            return before[0], before[1]
-        return status, message
+            return before[0], before[1], before[3]
+        return status, message, raised
 
     # Scripts with standard input and output
 
@@ -396,7 +394,7 @@ class Driver:
                         results.put(index, status, message)
                 elif type(frame.get("script")) is str:
                     status = "error" if frame.get("kind") == "error" else "failed"
-                    results.put(index, status, frame["script"][:1000])
+                    results.put(index, status, frame["script"][:1000], raised=status == "failed")
                 else:
                     results.put(index, *self.judge_output(sink, expected, outputs))
                 child.end()
@@ -432,9 +430,9 @@ class Driver:
                 elif frame is None or frame["t"] is None:
                     problem = "failed", "check_output did not run" if frame is None else frame["m"]
                 else:
-                    entries[k] = [frame["s"], frame["m"], 0.0]
+                    entries[k] = [frame["s"], frame["m"], 0.0, False]
                     continue
-            entries[k] = [*problem, 0.0]
+            entries[k] = [*problem, 0.0, False]
 
 
 def _written(call: list, codec: wire.Codec) -> str:

@@ -624,8 +624,10 @@ class Judge:
         self.builtins = dict(vars(builtins))
         self.recursion_limit = sys.getrecursionlimit()
 
-    def report(self, index: int | None, status: str, message: str = "", again: bool = False) -> None:
-        wire.send(self.control, {"t": index, "s": status, "m": message[:1000], "again": again})
+    def report(
+        self, index: int | None, status: str, message: str = "", raised: bool = False, again: bool = False
+    ) -> None:
+        wire.send(self.control, {"t": index, "s": status, "m": message[:1000], "r": raised, "again": again})
 
     def begin(self) -> None:
         """What no tests may leave for the next program: names, random numbers, settings."""
@@ -659,14 +661,15 @@ class Judge:
             getattr(self, self.payload["format"])(exports)
             if self.session.refuted is not None:  # outside of any test, or after the last one
                 raise self.session.refuted
-            status, message = "gone" if self.session.dead else "done", ""
+            status, message, raised = "gone" if self.session.dead else "done", "", False
         except SolutionGone:
-            status, message = "gone", ""
+            status, message, raised = "gone", "", False
         except BaseException as error:
             status, message = "raised", self.describe(error)
+            raised = self.session.refuted is None and self.is_of_program(error)
         # a thread of the tests would go on under the next program
         again = fd is not None and not self.session.dead and not _thread._count()
-        self.report(None, status, message, again)
+        self.report(None, status, message, raised, again)
         return again
 
     def compiled(self, key: Any, source: Callable[[], Any]) -> types.CodeType:
@@ -725,6 +728,12 @@ class Judge:
         raised = error.__dict__.get("__solution__") if hasattr(error, "__dict__") else None
         return raised or describe(error, "<tests>")
 
+    def is_of_program(self, error: BaseException) -> bool:
+        """Whether an exception came out of the program, or of a name that the program should define."""
+        return "__solution__" in error.__dict__ or (
+            isinstance(error, NameError) and error.name in self.payload["exports"]
+        )
+
     def replace(self) -> None:
         """Waits for a fresh process of the program after one has ended."""
         while True:
@@ -762,7 +771,8 @@ class Record:
         elif error is None:
             judge.report(self.index, "passed")
         else:
-            judge.report(self.index, "failed", judge.describe(error))
+            raised = refuted is None and judge.is_of_program(error)
+            judge.report(self.index, "failed", judge.describe(error), raised)
         return True
 
 

@@ -1,0 +1,93 @@
+"""Reward for completing a class together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from marcog_trl.agents import Prompt
+from marcog_trl.class_code import read_part, skeleton_of
+from marcog_trl.execution import CodeExecutor, Job, Verdict
+from marcog_trl.rewards.scoring import (
+    Completion,
+    judge,
+    log_means,
+    needs_entry_point,
+    needs_tests,
+    problems_of,
+    test_components,
+    text_of,
+)
+
+
+METHODS = 2.0
+TESTS = 4.0
+OVERLAP = -1.0
+
+
+@needs_entry_point
+@needs_tests
+def class_reward(
+    prompts: list[Prompt],
+    completions: list[Completion],
+    *,
+    replies: list[dict[str, str]] | None = None,
+    verdicts: list[list[tuple[Job, Verdict]]] | None = None,
+    turn: list[int] | None = None,
+    executor: CodeExecutor | None = None,
+    log_metric: Callable[[str, float], None] | None = None,
+    **columns: Any,
+) -> list[float | None]:
+    """
+    Reward of the `classeval` workflow, at most 6.0:
+
+    * + 2 · the share of the methods left to write of which an agent wrote a version that parses (stubs do not count);
+    * + 4 · the fraction of the tests that the class passes;
+    * − the share of these methods that more than one agent wrote.
+
+    In trainers of a single agent, the completion holds the class, and nothing overlaps.
+
+    Logs `class_reward/…`: `methods`, `overlap`, `agents/<name>/methods` (shares of the methods), `tests_passed`,
+    `tests_total`, `pass_rate`, `solved`, `timeouts`.
+
+    Args:
+        prompts (`list` of length E): The problems' prompts.
+        completions (`list` of length E): Solutions, as plain text or as the assistant's messages.
+        replies (`list[dict[str, str]]` of length E, *optional*): What each agent wrote.
+        verdicts (`list[list[tuple[Job, Verdict]]]` of length E, *optional*): What the workflow has executed in this turn.
+        turn (`list[int]` of length E, *optional*): Turn of the episodes, counted from 0.
+        executor (`CodeExecutor`, *optional*): Runs the tests. Defaults to the process-wide one; its limits hold.
+        log_metric (`Callable`, *optional*): TRL's hook for scalar metrics.
+        **columns: The dataset's columns (see `marcog_trl.problems`), and whatever else the trainer passes.
+
+    Returns:
+        `list[float | None]` of length E: `None` where the executor failed, not the solution.
+
+    Raises:
+        ValueError: If the dataset has no tests or entry points, or a problem is no class with methods to write.
+    """
+    problems = problems_of(prompts, columns, needed=("test", "test_format", "entry_point"))
+    solutions = [text_of(completion) for completion in completions]
+    components: dict[str, list[float]] = {"methods": [], "overlap": []}
+    for i, problem in enumerate(problems):
+        skeleton = skeleton_of(problem)
+        texts = {"": solutions[i]} if replies is None else replies[i]
+        authors = dict.fromkeys(skeleton.asked, 0)
+        for agent, text in texts.items():
+            written = [name for name in skeleton.asked if name in read_part(text, skeleton).methods]
+            for name in written:
+                authors[name] += 1
+            if replies is not None:
+                shares = components.setdefault(f"agents/{agent}/methods", [])
+                shares.append(len(written) / len(authors))
+        components["methods"].append(sum(count > 0 for count in authors.values()) / len(authors))
+        components["overlap"].append(sum(count > 1 for count in authors.values()) / len(authors))
+
+    results = judge(problems, solutions, verdicts, executor)
+    rewards: list[float | None] = []
+    for verdict, methods, overlap in zip(results, components["methods"], components["overlap"], strict=True):
+        assert verdict is not None
+        reward = METHODS * methods + TESTS * verdict.passed / verdict.total + OVERLAP * overlap
+        rewards.append(None if verdict.status == "infrastructure" else reward)
+    log_means(log_metric, "class_reward", components | test_components(results), turn)
+    return rewards

@@ -1,0 +1,82 @@
+"""Reward for passing more tests than the turn before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from marcog_trl.agents import Prompt
+from marcog_trl.execution import CodeExecutor, Job, Verdict
+from marcog_trl.rewards.scoring import (
+    Completion,
+    judge,
+    log_means,
+    needs_tests,
+    problems_of,
+    test_components,
+    text_of,
+)
+
+
+@needs_tests
+def delta_reward(
+    prompts: list[Prompt],
+    completions: list[Completion],
+    *,
+    verdicts: list[list[tuple[Job, Verdict]]] | None = None,
+    previous_solution: list[str | None] | None = None,
+    previous_verdicts: list[list[tuple[Job, Verdict]]] | None = None,
+    turn: list[int] | None = None,
+    executor: CodeExecutor | None = None,
+    log_metric: Callable[[str, float], None] | None = None,
+    **columns: Any,
+) -> list[float | None]:
+    """
+    Fraction of the tests that a turn's solution passes minus that of the turn before, in [-1, 1]; in the first turn, and in
+    trainers without turns, the fraction itself. Over an episode these add up to the fraction of its last turn.
+
+    Logs `delta_reward/…`: `improved`, `worsened` (shares), `tests_passed`, `tests_total`, `pass_rate`, `solved`, `timeouts`
+    (of this turn).
+
+    Args:
+        prompts (`list` of length E): The problems' prompts.
+        completions (`list` of length E): Solutions, as plain text or as the assistant's messages.
+        verdicts (`list[list[tuple[Job, Verdict]]]` of length E, *optional*): What the workflow has executed in this turn.
+        previous_solution (`list[str | None]` of length E, *optional*): Solutions of the turn before; `None` in the first.
+        previous_verdicts (`list[list[tuple[Job, Verdict]]]` of length E, *optional*): What has been executed of them.
+        turn (`list[int]` of length E, *optional*): Turn of the episodes, counted from 0.
+        executor (`CodeExecutor`, *optional*): Runs the tests. Defaults to the process-wide one; its limits hold.
+        log_metric (`Callable`, *optional*): TRL's hook for scalar metrics.
+        **columns: The dataset's columns (see `marcog_trl.problems`), and whatever else the trainer passes.
+
+    Returns:
+        `list[float | None]` of length E: `None` where the executor failed on either solution.
+
+    Raises:
+        ValueError: If the dataset has no tests.
+    """
+    problems = problems_of(prompts, columns)
+    solutions = [text_of(completion) for completion in completions]
+    before = [None] * len(solutions) if previous_solution is None else previous_solution
+    known = [*(verdicts or []), *(previous_verdicts or [])]
+    results = judge([*problems, *problems], [*solutions, *before], known, executor)
+    now, previous = results[: len(solutions)], results[len(solutions) :]
+    rewards = []
+    for verdict, earlier in zip(now, previous, strict=True):
+        rate, old_rate = _rate(verdict), _rate(earlier)
+        rewards.append(None if rate is None or old_rate is None else rate - old_rate)
+
+    known_rewards = [reward for reward in rewards if reward is not None]
+    components = {
+        "improved": [float(reward > 0) for reward in known_rewards],
+        "worsened": [float(reward < 0) for reward in known_rewards],
+    }
+    log_means(log_metric, "delta_reward", components | test_components(now), turn)
+    return rewards
+
+
+def _rate(verdict: Verdict | None) -> float | None:
+    """Fraction of tests passed: 0 where nothing was to be executed, `None` where the executor failed."""
+    if verdict is None:
+        return 0.0
+    return None if verdict.status == "infrastructure" else verdict.passed / verdict.total
