@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         SHPPOConfig,
         SHPPOTrainer,
     )
+    from marcog_trl.trainers.inference import Team
     from marcog_trl.workflows import (
         Centralized,
         ClassTeam,
@@ -45,6 +46,7 @@ _MODULES = {
         "MultiAgentConfig", "MultiAgentGRPOConfig", "MultiAgentGRPOTrainer", "MultiAgentPPOConfig",
         "MultiAgentPPOTrainer", "MultiAgentTrainer", "SHPPOConfig", "SHPPOTrainer",
     ),
+    "marcog_trl.trainers.inference": ("Team",),
     "marcog_trl.workflows": (
         "Centralized", "ClassTeam", "Collaboration", "Discussion", "Pipeline", "Single", "make_workflow",
     ),
@@ -70,6 +72,7 @@ __all__ = [
     "SHPPOTrainer",
     "Single",
     "Slot",
+    "Team",
     "Workflow",
     "class_reward",
     "collaboration_reward",

@@ -25,11 +25,16 @@ class MultiAgentConfig(GRPOConfig):
         > Parameters that control the team
 
         workflow (`str`, *optional*, defaults to `"single"`):
-            Built-in workflow, `"single"`, `"collaboration"` or `"pipeline"`. Ignored if the trainer is given a workflow.
+            Built-in workflow: `"single"`, `"collaboration"`, `"pipeline"`, `"discussion"` or `"classeval"`. Ignored if the
+            trainer is given a workflow.
         num_turns (`int`, *optional*, defaults to `1`):
             Rounds of the whole team, separated by feedback.
         num_agents (`int`, *optional*):
             Number of agents, for workflows that allow any. Defaults to the workflow's own.
+        roles (`dict[str, str]`, *optional*):
+            Role texts that replace agents' own, by agent name.
+        class_split (`str`, *optional*):
+            Who writes which methods with `workflow="classeval"`: `"random"`, `"pick"` or `"one"` (see [`ClassTeam`]).
         centralized (`bool`, *optional*, defaults to `False`):
             Whether one agent writes the parts of all agents of the workflow in one reply (see [`Centralized`]).
         feedback (`str`, *optional*, defaults to `"level_feedback"`):
@@ -85,6 +90,7 @@ class MultiAgentConfig(GRPOConfig):
             `"none"` is for trusted code.
     """
 
+    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "roles"]
     _scales_rewards: ClassVar[bool] = False  # whether scale_rewards means anything
 
     learning_rate: float = field(default=1e-5, metadata={"help": "Learning rate of the policy's adapter."})
@@ -120,11 +126,19 @@ class MultiAgentConfig(GRPOConfig):
 
     # Parameters that control the team
     workflow: str = field(
-        default="single", metadata={"help": "Built-in workflow: 'single', 'collaboration' or 'pipeline'."}
+        default="single",
+        metadata={"help": "Built-in workflow: 'single', 'collaboration', 'pipeline', 'discussion' or 'classeval'."},
     )
     num_turns: int = field(default=1, metadata={"help": "Rounds of the whole team, separated by feedback."})
     num_agents: int | None = field(
         default=None, metadata={"help": "Number of agents, for workflows that allow any number."}
+    )
+    roles: dict[str, str] | str | None = field(
+        default=None, metadata={"help": "Role texts that replace agents' own, by agent name, as a mapping or in JSON."}
+    )
+    class_split: str | None = field(
+        default=None,
+        metadata={"help": "Who writes which methods with workflow='classeval': 'random', 'pick' or 'one'."},
     )
     centralized: bool = field(
         default=False, metadata={"help": "Whether one agent writes the parts of all agents in one reply."}

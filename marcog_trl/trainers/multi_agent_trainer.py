@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import math
@@ -277,6 +278,10 @@ class MultiAgentTrainer(GRPOTrainer):
                 expert.check()
             if args.num_agents is not None:
                 options["num_agents"] = args.num_agents
+            if args.roles is not None:
+                options["roles"] = args.roles
+            if args.class_split is not None:
+                options["split"] = args.class_split
             workflow = make_workflow(workflow or args.workflow, **options)
         if args.centralized:
             workflow = Centralized(workflow)
@@ -507,6 +512,17 @@ class MultiAgentTrainer(GRPOTrainer):
         return mean > cast(float, self.args.early_termination_threshold)
 
     @contextmanager
+    def greedy(self) -> Iterator[None]:
+        """Takes the most likely token, in place of sampling."""
+        saved = self.generation_config
+        self.generation_config = copy.deepcopy(saved)
+        self.generation_config.update(do_sample=False, temperature=None, top_p=None, top_k=None, min_p=None)
+        try:
+            yield
+        finally:
+            self.generation_config = saved
+
+    @contextmanager
     def _gathered_before_training(self) -> Iterator[None]:
         """ZeRO-3 shards the model when it is loaded, but gathers what a forward pass needs only once training began."""
         if self.deepspeed is not None or not is_deepspeed_zero3_enabled():
@@ -535,6 +551,24 @@ class MultiAgentTrainer(GRPOTrainer):
             `list[Episode]`: With rewards and, of every turn, the verdict of its solution.
         """
         return self.begin_episodes(problems)()
+
+    def play_unscored(self, problems: list[dict[str, Any]]) -> list[Episode]:
+        """
+        Plays one episode per problem with the current policy, without rewards; otherwise as [`play_episodes`].
+
+        Args:
+            problems (`list[dict]` of length E): Dataset rows.
+
+        Returns:
+            `list[Episode]`: Without rewards.
+        """
+        with self._gathered_before_training():
+            return self._play(problems, None)
+
+    def close_executor(self) -> None:
+        """Ends the worker processes, if there are any."""
+        if self._executor is not None:
+            self._executor.close()
 
     def begin_episodes(self, problems: list[dict[str, Any]]) -> Callable[[], list[Episode]]:
         """

@@ -27,7 +27,8 @@ MODULES_FILE = "team_modules.safetensors"
 FORMAT_VERSION = 1
 # The settings without which a saved team would speak otherwise than it did
 _SETTINGS = (
-    "workflow", "num_turns", "num_agents", "centralized", "feedback", "visible_tests", "expert_model", "expert_base_url", "critic", "critic_backprop", "parameter_sharing",
+    "workflow", "num_turns", "num_agents", "roles", "centralized", "class_split", "feedback", "visible_tests", "expert_model",
+    "expert_base_url", "critic", "critic_backprop", "parameter_sharing",
     "latent_scope", "latent_size", "sigma_min", "max_completion_length", "temperature", "top_p", "top_k", "min_p",
     "repetition_penalty", "use_cpu", "bf16",
 )  # fmt: skip
@@ -65,13 +66,16 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     os.replace(partial, path)
 
 
-def check_checkpoint(trainer: MultiAgentTrainer, resume_from_checkpoint: str | bool | None) -> None:
+def check_checkpoint(
+    trainer: MultiAgentTrainer, resume_from_checkpoint: str | bool | None, but: tuple[str, ...] = ()
+) -> None:
     """
     Refuses a checkpoint that is not this team's.
 
     Args:
         trainer (`MultiAgentTrainer`): The trainer that is about to continue it.
         resume_from_checkpoint (`str` or `bool`, *optional*): As in `Trainer.train`.
+        but (`tuple[str, ...]`, *optional*): Keys of `team.json` that may differ.
 
     Raises:
         ValueError: If the checkpoint has no `team.json`, or another team, base model or format.
@@ -90,7 +94,7 @@ def check_checkpoint(trainer: MultiAgentTrainer, resume_from_checkpoint: str | b
         )
     saved, current = json.loads(path.read_text()), trainer.team_description()
     for key in _IDENTITY:
-        if saved.get(key) != current[key]:
+        if key not in but and saved.get(key) != current[key]:
             raise ValueError(
                 f"resume_from_checkpoint={resume_from_checkpoint!r} is of another team: its {key} is {saved.get(key)!r}, "
                 f"this run's is {current[key]!r}"

@@ -77,7 +77,10 @@ class TestGRPOConfig:
 BAD = [
     ({"scale_rewards": "agent"}, "scale_rewards='agent' is not one of 'none', 'group', 'batch'; 'none' works"),
     ({"multi_objective_aggregation": "normalize_then_sum"}, "multi_objective_aggregation='normalize_then_sum'"),
-    ({"feedback": "loud"}, "feedback='loud' is not one of 'level_feedback', .* 'expert_edits'; 'level_feedback' works"),
+    (
+        {"feedback": "loud"},
+        "feedback='loud' is not one of 'level_feedback', .* 'expert_edits'; 'level_feedback' works",
+    ),
     ({"agent_loss_weighting": "row"}, "agent_loss_weighting='row' is not one of 'agent', 'token'; 'agent' works"),
     ({"isolation": "lax"}, "isolation='lax' is not one of 'strict', 'best_effort', 'none'"),
     ({"gamma_turn": 1.5}, r"gamma_turn=1.5 is outside \[0, 1\]; 1.0 works"),

@@ -1,0 +1,102 @@
+"""
+Lets a saved team solve a problem:
+
+    python -m marcog_trl solve --team outputs/quickstart --problem problem.py
+
+The problem is a Python file that ends in the function to write, with its docstring and no body; asserts after it are its
+tests. Other tests, also `check(candidate)` or unittest classes, come with `--tests tests.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+from pathlib import Path
+from typing import Any
+
+from marcog_trl.execution.__main__ import guess_format, split_asserts
+from marcog_trl.execution.isolation import ISOLATION_LEVELS
+
+
+def read_problem(source: str, tests: str | None = None) -> dict[str, Any]:
+    """
+    The problem that a Python file states.
+
+    Args:
+        source (`str`): Imports, helpers, and at last the function or class to write; asserts after it are tests.
+        tests (`str`, *optional*): Source of other tests.
+
+    Returns:
+        `dict`: `prompt`, `entry_point`, and, if there are tests, `test`, `test_format` and `setup`.
+
+    Raises:
+        ValueError: If the file is not Python, defines nothing to write, or has tests although others are given.
+    """
+    try:
+        body = ast.parse(source).body
+    except SyntaxError as error:
+        raise ValueError(
+            f"the problem is not Python: {error}; 'def f(x):' with a docstring in the next line works"
+        ) from None
+    asked = [node for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
+    if not asked:
+        raise ValueError("the problem defines no function; 'def f(x):' with a docstring in the next line works")
+    end = asked[-1].end_lineno or 0
+    lines = source.splitlines(keepends=True)
+    below = "".join(lines[end:])
+    problem: dict[str, Any] = {"prompt": "".join(lines[:end]).rstrip() + "\n", "entry_point": asked[-1].name}
+    if below.strip() and tests is not None:
+        raise ValueError("the problem has tests after its function, and --tests has others; one of them works")
+    tests = tests if tests is not None else below
+    if tests.strip():
+        kind = guess_format(tests)
+        problem |= {"test": split_asserts(tests) if kind == "asserts" else tests, "test_format": kind}
+        first_line = min([asked[-1].lineno, *(decorator.lineno for decorator in asked[-1].decorator_list)])
+        problem["setup"] = "".join(lines[: first_line - 1])
+    return problem
+
+
+def solve(args: argparse.Namespace) -> int:
+    problem = read_problem(args.problem.read_text(), args.tests.read_text() if args.tests else None)
+    from marcog_trl.trainers.inference import Team
+
+    settings = {"num_agents": args.num_agents} if args.num_agents is not None else {}
+    team = Team.from_pretrained(args.team, isolation=args.isolation, **settings)
+    answer = team.solve(problem, greedy=not args.sample)
+    team.close()
+    if args.messages:
+        for message in answer.messages:
+            print(f"--- {message['agent']}, turn {message['turn']}\n{message['reply'].strip()}", file=sys.stderr)
+    print(answer.code)
+    if answer.verdict is None:
+        return 0
+    for number, result in enumerate(answer.verdict.tests, start=1):
+        print(f"{number:4d}  {result.status:8s} {result.message}".rstrip(), file=sys.stderr)
+    said = f"{answer.verdict.status}: {answer.verdict.passed} of {answer.verdict.total} tests passed"
+    print(said, file=sys.stderr)
+    return 0 if answer.verdict.status == "passed" else 1
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m marcog_trl", description="Works with saved teams.")
+    commands = parser.add_subparsers(required=True)
+    command = commands.add_parser(
+        "solve", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, help="solves a problem"
+    )
+    command.add_argument("--team", required=True, help="folder of a saved team, or a repository of the Hub")
+    command.add_argument("--problem", type=Path, required=True, help="Python file with the function to write")
+    command.add_argument("--tests", type=Path, help="Python file with tests")
+    command.add_argument("--num_agents", type=int, help="size of the team, if not that which was trained")
+    command.add_argument("--sample", action="store_true", help="sample in place of taking what is most likely")
+    command.add_argument("--messages", action="store_true", help="print what every agent wrote, to standard error")
+    command.add_argument("--isolation", choices=ISOLATION_LEVELS, default="strict")
+    args = parser.parse_args(argv)
+    try:
+        return solve(args)
+    except (ValueError, OSError) as error:
+        parser.exit(2, f"error: {error}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""A trained team at work: problems in, code out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, overload
+
+import torch
+from datasets import Dataset, IterableDataset
+
+from marcog_trl import code
+from marcog_trl.agents import Workflow, context_of, solution_job
+from marcog_trl.execution import Verdict
+from marcog_trl.trainers.saved import load_trainer
+
+
+@dataclass(frozen=True)
+class Answer:
+    """
+    What a team made of a problem.
+
+    Args:
+        code (`str`): The solution's code; empty if none could be read.
+        messages (`list[dict]`): Every reply in order: `agent`, `turn` (from 1), `prompt` (text or chat messages) and `reply`.
+        verdict (`Verdict`, *optional*): What the problem's tests say, where it has some.
+    """
+
+    code: str
+    messages: list[dict[str, Any]] = field(repr=False)
+    verdict: Verdict | None = None
+
+
+class Team:
+    """
+    A saved team, ready to solve problems.
+
+    Example:
+
+    ```python
+    >>> from marcog_trl import Team
+
+    >>> team = Team.from_pretrained("outputs/quickstart")
+    >>> problem = {"prompt": "def double(x):  # twice x", "entry_point": "double"}
+    >>> print(team.solve(problem).code)
+    ```
+    """
+
+    def __init__(self, trainer: Any):
+        self.trainer = trainer
+        self.trainer.model.eval()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        num_agents: int | None = None,
+        roles: Mapping[str, str] | None = None,
+        workflow: Workflow | None = None,
+        base_model: str | None = None,
+        **settings: Any,
+    ) -> Team:
+        """
+        Load a team.
+
+        Args:
+            path (`str`): Folder that a trainer's `save_model` wrote, a checkpoint, or a repository of the Hub.
+            num_agents (`int`, *optional*): Size of the team, if not that which was trained.
+            roles (`Mapping[str, str]`, *optional*): Role texts that replace agents' own, by agent name.
+            workflow (`Workflow`, *optional*): The team's workflow, where it is not a built-in one.
+            base_model (`str`, *optional*): Where the base model is, if not where it was.
+            **settings: Other fields of the configuration, such as `max_completion_length`, `num_turns` or `isolation`.
+
+        Returns:
+            [`Team`].
+
+        Raises:
+            ValueError: If the folder is no saved team, or the team cannot have that size or those roles.
+        """
+        if num_agents is not None:
+            settings["num_agents"] = num_agents
+        if roles is not None:
+            settings["roles"] = dict(roles)
+        # A trainer wants problems to train on; a stream without any is what it can do without reading one
+        nothing = IterableDataset.from_generator(_no_problems)
+        return cls(load_trainer(path, nothing, workflow, [_no_reward], base_model, max_steps=1, **settings))
+
+    @property
+    def agents(self) -> list[str]:
+        """Names of the agents."""
+        return self.trainer.agents
+
+    @overload
+    def solve(self, problems: Mapping[str, Any] | str, greedy: bool = ..., batch_size: int = ...) -> Answer: ...
+
+    @overload
+    def solve(
+        self, problems: list[Mapping[str, Any] | str] | Dataset, greedy: bool = ..., batch_size: int = ...
+    ) -> list[Answer]: ...
+
+    def solve(self, problems, greedy=True, batch_size=128):
+        """
+        Let the team work on a problem, or on many at once.
+
+        Args:
+            problems (`Mapping`, `str`, or a list of them, or a `Dataset`): Problems: `prompt`, `entry_point` where the workflow asks for a
+                function by name, `test` and `test_format` where it has tests; a `str` is a prompt.
+            greedy (`bool`, *optional*, defaults to `True`): Whether agents write what is most likely, or sample.
+            batch_size (`int`, *optional*, defaults to `128`): Problems that are worked on together.
+
+        Returns:
+            [`Answer`], or a list of them in the order of `problems`.
+
+        Raises:
+            ValueError: If a problem lacks what the workflow needs.
+        """
+        if isinstance(problems, Mapping | str):
+            return self.solve([problems], greedy, batch_size)[0]
+        rows = [{"prompt": problem} if isinstance(problem, str) else dict(problem) for problem in problems]
+        workflow = self.trainer.workflow
+        for i, row in enumerate(rows):
+            needed = ["prompt", *(["test", "test_format"] if workflow.needs_tests else [])]
+            for name in [*needed, *(["entry_point"] if workflow.needs_entry_point else [])]:
+                if not row.get(name):
+                    raise ValueError(
+                        f"problems[{i}] has no {name!r}, which {type(workflow).__name__} needs; "
+                        f"{{'prompt': 'def f(x): ...', 'entry_point': 'f'}} names a function"
+                    )
+        answers: list[Answer] = []
+        for start in range(0, len(rows), batch_size):
+            answers += self._solve(rows[start : start + batch_size], greedy)
+        return answers
+
+    def _solve(self, rows: list[dict[str, Any]], greedy: bool) -> list[Answer]:
+        with torch.no_grad(), self.trainer.greedy() if greedy else nullcontext():
+            episodes = self.trainer.play_unscored(rows)
+        jobs = {
+            e: solution_job(episode.problem, episode.turns[-1].solution)
+            for e, episode in enumerate(episodes)
+            if episode.problem.get("test")
+        }
+        verdicts = dict(zip(jobs, self.trainer.executor.run(list(jobs.values())), strict=True)) if jobs else {}
+        answers = []
+        for e, episode in enumerate(episodes):
+            solution = episode.turns[-1].solution
+            found = code.extract_code(solution, episode.problem.get("entry_point"), context_of(episode.problem))
+            messages = [
+                {"agent": row.slot.agent, "turn": row.slot.turn + 1, "prompt": row.prompt, "reply": row.text}
+                for row in episode.rows
+            ]
+            answers.append(Answer(found, messages, verdicts.get(e)))
+        return answers
+
+    def close(self) -> None:
+        """Ends the worker processes, if there are any."""
+        self.trainer.close_executor()
+
+
+def _no_problems() -> Iterator[dict]:
+    yield from ()
+
+
+def _no_reward(completions: list, **kwargs: Any) -> list[float]:
+    return [0.0] * len(completions)

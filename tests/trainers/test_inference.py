@@ -1,0 +1,221 @@
+"""A saved team solves problems, also with more agents than it was trained with, from Python and from the command line."""
+
+import json
+
+import pytest
+import teams
+
+from marcog_trl import MultiAgentPPOTrainer, SHPPOTrainer, Team
+from marcog_trl.__main__ import main, read_problem
+
+
+TESTED = teams.dataset(2, test=[["assert f"]] * 2, test_format=["asserts"] * 2, entry_point=["f"] * 2)
+PROBLEM = {"prompt": "def f(x):\n    '''Twice x.'''\n", "entry_point": "f"}
+TESTS = {"test": ["assert f(1) == 2"], "test_format": "asserts"}
+
+
+@pytest.fixture(scope="module")
+def saved(tiny_model, tmp_path_factory):
+    """`saved(workflow, ...)`: folder of a team."""
+    folders = {}
+
+    def save(workflow, trainer_class=SHPPOTrainer, **options):
+        key = workflow, trainer_class, str(options)
+        if key not in folders:
+            folders[key] = tmp_path_factory.mktemp("team")
+            trainer = teams.make(
+                tiny_model, folders[key], trainer_class, workflow=workflow, data=TESTED, reward=teams.letters,
+                isolation="best_effort", num_workers=1, per_device_train_batch_size=1, **options,
+            )  # fmt: skip
+            teams.randomize(trainer.model.get_base_model().marcog_team)
+            trainer.save_model()
+            trainer.close_executor()
+        return folders[key]
+
+    return save
+
+
+@pytest.fixture
+def load():
+    loaded = []
+
+    def from_pretrained(path, **options):
+        loaded.append(Team.from_pretrained(path, isolation="best_effort", num_workers=1, **options))
+        return loaded[-1]
+
+    yield from_pretrained
+    for team in loaded:
+        team.close()
+
+
+def recite(team, *calls):
+    """Makes the agents reply with the given texts."""
+    encode = team.trainer._tokenizer.encode
+    teams.recite(team.trainer, *[[encode(text, add_special_tokens=False) for text in call] for call in calls])
+
+
+class TestSolve:
+    def test_gives_messages_code_and_verdict(self, saved, load):
+        team = load(saved("collaboration"))
+        assert team.agents == ["helper", "main"]
+        recite(team, ["def aux(x):\n    return x", "def f(x):\n    return 2 * aux(x)"])
+        answer = team.solve(PROBLEM | TESTS)
+        assert [(m["agent"], m["turn"], m["reply"]) for m in answer.messages] == [
+            ("helper", 1, "def aux(x):\n    return x"), ("main", 1, "def f(x):\n    return 2 * aux(x)"),
+        ]  # fmt: skip
+        assert "Twice x." in answer.messages[0]["prompt"][-1]["content"]
+        assert answer.code.startswith("def aux(x):") and answer.verdict.status == "passed"
+
+    def test_without_tests_there_is_no_verdict(self, saved, load):
+        team = load(saved("collaboration"))
+        recite(team, ["", "def f(x):\n    return 3"])
+        answer = team.solve(PROBLEM)
+        assert answer.verdict is None and answer.code == "def f(x):\n    return 3"
+
+    def test_many_problems_keep_their_order_whatever_the_batch(self, saved, load):
+        team = load(saved("collaboration"))
+        problems = [PROBLEM | {"entry_point": f"f{i}", "prompt": f"def f{i}(x):\n"} for i in range(5)]
+        answers = team.solve(problems, batch_size=2)
+        again = team.solve(problems)
+        assert [[m["reply"] for m in answer.messages] for answer in answers] == [
+            [m["reply"] for m in answer.messages] for answer in again
+        ]
+        for i, answer in enumerate(answers):
+            assert f"def f{i}(x)" in answer.messages[1]["prompt"][-1]["content"]
+
+    def test_what_it_does_is_what_the_trainer_did(self, saved, load, tiny_model):
+        path = saved("collaboration")
+        replies = [m["reply"] for m in load(path).solve(PROBLEM).messages]
+        assert replies == [m["reply"] for m in load(path).solve(PROBLEM).messages]
+        # The adapter's and the latents' part in it: the base model alone writes something else
+        plain = load(path)
+        with plain.trainer.model.disable_adapter():
+            assert [m["reply"] for m in plain.solve(PROBLEM).messages] != replies
+
+    def test_a_prompt_alone_is_a_problem_of_a_single_agent(self, saved, load):
+        team = load(saved("single", MultiAgentPPOTrainer))
+        assert len(team.solve("Say something.").messages) == 1
+
+
+class TestOtherSizes:
+    @pytest.mark.parametrize(
+        ("workflow", "num_agents", "agents"),
+        [
+            ("collaboration", 4, ["helper", "helper2", "helper3", "main"]),
+            ("pipeline", 1, ["coder"]),
+            ("pipeline", 5, ["planner", "coder", "debugger", "debugger2", "debugger3"]),
+            ("discussion", 3, ["solver", "solver2", "solver3"]),
+        ],
+    )
+    def test_a_team_works_with_more_or_fewer_agents(self, saved, load, workflow, num_agents, agents):
+        team = load(saved(workflow), num_agents=num_agents)
+        assert team.agents == agents
+        assert {m["agent"] for m in team.solve(PROBLEM | TESTS).messages} == set(agents)
+
+    def test_and_with_other_role_texts(self, saved, load):
+        team = load(saved("collaboration"), roles={"helper": "Write aux in the style of Knuth."})
+        assert "Knuth" in team.solve(PROBLEM).messages[0]["prompt"][-1]["content"]
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("workflow", "options", "message"),
+        [
+            ("single", {"num_agents": 2}, "num_agents=2 is no option of workflow 'single'"),
+            ("collaboration", {"num_agents": 1}, "num_agents=1 leaves no helper; 2 works"),
+            ("collaboration", {"roles": {"tester": "Test."}}, "roles has a text for 'tester', who is not in the team"),
+        ],
+    )
+    def test_a_team_that_cannot_be_is_refused(self, saved, load, workflow, options, message):
+        with pytest.raises(ValueError, match=message):
+            load(saved(workflow, MultiAgentPPOTrainer), **options)
+
+    def test_agents_with_adapters_of_their_own_cannot_be_more(self, saved, load):
+        path = saved("collaboration", parameter_sharing="separate")
+        with pytest.raises(ValueError, match=r"num_agents=3 differs from the adapters of .* \['helper', 'main'\]"):
+            load(path, num_agents=3)
+
+    def test_what_a_workflow_needs_is_asked_for(self, saved, load):
+        with pytest.raises(ValueError, match=r"problems\[1\] has no 'entry_point', which Collaboration needs"):
+            load(saved("collaboration")).solve([PROBLEM, {"prompt": "Write."}])
+        with pytest.raises(ValueError, match=r"problems\[0\] has no 'test', which Pipeline needs"):
+            load(saved("pipeline")).solve(PROBLEM)
+
+    def test_what_is_no_team_is_refused(self, saved, load, tmp_path, monkeypatch):
+        with pytest.raises(ValueError, match=r"has no team\.json"):
+            load(tmp_path)
+        with pytest.raises(ValueError, match="'nobody/nothing' is no folder, and no repository that can be read: "):
+            load("nobody/nothing")
+        path = saved("collaboration")
+        for missing, message in (("adapter_config.json", r"has no adapter_config\.json"),):
+            for file in path.iterdir():
+                if file.is_file() and file.name != missing:
+                    (tmp_path / file.name).write_bytes(file.read_bytes())
+            with pytest.raises(ValueError, match=message):
+                load(tmp_path)
+
+    def test_an_adapter_of_another_base_model_is_refused(self, saved, load, tmp_path):
+        path = saved("collaboration")
+        for file in path.iterdir():
+            if file.is_file():
+                (tmp_path / file.name).write_bytes(file.read_bytes())
+        config = json.loads((tmp_path / "adapter_config.json").read_text())
+        config["base_model_name_or_path"] = "somebody/else"
+        (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+        with pytest.raises(ValueError, match="adapter of 'somebody/else'"):
+            load(tmp_path)
+
+
+class TestCommandLine:
+    def test_prints_the_solution_and_the_verdict(self, saved, tmp_path, capsys, monkeypatch):
+        problem = tmp_path / "problem.py"
+        problem.write_text("def f(x):\n    '''Twice x.'''\n\n\nassert f(1) == 2\nassert f(2) == 4\n")
+        solve = Team.solve
+
+        def scripted(team, *args, **kwargs):
+            recite(team, ["def aux(x):\n    return x", "def f(x):\n    return x + 1"])
+            return solve(team, *args, **kwargs)
+
+        monkeypatch.setattr(Team, "solve", scripted)
+        arguments = [
+            "solve",
+            "--team",
+            str(saved("collaboration")),
+            "--problem",
+            str(problem),
+            "--isolation",
+            "best_effort",
+        ]
+        assert main(arguments) == 1
+        printed = capsys.readouterr()
+        assert printed.out == "def aux(x):\n    return x\n\n\ndef f(x):\n    return x + 1\n"
+        assert "failed: 1 of 2 tests passed" in printed.err
+
+    def test_reads_problems_with_tests_of_every_format(self):
+        stub = "import math\n\n\ndef area(r):\n    '''Area of a disc.'''\n"
+        problem = read_problem(stub)
+        assert problem == {"prompt": stub, "entry_point": "area"}
+        problem = read_problem(f"{stub}\nassert area(0) == 0\n")
+        assert problem["test"] == ["\nassert area(0) == 0"] and problem["test_format"] == "asserts"
+        assert problem["prompt"] == stub and problem["setup"].strip() == "import math"
+        problem = read_problem(stub, "def check(candidate):\n    assert candidate(0) == 0\n")
+        assert problem["test_format"] == "check"
+
+    @pytest.mark.parametrize(
+        ("source", "tests", "message"),
+        [
+            ("def f(x:", None, "the problem is not Python"),
+            ("x = 1", None, "the problem defines no function"),
+            ("def f(x): ...\nassert f(1)", "assert f(2)", "has tests after its function, and --tests has others"),
+        ],
+    )
+    def test_refuses_what_is_no_problem(self, source, tests, message):
+        with pytest.raises(ValueError, match=message):
+            read_problem(source, tests)
+
+    def test_errors_are_one_line(self, tmp_path, capsys):
+        (tmp_path / "p.py").write_text("def f(x):\n    '''Twice x.'''\n")
+        with pytest.raises(SystemExit) as stopped:
+            main(["solve", "--team", str(tmp_path), "--problem", str(tmp_path / "p.py")])
+        assert stopped.value.code == 2
+        assert capsys.readouterr().err.startswith("error: ")
