@@ -249,6 +249,7 @@ def _continue(prompt: str, text: str, entry_point: str) -> str | None:
     """The code of `prompt` continued by a function body, if that defines more than the prompt's stub."""
     blocks, tail = _fences(text)
     head = _fences(prompt)[0][-1] if _fences(prompt)[0] else prompt
+    alone = _find(parse(_longest(head, entry_point)), entry_point)
     codes = []
     for body in (text, *blocks[-1:], *([] if tail is None else [tail])):
         if parse(body) is not None:
@@ -257,8 +258,10 @@ def _continue(prompt: str, text: str, entry_point: str) -> str | None:
         for candidate in (body, first_stripped, textwrap.indent(textwrap.dedent(body), "    ")):
             code = _longest(f"{head}\n{candidate}", entry_point)
             function = _find(parse(code), entry_point)
-            if function is not None and not _is_stub(function):
-                codes.append(code)
+            # A class with stubs for methods is no stub itself: it must have got something
+            if function is None or _is_stub(function) or (alone is not None and ast.dump(alone) == ast.dump(function)):
+                continue
+            codes.append(code)
     return max(codes, key=lambda code: code.count("\n"), default=None)
 
 

@@ -258,3 +258,10 @@ def test_use_of_the_helper_through_other_functions():
     assert calls("def f(x):\n    return aux2(x)", "f", "aux2") and not calls("def f(x):\n    return aux2(x)", "f")
     # functions that call each other end the search
     assert not is_thin_wrapper("def f(x):\n    return g(x)\n\ndef g(x):\n    return f(x)\n", "f")
+
+
+def test_a_class_skeleton_is_not_continued_by_prose():
+    skeleton = "class Counter:\n    def add(self, x):\n        '''Add x.'''\n\n    def total(self):\n        '''All of them.'''\n"
+    assert extract_code("I cannot.", "Counter", skeleton) == ""
+    body = "        return self.sum\n"
+    assert extract_code(body, "Counter", skeleton).endswith("return self.sum")
