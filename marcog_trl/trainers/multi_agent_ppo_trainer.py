@@ -80,7 +80,10 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
         self.team = self._make_team()
         causal_lm = self.model.get_base_model() if is_peft_model(self.model) else self.model
         adapter = next(p for p in self.model.parameters() if p.requires_grad)
-        self.team.to(device=self.accelerator.device, dtype=adapter.dtype)
+        # ZeRO-3 wants one dtype, and keeps float32 copies itself. Elsewhere small steps would be lost in the bfloat16 that TRL
+        # gives the adapter of a quantized model
+        dtype = adapter.dtype if self.is_deepspeed_enabled else torch.promote_types(adapter.dtype, torch.float32)
+        self.team.to(device=self.accelerator.device, dtype=dtype)
         self.team.attach(causal_lm)
         if self.use_vllm:
             self._keep_team_from_vllm()

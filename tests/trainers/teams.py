@@ -92,7 +92,15 @@ def make(model, path, trainer=MultiAgentPPOTrainer, reward=letters, data=..., lo
     """
     arguments = {
         name: options.pop(name)
-        for name in ("workflow", "eval_dataset", "callbacks", "peft_config", "processing_class", "optimizers")
+        for name in (
+            "workflow",
+            "eval_dataset",
+            "callbacks",
+            "peft_config",
+            "processing_class",
+            "optimizers",
+            "quantization_config",
+        )
         if name in options and not (name == "workflow" and isinstance(options[name], str))
     }
     arguments.setdefault("peft_config", lora_config(**(lora or {})))
