@@ -16,9 +16,10 @@ from pathlib import Path
 
 from trl import get_peft_config
 
-from marcog_trl import MultiAgentPPOConfig, MultiAgentPPOTrainer
+from marcog_trl import MultiAgentPPOConfig, MultiAgentPPOTrainer, evaluate_team
+from marcog_trl.trainers.export import PushError
 from marcog_trl.trainers.launch import Recipe, parse, set_max_steps
-from marcog_trl.trainers.report import evaluate_team, plot_curves, print_table, write_results
+from marcog_trl.trainers.report import plot_curves, print_table, write_results
 
 
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "builtin.yaml"
@@ -43,7 +44,7 @@ def train(trainer_class, config_class, reward_funcs=None, argv=None, recipe=None
             eval_dataset=script_args.eval_split(test_dataset) if training_args.eval_strategy != "no" else None,
             peft_config=get_peft_config(model_args),
         )
-    except ValueError as error:
+    except (ValueError, PushError) as error:
         sys.exit(f"error: {' '.join(str(error).split())}")
     except OSError as error:  # a model that is not there
         sys.exit(f"error: while loading {name!r}: {' '.join(str(error).split())}")
@@ -53,20 +54,21 @@ def train(trainer_class, config_class, reward_funcs=None, argv=None, recipe=None
     results = {}
     if script_args.num_samples:
         accelerator.print(f"Evaluating the untrained team on {len(test_dataset)} held-out problems ...")
-        results["untrained"] = evaluate_team(trainer, test_dataset, script_args.num_samples)
+        results["untrained"] = evaluate_team(trainer, test_dataset, script_args.num_samples, sampling="stream")
     trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
     if script_args.num_samples:
         accelerator.print("Evaluating the trained team ...")
-        results["trained"] = evaluate_team(trainer, test_dataset, script_args.num_samples)
+        results["trained"] = evaluate_team(trainer, test_dataset, script_args.num_samples, sampling="stream")
 
     output_dir = Path(training_args.output_dir)
     if script_args.save_final_model:
         trainer.save_model(training_args.output_dir)
-        trainer.create_model_card(output_dir.name, script_args.dataset_name)
     if accelerator.is_main_process:
         adapter = str(output_dir) if script_args.save_final_model else "not saved (save_final_model=false)"
         results |= {"seconds": time.perf_counter() - started, "adapter": adapter}
         write_results(output_dir / "results.json", results)
+        if script_args.save_final_model:
+            trainer.create_model_card(output_dir.name, script_args.dataset_name)  # with the results
         plot_curves(trainer.state.log_history, trainer.agents, output_dir / "curves.png")
         if script_args.num_samples:
             print_table(results, f"{len(test_dataset)} held-out problems, {script_args.num_samples} samples each")

@@ -14,10 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 from accelerate.utils import gather_object, is_peft_model
 from datasets import Dataset, IterableDataset
+from huggingface_hub import CommitInfo
 from peft import LoraConfig, PeftConfig
 from rich.console import Console
 from torch.utils.data import Sampler
@@ -32,6 +34,7 @@ from marcog_trl.execution.isolation import IsolationLevel
 from marcog_trl.expert import ExpertEdits
 from marcog_trl.rewards import make_reward
 from marcog_trl.rollout import Episode, Row, Turn, encode_prompts, play
+from marcog_trl.trainers import export
 from marcog_trl.trainers.curriculum import CurriculumSampler, make_curriculum
 from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
 from marcog_trl.trainers.team_files import MODULES_FILE, TEAM_FILE, check_checkpoint, describe_team, write_json
@@ -478,6 +481,10 @@ class MultiAgentTrainer(GRPOTrainer):
     def _generate_rows(self, rows: list[Row]) -> tuple[list[list[int]], list[list[float]] | None]:
         """Answers one stage in one generate call; without rows, takes part in the other processes' call."""
         prompt_ids = [row.prompt_ids for row in rows] or [[self._tokenizer.eos_token_id]]
+        if self.use_vllm and (self.vllm_mode == "server" or self.vllm_tensor_parallel_size > 1):
+            # There TRL joins the prompts of several processes, and counts on as many from each
+            most = max(gather_object([len(prompt_ids)]))
+            prompt_ids += [[self._tokenizer.eos_token_id]] * (most - len(prompt_ids))
         completion_ids, logprobs = self._generate_single_turn(prompt_ids, None, {}, 1)
         return completion_ids, logprobs
 
@@ -514,6 +521,10 @@ class MultiAgentTrainer(GRPOTrainer):
     @contextmanager
     def greedy(self) -> Iterator[None]:
         """Takes the most likely token, in place of sampling."""
+        if self.use_vllm:
+            with patch.object(self.vllm_generation, "temperature", 0.0):
+                yield
+            return
         saved = self.generation_config
         self.generation_config = copy.deepcopy(saved)
         self.generation_config.update(do_sample=False, temperature=None, top_p=None, top_k=None, min_p=None)
@@ -1009,6 +1020,10 @@ class MultiAgentTrainer(GRPOTrainer):
         check_checkpoint(self, resume_from_checkpoint)
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        self._last_loaded_step = -1  # vLLM has other weights, though no step was made
+
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         super()._save(output_dir, state_dict=state_dict)
         if self.args.should_save:
@@ -1018,6 +1033,33 @@ class MultiAgentTrainer(GRPOTrainer):
         folder = output_dir or self.args.output_dir
         assert folder is not None
         return Path(folder)
+
+    # Sharing
+
+    def export_agents(self, path: str | Path, problems: Iterable[dict[str, Any]] | None = None) -> dict[str, dict]:
+        """Writes one ordinary PEFT adapter per agent; see [`~marcog_trl.trainers.export.export_agents`]."""
+        return export.export_agents(self, path, problems)
+
+    def push_agents_to_hub(
+        self, repo_id: str, problems: Iterable[dict[str, Any]] | None = None, **options: Any
+    ) -> CommitInfo | None:
+        """Pushes the team and its agents as ordinary adapters; see [`~marcog_trl.trainers.export.push_agents`]."""
+        return export.push_agents(self, repo_id, problems, **options)
+
+    def push_to_hub(self, *args, **kwargs):
+        # First of all, so that nothing is lost where the Hub does not take it
+        names = {name: kwargs[name] for name in ("model_name", "dataset_name") if name in kwargs}
+        export.save_repository(self, **names)
+        with export.clear_push_errors(self.args.hub_model_id, self._folder(None)):
+            return super().push_to_hub(*args, **kwargs)
+
+    def init_hf_repo(self, *args, **kwargs) -> None:
+        with export.clear_push_errors(self.args.hub_model_id, self._folder(None)):
+            super().init_hf_repo(*args, **kwargs)
+
+    def create_model_card(self, *args, **kwargs) -> None:
+        super().create_model_card(*args, **kwargs)
+        export.finish_card(self)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         # The Trainer copies the files that it knows from the checkpoint to the folder that it pushes

@@ -1,20 +1,405 @@
-"""A team goes to the Hub whole: against a local server that speaks the part of the Hub's protocol that a push needs."""
+"""A team goes to the Hub whole, and comes back: against a local server that speaks the Hub's protocol."""
 
-import base64
 import json
-import os
+import re
+import runpy
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import hub_server
 import pytest
 import teams
 import torch
+from huggingface_hub import constants
 from safetensors import safe_open
+from safetensors.torch import load
 
+from marcog_trl import SHPPOTrainer
+from marcog_trl.trainers.export import PushError, export_agents, export_team, push_agents, push_team, write_card
 from marcog_trl.trainers.saved import load_trainer
+from marcog_trl.trainers.team_module import Flight
+
+
+ROOT = Path(__file__).parents[2]
+TESTED = teams.dataset(2, test=[["assert f"]] * 2, test_format=["asserts"] * 2, entry_point=["f"] * 2)
+REPOSITORY = {
+    "adapter_config.json",
+    "adapter_model.safetensors",
+    "team.json",
+    "team_modules.safetensors",
+    "README.md",
+    "tokenizer.json",
+    "agents/export.json",
+    "agents/helper/adapter_config.json",
+    "agents/helper/adapter_model.safetensors",
+    "agents/main/adapter_config.json",
+    "agents/main/adapter_model.safetensors",
+}
+
+
+@pytest.fixture
+def hub():
+    with hub_server.serve() as hub:
+        yield hub
+
+
+@pytest.fixture
+def online(hub, monkeypatch):
+    """The same Hub for this process."""
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + template[template.index("/{repo_id}") :])
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr("transformers.utils.hub._hf_api", None)  # kept from the first call on
+    monkeypatch.setenv("HF_TOKEN", hub_server.TOKEN)
+    return hub
+
+
+def run(hub, home, *command, cwd=ROOT, **variables):
+    environment = hub_server.environment(hub.url, home, **variables)
+    return subprocess.run(
+        [sys.executable, *map(str, command)], env=environment, cwd=cwd, capture_output=True, text=True, timeout=240
+    )
+
+
+def make(model, path, **options):
+    trainer = teams.make(
+        model, path, SHPPOTrainer, workflow="collaboration", data=TESTED, reward="execution_reward", num_workers=1,
+        isolation="best_effort", per_device_train_batch_size=4, **options,
+    )  # fmt: skip
+    teams.randomize(trainer.team)
+    teams.script(trainer)
+    return trainer
+
+
+def write_results(folder):
+    figures = {
+        "solved": 0.25,
+        "solved_interval": 0.05,
+        "reward": 1.5,
+        "tests_passed": 0.5,
+        "parses": 1.0,
+        "samples": 8,
+    }
+    figures |= {"solved_greedy": 0.5, "solved_greedy_interval": 0.1}
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    results = {"untrained": figures, "trained": {**figures, "solved": 0.75}, "seconds": 3.0}
+    (Path(folder) / "results.json").write_text(json.dumps(results))
+
+
+@pytest.fixture(scope="module")
+def saved(tiny_model, tmp_path_factory):
+    """The folder of a trained team in agent scope, with pickles and a checkpoint beside it."""
+    path = tmp_path_factory.mktemp("saved") / "run"
+    trainer = make(tiny_model, path, latent_scope="agent", save_strategy="steps", save_steps=1)
+    trainer.train()
+    trainer.save_model()
+    trainer.create_model_card("run", "builtin")
+    trainer.close_executor()
+    write_results(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def written(saved, tmp_path_factory):
+    """What `export_team` writes of it, and the team's trainer."""
+    trainer = load_trainer(saved, TESTED, isolation="best_effort")
+    path = tmp_path_factory.mktemp("written") / "team"
+    export_team(trainer, saved, path)
+    trainer.close_executor()
+    return path, trainer
+
+
+def files_of(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+class TestExportTeam:
+    def test_writes_the_team_as_it_was_and_its_agents(self, saved, written):
+        files, before = files_of(written[0]), files_of(saved)
+        assert REPOSITORY | {"results.json"} <= set(files)
+        for name in files:
+            if "/" not in name and name != "README.md":
+                assert files[name] == before[name], name
+        assert not [name for name in files if name.endswith((".bin", ".pt", ".partial")) or "checkpoint" in name]
+        assert [path.name for path in written[0].parent.iterdir()] == ["team"]
+
+    def test_it_loads_as_the_same_team(self, written):
+        path, trainer = written
+        loaded = load_trainer(path, TESTED, isolation="best_effort")
+        loaded.close_executor()
+        weights = teams.trainable(loaded)
+        assert all(torch.equal(weights[name], tensor) for name, tensor in teams.trainable(trainer).items())
+
+    def test_a_team_without_a_trainers_card_gets_one(self, tiny_model, tmp_path):
+        trainer = make(tiny_model, tmp_path / "run", parameter_sharing="separate")
+        trainer.save_model()
+        trainer.close_executor()
+        assert "Training procedure" not in (tmp_path / "run" / "README.md").read_text()
+        export_team(trainer, tmp_path / "run", tmp_path / "team")
+        card = (tmp_path / "team" / "README.md").read_text()
+        assert "Each agent was trained with an adapter of its own." in card and "2404.03869" in card
+        assert REPOSITORY <= set(files_of(tmp_path / "team"))
+
+    def test_refuses_bad_folders(self, written, tiny_model, tmp_path):
+        path, trainer = written
+        with pytest.raises(ValueError, match=r"has no team\.json; a folder written by a trainer's save_model works"):
+            export_team(trainer, tmp_path, tmp_path / "out")
+        with pytest.raises(ValueError, match=r"team' exists; a new folder works"):
+            export_team(trainer, path, path)
+        (tmp_path / "team.json").write_text(json.dumps({"agents": [{"name": "solver"}]}))
+        with pytest.raises(
+            ValueError, match=r"the trainer's agents are \['helper', 'main'\], those of .* are \['solver'\]"
+        ):
+            export_team(trainer, tmp_path, tmp_path / "out")
+        assert [path.name for path in tmp_path.iterdir()] == ["team.json"]
+
+
+class TestCard:
+    def test_says_what_the_team_is_how_it_was_trained_and_how_to_use_it(self, saved, written):
+        card = (written[0] / "README.md").read_text()
+        assert card.startswith("---\n") and "\n# run\n" in card and "- shppo" in card
+        team = json.loads((saved / "team.json").read_text())
+        for agent in team["agents"]:
+            assert f"| {agent['name']} | {agent['role']} | `agents/{agent['name']}` |" in card
+        assert "workflow: `Collaboration`, 1 turn; rewards: `execution_reward`" in card and "on `builtin`" in card
+        assert "| solved (sampled) | 0.250 ± 0.050 | 0.750 ± 0.050 |" in card
+        assert "| mean reward | 1.500 | 1.500 |" in card
+        assert "--enable-lora --max-loras 2 --max-lora-rank 8" in card
+        assert "--lora-modules helper=agents/helper main=agents/main" in card
+        assert "@article{guo2025heterogeneous" in card and "vonwerra2020trl" in card and "TRL: 1." in card
+        assert "which is the agent exactly" in card and "KL per token" not in card
+
+    def test_says_with_what_settings_if_it_was_trained(self, saved, written, tiny_model, tmp_path):
+        for folder in (saved, written[0]):
+            card = (folder / "README.md").read_text()
+            assert card.count("| optimizer steps | 1 |") == card.count("| `latent_learning_rate` | 0.0001 |") == 1
+            assert card.index("## Training procedure") < card.index("optimizer steps") < card.index("### Framework")
+        trainer = make(tiny_model, tmp_path)
+        trainer.create_model_card("run")
+        assert "optimizer steps" not in (tmp_path / "README.md").read_text()
+
+    def test_without_exported_agents_it_does_not_speak_of_them(self, saved):
+        card = (saved / "README.md").read_text()
+        assert 'Team.from_pretrained(".")' in card and "| helper | Write" in card
+        assert "vllm serve" not in card and "PeftModel" not in card and "agents/helper" not in card
+
+    def test_can_be_written_again(self, written, tmp_path):
+        (tmp_path / "team").mkdir()
+        for name, content in files_of(written[0]).items():
+            (tmp_path / "team" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "team" / name).write_bytes(content)
+        card = tmp_path / "team" / "README.md"
+        before = card.read_text()
+        write_card(tmp_path / "team")
+        assert card.read_text() == before
+        write_card(tmp_path / "team", "someone/else")
+        assert 'team = "someone/else"' in card.read_text() and "\n# else\n" in card.read_text()
+        assert "hf download someone/else --local-dir team" in card.read_text()
+        write_card(tmp_path / "team")
+        assert card.read_text() == before
+
+    def test_does_not_say_where_files_lie_on_this_machine(self, written, tiny_model):
+        card = (written[0] / "README.md").read_text()
+        assert str(Path(tiny_model).parent) not in card and "path/to/tiny" in card
+
+    def test_says_how_far_agents_in_observation_scope_are_from_the_live_ones(self, tiny_model, tmp_path):
+        trainer = make(tiny_model, tmp_path, latent_learning_rate=0.0)
+        report = export_agents(trainer, tmp_path / "agents")
+        trainer.create_model_card("run")
+        write_card(tmp_path, team=trainer.team_description())
+        card = (tmp_path / "README.md").read_text()
+        for agent, own in report.items():
+            assert re.search(rf"\| {agent} \|.*\| {own['kl_per_token']:.2g} \({own['tokens']} tokens\) \|", card)
+
+    def test_does_not_speak_of_other_agents_that_were_exported_before(self, tiny_model, tmp_path):
+        export_agents(teams.make(tiny_model, tmp_path, workflow=teams.Pair("ab")), tmp_path / "agents")
+        trainer = teams.make(tiny_model, tmp_path, workflow=teams.Pair("ac"))
+        trainer.create_model_card("run")
+        write_card(tmp_path, team=trainer.team_description())
+        assert "vllm" not in (tmp_path / "README.md").read_text()
+
+    def test_roles_of_several_lines_stay_in_their_cell(self, tiny_model, tmp_path):
+        workflow = teams.Pair()
+        workflow.agents = (teams.Agent("a", "First | second\nthird"), teams.Agent("b", "Other"))
+        trainer = teams.make(tiny_model, tmp_path, workflow=workflow)
+        trainer.create_model_card("run")
+        write_card(tmp_path, team=trainer.team_description())
+        assert "| a | First \\| second third |" in (tmp_path / "README.md").read_text()
+
+    def test_of_somebody_else_is_not_touched(self, saved, tmp_path):
+        (tmp_path / "README.md").write_text("# Mine\n")
+        with pytest.raises(ValueError, match="has no section '## Training procedure'"):
+            write_card(tmp_path, team=json.loads((saved / "team.json").read_text()))
+        assert (tmp_path / "README.md").read_text() == "# Mine\n"
+
+
+class TestPushTeam:
+    def test_is_one_commit_of_the_whole_folder(self, online, written):
+        push_team(written[0], "someone/team")
+        assert {name: online.repos["someone/team"][name] for name in REPOSITORY} == {
+            name: content for name, content in files_of(written[0]).items() if name in REPOSITORY
+        }
+        assert online.commits == [sorted(files_of(written[0]))]
+        push_team(written[0], "someone/team")  # again, into a repository that exists
+        assert len(online.commits) == 2
+
+    @pytest.mark.parametrize("reason", ["rights", "room", "network"])
+    def test_a_failure_is_clear_keeps_everything_and_can_be_mended(self, online, written, monkeypatch, reason):
+        before = {name: content for name, content in files_of(written[0]).items() if name != "README.md"}
+        token, message = (
+            hub_server.TOKEN,
+            {"rights": "You have no rights", "room": "The storage is full"}.get(reason, ""),
+        )
+        if reason == "rights":
+            token = "hf_stranger"
+        elif reason == "room":
+            online.refuses_commits = True
+        else:
+            monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+        with pytest.raises(PushError, match=rf"the push to 'someone/team' failed: .*{message}") as raised:
+            push_team(written[0], "someone/team", token=token)
+        way = f"to push it again: python recipes/export.py --output_dir {written[0]} --push someone/team"
+        assert str(raised.value).endswith(way)
+        assert not online.repos.get("someone/team")
+        after = files_of(written[0])
+        assert {name: after[name] for name in before} == before and after.keys() == before.keys() | {"README.md"}
+        monkeypatch.setattr(constants, "ENDPOINT", online.url)
+        online.refuses_commits = False
+        push_team(written[0], "someone/team")
+        assert REPOSITORY <= set(online.repos["someone/team"])
+
+    def test_refuses_what_is_no_team_before_it_asks_the_hub(self, online, saved, written, tmp_path):
+        with pytest.raises(
+            ValueError, match=r"has no team\.json; a folder that recipes/export\.py or push_agents_to_hub"
+        ):
+            push_team(tmp_path, "someone/team")
+        with pytest.raises(ValueError, match=r"has no agents/export\.json"):
+            push_team(saved, "someone/team")
+        with pytest.raises(ValueError, match="repo_id='team' has no owner; 'user/team' works"):
+            push_team(written[0], "team")
+        with pytest.raises(ValueError, match="a b"):
+            push_team(written[0], "someone/a b")
+        assert not online.created
+
+    def test_an_agents_push_saves_first_and_then_pushes(self, online, tiny_model, tmp_path):
+        write_results(tmp_path)
+        trainer = make(tiny_model, tmp_path)
+        online.refuses_commits = True
+        with pytest.raises(PushError, match="The storage is full"):
+            push_agents(trainer, "someone/team", dataset_name="builtin")
+        assert REPOSITORY <= set(files_of(tmp_path))
+        online.refuses_commits = False
+        push_team(tmp_path, "someone/team")
+        repository = online.repos["someone/team"]
+        assert REPOSITORY <= set(repository) and "training_args.bin" not in repository
+        card = repository["README.md"].decode()
+        assert "# team" in card and "KL per token" in card and "| solved (sampled) | 0.250" in card
+        modules = load(repository["team_modules.safetensors"])
+        assert all(torch.equal(modules[name], tensor) for name, tensor in trainer.team.state_dict().items())
+
+
+# Appended to the card's snippet, in a process of its own
+COMPARE = """
+import sys
+
+import torch
+
+logits = {}
+for agent in ("helper", "main"):
+    model.set_adapter(agent)
+    with torch.no_grad():
+        logits[agent] = model.eval()(**inputs).logits
+assert "marcog_trl" not in sys.modules and "trl" not in sys.modules
+torch.save((inputs["input_ids"], logits), sys.argv[1])
+"""
+
+
+@pytest.fixture
+def recipe(online, monkeypatch):
+    """Runs the recipe with a command line."""
+
+    def run_recipe(*arguments):
+        monkeypatch.setattr(sys, "argv", ["export.py", *map(str, arguments)])
+        runpy.run_path(str(ROOT / "recipes" / "export.py"), run_name="__main__")
+
+    return run_recipe
+
+
+class TestRecipe:
+    def test_exports_pushes_and_pushes_again(self, online, recipe, saved, tmp_path, monkeypatch, capsys):
+        out = tmp_path / "team"
+        monkeypatch.setenv("HF_TOKEN", "hf_stranger")
+        with pytest.raises(SystemExit, match=r"error: the push to 'someone/team' failed: .*You have no rights"):
+            recipe("--adapter", saved, "--output_dir", out, "--isolation", "best_effort", "--push", "someone/team")
+        assert f"{out}/agents/main: the agent itself" in capsys.readouterr().out
+        assert REPOSITORY <= set(files_of(out)) and not online.commits
+        monkeypatch.setenv("HF_TOKEN", hub_server.TOKEN)
+        recipe("--output_dir", out, "--push", "someone/team")
+        assert f"Pushed: {online.url}/someone/team/commit/" in capsys.readouterr().out
+        assert online.commits == [sorted(files_of(out))]
+
+    def test_says_what_is_wrong(self, recipe, saved, tmp_path):
+        out = tmp_path / "out"
+        with pytest.raises(SystemExit, match=r"error: neither adapter nor push says what to do; --adapter .* works"):
+            recipe("--output_dir", out)
+        with pytest.raises(
+            SystemExit, match=r"error: '.*/out' has no team\.json; a folder that recipes/export\.py or"
+        ):
+            recipe("--output_dir", out, "--push", "someone/team")
+        with pytest.raises(SystemExit, match=r"error: '.*' exists; a new folder works"):
+            recipe("--output_dir", saved, "--adapter", saved, "--isolation", "best_effort")
+
+
+class TestLoading:
+    @pytest.fixture
+    def snippets(self, online, written):
+        push_team(written[0], "someone/team")
+        return re.findall(r"```python\n(.*?)```", online.repos["someone/team"]["README.md"].decode(), re.DOTALL)
+
+    def test_the_cards_snippet_loads_the_agents_into_vanilla_peft(self, online, written, snippets, tmp_path):
+        trainer = written[1]
+        snippet = snippets[0].replace("path/to/tiny", trainer.model.config.name_or_path)
+        done = run(online, tmp_path / "home", "-c", snippet + COMPARE, tmp_path / "logits.pt", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr[-3000:]
+        ids, logits = torch.load(tmp_path / "logits.pt")
+        trainer.model.eval()
+        with torch.no_grad():
+            mu, _ = trainer.team.latent_net(trainer._observe_roles())
+            for agent, z in zip(trainer.agents, mu, strict=True):
+                with trainer.team.rows(Flight(z=z[None])):
+                    assert (trainer.model(input_ids=ids).logits - logits[agent]).abs().max() < 1e-5
+        assert (logits["helper"] - logits["main"]).abs().max() > 1e-3
+
+    def test_the_cards_snippet_loads_the_whole_team(self, snippets, tmp_path, monkeypatch):
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+        names = {}
+        exec(snippets[1], names)
+        assert names["team"].agents == ["helper", "main"]
+        names["team"].close()
+
+
+class TestPushToHub:
+    def test_without_rights_it_fails_before_any_work(self, online, tiny_model, tmp_path, monkeypatch):
+        monkeypatch.setenv("HF_TOKEN", "hf_stranger")
+        with pytest.raises(
+            PushError, match=r"You have no rights .* -- a token with write access .* push_to_hub=False"
+        ):
+            make(tiny_model, tmp_path, push_to_hub=True, hub_model_id="someone/team")
+
+    def test_a_failure_later_says_how_to_push_again(self, online, tiny_model, tmp_path, monkeypatch):
+        trainer = make(tiny_model, tmp_path, hub_model_id="someone/team")
+        monkeypatch.setenv("HF_TOKEN", "hf_stranger")
+        with pytest.raises(
+            PushError, match=r"^the push to 'someone/team' failed: [^']*no rights.* -- .* to push it again"
+        ):
+            trainer.push_to_hub()
+        assert REPOSITORY <= set(files_of(tmp_path))
+        monkeypatch.setenv("HF_TOKEN", hub_server.TOKEN)
+        push_team(tmp_path, "someone/team")
+        assert REPOSITORY <= set(online.repos["someone/team"])
 
 
 SCRIPT = """
@@ -37,116 +422,26 @@ if ends_with_push == "True":
 """
 
 
-TESTED = teams.dataset(2, test=[["assert f"]] * 2, test_format=["asserts"] * 2, entry_point=["f"] * 2)
-
-
-class Hub(BaseHTTPRequestHandler):
-    """Repositories in memory: creation, the question how to upload, and commits with the files inside."""
-
-    def do_GET(self):
-        if self.path.startswith("/api/models/someone/team"):
-            self.answer({"id": "someone/team", "sha": "0" * 40, "siblings": [], "tags": []})
-        else:
-            self.answer({"error": f"nothing at {self.path}"}, 404)
-
-    def do_HEAD(self):
-        self.answer({}, 404)
-
-    def do_POST(self):
-        body = self.body()
-        server = self.server
-        if self.path == "/api/repos/create":
-            server.created.append(json.loads(body))
-            self.answer({"url": f"{server.url}/someone/team", "id": "someone/team", "name": "someone/team"})
-        elif self.path == "/api/validate-yaml":
-            self.answer({"errors": [], "warnings": []})
-        elif "/preupload/" in self.path:
-            files = json.loads(body)["files"]
-            self.answer(
-                {"files": [{"path": file["path"], "uploadMode": "regular", "shouldIgnore": False} for file in files]}
-            )
-        elif "/commit/" in self.path:
-            for line in body.decode().splitlines():
-                operation = json.loads(line)
-                if operation["key"] == "file":
-                    value = operation["value"]
-                    server.files[value["path"]] = base64.b64decode(value["content"])
-            server.commits += 1
-            oid = "0" * 40
-            self.answer({"commitUrl": f"{server.url}/someone/team/commit/{oid}", "commitOid": oid, "hookOutput": ""})
-        else:
-            self.answer({"error": f"nothing at {self.path}"}, 404)
-
-    def body(self):
-        if "chunked" not in self.headers.get("Transfer-Encoding", ""):
-            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        body = b""
-        while size := int(self.rfile.readline(), 16):
-            body += self.rfile.read(size)
-            self.rfile.readline()
-        self.rfile.readline()
-        return body
-
-    def answer(self, content, status=200):
-        data = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(data)
-
-    def log_message(self, *args):
-        pass
-
-
-@pytest.fixture
-def hub():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    server.url = f"http://127.0.0.1:{server.server_port}"
-    server.files, server.created, server.commits = {}, [], 0
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server
-    server.shutdown()
-    server.server_close()
-
-
 @pytest.mark.parametrize("ends_with_push", [True, False], ids=["push_to_hub", "every_save"])
 def test_a_pushed_team_is_whole(hub, tiny_model, tmp_path, ends_with_push):
-    folder = tmp_path / "run"
-    paths = [str(Path(__file__).parents[2]), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-    environment = {
-        **os.environ,
-        "HF_ENDPOINT": hub.url,
-        "HF_TOKEN": "hf_nobody",
-        "HF_HUB_OFFLINE": "0",
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HOME": str(tmp_path / "home"),
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-    }
-    command = [sys.executable, "-c", SCRIPT, tiny_model, str(folder), str(ends_with_push)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    done = run(hub, tmp_path / "home", "-c", SCRIPT, tiny_model, tmp_path / "run", ends_with_push)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert hub.created and hub.created[0]["name"] == "team"
-    expected = {
-        "adapter_config.json",
-        "adapter_model.safetensors",
-        "team.json",
-        "team_modules.safetensors",
-        "README.md",
-    }
-    assert expected | {"tokenizer.json"} <= set(hub.files)
-    assert hub.commits >= (1 if ends_with_push else 2)
+    assert hub.created[0]["name"] == "team"
+    files = hub.repos["someone/team"]
+    assert {name for name in REPOSITORY if ends_with_push or not name.startswith("agents/")} <= set(files)
+    assert len(hub.commits) >= (1 if ends_with_push else 2)
 
     pulled = tmp_path / "pulled"
-    for name, content in hub.files.items():
+    for name, content in files.items():
         (pulled / name).parent.mkdir(parents=True, exist_ok=True)
         (pulled / name).write_bytes(content)
     card = (pulled / "README.md").read_text()
     assert "shppo" in card and "2404.03869" in card
-    assert "safetensors" not in card.partition("---")[0]
+    if ends_with_push:
+        assert 'PeftModel.from_pretrained(model, team, subfolder="agents/helper"' in card
+        assert "| optimizer steps | 1 |" in card
     loaded = load_trainer(pulled, TESTED)
-    loaded.executor.close()
+    loaded.close_executor()
     assert loaded.agents == ["helper", "main"]
     with safe_open(pulled / "team_modules.safetensors", "pt") as modules:
         for name, tensor in loaded.team.state_dict().items():
