@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         SHPPOConfig,
         SHPPOTrainer,
     )
+    from marcog_trl.trainers.evaluation import evaluate_team
     from marcog_trl.trainers.inference import Team
     from marcog_trl.workflows import (
         Centralized,
@@ -46,6 +47,7 @@ _MODULES = {
         "MultiAgentConfig", "MultiAgentGRPOConfig", "MultiAgentGRPOTrainer", "MultiAgentPPOConfig",
         "MultiAgentPPOTrainer", "MultiAgentTrainer", "SHPPOConfig", "SHPPOTrainer",
     ),
+    "marcog_trl.trainers.evaluation": ("evaluate_team",),
     "marcog_trl.trainers.inference": ("Team",),
     "marcog_trl.workflows": (
         "Centralized", "ClassTeam", "Collaboration", "Discussion", "Pipeline", "Single", "make_workflow",
@@ -77,6 +79,7 @@ __all__ = [
     "class_reward",
     "collaboration_reward",
     "delta_reward",
+    "evaluate_team",
     "execution_reward",
     "graded_reward",
     "load_problems",

@@ -1,38 +1,117 @@
 """
-Measures a saved team on held-out problems, as the training recipes do at their end:
+Measures a team on problems: pass@k, tests passed, rewards, tokens and seconds, as a table and in files.
 
-    python recipes/evaluate.py --adapter outputs/quickstart
+A saved team; its base model before training; one untrained agent with the team's budget of tokens; a model as it is:
+
+    python recipes/evaluate.py --adapter outputs/quickstart --output outputs/quickstart/evaluation.json
+    python recipes/evaluate.py --adapter outputs/quickstart --untrained true
+    python recipes/evaluate.py --adapter outputs/quickstart --single_agent true
+    python recipes/evaluate.py --model_name_or_path Qwen/Qwen2.5-Coder-0.5B-Instruct --dataset_name humaneval \
+        --override workflow=collaboration temperature=0.8
+
+Several processes share the problems: `accelerate launch --config_file recipes/ddp.yaml --num_processes 8 recipes/evaluate.py
+...` gives the same figures. The same command once more goes on where an evaluation with `--output` was stopped.
 """
 
-from dataclasses import dataclass, field
+import sys
+from contextlib import nullcontext
+from dataclasses import dataclass, field, fields
 
 from trl import TrlParser
 
-from marcog_trl import load_problems
-from marcog_trl.trainers.report import evaluate_team, write_results
+from marcog_trl import MultiAgentConfig, evaluate_team, load_problems
+from marcog_trl.trainers.baselines import single_agent, untrained_team
+from marcog_trl.trainers.overrides import nearest, parse_override
+from marcog_trl.trainers.report import print_figures
 from marcog_trl.trainers.saved import load_trainer
 
 
 @dataclass
 class EvaluationArguments:
-    adapter: str = field(metadata={"help": "Folder of a saved team."})
-    dataset_name: str = field(default="builtin", metadata={"help": "Problem set."})
+    adapter: str | None = field(default=None, metadata={"help": "Folder or Hub repository of a saved team."})
+    untrained: bool = field(default=False, metadata={"help": "Whether the team's adapter is switched off."})
+    single_agent: bool = field(
+        default=False,
+        metadata={"help": "Whether the team's base model is measured as one agent with the budget of all of them."},
+    )
+    model_name_or_path: str | None = field(default=None, metadata={"help": "A model as it is, in place of a team."})
+    dataset_name: str = field(default="builtin", metadata={"help": "Problem set, Hub id, or path."})
     dataset_test_split: str = field(default="test", metadata={"help": "Split of the problems."})
-    num_samples: int = field(default=4, metadata={"help": "Sampled episodes per problem."})
+    dataset_columns: list[str] = field(
+        default_factory=list, metadata={"help": "Columns under other names, such as prompt=question test=asserts."}
+    )
+    num_samples: int = field(default=10, metadata={"help": "Sampled episodes per problem."})
+    k: list[int] | None = field(
+        default=None, metadata={"help": "Which pass@k. Default: those of 1, 5 and 10 that num_samples allows."}
+    )
+    sampling: str = field(
+        default="keyed",
+        metadata={
+            "help": "'keyed': the same samples with any number of processes, and resumed. 'stream': one random stream, as "
+            "in the evaluation of the training recipes; needed with vLLM."
+        },
+    )
+    seed: int = field(default=0, metadata={"help": "Seed of the samples."})
+    batch_size: int = field(default=128, metadata={"help": "Episodes per process that are played at once."})
     isolation: str = field(default="strict", metadata={"help": "How programs are confined."})
-    output: str | None = field(default=None, metadata={"help": "JSON file to write the figures to."})
+    override: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Other settings of the team, such as temperature=0.2 max_completion_length=512."},
+    )
+    output: str | None = field(
+        default=None, metadata={"help": "JSON file for the figures; problems with code and verdicts go beside it."}
+    )
+
+
+def load(args, problems):
+    """The trainer that holds the team, and what it is."""
+    settings = {"isolation": args.isolation, **dict(map(parse_override, args.override))}
+    known = [f.name for f in fields(MultiAgentConfig)]
+    for name in settings:
+        if name not in known:
+            near = nearest(name, known)
+            raise ValueError(f"--override has an unknown key {name!r}" + (near and f"; {near} works"))
+    if (args.adapter is None) == (args.model_name_or_path is None):
+        raise ValueError(
+            f"adapter={args.adapter!r} and model_name_or_path={args.model_name_or_path!r}: one of them, such as --adapter "
+            "outputs/quickstart, works"
+        )
+    if args.untrained and args.single_agent:
+        raise ValueError("untrained=True and single_agent=True: one of them works; a single agent is untrained")
+    if args.adapter is None:
+        return untrained_team(args.model_name_or_path, problems, **settings), "untrained model"
+    if args.single_agent:
+        return single_agent(args.adapter, problems, **settings), "untrained single agent, budget of the team"
+    return load_trainer(args.adapter, problems, **settings), "untrained team" if args.untrained else "trained team"
 
 
 def main():
-    (args,) = TrlParser((EvaluationArguments,)).parse_args_and_config()
-    problems = load_problems(args.dataset_name, args.dataset_test_split)
-    trainer = load_trainer(args.adapter, problems, isolation=args.isolation)
-    results = evaluate_team(trainer, problems, args.num_samples)
+    try:
+        (args,) = TrlParser((EvaluationArguments,)).parse_args_and_config()
+        problems = load_problems(
+            args.dataset_name,
+            args.dataset_test_split,
+            columns=dict(pair.split("=", 1) for pair in args.dataset_columns),
+        )
+        trainer, team = load(args, problems)
+        with trainer.model.disable_adapter() if args.untrained else nullcontext():
+            figures = evaluate_team(
+                trainer,
+                problems,
+                args.num_samples,
+                args.batch_size,
+                args.seed,
+                k=args.k,
+                sampling=args.sampling,
+                output=args.output,
+                description={"measured": team, "from": args.adapter or args.model_name_or_path},
+            )
+    except ValueError as error:
+        sys.exit(f"error: {' '.join(str(error).split())}")
     if trainer.accelerator.is_main_process:
-        for name, figure in results.items():
-            print(f"{name:24} {figure:.4f}")
-        if args.output is not None:
-            write_results(args.output, results)
+        print_figures(
+            figures, f"{team}: {len(problems)} problems of {args.dataset_name}, {args.num_samples} samples each"
+        )
 
 
 if __name__ == "__main__":

@@ -1,142 +1,16 @@
-"""Measures a team on held-out problems, and reports a run: a table, figures in JSON, and curves."""
+"""Reports of a run or of an evaluation: tables, figures in JSON, and curves."""
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
-from accelerate.utils import gather_object
-from datasets import Dataset
 from rich.console import Console
 from rich.table import Table
 
-from marcog_trl.agents import solution_job
-from marcog_trl.code import syntax_error
-from marcog_trl.rollout import Episode
 from marcog_trl.trainers.team_files import write_json
-
-
-if TYPE_CHECKING:
-    from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
-
-
-def evaluate_team(
-    trainer: MultiAgentTrainer,
-    problems: Dataset,
-    num_samples: int = 4,
-    batch_size: int = 128,
-    seed: int = 0,
-) -> dict[str, float]:
-    """
-    Measures the trainer's team: `num_samples` episodes per problem at the trainer's temperature, and a greedy one.
-
-    With several processes all of them call it, and all get the same figures. Latents are their means.
-
-    Args:
-        trainer ([`MultiAgentTrainer`]): Holds the team.
-        problems (`Dataset` of P rows): Problems with tests.
-        num_samples (`int`, *optional*, defaults to `4`): Sampled episodes per problem.
-        batch_size (`int`, *optional*, defaults to `128`): Episodes per process that are played at once.
-        seed (`int`, *optional*, defaults to `0`): Seed of the sampling; the random state is restored afterwards.
-
-    Returns:
-        `dict[str, float]`: Of the sampled episodes `solved` (share that passes all tests), `solved_interval` (half the
-        width of its 95 % interval, problems being the independent units), `reward`, `tests_passed` (share), `parses`
-        (share whose solution is valid Python) and `samples` (number of episodes); `solved_greedy` and its interval
-        `solved_greedy_interval`.
-
-    Raises:
-        ValueError: If there are no problems, or one has no tests.
-    """
-    if len(problems) == 0:
-        raise ValueError("problems is empty; a dataset with at least one problem works")
-    rows = [dict(row) for row in problems]
-    sampled = _play_all(trainer, [row for row in rows for _ in range(num_samples)], batch_size, seed, greedy=False)
-    greedy = _play_all(trainer, rows, batch_size, seed, greedy=True)
-
-    def mean(name: str) -> float:
-        return sum(result[name] for result in sampled) / len(sampled)
-
-    per_problem = [
-        sum(result["solved"] for result in sampled[i : i + num_samples]) / num_samples
-        for i in range(0, len(sampled), num_samples)
-    ]
-    greedy_solved = [result["solved"] for result in greedy]
-    return {
-        "solved": mean("solved"),
-        "solved_interval": _half_interval(per_problem),
-        "solved_greedy": sum(greedy_solved) / len(greedy_solved),
-        "solved_greedy_interval": _half_interval(greedy_solved),
-        "reward": mean("reward"),
-        "tests_passed": mean("tests_passed"),
-        "parses": mean("parses"),
-        "samples": len(sampled),
-    }
-
-
-def _half_interval(values: Sequence[float]) -> float:
-    """Half the width of the 95 % interval of a mean of independent values (normal approximation)."""
-    n = len(values)
-    if n < 2:
-        return math.nan
-    mean = sum(values) / n
-    return 1.96 * math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1) / n)
-
-
-def _play_all(
-    trainer: MultiAgentTrainer, rows: list[dict[str, Any]], batch_size: int, seed: int, greedy: bool
-) -> list[dict[str, float]]:
-    """Plays one episode per row, shared among the processes, and returns what came of each, in order."""
-    accelerator = trainer.accelerator
-    world, rank = accelerator.num_processes, accelerator.process_index
-    # Every process plays the same number of episodes, since generation and scoring are collective operations
-    padded = rows + rows[:1] * (-len(rows) % world)
-    share = len(padded) // world
-    own = padded[rank * share : (rank + 1) * share]
-    was_training, generation = trainer.model.training, trainer.generation_config
-    trainer.model.eval()
-    results: list[dict[str, float]] = []
-    with torch.random.fork_rng():
-        torch.manual_seed(seed + rank)
-        if greedy:
-            trainer.generation_config = copy.deepcopy(generation)
-            trainer.generation_config.update(do_sample=False, temperature=None, top_p=None, top_k=None, min_p=None)
-        try:
-            # While one batch is executed, the next one is generated
-            finish: Callable[[], list[Episode]] | None = None
-            for start in range(0, share, batch_size):
-                begun = trainer.begin_episodes(own[start : start + batch_size])
-                results += _results(finish() if finish is not None else [])
-                finish = begun
-            results += _results(finish() if finish is not None else [])
-        finally:
-            trainer.generation_config = generation
-            trainer.model.train(was_training)
-    return gather_object(results)[: len(rows)] if world > 1 else results
-
-
-def _results(episodes: list[Episode]) -> list[dict[str, float]]:
-    results = []
-    for episode in episodes:
-        turn = episode.turns[-1]
-        job = solution_job(episode.problem, turn.solution)
-        verdict = dict(turn.verdicts)[job]
-        rewards = [sum(t.rewards.values()) / len(t.rewards) for t in episode.turns if t.rewards is not None]
-        results.append(
-            {
-                "solved": float(verdict.status == "passed"),
-                "tests_passed": verdict.passed / verdict.total,
-                "parses": float(
-                    bool(job.code) and all(syntax_error(reply) is None for reply in turn.replies.values())
-                ),
-                "reward": rewards[-1] if rewards else 0.0,
-            }
-        )
-    return results
 
 
 ROWS = (
@@ -150,7 +24,7 @@ ROWS = (
 
 def print_table(results: Mapping[str, Any], title: str) -> None:
     """
-    Prints untrained against trained.
+    Prints a team before and after its training.
 
     Args:
         results (`Mapping`): `{"untrained": {...}, "trained": {...}}` with the figures of [`evaluate_team`].
@@ -169,6 +43,27 @@ def print_table(results: Mapping[str, Any], title: str) -> None:
                 cell += f" ± {figures[f'{key}_interval']:.3f}"
             cells.append(cell)
         table.add_row(label, *cells, f"{after[key] - before[key]:+.3f}")
+    Console().print(table)
+
+
+def print_figures(figures: Mapping[str, float], title: str) -> None:
+    """
+    Prints an evaluation.
+
+    Args:
+        figures (`Mapping`): What [`evaluate_team`] returned.
+        title (`str`): Title of the table.
+    """
+    labels = dict(ROWS)
+    table = Table(title=title)
+    table.add_column("")
+    table.add_column("mean", justify="right")
+    table.add_column("± 95 %", justify="right")
+    for name, value in figures.items():
+        if not name.endswith("_interval"):
+            half = figures.get(f"{name}_interval")
+            shown = str(value) if isinstance(value, int) else f"{value:.3f}"
+            table.add_row(labels.get(name, name), shown, "" if half is None else f"{half:.3f}")
     Console().print(table)
 
 

@@ -1,0 +1,586 @@
+"""Measures a team on problems: pass@k, tests, rewards, tokens and time, problem by problem, so that it can be resumed."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.utils import broadcast_object_list, gather_object
+from datasets import Dataset
+from tqdm.auto import tqdm
+from transformers import LogitsProcessor
+from transformers.generation.configuration_utils import BaseWatermarkingConfig
+
+from marcog_trl.agents import solution_job
+from marcog_trl.code import syntax_error
+from marcog_trl.execution.jobs import plan
+from marcog_trl.metrics import estimate_pass_at_k
+from marcog_trl.problems import make_job
+from marcog_trl.rollout import Episode, Row
+from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer, _needs
+from marcog_trl.trainers.team_files import write_json
+
+
+GREEDY = None  # in place of a sample's number
+Play = tuple[int, int | None]
+"""Index of a problem, and number of the sample, or [`GREEDY`]."""
+Record = dict[str, Any]
+
+
+def evaluate_team(
+    trainer: MultiAgentTrainer,
+    problems: Dataset,
+    num_samples: int = 10,
+    batch_size: int = 128,
+    seed: int = 0,
+    k: Sequence[int] | None = None,
+    sampling: str = "keyed",
+    output: str | Path | None = None,
+    description: Mapping[str, Any] | None = None,
+) -> dict[str, float]:
+    """
+    Measures the trainer's team: `num_samples` episodes per problem at the trainer's temperature, and a greedy one.
+
+    With several processes all of them call it, share the problems, and get the same figures. Latents are their means.
+
+    Args:
+        trainer ([`MultiAgentTrainer`]): Holds the team.
+        problems (`Dataset` of P rows): Problems with tests.
+        num_samples (`int`, *optional*, defaults to `10`): n, sampled episodes per problem.
+        batch_size (`int`, *optional*, defaults to `128`): Episodes per process that are played at once; at least those of
+            one problem are.
+        seed (`int`, *optional*, defaults to `0`): Seed of the sampling; the random state is restored afterwards.
+        k (`Sequence[int]`, *optional*): Which pass@k. By default those of 1, 5 and 10 that `num_samples` allows.
+        sampling (`str`, *optional*, defaults to `"keyed"`): `"keyed"`: every reply draws from random numbers of its own, which
+            depend on the seed, the problem's `task_id`, the sample, the agent and the turn, so that neither the number of
+            processes nor where an evaluation was resumed changes them, nor, rounding aside, `batch_size`. `"stream"`: replies draw from the process's random
+            stream in the order in which they are made, as in training; needed with vLLM and continuous batching.
+        output (`str`, *optional*): A `.json` file for settings and figures. Problems with their code and verdicts are written
+            beside it, as `.jsonl`. Both appear at the end; until then, problems that are done lie in `.jsonl.partial`, from
+            which the same call goes on.
+        description (`Mapping`, *optional*): What the settings in `output` should say besides, such as which team it is.
+
+    Returns:
+        `dict[str, float]`: Of the sampled episodes `pass@k`, `solved` (share that passes all tests), `tests_passed` (share),
+        `parses` (share whose replies are valid Python), `reward` (reward units), `rewards/...` and other components of the
+        reward, `turns`, `samples` (number); `solved_greedy`; `tokens_per_problem` (generated, the greedy episode aside),
+        `agents/.../tokens` and `agents/.../truncated` (length of a reply, and share that did not end by itself);
+        `seconds_per_problem`, and, of these, `waiting_per_problem` (for verdicts and rewards, while nothing was generated);
+        `problems` and `infrastructure` (numbers of problems, and of verdicts that the executor failed to give). Where there
+        are several problems, `..._interval` is half the width of a 95 % interval, problems being the independent units.
+
+    Raises:
+        ValueError: Before any work starts, if there are no problems, one has no tests or tests that cannot be run, an
+            argument is out of range, or `output` was begun with other settings.
+
+    Source: pass@k of Chen et al. 2021 (https://huggingface.co/papers/2107.03374).
+    """
+    ks = [size for size in (1, 5, 10) if size <= num_samples] if k is None else list(k)
+    rows = _check_problems(problems)
+    _check_arguments(trainer, num_samples, batch_size, ks, sampling, output)
+    accelerator = trainer.accelerator
+    is_main, world, rank = accelerator.is_main_process, accelerator.num_processes, accelerator.process_index
+    journal, records = None, {}
+    if output is not None:
+        if is_main:
+            settings = _settings(trainer, rows, num_samples, seed, sampling, description or {})
+            journal = _Journal(Path(output), settings)
+        records = _from_main(journal)
+    player = _Player(trainer, rows, num_samples, batch_size, seed, sampling == "keyed")
+    # A block is played whole, also where a resumed evaluation lacks a part of it
+    blocks = [block for block in player.blocks if not records.keys() >= set(block)]
+    progress = tqdm(
+        total=len(rows),
+        initial=len(records),
+        desc="Evaluating",
+        unit="problem",
+        disable=trainer.args.disable_tqdm or not is_main,
+    )
+    began = time.perf_counter()
+
+    def note(finish: Callable[[], list[Record]]) -> None:
+        """Waits for the verdicts of a round, and keeps what is new."""
+        nonlocal began
+        waited = time.perf_counter()
+        own = finish()
+        ended = time.perf_counter()
+        parts = [(own, ended - began, ended - waited)]
+        began = ended
+        if world > 1:
+            parts = gather_object(parts)
+        new = [record for own, _, _ in parts for record in own if record["index"] not in records]
+        for record in new:
+            record["seconds"] = max(seconds for _, seconds, _ in parts) / len(new)
+            record["waiting_seconds"] = max(seconds for _, _, seconds in parts) / len(new)
+            records[record["index"]] = record
+        if journal is not None:
+            journal.add(new)
+        progress.update(len(new))
+
+    with progress, _measuring(trainer, seed + rank):
+        # While one round is executed, the next one is generated
+        finish: Callable[[], list[Record]] | None = None
+        for start in range(0, len(blocks), world):
+            begun = player.begin(blocks[start : start + world], rank)
+            if finish is not None:
+                note(finish)
+            finish = begun
+        if finish is not None:
+            note(finish)
+    figures = summarize([records[i] for i in range(len(rows))], ks)
+    if journal is not None:
+        journal.close(figures)
+    accelerator.wait_for_everyone()
+    return figures
+
+
+# What is checked before any work starts
+
+
+def _check_problems(problems: Dataset) -> list[dict[str, Any]]:
+    if len(problems) == 0:
+        raise ValueError("problems is empty; a dataset with at least one problem works")
+    for column in ("prompt", "test", "test_format"):
+        if column not in problems.column_names:
+            raise ValueError(
+                f"problems has no column {column!r} but {problems.column_names}; the rows of load_problems work"
+            )
+    rows = [dict(row) for row in problems]
+    for i, row in enumerate(rows):
+        try:
+            plan(make_job(row, ""))
+        except ValueError as error:
+            raise ValueError(f"problems[{i}]: {error}") from None
+    return rows
+
+
+def _check_arguments(
+    trainer: MultiAgentTrainer,
+    num_samples: int,
+    batch_size: int,
+    ks: list[int],
+    sampling: str,
+    output: str | Path | None,
+) -> None:
+    for name, value in (("num_samples", num_samples), ("batch_size", batch_size)):
+        if value < 1:
+            raise ValueError(f"{name}={value} is not positive; 10 works")
+    for size in ks:
+        if not 1 <= size <= num_samples:
+            works = f"num_samples={size} or k={[num_samples]} works" if size > 0 else "k=[1] works"
+            raise ValueError(f"k={ks} has {size}, which is not in 1 to num_samples={num_samples}; {works}")
+    if sampling not in ("keyed", "stream"):
+        raise ValueError(f"sampling={sampling!r} is unknown; 'keyed' or 'stream' works")
+    for name, other in (
+        ("use_vllm", trainer.use_vllm),
+        ("use_transformers_continuous_batching", trainer.use_transformers_continuous_batching),
+    ):
+        if sampling == "keyed" and other:
+            raise ValueError(f"sampling='keyed' cannot reach the random numbers of {name}=True; 'stream' works")
+    if output is not None and Path(output).suffix != ".json":
+        raise ValueError(f"output={str(output)!r} does not end in .json; 'evaluation.json' works")
+
+
+def _settings(
+    trainer: MultiAgentTrainer,
+    rows: list[dict[str, Any]],
+    num_samples: int,
+    seed: int,
+    sampling: str,
+    description: Mapping[str, Any],
+) -> dict[str, Any]:
+    """All that the figures depend on, apart from rounding."""
+    args, weights = trainer.args, hashlib.sha256()
+    assert args.max_completion_length is not None
+    for name, parameter in trainer.model.named_parameters():
+        if parameter.requires_grad:
+            weights.update(name.encode())
+            weights.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    settings = {
+        **description,
+        "num_samples": num_samples,
+        "seed": seed,
+        "sampling": sampling,
+        "problems": {"number": len(rows), "sha256": hashlib.sha256(repr(rows).encode()).hexdigest()},
+        "most_tokens_per_solution": args.max_completion_length * len(trainer.workflow.slots),
+        "weights": {"sha256": weights.hexdigest()},
+        "execution": {"timeout": args.execution_timeout, "memory_mb": args.execution_memory_mb},
+        **trainer.team_description(),
+    }
+    return json.loads(json.dumps(settings))
+
+
+# What is kept on disk
+
+
+class _Journal:
+    """
+    The problems that are done, line by line, and at the end the results. Held by the main process.
+
+    Args:
+        output (`Path`): Where the figures go at the end.
+        settings (`dict`): What a journal must agree in to be continued.
+    """
+
+    def __init__(self, output: Path, settings: dict[str, Any]):
+        self.output = output
+        self.problems = output.with_suffix(".jsonl")
+        self.partial = output.with_suffix(".jsonl.partial")
+        self.settings = settings
+        self._records: dict[int, Record] = {}
+
+    def resume(self) -> dict[int, Record]:
+        """What an evaluation that was stopped has left; a line that it had not finished is dropped."""
+        self.output.parent.mkdir(parents=True, exist_ok=True)
+        whole = b""
+        if self.partial.is_file():
+            whole, newline, _ = self.partial.read_bytes().rpartition(b"\n")
+            whole += newline
+        lines = [json.loads(line) for line in whole.splitlines()]
+        begun_with = lines[0] if lines else self.settings
+        for name in self.settings | begun_with:
+            theirs, ours = begun_with.get(name), self.settings.get(name)
+            if theirs != ours:
+                raise ValueError(
+                    f"{str(self.partial)!r} was begun with {name}={theirs!r:.200}, but this evaluation has {ours!r:.200}; "
+                    "another output works, or deleting that file"
+                )
+        if whole:
+            os.truncate(self.partial, len(whole))
+        else:
+            self.partial.write_text(json.dumps(self.settings) + "\n")
+        self._records = {record["index"]: record for record in lines[1:]}
+        return dict(self._records)
+
+    def add(self, records: list[Record]) -> None:
+        with self.partial.open("a") as file:
+            file.writelines(json.dumps(record) + "\n" for record in records)
+        self._records |= {record["index"]: record for record in records}
+
+    def close(self, figures: Mapping[str, float]) -> None:
+        """Problems in order, and figures; each file appears whole."""
+        lines = [json.dumps(self._records[i]) + "\n" for i in sorted(self._records)]
+        finished = self.problems.with_suffix(".jsonl.finished")
+        finished.write_text("".join(lines))
+        os.replace(finished, self.problems)
+        write_json(self.output, {"figures": dict(figures), "settings": self.settings})
+        self.partial.unlink()
+
+
+def _from_main(journal: _Journal | None) -> dict[int, Record]:
+    """What the main process's journal holds, in all processes; so is its error."""
+    found: list[Any] = [None]
+    if journal is not None:
+        try:
+            found = [journal.resume()]
+        except ValueError as error:
+            found = [error]
+    broadcast_object_list(found)
+    if isinstance(found[0], ValueError):
+        raise found[0]
+    return found[0]
+
+
+# Playing
+
+
+@contextmanager
+def _measuring(trainer: MultiAgentTrainer, seed: int) -> Iterator[None]:
+    """Evaluation mode, and a random state of which nothing stays."""
+    was_training = trainer.model.training
+    trainer.model.eval()
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            trainer.model.train(was_training)
+
+
+class _Player:
+    """
+    Plays blocks of problems: all samples of a problem, and its greedy episode, in the same block.
+
+    Args:
+        trainer (`MultiAgentTrainer`): Holds the team.
+        rows (`list[dict]` of length P): The problems.
+        num_samples (`int`): Sampled episodes per problem.
+        batch_size (`int`): Episodes that are played at once.
+        seed (`int`): Seed of keyed sampling.
+        keyed (`bool`): Whether sampling is.
+
+    Attributes:
+        blocks (`list[list[int]]`): Indices of the problems, whatever the number of processes.
+    """
+
+    def __init__(
+        self,
+        trainer: MultiAgentTrainer,
+        rows: list[dict[str, Any]],
+        num_samples: int,
+        batch_size: int,
+        seed: int,
+        keyed: bool,
+    ):
+        self.trainer = trainer
+        self.rows = rows
+        self.num_samples = num_samples
+        self.seed = seed
+        self.keyed = keyed
+        # Keyed, greedy episodes are generated together with samples; otherwise they have batches of their own
+        size = max(1, batch_size // (num_samples + keyed))
+        if keyed:
+            size = math.ceil(len(rows) / math.ceil(len(rows) / size))
+        indices = list(range(len(rows)))
+        self.blocks = [indices[start : start + size] for start in range(0, len(rows), size)]
+
+    def begin(self, blocks: list[list[int]], rank: int) -> Callable[[], list[Record]]:
+        """
+        Generates this process's block of at most as many as there are processes; what it returns waits for the verdicts.
+
+        Generation and scoring are collective operations: a process without a block plays another one's once more, and a
+        smaller block is filled up. Keyed, blocks are equally large with any number of processes, so that rounding is, too.
+        """
+        block = blocks[rank] if rank < len(blocks) else []
+        width = max(map(len, self.blocks if self.keyed else blocks))
+        filled = [*block, *[blocks[0][0]] * (width - len(block))]
+        if self.keyed:
+            plays = [(i, sample) for i in filled for sample in (GREEDY, *range(self.num_samples))]
+            with _keyed(self.trainer, [self._key(play) for play in plays]):
+                parts = [self._begin(plays, len(block) * (1 + self.num_samples))]
+        else:
+            plays = [(i, sample) for i in filled for sample in range(self.num_samples)]
+            parts = [self._begin(plays, len(block) * self.num_samples)]
+            with self.trainer.greedy():
+                parts.append(self._begin([(i, GREEDY) for i in filled], len(block)))
+
+        def finish() -> list[Record]:
+            episodes = {play: record for part in parts for play, record in part()}
+            return [
+                {
+                    "index": i,
+                    "task_id": self.rows[i].get("task_id", i),
+                    "greedy": episodes[i, GREEDY],
+                    "samples": [episodes[i, sample] for sample in range(self.num_samples)],
+                }
+                for i in block
+            ]
+
+        return finish
+
+    def _key(self, play: Play) -> str | None:
+        i, sample = play
+        return None if sample is GREEDY else repr((self.seed, self.rows[i].get("task_id", i), sample))
+
+    def _begin(self, plays: list[Play], count: int) -> Callable[[], list[tuple[Play, Record]]]:
+        """Generates episodes; what it returns waits for the verdicts, and describes the first `count`."""
+        finish = self.trainer.begin_episodes([self.rows[i] for i, _ in plays])
+
+        def describe() -> list[tuple[Play, Record]]:
+            episodes = finish()
+            scores = self.trainer._scores.tolist()
+            return [(plays[e], _describe(self.trainer, episodes[e], scores[e])) for e in range(count)]
+
+        return describe
+
+
+@contextmanager
+def _keyed(trainer: MultiAgentTrainer, keys: list[str | None]) -> Iterator[None]:
+    """Lets every reply draw from random numbers of its own: those of its episode's key; `None` takes the likeliest token."""
+    speak, config = trainer._generate_rows, trainer.generation_config
+
+    def speak_keyed(rows: list[Row]):
+        draws = np.zeros((max(1, len(rows)), config.max_new_tokens))
+        for draw, row in zip(draws, rows, strict=False):  # a process without rows generates one that nobody reads
+            key = keys[row.episode]
+            seed = hashlib.sha256(repr((key, row.slot.agent, row.slot.turn, row.slot.act)).encode()).digest()
+            draw[:] = math.nan if key is None else np.random.default_rng(list(seed)).random(draw.shape)
+        trainer.generation_config = copy.deepcopy(config)
+        trainer.generation_config.watermarking_config = _Draws(torch.from_numpy(draws))
+        return speak(rows)
+
+    trainer._generate_rows = speak_keyed  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del trainer._generate_rows
+        trainer.generation_config = config
+
+
+class _Draws(BaseWatermarkingConfig):
+    """
+    What every row draws with, `(R, T)`. Watermarks are the one thing that transformers lets act on the final distribution,
+    after temperature and top-p.
+    """
+
+    def __init__(self, draws: torch.Tensor):
+        self.draws = draws
+
+    def validate(self) -> None:
+        pass
+
+    def construct_processor(self, vocab_size: int, device: Any = None) -> LogitsProcessor:
+        return _Draw(self.draws.to(device))
+
+
+class _Draw(LogitsProcessor):
+    """Leaves one token: that at which the cumulative distribution passes the row's number, or the likeliest one."""
+
+    def __init__(self, draws: torch.Tensor):
+        self.draws = draws
+        self.prompt_length: int | None = None
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if self.prompt_length is None:
+            self.prompt_length = input_ids.size(1)
+        draw = self.draws[:, input_ids.size(1) - self.prompt_length, None]
+        cumulative = scores.softmax(-1).cumsum(-1, dtype=torch.float64)
+        drawn = torch.searchsorted(cumulative, draw * cumulative[:, -1:], right=True)
+        token = torch.where(draw.isnan(), scores.argmax(-1, keepdim=True), drawn)
+        return torch.full_like(scores, -math.inf).scatter_(1, token, 0.0)
+
+
+# What came of it
+
+
+def _describe(trainer: MultiAgentTrainer, episode: Episode, scores: list[list[float]]) -> Record:
+    """One episode as the journal has it; `scores`: of every turn, what each reward function returned."""
+    last = len(episode.turns) - 1
+    turn = episode.turns[last]
+    job = solution_job(episode.problem, turn.solution)
+    verdict = dict(turn.verdicts)[job]
+    agents: dict[str, dict[str, int]] = {}
+    for row in episode.rows:
+        spoken = agents.setdefault(row.slot.agent, {"replies": 0, "tokens": 0, "truncated": 0})
+        spoken["replies"] += 1
+        spoken["tokens"] += len(row.completion_ids)
+        spoken["truncated"] += not set(row.completion_ids[-1:]) & set(trainer.eos_token_ids)
+    components = {
+        f"rewards/{name}": score
+        for name, score in zip(trainer.reward_func_names, scores[last], strict=True)
+        if not math.isnan(score)
+    }
+    return {
+        "status": verdict.status,
+        "tests_passed": verdict.passed,
+        "tests": verdict.total,
+        "message": verdict.message,
+        "failed_tests": [t for t, result in enumerate(verdict.tests) if result.status != "passed"],
+        "execution_seconds": verdict.seconds,
+        "code": job.code,
+        "replies": dict(turn.replies),
+        "parses": bool(job.code) and all(syntax_error(reply) is None for reply in turn.replies.values()),
+        "reward": None if turn.rewards is None else sum(turn.rewards.values()) / len(turn.rewards),
+        "components": components | _components(trainer, episode),
+        "turns": len(episode.turns),
+        "agents": agents,
+    }
+
+
+def _components(trainer: MultiAgentTrainer, episode: Episode) -> dict[str, float]:
+    """
+    What the rewards by execution log of the last turn. All verdicts are known by now, so that asking them once more, about
+    this episode alone, executes nothing.
+    """
+    k = len(episode.turns) - 1
+    turn, before = episode.turns[k], episode.turns[k - 1] if k else None
+    prompt = episode.problem["prompt"]
+    columns: dict[str, Any] = {
+        **{name: value for name, value in episode.problem.items() if name != "prompt"},
+        "completions": turn.solution if isinstance(prompt, str) else [{"role": "assistant", "content": turn.solution}],
+        "replies": turn.replies,
+        "turn": k,
+        "verdicts": turn.verdicts,
+        "previous_solution": None if before is None else before.solution,
+        "previous_verdicts": [] if before is None else before.verdicts,
+    }
+    found: dict[str, float] = {}
+
+    def log_metric(name: str, value: float) -> None:
+        reward, *_, component = name.split("/")  # between them, from the second turn on, the turn
+        found[f"{reward}/{component}"] = value
+
+    for func in trainer._rewards_as_given:
+        if _needs(func, "tests"):
+            func(
+                prompts=[prompt],
+                **{name: [value] for name, value in columns.items()},
+                executor=trainer.executor,
+                log_metric=log_metric,
+            )
+    return found
+
+
+def summarize(records: Sequence[Record], k: Sequence[int]) -> dict[str, float]:
+    """
+    Figures of an evaluation.
+
+    Args:
+        records (`Sequence[dict]` of length P): The lines of the evaluation's `.jsonl`, one per problem.
+        k (`Sequence[int]`): Which pass@k.
+
+    Returns:
+        `dict[str, float]`: See [`evaluate_team`].
+
+    Raises:
+        ValueError: If a problem has fewer samples than `max(k)`.
+    """
+    sampled = [episode for record in records for episode in record["samples"]]
+    greedy = [record["greedy"] for record in records]
+
+    def mean(values: Sequence[float]) -> float:
+        return sum(values) / len(values)
+
+    def solved(episodes: Sequence[Record]) -> list[float]:
+        return [float(episode["status"] == "passed") for episode in episodes]
+
+    correct = [(len(record["samples"]), int(sum(solved(record["samples"])))) for record in records]
+    by_problem = {
+        "solved": [c / n for n, c in correct],
+        "solved_greedy": solved(greedy),
+        **{f"pass@{size}": [estimate_pass_at_k(n, c, size) for n, c in correct] for size in k},
+    }
+    figures: dict[str, float] = {}
+    for name, values in by_problem.items():
+        figures[name] = mean(values)
+        if len(values) > 1:
+            figures[f"{name}_interval"] = _half_interval(values)
+    rewards = [episode["reward"] for episode in sampled if episode["reward"] is not None]
+    figures |= {
+        "reward": mean(rewards) if rewards else 0.0,
+        "tests_passed": mean([episode["tests_passed"] / episode["tests"] for episode in sampled]),
+        "parses": mean([float(episode["parses"]) for episode in sampled]),
+        "turns": mean([episode["turns"] for episode in sampled]),
+        "samples": len(sampled),
+        "problems": len(records),
+    }
+    for name in dict.fromkeys(name for episode in sampled for name in episode["components"]):
+        figures[name] = mean([episode["components"][name] for episode in sampled if name in episode["components"]])
+    tokens = [spoken["tokens"] for episode in sampled for spoken in episode["agents"].values()]
+    figures["tokens_per_problem"] = sum(tokens) / len(records)
+    for agent in dict.fromkeys(agent for episode in sampled for agent in episode["agents"]):
+        spoken = [episode["agents"][agent] for episode in sampled if agent in episode["agents"]]
+        for name in ("tokens", "truncated"):
+            figures[f"agents/{agent}/{name}"] = sum(s[name] for s in spoken) / sum(s["replies"] for s in spoken)
+    figures |= {
+        "seconds_per_problem": mean([record["seconds"] for record in records]),
+        "waiting_per_problem": mean([record["waiting_seconds"] for record in records]),
+        "infrastructure": sum(episode["status"] == "infrastructure" for episode in [*sampled, *greedy]),
+    }
+    return figures
+
+
+def _half_interval(values: Sequence[float]) -> float:
+    """Half the width of the 95 % interval of a mean of independent values (normal approximation)."""
+    n, mean = len(values), sum(values) / len(values)
+    return 1.96 * math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1) / n)

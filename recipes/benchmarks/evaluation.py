@@ -1,0 +1,136 @@
+"""
+What executing code adds to the evaluation of 164 HumanEval problems x 10 samples.
+
+    python recipes/benchmarks/evaluation.py
+
+An evaluation is run and timed in which a random model with the layers of a real one generates as many tokens as a real one
+would, and its replies are then exchanged for programs: half of them reference solutions, half with one fault, no two alike.
+On a GPU the model has its real sizes and generates all rows. Elsewhere it is as narrow as can be and generates one, so that a
+step takes what it takes to launch its operations, which no accelerator spares: what execution adds is then overestimated.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from marcog_trl import evaluate_team, load_problems
+from marcog_trl.embedded import load_default_model
+from marcog_trl.execution import CodeExecutor, Job
+from marcog_trl.problems import make_job
+from marcog_trl.trainers.baselines import untrained_team
+
+
+warnings.filterwarnings("ignore", category=FutureWarning)
+DATA = Path(__file__).parents[2] / "tests" / "data"
+
+
+def make_replies(problems, num_samples):
+    """A greedy and `num_samples` sampled programs per problem."""
+    mutants = json.loads((DATA / "humaneval_mutants.json").read_text(encoding="utf-8"))
+    return [
+        f"{row['prompt']}{row['canonical_solution'] if i % 2 else mutants[row['task_id']]['code']}\n# reply {i}\n"
+        for row in problems
+        for i in range(num_samples + 1)
+    ]
+
+
+def judge(problems, replies, num_workers):
+    """Executes all samples, and does nothing else."""
+    size = len(replies) // len(problems)
+    jobs = [make_job(problems[i // size], reply) for i, reply in enumerate(replies) if i % size]
+    with CodeExecutor(num_workers, isolation="best_effort") as executor:
+        executor.run(jobs[:8])  # workers have started
+        started = time.perf_counter()
+        verdicts = executor.run(jobs)
+        seconds = time.perf_counter() - started
+    assert sum(verdict.status == "passed" for verdict in verdicts) == len(jobs) // 2
+    print(f"judging {len(jobs)} programs alone, {executor.num_workers} workers: {seconds:.1f} s", flush=True)
+
+
+def make_model(tokenizer, layers, hidden_size, vocab_size):
+    heads = max(1, hidden_size // 128)
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=vocab_size, hidden_size=hidden_size, intermediate_size=6 * hidden_size, num_hidden_layers=layers,
+            num_attention_heads=heads, num_key_value_heads=max(1, heads // 6), tie_word_embeddings=True,
+            pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+        )
+    )  # fmt: skip
+
+
+def evaluate(problems, replies, options):
+    _, tokenizer = load_default_model()
+    with tempfile.TemporaryDirectory() as folder:
+        make_model(tokenizer, 1, 64, len(tokenizer)).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        trainer = untrained_team(folder, problems, isolation="best_effort", num_workers=options.num_workers)
+    device = trainer.accelerator.device
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    model = make_model(tokenizer, options.layers, options.hidden_size, options.vocab_size).to(device, dtype).eval()
+    tokens, seconds = iter(()), []
+
+    def generate(prompts, *rest):
+        started = time.perf_counter()
+        rows = torch.full((options.rows or len(prompts), 128), 5, device=device)
+        length = options.completion_length
+        model.generate(
+            input_ids=rows,
+            attention_mask=torch.ones_like(rows),
+            do_sample=True,
+            top_k=0,
+            max_new_tokens=length,
+            min_new_tokens=length,
+        )
+        seconds.append(time.perf_counter() - started)
+        return [next(tokens, [0]) for _ in prompts], None  # of the last batch, what fills it up is not counted
+
+    size = options.batch_size // (options.num_samples + 1) * (options.num_samples + 1)
+    for _ in range(3):
+        generate(range(size))
+    alone = min(seconds)
+    seconds.clear()
+    tokens = iter([[*tokenizer(reply)["input_ids"], tokenizer.eos_token_id] for reply in replies])
+    trainer._generate_single_turn = generate
+    trainer.executor.run([Job("", ["assert True"])] * 8)
+    started = time.perf_counter()
+    figures = evaluate_team(trainer, problems, options.num_samples, options.batch_size)
+    total = time.perf_counter() - started
+    trainer.executor.close()
+    assert abs(figures["solved"] - 0.5) < 1e-9, figures["solved"]
+    print(
+        f"{options.completion_length} steps of {options.layers} layers, hidden size {options.hidden_size}, {device}: "
+        f"{alone:.2f} s alone; {len(seconds)} batches of them: {alone * len(seconds):.1f} s\n"
+        f"evaluation: {total:.1f} s, {100 * (total / alone / len(seconds) - 1):.1f} % more; of it {sum(seconds):.1f} s generate"
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    sizes = {"hidden_size": 1536, "vocab_size": 151_936, "rows": None}  # of a model of 1.5 billion parameters
+    if not torch.cuda.is_available():
+        sizes = {"hidden_size": 64, "vocab_size": 1024, "rows": 1}
+    options = {
+        "num_samples": 10,
+        "batch_size": 128,
+        "completion_length": 256,
+        "layers": 28,
+        "num_workers": None,
+        **sizes,
+    }
+    for name, default in options.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    options = parser.parse_args()
+    problems = load_problems(str(DATA / "humaneval.jsonl.gz"), "test")
+    replies = make_replies(problems, options.num_samples)
+    judge(problems, replies, options.num_workers)
+    evaluate(problems, replies, options)
+
+
+if __name__ == "__main__":
+    main()
