@@ -62,7 +62,9 @@ SIGNATURES = {
         "_load_best_model": "",
         "_push_from_checkpoint": "checkpoint_folder",
     },
-    VLLMGeneration: {"_iter_named_params": "", "sync_weights": ""},
+    VLLMGeneration: {
+        "_init_vllm": "", "_iter_named_params": "", "sync_weights": "", "generate": "prompts images num_generations profiler"
+    },
     RepeatSampler: {"__init__": "data_source mini_repeat_count batch_size repeat_count shuffle seed"},
     Accelerator: {"reduce": "tensor reduction scale", "gather": "tensor", "unwrap_model": "model keep_fp32_wrapper "
                   "keep_torch_compile"},

@@ -19,7 +19,7 @@ class SHPPOConfig(MultiAgentPPOConfig):
             adapter per agent, for comparison.
         latent_scope (`str`, *optional*, defaults to `"observation"`):
             What a latent depends on: the `"observation"` (role text and prompt of the row), or the `"agent"` (role text
-            alone, one draw per agent and generation batch).
+            alone, one draw per agent and generation batch, so that an agent is one LoRA adapter: what vLLM can serve).
         latent_size (`int`, *optional*, defaults to `8`):
             Size of the latent.
         sigma_min (`float`, *optional*, defaults to `0.05`):
@@ -73,12 +73,27 @@ class SHPPOConfig(MultiAgentPPOConfig):
         _positive("latent_size", self.latent_size)
         _positive("sigma_min", self.sigma_min)
         if self.use_vllm and self.parameter_sharing != "shared":
-            raise ValueError(
-                f"use_vllm=True cannot serve parameter_sharing={self.parameter_sharing!r} with "
-                f"latent_scope={self.latent_scope!r}; use_vllm=False or parameter_sharing='shared' works"
-            )
+            self._check_vllm()
         if self.use_transformers_continuous_batching and self.parameter_sharing != "shared":
             raise ValueError(
                 "use_transformers_continuous_batching=True packs the rows that "
                 f"parameter_sharing={self.parameter_sharing!r} must tell apart; False or parameter_sharing='shared' works"
             )
+
+    def _check_vllm(self) -> None:
+        """vLLM serves agents as LoRA adapters over base weights that it read itself."""
+        if self.parameter_sharing == "latent" and self.latent_scope == "observation":
+            raise ValueError(
+                "use_vllm=True serves one adapter per agent, not one per row as in latent_scope='observation'; "
+                "latent_scope='agent' works"
+            )
+        for name, value, works, reason in (
+            ("vllm_mode", self.vllm_mode, "colocate", "TRL's vLLM server knows no LoRA"),
+            ("vllm_tensor_parallel_size", self.vllm_tensor_parallel_size, 1, "each process has an engine of its own"),
+            ("vllm_enable_sleep_mode", self.vllm_enable_sleep_mode, False, "asleep, it forgets the base weights"),
+        ):
+            if value != works:
+                raise ValueError(
+                    f"{name}={value!r} cannot serve parameter_sharing={self.parameter_sharing!r}: {reason}; "
+                    f"{works!r} or parameter_sharing='shared' works"
+                )

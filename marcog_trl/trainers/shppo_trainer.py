@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 from accelerate.utils import is_peft_model
 from peft import LoraConfig, PeftConfig
 from torch import nn
+from trl.extras.profiling import profiling_context
+from trl.trainer import grpo_trainer
 
 from marcog_trl.agents import Slot
 from marcog_trl.heterogeneity import (
@@ -16,10 +20,12 @@ from marcog_trl.heterogeneity import (
     LatentNet,
     LoraCores,
     check_peft_config,
+    fold_adapter,
     latent_distance_range,
     latent_diversity,
     latent_entropy,
     save_split_adapters,
+    split_adapter,
     stack_config,
 )
 from marcog_trl.rollout import Row, encode_prompts
@@ -28,6 +34,7 @@ from marcog_trl.trainers.multi_agent_ppo_trainer import MultiAgentPPOTrainer
 from marcog_trl.trainers.multi_agent_trainer import Rollout
 from marcog_trl.trainers.shppo_config import SHPPOConfig
 from marcog_trl.trainers.team_module import Flight, LatentTargets, TeamModule
+from marcog_trl.trainers.vllm_agents import AgentGeneration, check_served_adapter
 
 
 LATENT, INFERENCE = "latent", "inference"
@@ -92,7 +99,11 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         self._generator = torch.Generator()
         self._noise_key = -1, 0
         self._probe: tuple[list[int], torch.Tensor] | None = None
-        super().__init__(model, reward_funcs, args, *positional, **kwargs)
+        self._served: AgentGeneration | None = None
+        serves = isinstance(args, SHPPOConfig) and args.use_vllm and args.parameter_sharing != "shared"
+        # TRL makes its vLLM backend by this name
+        with patch.object(grpo_trainer, "VLLMGeneration", self._make_generation) if serves else nullcontext():
+            super().__init__(model, reward_funcs, args, *positional, **kwargs)
         self._role_ids = encode_prompts(
             self._tokenizer, [[{"role": "user", "content": agent.role}] for agent in self.workflow.agents]
         )
@@ -104,19 +115,19 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
     def _adapter_config(self, model, peft_config: PeftConfig | None, args: MultiAgentConfig) -> PeftConfig | None:
         assert isinstance(args, SHPPOConfig)
         config = super()._adapter_config(model, peft_config, args)
-        if args.parameter_sharing == "shared" or config is None:
-            if args.parameter_sharing == "separate":
-                raise ValueError(
-                    "parameter_sharing='separate' makes its own adapter, but model has one; pass the base model, and the "
-                    "adapter's settings as peft_config"
-                )
+        if args.parameter_sharing == "shared":
             return config
-        check_peft_config(config)
-        return (
-            stack_config(cast(LoraConfig, config), len(self.agents))
-            if args.parameter_sharing == "separate"
-            else config
-        )
+        separate = args.parameter_sharing == "separate"
+        if config is None and separate:
+            raise ValueError(
+                "parameter_sharing='separate' makes its own adapter, but model has one; pass the base model, and the "
+                "adapter's settings as peft_config"
+            )
+        adapter = cast(LoraConfig, model.peft_config["default"] if config is None else config)
+        check_peft_config(adapter)
+        if args.use_vllm:
+            check_served_adapter(adapter)
+        return stack_config(adapter, len(self.agents)) if separate else config
 
     def _make_team(self) -> TeamModule:
         if self.args.parameter_sharing == "shared":
@@ -179,7 +190,9 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         batch = (self.args.seed * 1_000_003 + step) * 1_009 + rollouts
         self._generator.manual_seed((batch * 1_009 + process) % 2**63)
         if self.args.latent_scope == "agent":
-            self._agent_noise = self._draw(len(self.agents))
+            before, self._agent_noise = self._agent_noise, self._draw(len(self.agents))
+            if self._served is not None and (before is None or not torch.equal(before, self._agent_noise)):
+                self._served.stale = True
 
     def _draw(self, count: int) -> torch.Tensor:
         """Noise of `count` latents, `(count, d)`; in evaluation a latent is its mean."""
@@ -242,6 +255,40 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         for i, row in enumerate(rows):
             self._latents[row.episode, row.slot], self._noise[row.episode, row.slot] = z[i], eps[i]
         return Flight(z=z, frozen=True)
+
+    def _generate_rows(self, rows: list[Row]):
+        if self._served is not None:
+            self._served.row_agents = [self.agents.index(row.slot.agent) for row in rows] or [0]
+        return super()._generate_rows(rows)
+
+    def _make_generation(self, *, model, **kwargs: Any) -> AgentGeneration:
+        """In place of TRL's vLLM backend, whose arguments it takes: one that serves every agent's own adapter."""
+        config = model.peft_config["default"]
+        blocks = len(self.agents) if self.args.parameter_sharing == "separate" else 1
+        rank = max([config.r, *config.rank_pattern.values()]) // blocks
+        self._served = AgentGeneration(
+            model=model,
+            num_agents=len(self.agents),
+            rank=rank,
+            revision=cast(dict, self.args.model_init_kwargs or {}).get("revision"),
+            refresh=self._refresh_agents,
+            **kwargs,
+        )
+        return self._served
+
+    @torch.no_grad()
+    def _refresh_agents(self) -> None:
+        """Gives vLLM the agents' adapters of now, of the rollout's own latents."""
+        assert self._served is not None
+        with profiling_context(self, "refresh_agents"):
+            if self.args.parameter_sharing == "separate":
+                self._served.load(split_adapter(self.model, len(self.agents)))
+                return
+            assert self.team.latent_net is not None and self.team.core_decoder is not None
+            mu, sigma = self.team.latent_net(self._observe_roles())
+            cores = self.team.core_decoder(mu + sigma * self._agent_noise)
+            config = self.model.peft_config["default"]
+            self._served.load([(fold_adapter(self.model, of_agent), config) for of_agent in zip(*cores, strict=True)])
 
     @property
     def _obs_size(self) -> int:

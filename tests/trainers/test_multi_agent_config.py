@@ -108,8 +108,19 @@ BAD_LATENTS = [
     ({"latent_distance": "l2"}, "latent_distance='l2' is not one of 'cosine', 'minmax'; 'cosine' works"),
     ({"latent_size": 0}, "latent_size=0 is not positive"),
     ({"sigma_min": 0.0}, "sigma_min=0.0 is not positive"),
-    ({"use_vllm": True}, "use_vllm=True .* latent_scope='observation'; .* works"),
-    ({"use_vllm": True, "parameter_sharing": "separate"}, "use_vllm=True .* parameter_sharing='separate'.* works"),
+    ({"use_vllm": True}, "use_vllm=True .* latent_scope='observation'; latent_scope='agent' works"),
+    (
+        {"use_vllm": True, "latent_scope": "agent", "vllm_mode": "server"},
+        "vllm_mode='server' .* parameter_sharing='latent': .* no LoRA; 'colocate' .* works",
+    ),
+    (
+        {"use_vllm": True, "parameter_sharing": "separate", "vllm_tensor_parallel_size": 2},
+        "vllm_tensor_parallel_size=2 .* parameter_sharing='separate': .*; 1 .* works",
+    ),
+    (
+        {"use_vllm": True, "parameter_sharing": "separate", "vllm_enable_sleep_mode": True},
+        "vllm_enable_sleep_mode=True .*; False .* works",
+    ),
     (
         {"use_transformers_continuous_batching": True},
         "use_transformers_continuous_batching=True .* parameter_sharing='latent' .*; .* works",

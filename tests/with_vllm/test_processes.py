@@ -1,0 +1,40 @@
+"""Two processes, launched as a user would, in which other numbers of agents speak at the same moment."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = Path(__file__).with_name("train_team.py")
+
+
+def launch(model, path, mode):
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(ROOT / "recipes" / "ddp.yaml")]
+    command += ["--num_processes", "2", str(SCRIPT), model, str(path), mode]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stderr[-5000:]
+    return [json.loads((path / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_each_samples_from_the_agents_of_now(tiny_model, tmp_path):
+    one, two = launch(tiny_model, tmp_path, "colocate")
+    assert one["rows"] != two["rows"]
+    assert len(one["difference"]) == 3 and max(one["difference"]) < 1e-3  # over both
+    assert one["policy"] == pytest.approx(two["policy"], abs=1e-9)
+
+
+def test_a_server_s_replies_go_to_the_rows_that_asked(tiny_model, tmp_path):
+    one, two = launch(tiny_model, tmp_path, "server")
+    assert one["rows"] != two["rows"]
+    assert [result["right"] for result in (one, two)] == [result["rows"] for result in (one, two)]
+    # Before every step the main process sends the language model, and nothing of the team's own
+    names = list(dict(AutoModelForCausalLM.from_pretrained(tiny_model).named_parameters()))
+    assert [list(weights) for weights in one["weights"]] == [names] * 3 and two["weights"] == []
+    assert one["weights"][0] != one["weights"][1] != one["weights"][2]
