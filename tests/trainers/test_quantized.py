@@ -3,7 +3,9 @@
 import pytest
 import teams
 import torch
-from transformers import BitsAndBytesConfig
+from peft import PeftModel
+from test_export import PROMPT, live_logits
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from marcog_trl import MultiAgentPPOTrainer, SHPPOTrainer
 
@@ -37,3 +39,33 @@ def test_trains_over_a_frozen_base(tiny_model, tmp_path, trainer_class, options)
     assert all(torch.equal(module.weight.data, frozen[name]) for name, module in base.items())
     trainer.save_model()
     assert (tmp_path / "adapter_model.safetensors").is_file() and (tmp_path / "team.json").is_file()
+
+
+def in_float32(model):
+    """In evaluation mode, bitsandbytes computes in bfloat16 on CPUs that can."""
+    for module in model.modules():
+        if type(module) is Linear4bit:
+            module.support_avx512bf16_for_cpu = False
+
+
+def test_an_exported_agent_is_the_live_one(tiny_model, tmp_path):
+    """On the same base in 4 bits; in float32, since TRL's bfloat16 rounds the live agent and the folded one differently."""
+    trainer = teams.make(
+        tiny_model, tmp_path / "run", SHPPOTrainer, workflow=teams.Pair(), latent_scope="agent",
+        quantization_config=BitsAndBytesConfig(**FOUR_BITS),
+    )  # fmt: skip
+    teams.randomize(trainer.team, scale=0.1)
+    for parameter in trainer.model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    in_float32(trainer.model)
+    trainer.export_agents(tmp_path / "agents")
+    live = {agent: live_logits(trainer, agent) for agent in "ab"}
+    assert (live["a"] - live["b"]).abs().max() > 0.1
+    for agent, expected in live.items():
+        base = AutoModelForCausalLM.from_pretrained(tiny_model, quantization_config=BitsAndBytesConfig(**FOUR_BITS))
+        exported = PeftModel.from_pretrained(base, tmp_path / "agents" / agent).eval()
+        in_float32(exported)
+        with torch.no_grad():
+            found = exported(input_ids=torch.tensor([PROMPT])).logits
+        assert (found - expected).abs().max() < 1e-5
