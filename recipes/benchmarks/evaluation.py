@@ -103,10 +103,13 @@ def evaluate(problems, replies, options):
     total = time.perf_counter() - started
     trainer.executor.close()
     assert abs(figures["solved"] - 0.5) < 1e-9, figures["solved"]
+    expected, generated = alone * len(seconds), sum(seconds)
     print(
-        f"{options.completion_length} steps of {options.layers} layers, hidden size {options.hidden_size}, {device}: "
-        f"{alone:.2f} s alone; {len(seconds)} batches of them: {alone * len(seconds):.1f} s\n"
-        f"evaluation: {total:.1f} s, {100 * (total / alone / len(seconds) - 1):.1f} % more; of it {sum(seconds):.1f} s generate"
+        f"generating {len(seconds)} batches x {options.completion_length} steps ({options.layers} layers, hidden size "
+        f"{options.hidden_size}, {device}) alone: {expected:.1f} s; while the batch before is executed: {generated:.1f} s\n"
+        f"evaluation: {total:.1f} s; {total - generated:.1f} s of it, {100 * (total - generated) / expected:.1f} % of what "
+        f"generating takes alone, nothing is generated; with what execution takes from generation on this machine's cores: "
+        f"{100 * (total / expected - 1):.1f} %"
     )
 
 
