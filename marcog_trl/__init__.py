@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         MultiAgentPPOConfig,
         MultiAgentPPOTrainer,
         MultiAgentTrainer,
+        ReportCallback,
         SHPPOConfig,
         SHPPOTrainer,
     )
@@ -45,7 +46,7 @@ _MODULES = {
     ),
     "marcog_trl.trainers": (
         "MultiAgentConfig", "MultiAgentGRPOConfig", "MultiAgentGRPOTrainer", "MultiAgentPPOConfig",
-        "MultiAgentPPOTrainer", "MultiAgentTrainer", "SHPPOConfig", "SHPPOTrainer",
+        "MultiAgentPPOTrainer", "MultiAgentTrainer", "ReportCallback", "SHPPOConfig", "SHPPOTrainer",
     ),
     "marcog_trl.trainers.evaluation": ("evaluate_team",),
     "marcog_trl.trainers.inference": ("Team",),
@@ -70,6 +71,7 @@ __all__ = [
     "MultiAgentPPOTrainer",
     "MultiAgentTrainer",
     "Pipeline",
+    "ReportCallback",
     "SHPPOConfig",
     "SHPPOTrainer",
     "Single",

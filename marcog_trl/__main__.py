@@ -60,9 +60,10 @@ def read_problem(source: str, tests: str | None = None) -> dict[str, Any]:
 def solve(args: argparse.Namespace) -> int:
     problem = read_problem(args.problem.read_text(), args.tests.read_text() if args.tests else None)
     from marcog_trl.trainers.inference import Team
+    from marcog_trl.trainers.saved import agent_settings
 
-    settings = {"num_agents": args.num_agents} if args.num_agents is not None else {}
-    team = Team.from_pretrained(args.team, isolation=args.isolation, **settings)
+    settings = agent_settings(args.num_agents, args.agents)
+    team = Team.from_pretrained(args.team, base_model=args.base_model, isolation=args.isolation, **settings)
     answer = team.solve(problem, greedy=not args.sample)
     team.close()
     if args.messages:
@@ -87,7 +88,11 @@ def main(argv: list[str] | None = None) -> int:
     command.add_argument("--team", required=True, help="folder of a saved team, or a repository of the Hub")
     command.add_argument("--problem", type=Path, required=True, help="Python file with the function to write")
     command.add_argument("--tests", type=Path, help="Python file with tests")
+    command.add_argument("--base_model", help="where the team's base model is, if not where it was")
     command.add_argument("--num_agents", type=int, help="size of the team, if not that which was trained")
+    command.add_argument(
+        "--agents", type=Path, help="YAML file: a list of all agents, or a mapping of names to role texts"
+    )
     command.add_argument("--sample", action="store_true", help="sample in place of taking what is most likely")
     command.add_argument("--messages", action="store_true", help="print what every agent wrote, to standard error")
     command.add_argument("--isolation", choices=ISOLATION_LEVELS, default="strict")
@@ -95,7 +100,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return solve(args)
     except (ValueError, OSError) as error:
-        parser.exit(2, f"error: {error}\n")
+        parser.exit(2, f"error: {' '.join(str(error).split())}\n")
 
 
 if __name__ == "__main__":

@@ -105,14 +105,14 @@ def _skeleton(context: str, name: str) -> Skeleton | None:
     asked = [
         function.name
         for function in _functions(node.body)
-        if code._is_stub(function)
+        if code.is_stub(function)
         and not (function.name == "__init__" and any(isinstance(line, ast.Pass) for line in function.body))
     ]
     return Skeleton(name, source, tuple(dict.fromkeys(asked))) if asked else None
 
 
 def _class_of(source: str, name: str) -> ast.ClassDef | None:
-    found = code._find(code.parse(source), name)
+    found = code.find(code.parse(source), name)
     return found if isinstance(found, ast.ClassDef) else None
 
 
@@ -137,8 +137,8 @@ def read_part(text: str, skeleton: Skeleton) -> ClassPart:
     Returns:
         [`ClassPart`]: What was found; of a method that is written twice, the last version.
     """
-    text = code._normalise(text)
-    blocks, tail = code._fences(text)
+    text = code.normalise(text)
+    blocks, tail = code.fences(text)
     blocks += [] if tail is None else [tail]
     part = _read(blocks, skeleton) if blocks else None
     if part is not None and (part.methods or part.error is not None):
@@ -204,15 +204,15 @@ def _is_constant(node: ast.stmt) -> bool:
 
 def _is_empty(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Whether a method is a stub, `raise NotImplementedError` included."""
-    match code._statements(node):
+    match code.statements(node):
         case [ast.Raise(exc=ast.Name(id="NotImplementedError") | ast.Call(func=ast.Name(id="NotImplementedError")))]:
             return True
-    return code._is_stub(node)
+    return code.is_stub(node)
 
 
 def _shape(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list:
     """What is equal for functions that differ in layout, comments and docstring only; `ast.dump` would recurse."""
-    parts: list[ast.AST] = [node.args, *node.decorator_list, *code._statements(node)]
+    parts: list[ast.AST] = [node.args, *node.decorator_list, *code.statements(node)]
     return [
         (type(leaf), type(value), len(value) if isinstance(value, list) else isinstance(value, ast.AST) or value)
         for part in parts
@@ -234,7 +234,7 @@ def _pieces(text: str, errors: list[str]) -> Iterator[_Piece]:
         yield text, [], tree.body, None
         return
     lines = text.split("\n")
-    budget = [code._PARSES_PER_TEXT]
+    budget = [code.PARSES_PER_TEXT]
     start = 0
     while start < len(lines):
         line = lines[start].lstrip()
@@ -245,7 +245,7 @@ def _pieces(text: str, errors: list[str]) -> Iterator[_Piece]:
             continue
         head = [_BLOCK] if is_indented else []
         rest = [*head, *lines[start:]]
-        end = code._longest_end(rest, 0, len(rest), budget)
+        end = code.longest_end(rest, 0, len(rest), budget)
         source = "\n".join(rest[:end])
         tree = code.parse(source)
         assert tree is not None
@@ -253,8 +253,8 @@ def _pieces(text: str, errors: list[str]) -> Iterator[_Piece]:
         outer = tree.body[1:] if is_indented else tree.body
         cut = _cut(outer or inner, rest[end:])
         if is_definition and (cut is not None or not end):
-            error = code._parse("\n".join(rest))[1]
-            errors += [] if error is None else [code._place(error, start - len(head))]
+            error = code.parse_or_error("\n".join(rest))[1]
+            errors += [] if error is None else [code.place(error, start - len(head))]
         yield source, inner, outer, cut
         start += max(1, end - len(head))
 
@@ -273,8 +273,8 @@ def _cut(body: Sequence[ast.stmt], rest: Sequence[str]) -> ast.stmt | None:
 
 def _statement(source: str, node: ast.stmt, indent: str) -> Statement:
     text = _source(source, node, indent)
-    nodes = [node, *code._top_level(node)] if isinstance(node, ast.Try | ast.If) else [node]
-    names = {name for part in nodes for name in code._bound_names(part)} - {"*"}
+    nodes = [node, *code.top_level(node)] if isinstance(node, ast.Try | ast.If) else [node]
+    names = {name for part in nodes for name in code.bound_names(part)} - {"*"}
     uses = {leaf.id for leaf in ast.walk(node) if isinstance(leaf, ast.Name)}
     return Statement(frozenset(names or {text}), frozenset(uses), text)
 

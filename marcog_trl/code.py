@@ -12,7 +12,7 @@ from functools import lru_cache
 
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-_PARSES_PER_TEXT = 300
+PARSES_PER_TEXT = 300
 """A completion is cut into parsable pieces with at most so many attempts, so that a hostile one costs bounded time."""
 
 
@@ -26,11 +26,12 @@ def parse(code: str) -> ast.Module | None:
     Returns:
         `ast.Module` or `None`: `None` if the text does not compile, `return` outside a function included.
     """
-    return _parse(code)[0]
+    return parse_or_error(code)[0]
 
 
 @lru_cache(maxsize=512)  # every predicate parses the same text again
-def _parse(code: str) -> tuple[ast.Module | None, Exception | None]:
+def parse_or_error(code: str) -> tuple[ast.Module | None, Exception | None]:
+    """As [`parse`], and the error of a text that does not compile."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes and the like are the model's, not the user's
@@ -62,7 +63,7 @@ def extract_code(text: str, entry_point: str | None = None, prompt: str | None =
     Returns:
         `str`: Code that parses; `""` if there is none.
     """
-    text = _normalise(text)
+    text = normalise(text)
     pieces: list[str] = []
     code = None
     for piece in _candidates(text, entry_point):
@@ -71,10 +72,10 @@ def extract_code(text: str, entry_point: str | None = None, prompt: str | None =
             break
         pieces.append(piece)
     if code is None and prompt is not None and entry_point is not None:
-        code = _continue(_normalise(prompt), text, entry_point)
+        code = _continue(normalise(prompt), text, entry_point)
     if code is None:
         code = max(pieces, key=len, default="")
-    return _supply(code, _normalise(prompt), entry_point) if code and prompt else code
+    return _supply(code, normalise(prompt), entry_point) if code and prompt else code
 
 
 def syntax_error(text: str, entry_point: str | None = None, prompt: str | None = None) -> str | None:
@@ -90,32 +91,33 @@ def syntax_error(text: str, entry_point: str | None = None, prompt: str | None =
         `str` or `None`: "line 3, column 5: '(' was never closed", counted within the fenced block if there is one; `None`
         if what was asked for is whole, whatever stands around it, or if there is no code.
     """
-    text = _normalise(text)
-    blocks, tail = _fences(text)
+    text = normalise(text)
+    blocks, tail = fences(text)
     candidates = [*reversed(blocks), *([] if tail is None else [tail]), text]
     # The block that was meant: one that defines the entry point, else the last, be it broken.
     block = next((c for c in candidates if _is_wanted(_longest(c, entry_point), entry_point)), candidates[0])
-    error = _parse(block)[1]
+    error = parse_or_error(block)[1]
     if error is None:
         return None
     if prompt is not None and entry_point is not None and not _is_wanted(_longest(block, entry_point), entry_point):
-        if _continue(_normalise(prompt), text, entry_point) is not None:
+        if _continue(normalise(prompt), text, entry_point) is not None:
             return None
     lines = block.split("\n")
     starts = [i for i, line in enumerate(lines) if line.startswith(("def ", "async def ", "class "))]
     named = [i for i in starts if entry_point in lines[i].replace("(", " ").replace(":", " ").split()]
     if not starts:  # prose, unless a fence says that it is code
-        return None if block is text else _place(error)
+        return None if block is text else place(error)
     start = (named or starts)[-1]
-    end = _longest_end(lines, start, len(lines), [_PARSES_PER_TEXT])
+    end = longest_end(lines, start, len(lines), [PARSES_PER_TEXT])
     rest = [line for line in lines[end:] if line.strip()]
     if end > start and not (rest and rest[0][0].isspace()):
         return None
-    error = _parse("\n".join(lines[start:]))[1]
-    return None if error is None else _place(error, start)
+    error = parse_or_error("\n".join(lines[start:]))[1]
+    return None if error is None else place(error, start)
 
 
-def _place(error: Exception, lines_before: int = 0) -> str:
+def place(error: Exception, lines_before: int = 0) -> str:
+    """What an error of [`parse_or_error`] says, and at which line and column of a text with so many lines before."""
     if isinstance(error, SyntaxError) and error.lineno is not None:
         return f"line {error.lineno + lines_before}, column {error.offset or 1}: {error.msg}"
     return str(error)
@@ -143,7 +145,8 @@ def combine(*sources: str) -> str:
     return "\n\n\n".join(part for part in ["\n".join(future), *rest] if part)
 
 
-def _normalise(text: str) -> str:
+def normalise(text: str) -> str:
+    """The text with Unix line ends, and without blank lines around it."""
     return text.replace("\r\n", "\n").replace("\r", "\n").strip("\n").rstrip()
 
 
@@ -157,7 +160,7 @@ def _candidates(text: str, entry_point: str | None) -> Iterator[str]:
     tree = parse(whole)
     if tree is not None:
         yield _tidy(whole, tree)
-    blocks, tail = _fences(text)
+    blocks, tail = fences(text)
     for block in reversed(blocks):
         yield _longest(block, entry_point)
     if tail is not None:
@@ -165,7 +168,7 @@ def _candidates(text: str, entry_point: str | None) -> Iterator[str]:
     yield _longest(whole, entry_point)
 
 
-def _fences(text: str) -> tuple[list[str], str | None]:
+def fences(text: str) -> tuple[list[str], str | None]:
     """The complete fenced blocks, and what follows a fence that is never closed."""
     blocks: list[str] = []
     opened: list[str] | None = None
@@ -191,13 +194,13 @@ def _dedent(text: str) -> str:
 def _longest(text: str, entry_point: str | None) -> str:
     """The longest run of lines that parses; one that defines the entry point goes before any other."""
     lines = text.split("\n")
-    budget = [_PARSES_PER_TEXT]
+    budget = [PARSES_PER_TEXT]
     pieces = []
     start = 0
     while start < len(lines):
         end = start
         if lines[start][:1].isidentifier() or lines[start][:1] in ("@", "#"):
-            end = _longest_end(lines, start, len(lines), budget)
+            end = longest_end(lines, start, len(lines), budget)
         if end > start:
             piece = "\n".join(lines[start:end])
             tree = parse(piece)
@@ -206,14 +209,14 @@ def _longest(text: str, entry_point: str | None) -> str:
     return max(pieces, key=lambda piece: (_is_wanted(piece, entry_point), len(piece)), default="")
 
 
-def _longest_end(lines: list[str], start: int, end: int, budget: list[int]) -> int:
+def longest_end(lines: list[str], start: int, end: int, budget: list[int]) -> int:
     """
     The last `end` such that `lines[start:end]` parses. An error at a line means that no longer text parses either, so each
     attempt jumps to the line before the error.
     """
     while end > start and budget[0] > 0:
         budget[0] -= 1
-        error = _parse("\n".join(lines[start:end]))[1]
+        error = parse_or_error("\n".join(lines[start:end]))[1]
         if error is None:
             return end
         lineno = error.lineno if isinstance(error, SyntaxError) else None
@@ -247,9 +250,9 @@ def _lines_of(node: ast.stmt) -> range:
 
 def _continue(prompt: str, text: str, entry_point: str) -> str | None:
     """The code of `prompt` continued by a function body, if that defines more than the prompt's stub."""
-    blocks, tail = _fences(text)
-    head = _fences(prompt)[0][-1] if _fences(prompt)[0] else prompt
-    alone = _find(parse(_longest(head, entry_point)), entry_point)
+    blocks, tail = fences(text)
+    head = fences(prompt)[0][-1] if fences(prompt)[0] else prompt
+    alone = find(parse(_longest(head, entry_point)), entry_point)
     codes = []
     for body in (text, *blocks[-1:], *([] if tail is None else [tail])):
         if parse(body) is not None:
@@ -257,9 +260,9 @@ def _continue(prompt: str, text: str, entry_point: str) -> str | None:
         first_stripped = "    " + body.lstrip()  # chat templates strip the first line's indent and leave the others'
         for candidate in (body, first_stripped, textwrap.indent(textwrap.dedent(body), "    ")):
             code = _longest(f"{head}\n{candidate}", entry_point)
-            function = _find(parse(code), entry_point)
+            function = find(parse(code), entry_point)
             # A class with stubs for methods is no stub itself: it must have got something
-            if function is None or _is_stub(function) or (alone is not None and ast.dump(alone) == ast.dump(function)):
+            if function is None or is_stub(function) or (alone is not None and ast.dump(alone) == ast.dump(function)):
                 continue
             codes.append(code)
     return max(codes, key=lambda code: code.count("\n"), default=None)
@@ -267,21 +270,22 @@ def _continue(prompt: str, text: str, entry_point: str) -> str | None:
 
 def _supply(code: str, prompt: str, entry_point: str | None) -> str:
     """Put the prompt's imports and helpers before code that lacks them."""
-    source = _fences(prompt)[0][-1] if _fences(prompt)[0] else prompt
+    source = fences(prompt)[0][-1] if fences(prompt)[0] else prompt
     context, tree = parse(_longest(source, entry_point)), parse(code)
     if context is None or tree is None:
         return code
-    bound = {name for node in _top_level(tree) for name in _bound_names(node)}
+    bound = {name for node in top_level(tree) for name in bound_names(node)}
     bound |= {entry_point} if entry_point is not None else set()
     needed = []
     for node in context.body:
-        names = set(_bound_names(node))
-        if not names <= bound and not (isinstance(node, Function) and _is_stub(node)):
+        names = set(bound_names(node))
+        if not names <= bound and not (isinstance(node, Function) and is_stub(node)):
             needed.append(ast.unparse(node))
     return combine("\n".join(needed), code) if needed else code
 
 
-def _bound_names(node: ast.stmt) -> Iterator[str]:
+def bound_names(node: ast.stmt) -> Iterator[str]:
+    """Names that an import, a definition or an assignment binds."""
     match node:
         case ast.Import(names=names) | ast.ImportFrom(names=names):
             for alias in names:
@@ -298,19 +302,19 @@ def _bound_names(node: ast.stmt) -> Iterator[str]:
 # Predicates
 
 
-def _top_level(node: ast.AST) -> Iterator[ast.stmt]:
+def top_level(node: ast.AST) -> Iterator[ast.stmt]:
     """Statements that bind names of the module: its body, with `if`, `try` and the like opened."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.stmt):
             yield child
         if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.expr):
-            yield from _top_level(child)
+            yield from top_level(child)
 
 
-def _find(tree: ast.Module | None, name: str) -> Function | ast.ClassDef | ast.expr | None:
+def find(tree: ast.Module | None, name: str) -> Function | ast.ClassDef | ast.expr | None:
     """What defines a name at the top level; the last definition wins, as it does in Python."""
     found: Function | ast.ClassDef | ast.expr | None = None
-    for node in _top_level(tree) if tree is not None else ():
+    for node in top_level(tree) if tree is not None else ():
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() if node.name == name:
                 found = node
@@ -332,7 +336,7 @@ def _scope(function: ast.AST) -> Iterator[ast.AST]:
             stack.extend(ast.iter_child_nodes(node))
 
 
-def _statements(function: Function) -> list[ast.stmt]:
+def statements(function: Function) -> list[ast.stmt]:
     """A function's body without its docstring; a lambda's as a `return`."""
     if isinstance(function, ast.Lambda):
         return [ast.Return(value=function.body)]
@@ -342,7 +346,7 @@ def _statements(function: Function) -> list[ast.stmt]:
     return function.body
 
 
-def _is_stub(function: ast.AST) -> bool:
+def is_stub(function: ast.AST) -> bool:
     """Whether a function's body does nothing: a docstring, `pass`, `...`, definitions that nothing uses."""
     if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
         return False
@@ -364,7 +368,7 @@ def defines(code: str, name: str) -> bool:
     Returns:
         `bool`: `False` also if the code does not parse.
     """
-    return _find(parse(code), name) is not None
+    return find(parse(code), name) is not None
 
 
 def returns_value(code: str, name: str) -> bool:
@@ -378,7 +382,7 @@ def returns_value(code: str, name: str) -> bool:
     Returns:
         `bool`: `False` if there is no such function. `return` in a function nested inside it does not count.
     """
-    function = _find(parse(code), name)
+    function = find(parse(code), name)
     if isinstance(function, ast.Lambda):
         return True
     if not isinstance(function, Function):
@@ -399,7 +403,7 @@ def _reached(tree: ast.Module | None, name: str, stop: str) -> list[Function]:
     pending = [name]
     while pending:
         current = pending.pop()
-        function = _find(tree, current)
+        function = find(tree, current)
         if current in seen or not isinstance(function, Function):
             continue
         seen.add(current)
@@ -416,7 +420,7 @@ def _uses(function: Function, helper: str) -> list[ast.Call]:
             (isinstance(node, ast.Name) and node.id == helper and not isinstance(node.ctx, ast.Load))
             or (isinstance(node, ast.arg) and node.arg == helper)
             or (isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == helper)
-            or (isinstance(node, ast.Import | ast.ImportFrom) and helper in _bound_names(node))
+            or (isinstance(node, ast.Import | ast.ImportFrom) and helper in bound_names(node))
         )
         if is_local:
             return []
@@ -466,7 +470,7 @@ def is_thin_wrapper(code: str, name: str, helper: str = "aux") -> bool:
     seen: set[str] = set()
     while name not in seen:
         seen.add(name)
-        definition = _find(tree, name)
+        definition = find(tree, name)
         if isinstance(definition, ast.Name):  # f = aux
             target = definition.id
         elif isinstance(definition, Function):
@@ -481,7 +485,7 @@ def is_thin_wrapper(code: str, name: str, helper: str = "aux") -> bool:
 
 def _passes_on(function: Function) -> str | None:
     """The name of the function whose result is returned as it is, if that is all that happens."""
-    body = _statements(function)
+    body = statements(function)
     match body:
         case [ast.Return(value=ast.Call() as call)]:
             pass

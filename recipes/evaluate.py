@@ -9,6 +9,12 @@ A saved team; its base model before training; one untrained agent with the team'
     python recipes/evaluate.py --model_name_or_path Qwen/Qwen2.5-Coder-0.5B-Instruct --dataset_name humaneval \
         --override workflow=collaboration temperature=0.8
 
+The same weights with more or fewer agents, or with other role texts (agents.yaml: a list of `{name: ..., role: ...}`, which
+is the whole team, or a mapping of names to texts):
+
+    python recipes/evaluate.py --adapter outputs/quickstart --num_agents 4
+    python recipes/evaluate.py --adapter outputs/quickstart --agents agents.yaml
+
 Several processes share the problems: `accelerate launch --config_file recipes/ddp.yaml --num_processes 8 recipes/evaluate.py
 ...` gives the same figures. The same command once more goes on where an evaluation with `--output` was stopped.
 """
@@ -23,16 +29,24 @@ from marcog_trl import MultiAgentConfig, evaluate_team, load_problems
 from marcog_trl.trainers.baselines import single_agent, untrained_team
 from marcog_trl.trainers.overrides import nearest, parse_override
 from marcog_trl.trainers.report import print_figures
-from marcog_trl.trainers.saved import load_trainer
+from marcog_trl.trainers.saved import agent_settings, load_trainer
 
 
 @dataclass
 class EvaluationArguments:
     adapter: str | None = field(default=None, metadata={"help": "Folder or Hub repository of a saved team."})
+    base_model: str | None = field(
+        default=None, metadata={"help": "Where the team's base model is, if not where it was."}
+    )
     untrained: bool = field(default=False, metadata={"help": "Whether the team's adapter is switched off."})
     single_agent: bool = field(
         default=False,
         metadata={"help": "Whether the team's base model is measured as one agent with the budget of all of them."},
+    )
+    num_agents: int | None = field(default=None, metadata={"help": "Size of the team, if not that which was trained."})
+    agents: str | None = field(
+        default=None,
+        metadata={"help": "YAML file: a list of all agents with name and role, or a mapping of names to role texts."},
     )
     model_name_or_path: str | None = field(default=None, metadata={"help": "A model as it is, in place of a team."})
     dataset_name: str = field(default="builtin", metadata={"help": "Problem set, Hub id, or path."})
@@ -63,14 +77,25 @@ class EvaluationArguments:
     )
 
 
-def load(args, problems):
-    """The trainer that holds the team, and what it is."""
+def read_settings(args):
+    """The settings of the team that differ from the saved ones."""
+    for pair in args.dataset_columns:
+        if "=" not in pair:
+            raise ValueError(f"dataset_columns={pair!r} has no '='; prompt=question works")
+    agents = agent_settings(args.num_agents, args.agents)
     settings = {"isolation": args.isolation, **dict(map(parse_override, args.override))}
     known = [f.name for f in fields(MultiAgentConfig)]
     for name in settings:
         if name not in known:
             near = nearest(name, known)
             raise ValueError(f"--override has an unknown key {name!r}" + (near and f"; {near} works"))
+        if name in agents:
+            raise ValueError(f"--override has {name}, which --num_agents or --agents gives too; one of them works")
+    return settings | agents
+
+
+def load(args, problems, settings):
+    """The trainer that holds the team, and what it is."""
     if (args.adapter is None) == (args.model_name_or_path is None):
         raise ValueError(
             f"adapter={args.adapter!r} and model_name_or_path={args.model_name_or_path!r}: one of them, such as --adapter "
@@ -81,19 +106,23 @@ def load(args, problems):
     if args.adapter is None:
         return untrained_team(args.model_name_or_path, problems, **settings), "untrained model"
     if args.single_agent:
-        return single_agent(args.adapter, problems, **settings), "untrained single agent, budget of the team"
-    return load_trainer(args.adapter, problems, **settings), "untrained team" if args.untrained else "trained team"
+        return single_agent(
+            args.adapter, problems, base_model=args.base_model, **settings
+        ), "untrained single agent, budget of the team"
+    trainer = load_trainer(args.adapter, problems, base_model=args.base_model, **settings)
+    return trainer, "untrained team" if args.untrained else "trained team"
 
 
 def main():
     try:
         (args,) = TrlParser((EvaluationArguments,)).parse_args_and_config()
+        settings = read_settings(args)
         problems = load_problems(
             args.dataset_name,
             args.dataset_test_split,
             columns=dict(pair.split("=", 1) for pair in args.dataset_columns),
         )
-        trainer, team = load(args, problems)
+        trainer, team = load(args, problems, settings)
         with trainer.model.disable_adapter() if args.untrained else nullcontext():
             figures = evaluate_team(
                 trainer,
@@ -106,7 +135,7 @@ def main():
                 output=args.output,
                 description={"measured": team, "from": args.adapter or args.model_name_or_path},
             )
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         sys.exit(f"error: {' '.join(str(error).split())}")
     if trainer.accelerator.is_main_process:
         print_figures(

@@ -4,7 +4,8 @@ folder to the Hub:
 
     python recipes/export.py --adapter outputs/quickstart --output_dir outputs/team --push user/team
 
-Without `--push` all stays local; without `--adapter` a folder that was written before is pushed, for instance again.
+With `--num_agents` or `--agents agents.yaml` (a list of `{name: ..., role: ...}`, which is the whole team, or a mapping of
+names to texts) it is a team of other agents with the same weights. Without `--push` all stays local; without `--adapter` a folder that was written before is pushed, for instance again.
 """
 
 import sys
@@ -14,13 +15,21 @@ from trl import TrlParser
 
 from marcog_trl import Team, load_problems
 from marcog_trl.trainers.export import PushError, export_team, push_team
-from marcog_trl.trainers.saved import find_team
+from marcog_trl.trainers.saved import agent_settings, find_team
 
 
 @dataclass
 class ExportArguments:
     output_dir: str = field(metadata={"help": "Folder to write, or one that was written."})
     adapter: str | None = field(default=None, metadata={"help": "Folder of a saved team. Default: only push."})
+    base_model: str | None = field(
+        default=None, metadata={"help": "Where the team's base model is, if not where it was."}
+    )
+    num_agents: int | None = field(default=None, metadata={"help": "Size of the team, if not that which was trained."})
+    agents: str | None = field(
+        default=None,
+        metadata={"help": "YAML file: a list of all agents with name and role, or a mapping of names to role texts."},
+    )
     push: str | None = field(default=None, metadata={"help": "Repository of the Hub, such as user/team."})
     private: bool | None = field(default=None, metadata={"help": "Whether a repository that is created is private."})
     dataset_name: str = field(
@@ -35,18 +44,22 @@ def main():
     (args,) = TrlParser((ExportArguments,)).parse_args_and_config()
     if args.adapter is None and args.push is None:
         sys.exit("error: neither adapter nor push says what to do; --adapter outputs/quickstart works")
+    if args.adapter is None and (args.num_agents is not None or args.agents is not None):
+        sys.exit("error: num_agents and agents make another team of an adapter; --adapter outputs/quickstart works")
     try:
         if args.adapter is not None:
+            settings = agent_settings(args.num_agents, args.agents)
             problems = load_problems(args.dataset_name, args.dataset_split)
             problems = problems.select(range(min(args.num_problems, len(problems))))
-            team = Team.from_pretrained(args.adapter, isolation=args.isolation)
-            for agent, report in export_team(team.trainer, find_team(args.adapter), args.output_dir, problems).items():
+            folder = find_team(args.adapter)
+            team = Team.from_pretrained(folder, base_model=args.base_model, isolation=args.isolation, **settings)
+            for agent, report in export_team(team.trainer, folder, args.output_dir, problems).items():
                 distance = f"KL per token {report['kl_per_token']:.2g} on {report['tokens']} tokens"
                 print(f"{args.output_dir}/agents/{agent}: {distance if report['tokens'] else 'the agent itself'}")
             team.close()
         if args.push is not None:
             print(f"Pushed: {push_team(args.output_dir, args.push, private=args.private).commit_url}")
-    except (ValueError, PushError) as error:
+    except (ValueError, OSError, PushError) as error:
         sys.exit(f"error: {' '.join(str(error).split())}")
 
 

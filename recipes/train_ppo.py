@@ -12,6 +12,7 @@ A Qwen2.5-Coder team on HumanEval:
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from trl import get_peft_config
@@ -29,9 +30,9 @@ TEAM = {"workflow": "collaboration"}
 def train(trainer_class, config_class, reward_funcs=None, argv=None, recipe=None):
     name = None
     try:
-        script_args, training_args, model_args = parse(
-            config_class, DEFAULT_CONFIG, argv, recipe or Recipe(defaults=TEAM)
-        )
+        recipe = recipe or Recipe(defaults=TEAM)
+        recipe = replace(recipe, defaults={"write_report": True, **recipe.defaults})
+        script_args, training_args, model_args = parse(config_class, DEFAULT_CONFIG, argv, recipe)
         name = model_args.model_name_or_path
         started = time.perf_counter()
         set_max_steps(training_args, script_args.num_steps)
@@ -70,6 +71,9 @@ def train(trainer_class, config_class, reward_funcs=None, argv=None, recipe=None
         if script_args.save_final_model:
             trainer.create_model_card(output_dir.name, script_args.dataset_name)  # with the results
         plot_curves(trainer.state.log_history, trainer.agents, output_dir / "curves.png")
+        if trainer.report is not None:
+            trainer.report.write(results)
+            print(f"Report: {output_dir / 'report.html'}")
         if script_args.num_samples:
             print_table(results, f"{len(test_dataset)} held-out problems, {script_args.num_samples} samples each")
         print(f"Adapter: {adapter}\nCurves: {output_dir / 'curves.png'}\nFigures: {output_dir / 'results.json'}")

@@ -6,6 +6,7 @@ When an upgrade breaks training, it should fail here first, and say where.
 
 import dataclasses
 import inspect
+from concurrent.futures import Future
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ from datasets import Dataset
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
-from transformers import AutoModelForCausalLM, Trainer, TrainerCallback
+from transformers import AutoModelForCausalLM, GenerationConfig, Trainer, TrainerCallback
+from transformers.generation.configuration_utils import BaseWatermarkingConfig
+from transformers.trainer_utils import HubStrategy
 from trl import GRPOConfig, GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer.utils import (
@@ -61,6 +64,7 @@ SIGNATURES = {
         "_load_from_checkpoint": "resume_from_checkpoint model",
         "_load_best_model": "",
         "_push_from_checkpoint": "checkpoint_folder",
+        "_finish_current_push": "",
     },
     VLLMGeneration: {
         "_init_vllm": "", "_iter_named_params": "", "sync_weights": "", "generate": "prompts images num_generations profiler"
@@ -463,3 +467,84 @@ class TestModel:
         fields = {field.name for field in dataclasses.fields(LoraConfig)}
         assert {"target_parameters", "rank_pattern", "alpha_pattern", "use_rslora", "init_lora_weights"} <= fields
         assert "use_dora" in fields and "use_dora" in VARIANTS
+
+
+class Marked(BaseWatermarkingConfig):
+    """Notes what generation hands to a watermark's processor, and lets token 9 alone be drawn."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __deepcopy__(self, memo):
+        return self  # generation copies its configuration
+
+    def validate(self):
+        pass
+
+    def construct_processor(self, vocab_size, device=None):
+        def process(input_ids, scores):
+            self.seen.append((input_ids.size(1), scores))
+            return torch.full_like(scores, -torch.inf).index_fill(1, torch.tensor([9]), 0.0)
+
+        return process
+
+
+class TestSampling:
+    """What evaluation relies on to give every reply random numbers of its own."""
+
+    @pytest.mark.parametrize("sample", [True, False])
+    def test_a_watermark_acts_last_on_the_distribution(self, tiny_model, sample):
+        model = AutoModelForCausalLM.from_pretrained(tiny_model)
+        options = {"temperature": 0.5, "top_k": 3} if sample else {}
+        config = GenerationConfig(max_new_tokens=2, do_sample=sample, pad_token_id=0, eos_token_id=1, **options)
+        config.watermarking_config = marked = Marked()
+        ids = torch.full((2, 4), 7)
+        output = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+        assert output[:, 4:].tolist() == [[9, 9]] * 2
+        assert [length for length, _ in marked.seen] == [4, 5]
+        scores = marked.seen[0][1]
+        assert scores.size(0) == 2 and scores.isfinite().sum(-1).tolist() == (
+            [3, 3] if sample else [scores.size(1)] * 2
+        )
+        with torch.no_grad():
+            logits = model(ids).logits[:, -1]
+        kept = scores.isfinite()
+        torch.testing.assert_close(scores[kept], (logits / 0.5 if sample else logits)[kept])
+
+    def test_trl_generates_with_the_trainers_generation_config(self, tiny_model, tmp_path):
+        trainer = make(tiny_model, tmp_path)
+        trainer.generation_config.watermarking_config = Marked()
+        completion_ids, _ = trainer._generate_single_turn([[5, 6], [7]], None, {}, 1)
+        assert completion_ids == [[9] * 4] * 2
+
+
+class TestPushes:
+    def test_the_trainer_copies_and_pushes_a_checkpoint_unless_a_push_is_under_way(
+        self, tiny_model, tmp_path, monkeypatch
+    ):
+        """Which is what the agents of a checkpoint are written for."""
+        trainer = make(tiny_model, tmp_path, hub_strategy="every_save", save_strategy="steps")
+        pushed = []
+
+        class Api:
+            def upload_folder(self, **options):
+                pushed.append(options)
+                return Future()
+
+        monkeypatch.setattr("transformers.trainer.hf_api", Api)
+        trainer.hub_model_id, trainer.push_in_progress = "someone/team", None
+        (tmp_path / "checkpoint-1").mkdir()
+        (tmp_path / "checkpoint-1" / "adapter_config.json").write_text("{}")
+        trainer._push_from_checkpoint(str(tmp_path / "checkpoint-1"))
+        [options] = pushed
+        assert options["folder_path"] == str(tmp_path) and options["run_as_future"]
+        assert (tmp_path / "adapter_config.json").is_file()
+        assert not trainer.push_in_progress.is_done()
+        trainer._push_from_checkpoint(str(tmp_path / "checkpoint-1"))
+        assert len(pushed) == 1
+        trainer.push_in_progress.jobs[0].set_result(None)
+        assert trainer.push_in_progress.is_done()
+        trainer._finish_current_push()
+        trainer.args.hub_strategy = HubStrategy.END
+        trainer._push_from_checkpoint(str(tmp_path / "checkpoint-1"))
+        assert len(pushed) == 1

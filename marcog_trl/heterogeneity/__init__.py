@@ -1,8 +1,8 @@
 """The heterogeneity layer: one shared LoRA adapter whose agents are told apart by latents."""
 
 from marcog_trl.heterogeneity.fold import (
-    fold_adapter,
-    save_folded_adapter,
+    fold_adapters,
+    save_folded_adapters,
     save_split_adapters,
     split_adapter,
     stack_config,
@@ -26,13 +26,13 @@ __all__ = [
     "adapted_layers",
     "block_mask",
     "check_peft_config",
-    "fold_adapter",
+    "fold_adapters",
     "inference_loss",
     "latent_distance_range",
     "latent_diversity",
     "latent_entropy",
     "latent_loss",
-    "save_folded_adapter",
+    "save_folded_adapters",
     "save_split_adapters",
     "split_adapter",
     "stack_config",

@@ -22,71 +22,78 @@ from transformers import PreTrainedModel
 from marcog_trl.heterogeneity.layer import adapted_layers
 
 
-def fold_adapter(
+def fold_adapters(
     model: PeftModel,
     cores: Sequence[torch.Tensor],
     adapter_name: str = "default",
     save_embedding_layers: bool | Literal["auto"] = False,
-) -> dict[str, torch.Tensor]:
+) -> list[dict[str, torch.Tensor]]:
     """
-    The adapter that an agent is while its cores stay the same: `B' = B (I + C)` in every layer.
+    The adapters that agents are while their cores stay the same: `B' = B (I + C)` in every layer.
 
     Under ZeRO-3 all processes must call it, since it gathers the adapter.
 
     Args:
         model ([`~peft.PeftModel`]): Model with the shared adapter.
-        cores (`Sequence[torch.Tensor]`): One core per adapted layer, `(r, r)` or `(1, r, r)`.
+        cores (`Sequence[torch.Tensor]`): The agents' cores in each adapted layer, `(N, r, r)`.
         adapter_name (`str`, *optional*, defaults to `"default"`): The shared adapter.
         save_embedding_layers (`bool` or `str`, *optional*, defaults to `False`):
             Whether to include the embeddings; `"auto"` includes them if the vocabulary was resized, which PEFT finds
             out from the base model's files.
 
     Returns:
-        `dict[str, torch.Tensor]`: Copies of the tensors of an ordinary LoRA adapter, with the keys of its file.
+        `list[dict[str, torch.Tensor]]`: Of each agent the tensors of an ordinary LoRA adapter, with the keys of its file.
+        They are copies; those that are the same for all agents are shared between them.
 
     Raises:
         ValueError: If number or shapes of the cores are wrong.
     """
     layers = adapted_layers(model, adapter_name)
-    shapes = [tuple(core.shape[-2:]) if core.shape[:-2] in ((), (1,)) else tuple(core.shape) for core in cores]
-    expected = [(layer.r[adapter_name],) * 2 for layer in layers.values()]
+    num_agents = len(cores[0]) if cores else 0
+    shapes = [tuple(core.shape) for core in cores]
+    expected = [(num_agents, layer.r[adapter_name], layer.r[adapter_name]) for layer in layers.values()]
     if shapes != expected:
         raise ValueError(
             f"cores of shapes {sorted(set(shapes))} for {len(layers)} layers of ranks "
-            f"{sorted({rank for rank, _ in expected})}; one (r, r) per layer works"
+            f"{sorted({rank for _, rank, _ in expected})}; one (agents, r, r) per layer works"
         )
     state = _adapter_state(model, adapter_name, save_embedding_layers)
+    states = [dict(state) for _ in range(num_agents)]
     with torch.no_grad():
         for name, core in zip(layers, cores, strict=True):
             key = f"{name}.lora_B.weight"
             up = state[key].to(torch.promote_types(state[key].dtype, torch.float32))
-            state[key] = (up + up @ core.to(up).view(core.shape[-2:])).to(state[key].dtype)
-    return state
+            folded = torch.baddbmm(up.expand(num_agents, *up.shape), up.expand(num_agents, *up.shape), core.to(up))
+            for agent, own in enumerate(folded.to(state[key].dtype)):
+                states[agent][key] = own
+    return states
 
 
-def save_folded_adapter(
+def save_folded_adapters(
     model: PeftModel,
     cores: Sequence[torch.Tensor],
-    path: str | Path,
+    paths: Sequence[str | Path],
     adapter_name: str = "default",
     is_main_process: bool = True,
 ) -> None:
     """
-    Write [`fold_adapter`]'s adapter as a directory that PEFT, vLLM and the Hub read like any other.
+    Write [`fold_adapters`]' adapters as directories that PEFT, vLLM and the Hub read like any other.
 
     Args:
         model ([`~peft.PeftModel`]): Model with the shared adapter.
-        cores (`Sequence[torch.Tensor]`): One core per adapted layer, `(r, r)` or `(1, r, r)`.
-        path (`str` or `Path`): Directory to write `adapter_config.json` and `adapter_model.safetensors` to.
+        cores (`Sequence[torch.Tensor]`): The agents' cores in each adapted layer, `(N, r, r)`.
+        paths (`Sequence[str]` or `Sequence[Path]`): One directory per agent, for `adapter_config.json` and
+            `adapter_model.safetensors`.
         adapter_name (`str`, *optional*, defaults to `"default"`): The shared adapter.
         is_main_process (`bool`, *optional*, defaults to `True`): Whether this process writes.
 
     Raises:
         ValueError: If number or shapes of the cores are wrong.
     """
-    state = fold_adapter(model, cores, adapter_name, save_embedding_layers="auto")
+    states = fold_adapters(model, cores, adapter_name, save_embedding_layers="auto")
     if is_main_process:
-        _write(state, _config(model, adapter_name), model, path)
+        for path, state in zip(paths, states, strict=True):
+            _write(state, _config(model, adapter_name), model, path)
 
 
 def stack_config(config: LoraConfig, num_agents: int) -> LoraConfig:

@@ -121,20 +121,29 @@ class InferenceNet(nn.Module):
 
 class CoreDecoder(nn.Module):
     """
-    One linear layer from a latent to the cores of all adapted layers. All cores start at 0: plain shared LoRA.
+    One linear layer from a latent to the cores of all adapted layers. By default all cores start at 0: plain shared LoRA.
+
+    Where LoRA's B starts at 0, cores may start anywhere, since the adapter changes nothing before B moves. They had better not
+    be 0 there: two agents can then differ only once B and the cores both have grown, and a B that the agents share has
+    nothing to grow from as long as they must differ and do not.
 
     Args:
         latent_size (`int`): d, size of the latent.
         ranks (`Sequence[int]`): r of every adapted layer, in the order of [`LoraCores`].
+        scale (`float`, *optional*, defaults to `0.0`): Size of the cores at the start, relative to the identity that they
+            are added to: root mean square of ‖C‖_F / √r over random weights, for a latent of length √d.
 
     Source: the heterogeneous layer of SHPPO (https://huggingface.co/papers/2404.03869), moved between LoRA's A and B.
     """
 
-    def __init__(self, latent_size: int, ranks: Sequence[int]):
+    def __init__(self, latent_size: int, ranks: Sequence[int], scale: float = 0.0):
         super().__init__()
         self.ranks = list(ranks)
         self.cores = Float32Linear(latent_size, sum(rank**2 for rank in self.ranks))
-        nn.init.zeros_(self.cores.weight)
+        with torch.no_grad():
+            parts = self.cores.weight.split([rank**2 for rank in self.ranks])
+            for rank, weight in zip(self.ranks, parts, strict=True):
+                nn.init.normal_(weight, std=scale / (rank * latent_size) ** 0.5)
         nn.init.zeros_(self.cores.bias)
 
     def forward(self, z: torch.Tensor) -> list[torch.Tensor]:

@@ -6,6 +6,7 @@ from marcog_trl.trainers.multi_agent_grpo_trainer import MultiAgentGRPOTrainer
 from marcog_trl.trainers.multi_agent_ppo_config import MultiAgentPPOConfig
 from marcog_trl.trainers.multi_agent_ppo_trainer import MultiAgentPPOTrainer
 from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
+from marcog_trl.trainers.run_report import ReportCallback
 from marcog_trl.trainers.shppo_config import SHPPOConfig
 from marcog_trl.trainers.shppo_trainer import SHPPOTrainer
 
@@ -17,6 +18,7 @@ __all__ = [
     "MultiAgentPPOConfig",
     "MultiAgentPPOTrainer",
     "MultiAgentTrainer",
+    "ReportCallback",
     "SHPPOConfig",
     "SHPPOTrainer",
 ]

@@ -27,7 +27,7 @@ from marcog_trl.execution.jobs import plan
 from marcog_trl.metrics import estimate_pass_at_k
 from marcog_trl.problems import make_job
 from marcog_trl.rollout import Episode, Row
-from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer, _needs
+from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer, _needs, reward_inputs
 from marcog_trl.trainers.team_files import write_json
 
 
@@ -189,6 +189,9 @@ def _check_arguments(
             raise ValueError(f"sampling='keyed' cannot reach the random numbers of {name}=True; 'stream' works")
     if output is not None and Path(output).suffix != ".json":
         raise ValueError(f"output={str(output)!r} does not end in .json; 'evaluation.json' works")
+    for folder in Path(output).parents if output is not None else ():
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"output={str(output)!r} lies in {str(folder)!r}, which is a file; a folder works")
 
 
 def _settings(
@@ -492,18 +495,8 @@ def _components(trainer: MultiAgentTrainer, episode: Episode) -> dict[str, float
     What the rewards by execution log of the last turn. All verdicts are known by now, so that asking them once more, about
     this episode alone, executes nothing.
     """
-    k = len(episode.turns) - 1
-    turn, before = episode.turns[k], episode.turns[k - 1] if k else None
-    prompt = episode.problem["prompt"]
-    columns: dict[str, Any] = {
-        **{name: value for name, value in episode.problem.items() if name != "prompt"},
-        "completions": turn.solution if isinstance(prompt, str) else [{"role": "assistant", "content": turn.solution}],
-        "replies": turn.replies,
-        "turn": k,
-        "verdicts": turn.verdicts,
-        "previous_solution": None if before is None else before.solution,
-        "previous_verdicts": [] if before is None else before.verdicts,
-    }
+    columns, completion = reward_inputs(episode, len(episode.turns) - 1)
+    prompt = columns.pop("prompt")
     found: dict[str, float] = {}
 
     def log_metric(name: str, value: float) -> None:
@@ -514,6 +507,7 @@ def _components(trainer: MultiAgentTrainer, episode: Episode) -> dict[str, float
         if _needs(func, "tests"):
             func(
                 prompts=[prompt],
+                completions=[completion],
                 **{name: [value] for name, value in columns.items()},
                 executor=trainer.executor,
                 log_metric=log_metric,

@@ -11,7 +11,8 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from importlib.metadata import version
@@ -19,15 +20,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast_object_list, gather_object
 from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi, ModelCard
 from huggingface_hub.utils import validate_repo_id
 from peft.utils.integrations import gather_params_ctx
+from transformers.trainer_utils import HubStrategy
 
-from marcog_trl.heterogeneity import save_folded_adapter, save_split_adapters
+from marcog_trl.heterogeneity import save_folded_adapters, save_split_adapters
 from marcog_trl.trainers.report import ROWS
 from marcog_trl.trainers.shppo_config import SHPPOConfig
-from marcog_trl.trainers.team_files import TEAM_FILE, write_json
+from marcog_trl.trainers.team_files import MODULES_FILE, TEAM_FILE, write_json
 from marcog_trl.trainers.team_module import Flight
 
 
@@ -40,7 +42,9 @@ EXPORT_FILE = "export.json"
 CARD_FILE = "README.md"
 RESULTS_FILE = "results.json"
 FORMAT_VERSION = 1
+_ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 NUM_PROBLEMS = 64  # where the caller gives none
+NUM_PROBLEMS_OF_CHECKPOINT = 16
 # What the card says of the run beside what `team.json` has
 _SETTINGS = (
     "num_generations", "generation_batch_size", "num_iterations", "learning_rate", "critic_learning_rate",
@@ -95,7 +99,7 @@ def export_agents(
             raise ValueError(
                 f"agent {agent!r} cannot have a folder of that name; {Path(agent).stem or 'main'!r} works"
             )
-    _check_replaceable(path)
+    _check_on_main(trainer, _check_replaceable, path)
     args = trainer.args
     sharing = args.parameter_sharing if isinstance(args, SHPPOConfig) else "shared"
     scope = args.latent_scope if isinstance(args, SHPPOConfig) and sharing == "latent" else None
@@ -105,8 +109,7 @@ def export_agents(
         folders = [partial / agent for agent in trainer.agents]
         if scope is not None:
             cores, report = _fold_latents(trainer, scope, problems, report)
-            for i, folder in enumerate(folders):
-                save_folded_adapter(trainer.model, [core[i] for core in cores], folder, is_main_process=writes)
+            save_folded_adapters(trainer.model, cores, folders, is_main_process=writes)
         elif sharing == "separate":
             save_split_adapters(trainer.model, folders, is_main_process=writes)
         else:
@@ -123,6 +126,24 @@ def export_agents(
             write_json(partial / EXPORT_FILE, content)
     trainer.accelerator.wait_for_everyone()
     return report
+
+
+def _check_on_main(trainer: MultiAgentTrainer, check: Callable[[Path], None], path: Path) -> None:
+    """Checks a folder on the process that writes it, since others may not see it, or see it too late; all raise its error."""
+    found: list[ValueError | None] = [None]
+    if trainer.is_world_process_zero():
+        try:
+            check(path)
+        except ValueError as error:
+            found = [error]
+    broadcast_object_list(found)
+    if found[0] is not None:
+        raise found[0]
+
+
+def _check_new(path: Path) -> None:
+    if path.exists():
+        raise ValueError(f"{str(path)!r} exists; a new folder works")
 
 
 def _check_replaceable(path: Path) -> None:
@@ -251,7 +272,9 @@ def export_team(
     Write a saved team, its agents as ordinary adapters, and a card as one folder, which [`push_team`] takes.
 
     Args:
-        trainer ([`MultiAgentTrainer`]): Holds the team, as `Team.from_pretrained(team).trainer` does.
+        trainer ([`MultiAgentTrainer`]):
+            Holds the team, as `Team.from_pretrained(team).trainer` does, or one of another size or with other roles on the
+            same weights, as `Team.from_pretrained(team, num_agents=4).trainer` does, which is then what is written.
         team (`str` or `Path`): Folder of the saved team. Its files are copied, pickles left out.
         path (`str` or `Path`): New folder to write.
         problems (`Dataset` or `list[dict]`, *optional*): See [`export_agents`].
@@ -260,23 +283,27 @@ def export_team(
         `dict[str, dict[str, float]]`: See [`export_agents`].
 
     Raises:
-        ValueError: As [`export_agents`], and if `path` exists or `team` is no saved team.
+        ValueError: As [`export_agents`], and if `path` exists, `team` is no saved team, or the trainer's is not a team of
+            its workflow.
     """
     team, path = Path(team), Path(path).absolute()
     if not (team / TEAM_FILE).is_file():
         raise ValueError(f"{str(team)!r} has no {TEAM_FILE}; a folder written by a trainer's save_model works")
-    saved = [agent["name"] for agent in json.loads((team / TEAM_FILE).read_text())["agents"]]
-    if saved != trainer.agents:
-        raise ValueError(
-            f"the trainer's agents are {trainer.agents}, those of {str(team)!r} are {saved}; the same work"
-        )
-    if path.exists():
-        raise ValueError(f"{str(path)!r} exists; a new folder works")
+    saved, current = json.loads((team / TEAM_FILE).read_text()), trainer.team_description()
+    for key in ("workflow", "modules"):
+        if saved[key] != current[key]:
+            raise ValueError(
+                f"the trainer's {key} is {current[key]!r}, that of {str(team)!r} is {saved[key]!r}; the same works"
+            )
+    another = saved["agents"] != current["agents"]
+    _check_on_main(trainer, _check_new, path)
     writes = trainer.is_world_process_zero()
     with _whole_folder(path, writes) as partial:
         if writes:
             for name in _root_files(team):
                 shutil.copy(team / name, partial / name)
+            if another:
+                _describe_another(partial, saved, current)
         report = export_agents(trainer, partial / AGENTS_FOLDER, problems)
         if writes:
             card = partial / CARD_FILE
@@ -286,6 +313,18 @@ def export_team(
             write_card(partial)
     trainer.accelerator.wait_for_everyone()
     return report
+
+
+def _describe_another(folder: Path, saved: dict[str, Any], current: dict[str, Any]) -> None:
+    """Makes the copy of a saved team that of a team of other agents, which has no results yet."""
+    (folder / RESULTS_FILE).unlink(missing_ok=True)
+    settings = saved["settings"] | {name: current["settings"][name] for name in ("num_agents", "roles")}
+    of_team = {
+        "agents": current["agents"],
+        "settings": settings,
+        "trained_as": saved.get("trained_as", saved["agents"]),
+    }
+    write_json(folder / TEAM_FILE, saved | of_team)
 
 
 def _root_files(folder: Path) -> list[str]:
@@ -353,6 +392,49 @@ def push_agents(
     )
 
 
+def begin_checkpoint_push(trainer: MultiAgentTrainer, checkpoint: str | Path) -> bool:
+    """
+    Put a checkpoint's team, its agents as ordinary adapters, and a card into `output_dir`, from where the Trainer pushes
+    the adapter of the checkpoint: all of one step.
+
+    With several processes all of them call it. Agents with latents in observation scope are averaged on the first 16
+    problems that the trainer trains on.
+
+    Args:
+        trainer ([`MultiAgentTrainer`]): The trainer, which has just written the checkpoint and changed nothing since.
+        checkpoint (`str` or `Path`): Folder of the checkpoint.
+
+    Returns:
+        `bool`: Whether to push, the same on all processes. If not, which is where the Trainer would not push either, no file
+        has changed: the push before may still be reading them.
+    """
+    args = trainer.args
+    busy = [False]
+    if trainer.is_world_process_zero():
+        busy = [trainer.push_in_progress is not None and not trainer.push_in_progress.is_done()]
+    broadcast_object_list(busy)
+    if args.hub_strategy == HubStrategy.END or (busy[0] and not args.hub_always_push):
+        return False
+    folder = Path(cast(str, args.output_dir))
+    if trainer.is_world_process_zero():
+        trainer._finish_current_push()
+        # The Trainer copies those that it knows
+        for name in (TEAM_FILE, MODULES_FILE):
+            if (Path(checkpoint) / name).is_file():
+                shutil.copy(Path(checkpoint) / name, folder)
+    trainer.accelerator.wait_for_everyone()
+    try:
+        problems = itertools.islice(cast(Iterable, trainer.train_dataset), NUM_PROBLEMS_OF_CHECKPOINT)
+        export_agents(trainer, folder / AGENTS_FOLDER, problems)
+    except ValueError as error:  # no reason to end a run; the agents of an earlier step do not go with this adapter
+        warnings.warn(f"step {trainer.state.global_step} is pushed without {AGENTS_FOLDER}: {error}", stacklevel=2)
+        if trainer.is_world_process_zero() and (folder / AGENTS_FOLDER / EXPORT_FILE).is_file():
+            shutil.rmtree(folder / AGENTS_FOLDER)
+    if trainer.is_world_process_zero():
+        write_card(folder, trainer.hub_model_id, trainer.team_description())
+    return True
+
+
 def push_team(
     folder: str | Path,
     repo_id: str,
@@ -383,7 +465,11 @@ def push_team(
     """
     _check_repo_id(repo_id)
     folder = Path(folder)
-    for name in (TEAM_FILE, f"{AGENTS_FOLDER}/{EXPORT_FILE}", CARD_FILE):
+    needed = [TEAM_FILE, f"{AGENTS_FOLDER}/{EXPORT_FILE}", CARD_FILE, *_ADAPTER_FILES]
+    if (folder / TEAM_FILE).is_file():
+        for agent in json.loads((folder / TEAM_FILE).read_text())["agents"]:
+            needed += [f"{AGENTS_FOLDER}/{agent['name']}/{name}" for name in _ADAPTER_FILES]
+    for name in needed:
         if not (folder / name).is_file():
             raise ValueError(
                 f"{str(folder)!r} has no {name}; a folder that recipes/export.py or push_agents_to_hub wrote works"
@@ -523,10 +609,14 @@ def _introduction(data: Any, team: Mapping[str, Any], repo_id: str | None) -> st
     agents = "One LLM agent" if number == 1 else f"A team of {number} LLM agents that share one base model,"
     title = repo_id.rpartition("/")[2] if repo_id else data.model_name
     rewards = ", ".join(f"`{reward}`" for reward in team["rewards"])
+    other = ""
+    if "trained_as" in team:
+        trained = ", ".join(f"`{agent['name']}`" for agent in team["trained_as"])
+        other = f" It was trained with other agents or role texts ({trained}), and not trained further with these."
     return (
         f"# {title}\n\n{agents} {'on ' if number == 1 else ''}{link}, trained{problems} by reinforcement learning with "
         f"`marcog_trl`, a plugin of [TRL](https://github.com/huggingface/trl). Trainer: `{team['trainer']}`; workflow: "
-        f"`{team['workflow']}`, {team['num_turns']} turn{'s' * (team['num_turns'] > 1)}; rewards: {rewards}."
+        f"`{team['workflow']}`, {team['num_turns']} turn{'s' * (team['num_turns'] > 1)}; rewards: {rewards}.{other}"
     )
 
 

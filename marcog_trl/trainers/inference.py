@@ -68,7 +68,7 @@ class Team:
         Args:
             path (`str`): Folder that a trainer's `save_model` wrote, a checkpoint, or a repository of the Hub.
             num_agents (`int`, *optional*): Size of the team, if not that which was trained.
-            roles (`Mapping[str, str]`, *optional*): Role texts that replace agents' own, by agent name.
+            roles (`Mapping[str, str]`, *optional*): Role texts that replace those of the training, by agent name.
             workflow (`Workflow`, *optional*): The team's workflow, where it is not a built-in one.
             base_model (`str`, *optional*): Where the base model is, if not where it was.
             **settings: Other fields of the configuration, such as `max_completion_length`, `num_turns` or `isolation`.

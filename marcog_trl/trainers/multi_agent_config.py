@@ -53,6 +53,15 @@ class MultiAgentConfig(GRPOConfig):
         reward_scale, reward_shift (`float`, *optional*, default to `1.0` and `0.0`):
             What the sum of all rewards of a turn is multiplied with, and what is then added to it. `rewards/…` in the log
             are before it, `agents/…/reward` after it.
+        on_reward_error (`str`, *optional*, defaults to `"raise"`):
+            What becomes of a reward function that raises, returns something else than one finite number (or dict, or
+            `None`) per episode, or takes longer than `reward_timeout`: `"raise"` stops the run, on all processes;
+            `"mask"` leaves the episodes of that call out of the update, warns of the first one, and logs their share as
+            `rewards/failed`. Workers that cannot be started stop the run in any case.
+        reward_timeout (`float`, *optional*):
+            Seconds that a call of a reward function may take. With a limit, functions run in a thread, which cannot be
+            killed: see [`~marcog_trl.trainers.reward_calls.TimedCall`]. No limit by default; the shipped rewards by
+            execution have their own.
         agent_loss_weighting (`str`, *optional*, defaults to `"agent"`):
             `"agent"` gives every agent the same weight in the loss whatever it writes; `"token"` leaves the weight to
             the number of its tokens (or rows, with `loss_type="grpo"`).
@@ -88,6 +97,19 @@ class MultiAgentConfig(GRPOConfig):
         isolation (`str`, *optional*, defaults to `"strict"`):
             `"strict"` refuses to start where the kernel cannot confine programs, `"best_effort"` uses what there is,
             `"none"` is for trusted code.
+
+        > Parameters that control generation
+
+        merge_for_generation (`bool`, *optional*, defaults to `False`):
+            Whether the adapter is added to a copy of the adapted weights while agents generate: a pass then costs what the
+            base model's costs. In bfloat16 the sums are rounded, so that the policy that samples is not quite the one that
+            is trained, as with vLLM. For policies that the agents share; not for quantised bases, nor ZeRO-3.
+
+        > Parameters that control the report
+
+        write_report (`bool`, *optional*, defaults to `False`):
+            Whether `report.html` and `pictures/*.png` are written into `output_dir`, at every save and at the end (see
+            [`ReportCallback`]).
     """
 
     _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "roles"]
@@ -163,6 +185,15 @@ class MultiAgentConfig(GRPOConfig):
     gamma_turn: float = field(default=1.0, metadata={"help": "Discount per turn, in [0, 1]."})
     reward_scale: float = field(default=1.0, metadata={"help": "What the reward of a turn is multiplied with."})
     reward_shift: float = field(default=0.0, metadata={"help": "What is then added to it."})
+    on_reward_error: str = field(
+        default="raise",
+        metadata={
+            "help": "What becomes of a reward function that fails: 'raise' stops the run, 'mask' leaves the episodes out."
+        },
+    )
+    reward_timeout: float | None = field(
+        default=None, metadata={"help": "Seconds that a call of a reward function may take. Default: no limit."}
+    )
     agent_loss_weighting: str = field(
         default="agent",
         metadata={
@@ -209,6 +240,16 @@ class MultiAgentConfig(GRPOConfig):
         metadata={"help": "How programs are confined: 'strict', 'best_effort' or 'none' (trusted code only)."},
     )
 
+    # Parameters that control generation
+    merge_for_generation: bool = field(
+        default=False, metadata={"help": "Whether the adapter is merged into a copy of the weights for generation."}
+    )
+
+    # Parameters that control the report
+    write_report: bool = field(
+        default=False, metadata={"help": "Whether report.html and pictures of the run are written into output_dir."}
+    )
+
     def __post_init__(self):
         if not torch.accelerator.is_available():
             self._run_on_cpu()
@@ -246,6 +287,7 @@ class MultiAgentConfig(GRPOConfig):
 
         _choice("feedback", self.feedback, FEEDBACK_MODES)
         _choice("agent_loss_weighting", self.agent_loss_weighting, ("agent", "token"))
+        _choice("on_reward_error", self.on_reward_error, ("raise", "mask"))
         _choice("isolation", self.isolation, ("strict", "best_effort", "none"))
         if not self._scales_rewards:
             _choice("scale_rewards", self.scale_rewards, ("none", "group", "batch"))
@@ -255,8 +297,18 @@ class MultiAgentConfig(GRPOConfig):
                 stacklevel=3,
             )
             self.scale_rewards = "none"
+        if self.write_report and self.logging_strategy == "no":
+            raise ValueError(
+                "write_report=True shows what is logged, and logging_strategy='no' logs nothing; logging_strategy='steps' or "
+                "write_report=False works"
+            )
         # Rewards are weighted and summed per episode and agent, before there are groups
         _choice("multi_objective_aggregation", self.multi_objective_aggregation, ("sum_then_normalize",))
+        if self.merge_for_generation and (self.use_vllm or self.use_transformers_continuous_batching):
+            name = "use_vllm" if self.use_vllm else "use_transformers_continuous_batching"
+            raise ValueError(
+                f"merge_for_generation=True is for `generate`, and {name}=True generates otherwise; False works"
+            )
         _unit_interval("gamma_turn", self.gamma_turn)
         if self.turn_weights is not None and min(self.turn_weights, default=-1) < 0:
             raise ValueError(
@@ -266,7 +318,7 @@ class MultiAgentConfig(GRPOConfig):
             raise ValueError("feedback='expert_edits' has expert_model=None; expert_model='gpt-4o-mini' works")
         for name in ("num_turns", "num_generations", "execution_timeout", "execution_memory_mb", "curriculum_window"):
             _positive(name, getattr(self, name))
-        for name in ("num_agents", "num_workers"):
+        for name in ("num_agents", "num_workers", "reward_timeout"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
 

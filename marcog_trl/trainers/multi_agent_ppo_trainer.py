@@ -94,7 +94,6 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
         self._observations: dict[tuple[int, Slot], torch.Tensor] = {}
         self._token_states: dict[tuple[int, Slot], torch.Tensor] = {}
         self._flight: Flight | None = None
-        self._gradient_mass = torch.zeros(len(self.agents), device=self.accelerator.device)
         # Under ZeRO, of the last step: gradient norms by group, one per part that the optimizer stepped on
         self._clips_shards = False
         self._shard_norms: dict[str, list[torch.Tensor]] = defaultdict(list)
@@ -501,8 +500,6 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
     def _team_loss(self, inputs: dict[str, Any], flight: Flight) -> torch.Tensor:
         """The losses of the team's own modules, on the flight that TRL's loss has just made."""
         mask = inputs["completion_mask"] * inputs["tool_mask"]
-        if flight.hidden is not None and flight.hidden.requires_grad:
-            self._watch_gradients(flight.hidden, inputs["agent"])
         loss = torch.zeros((), device=mask.device)
         if flight.values is not None:
             per_token = value_loss(
@@ -513,23 +510,6 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
             sums = self._sum_over_processes(torch.stack([(per_token * mask).sum().detach(), mask.sum().float()]))
             self._metric("critic/value_loss", (sums[0] / sums[1].clamp(min=1)).item())
         return loss
-
-    def _watch_gradients(self, hidden: torch.Tensor, agent: torch.Tensor) -> None:
-        """Adds up, per agent, the squared gradient that reaches the policy's last hidden states."""
-
-        def add(gradient: torch.Tensor) -> None:
-            self._gradient_mass.index_add_(0, agent, gradient.detach().float().square().sum((1, 2)))
-
-        hidden.register_hook(add)
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if self.model.training and len(self.agents) > 1:
-            norms = self._sum_over_processes(self._gradient_mass.clone()).sqrt()
-            self._gradient_mass.zero_()
-            if norms.sum() > 0:
-                for agent, share in zip(self.agents, (norms / norms.sum()).tolist(), strict=True):
-                    self._metric(f"agents/{agent}/gradient_share", share)
-        super().log(logs, start_time)
 
     # Checkpoints
 

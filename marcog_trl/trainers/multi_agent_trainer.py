@@ -6,24 +6,26 @@ import copy
 import functools
 import inspect
 import math
-import shutil
 import warnings
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
 
 import torch
+import transformers.trainer
 from accelerate.utils import gather_object, is_peft_model
 from datasets import Dataset, IterableDataset
 from huggingface_hub import CommitInfo
 from peft import LoraConfig, PeftConfig
 from rich.console import Console
 from torch.utils.data import Sampler
+from transformers import EarlyStoppingCallback
 from transformers.integrations import is_deepspeed_zero3_enabled
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler, get_callable_name, is_async_callable
 
@@ -36,10 +38,23 @@ from marcog_trl.rewards import make_reward
 from marcog_trl.rollout import Episode, Row, Turn, encode_prompts, play
 from marcog_trl.trainers import export
 from marcog_trl.trainers.curriculum import CurriculumSampler, make_curriculum
+from marcog_trl.trainers.merging import merged_adapter
 from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
-from marcog_trl.trainers.team_files import MODULES_FILE, TEAM_FILE, check_checkpoint, describe_team, write_json
+from marcog_trl.trainers.reward_calls import TimedCall
+from marcog_trl.trainers.run_report import ReportCallback
+from marcog_trl.trainers.team_files import (
+    COMPLETE_FILE,
+    TEAM_FILE,
+    describe_team,
+    find_checkpoint,
+    mark_complete,
+    write_json,
+)
 from marcog_trl.trainers.trace import episode_trace
 from marcog_trl.workflows import Centralized, make_workflow
+
+
+_EXECUTION = "code execution"
 
 
 @dataclass
@@ -159,6 +174,8 @@ class MultiAgentTrainer(GRPOTrainer):
     model: Any  # a PeftModel, or a causal LM
     num_generations: int
     num_generations_eval: int
+    # Mean latent μ of every agent that acted since the log before, over all processes; where there are latents
+    agent_latents: dict[str, list[float]] | None = None
 
     def __init__(
         self,
@@ -227,6 +244,7 @@ class MultiAgentTrainer(GRPOTrainer):
             raise ValueError(
                 f"curriculum_pass_rate={args.curriculum_pass_rate} needs a reward that runs tests; 'execution_reward' works"
             )
+        self.report = ReportCallback(self) if args.write_report else None
         peft_config = self._adapter_config(model, peft_config, args)
         if args.ddp_find_unused_parameters is None:
             # The Trainer's default for adapters is True, which fails where values are computed inside the forward but
@@ -237,6 +255,9 @@ class MultiAgentTrainer(GRPOTrainer):
         self._executing: Callable[[], None] | None = None
         # Agent rewards that a function returned as dicts in the scoring call in flight, by index of the function
         self._dict_rewards: dict[int, list[dict[str, float] | None]] = {}
+        self._reward_errors: dict[str, Exception] = {}  # of this process, by what failed in that call
+        self._errors_shown: set[str] = set()
+        self._turns_failed = self._turns_scored = 0
         super().__init__(
             model=model,
             reward_funcs=[self._by_episode(index, func) for index, func in enumerate(reward_funcs)],
@@ -252,15 +273,23 @@ class MultiAgentTrainer(GRPOTrainer):
         )
         if self._curriculum is not None:
             self.add_callback(self._curriculum)
+        if self.report is not None:
+            self.add_callback(self.report)
         if self._is_vlm:
             raise ValueError("processing_class is a multimodal processor; a text tokenizer works")
         # Set here and not passed: TRL warns that rollout functions are experimental
         self.rollout_func = self._rollout
         zero3 = args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3
+        if args.merge_for_generation:
+            quantised = getattr(self.model.get_base_model(), "is_quantized", False)
+            for what, found in (("a quantised base model", quantised), ("ZeRO-3, which shards the weights", zero3)):
+                if found:
+                    raise ValueError(f"merge_for_generation=True does not work with {what}; False works")
         if zero3 and args.gradient_checkpointing:
             # TRL asks for reentrant checkpointing with PEFT and ZeRO-3, under which tensors that enter a layer through a
             # hook lose their gradient; non-reentrant checkpointing works with deepspeed >= 0.19
             args.gradient_checkpointing_kwargs = {"use_reentrant": False}
+        self._gradient_mass = torch.zeros(len(self.agents), device=self.accelerator.device)
         self._rollout_in_flight: Rollout | None = None
         self._episode_to_show: Episode | None = None
         self._inputs: list[dict[str, Any]] = []
@@ -485,7 +514,9 @@ class MultiAgentTrainer(GRPOTrainer):
             # There TRL joins the prompts of several processes, and counts on as many from each
             most = max(gather_object([len(prompt_ids)]))
             prompt_ids += [[self._tokenizer.eos_token_id]] * (most - len(prompt_ids))
-        completion_ids, logprobs = self._generate_single_turn(prompt_ids, None, {}, 1)
+        merged = self.args.merge_for_generation
+        with merged_adapter(self.accelerator.unwrap_model(self.model)) if merged else nullcontext():
+            completion_ids, logprobs = self._generate_single_turn(prompt_ids, None, {}, 1)
         return completion_ids, logprobs
 
     def _play(
@@ -682,7 +713,10 @@ class MultiAgentTrainer(GRPOTrainer):
 
     def _end_executing(self) -> None:
         if self._executing is not None:
-            self._executing()
+            try:
+                self._executing()
+            except Exception as error:
+                self._reward_errors[_EXECUTION] = error
             self._executing = None
 
     def _begin_executing(self, turns: list[tuple[Episode, Turn]]) -> Callable[[], None]:
@@ -726,37 +760,28 @@ class MultiAgentTrainer(GRPOTrainer):
     def _score(self, episodes: list[Episode], turn: int) -> None:
         """Scores one turn of the episodes of this process: every reward function is called once, on episodes."""
         playing = [e for e, episode in enumerate(episodes) if len(episode.turns) > turn]
-        playing_set = set(playing)
         inputs, prompts, completions, completion_ids = [], [], [], []
-        for e, episode in enumerate(episodes):
+        for episode in episodes:
             # Every process scores all of its episodes, since TRL gathers rewards; those that ended are left out below
-            last = episode.turns[turn if e in playing_set else -1]
-            spoken = [row for row in episode.rows if row.slot.turn == min(turn, len(episode.turns) - 1)]
-            prompt = episode.problem["prompt"]
-            conversational = not isinstance(prompt, str)
-            columns = {key: value for key, value in episode.problem.items() if key != "prompt"}
-            before = episode.turns[turn - 1] if turn and e in playing_set else None
-            inputs.append(
-                {
-                    "prompt": prompt,
-                    **columns,
-                    "replies": last.replies,
-                    "turn": turn,
-                    "verdicts": last.verdicts,
-                    "previous_solution": None if before is None else before.solution,
-                    "previous_verdicts": [] if before is None else before.verdicts,
-                }
-            )
-            prompts.append(prompt)
-            completions.append([{"role": "assistant", "content": last.solution}] if conversational else last.solution)
+            last = min(turn, len(episode.turns) - 1)
+            spoken = [row for row in episode.rows if row.slot.turn == last]
+            columns, completion = reward_inputs(episode, last)
+            inputs.append(columns)
+            prompts.append(columns["prompt"])
+            completions.append(completion)
             completion_ids.append([token for row in spoken for token in row.completion_ids])
         self._dict_rewards.clear()
         self._scoring = (turn, playing)
         gathered = super()._calculate_rewards(inputs, prompts, completions, completion_ids)
         self._scoring = None
+        failed = self._settle_errors()
+        self._turns_failed += len(playing) * failed
+        self._turns_scored += len(playing)
         start = self.accelerator.process_index * len(episodes)
         scores = gathered[start : start + len(episodes)].cpu()
         weights = self.reward_weights.cpu()
+        if failed:
+            scores.fill_(torch.nan)
         for i, e in enumerate(playing):
             self._scores[e, turn] = scores[e]
             if scores[e].isnan().all():
@@ -774,11 +799,33 @@ class MultiAgentTrainer(GRPOTrainer):
             scale, shift = self.args.reward_scale, self.args.reward_shift
             episodes[e].turns[turn].rewards = {agent: scale * (shared + own[agent]) + shift for agent in self.agents}
 
+    def _settle_errors(self) -> bool:
+        """Whether a reward function failed here, and is left out; or the error, which all processes raise together."""
+        errors = dict(self._reward_errors)
+        self._reward_errors.clear()
+        masks = self.args.on_reward_error == "mask"
+        fatal = {what: error for what, error in errors.items() if not masks or what == _EXECUTION}
+        if self._total(len(fatal)):
+            index = self.accelerator.process_index
+            messages = [f"{what} failed on process {index}: {error!r}" for what, error in fatal.items()]
+            messages = gather_object(messages)
+            raise next(iter(fatal.values()), RuntimeError("; ".join(messages)))
+        for what, error in errors.items():
+            if what not in self._errors_shown:
+                self._errors_shown.add(what)
+                warnings.warn(
+                    f"{what} failed, and on_reward_error='mask' leaves out the episodes it was called with, now and from now "
+                    f"on (their share is rewards/failed in the log): {error!r}",
+                    stacklevel=2,
+                )
+        return bool(errors)
+
     def _by_episode(self, index: int, func):
         """Wraps a reward function: called with the episodes that played the turn, checked, dicts averaged for TRL."""
         if isinstance(func, torch.nn.Module | str):
             return func
         name = get_callable_name(func)
+        call = TimedCall(name, func, self.args.reward_timeout)
 
         def select(kwargs: dict) -> dict:
             assert self._scoring is not None
@@ -802,15 +849,25 @@ class MultiAgentTrainer(GRPOTrainer):
                 expanded[e] = sum(reward.values()) / len(reward) if isinstance(reward, dict) else reward
             return expanded
 
+        def fail(error: Exception, size: int) -> list[float | None]:
+            self._reward_errors[f"reward function {name!r}"] = error
+            return [0.0] * size  # which nothing reads
+
         def by_episode(**kwargs):
-            chosen = select(kwargs)
-            output = func(**chosen) if chosen["prompts"] else []
-            return expand(output, len(kwargs["prompts"]))
+            size = len(kwargs["prompts"])
+            try:
+                chosen = select(kwargs)
+                return expand(call(**chosen) if chosen["prompts"] else [], size)
+            except Exception as error:
+                return fail(error, size)
 
         async def by_episode_async(**kwargs):
-            chosen = select(kwargs)
-            output = await func(**chosen) if chosen["prompts"] else []
-            return expand(output, len(kwargs["prompts"]))
+            size = len(kwargs["prompts"])
+            try:
+                chosen = select(kwargs)
+                return expand(await call.call_async(**chosen) if chosen["prompts"] else [], size)
+            except Exception as error:
+                return fail(error, size)
 
         wrapped = by_episode_async if is_async_callable(func) else by_episode
         wrapped.__name__ = name
@@ -857,6 +914,7 @@ class MultiAgentTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, torch.Tensor | Any]:
         self._inputs = inputs
+        self._turns_failed = self._turns_scored = 0
         output = super()._generate_and_score_completions(inputs)
         rollout = self._rollout_in_flight
         assert rollout is not None
@@ -904,9 +962,31 @@ class MultiAgentTrainer(GRPOTrainer):
         return group_advantages(self._row_returns(rollout), self._group_size, kind="mean", mask=rollout.live)
 
     def _compute_loss(self, model, inputs):
-        loss = super()._compute_loss(model, inputs)
+        with self._watching_gradients(inputs["agent"]):
+            loss = super()._compute_loss(model, inputs)
         # These losses are means over rows, and rows that nobody played must not count
         return loss * inputs["rows_per_live_row"] if self.loss_type in ("grpo", "sapo", "dr_grpo", "luspo") else loss
+
+    @contextmanager
+    def _watching_gradients(self, agent: torch.Tensor) -> Iterator[None]:
+        """
+        Adds up, per agent, the norms of the gradients that reach the policy's last hidden states, token by token; `agent`:
+        of the rows of the micro-batch, `(B,)`.
+        """
+
+        def add(gradient: torch.Tensor) -> None:
+            self._gradient_mass.index_add_(0, agent, gradient.detach().float().norm(dim=-1).sum(1))
+
+        def watch(decoder: torch.nn.Module, args: Any, output: Any) -> None:
+            if output[0].requires_grad:
+                output[0].register_hook(add)
+
+        causal_lm = self.model.get_base_model() if is_peft_model(self.model) else self.model
+        handle = causal_lm.get_decoder().register_forward_hook(watch)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     # Logs
 
@@ -914,10 +994,24 @@ class MultiAgentTrainer(GRPOTrainer):
         self._metrics["train" if self.model.training else "eval"][name].append(value)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if self.model.training and len(self.agents) > 1:
+            self._log_gradient_shares()
         super().log(logs, start_time)
         if self._episode_to_show is not None and self.accelerator.is_main_process:
             Console().print(episode_trace(self._episode_to_show, f"an episode of step {self.state.global_step}"))
             self._episode_to_show = None
+
+    def _log_gradient_shares(self) -> None:
+        """
+        Each agent's share of the policy's gradient since the log before: of the sum over tokens, micro-batches and
+        processes of the norm that the loss's gradient has at the last hidden state. Such a sum does not depend on how rows
+        are split, and agents that weigh the same pull with the same share, however much they write.
+        """
+        mass = self._sum_over_processes(self._gradient_mass.clone())
+        self._gradient_mass.zero_()
+        if mass.sum() > 0:
+            for agent, share in zip(self.agents, (mass / mass.sum()).tolist(), strict=True):
+                self._metric(f"agents/{agent}/gradient_share", share)
 
     def _log_rollout(self, output: dict[str, Any], rollout: Rollout) -> None:
         """Metrics of the team and of every agent, over all processes."""
@@ -953,6 +1047,11 @@ class MultiAgentTrainer(GRPOTrainer):
             torch.stack([masked.sum(), torch.tensor(float(len(masked)), device=lengths.device)])
         )
         self._metric("episodes/masked", (masked_share[0] / masked_share[1]).item())
+        if self.args.on_reward_error == "mask":
+            failed, scored_turns = self._sum_over_processes(
+                torch.tensor([self._turns_failed, self._turns_scored], device=lengths.device)
+            ).tolist()
+            self._metric("rewards/failed", failed / max(1, scored_turns))
         advice = [text is None for episode in rollout.episodes for text in episode.advice]
         failed, asked = self._sum_over_processes(
             torch.tensor([sum(advice), len(advice)], dtype=torch.float, device=lengths.device)
@@ -1017,8 +1116,32 @@ class MultiAgentTrainer(GRPOTrainer):
         return describe_team(self, {})
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs):
-        check_checkpoint(self, resume_from_checkpoint)
-        return super().train(resume_from_checkpoint, *args, **kwargs)
+        return super().train(find_checkpoint(self, resume_from_checkpoint), *args, **kwargs)
+
+    def _save_checkpoint(self, model, trial) -> None:
+        checkpoint = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        if self.args.should_save:
+            (checkpoint / COMPLETE_FILE).unlink(missing_ok=True)
+        self.accelerator.wait_for_everyone()
+        # Older checkpoints are deleted once this one is whole, which the Trainer does not wait for
+        with patch.object(transformers.trainer, "rotate_checkpoints") as rotate:
+            super()._save_checkpoint(model, trial)
+        self._mark_complete(checkpoint)
+        for call in rotate.call_args_list:
+            rotate_checkpoints(*call.args, **call.kwargs)
+
+    def _mark_complete(self, checkpoint: Path) -> None:
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            mark_complete(checkpoint)
+
+    def _load_callback_state(self) -> None:
+        super()._load_callback_state()
+        # The Trainer does not restore callbacks by default, and the patience that was used up would begin anew
+        for callback in self.callback_handler.callbacks:
+            saved = cast(dict, self.state.stateful_callbacks).get(type(callback).__name__)
+            if isinstance(callback, EarlyStoppingCallback) and isinstance(saved, dict):
+                callback.early_stopping_patience_counter = saved["attributes"]["early_stopping_patience_counter"]
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
@@ -1062,12 +1185,34 @@ class MultiAgentTrainer(GRPOTrainer):
         export.finish_card(self)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        # The Trainer copies the files that it knows from the checkpoint to the folder that it pushes
-        if self.is_world_process_zero():
-            for name in (TEAM_FILE, MODULES_FILE):
-                if (Path(checkpoint_folder) / name).is_file():
-                    shutil.copy(Path(checkpoint_folder) / name, self._folder(None))
-        super()._push_from_checkpoint(checkpoint_folder)
+        self._mark_complete(Path(checkpoint_folder))  # what is pushed can be continued
+        if export.begin_checkpoint_push(self, checkpoint_folder):
+            super()._push_from_checkpoint(checkpoint_folder)
+
+
+def reward_inputs(episode: Episode, turn: int) -> tuple[dict[str, Any], Any]:
+    """
+    What reward functions are told of a turn, as TRL takes it.
+
+    Args:
+        episode ([`Episode`]): The episode.
+        turn (`int`): Turn that it had, counted from 0.
+
+    Returns:
+        `tuple`: The row: `prompt`, the problem's other columns, and what the turn adds; and the completion, which is text, or
+        chat messages where the prompt is.
+    """
+    this, before = episode.turns[turn], episode.turns[turn - 1] if turn else None
+    columns = {
+        **episode.problem,
+        "replies": this.replies,
+        "turn": turn,
+        "verdicts": this.verdicts,
+        "previous_solution": None if before is None else before.solution,
+        "previous_verdicts": [] if before is None else before.verdicts,
+    }
+    conversational = not isinstance(episode.problem["prompt"], str)
+    return columns, [{"role": "assistant", "content": this.solution}] if conversational else this.solution
 
 
 def _named_reward(reward_func):
@@ -1110,6 +1255,8 @@ def _check_rewards(name: str, output: Any, expected: int, agents: list[str]) -> 
             if reward is None:
                 checked.append(None)
                 continue
+            if isinstance(reward, str):
+                raise TypeError
             numbers = {agent: float(reward[agent]) for agent in agents} if isinstance(reward, dict) else float(reward)
         except (KeyError, TypeError, ValueError):
             numbers = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from marcog_trl.trainers.team_files import write_json
+from marcog_trl.trainers.pictures import draw_overview, make_pictures, to_png
+from marcog_trl.trainers.team_files import write_json, write_whole
 
 
 ROWS = (
@@ -73,48 +73,20 @@ def write_results(path: str | Path, results: Mapping[str, Any]) -> None:
     write_json(Path(path), dict(results))
 
 
-def plot_curves(history: Sequence[Mapping[str, float]], agents: Sequence[str], path: str | Path) -> None:
+def plot_curves(history: Sequence[Mapping[str, Any]], agents: Sequence[str], path: str | Path) -> None:
     """
-    Draws what a run logged: reward, gradient shares of the agents, KL and entropy, critic and latents.
+    Draws all that a run logged in one figure (see [`~marcog_trl.trainers.pictures.make_pictures`]).
 
     Args:
         history (`list[dict]`): `trainer.state.log_history`.
         agents (`list[str]`): Names of the agents.
-        path (`str`): The PNG to write.
+        path (`str`): The PNG to write; it appears whole or not at all.
+
+    Raises:
+        ValueError: If nothing was logged that could be drawn.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    panels = {
-        "reward": ["reward", *(f"agents/{agent}/reward" for agent in agents)],
-        "tests": ["execution_reward/pass_rate", "execution_reward/solved", "collaboration_reward/solved"],
-        "KL and entropy": ["kl", "entropy"],
-        "critic": ["critic/value_loss", "critic/explained_variance"],
-        "latents": ["latent/distance", "latent/core_norm", "latent/sigma"],
-        "share of the gradient": [f"agents/{agent}/gradient_share" for agent in agents],
-    }
-    logged = {
-        title: {key: [(log["step"], log[key]) for log in history if log.get(key) is not None] for key in keys}
-        for title, keys in panels.items()
-    }
-    logged = {title: {key: points for key, points in curves.items() if points} for title, curves in logged.items()}
-    logged = {title: curves for title, curves in logged.items() if curves}
-    if not logged:
+    pictures = make_pictures(history, agents)
+    if not pictures:
         raise ValueError("history has no logged metrics; set logging_steps below the number of steps")
-    columns = min(3, len(logged))
-    lines = math.ceil(len(logged) / columns)
-    figure, axes = plt.subplots(lines, columns, figsize=(4.5 * columns, 3.2 * lines), squeeze=False)
-    for axis, (title, curves) in zip(axes.flat, logged.items(), strict=False):
-        for key, points in curves.items():
-            axis.plot(*zip(*points, strict=True), label=key.removeprefix("agents/"))
-        axis.set(title=title, xlabel="optimizer step")
-        axis.legend(fontsize="x-small")
-        axis.grid(alpha=0.3)
-    for axis in axes.flat[len(logged) :]:
-        axis.remove()
-    figure.tight_layout()
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    write_whole(Path(path), to_png(draw_overview(pictures)))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
 from datasets import Dataset, IterableDataset
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from peft import PeftConfig
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from marcog_trl.agents import Workflow
 from marcog_trl.trainers.multi_agent_grpo_trainer import MultiAgentGRPOTrainer
@@ -19,6 +21,7 @@ from marcog_trl.trainers.multi_agent_ppo_trainer import MultiAgentPPOTrainer
 from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
 from marcog_trl.trainers.shppo_trainer import SHPPOTrainer
 from marcog_trl.trainers.team_files import FORMAT_VERSION, TEAM_FILE, check_checkpoint
+from marcog_trl.workflows import make_workflow
 
 
 TRAINERS = {
@@ -45,7 +48,7 @@ def load_trainer(
             which must then be functions of this package.
         base_model (`str`, *optional*): Where the base model is, if not where it was.
         **settings: Fields of the trainer's configuration that replace the saved ones. With `num_agents` or `roles` the team
-            may be another one than was trained.
+            may be another one than was trained; agents without a text in `roles` keep the one that they were trained with.
 
     Returns:
         [`MultiAgentTrainer`]: With the team's adapter and modules; of the class that saved it.
@@ -56,10 +59,6 @@ def load_trainer(
     """
     path = find_team(path)
     team = json.loads((path / TEAM_FILE).read_text())
-    if team["format_version"] != FORMAT_VERSION:
-        raise ValueError(
-            f"{str(path / TEAM_FILE)!r} has format_version={team['format_version']}; {FORMAT_VERSION} works"
-        )
     trainer_class, saved = TRAINERS[team["trainer"]], team["settings"]
     # Where each agent has an adapter of its own, the trainer stacks them itself
     separate = saved.get("parameter_sharing") == "separate"
@@ -69,9 +68,14 @@ def load_trainer(
             f"num_agents={settings['num_agents']} differs from the adapters of {str(path)!r}, one for each of "
             f"{[agent['name'] for agent in team['agents']]}; a team that shares its adapter works"
         )
-    adapter = path / "agents" / team["agents"][0]["name"] if separate else path
-    if not (adapter / "adapter_config.json").is_file():
-        raise ValueError(f"{str(adapter)!r} has no adapter_config.json; a folder written by save_model works")
+    if workflow is None and others:
+        settings["roles"] = _roles(saved, settings)
+    folders = [path / "agents" / agent["name"] for agent in team["agents"]] if separate else []
+    for folder in (path, *folders):
+        for name in ("adapter_config.json", "adapter_model.safetensors"):
+            if not (folder / name).is_file():
+                raise ValueError(f"{str(folder)!r} has no {name}; a folder written by save_model works")
+    adapter = folders[0] if separate else path
     args = trainer_class._config_class(
         output_dir=tempfile.mkdtemp(prefix="marcog-trl-"), report_to="none", **{**saved, **settings}
     )
@@ -82,15 +86,34 @@ def load_trainer(
             f"{team['base_model']!r}; the adapter that was saved with it works"
         )
     peft_config.inference_mode = False  # as which PEFT saves it, and which would freeze it
+    tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
+    names = tokenizer.vocab_files_names.values()
+    if not any(
+        (path / name).is_file() for name in names
+    ):  # an empty vocabulary, to which transformers has no objection
+        raise ValueError(f"{str(path)!r} has none of {', '.join(names)}; a folder written by save_model works")
+    model = base_model or team["base_model"]
+    try:
+        AutoConfig.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"the base model {model!r} of {str(path)!r} cannot be read: {error}; base_model='path/to/it' works"
+        ) from error
     trainer = trainer_class(
-        model=base_model or team["base_model"],
+        model=model,
         reward_funcs=team["rewards"] if reward_funcs is None else reward_funcs,
         args=args,
         train_dataset=problems,
-        processing_class=AutoTokenizer.from_pretrained(path, padding_side="left"),
+        processing_class=tokenizer,
         peft_config=peft_config,
         workflow=workflow,
     )
+    listed = [agent["name"] for agent in team["agents"]]
+    if not others and listed != trainer.agents:
+        raise ValueError(
+            f"{str(path / TEAM_FILE)!r} has the agents {listed}, but its workflow {type(trainer.workflow).__name__} gives "
+            f"{trainer.agents}; one written by a trainer's save_model works"
+        )
     but = (*(("agents",) if others else ()), *(("base_model",) if base_model else ()))
     check_checkpoint(trainer, str(path), but)
     trainer._load_from_checkpoint(str(path))
@@ -108,7 +131,7 @@ def find_team(path: str | Path) -> Path:
         `Path`: A folder with a `team.json`.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If there is none, or one that this version cannot read.
     """
     folder = Path(path)
     if not folder.is_dir() and len(folder.parts) == 2 and not folder.is_absolute():
@@ -121,4 +144,105 @@ def find_team(path: str | Path) -> Path:
             ) from error
     if not (folder / TEAM_FILE).is_file():
         raise ValueError(f"{str(path)!r} has no {TEAM_FILE}; a folder written by a trainer's save_model works")
+    _check_description(folder / TEAM_FILE)
     return folder
+
+
+def _check_description(path: Path) -> None:
+    """Refuses a `team.json` that this version cannot read."""
+    works = "; one written by a trainer's save_model works"
+    try:
+        team = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{str(path)!r} is no JSON: {error}{works}") from error
+    found = team.get("format_version") if isinstance(team, dict) else None
+    if found != FORMAT_VERSION:
+        raise ValueError(f"{str(path)!r} has format_version={found}; {FORMAT_VERSION} works")
+    for key in ("trainer", "base_model", "agents", "workflow", "rewards", "settings"):
+        if key not in team:
+            raise ValueError(f"{str(path)!r} has no {key!r}{works}")
+    if team["trainer"] not in TRAINERS:
+        raise ValueError(f"{str(path)!r} has trainer={team['trainer']!r}; one of {', '.join(TRAINERS)} works")
+
+
+def _roles(saved: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, str] | None:
+    """The role texts of a team of another size or with other roles: the trained ones of agents that it has, and new ones."""
+    kept = saved.get("roles") or {}
+    if kept and settings.get("num_agents") is not None:
+        agents = make_workflow(saved["workflow"], num_agents=settings["num_agents"]).agents
+        kept = {agent.name: kept[agent.name] for agent in agents if agent.name in kept}
+    return {**kept, **(settings.get("roles") or {})} or None
+
+
+# A team of other agents, as a user writes it down
+
+_EXAMPLE = "[{name: helper, role: Write aux.}, {name: main, role: Write the function.}]"
+
+
+class _OneOfEach(yaml.SafeLoader):
+    """Refuses a mapping with a key that stands twice, of which YAML would take the last."""
+
+    def construct_mapping(self, node, deep=False):
+        names = [key.value for key, _ in node.value]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"{name!r} {names.count(name)} times; another name, such as '{name}2', works")
+        return super().construct_mapping(node, deep)
+
+
+def agent_settings(num_agents: int | None = None, agents: str | Path | None = None) -> dict[str, Any]:
+    """
+    What `--num_agents` and `--agents` say, as settings of [`load_trainer`].
+
+    Args:
+        num_agents (`int`, *optional*): Size of the team.
+        agents (`str` or `Path`, *optional*): YAML file with the agents. A list of `{name: ..., role: ...}` is the whole team,
+            whose size it tells; a mapping of names to role texts replaces the texts of some agents. Names are those that
+            the workflow gives to its agents.
+
+    Returns:
+        `dict[str, Any]`: `num_agents` and `roles`, as far as they are given.
+
+    Raises:
+        ValueError: If the file cannot be read, or has an unknown key, a name twice, an empty text, or a list of another
+            length than `num_agents`.
+    """
+    settings: dict[str, Any] = {} if num_agents is None else {"num_agents": num_agents}
+    if agents is None:
+        return settings
+    try:
+        content = yaml.load(Path(agents).read_text(encoding="utf-8"), _OneOfEach)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"agents={str(agents)!r} cannot be read: {error}; a file with {_EXAMPLE} works") from error
+    except ValueError as error:
+        raise ValueError(f"agents={str(agents)!r} has {error}") from error
+    if isinstance(content, list):
+        pairs = [_agent(agents, i, entry) for i, entry in enumerate(content)]
+        if num_agents is not None and num_agents != len(pairs):
+            raise ValueError(
+                f"agents={str(agents)!r} lists {len(pairs)} agents, but num_agents={num_agents}; {len(pairs)} works, or a "
+                "mapping of names to role texts in that file"
+            )
+        settings["num_agents"] = len(pairs)
+    else:
+        pairs = list(content.items()) if isinstance(content, dict) else []
+    if not pairs:
+        raise ValueError(f"agents={str(agents)!r} holds no agents; {_EXAMPLE} works")
+    names = [name for name, _ in pairs]
+    for name, role in pairs:
+        if names.count(name) > 1:
+            raise ValueError(f"agents={str(agents)!r} has {name!r} {names.count(name)} times; '{name}2' works")
+        for what, text in (("name", name), ("role", role)):
+            if not isinstance(text, str) or not text.strip():
+                raise ValueError(
+                    f"agents={str(agents)!r} has {what}={text!r} of agent {name!r}, which is no text; {_EXAMPLE} works"
+                )
+    return settings | {"roles": dict(pairs)}
+
+
+def _agent(agents: str | Path, i: int, entry: Any) -> tuple[Any, Any]:
+    """Name and role text of an entry of the list."""
+    if not isinstance(entry, dict) or entry.keys() != {"name", "role"}:
+        found = f"the keys {list(entry)}" if isinstance(entry, dict) else repr(entry)
+        raise ValueError(f"agents={str(agents)!r} has {found} at {i}; the keys name and role work, as in {_EXAMPLE}")
+    return entry["name"], entry["role"]

@@ -18,14 +18,19 @@ class SHPPOConfig(MultiAgentPPOConfig):
             `"latent"`: one adapter, told apart by latents (SHPPO). `"shared"`: one adapter, no latents. `"separate"`: one
             adapter per agent, for comparison.
         latent_scope (`str`, *optional*, defaults to `"observation"`):
-            What a latent depends on: the `"observation"` (role text and prompt of the row), or the `"agent"` (role text
-            alone, one draw per agent and generation batch, so that an agent is one LoRA adapter: what vLLM can serve).
+            What a latent depends on: the `"observation"` (role text and prompt of the row, which weigh alike), or the
+            `"agent"` (role text alone, one draw per agent and generation batch, so that an agent is one LoRA adapter: what
+            vLLM can serve).
         latent_size (`int`, *optional*, defaults to `8`):
             Size of the latent.
         sigma_min (`float`, *optional*, defaults to `0.05`):
             Smallest standard deviation of a latent.
         policy_gradient_to_latent (`bool`, *optional*, defaults to `False`):
             Whether the PPO loss reaches LatentNet. Otherwise it learns from the latent loss alone.
+        core_scale (`float`, *optional*, defaults to `1.0`):
+            Size of the cores at the start, relative to the identity, where LoRA's B is 0, so that they change nothing yet; an
+            adapter that acts from the start begins with cores of 0. 0 starts all of them at plain shared LoRA, from which
+            agents that must differ take long to separate (see [`CoreDecoder`]).
 
         > Parameters that control the latent losses
 
@@ -56,6 +61,11 @@ class SHPPOConfig(MultiAgentPPOConfig):
         default=False, metadata={"help": "Whether the PPO loss reaches LatentNet."}
     )
 
+    core_scale: float = field(
+        default=1.0,
+        metadata={"help": "Size of the cores at the start, relative to the identity, where LoRA's B is 0."},
+    )
+
     # Parameters that control the latent losses
     latent_entropy_coef: float = field(default=0.01, metadata={"help": "Weight of the latents' entropy (minimised)."})
     latent_distance_coef: float = field(
@@ -72,8 +82,15 @@ class SHPPOConfig(MultiAgentPPOConfig):
         _choice("latent_distance", self.latent_distance, ("cosine", "minmax"))
         _positive("latent_size", self.latent_size)
         _positive("sigma_min", self.sigma_min)
+        if self.core_scale < 0:
+            raise ValueError(f"core_scale={self.core_scale} is negative; 1.0 works")
         if self.use_vllm and self.parameter_sharing != "shared":
             self._check_vllm()
+        if self.merge_for_generation and self.parameter_sharing != "shared":
+            raise ValueError(
+                f"merge_for_generation=True needs one adapter for all rows, and parameter_sharing={self.parameter_sharing!r} "
+                "has one per agent or row; False or parameter_sharing='shared' works"
+            )
         if self.use_transformers_continuous_batching and self.parameter_sharing != "shared":
             raise ValueError(
                 "use_transformers_continuous_batching=True packs the rows that "

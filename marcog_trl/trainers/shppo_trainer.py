@@ -20,7 +20,7 @@ from marcog_trl.heterogeneity import (
     LatentNet,
     LoraCores,
     check_peft_config,
-    fold_adapter,
+    fold_adapters,
     latent_distance_range,
     latent_diversity,
     latent_entropy,
@@ -99,6 +99,8 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         self._generator = torch.Generator()
         self._noise_key = -1, 0
         self._probe: tuple[list[int], torch.Tensor] | None = None
+        # Of this process since the last log, (N, d + 1): sum of the means μ of each agent, and how many they are
+        self._latent_sums: torch.Tensor | None = None
         self._served: AgentGeneration | None = None
         serves = isinstance(args, SHPPOConfig) and args.use_vllm and args.parameter_sharing != "shared"
         # TRL makes its vLLM backend by this name
@@ -118,6 +120,9 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         if args.parameter_sharing == "shared":
             return config
         separate = args.parameter_sharing == "separate"
+        # B is 0 then, and cores change nothing before it moves
+        initial = config.init_lora_weights if isinstance(config, LoraConfig) else None
+        self._adapter_starts_at_zero = initial in (True, "gaussian")
         if config is None and separate:
             raise ValueError(
                 "parameter_sharing='separate' makes its own adapter, but model has one; pass the base model, and the "
@@ -139,7 +144,9 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
             if self._has_latents:
                 obs_size = 2 * self.model.config.get_text_config().hidden_size
                 networks = {
-                    "core_decoder": CoreDecoder(self.args.latent_size, cores.ranks),
+                    "core_decoder": CoreDecoder(
+                        self.args.latent_size, cores.ranks, self.args.core_scale * self._adapter_starts_at_zero
+                    ),
                     "latent_net": LatentNet(obs_size, self.args.latent_size, sigma_min=self.args.sigma_min),
                     "inference_net": InferenceNet(obs_size, self.args.latent_size),
                 }
@@ -205,11 +212,13 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         super()._observe(rows)
         if not self._has_latents or self.args.latent_scope == "agent":
             return
-        ids = [[*self._role_ids[self.agents.index(row.slot.agent)], *row.prompt_ids] for row in rows]
-        unique = list({tuple(i): None for i in ids}) or [(self._tokenizer.eos_token_id,)]
-        mean = dict(zip(unique, self._mean_embeddings([list(i) for i in unique]), strict=True))
-        for row, i in zip(rows, ids, strict=True):
-            self._embeddings[row.episode, row.slot] = mean[tuple(i)]
+        prompts = list({tuple(row.prompt_ids): None for row in rows}) or [(self._tokenizer.eos_token_id,)]
+        of_prompt = dict(zip(prompts, self._mean_embeddings([list(ids) for ids in prompts]), strict=True))
+        of_role = self._mean_embeddings(self._role_ids)
+        for row in rows:
+            # One mean over all tokens would drown a role text in a long prompt, and agents asked the same would look the same
+            role = of_role[self.agents.index(row.slot.agent)]
+            self._embeddings[row.episode, row.slot] = (role + of_prompt[tuple(row.prompt_ids)]) / 2
 
     def _mean_embeddings(self, ids: list[list[int]]) -> torch.Tensor:
         """Mean of the frozen input embeddings of each list of token ids, `(len(ids), H)`."""
@@ -288,7 +297,7 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
             mu, sigma = self.team.latent_net(self._observe_roles())
             cores = self.team.core_decoder(mu + sigma * self._agent_noise)
             config = self.model.peft_config["default"]
-            self._served.load([(fold_adapter(self.model, of_agent), config) for of_agent in zip(*cores, strict=True)])
+            self._served.load([(state, config) for state in fold_adapters(self.model, cores)])
 
     @property
     def _obs_size(self) -> int:
@@ -417,6 +426,10 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
             "latent/sigma": (sigma.mean(-1) * per_agent).sum(),
             "latent/core_norm": (relative * weight).sum(),
         }
+        if self.model.training:
+            acts = weight[:, None] * live
+            sums = torch.cat([torch.einsum("bn,bnd->nd", acts, mu), acts.sum(0)[:, None]], dim=1)
+            self._latent_sums = sums if self._latent_sums is None else self._latent_sums + sums
         totals = self._sum_over_processes(torch.stack([*logged.values(), weight.sum()]))
         for name, value in zip(logged, (totals[:-1] / totals[-1].clamp(min=1e-8)).tolist(), strict=True):
             self._metric(name, value)
@@ -448,6 +461,14 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         if self._probe is not None and self.model.training:
             self._metric("agents/behavioural_diversity", self._behavioural_diversity())
             self._probe = None
+        self.agent_latents = None
+        if self._latent_sums is not None and self.model.training:
+            sums, self._latent_sums = self._sum_over_processes(self._latent_sums), None
+            self.agent_latents = {
+                agent: [round(component / count, 5) for component in mu]
+                for agent, (*mu, count) in zip(self.agents, sums.tolist(), strict=True)
+                if count > 0
+            }
         super().log(logs, start_time)
 
     # Checkpoints

@@ -187,10 +187,8 @@ class TeamModule(nn.Module):
             if hidden.size(1) > 1:  # prompts, or a chunk of them
                 flight.states.clear()
             flight.states.append(hidden[:, -1].detach())
-        if flight.keep:
+        if flight.keep and self.value_head is not None:
             # The state before the first completion token is the prompt's last one
-            flight.hidden = hidden
-            if self.value_head is not None:
-                before = hidden[:, -flight.keep - 1 : -1]
-                before = before if self.critic_backprop else before.detach()
-                flight.values = self.value_head(before, flight.team_state)
+            before = hidden[:, -flight.keep - 1 : -1]
+            before = before if self.critic_backprop else before.detach()
+            flight.values = self.value_head(before, flight.team_state)

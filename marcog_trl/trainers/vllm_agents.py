@@ -56,6 +56,21 @@ def check_served_adapter(config: LoraConfig) -> None:
         )
 
 
+def write_adapters(adapters: Sequence[tuple[dict[str, torch.Tensor], LoraConfig]], paths: Sequence[Path]) -> None:
+    """
+    Write adapters that the engine of this process reads, again and again.
+
+    Args:
+        adapters (`Sequence[tuple[dict[str, torch.Tensor], LoraConfig]]`): State and configuration per agent; configurations
+            are those of the first time.
+        paths (`Sequence[Path]`): One folder per agent.
+    """
+    for (state, config), path in zip(adapters, paths, strict=True):
+        if not path.exists():  # only tensors change
+            config.save_pretrained(str(path))
+        save_file({key: tensor.contiguous() for key, tensor in state.items()}, path / "adapter_model.safetensors")
+
+
 class AgentGeneration(VLLMGeneration):
     """
     TRL's vLLM backend with one LoRA adapter per agent in place of merged weights.
@@ -126,11 +141,12 @@ class AgentGeneration(VLLMGeneration):
         Args:
             adapters (`Sequence[tuple[dict[str, torch.Tensor], LoraConfig]]`): State and configuration per agent.
         """
-        for agent, (state, config) in enumerate(adapters):
-            path = self._paths[agent]
-            if not path.exists():  # only tensors change
-                config.save_pretrained(str(path))
-            save_file({key: tensor.contiguous() for key, tensor in state.items()}, path / "adapter_model.safetensors")
+        write_adapters(adapters, self._paths)
+        self.reload()
+
+    def reload(self) -> None:
+        """Let the engine read the adapters that were written."""
+        for agent in range(len(self._paths)):
             self.llm.llm_engine.add_lora(self._request(agent, load_inplace=True))
         # Cached prompts were read with the adapters of before, which had the same names
         self.llm.reset_prefix_cache()

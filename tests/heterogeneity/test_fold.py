@@ -8,8 +8,9 @@ from tiny_lora import make_base, make_model, random_cores
 from marcog_trl.heterogeneity import (
     LoraCores,
     block_mask,
-    fold_adapter,
-    save_folded_adapter,
+    fold,
+    fold_adapters,
+    save_folded_adapters,
     save_split_adapters,
     split_adapter,
     stack_config,
@@ -32,15 +33,15 @@ class TestFold:
         values = random_cores(cores.ranks, 3)
         cores.set(values)
         live = model(**batch).logits
+        save_folded_adapters(model, values, [tmp_path / str(row) for row in range(3)])
         for row in range(3):
-            save_folded_adapter(model, [core[row] for core in values], tmp_path / str(row))
             folded = PeftModel.from_pretrained(make_base(), tmp_path / str(row)).eval()
             torch.testing.assert_close(folded(**batch).logits[row], live[row], rtol=1e-12, atol=1e-12)
 
     def test_zero_cores_are_what_peft_saves(self, tmp_path):
         model = make_model()
         model.save_pretrained(tmp_path / "peft")
-        save_folded_adapter(model, [torch.zeros(1, 4, 4)] * 14, tmp_path / "folded")
+        save_folded_adapters(model, [torch.zeros(1, 4, 4)] * 14, [tmp_path / "folded"])
         one, other = (PeftModel.from_pretrained(make_base(), tmp_path / name) for name in ("peft", "folded"))
         for (name, parameter), folded in zip(one.named_parameters(), other.parameters(), strict=True):
             assert torch.equal(parameter, folded), name
@@ -51,20 +52,32 @@ class TestFold:
     def test_folding_changes_nothing_in_the_model(self, batch):
         model = make_model()
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        state = fold_adapter(model, random_cores([4] * 14, 1))
-        for tensor in state.values():
-            tensor.zero_()
+        for state in fold_adapters(model, random_cores([4] * 14, 2)):
+            for tensor in state.values():
+                tensor.zero_()
         assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
         assert not model.peft_config["default"].inference_mode
 
     def test_wrong_cores(self):
         model = make_model()
-        for cores in (random_cores([4] * 13, 1), random_cores([4] * 14, 2), random_cores([3] * 14, 1)):
-            with pytest.raises(ValueError, match=r"for 14 layers of ranks \[4\]; one \(r, r\) per layer works"):
-                fold_adapter(model, cores)
+        uneven = [*random_cores([4] * 13, 1), *random_cores([4], 2)]
+        for cores in ([], random_cores([4] * 13, 1), uneven, random_cores([3] * 14, 1)):
+            with pytest.raises(
+                ValueError, match=r"for 14 layers of ranks \[4\]; one \(agents, r, r\) per layer works"
+            ):
+                fold_adapters(model, cores)
+
+    def test_the_adapter_is_read_once_for_all_agents(self, monkeypatch):
+        reads = []
+        read = fold.get_peft_model_state_dict
+        monkeypatch.setattr(
+            fold, "get_peft_model_state_dict", lambda *args, **kwargs: reads.append(1) or read(*args, **kwargs)
+        )
+        assert len(fold_adapters(make_model(), random_cores([4] * 14, 5))) == 5 and len(reads) == 1
 
     def test_only_the_main_process_writes(self, tmp_path):
-        save_folded_adapter(make_model(), random_cores([4] * 14, 1), tmp_path / "agent", is_main_process=False)
+        paths = [tmp_path / "agent"]
+        save_folded_adapters(make_model(), random_cores([4] * 14, 1), paths, is_main_process=False)
         assert not (tmp_path / "agent").exists()
 
 

@@ -117,6 +117,13 @@ class TestCoreDecoder:
         middle = decoder.cores.weight[16:20]  # after the first layer's 4 × 4
         torch.testing.assert_close(decoder(z)[1], (z @ middle.T).view(B, 2, 2))
 
+    def test_scale_is_the_size_of_cores_beside_the_identity(self):
+        decoder = CoreDecoder(8, [16] * 40 + [4] * 40, scale=0.7)
+        z = torch.nn.functional.normalize(torch.randn(64, 8), dim=-1) * 8**0.5
+        for cores, rank in ((decoder(z)[:40], 16), (decoder(z)[40:], 4)):
+            size = torch.stack(cores).square().sum((-2, -1)).mean().sqrt() / rank**0.5
+            assert size.item() == pytest.approx(0.7, rel=0.1)
+
     def test_gradient_reaches_every_weight(self):
         decoder = CoreDecoder(D, [2, 3])
         sum(core.sum() for core in decoder(torch.randn(B, D))).backward()

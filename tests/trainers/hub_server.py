@@ -105,6 +105,7 @@ class Handler(BaseHTTPRequestHandler):
                 files[value["path"]] = server.objects[value["oid"]]
         server.repos[repo].update(files)
         server.commits.append(sorted(files))
+        server.states.append(dict(server.repos[repo]))
         url = f"{server.url}/{repo}/commit/{server.sha}"
         self.answer({"commitUrl": url, "commitOid": server.sha, "hookOutput": ""})
 
@@ -148,14 +149,14 @@ def is_lfs(name):
 
 class Hub(ThreadingHTTPServer):
     """
-    Has `repos` (name → path → content), `created` (what was asked for), `commits` (the paths of each), and, while
-    `refuses_commits` is set, no room left.
+    Has `repos` (name → path → content), `created` (what was asked for), `commits` (the paths of each), `states` (path →
+    content of the repository after each), and, while `refuses_commits` is set, no room left.
     """
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
-        self.repos, self.objects, self.created, self.commits = {}, {}, [], []
+        self.repos, self.objects, self.created, self.commits, self.states = {}, {}, [], [], []
         self.refuses_commits = False
 
     @property

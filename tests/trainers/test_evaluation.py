@@ -378,6 +378,10 @@ class TestRefusals:
             ({"batch_size": 0}, "batch_size=0 is not positive"),
             ({"sampling": "best"}, "sampling='best' is unknown; 'keyed' or 'stream' works"),
             ({"output": "figures.txt"}, "output='figures.txt' does not end in .json"),
+            (
+                {"output": f"{__file__}/figures.json"},
+                r"lies in '.*test_evaluation\.py', which is a file; a folder works",
+            ),
             ({"problems": with_tests().select([])}, "problems is empty"),
             ({"problems": with_tests().remove_columns("test_format")}, "problems has no column 'test_format'"),
             (

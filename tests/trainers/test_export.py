@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOTrainer
 from marcog_trl.agents import Slot
+from marcog_trl.heterogeneity import fold
 from marcog_trl.rollout import Row
-from marcog_trl.trainers import export
 from marcog_trl.trainers.export import export_agents
 from marcog_trl.trainers.team_module import Flight
 
@@ -252,14 +252,14 @@ class TestWholeFolders:
         trainer = make("agent", tiny_model, tmp_path / "run")
         export_agents(trainer, tmp_path / "agents")
         before = (tmp_path / "agents" / "a" / "adapter_model.safetensors").read_bytes()
-        save = export.save_folded_adapter
+        save = fold.save_file
 
-        def fail_at_the_second(model, cores, path, **options):
-            if Path(path).name == "b":
+        def fail_at_the_second(tensors, path, **options):
+            if Path(path).parent.name == "b":
                 raise OSError("disk full")
-            save(model, [core + 1 for core in cores], path, **options)
+            save({key: tensor + 1 for key, tensor in tensors.items()}, path, **options)
 
-        monkeypatch.setattr(export, "save_folded_adapter", fail_at_the_second)
+        monkeypatch.setattr(fold, "save_file", fail_at_the_second)
         with pytest.raises(OSError, match="disk full"):
             export_agents(trainer, tmp_path / "agents")
         assert (tmp_path / "agents" / "a" / "adapter_model.safetensors").read_bytes() == before

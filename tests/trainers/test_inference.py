@@ -1,6 +1,7 @@
 """A saved team solves problems, also with more agents than it was trained with, from Python and from the command line."""
 
 import json
+import shutil
 
 import pytest
 import teams
@@ -141,18 +142,57 @@ class TestBadInput:
         with pytest.raises(ValueError, match=r"problems\[0\] has no 'test', which Pipeline needs"):
             load(saved("pipeline")).solve(PROBLEM)
 
-    def test_what_is_no_team_is_refused(self, saved, load, tmp_path, monkeypatch):
+    def test_what_is_no_team_is_refused(self, load, tmp_path):
         with pytest.raises(ValueError, match=r"has no team\.json"):
             load(tmp_path)
         with pytest.raises(ValueError, match="'nobody/nothing' is no folder, and no repository that can be read: "):
             load("nobody/nothing")
-        path = saved("collaboration")
-        for missing, message in (("adapter_config.json", r"has no adapter_config\.json"),):
-            for file in path.iterdir():
-                if file.is_file() and file.name != missing:
-                    (tmp_path / file.name).write_bytes(file.read_bytes())
-            with pytest.raises(ValueError, match=message):
-                load(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("sharing", "missing", "message"),
+        [
+            ("latent", "adapter_config.json", r"has no adapter_config\.json; a folder written by save_model works"),
+            ("latent", "adapter_model.safetensors", r"has no adapter_model\.safetensors"),
+            ("latent", "tokenizer.json", r"has none of .*tokenizer\.json"),
+            ("separate", "agents/main/adapter_model.safetensors", r"agents/main' has no adapter_model\.safetensors"),
+        ],
+    )
+    def test_a_team_that_lacks_a_file_is_refused(self, saved, load, tmp_path, sharing, missing, message):
+        shutil.copytree(saved("collaboration", parameter_sharing=sharing), tmp_path / "team")
+        (tmp_path / "team" / missing).unlink()
+        with pytest.raises(ValueError, match=message):
+            load(tmp_path / "team")
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            ("{", r"team\.json' is no JSON: .*; one written by a trainer's save_model works"),
+            ("[]", "has format_version=None; 1 works"),
+            ('{"format_version": 1, "trainer": "SHPPOTrainer"}', r"team\.json' has no 'base_model'; one written by"),
+        ],
+    )
+    def test_a_description_that_cannot_be_read_is_refused(self, load, tmp_path, content, message):
+        (tmp_path / "team.json").write_text(content)
+        with pytest.raises(ValueError, match=message):
+            load(tmp_path)
+
+    def test_a_description_of_other_agents_than_the_workflow_s_is_refused(self, saved, load, tmp_path):
+        shutil.copytree(saved("collaboration"), tmp_path / "team")
+        content = json.loads((tmp_path / "team" / "team.json").read_text())
+        content["agents"].pop()
+        (tmp_path / "team" / "team.json").write_text(json.dumps(content))
+        message = r"has the agents \['helper'\], but its workflow Collaboration gives \['helper', 'main'\]"
+        with pytest.raises(ValueError, match=message):
+            load(tmp_path / "team")
+
+    def test_a_base_model_that_is_gone_can_be_given(self, saved, load, tiny_model, tmp_path):
+        shutil.copytree(saved("collaboration"), tmp_path / "team")
+        for name, key in (("team.json", "base_model"), ("adapter_config.json", "base_model_name_or_path")):
+            content = json.loads((tmp_path / "team" / name).read_text())
+            (tmp_path / "team" / name).write_text(json.dumps({**content, key: "/nowhere/model"}))
+        with pytest.raises(ValueError, match=r"the base model '/nowhere/model' of .*; base_model='path/to/it' works"):
+            load(tmp_path / "team")
+        assert load(tmp_path / "team", base_model=tiny_model).agents == ["helper", "main"]
 
     def test_an_adapter_of_another_base_model_is_refused(self, saved, load, tmp_path):
         path = saved("collaboration")
@@ -212,6 +252,19 @@ class TestCommandLine:
     def test_refuses_what_is_no_problem(self, source, tests, message):
         with pytest.raises(ValueError, match=message):
             read_problem(source, tests)
+
+    def test_other_agents_come_from_a_file(self, saved, tmp_path, capsys):
+        (tmp_path / "problem.py").write_text("def f(x):\n    '''Twice x.'''\n")
+        (tmp_path / "agents.yaml").write_text("helper2: Write aux2 in the style of Knuth.\n")
+        arguments = ["solve", "--team", str(saved("collaboration")), "--problem", str(tmp_path / "problem.py")]
+        arguments += ["--isolation", "best_effort", "--messages", "--agents", str(tmp_path / "agents.yaml")]
+        assert main([*arguments, "--num_agents", "3"]) == 0
+        assert "--- helper2, turn 1" in capsys.readouterr().err
+        with pytest.raises(SystemExit) as stopped:
+            main(arguments)
+        assert stopped.value.code == 2
+        message = "error: roles has a text for 'helper2', who is not in the team ['helper', 'main']; 'helper' works\n"
+        assert capsys.readouterr().err.endswith(message)
 
     def test_errors_are_one_line(self, tmp_path, capsys):
         (tmp_path / "p.py").write_text("def f(x):\n    '''Twice x.'''\n")

@@ -3,8 +3,10 @@
 import json
 import re
 import runpy
+import shutil
 import subprocess
 import sys
+from concurrent.futures import Future
 from pathlib import Path
 
 import hub_server
@@ -13,9 +15,11 @@ import teams
 import torch
 from huggingface_hub import constants
 from safetensors import safe_open
-from safetensors.torch import load
+from safetensors.torch import load, load_file
+from transformers import set_seed
 
 from marcog_trl import SHPPOTrainer
+from marcog_trl.trainers import export
 from marcog_trl.trainers.export import PushError, export_agents, export_team, push_agents, push_team, write_card
 from marcog_trl.trainers.saved import load_trainer
 from marcog_trl.trainers.team_module import Flight
@@ -143,15 +147,35 @@ class TestExportTeam:
         assert "Each agent was trained with an adapter of its own." in card and "2404.03869" in card
         assert REPOSITORY <= set(files_of(tmp_path / "team"))
 
+    def test_a_team_of_another_size_is_written_as_what_it_is(self, saved, tmp_path):
+        roles = {"helper2": "Write aux2, which counts."}
+        trainer = load_trainer(saved, TESTED, isolation="best_effort", num_agents=3, roles=roles)
+        report = export_team(trainer, saved, tmp_path / "team")
+        trainer.close_executor()
+        files = files_of(tmp_path / "team")
+        assert list(report) == ["helper", "helper2", "main"] and "results.json" not in files
+        assert {f"agents/{agent}/adapter_model.safetensors" for agent in report} <= set(files)
+        card = files["README.md"].decode()
+        assert "A team of 3 LLM agents" in card and "| helper2 | Write aux2, which counts. |" in card
+        assert "trained with other agents or role texts (`helper`, `main`), and not trained further with these" in card
+        loaded = load_trainer(tmp_path / "team", TESTED, isolation="best_effort")
+        loaded.close_executor()
+        assert loaded.workflow.agents == trainer.workflow.agents and len(loaded.agents) == 3
+        assert json.loads(files["team.json"])["rewards"] == ["execution_reward"]
+        small = load_trainer(tmp_path / "team", TESTED, isolation="best_effort", num_agents=2)
+        small.close_executor()
+        assert small.args.roles is None and small.agents == ["helper", "main"]
+
     def test_refuses_bad_folders(self, written, tiny_model, tmp_path):
         path, trainer = written
         with pytest.raises(ValueError, match=r"has no team\.json; a folder written by a trainer's save_model works"):
             export_team(trainer, tmp_path, tmp_path / "out")
         with pytest.raises(ValueError, match=r"team' exists; a new folder works"):
             export_team(trainer, path, path)
-        (tmp_path / "team.json").write_text(json.dumps({"agents": [{"name": "solver"}]}))
+        team = json.loads((path / "team.json").read_text())
+        (tmp_path / "team.json").write_text(json.dumps({**team, "workflow": "Single"}))
         with pytest.raises(
-            ValueError, match=r"the trainer's agents are \['helper', 'main'\], those of .* are \['solver'\]"
+            ValueError, match=r"the trainer's workflow is 'Collaboration', that of .* is 'Single'; the same works"
         ):
             export_team(trainer, tmp_path, tmp_path / "out")
         assert [path.name for path in tmp_path.iterdir()] == ["team.json"]
@@ -278,6 +302,10 @@ class TestPushTeam:
             push_team(tmp_path, "someone/team")
         with pytest.raises(ValueError, match=r"has no agents/export\.json"):
             push_team(saved, "someone/team")
+        shutil.copytree(written[0], tmp_path / "lacking")
+        (tmp_path / "lacking" / "agents" / "main" / "adapter_model.safetensors").unlink()
+        with pytest.raises(ValueError, match=r"lacking' has no agents/main/adapter_model\.safetensors; a folder that"):
+            push_team(tmp_path / "lacking", "someone/team")
         with pytest.raises(ValueError, match="repo_id='team' has no owner; 'user/team' works"):
             push_team(written[0], "team")
         with pytest.raises(ValueError, match="a b"):
@@ -407,43 +435,132 @@ import sys
 import teams
 from marcog_trl import SHPPOTrainer
 
-model, path, ends_with_push = sys.argv[1:]
-options = {"push_to_hub": True, "hub_model_id": "someone/team"}
+model, path, ends_with_push, scope = sys.argv[1:]
+options = {"push_to_hub": True, "hub_model_id": "someone/team", "latent_scope": scope}
 if ends_with_push == "False":
-    options |= {"save_strategy": "steps", "save_steps": 1, "hub_strategy": "every_save", "max_steps": 2}
-data = teams.dataset(4, test=[["assert f"]] * 4, test_format=["asserts"] * 4, entry_point=["f"] * 4)
-trainer = teams.make(
-    model, path, SHPPOTrainer, workflow="collaboration", data=data, reward="execution_reward", isolation="best_effort",
-    num_workers=1, **options,
-)
+    options |= {"save_strategy": "steps", "save_steps": 1, "hub_strategy": "every_save", "hub_always_push": True}
+    options |= {"max_steps": 2, "per_device_train_batch_size": 4}
+data = teams.dataset(4, entry_point=["f"] * 4)
+
+
+def reward(completions, replies, **kwargs):
+    return teams.letters(["".join(texts.values()) for texts in replies])
+
+
+trainer = teams.make(model, path, SHPPOTrainer, workflow="collaboration", data=data, reward=reward, **options)
 trainer.train()
 if ends_with_push == "True":
     trainer.push_to_hub(dataset_name="builtin")
 """
 
 
-@pytest.mark.parametrize("ends_with_push", [True, False], ids=["push_to_hub", "every_save"])
-def test_a_pushed_team_is_whole(hub, tiny_model, tmp_path, ends_with_push):
-    done = run(hub, tmp_path / "home", "-c", SCRIPT, tiny_model, tmp_path / "run", ends_with_push)
+def unpack(files, folder):
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
+def check_agents(files, folder):
+    """Agents in a repository are those of the adapter beside them, folded from the modules beside it."""
+    unpack(files, folder)
+    loaded = load_trainer(folder, TESTED, reward_funcs=teams.letters, isolation="best_effort")
+    loaded.close_executor()
+    export_agents(loaded, folder / "again")
+    for agent in loaded.agents:
+        pushed = load(files[f"agents/{agent}/adapter_model.safetensors"])
+        for name, tensor in load_file(folder / "again" / agent / "adapter_model.safetensors").items():
+            assert (pushed[name] - tensor).abs().max() < 1e-6, (agent, name)
+    return loaded
+
+
+def test_a_pushed_team_is_whole(hub, tiny_model, tmp_path):
+    done = run(hub, tmp_path / "home", "-c", SCRIPT, tiny_model, tmp_path / "run", True, "observation")
     assert done.returncode == 0, done.stderr[-3000:]
     assert hub.created[0]["name"] == "team"
     files = hub.repos["someone/team"]
-    assert {name for name in REPOSITORY if ends_with_push or not name.startswith("agents/")} <= set(files)
-    assert len(hub.commits) >= (1 if ends_with_push else 2)
-
+    assert REPOSITORY <= set(files) and hub.commits
     pulled = tmp_path / "pulled"
-    for name, content in files.items():
-        (pulled / name).parent.mkdir(parents=True, exist_ok=True)
-        (pulled / name).write_bytes(content)
+    unpack(files, pulled)
     card = (pulled / "README.md").read_text()
     assert "shppo" in card and "2404.03869" in card
-    if ends_with_push:
-        assert 'PeftModel.from_pretrained(model, team, subfolder="agents/helper"' in card
-        assert "| optimizer steps | 1 |" in card
-    loaded = load_trainer(pulled, TESTED)
+    assert 'PeftModel.from_pretrained(model, team, subfolder="agents/helper"' in card
+    assert "| optimizer steps | 1 |" in card
+    loaded = load_trainer(pulled, TESTED, reward_funcs=teams.letters)
     loaded.close_executor()
     assert loaded.agents == ["helper", "main"]
     with safe_open(pulled / "team_modules.safetensors", "pt") as modules:
         for name, tensor in loaded.team.state_dict().items():
             assert torch.equal(modules.get_tensor(name), tensor), name
         assert any(name.startswith("latent_net") for name in modules.keys())
+
+
+class TestEverySave:
+    @pytest.mark.parametrize("mode", ["one", "ddp", "zero3"])
+    def test_every_push_is_of_one_step_with_any_number_of_processes(self, hub, tiny_model, tmp_path, mode):
+        (tmp_path / "script.py").write_text(SCRIPT)
+        launch = [
+            "-m",
+            "accelerate.commands.launch",
+            "--config_file",
+            ROOT / f"recipes/{mode}.yaml",
+            "--num_processes",
+            2,
+        ]
+        command = [tmp_path / "script.py", tiny_model, tmp_path / "run", False, "agent"]
+        variables = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+        done = run(hub, tmp_path / "home", *(launch if mode != "one" else []), *command, **variables)
+        assert done.returncode == 0, done.stderr[-3000:]
+        pushed = [files for files in hub.states if "team.json" in files]
+        assert len({files["adapter_model.safetensors"] for files in pushed}) == 2  # steps
+        for i, files in enumerate(pushed):
+            assert REPOSITORY <= set(files)
+            check_agents(files, tmp_path / str(i))
+            assert 'subfolder="agents/helper"' in files["README.md"].decode()
+
+    @pytest.fixture
+    def trainer(self, online, tiny_model, tmp_path):
+        options = {"push_to_hub": True, "hub_model_id": "someone/team", "hub_strategy": "every_save"}
+        trainer = make(tiny_model, tmp_path, save_strategy="steps", save_steps=1, max_steps=2, **options)
+        yield trainer
+        trainer.close_executor()
+
+    def test_in_observation_scope_training_goes_on_as_if_nothing_had_been(self, online, trainer, tiny_model, tmp_path):
+        options = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
+        other = make(tiny_model, tmp_path / "other", **options)
+        for each in (trainer, other):
+            del each._generate_single_turn  # samples
+            set_seed(0)
+            each.train()
+            each.close_executor()
+        expected, weights = teams.trainable(other), teams.trainable(trainer)
+        assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
+        exported = json.loads(online.repos["someone/team"]["agents/export.json"])
+        assert exported["latent_scope"] == "observation" and exported["agents"]["main"]["tokens"] > 0
+
+    def test_while_a_push_is_under_way_nothing_changes(self, online, trainer, tmp_path):
+        trainer.train()
+        trainer._finish_current_push()
+        before, commits = files_of(tmp_path), len(online.commits)
+        teams.randomize(trainer.team)
+        running = Future()
+        trainer.push_in_progress.jobs.append(running)
+        trainer._push_from_checkpoint(str(tmp_path / "checkpoint-1"))
+        assert files_of(tmp_path) == before and len(online.commits) == commits
+        running.set_result(None)
+        trainer._push_from_checkpoint(str(tmp_path / "checkpoint-1"))
+        trainer._finish_current_push()
+        assert files_of(tmp_path) != before and len(online.commits) == commits + 1
+
+    def test_agents_that_cannot_be_written_are_left_out_with_a_warning(self, online, trainer, tmp_path, monkeypatch):
+        trainer.train()
+        trainer._finish_current_push()
+
+        def refuse(*args):
+            raise ValueError("agent 'main' never spoke")
+
+        monkeypatch.setattr(export, "export_agents", refuse)
+        with pytest.warns(UserWarning, match="step 2 is pushed without agents: agent 'main' never spoke"):
+            trainer._push_from_checkpoint(str(tmp_path / "checkpoint-2"))
+        assert not (tmp_path / "agents").exists()
+        assert 'subfolder="agents' not in (tmp_path / "README.md").read_text()
+        trainer._finish_current_push()

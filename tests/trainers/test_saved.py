@@ -7,7 +7,7 @@ import teams
 import torch
 
 from marcog_trl import MultiAgentPPOTrainer, SHPPOTrainer
-from marcog_trl.trainers.saved import load_trainer
+from marcog_trl.trainers.saved import agent_settings, load_trainer
 
 
 TEAMS = {
@@ -60,3 +60,69 @@ class TestLoadTrainer:
         (tmp_path / "team.json").write_text(json.dumps({**team, "format_version": 9}))
         with pytest.raises(ValueError, match="format_version=9; 1 works"):
             load_trainer(tmp_path, TESTED)
+
+
+class TestOtherAgents:
+    def test_agents_keep_the_texts_that_they_were_trained_with(self, tiny_model, tmp_path):
+        trained = {"helper": "Trained helper.", "helper2": "Trained helper2."}
+        trainer = teams.make(
+            tiny_model, tmp_path, workflow="collaboration", data=TESTED, reward="execution_reward", num_agents=3,
+            roles=trained, isolation="best_effort", num_workers=1, per_device_train_batch_size=6,
+        )  # fmt: skip
+        trainer.save_model()
+        trainer.close_executor()
+
+        def texts(**settings):
+            loaded = load_trainer(tmp_path, TESTED, isolation="best_effort", **settings)
+            loaded.close_executor()
+            return [agent.role.partition(".")[0] for agent in loaded.workflow.agents]
+
+        main = "Write the Python function asked for below"
+        assert texts() == ["Trained helper", "Trained helper2", main]
+        assert texts(roles={"main": "Other."}) == ["Trained helper", "Trained helper2", "Other"]
+        assert texts(num_agents=2) == ["Trained helper", main]
+        added = texts(num_agents=4, roles={"helper": "Other."})
+        assert added[:2] == ["Other", "Trained helper2"] and "named aux3" in added[2]
+
+
+class TestAgentSettings:
+    def read(self, tmp_path, text, num_agents=None):
+        (tmp_path / "agents.yaml").write_text(text)
+        return agent_settings(num_agents, tmp_path / "agents.yaml")
+
+    def test_a_list_is_the_team_and_a_mapping_replaces_texts(self, tmp_path):
+        roles = {"helper": "Help.", "main": "Do: it."}
+        team = "- {name: helper, role: Help.}\n- name: main\n  role: 'Do: it.'\n"
+        assert self.read(tmp_path, team) == self.read(tmp_path, team, 2) == {"num_agents": 2, "roles": roles}
+        assert self.read(tmp_path, "helper: Help.\nmain: 'Do: it.'") == {"roles": roles}
+        assert self.read(tmp_path, "helper: Help.", 4) == {"num_agents": 4, "roles": {"helper": "Help."}}
+        assert agent_settings(3) == {"num_agents": 3} and agent_settings() == {}
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("", r"holds no agents; \[\{name: helper, role: Write aux\.\}, .* works"),
+            ("helper", "holds no agents"),
+            ("[]", "holds no agents"),
+            ("[helper, main]", "has 'helper' at 0; the keys name and role work, as in"),
+            ("- {name: helper}", r"has the keys \['name'\] at 0; the keys name and role work"),
+            ("- {name: a, role: A.}\n- {name: b, role: B., model: c}", r"the keys \['name', 'role', 'model'\] at 1"),
+            ("- {name: a, role: A.}\n- {name: a, role: B.}", "has 'a' 2 times; 'a2' works"),
+            ("helper: A.\nhelper: B.", "has 'helper' 2 times; another name, such as 'helper2', works"),
+            ("- {name: a, name: b, role: A.}", "has 'name' 2 times"),
+            ("helper: ''", "has role='' of agent 'helper', which is no text"),
+            ("helper: 3", "has role=3 of agent 'helper', which is no text"),
+            ("3: Help.", "has name=3 of agent 3, which is no text"),
+            ("helper: {role: Help.}", r"has role=\{'role': 'Help\.'\} of agent 'helper', which is no text"),
+            ("helper: [", "cannot be read: while parsing"),
+        ],
+    )
+    def test_what_is_no_team_is_refused(self, tmp_path, text, message):
+        with pytest.raises(ValueError, match=rf"^agents='.*agents\.yaml' (has )?{message}"):
+            self.read(tmp_path, text)
+
+    def test_the_number_must_agree_and_the_file_exist(self, tmp_path):
+        with pytest.raises(ValueError, match="lists 1 agents, but num_agents=3; 1 works, or a mapping"):
+            self.read(tmp_path, "- {name: a, role: A.}", 3)
+        with pytest.raises(ValueError, match=r"agents='.*/none\.yaml' cannot be read: .*No such file"):
+            agent_settings(agents=tmp_path / "none.yaml")

@@ -36,7 +36,7 @@ class SameAsked(teams.Pair):
 class TestGradients:
     @pytest.mark.parametrize("mode", MODES)
     def test_every_trainable_tensor_has_one_within_two_steps(self, tiny_model, tmp_path, mode):
-        """From an ordinary start: LoRA's B, the decoder and the last layer of the value head are zeros."""
+        """From an ordinary start: LoRA's B and the last layer of the value head are zeros."""
         watch = teams.Watch()
         trainer = teams.make(
             tiny_model,
@@ -146,6 +146,19 @@ class TestEquality:
         else:
             assert all(loss != 0 for loss in teams.logged(trainer, "latent/loss"))
             assert set(teams.logged(trainer, "latent/core_norm")) == {0}
+
+    @pytest.mark.parametrize(("initial", "scale"), [(True, 1.0), ("gaussian", 1.0), (True, 0.0), (False, 0.0)])
+    def test_cores_start_where_they_change_nothing(self, tiny_model, tmp_path, initial, scale):
+        """At random where LoRA's B is 0, else at 0; the policy before the first update is that of the base model or adapter."""
+        options = {"core_scale": 0.0} if scale == 0.0 and initial is True else {}
+        trainer = teams.make(tiny_model, tmp_path, SHPPOTrainer, lora={"init_lora_weights": initial}, **options)
+        weight = trainer.team.core_decoder.cores.weight
+        assert weight.any() == (scale > 0)
+        ids = torch.arange(20, 32)[None]
+        with torch.no_grad():
+            expected = trainer.model(ids).logits
+            with trainer.team.rows(Flight(z=torch.ones(1, trainer.args.latent_size))):
+                assert torch.equal(trainer.model(ids).logits, expected)
 
     def test_with_free_cores_it_is_not(self, tiny_model, tmp_path, ppo):
         trainer = self.run(tiny_model, tmp_path, SHPPOTrainer)
@@ -282,6 +295,15 @@ class TestLatents:
             assert torch.equal(noise, noise[own * 2])
         else:
             assert len({tuple(row) for row in noise.tolist()}) == 8
+
+    def test_a_long_prompt_does_not_drown_the_role(self, tiny_model, tmp_path):
+        data = teams.Dataset.from_dict({"prompt": ["def f(x):", "def f(x):" + " x = x + 1;" * 20]})
+        trainer = teams.make(tiny_model, tmp_path, SHPPOTrainer, workflow=SameAsked(), data=data)
+        observations = teams.generation_batch(trainer)["team_obs"]
+        size = observations.size(-1) // 2
+        difference = observations[:, 0, :size] - observations[:, 1, :size]
+        assert difference.abs().amax(-1).min() > 1e-3
+        torch.testing.assert_close(difference, difference[:1].expand_as(difference))
 
     def test_are_drawn_anew_for_every_generation_batch_and_are_the_mean_in_evaluation(self, tiny_model, tmp_path):
         for scope in ("observation", "agent"):

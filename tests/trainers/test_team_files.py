@@ -9,7 +9,6 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import GRPOTrainer
 
 from marcog_trl import MultiAgentPPOTrainer, SHPPOTrainer
 
@@ -123,16 +122,6 @@ class TestFiles:
         with torch.no_grad():
             torch.testing.assert_close(trainer.model(ids).logits, adapter.eval()(ids).logits)
         assert AutoTokenizer.from_pretrained(tmp_path).chat_template
-
-    def test_a_push_takes_them_along(self, run, tmp_path, monkeypatch):
-        _, trainer, checkpoint = run
-        pushed = []
-        monkeypatch.setattr(GRPOTrainer, "_push_from_checkpoint", lambda self, folder: pushed.append(folder))
-        monkeypatch.setattr(trainer.args, "output_dir", str(tmp_path))
-        trainer._push_from_checkpoint(str(checkpoint))
-        assert pushed == [str(checkpoint)]
-        expected = {"team.json"} | ({"team_modules.safetensors"} if trainer.team.state_dict() else set())
-        assert {file.name for file in tmp_path.iterdir()} == expected
 
     def test_the_model_card_cites_the_paper(self, run):
         _, trainer, checkpoint = run

@@ -11,7 +11,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from vllm import SamplingParams
 
 from marcog_trl import SHPPOTrainer
-from marcog_trl.heterogeneity import fold_adapter
+from marcog_trl.heterogeneity import fold_adapters
 
 
 # Longer than the blocks in which vLLM caches prompts (128 tokens on CPU): a stale cache would be used
@@ -174,8 +174,8 @@ class TestEvaluation:
             return
         assert len(given) == steps + 1  # the weights changed, and so did the noise: to none
         mu, _ = trainer.team.latent_net(trainer._observe_roles())
-        for agent, state in enumerate(given[-1]):
-            expected = fold_adapter(trainer.model, [core[agent] for core in trainer.team.core_decoder(mu)])
+        folded = fold_adapters(trainer.model, trainer.team.core_decoder(mu))
+        for state, expected in zip(given[-1], folded, strict=True):
             for name, tensor in expected.items():
                 torch.testing.assert_close(state[name], tensor)
 

@@ -1,0 +1,199 @@
+"""Runs that are killed go on from the last checkpoint that is whole, and stop and keep what they are told to."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import teams
+import torch
+from safetensors.torch import load_file
+from transformers import EarlyStoppingCallback
+
+from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOTrainer
+from marcog_trl.trainers.team_files import find_checkpoint
+
+
+ROOT = Path(__file__).parents[2]
+KILL_TEAM = ROOT / "tests" / "distributed" / "kill_team.py"
+TRAINERS = (MultiAgentPPOTrainer, SHPPOTrainer, MultiAgentGRPOTrainer)
+
+
+def kill_team(model, out, plan, mode="one", timeout=280):
+    """Runs `kill_team.py`, and returns its series."""
+    command = [sys.executable]
+    if mode != "one":
+        command += ["-m", "accelerate.commands.launch", "--config_file", str(ROOT / "recipes" / f"{mode}.yaml")]
+        command += ["--num_processes", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    out.mkdir(parents=True)
+    with open(out / "log.txt", "w") as log:
+        code = subprocess.run(
+            [*command, str(KILL_TEAM), model, str(out), json.dumps(plan)],
+            cwd=ROOT,
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            timeout=timeout,
+        ).returncode
+    assert code == 0, (out / "log.txt").read_text()[-5000:]
+    return json.loads((out / "results.json").read_text())
+
+
+# The 25th of the `save` moments, of which a checkpoint has about 15, is in the midst of the second one
+FEW = {
+    "one": [
+        {"run": "ppo", "max_steps": 4, "kills": [[["save", 25, 0], ["reward", 1, 0]]]},
+        {"run": "tree", "max_steps": 4, "kills": [[["save", 25, 0], ["generate", 3, 0]]]},
+    ],
+    "ddp": [{"run": "shppo", "max_steps": 4, "kills": [[["save", 25, 0], ["backward", 2, 1]]]}],
+}
+
+
+class TestKilledRun:
+    @pytest.mark.parametrize("mode", FEW)
+    def test_ends_as_the_uninterrupted_one(self, tiny_model, tmp_path, mode):
+        series = kill_team(tiny_model, tmp_path / mode, FEW[mode], mode)
+        assert [len(one["kills"]) for one in series] == [2] * len(FEW[mode])
+        for one in series:
+            assert one["resumed_at"] == 2, one
+            assert one["difference"] <= (0 if mode == "one" else 1e-6), one
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("mode", ["one", "ddp", "zero2", "zero3"])
+    def test_ends_so_at_any_moment(self, tiny_model, tmp_path, mode):
+        runs = ("ppo", "shppo", "agent", "grpo", "tree")
+        plan = [{"run": run, "random": 6 if mode == "one" else 3, "seed": 0} for run in runs]
+        series = kill_team(tiny_model, tmp_path / mode, plan, mode, timeout=3600)
+        assert sum(len(one["kills"]) for one in series) >= (20 if mode == "one" else 10)
+        assert all(one["difference"] <= (0 if mode == "one" else 1e-6) for one in series), series
+
+
+def halve(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+class TestHalfWrittenCheckpoint:
+    @pytest.fixture(scope="class")
+    def run(self, tiny_model, tmp_path_factory):
+        trainer = self.make(tiny_model, tmp_path_factory.mktemp("run"), max_steps=2)
+        trainer.train()
+        return Path(trainer.args.output_dir)
+
+    @staticmethod
+    def make(model, path, **options):
+        trainer = teams.make(
+            model, path, SHPPOTrainer, workflow=teams.Pair(), save_strategy="steps", save_steps=1, **options
+        )
+        teams.script(trainer)
+        return trainer
+
+    @pytest.fixture
+    def copy(self, run, tmp_path):
+        return Path(shutil.copytree(run, tmp_path / "run"))
+
+    def test_is_left_aside_whichever_file_it_lacks(self, tiny_model, run, copy):
+        trainer = self.make(tiny_model, copy, max_steps=2)
+        names = [
+            path.relative_to(run / "checkpoint-2") for path in (run / "checkpoint-2").rglob("*") if path.is_file()
+        ]
+        assert {"complete.json", "trainer_state.json", "optimizer.pt", "rng_state.pth"} <= set(map(str, names))
+        for name in names:
+            # What appears by rename is never half-written
+            whole_or_absent = str(name) in ("complete.json", "team.json")
+            for damage in (os.remove,) if whole_or_absent else (os.remove, halve):
+                damage(copy / "checkpoint-2" / name)
+                with pytest.warns(UserWarning, match=r"checkpoint-2 is left aside: .*checkpoint-1 is continued"):
+                    assert find_checkpoint(trainer, True) == str(copy / "checkpoint-1")
+                if str(name) != "team.json":  # without which it is no team's at all
+                    with pytest.raises(ValueError, match="checkpoint-2 is not whole: it"):
+                        find_checkpoint(trainer, str(copy / "checkpoint-2"))
+                shutil.copy(run / "checkpoint-2" / name, copy / "checkpoint-2" / name)
+        assert find_checkpoint(trainer, True) == str(copy / "checkpoint-2")
+
+    def test_alone_is_an_error(self, tiny_model, copy):
+        shutil.rmtree(copy / "checkpoint-1")
+        os.remove(copy / "checkpoint-2" / "optimizer.pt")
+        with pytest.raises(
+            ValueError, match=r"checkpoint-2 is not whole: it has no optimizer.pt; .* a new run, works"
+        ):
+            self.make(tiny_model, copy).train(resume_from_checkpoint=True)
+
+    def test_is_written_anew(self, tiny_model, run, copy):
+        os.remove(copy / "checkpoint-2" / "trainer_state.json")
+        trainer = self.make(tiny_model, copy, max_steps=2)
+        with pytest.warns(UserWarning, match="checkpoint-2 is left aside"):
+            trainer.train(resume_from_checkpoint=True)
+        assert find_checkpoint(trainer, True) == str(copy / "checkpoint-2")
+
+    def test_is_one_that_is_being_overwritten(self, tiny_model, copy, monkeypatch):
+        """Files of an earlier run must not pass for those of the one that was killed."""
+        trainer = self.make(tiny_model, copy, max_steps=2)
+        monkeypatch.setattr(trainer, "_save_optimizer_and_scheduler", lambda folder: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            trainer.train(resume_from_checkpoint=str(copy / "checkpoint-1"))
+        with pytest.warns(UserWarning, match=r"checkpoint-2 is left aside: it has no complete.json"):
+            assert find_checkpoint(trainer, True) == str(copy / "checkpoint-1")
+
+    def test_other_folders_are_no_checkpoints(self, tiny_model, copy):
+        shutil.copytree(copy / "checkpoint-1", copy / "checkpoint-9-of-mine")
+        (copy / "checkpoint-7").write_text("a file")
+        assert find_checkpoint(self.make(tiny_model, copy), True) == str(copy / "checkpoint-2")
+
+
+@pytest.mark.parametrize("trainer_class", TRAINERS)
+class TestLimits:
+    """Evaluations whose rewards are the best at step 2."""
+
+    @staticmethod
+    def best_at_2(completions, trainer_state, **kwargs):
+        return [-float(abs(trainer_state.global_step - 2))] * len(completions)
+
+    def make(self, model, path, trainer_class, **options):
+        options = {
+            "save_strategy": "steps",
+            "save_steps": 1,
+            "eval_strategy": "steps",
+            "eval_steps": 1,
+            "eval_dataset": teams.dataset(3),
+            "metric_for_best_model": "eval_reward",
+            "load_best_model_at_end": True,
+            "max_steps": 6,
+            **options,
+        }
+        trainer = teams.make(
+            model, path, trainer_class, reward=[self.best_at_2, teams.letters], workflow=teams.Pair(),
+            reward_weights=[1.0, 0.01], **options,
+        )  # fmt: skip
+        teams.script(trainer)
+        return trainer
+
+    @pytest.mark.parametrize(("limit", "kept"), [(1, [2]), (3, [2, 5, 6])])
+    def test_the_best_checkpoint_and_the_last_ones_are_kept_whole(
+        self, tiny_model, tmp_path, trainer_class, limit, kept
+    ):
+        trainer = self.make(tiny_model, tmp_path, trainer_class, save_total_limit=limit)
+        trainer.train()
+        assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-2")
+        folders = sorted(path for path in tmp_path.glob("checkpoint-*"))
+        assert [path.name for path in folders] == [f"checkpoint-{step}" for step in kept]
+        assert find_checkpoint(trainer, True) == str(folders[-1])
+        adapter = load_file(tmp_path / "checkpoint-2" / "adapter_model.safetensors")
+        weights = {name: x for name, x in teams.trainable(trainer).items() if "lora" in name}
+        assert weights
+        assert all(torch.equal(x, adapter[name.replace(".default", "")]) for name, x in weights.items())
+
+    def test_a_run_stops_early_also_after_a_resume(self, tiny_model, tmp_path, trainer_class):
+        stop = EarlyStoppingCallback(early_stopping_patience=3)
+        whole = self.make(tiny_model, tmp_path, trainer_class, max_steps=9, callbacks=[stop])
+        whole.train()
+        assert whole.state.global_step == 5
+        shutil.rmtree(tmp_path / "checkpoint-5")
+        stop = EarlyStoppingCallback(early_stopping_patience=3)
+        resumed = self.make(tiny_model, tmp_path, trainer_class, max_steps=9, callbacks=[stop])
+        resumed.train(resume_from_checkpoint=True)
+        assert resumed._initial_global_step == 4 and resumed.state.global_step == 5
+        assert resumed.state.best_model_checkpoint == str(tmp_path / "checkpoint-2")

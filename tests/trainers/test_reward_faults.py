@@ -1,0 +1,383 @@
+"""What fails on the way to a reward: functions that raise, return nonsense or hang, workers that die, disks that are full."""
+
+import asyncio
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import teams
+import torch
+from transformers import TrainerCallback
+
+from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOTrainer
+from marcog_trl.execution import Job
+from marcog_trl.trainers.reward_calls import TimedCall
+
+
+ROOT = Path(__file__).parents[2]
+TRAINERS = (MultiAgentPPOTrainer, SHPPOTrainer, MultiAgentGRPOTrainer)
+RELEASE = threading.Event()  # ends the calls that hang
+
+
+@pytest.fixture(autouse=True)
+def release():
+    RELEASE.clear()
+    yield
+    RELEASE.set()
+
+
+def raises(completions):
+    raise ZeroDivisionError("a defect of the user's")
+
+
+def hangs(completions):
+    RELEASE.wait(30)
+    return [0.0] * len(completions)
+
+
+FAULTS = {
+    "raises": (raises, "a defect of the user's"),
+    "wrong length": (lambda completions: [1.0], "'faulty' returned 1 rewards for 4 episodes"),
+    "NaN": (lambda completions: [1.0, 2.0, float("nan"), 0.0], "'faulty' returned NaN for episode 2"),
+    "strings": (lambda completions: ["1.0"] * len(completions), "'faulty' returned '1.0' for episode 0"),
+    "hangs": (hangs, "'faulty' took longer than reward_timeout=0.3 seconds; a longer one"),
+}
+
+
+def faulty(fault, at, asynchronous=False):
+    """A reward function with the fault in the given calls, counted from 1 (`None`: in all of them)."""
+    calls = [0]
+
+    def score(completions, **kwargs):
+        calls[0] += 1
+        return fault(completions) if at is None or calls[0] in at else teams.letters(completions)
+
+    async def score_async(completions, **kwargs):
+        if fault is hangs and (at is None or calls[0] + 1 in at):
+            calls[0] += 1
+            await asyncio.sleep(30)
+        return score(completions)
+
+    chosen = score_async if asynchronous else score
+    chosen.__name__ = "faulty"
+    return chosen
+
+
+class Release(TrainerCallback):
+    """Lets a call that hangs return at the end of the step."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        for thread in threading.enumerate():
+            if thread.name == "reward-faulty":
+                RELEASE.set()
+                thread.join()
+
+
+def make(model, path, trainer_class=MultiAgentPPOTrainer, **options):
+    options = {"workflow": teams.Pair(), "on_reward_error": "mask", "reward_timeout": 0.3, **options}
+    trainer = teams.make(model, path, trainer_class, **options)
+    teams.script(trainer)
+    return trainer
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("name", FAULTS)
+class TestOneProcess:
+    def test_raise_stops_with_the_error(self, tiny_model, tmp_path, name, asynchronous):
+        fault, message = FAULTS[name]
+        reward = [teams.letters, faulty(fault, {2}, asynchronous)]
+        trainer = make(tiny_model, tmp_path, reward=reward, on_reward_error="raise", max_steps=4)
+        with pytest.raises(Exception, match=message) as error:
+            trainer.train()
+        assert trainer.state.global_step == 1 and "\n" not in str(error.value)
+
+    def test_mask_does_what_none_does(self, tiny_model, tmp_path, name, asynchronous):
+        """Weights, and other metrics, are those of a run whose function returned `None` for these episodes."""
+        fault, message = FAULTS[name]
+        runs = []
+        for chosen in (faulty(fault, {2}, asynchronous), faulty(lambda texts: [None] * len(texts), {2}, asynchronous)):
+            trainer = make(tiny_model, tmp_path, reward=chosen, max_steps=3, callbacks=[Release()])
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                trainer.train()
+            runs.append((trainer, [str(w.message) for w in caught if "on_reward_error='mask'" in str(w.message)]))
+        (masked, warned), (none, silent) = runs
+        assert len(warned) == 1 and not silent
+        assert message.split("; a longer")[0] in warned[0] and "reward function 'faulty' failed" in warned[0]
+        assert teams.logged(masked, "rewards/failed") == [0.0, 1.0, 0.0]
+        assert teams.logged(none, "rewards/failed") == [0.0] * 3
+        assert teams.logged(masked, "episodes/masked") == teams.logged(none, "episodes/masked") == [0.0, 1.0, 0.0]
+        for key, expected in teams.trainable(none).items():
+            assert torch.equal(teams.trainable(masked)[key], expected), key
+
+
+@pytest.mark.parametrize("trainer_class", TRAINERS)
+class TestMask:
+    def test_weights_do_not_move_by_what_failed(self, tiny_model, tmp_path, trainer_class):
+        reward = [teams.letters, faulty(raises, None)]
+        trainer = make(tiny_model, tmp_path, trainer_class, reward=reward, max_steps=3, beta=0.1)
+        before = teams.trainable(trainer)
+        with pytest.warns(UserWarning, match="on_reward_error='mask' leaves out") as caught:
+            trainer.train()
+        assert sum("on_reward_error" in str(w.message) for w in caught) == 1
+        assert trainer.state.global_step == 3
+        after = teams.trainable(trainer)
+        assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+        assert teams.logged(trainer, "rewards/failed") == [1.0] * 3
+
+    def test_a_turn_that_failed_takes_its_episodes_along(self, tiny_model, tmp_path, trainer_class):
+        """In a tree too: the second of two turns fails in the second of three steps."""
+        tree = {"turn_tree": True, "per_device_train_batch_size": 12} if trainer_class is MultiAgentGRPOTrainer else {}
+        runs = []
+        for fault in (raises, lambda texts: [None] * len(texts)):
+            trainer = make(
+                tiny_model, tmp_path, trainer_class, reward=faulty(fault, {4}), max_steps=3,
+                workflow=teams.Pair(num_turns=2), **tree,
+            )  # fmt: skip
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                trainer.train()
+            runs.append(trainer)
+        masked, none = runs
+        assert [share > 0 for share in teams.logged(masked, "rewards/failed")] == [False, True, False]
+        for key, expected in teams.trainable(none).items():
+            assert torch.equal(teams.trainable(masked)[key], expected), key
+
+
+class TestTimedCall:
+    LOGS = {"log_extra": print, "log_metric": print}
+
+    def test_a_function_that_hangs_holds_one_thread_and_is_called_again_once_it_returned(self):
+        called = []
+
+        def slow(**kwargs):
+            called.append(threading.current_thread())
+            RELEASE.wait(30)
+            return ["done"]
+
+        call = TimedCall("slow", slow, 0.05)
+        before = threading.active_count()
+        with pytest.raises(TimeoutError, match=r"'slow' took longer than reward_timeout=0\.05 seconds"):
+            call(**self.LOGS)
+        started = time.monotonic()
+        for _ in range(20):
+            with pytest.raises(TimeoutError, match="'slow' has not returned from a call"):
+                call(**self.LOGS)
+        assert time.monotonic() - started < 0.5
+        assert len(called) == 1 and threading.active_count() == before + 1
+        RELEASE.set()
+        called[0].join()
+        assert call(**self.LOGS) == ["done"] and threading.active_count() == before
+
+    def test_what_a_given_up_call_logs_is_dropped(self):
+        logged = []
+
+        def log(late, log_metric, **kwargs):
+            log_metric("early", 1.0)
+            if late:
+                RELEASE.wait(30)
+            log_metric("late", value=2.0)
+            return [0.0]
+
+        call = TimedCall("log", log, 0.05)
+        logs = {"log_extra": print, "log_metric": lambda name, value: logged.append((name, value))}
+        with pytest.raises(TimeoutError):
+            call(late=True, **logs)
+        RELEASE.set()
+        while not call.given_up.done():
+            time.sleep(0.01)
+        assert not logged
+        assert call(late=False, **logs) == [0.0]
+        assert logged == [("early", 1.0), ("late", 2.0)]
+
+    @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+    def test_a_timeout_of_the_function_s_own_is_its_own(self, asynchronous):
+        def late(**kwargs):
+            raise TimeoutError("the judge did not answer")
+
+        async def late_async(**kwargs):
+            late()
+
+        with pytest.raises(TimeoutError, match="the judge did not answer"):
+            if asynchronous:
+                asyncio.run(TimedCall("late", late_async, 5.0).call_async())
+            else:
+                TimedCall("late", late, 5.0)(**self.LOGS)
+
+    def test_a_process_ends_though_a_function_hangs(self):
+        script = (
+            "import time\nfrom marcog_trl.trainers.reward_calls import TimedCall\n"
+            "TimedCall('sleeper', lambda **kwargs: time.sleep(60), 0.1)(log_extra=None, log_metric=None)"
+        )
+        ended = subprocess.run(
+            [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=50, check=False
+        )
+        assert ended.returncode == 1 and "'sleeper' took longer than reward_timeout=0.1 seconds" in ended.stderr
+
+
+class TestConfig:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"on_reward_error": "skip"}, "on_reward_error='skip' is not one of 'raise', 'mask'; 'raise' works"),
+            ({"reward_timeout": 0}, "reward_timeout=0 is not positive; 1 works"),
+        ],
+    )
+    def test_errors_say_what_works(self, tmp_path, options, message):
+        with pytest.raises(ValueError, match=message):
+            teams.CONFIGS[MultiAgentPPOTrainer](str(tmp_path), use_cpu=True, bf16=False, **options)
+
+    def test_the_default_stops_without_a_limit(self, tmp_path):
+        args = teams.CONFIGS[MultiAgentPPOTrainer](str(tmp_path), use_cpu=True, bf16=False)
+        assert (args.on_reward_error, args.reward_timeout) == ("raise", None)
+
+
+def tested(count=4):
+    return teams.dataset(
+        count, test=[["assert f(1)"]] * count, test_format=["asserts"] * count, entry_point=["f"] * count
+    )
+
+
+class TestExecution:
+    def test_an_executor_that_failed_stops_the_run_whatever_rewards_may_do(self, tiny_model, tmp_path):
+        trainer = make(
+            tiny_model,
+            tmp_path,
+            reward="execution_reward",
+            data=tested(),
+            isolation="best_effort",
+            reward_timeout=None,
+        )
+
+        def fail(*args):
+            raise RuntimeError("no worker could be started")
+
+        trainer._begin_executing = lambda turns: fail
+        with pytest.raises(RuntimeError, match="no worker could be started"):
+            trainer.train()
+
+    def test_a_full_disk_in_a_program_is_its_own_affair(self, tmp_path):
+        """Programs have no folder to fill; what they keep in memory files counts as their memory."""
+        from marcog_trl.execution import CodeExecutor
+
+        fill = (
+            "import os\n"
+            "def f(x):\n"
+            "    file = os.memfd_create('scratch')\n"
+            "    for _ in range(4096):\n"
+            "        os.write(file, bytes(1 << 20))\n"
+            "    return x\n"
+        )
+        with CodeExecutor(num_workers=1, isolation="best_effort", timeout=20.0) as executor:
+            bad, good = executor.run(
+                [Job(fill, ["assert f(1) == 1"]), Job("def f(x): return x", ["assert f(1) == 1"])]
+            )
+        assert bad.status != "passed" and good.status == "passed"
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")
+    def test_workers_do_without_scratch_space(self):
+        """Where every folder for temporary files is full: the worker's own process sees no other disk."""
+        script = (
+            "mount -t tmpfs -o size=64k tmpfs /tmp && mount -t tmpfs -o size=64k tmpfs /var/tmp && "
+            "(head -c 1M /dev/zero > /tmp/full; head -c 1M /dev/zero > /var/tmp/full; mount -o bind /tmp /dev/shm; true) "
+            f'&& exec {sys.executable} -c "import tempfile; from marcog_trl.execution import CodeExecutor, Job\n'
+            "executor = CodeExecutor(num_workers=2, isolation='best_effort')\n"
+            "jobs = [Job('def f(x): return x + ' + str(i % 2), ['assert f(1) == 1', 'assert f(2) == 2']) for i in range(40)]\n"
+            "print(''.join('p' if verdict.status == 'passed' else 'f' for verdict in executor.run(jobs)))\n"
+            'executor.close()"'
+        )
+        ended = subprocess.run(
+            ["unshare", "--mount", "bash", "-c", script],
+            cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        if "unshare: unshare failed" in ended.stderr or "permission denied" in ended.stderr:
+            pytest.skip("no mount namespaces here")
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stdout.split()[-1] == "pf" * 20
+
+
+def test_processes_stop_or_go_on_together(tiny_model, tmp_path):
+    """Two processes, of which one's reward function fails; neither waits for the other."""
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(ROOT / "recipes" / "ddp.yaml")]
+    command += [
+        "--num_processes",
+        "2",
+        str(ROOT / "tests" / "distributed" / "fail_team.py"),
+        tiny_model,
+        str(tmp_path),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    ended = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert ended.returncode == 0, ended.stderr[-5000:]
+    one, other = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
+    assert "RuntimeError: reward function 'faulty' failed on process 1: ZeroDivisionError" in one["raise"]
+    assert other["raise"] == "ZeroDivisionError: a defect on process 1"
+    assert one["failed"] == other["failed"] and [0 < share < 1 for share in one["failed"]] == [False, True, False]
+    assert one["steps"] == other["steps"] == 3
+    assert all(torch.equal(one["weights"][name], tensor) for name, tensor in other["weights"].items())
+
+
+@pytest.mark.slow
+def test_a_thousand_batches_with_faults_leave_nothing_behind(tiny_model, tmp_path):
+    """Functions raise, hang and return nonsense, programs crash, and workers are killed; ten minutes at most."""
+    rng = random.Random(0)
+    programs = ("def f(x): return x", "def f(x)", "import os\ndef f(x): os._exit(1)", "def f(x): return [0] * 10 ** 9")
+
+    def executed(completions, executor, **kwargs):
+        jobs = [Job(rng.choice(programs), ["assert f(1) == 1"], entry_point="f") for _ in completions]
+        future = executor.submit(jobs)
+        if rng.random() < 0.1 and executor._pool.workers:
+            os.kill(rng.choice(executor._pool.workers).process.pid, 9)
+        return [verdict.passed / verdict.total for verdict in future.result()]
+
+    def fails(completions, **kwargs):
+        chance = rng.random()
+        if chance < 0.05:
+            raise ValueError("a defect")
+        if chance < 0.1:
+            return [float("nan")] * len(completions)
+        if chance < 0.11:
+            time.sleep(0.5)
+        return teams.letters(completions)
+
+    trainer = make(
+        tiny_model, tmp_path, MultiAgentGRPOTrainer, reward=[executed, fails], max_steps=1100, isolation="best_effort",
+        num_workers=2, reward_timeout=0.4, logging_steps=100,
+    )  # fmt: skip
+    counts = {}
+
+    class Watch(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step in (100, 1100):
+                time.sleep(1)  # a call that was given up returns
+                files = len(os.listdir("/proc/self/fd"))
+                counts[state.global_step] = files, threading.active_count(), len(descendants(os.getpid()))
+
+    trainer.add_callback(Watch())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.train()
+    assert trainer.state.global_step == 1100
+    assert 0.02 < sum(teams.logged(trainer, "rewards/failed")) / 11 < 0.3
+    (files, threads, processes), (later_files, later_threads, later_processes) = counts[100], counts[1100]
+    print(counts)
+    assert later_files <= files + 2 and later_threads <= threads
+    assert later_processes <= processes + 2  # a judge may be waiting in each worker
+    trainer.close_executor()
+    time.sleep(1)
+    assert not descendants(os.getpid())
+
+
+def descendants(pid):
+    children = [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+    return children + [below for child in children for below in descendants(child)]
