@@ -13,16 +13,17 @@ on both sides.
 
 What differs is the product: CoMLRL trains all parameters of one model per agent, and generates for one agent and one
 history at a time; `MultiAgentGRPOTrainer` trains one LoRA of rank 16 on a base that the agents share, and generates for all
-agents, problems and histories of a batch at once.
+agents, problems and histories of a batch at once, with the LoRA merged meanwhile (`merge_for_generation`).
 
 Cases:
 
 * `one_turn`, `tree`, `vocabulary`: MAGRPO with a random Qwen2 (hidden size 64, 2 layers), 2 agents, 4 generations, 16
   problems, 64 new tokens, replies kept from ending before. Both sides collect `--batches` problems and then update every
-  agent's policy once per turn: CoMLRL makes a step for each agent's own model, ours one for the adapter that they share. A
-  third row is ours with as many optimizer steps as CoMLRL, each on its share of the replies. 2 problems are CoMLRL's
-  default. `tree` has 2 turns and 4 children at every node, 40 replies per problem; `vocabulary` one turn, 32,000 words and
-  128 new tokens.
+  agent's policy once per turn: CoMLRL makes a step for each agent's own model, ours one for the adapter that they share,
+  accumulating gradients over 32 rows at a time (1 in `vocabulary`), whose tensors stay in the processor's caches. A third
+  row is ours with as many optimizer steps as CoMLRL, each on its share of the replies. 2 problems are CoMLRL's default.
+  `tree` has 2 turns and 4 children at every node, 40 replies per problem; `vocabulary` one turn, 32,000 words and 128 new
+  tokens.
 * `own_batch`: the same three, where each side takes whichever of `--batches` is fastest for it and ours makes one step per
   batch.
 * `cross`: this package only: what crediting the 64 joint actions of 3 agents costs beside the 4 aligned ones.
@@ -34,6 +35,7 @@ Cases:
 import argparse
 import functools
 import json
+import math
 import os
 import random
 import shutil
@@ -56,11 +58,12 @@ SETTING = {
     "epochs": 4,
     "joint_mode": "align",
     "steps": 1,  # optimizer steps of our side per batch
+    "micro_batch": 32,  # rows of one forward and backward pass of our side
 }
 SPEED = {
     "one_turn": SETTING,
     "tree": SETTING | {"num_turns": 2, "epochs": 1},
-    "vocabulary": SETTING | {"vocab_size": 32_000, "new_tokens": 128, "epochs": 1},
+    "vocabulary": SETTING | {"vocab_size": 32_000, "new_tokens": 128, "epochs": 1, "micro_batch": 1},
 }
 WANTED = {"one_turn": 3, "tree": 4, "vocabulary": 8}  # times CoMLRL's tokens per second
 CASES = (*SPEED, "own_batch", "cross", "learning")
@@ -166,17 +169,20 @@ def our_trainer(setting, tokenizer, problems):
     def reward(completions, **kwargs):
         return [reward_of(completion) for completion in completions]
 
-    rows = setting["batch"] * setting["num_agents"] * replies_per_agent(setting)
+    rows = setting["batch"] * setting["num_agents"] * replies_per_agent(setting) // setting["steps"]
+    micro = math.gcd(rows, setting["micro_batch"])
     args = our_args(
         f"{setting['model']}-run",
-        per_device_train_batch_size=rows // setting["steps"],
-        steps_per_generation=setting["steps"],
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=rows // micro,
+        steps_per_generation=setting["steps"] * (rows // micro),
         num_generations=setting["num_generations"],
         num_turns=setting["num_turns"],
         turn_tree=setting["num_turns"] > 1,
         joint_mode=setting["joint_mode"],
         scale_rewards="group",
         max_completion_length=setting["new_tokens"],
+        merge_for_generation=True,
         generation_kwargs={"suppress_tokens": tokenizer.all_special_ids},
         num_train_epochs=setting["epochs"],
         learning_rate=1e-5,
@@ -434,6 +440,9 @@ def run(python, task, setting):
         "HF_HUB_OFFLINE": "1",
         "WANDB_MODE": "disabled",
         "CUDA_VISIBLE_DEVICES": "",
+        # Memory of tensors up to 32 MiB is kept, or its pages are cleared anew for each of them
+        "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+        "MALLOC_TRIM_THRESHOLD_": str(16 << 30),
     }
     process = subprocess.run(
         command(python, task, setting), env=os.environ | environment, capture_output=True, text=True

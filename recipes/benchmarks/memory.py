@@ -18,35 +18,19 @@ warnings.filterwarnings("ignore", category=FutureWarning)
 
 def measure(num_agents: int) -> None:
     from datasets import Dataset
-    from step_cost import reward
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from throughput import make_model, make_team, reward
 
-    from marcog_trl import Agent, SHPPOConfig, SHPPOTrainer, Workflow
-    from marcog_trl.embedded import load_default_model
+    from marcog_trl import SHPPOConfig, SHPPOTrainer
 
-    class Team(Workflow):
-        agents = tuple(Agent(f"agent{i}", f"Write part {i}.") for i in range(num_agents))
-
-        def play(self, problem):
-            yield {agent.name: problem["prompt"] for agent in self.agents}
-
-        def solution(self, problem, replies):
-            return "".join(replies.values())
-
-    _, tokenizer = load_default_model()
-    config = Qwen2Config(
-        vocab_size=8192, hidden_size=512, intermediate_size=1536, num_hidden_layers=8, num_attention_heads=16,
-        num_key_value_heads=16, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None, tie_word_embeddings=True,
-    )  # fmt: skip
+    folder = tempfile.mkdtemp()
+    make_model(folder, "medium")
     args = SHPPOConfig(
-        tempfile.mkdtemp(), per_device_train_batch_size=32, num_generations=4, max_completion_length=64, max_steps=3,
+        folder, per_device_train_batch_size=32, num_generations=4, max_completion_length=64, max_steps=3,
         generation_kwargs={"min_new_tokens": 64}, beta=0.02, use_cpu=True, bf16=False, gradient_checkpointing=False,
         save_strategy="no", report_to="none", disable_tqdm=True,
     )  # fmt: skip
     dataset = Dataset.from_dict({"prompt": ["def f(xs): add one to every number " * 8] * 64})
-    model = Qwen2ForCausalLM(config)
-    trainer = SHPPOTrainer(model, reward, args, dataset, processing_class=tokenizer, workflow=Team())
+    trainer = SHPPOTrainer(folder, reward, args, dataset, workflow=make_team(num_agents))
     start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     trainer.train()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

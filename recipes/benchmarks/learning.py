@@ -1,0 +1,749 @@
+"""
+What teams learn on the built-in problems, at equal numbers of generated tokens, beside single agents and baselines.
+
+    python recipes/benchmarks/learning.py                                  # runs what is missing, then reports
+    python recipes/benchmarks/learning.py --only symmetry/shppo --seeds 0  # one unit; several processes may share the work
+    python recipes/benchmarks/learning.py --ablations                      # also what SHPPO is without parts of it
+    python recipes/benchmarks/learning.py --report                         # tables and pictures of what is there
+
+A unit is one condition with one seed in a process of its own. It leaves a JSON file in `--output_dir`, in a folder for each
+`--tokens`; units that are there are not run again, and one that crashed is lost alone. Every process uses one thread, so that figures do not depend on the
+number of cores.
+
+All units start from one model: the embedded default, which is taught two further prompts in about two minutes,
+with the mistakes that it has: to write both functions alone, and to write either of them, each half of the time.
+
+Families:
+
+* `builtin`: the built-in problems. The agents of a team (helper and main) are told their roles; a single agent writes both
+  functions in one reply, which may be as long as the replies of the team together.
+* `symmetry`: the same problems, but both agents read the same prompt, which asks for either function. Only where one wrote
+  the helper and the other the main function, whoever did which, is there a solution: such a pair earns 1 and the share of
+  tests that it passes, everything else 0. A policy that does not know whose reply it writes gets there half of the time at
+  best, 2p(1 − p). Role texts reach LatentNet alone, and, in the condition `roles_in_prompt`, the prompt.
+
+Measured are held-out problems (compositions that training never showed): `solved`, of 4 samples each at temperature 1,
+`greedy`, and `complementary`, the share of sampled pairs of replies that are helper and main. Intervals are 95 % over
+problems and seeds, crossed: the variance of a mean is s²(means of the seeds) / seeds + s²(means of the problems) /
+problems, which is slightly too wide, with Student's t at Satterthwaite's degrees of freedom. With one seed they are over
+problems alone. Differences are taken problem by problem and seed by seed first. Evaluations while a unit learns (1 sample
+per problem) are not part of its tokens and seconds.
+"""
+
+import argparse
+import hashlib
+import inspect
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+
+import yaml
+from filelock import FileLock, Timeout
+
+from marcog_trl import Collaboration, Workflow, code
+from marcog_trl.agents import ask, context_of
+
+
+CONFIG = Path(__file__).parents[1] / "configs" / "builtin.yaml"
+LATENT = {"parameter_sharing": "latent"}
+
+
+# The family of identical prompts
+
+
+def written(problem, reply):
+    """Which of the two functions, `aux` and the entry point, a reply defines."""
+    names = ("aux", problem["entry_point"])
+    return [name for name in names if code.defines(code.extract_code(reply, name, context_of(problem)), name)]
+
+
+def complementary(problem, replies):
+    """Whether of two replies one is the helper and nothing else, and the other the main function and nothing else."""
+    return sorted(written(problem, reply) for reply in replies) == sorted([["aux"], [problem["entry_point"]]])
+
+
+class SameQuestion(Workflow):
+    """Two agents that are asked the same: to write one of the two functions. They must not write the same one."""
+
+    question = "Write aux or the function asked for below. Another agent writes the other one. Code only."
+    agents = Collaboration().agents
+    needs_entry_point = True
+
+    def play(self, problem):
+        yield dict.fromkeys((agent.name for agent in self.agents), ask(self.question, problem["prompt"]))
+
+    def solution(self, problem, replies):
+        texts = list(replies.values())
+        if not complementary(problem, texts):
+            return ""
+        helper, main = sorted(texts, key=lambda text: written(problem, text) != ["aux"])
+        return code.combine(
+            code.extract_code(helper, "aux", context_of(problem)),
+            code.extract_code(main, problem["entry_point"], context_of(problem)),
+        )
+
+
+def complementary_reward(replies, entry_point, starter_code, **columns):
+    """1 for a pair of replies that are helper and main function, else 0."""
+    problems = [
+        {"entry_point": name, "starter_code": starter} for name, starter in zip(entry_point, starter_code, strict=True)
+    ]
+    return [float(complementary(problem, own.values())) for problem, own in zip(problems, replies, strict=True)]
+
+
+# Conditions
+
+
+@dataclass(frozen=True)
+class Condition:
+    """
+    What is trained.
+
+    Args:
+        label (`str`): Its name in tables and pictures.
+        trainer (`str`, *optional*, defaults to `"SHPPOTrainer"`): Name of the trainer.
+        workflow (`str`, *optional*, defaults to `"collaboration"`): Name of a workflow, or `"same_question"`.
+        rewards (`tuple`, *optional*, defaults to `("execution_reward",)`): Reward functions, which are summed.
+        settings (`dict`, *optional*): Fields of the configuration, beside those of `recipes/configs/builtin.yaml`.
+        trained (`bool`, *optional*, defaults to `True`): Whether it is trained at all.
+        without_value (`bool`, *optional*, defaults to `False`): Whether LatentNet is spared InferenceNet's value.
+        ablation (`bool`, *optional*, defaults to `False`): Whether `--ablations` asks for it.
+    """
+
+    label: str
+    trainer: str = "SHPPOTrainer"
+    workflow: str = "collaboration"
+    settings: dict = field(default_factory=dict)
+    rewards: tuple = ("execution_reward",)
+    trained: bool = True
+    without_value: bool = False
+    ablation: bool = False
+
+
+def of_team(workflow):
+    """The conditions that both families have."""
+    ppo = {"trainer": "MultiAgentPPOTrainer", "workflow": workflow}
+    agent = LATENT | {"latent_scope": "agent"}
+    return {
+        "untrained": Condition("untrained team", **ppo, trained=False),
+        "shared_ppo": Condition("shared PPO", **ppo),
+        "magrpo": Condition("MAGRPO (shared)", "MultiAgentGRPOTrainer", workflow),
+        "shppo": Condition("SHPPO, observation", workflow=workflow, settings=LATENT),
+        "shppo_agent": Condition("SHPPO, agent", workflow=workflow, settings=agent),
+        "separate": Condition("LoRA per agent", workflow=workflow, settings={"parameter_sharing": "separate"}),
+    }
+
+
+def ablations(workflow):
+    """What SHPPO is without parts of it."""
+    parts = {
+        "no_distance": ("no L_d", {"latent_distance_coef": 0.0}, False),
+        "no_entropy": ("no L_e", {"latent_entropy_coef": 0.0}, False),
+        "no_value": ("no V_I", {"inference_learning_rate": 0.0}, True),
+        "policy_gradient": ("policy gradient to latent", {"policy_gradient_to_latent": True}, False),
+    }
+    return {
+        f"shppo_{name}": Condition(
+            f"SHPPO, {label}", workflow=workflow, settings=LATENT | settings, without_value=off, ablation=True
+        )
+        for name, (label, settings, off) in parts.items()
+    }
+
+
+SINGLE = {"per_device_train_batch_size": 32, "max_completion_length": 64}  # as many problems, and as many tokens each
+FAMILIES = {
+    "builtin": {
+        "untrained_single": Condition(
+            "untrained single agent", "MultiAgentPPOTrainer", "single", SINGLE, trained=False
+        ),
+        "single_ppo": Condition("single-agent PPO", "MultiAgentPPOTrainer", "single", SINGLE),
+        "single_grpo": Condition(
+            "single-agent GRPO", "MultiAgentGRPOTrainer", "single", SINGLE | {"scale_rewards": "group"}
+        ),
+        **of_team("collaboration"),
+        **ablations("collaboration"),
+    },
+    "symmetry": {
+        name: replace(condition, rewards=("execution_reward", complementary_reward))
+        for name, condition in {
+            **of_team("same_question"),
+            "roles_in_prompt": Condition("shared PPO, roles in prompt", "MultiAgentPPOTrainer"),
+            **ablations("same_question"),
+        }.items()
+    },
+}
+
+
+# The model
+
+
+LESSONS = {"helper": 0.15, "main": 0.15, "single": 0.35, "same_question": 0.35}  # shares of the examples
+
+
+def study_model(folder):
+    """
+    The embedded default, taught to answer alone and to answer either way, unless `folder` has it already.
+
+    Args:
+        folder (`Path`): Where models are kept.
+
+    Returns:
+        `str`: Path of model and tokenizer.
+    """
+    from marcog_trl.embedded import build_default_model
+
+    default = build_default_model()
+    parts = [
+        Path(default).name,
+        LESSONS,
+        SameQuestion.question,
+        inspect.getsource(teach),
+        inspect.getsource(make_examples),
+    ]
+    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
+    target = (folder / f"model-{key}").absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{target}.lock"):
+        if not target.is_dir():
+            print(f"Teaching the study's model (once, about two minutes) in {target}", file=sys.stderr)
+            with tempfile.TemporaryDirectory(dir=folder) as draft:
+                teach(default, f"{draft}/model")
+                os.rename(f"{draft}/model", target)
+    return str(target)
+
+
+def teach(model_path, folder):
+    """Supervised steps on the default model; targets carry its mistakes."""
+    import torch
+    import transformers
+    from transformers import AutoModelForCausalLM, AutoTokenizer, DataCollatorForSeq2Seq, Trainer, TrainingArguments
+
+    torch.set_num_threads(1)
+    transformers.set_seed(0)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(model_path), AutoTokenizer.from_pretrained(model_path)
+    args = TrainingArguments(
+        folder,
+        max_steps=160,
+        per_device_train_batch_size=64,
+        learning_rate=2e-3,
+        lr_scheduler_type="linear",
+        warmup_steps=10,
+        weight_decay=0.01,
+        adam_beta2=0.95,
+        train_sampling_strategy="sequential",
+        use_cpu=True,
+        save_strategy="no",
+        logging_strategy="no",
+        report_to="none",
+    )
+    examples = make_examples(tokenizer, args.max_steps * args.per_device_train_batch_size)
+    trainer = Trainer(model, args, DataCollatorForSeq2Seq(tokenizer), examples)
+    trainer.train()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def make_examples(tokenizer, count):
+    """Prompts of all kinds with replies that have the default model's mistakes as often as it was taught them."""
+    from marcog_trl.embedded import Recipe, _reply, draw_habits
+    from marcog_trl.problems.builtin import generate
+    from marcog_trl.rollout import encode_prompts
+
+    rng, plan = random.Random("lessons"), Recipe()
+    habits = draw_habits(plan)
+    rows = [dict(row) for row in generate("train")]
+    asked = {"single": lambda row: row["prompt"], "same_question": lambda row: next(SameQuestion().play(row))["main"]}
+    examples = []
+    for kind in rng.choices(list(LESSONS), LESSONS.values(), k=count):
+        row = rng.choice(rows)
+        prompt = asked[kind](row) if kind in asked else next(Collaboration().play(row))[kind]
+        writers = {"single": ["helper", "main"], "same_question": [rng.choice(("helper", "main"))]}.get(kind, [kind])
+        target = code.combine(*(_reply(row, writer, habits, plan, rng) for writer in writers))
+        [context] = encode_prompts(tokenizer, [prompt])
+        reply = tokenizer(target)["input_ids"] + [tokenizer.eos_token_id]
+        examples.append({"input_ids": context + reply, "labels": [-100] * len(context) + reply})
+    return examples
+
+
+# One unit
+
+
+def make_trainer(condition, model, seed, train_dataset, folder):
+    """The trainer of a condition, which counts what it uses in `used`: tokens, evaluator calls, sandbox seconds."""
+    import transformers
+
+    import marcog_trl
+
+    base = getattr(marcog_trl, condition.trainer)
+    config_class = base._config_class
+    known = {f.name for f in fields(config_class)}
+    shipped = {name: value for name, value in yaml.safe_load(CONFIG.read_text()).items() if name in known}
+
+    class Counting(base):
+        used = {"tokens": 0, "evaluator_calls": 0, "sandbox_seconds": 0.0}
+
+        def _end_rollout(self, rollout):
+            super()._end_rollout(rollout)
+            executed = dict(pair for e in rollout.episodes for turn in e.turns for pair in turn.verdicts)
+            self.used["tokens"] += sum(len(row.completion_ids) for row in rollout.rows if row is not None)
+            self.used["evaluator_calls"] += len(executed)
+            self.used["sandbox_seconds"] += sum(verdict.seconds for verdict in executed.values())
+
+    transformers.set_seed(seed)
+    args = config_class(
+        **shipped
+        | {
+            "output_dir": folder,
+            "workflow": "collaboration" if condition.workflow == "same_question" else condition.workflow,
+            "lr_scheduler_type": "constant",
+            "max_steps": 1_000_000,  # never reached: tokens end the run
+            "disable_tqdm": True,
+            "seed": seed,
+        }
+        | condition.settings
+    )
+    workflow = SameQuestion() if condition.workflow == "same_question" else None
+    trainer = Counting(model, list(condition.rewards), args, train_dataset, workflow=workflow)
+    if condition.without_value:  # which is then 0 everywhere, and so is its gradient
+        for parameter in trainer.team.inference_net.value.parameters():
+            parameter.data.zero_()
+    return trainer
+
+
+def measure(trainer, problems, num_samples):
+    """Held-out figures, one number per problem."""
+    from marcog_trl import evaluate_team
+
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder, "evaluation.json")
+        evaluate_team(trainer, problems, num_samples, output=output)
+        records = [json.loads(line) for line in output.with_suffix(".jsonl").read_text().splitlines()]
+
+    def mean(values):
+        return sum(values) / len(values)
+
+    figures = {
+        "solved": [mean([e["status"] == "passed" for e in record["samples"]]) for record in records],
+        "greedy": [float(record["greedy"]["status"] == "passed") for record in records],
+    }
+    if len(trainer.agents) > 1:
+        pairs = [[e["replies"] for e in record["samples"]] for record in records]
+        of_problem = list(zip(problems, pairs, strict=True))
+        figures |= {
+            "complementary": [mean([complementary(p, r.values()) for r in replies]) for p, replies in of_problem],
+            "helper_as_named": [
+                mean([written(p, r["helper"]) == ["aux"] for r in replies]) for p, replies in of_problem
+            ],
+        }
+    return figures
+
+
+def dissect(trainer, problems, num_samples):
+    """A trained SHPPO team without its cores, with its agents' observations exchanged, and with one for both."""
+    decoder, observe = trainer.team.core_decoder, trainer._row_observations
+    weights = {name: tensor.clone() for name, tensor in decoder.state_dict().items()}
+    for parameter in decoder.parameters():
+        parameter.data.zero_()
+    results = {"cores_zero": measure(trainer, problems, num_samples)}
+    decoder.load_state_dict(weights)
+    first, second = trainer.agents
+    for name, other in (("latents_swapped", {first: second, second: first}), ("latents_equal", {second: first})):
+
+        def exchanged(rows, other=other):
+            place = {(row.episode, row.slot.agent): i for i, row in enumerate(rows)}
+            return observe(rows)[[place[row.episode, other.get(row.slot.agent, row.slot.agent)] for row in rows]]
+
+        trainer._row_observations = exchanged
+        results[name] = measure(trainer, problems, num_samples)
+    del trainer._row_observations
+    return results
+
+
+def run_unit(condition, seed, model, tokens, train_dataset, test_dataset, points=5, num_samples=4):
+    """
+    Trains a condition until it has generated `tokens` tokens.
+
+    Args:
+        condition (`Condition`): What is trained.
+        seed (`int`): Seed of the run.
+        model (`str`): Path of the model.
+        tokens (`int`): Number of generated tokens, within one generation batch.
+        train_dataset, test_dataset (`Dataset`): Training and held-out problems.
+        points (`int`, *optional*, defaults to `5`): Parts of the run; an evaluation after each, the last with all samples.
+        num_samples (`int`, *optional*, defaults to `4`): Samples per problem at the end.
+
+    Returns:
+        `dict`: `final` (figures per problem), `curve` (means, by tokens), `dissected`, `ledger` and `history`.
+    """
+    from transformers import TrainerCallback
+
+    curve, evaluating = [], 0.0
+
+    class Watch(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            nonlocal evaluating
+            used = trainer.used["tokens"]
+            control.should_training_stop = used >= tokens
+            if used * points >= tokens * (len(curve) + 1) and not control.should_training_stop:
+                began = time.perf_counter()
+                figures = measure(trainer, test_dataset, 1)
+                curve.append({"tokens": used} | {name: sum(v) / len(v) for name, v in figures.items()})
+                evaluating += time.perf_counter() - began
+
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = make_trainer(condition, model, seed, train_dataset, folder)
+        trainer.add_callback(Watch())
+        began, history = time.perf_counter(), []
+        if condition.trained:
+            trainer.train()
+            history = trainer.state.log_history
+        seconds = time.perf_counter() - began - evaluating
+        final = measure(trainer, test_dataset, num_samples)
+        latents = condition.settings.get("parameter_sharing") == "latent"
+        dissected = (
+            dissect(trainer, test_dataset, max(1, num_samples // 2)) if latents and not condition.ablation else {}
+        )
+        trainer.close_executor()
+    ledger = trainer.used | {"optimizer_steps": trainer.state.global_step, "training_seconds": seconds}
+    return {"final": final, "curve": curve, "dissected": dissected, "ledger": ledger, "history": history}
+
+
+def run(name, options, folder):
+    """One unit of the study, in this process."""
+    import warnings
+
+    import torch
+
+    from marcog_trl import load_problems
+    from marcog_trl.trainers.report import write_results
+
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    torch.set_num_threads(1)
+    family, condition, seed = name.split("/")
+    train, test = load_problems("builtin", "train"), load_problems("builtin", "test")
+    plan = FAMILIES[family][condition]
+    result = run_unit(plan, int(seed), study_model(options.output_dir), options.tokens, train, test)
+    write_results(result_path(folder, name), {"unit": name, "tokens": options.tokens, **result})
+
+
+def result_path(folder, unit):
+    return folder / "units" / f"{unit.replace('/', '-')}.json"
+
+
+def units(options):
+    """Names of the units that are asked for: family/condition/seed. What is not trained has one seed."""
+    names = []
+    for seed in options.seeds:
+        for family, conditions in FAMILIES.items():
+            for name, condition in conditions.items():
+                named = {name, f"{family}/{name}"} & set(options.only or ())
+                chosen = not options.only or family in options.only
+                chosen = chosen and (options.ablations or not condition.ablation)
+                if (named or chosen) and (condition.trained or seed == options.seeds[0]):
+                    names.append(f"{family}/{name}/{seed}")
+    return names
+
+
+def run_missing(options, folder):
+    """Runs, one after the other, the units that have no result and that no other process is at; returns those that failed."""
+    failed = []
+    for name in units(options):
+        path = result_path(folder, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with FileLock(path.with_suffix(".lock"), timeout=0):
+                if path.exists():
+                    continue
+                print(f"{time.strftime('%H:%M:%S')} {name}", flush=True)
+                command = [sys.executable, __file__, "--unit", name, "--tokens", str(options.tokens)]
+                command += ["--output_dir", str(options.output_dir)]
+                with path.with_suffix(".log").open("w") as log:
+                    if subprocess.run(command, stdout=log, stderr=subprocess.STDOUT).returncode != 0:
+                        failed.append(name)
+                        print(f"{name} failed; its output is in {path.with_suffix('.log')}", file=sys.stderr)
+        except Timeout:
+            continue
+    return failed
+
+
+# Report
+
+
+def interval(figures):
+    """
+    Mean and half the width of its 95 % interval over problems and seeds.
+
+    Args:
+        figures (`numpy.ndarray` of shape `(S, P)`): A figure of every seed and problem; P at least 2.
+
+    Returns:
+        `tuple[float, float]`: mean and half width; see the module's docstring.
+    """
+    parts = [figures.mean(axis) for axis in ((1, 0) if len(figures) > 1 else (0,))]
+    variances = [means.var(ddof=1) / len(means) for means in parts]
+    total = sum(variances)
+    if total == 0:
+        return float(figures.mean()), 0.0
+    freedom = total**2 / sum(v**2 / (len(means) - 1) for v, means in zip(variances, parts, strict=True))
+    return float(figures.mean()), student_t(freedom) * math.sqrt(total)
+
+
+def student_t(freedom):
+    """The 0.975 quantile of Student's t, for degrees of freedom from 1 on: with t = √freedom · tan θ its density is cos^(freedom − 1)."""
+    import numpy as np
+
+    angle = (np.arange(50_000) + 0.5) / 50_000 * math.pi / 2
+    mass = np.cos(angle) ** (freedom - 1)
+    edge = np.searchsorted(mass.cumsum() / mass.sum(), 0.95)
+    return math.sqrt(freedom) * math.tan(angle[edge])
+
+
+def load_results(folder):
+    """What is there: family → condition → list of results by seed, in the order of `FAMILIES`."""
+    results = {family: {name: [] for name in conditions} for family, conditions in FAMILIES.items()}
+    for path in sorted((folder / "units").glob("*.json")):
+        result = json.loads(path.read_text())
+        family, name, _ = result["unit"].split("/")
+        if name in results[family]:
+            results[family][name].append(result)
+    return {family: {name: found for name, found in of.items() if found} for family, of in results.items()}
+
+
+def figures_of(runs, name, part="final"):
+    """A figure of every seed and problem, `(S, P)`; `None` where it is not known."""
+    import numpy as np
+
+    tables = [run["final"] if part == "final" else run["dissected"].get(part, {}) for run in runs]
+    return np.array([table[name] for table in tables]) if all(name in table for table in tables) else None
+
+
+def shown(figures):
+    mean, half = interval(figures)
+    return f"{mean:.3f} ± {half:.3f}"
+
+
+def markdown(results):
+    """Tables of solved shares, gaps, dissections and ledgers."""
+    lines = []
+    for family, conditions in results.items():
+        if not conditions:
+            continue
+        columns = {"solved": "solved, sampled", "greedy": "solved, greedy"}
+        if family == "symmetry":
+            columns |= {"complementary": "complementary"}
+        lines += [
+            f"**{family}**",
+            "",
+            f"| | seeds | {' | '.join(columns.values())} |",
+            "|---|---|" + "---|" * len(columns),
+        ]
+        for name, runs in conditions.items():
+            cells = [shown(figures_of(runs, column)) for column in columns]
+            lines.append(f"| {FAMILIES[family][name].label} | {len(runs)} | {' | '.join(cells)} |")
+        lines += ["", *gaps(family, conditions, columns), *dissections(family, conditions, columns)]
+        lines += [
+            "| | generated tokens | evaluator calls | sandbox | training | optimizer steps |",
+            "|---|---|---|---|---|---|",
+        ]
+        for name, runs in conditions.items():
+            if FAMILIES[family][name].trained:
+                used = {key: sum(run["ledger"][key] for run in runs) / len(runs) for key in runs[0]["ledger"]}
+                lines.append(
+                    f"| {FAMILIES[family][name].label} | {used['tokens']:,.0f} | {used['evaluator_calls']:,.0f} | "
+                    f"{used['sandbox_seconds']:.0f} s | {used['training_seconds']:.0f} s | {used['optimizer_steps']:.0f} |"
+                )
+        lines.append("")
+    return "\n".join(lines)
+
+
+def gaps(family, conditions, columns):
+    """How far separate adapters are above the shared policy, and how much of that SHPPO closes."""
+    above = {name: difference(conditions, name, columns) for name in ("separate", "shppo", "shppo_agent")}
+    lines = []
+    for column in columns if above["separate"] else ():
+        gap, half = interval(above["separate"][column])
+        lines.append(
+            f"* {column}: a LoRA per agent is {100 * gap:+.1f} ± {100 * half:.1f} points above the shared policy."
+        )
+        for name in ("shppo", "shppo_agent"):
+            if above[name]:
+                own, own_half = interval(above[name][column])
+                closed = f", {100 * own / gap:.0f} % of that gap" if gap > half else ""
+                label = FAMILIES[family][name].label
+                lines.append(
+                    f"* {column}: {label} is {100 * own:+.1f} ± {100 * own_half:.1f} points above it{closed}."
+                )
+    return [*lines, ""] if lines else []
+
+
+def difference(conditions, name, columns):
+    """How far a condition is above the shared policy: by column, of every seed that both have and every problem, `(S, P)`."""
+    own, shared = (
+        {run["unit"].rpartition("/")[2]: run for run in conditions.get(each, [])} for each in (name, "shared_ppo")
+    )
+    seeds = sorted(own.keys() & shared.keys())
+    if not seeds:
+        return {}
+    runs, others = [own[seed] for seed in seeds], [shared[seed] for seed in seeds]
+    return {column: figures_of(runs, column) - figures_of(others, column) for column in columns}
+
+
+PARTS = {
+    "final": "as trained",
+    "cores_zero": "C = 0",
+    "latents_swapped": "latents swapped",
+    "latents_equal": "one latent for both",
+}
+
+
+def dissections(family, conditions, columns):
+    """The trained teams without their cores, with exchanged latents, and with one latent for both agents."""
+    teams = {name: runs for name, runs in conditions.items() if all(run["dissected"] for run in runs)}
+    columns = [*columns, "helper_as_named"] if family == "symmetry" else list(columns)
+    lines = []
+    for name, runs in teams.items():
+        lines += [f"| {FAMILIES[family][name].label} | {' | '.join(columns)} |", "|---|" + "---|" * len(columns)]
+        for part, label in PARTS.items():
+            lines.append(f"| {label} | {' | '.join(shown(figures_of(runs, column, part)) for column in columns)} |")
+        lines.append("")
+    return lines
+
+
+# Pictures
+
+
+NAMES = {
+    "solved": "solved (sampled)",
+    "greedy": "solved (greedy)",
+    "complementary": "complementary replies (dotted: most of one policy)",
+}
+COLORS = {  # Okabe and Ito's palette
+    "untrained": "#999999", "untrained_single": "#BBBBBB", "single_ppo": "#56B4E9", "single_grpo": "#0072B2",
+    "shared_ppo": "#E69F00", "magrpo": "#CC79A7", "shppo": "#009E73", "shppo_agent": "#00604A", "separate": "#D55E00",
+    "roles_in_prompt": "#555555",
+}  # fmt: skip
+
+
+def plotted(family):
+    return ("complementary", "solved") if family == "symmetry" else ("solved", "greedy")
+
+
+def draw_bars(family, conditions, path):
+    """Means with their intervals; dots are single seeds."""
+    from matplotlib import pyplot as plt
+
+    bars = [(FAMILIES[family][name].label, name, runs, "final") for name, runs in conditions.items()]
+    bars += [
+        (f"{FAMILIES[family][name].label}: {label}", name, runs, part)
+        for name, runs in conditions.items()
+        for part, label in PARTS.items()
+        if part != "final" and all(run["dissected"] for run in runs)
+    ]
+    bars.reverse()  # the first one on top
+    figure, axes = plt.subplots(1, 2, figsize=(11, 1.3 + 0.34 * len(bars)), sharey=True, layout="constrained")
+    for axis, figure_name in zip(axes, plotted(family), strict=True):
+        for y, (_, name, runs, part) in enumerate(bars):
+            values = figures_of(runs, figure_name, part)
+            if values is None:
+                continue
+            mean, half = interval(values)
+            faint = part != "final" or FAMILIES[family][name].ablation
+            color = COLORS.get(name, COLORS["shppo"])
+            axis.barh(y, mean, 0.7, color=color, alpha=0.45 if faint else 0.9)
+            axis.errorbar(mean, y, xerr=half, color="black", capsize=3, linewidth=1.2)
+            axis.plot(values.mean(1), [y] * len(values), "o", color="white", markeredgecolor="black", markersize=4)
+            axis.text(1.01, y, f"{mean:.2f}", va="center", fontsize="small", clip_on=False)
+        if figure_name == "complementary":
+            axis.axvline(0.5, color="black", linestyle=":", linewidth=1)
+        axis.set(xlabel=f"{NAMES[figure_name]}, held-out problems", xlim=(0, 1), ylim=(-0.6, len(bars) - 0.4))
+        axis.grid(axis="x", alpha=0.3)
+        axis.set_axisbelow(True)
+    axes[0].set_yticks(range(len(bars)), [label for label, *_ in bars])
+    figure.suptitle(f"{family}: after training (bars: mean, 95 % interval; dots: seeds)", fontsize="medium")
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def draw_curves(family, conditions, path):
+    """Held-out figures by generated tokens: mean of the seeds, and the range between them."""
+    import numpy as np
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), sharex=True, layout="constrained")
+    for axis, figure_name in zip(axes, plotted(family), strict=True):
+        for name, runs in conditions.items():
+            plan = FAMILIES[family][name]
+            if not plan.trained or plan.ablation or figures_of(runs, figure_name) is None:
+                continue
+            start = "untrained_single" if plan.workflow == "single" else "untrained"
+            before = conditions.get(start) if name != "roles_in_prompt" else None
+            first = [(0, figures_of(before, figure_name).mean())] if before else []
+            curves = []
+            for run in runs:
+                last = (run["ledger"]["tokens"], np.mean(run["final"][figure_name]))
+                curves.append([*first, *((point["tokens"], point[figure_name]) for point in run["curve"]), last])
+            points = np.array([curve for curve in curves if len(curve) == len(curves[0])])  # (S, points, 2)
+            tokens, values = points[:, :, 0].mean(0), points[:, :, 1]
+            axis.plot(tokens, values.mean(0), "o-", color=COLORS[name], label=plan.label, markersize=3.5)
+            axis.fill_between(tokens, values.min(0), values.max(0), color=COLORS[name], alpha=0.12, linewidth=0)
+        if figure_name == "complementary":
+            axis.axhline(0.5, color="black", linestyle=":", linewidth=1)
+        axis.set(xlabel="generated tokens", ylabel=f"{NAMES[figure_name]}, held-out", ylim=(0, 1))
+        axis.xaxis.set_major_formatter(lambda x, _: f"{x / 1000:.0f}k")
+        axis.set_xlim(left=0)
+        axis.grid(alpha=0.3)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", fontsize="small")
+    figure.suptitle(f"{family}: while training (line: mean of the seeds, band: their range)", fontsize="medium")
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def report(folder):
+    """Prints the tables and writes them and the pictures into the folder of the results."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    results = load_results(folder)
+    if not any(results.values()):
+        sys.exit(f"error: {folder} has no results; running without --report makes them")
+    text = markdown(results)
+    print(text)
+    (folder / "report.md").write_text(text + "\n")
+    for family, conditions in results.items():
+        if conditions:
+            draw_bars(family, conditions, folder / f"{family}-bars.png")
+            draw_curves(family, conditions, folder / f"{family}-curves.png")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=130_000, help="tokens that a unit generates while it learns")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--only", nargs="+", help="families, conditions, or family/condition")
+    parser.add_argument("--ablations", action="store_true", help="also SHPPO without parts of it")
+    parser.add_argument("--report", action="store_true", help="run nothing; draw and print what is there")
+    parser.add_argument("--output_dir", type=Path, default=Path("outputs/learning"))
+    parser.add_argument("--unit", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    folder = options.output_dir / f"{options.tokens}-tokens"
+    if options.unit is not None:
+        run(options.unit, options, folder)
+        return
+    failed = []
+    if not options.report:
+        study_model(options.output_dir)
+        failed = run_missing(options, folder)
+    report(folder)
+    if failed:
+        sys.exit(f"error: failed units: {', '.join(failed)}; the same command runs them again")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""
+Whether a long run holds what it began with: memory, live objects, tensors, files and processes of SHPPO on the embedded
+default, every 50 steps. The last row of the table is the ratio of the row before it to the first one.
+
+    python recipes/benchmarks/long_run.py
+    python recipes/benchmarks/long_run.py --steps 500 --every 50 --trainer ppo
+"""
+
+import argparse
+import ctypes
+import gc
+import os
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import torch
+from transformers import PrinterCallback, TrainerCallback
+
+from marcog_trl import MultiAgentPPOConfig, MultiAgentPPOTrainer, SHPPOConfig, SHPPOTrainer
+from marcog_trl.trainers.launch import Recipe, parse
+
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from train_ppo import DEFAULT_CONFIG, TEAM
+
+
+warnings.filterwarnings("ignore", category=FutureWarning)
+
+TRAINERS = {"shppo": (SHPPOTrainer, SHPPOConfig), "ppo": (MultiAgentPPOTrainer, MultiAgentPPOConfig)}
+COLUMNS = ("resident MiB", "in use MiB", "workers MiB", "objects", "tensors", "tensor MiB", "files", "processes")
+
+
+def private_mib(pid: int) -> float:
+    """Memory that is this process's own."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("Private_", "Swap:"))) / 1024
+
+
+class MallInfo(ctypes.Structure):
+    """What glibc's `mallinfo2` returns."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+    ]  # fmt: skip
+
+
+def allocated_mib() -> float:
+    """Memory that C code has allocated and not freed, tensors included; resident memory has what is kept for later too."""
+    libc = ctypes.CDLL(None)
+    libc.mallinfo2.restype = MallInfo
+    info = libc.mallinfo2()
+    return (info.uordblks + info.hblkhd) / 2**20
+
+
+def descendants(pid: int) -> list[int]:
+    children = [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+    return children + [below for child in children for below in descendants(child)]
+
+
+class Watch(TrainerCallback):
+    """Takes stock every few steps."""
+
+    def __init__(self, every: int, executor):
+        self.every, self.executor, self.started = every, executor, time.perf_counter()
+        self.rows, self.types = {}, []
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step % self.every:
+            return
+        gc.collect()
+        objects = gc.get_objects()
+        self.types.append(Counter(type(thing).__qualname__ for thing in objects))
+        tensors = [thing for thing in objects if issubclass(type(thing), torch.Tensor)]
+        # The workers stay; the judges below them come and go
+        workers = [worker.process.pid for worker in self.executor._pool.workers]
+        self.rows[state.global_step] = (
+            private_mib(os.getpid()),
+            allocated_mib(),
+            sum(map(private_mib, workers)),
+            len(objects),
+            len(tensors),
+            sum(tensor.nbytes for tensor in tensors) / 2**20,
+            len(os.listdir("/proc/self/fd")),
+            len(descendants(os.getpid())),
+        )
+        row = "".join(
+            f"{value:13,.1f}" if isinstance(value, float) else f"{value:13,}" for value in self.rows[state.global_step]
+        )
+        print(f"{state.global_step:6}{row}{time.perf_counter() - self.started:9.0f}", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--every", type=int, default=50)
+    parser.add_argument("--trainer", choices=TRAINERS, default="shppo")
+    options = parser.parse_args()
+    trainer_class, config_class = TRAINERS[options.trainer]
+    argv = ["--max_steps", str(options.steps), "--output_dir", tempfile.mkdtemp(), "--disable_tqdm", "true"]
+    script, args, model = parse(config_class, DEFAULT_CONFIG, argv, Recipe(defaults=TEAM))
+    train_dataset, _ = script.load_splits()
+    trainer = trainer_class(model.model_name_or_path, script.reward, args, train_dataset)
+    watch = Watch(options.every, trainer.executor)
+    trainer.add_callback(watch)
+    trainer.remove_callback(PrinterCallback)
+    print(f"{'step':>6}" + "".join(f"{name:>13}" for name in COLUMNS) + f"{'seconds':>9}")
+    trainer.train()
+    first, last = watch.rows[options.every], watch.rows[max(watch.rows)]
+    grown = (watch.types[-1] - watch.types[0]).most_common(8)
+    print("ratio " + "".join(f"{b / a:13.3f}" for a, b in zip(first, last, strict=True)))
+    print("more objects: " + ", ".join(f"{count} {name}" for name, count in grown))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""
+What a trained team does with other numbers of agents, without being trained with them: 1 to 6 on held-out problems.
+
+    python recipes/benchmarks/team_size.py --team outputs/quickstart
+    python recipes/benchmarks/team_size.py --team outputs/quickstart --agents agents.yaml  # other role texts, by name
+
+Without `--team`, one of two agents is trained first; further flags are then those of recipes/train_shppo.py. The table goes to
+`team_size.md` and `team_size.json` in `--output_dir`.
+"""
+
+import argparse
+import json
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from train_ppo import TEAM, train
+
+from marcog_trl import SHPPOConfig, SHPPOTrainer, evaluate_team, load_problems
+from marcog_trl.trainers.launch import Recipe
+from marcog_trl.trainers.report import write_results
+from marcog_trl.trainers.saved import agent_settings, find_team, load_trainer
+from marcog_trl.trainers.team_files import TEAM_FILE
+
+
+HEADER = (
+    "agents", "solved, sampled", "solved, greedy", "untrained, sampled", "untrained, greedy", "tokens per solution",
+    "seconds per problem",
+)  # fmt: skip
+
+
+def measure(options, problems, roles, num_agents):
+    """Figures of the trained and of the untrained team of that size, or why there is none."""
+    try:
+        trainer = load_trainer(
+            options.team, problems, num_agents=num_agents, roles=roles, isolation=options.isolation, disable_tqdm=True
+        )
+    except ValueError as error:
+        return {"agents": num_agents, "refused": str(error)}
+    row = {"agents": num_agents, "names": trainer.agents}
+    for name in ("trained", "untrained"):
+        with trainer.model.disable_adapter() if name == "untrained" else nullcontext():
+            row[name] = evaluate_team(trainer, problems, options.num_samples, seed=options.seed)
+    trainer.close_executor()
+    return row
+
+
+def cells(row, num_samples):
+    if "refused" in row:
+        return [row["agents"], row["refused"], *[""] * (len(HEADER) - 2)]
+    shares = [
+        f"{row[name][key]:.3f} ± {row[name][f'{key}_interval']:.3f}"
+        for name in ("trained", "untrained")
+        for key in ("solved", "solved_greedy")
+    ]
+    trained = row["trained"]
+    tokens, seconds = trained["tokens_per_problem"] / num_samples, trained["seconds_per_problem"]
+    return [row["agents"], *shares, f"{tokens:.1f}", f"{seconds:.3f}"]
+
+
+def markdown(rows, num_samples):
+    lines = [HEADER, ["---"] * len(HEADER), *(cells(row, num_samples) for row in rows)]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--team", help="folder of a saved team; by default, one is trained")
+    parser.add_argument("--agents", help="YAML file: a mapping of agents' names to role texts")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 2, 3, 4, 5, 6])
+    parser.add_argument("--num_samples", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dataset_name", default="builtin")
+    parser.add_argument("--dataset_split", default="test")
+    parser.add_argument("--isolation", default="best_effort")
+    parser.add_argument("--output_dir", default="outputs/team_size")
+    options, rest = parser.parse_known_args()
+    if options.team is not None and rest:
+        parser.error(f"{rest} is for training, which --team leaves out")
+    texts = agent_settings(agents=options.agents).get("roles")
+    output = Path(options.output_dir)
+    if options.team is None:
+        options.team = str(output / "team")
+        train(SHPPOTrainer, SHPPOConfig, argv=["--output_dir", options.team, *rest], recipe=Recipe(defaults=TEAM))
+    trained = json.loads((find_team(options.team) / TEAM_FILE).read_text())["agents"]
+    problems = load_problems(options.dataset_name, options.dataset_split)
+    described = {"team": options.team, "trained_agents": [agent["name"] for agent in trained], "roles": texts}
+    described |= {"problems": len(problems), "num_samples": options.num_samples, "seed": options.seed}
+    rows = []
+    for num_agents in options.sizes:
+        rows.append(measure(options, problems, texts, num_agents))
+        print(" | ".join(map(str, cells(rows[-1], options.num_samples))), flush=True)
+        write_results(output / "team_size.json", {**described, "rows": rows})
+        (output / "team_size.md").write_text(markdown(rows, options.num_samples))
+    print(f"\n{len(problems)} problems, {options.num_samples} samples each; trained with {len(trained)} agents\n")
+    print(markdown(rows, options.num_samples))
+
+
+if __name__ == "__main__":
+    main()
