@@ -25,6 +25,7 @@ from rich.console import Console
 from torch.utils.data import Sampler
 from transformers import EarlyStoppingCallback
 from transformers.integrations import is_deepspeed_zero3_enabled
+from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler, get_callable_name, is_async_callable
@@ -237,6 +238,11 @@ class MultiAgentTrainer(GRPOTrainer):
         self._fit_batches(args, train_dataset)
         whole = args.num_generations * self._num_groups(training=True)
         self._curriculum = make_curriculum(args, train_dataset, cast(int, args.generation_batch_size) // whole)
+        if self._curriculum is not None and args.restore_callback_states_from_checkpoint:
+            raise ValueError(
+                "restore_callback_states_from_checkpoint=True makes callbacks anew from a few numbers, and a curriculum has "
+                "its dataset; False works: a curriculum goes on where it was in any case"
+            )
         self._executor: CodeExecutor | None = None
         if self.workflow.needs_tests or any(_needs(func, "tests") for func in reward_funcs):
             self._executor = self._make_executor(args)
@@ -1062,7 +1068,8 @@ class MultiAgentTrainer(GRPOTrainer):
             self._log_turns(rollout)
         if self._curriculum is not None and self.model.training:
             self._metric("curriculum/stage", self._curriculum.stage_of(self._curriculum.batches) + 1)
-            self._curriculum.note(self._pass_rate(rollout.episodes))
+            by_rate = self.args.curriculum_pass_rate is not None  # otherwise problems need no tests
+            self._curriculum.note(self._pass_rate(rollout.episodes) if by_rate else None)
         # Dead rows are no completions: take them out of TRL's shortest and mean length
         live_lengths = self.accelerator.gather(torch.where(rollout.live, lengths, torch.nan))
         live_lengths = live_lengths[~live_lengths.isnan()]
@@ -1137,11 +1144,15 @@ class MultiAgentTrainer(GRPOTrainer):
 
     def _load_callback_state(self) -> None:
         super()._load_callback_state()
-        # The Trainer does not restore callbacks by default, and the patience that was used up would begin anew
+        states = cast(dict, self.state.stateful_callbacks)
         for callback in self.callback_handler.callbacks:
-            saved = cast(dict, self.state.stateful_callbacks).get(type(callback).__name__)
+            saved = states.get(type(callback).__name__)
+            # The Trainer does not restore callbacks by default, and the patience that was used up would begin anew
             if isinstance(callback, EarlyStoppingCallback) and isinstance(saved, dict):
                 callback.early_stopping_patience_counter = saved["attributes"]["early_stopping_patience_counter"]
+            # The next checkpoint takes for granted that this one knew the callback
+            if isinstance(callback, ExportableState) and saved is None:
+                states[type(callback).__name__] = callback.state()
 
     def _load_best_model(self) -> None:
         super()._load_best_model()

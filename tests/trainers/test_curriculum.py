@@ -1,5 +1,6 @@
 """Problems come stage by stage, also after a resume."""
 
+import json
 from itertools import chain
 from pathlib import Path
 
@@ -93,6 +94,19 @@ def test_a_resumed_run_sees_the_problems_of_the_uninterrupted_one(tiny_model, tm
         assert stages == expected
 
 
+def test_may_be_added_to_a_run_that_had_none(tiny_model, tmp_path):
+    options = {
+        "data": teams.dataset(10, level=VALUES), "workflow": teams.Pair(), "per_device_train_batch_size": 8,
+        "save_strategy": "steps", "save_steps": 2,
+    }  # fmt: skip
+    teams.make(tiny_model, tmp_path, MultiAgentGRPOTrainer, max_steps=2, **options).train()
+    options |= {"curriculum_column": "level", "curriculum_stages": ["easy", "medium"], "curriculum_steps": [1]}
+    trainer = teams.make(tiny_model, tmp_path, MultiAgentGRPOTrainer, max_steps=4, **options)
+    trainer.train(resume_from_checkpoint=True)
+    saved = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())
+    assert saved["stateful_callbacks"]["Curriculum"]["attributes"]["batches"] == 2
+
+
 class TestBadInput:
     @pytest.mark.parametrize(
         ("options", "message"),
@@ -123,6 +137,13 @@ class TestBadInput:
             (
                 {"curriculum_column": "level", "curriculum_steps": [3, 6], "dataloader_num_workers": 1},
                 "dataloader_num_workers=1 would draw problems before a curriculum has decided; 0 works",
+            ),
+            (
+                {
+                    "curriculum_column": "level", "curriculum_steps": [3, 6], "per_device_train_batch_size": 8,
+                    "restore_callback_states_from_checkpoint": True,
+                },
+                "restore_callback_states_from_checkpoint=True makes callbacks anew .*; False works",
             ),
         ],
     )  # fmt: skip
