@@ -140,11 +140,13 @@ class CoreDecoder(nn.Module):
         super().__init__()
         self.ranks = list(ranks)
         self.cores = Float32Linear(latent_size, sum(rank**2 for rank in self.ranks))
-        with torch.no_grad():
-            parts = self.cores.weight.split([rank**2 for rank in self.ranks])
-            for rank, weight in zip(self.ranks, parts, strict=True):
-                nn.init.normal_(weight, std=scale / (rank * latent_size) ** 0.5)
+        nn.init.zeros_(self.cores.weight)
         nn.init.zeros_(self.cores.bias)
+        if scale:
+            with torch.no_grad():
+                parts = self.cores.weight.split([rank**2 for rank in self.ranks])
+                for rank, weight in zip(self.ranks, parts, strict=True):
+                    nn.init.normal_(weight, std=scale / (rank * latent_size) ** 0.5)
 
     def forward(self, z: torch.Tensor) -> list[torch.Tensor]:
         """

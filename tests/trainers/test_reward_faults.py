@@ -281,12 +281,18 @@ class TestExecution:
         assert bad.status != "passed" and good.status == "passed"
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")
-    def test_workers_do_without_scratch_space(self):
+    def test_workers_do_without_scratch_space(self, tmp_path):
         """Where every folder for temporary files is full: the worker's own process sees no other disk."""
+        # A folder that holds the interpreter or this package stays as it is; TMPDIR is full in any case
+        needed = [Path(sys.executable), Path(sys.prefix), ROOT]
+        folders = [Path(name) for name in ("/tmp", "/var/tmp", "/dev/shm")]
+        folders = [folder for folder in folders if not any(path.is_relative_to(folder) for path in needed)]
+        full = Path("/tmp") if Path("/tmp") in folders else tmp_path
+        folders = list(dict.fromkeys([full, *folders]))
         script = (
-            "mount -t tmpfs -o size=64k tmpfs /tmp && mount -t tmpfs -o size=64k tmpfs /var/tmp && "
-            "(head -c 1M /dev/zero > /tmp/full; head -c 1M /dev/zero > /var/tmp/full; mount -o bind /tmp /dev/shm; true) "
-            f'&& exec {sys.executable} -c "import tempfile; from marcog_trl.execution import CodeExecutor, Job\n'
+            "".join(f"mount -t tmpfs -o size=64k tmpfs {folder} && " for folder in folders)
+            + "".join(f"(head -c 1M /dev/zero > {folder}/full; true) && " for folder in folders)
+            + f'export TMPDIR={full} && exec {sys.executable} -c "import tempfile; from marcog_trl.execution import CodeExecutor, Job\n'
             "executor = CodeExecutor(num_workers=2, isolation='best_effort')\n"
             "jobs = [Job('def f(x): return x + ' + str(i % 2), ['assert f(1) == 1', 'assert f(2) == 2']) for i in range(40)]\n"
             "print(''.join('p' if verdict.status == 'passed' else 'f' for verdict in executor.run(jobs)))\n"

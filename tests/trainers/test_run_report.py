@@ -249,9 +249,10 @@ class TestTrackers:
 
         monkeypatch.setenv("WANDB_MODE", "offline")
         monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+        wandb.finish()  # of a test before
         try:
             run(tiny_model, tmp_path / "team", SHPPOTrainer, report_to="wandb")
-            images = tmp_path.rglob("media/images/report/*")
+            images = Path(wandb.run.dir).rglob("media/images/report/*")
             sent = {path.name.rsplit("_", 2)[0] for path in images}
         finally:
             wandb.finish()
