@@ -622,7 +622,7 @@ def dissections(family, conditions, columns):
 NAMES = {
     "solved": "solved (sampled)",
     "greedy": "solved (greedy)",
-    "complementary": "complementary replies (dotted: most of one policy)",
+    "complementary": "complementary replies\n(dotted: most of one policy)",
 }
 COLORS = {  # Okabe and Ito's palette
     "untrained": "#999999", "untrained_single": "#BBBBBB", "single_ppo": "#56B4E9", "single_grpo": "#0072B2",
@@ -662,7 +662,7 @@ def draw_bars(family, conditions, path):
             axis.text(1.01, y, f"{mean:.2f}", va="center", fontsize="small", clip_on=False)
         if figure_name == "complementary":
             axis.axvline(0.5, color="black", linestyle=":", linewidth=1)
-        axis.set(xlabel=f"{NAMES[figure_name]}, held-out problems", xlim=(0, 1), ylim=(-0.6, len(bars) - 0.4))
+        axis.set(xlabel=f"{NAMES[figure_name]},\nheld-out problems", xlim=(0, 1), ylim=(-0.6, len(bars) - 0.4))
         axis.grid(axis="x", alpha=0.3)
         axis.set_axisbelow(True)
     axes[0].set_yticks(range(len(bars)), [label for label, *_ in bars])
@@ -695,7 +695,7 @@ def draw_curves(family, conditions, path):
             axis.fill_between(tokens, values.min(0), values.max(0), color=COLORS[name], alpha=0.12, linewidth=0)
         if figure_name == "complementary":
             axis.axhline(0.5, color="black", linestyle=":", linewidth=1)
-        axis.set(xlabel="generated tokens", ylabel=f"{NAMES[figure_name]}, held-out", ylim=(0, 1))
+        axis.set(xlabel="generated tokens", ylabel=f"{NAMES[figure_name]},\nheld-out problems", ylim=(0, 1))
         axis.xaxis.set_major_formatter(lambda x, _: f"{x / 1000:.0f}k")
         axis.set_xlim(left=0)
         axis.grid(alpha=0.3)
