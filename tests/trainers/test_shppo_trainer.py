@@ -200,7 +200,8 @@ class TestEquality:
 
         (one, expected), (two, gradients) = run("abc"), run("cab")
         for name in ("loss", "latent/loss", "latent/inference_loss", "latent/distance", "critic/value_loss"):
-            assert teams.logged(two, name) == pytest.approx(teams.logged(one, name), rel=1e-4), name
+            # The latent loss is a difference of terms of about 0.1, which may be much smaller than they are
+            assert teams.logged(two, name) == pytest.approx(teams.logged(one, name), rel=1e-4, abs=1e-6), name
         for agent in "abc":
             name = f"agents/{agent}/gradient_share"
             assert teams.logged(two, name) == pytest.approx(teams.logged(one, name), rel=1e-3)
