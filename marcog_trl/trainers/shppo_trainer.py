@@ -95,6 +95,7 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         self._latents: dict[tuple[int, Slot], torch.Tensor] = {}
         self._noise: dict[tuple[int, Slot], torch.Tensor] = {}
         self._role_observations: torch.Tensor | None = None
+        self._role_embeddings: torch.Tensor | None = None
         self._agent_noise: torch.Tensor | None = None
         self._generator = torch.Generator()
         self._noise_key = -1, 0
@@ -214,7 +215,7 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
             return
         prompts = list({tuple(row.prompt_ids): None for row in rows}) or [(self._tokenizer.eos_token_id,)]
         of_prompt = dict(zip(prompts, self._mean_embeddings([list(ids) for ids in prompts]), strict=True))
-        of_role = self._mean_embeddings(self._role_ids)
+        of_role = self._role_means()
         for row in rows:
             # One mean over all tokens would drown a role text in a long prompt, and agents asked the same would look the same
             role = of_role[self.agents.index(row.slot.agent)]
@@ -227,12 +228,16 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         embeddings = self.model.get_input_embeddings()(inputs["input_ids"]).float()
         return (embeddings * mask).sum(1) / mask.sum(1)
 
+    def _role_means(self) -> torch.Tensor:
+        """Mean input embedding of each agent's role text, `(N, H)`; embeddings are frozen, so once is enough."""
+        if self._role_embeddings is None:
+            self._role_embeddings = self._mean_embeddings(self._role_ids)
+        return self._role_embeddings
+
     def _observe_roles(self) -> torch.Tensor:
         """Observation of each agent's role text alone, `(N, 2H)`; the base model is frozen, so once is enough."""
         if self._role_observations is None:
-            self._role_observations = torch.cat(
-                [self._mean_embeddings(self._role_ids), self._prompt_states(self._role_ids)], dim=-1
-            )
+            self._role_observations = torch.cat([self._role_means(), self._prompt_states(self._role_ids)], dim=-1)
         return self._role_observations
 
     def _row_observations(self, rows: list[Row]) -> torch.Tensor:
