@@ -5,6 +5,7 @@ script, in a `TestCase`. After each of them the same worker is still there, hold
 right program.
 """
 
+import contextlib
 import importlib.util
 import os
 import signal
@@ -743,6 +744,11 @@ def test_forks_and_threads_together():
     assert all(gone(int(pid)) for pid in output.split()[:2])
 
 
+def kill(pid):
+    with contextlib.suppress(ProcessLookupError):  # a child of the run before may be ending by itself
+        os.kill(pid, signal.SIGKILL)
+
+
 NAP = "import time\ndef f(x):\n    time.sleep(0.4)\n    return x + 1"
 
 
@@ -769,7 +775,7 @@ def test_a_process_lost_in_the_midst_of_a_job(monkeypatch, victim, setup):
         before = {worker, *below(worker)}
         if victim == "children":
             for pid in before - {worker, zygote}:
-                os.kill(pid, signal.SIGKILL)
+                kill(pid)
         elif victim == "zygote":
             os.kill(zygote, signal.SIGKILL)
         else:
@@ -795,7 +801,7 @@ def test_a_waiting_child_that_is_killed_costs_no_program():
         worker = executor._pool.workers[0].process.pid
         (zygote,) = {int(pid) for pid in Path(f"/proc/{worker}/task/{worker}/children").read_text().split()}
         for pid in below(zygote):
-            os.kill(pid, signal.SIGKILL)
+            kill(pid)
             while not ended(pid):
                 time.sleep(0.01)
         assert [verdict.status for verdict in executor.run([GOOD] * 3)] == ["passed"] * 3

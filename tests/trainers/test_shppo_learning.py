@@ -103,6 +103,10 @@ def evaluated(trainer):
     return [metrics[f"eval_agents/{agent}/reward"] for agent in "ab"]
 
 
+def give_roles(trainer, role_ids):
+    trainer._role_ids, trainer._role_embeddings, trainer._role_observations = role_ids, None, None
+
+
 SCOPES = {"observation": {}, "agent": {"latent_scope": "agent"}}
 
 
@@ -119,9 +123,9 @@ class TestSeparation:
     def test_the_latents_make_the_difference(self, apart):
         """On the trained team: with roles exchanged every agent does the other's work; without cores both do the same."""
         roles, decoder = apart._role_ids, apart.team.core_decoder
-        apart._role_ids, apart._role_observations = roles[::-1], None
+        give_roles(apart, roles[::-1])
         assert max(evaluated(apart)) < 0.15
-        apart._role_ids, apart._role_observations = roles, None
+        give_roles(apart, roles)
         trained = {name: tensor.clone() for name, tensor in decoder.state_dict().items()}
         for parameter in decoder.parameters():
             torch.nn.init.zeros_(parameter)
