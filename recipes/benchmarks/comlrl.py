@@ -24,7 +24,9 @@ Cases:
   row is ours with as many optimizer steps as CoMLRL, each on its share of the replies. 2 problems are CoMLRL's default.
   `tree` has 2 turns and 4 children at every node, 40 replies per problem; `vocabulary` one turn, 32,000 words and 128 new
   tokens.
-* `own_batch`: the same three, where each side takes whichever of `--batches` is fastest for it and ours makes one step per
+* `maac`: MAAC in the setting of `one_turn`. CoMLRL's critic is a model of its own, which it steps once with every agent;
+  ours is a head on the base that the agents share, stepped with the policy.
+* `own_batch`: the first three, where each side takes whichever of `--batches` is fastest for it and ours makes one step per
   batch.
 * `cross`: this package only: what crediting the 64 joint actions of 3 agents costs beside the 4 aligned ones.
 * `learning`: the embedded default model on the built-in problems with `execution_reward`, until both sides have generated
@@ -48,6 +50,7 @@ from pathlib import Path
 
 
 SETTING = {
+    "algorithm": "magrpo",
     "num_agents": 2,
     "num_turns": 1,
     "num_generations": 4,
@@ -64,8 +67,10 @@ SPEED = {
     "one_turn": SETTING,
     "tree": SETTING | {"num_turns": 2, "epochs": 1},
     "vocabulary": SETTING | {"vocab_size": 32_000, "new_tokens": 128, "epochs": 1, "micro_batch": 1},
+    "maac": SETTING | {"algorithm": "maac"},
 }
-WANTED = {"one_turn": 3, "tree": 4, "vocabulary": 8}  # times CoMLRL's tokens per second
+WANTED = {"one_turn": 5, "tree": 4, "vocabulary": 8, "maac": 5}  # times CoMLRL's tokens per second
+OWN_BATCH = ("one_turn", "tree", "vocabulary")
 CASES = (*SPEED, "own_batch", "cross", "learning")
 LEARNING = {"num_generations": 4, "new_tokens": 32, "batch": 8}  # as recipes/configs/builtin.yaml
 DIFFERENCE = (
@@ -149,7 +154,7 @@ def replies_per_agent(setting):
 def our_trainer(setting, tokenizer, problems):
     from datasets import Dataset
 
-    from marcog_trl import Agent, MultiAgentGRPOTrainer, Workflow
+    from marcog_trl import Agent, MultiAgentGRPOTrainer, MultiAgentPPOTrainer, Workflow
 
     class Team(Workflow):
         """Agents that write at the same moment and, in a second turn, have their own reply before them."""
@@ -171,33 +176,39 @@ def our_trainer(setting, tokenizer, problems):
 
     rows = setting["batch"] * setting["num_agents"] * replies_per_agent(setting) // setting["steps"]
     micro = math.gcd(rows, setting["micro_batch"])
+    trainer_class, own = {
+        "magrpo": (
+            MultiAgentGRPOTrainer,
+            {
+                "num_turns": setting["num_turns"],
+                "turn_tree": setting["num_turns"] > 1,
+                "joint_mode": setting["joint_mode"],
+                "scale_rewards": "group",
+            },
+        ),
+        "maac": (MultiAgentPPOTrainer, {"critic": "team", "gamma": 1.0, "lam": 1.0, "lam_turn": 0.0}),
+    }[setting["algorithm"]]
     args = our_args(
+        trainer_class,
         f"{setting['model']}-run",
         per_device_train_batch_size=micro,
         gradient_accumulation_steps=rows // micro,
         steps_per_generation=setting["steps"] * (rows // micro),
         num_generations=setting["num_generations"],
-        num_turns=setting["num_turns"],
-        turn_tree=setting["num_turns"] > 1,
-        joint_mode=setting["joint_mode"],
-        scale_rewards="group",
         max_completion_length=setting["new_tokens"],
         merge_for_generation=True,
         generation_kwargs={"suppress_tokens": tokenizer.all_special_ids},
         num_train_epochs=setting["epochs"],
         learning_rate=1e-5,
+        **own,
     )
     dataset = Dataset.from_list(problems)
-    trainer = MultiAgentGRPOTrainer(
-        setting["model"], reward, args, dataset, processing_class=tokenizer, workflow=Team()
-    )
+    trainer = trainer_class(setting["model"], reward, args, dataset, processing_class=tokenizer, workflow=Team())
     return trainer.train
 
 
-def our_args(folder, **kwargs):
-    from marcog_trl import MultiAgentGRPOConfig
-
-    return MultiAgentGRPOConfig(
+def our_args(trainer_class, folder, **kwargs):
+    return trainer_class._config_class(
         folder,
         use_cpu=True,
         bf16=False,
@@ -211,6 +222,7 @@ def our_args(folder, **kwargs):
 
 
 def comlrl_trainer(setting, tokenizer, problems):
+    from comlrl.trainers.actor_critic.maac import MAACTrainer
     from comlrl.trainers.reinforce.magrpo import MAGRPOTrainer
     from datasets import Dataset
 
@@ -222,32 +234,39 @@ def comlrl_trainer(setting, tokenizer, problems):
         return [next_prompt(prompts[-1], reply) for prompts, reply in histories]
 
     agents = range(setting["num_agents"])
-    trainer = MAGRPOTrainer(
-        agents=[setting["model"]] * len(agents),
+    buffer = setting["batch"] * replies_per_agent(setting)
+    is_maac = setting["algorithm"] == "maac"
+    args = comlrl_args(
+        setting["algorithm"],
         num_agents=len(agents),
+        num_generations=setting["num_generations"],
+        num_turns=setting["num_turns"],
+        external_prompt_passthrough=True,
+        max_new_tokens=setting["new_tokens"],
+        rollout_buffer_size=buffer if is_maac else buffer // setting["num_generations"],
+        num_train_epochs=setting["epochs"],
+        agent_learning_rate=1e-5,
+    )
+    trainer_class, own = (MAACTrainer, {"critics": [setting["model"]]}) if is_maac else (MAGRPOTrainer, {})
+    trainer = trainer_class(
+        agents=[setting["model"]] * len(agents),
         tokenizer=tokenizer,
         train_dataset=Dataset.from_list(problems),
         reward_func=reward,
         formatters=[functools.partial(first_prompt, agent) for agent in agents],
         external_transition=next_prompts,
-        args=comlrl_args(
-            num_agents=len(agents),
-            num_generations=setting["num_generations"],
-            num_turns=setting["num_turns"],
-            external_prompt_passthrough=True,
-            max_new_tokens=setting["new_tokens"],
-            rollout_buffer_size=setting["batch"] * replies_per_agent(setting) // setting["num_generations"],
-            num_train_epochs=setting["epochs"],
-            agent_learning_rate=1e-5,
-        ),
+        args=args,
+        **own | ({} if is_maac else {"num_agents": len(agents)}),
     )
-    return functools.partial(trainer.train, suppress_tokens=tokenizer.all_special_ids)
+    # MAAC takes this from the model's own generation configuration
+    return trainer.train if is_maac else functools.partial(trainer.train, suppress_tokens=tokenizer.all_special_ids)
 
 
-def comlrl_args(**kwargs):
+def comlrl_args(algorithm, **kwargs):
+    from comlrl.trainers.actor_critic.maac import MAACConfig
     from comlrl.trainers.reinforce.magrpo import MAGRPOConfig
 
-    return MAGRPOConfig(
+    return {"magrpo": MAGRPOConfig, "maac": MAACConfig}[algorithm](
         agent_devices="cpu",
         temperature=1.0,
         top_p=1.0,
@@ -274,6 +293,7 @@ def our_learning(setting):
             control.should_training_stop = work.tokens >= setting["tokens"]
 
     args = our_args(
+        MultiAgentGRPOTrainer,
         setting["folder"],
         workflow="collaboration",
         per_device_train_batch_size=setting["batch"] * 2 * setting["num_generations"],
@@ -334,6 +354,7 @@ def comlrl_learning(setting):
         reward_func=reward,
         formatters=[lambda problem: problem["helper"], lambda problem: problem["main"]],
         args=comlrl_args(
+            "magrpo",
             num_train_epochs=1,
             num_turns=1,
             num_generations=setting["num_generations"],
@@ -478,7 +499,9 @@ def make_model(folder, vocab_size):
         tie_word_embeddings=True,
     )
     torch.manual_seed(0)
-    Qwen2ForCausalLM(config).save_pretrained(folder)
+    model = Qwen2ForCausalLM(config)
+    model.generation_config.suppress_tokens = tokenizer.all_special_ids  # no reply ends early
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
 
@@ -531,15 +554,17 @@ def compare_speed(case, options, pythons, model):
     table, results = speed_table(f"{case}: wanted {WANTED[case]} x CoMLRL"), {}
     for batch in options.batches:
         setting = SPEED[case] | {"batch": batch, "model": model}
-        agents, turns = setting["num_agents"], setting["num_turns"]
+        # optimizer steps that CoMLRL makes while it updates every policy once
+        each = setting["num_agents"] * (2 if setting["algorithm"] == "maac" else 1)
+        turns = setting["num_turns"]
         settings = {
             "comlrl": setting | {"side": "comlrl"},
             "ours": setting | {"side": "ours", "steps": turns},
-            "ours, as many steps": setting | {"side": "ours", "steps": agents * turns},
+            "ours, as many steps": setting | {"side": "ours", "steps": each * turns},
         }
         figures = take_turns(pythons, settings, options.rounds)
         theirs = figures["comlrl"][0]
-        for name, steps in (("ours", theirs["updates"] // agents), ("ours, as many steps", theirs["updates"])):
+        for name, steps in (("ours", theirs["updates"] // each), ("ours, as many steps", theirs["updates"])):
             done = {(figure["tokens"], figure["updates"]) for figure in figures[name]}
             if done != {(theirs["tokens"], steps)}:
                 sys.exit(f"{case}: {name} did {done} tokens and updates, CoMLRL {theirs}")
@@ -702,7 +727,7 @@ def main():
             else:
                 compare = compare_own_batch if case == "own_batch" else compare_speed
                 tables = {}
-                for speed in SPEED if case == "own_batch" else [case]:
+                for speed in OWN_BATCH if case == "own_batch" else [case]:
                     vocab_size = SPEED[speed]["vocab_size"]
                     model = make_model(folder / str(vocab_size), vocab_size)
                     tables[speed] = compare(speed, options, pythons, model)
