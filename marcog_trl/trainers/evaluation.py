@@ -27,7 +27,8 @@ from marcog_trl.execution.jobs import plan
 from marcog_trl.metrics import estimate_pass_at_k
 from marcog_trl.problems import make_job
 from marcog_trl.rollout import Episode, Row
-from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer, _needs, reward_inputs
+from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
+from marcog_trl.trainers.reward_calls import needs, reward_inputs
 from marcog_trl.trainers.team_files import write_json
 
 
@@ -504,7 +505,7 @@ def _components(trainer: MultiAgentTrainer, episode: Episode) -> dict[str, float
         found[f"{reward}/{component}"] = value
 
     for func in trainer._rewards_as_given:
-        if _needs(func, "tests"):
+        if needs(func, "tests"):
             func(
                 prompts=[prompt],
                 completions=[completion],

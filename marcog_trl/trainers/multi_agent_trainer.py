@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
 import math
 import warnings
 from collections import defaultdict, deque
@@ -35,13 +34,19 @@ from marcog_trl.agents import Slot, Workflow, solution_job
 from marcog_trl.execution import CodeExecutor
 from marcog_trl.execution.isolation import IsolationLevel
 from marcog_trl.expert import ExpertEdits
-from marcog_trl.rewards import make_reward
 from marcog_trl.rollout import Episode, Row, Turn, encode_prompts, play
 from marcog_trl.trainers import export
 from marcog_trl.trainers.curriculum import CurriculumSampler, make_curriculum
 from marcog_trl.trainers.merging import merged_adapter
 from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
-from marcog_trl.trainers.reward_calls import TimedCall
+from marcog_trl.trainers.reward_calls import (
+    TimedCall,
+    check_rewards,
+    named_reward,
+    needs,
+    reward_inputs,
+    wants_executor,
+)
 from marcog_trl.trainers.run_report import ReportCallback
 from marcog_trl.trainers.team_files import (
     COMPLETE_FILE,
@@ -230,7 +235,7 @@ class MultiAgentTrainer(GRPOTrainer):
                 f"num_turns={self.workflow.num_turns}; {[1.0] * self.workflow.num_turns} works"
             )
         reward_funcs = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs] if reward_funcs else []
-        reward_funcs = [_named_reward(func) for func in reward_funcs]
+        reward_funcs = [named_reward(func) for func in reward_funcs]
         if not reward_funcs:
             raise ValueError("reward_funcs is missing; 'execution_reward', or a function of completions, works")
         self._check_datasets(train_dataset, eval_dataset, reward_funcs)
@@ -244,7 +249,7 @@ class MultiAgentTrainer(GRPOTrainer):
                 "its dataset; False works: a curriculum goes on where it was in any case"
             )
         self._executor: CodeExecutor | None = None
-        if self.workflow.needs_tests or any(_needs(func, "tests") for func in reward_funcs):
+        if self.workflow.needs_tests or any(needs(func, "tests") for func in reward_funcs):
             self._executor = self._make_executor(args)
         elif args.curriculum_pass_rate is not None:
             raise ValueError(
@@ -329,8 +334,8 @@ class MultiAgentTrainer(GRPOTrainer):
     def _check_datasets(self, train_dataset, eval_dataset, reward_funcs: list) -> None:
         readers = {"prompt": "every episode"}  # by the column that they need
         for need, needed in (("tests", ("test", "test_format")), ("entry_point", ("entry_point",))):
-            names = [f"reward {get_callable_name(func)}" for func in reward_funcs if _needs(func, need)]
-            if _needs(self.workflow, need):
+            names = [f"reward {get_callable_name(func)}" for func in reward_funcs if needs(func, need)]
+            if needs(self.workflow, need):
                 names.insert(0, f"workflow {type(self.workflow).__name__}")
             readers |= dict.fromkeys(needed if names else (), next(iter(names), ""))
         datasets = {"train_dataset": train_dataset}
@@ -710,7 +715,7 @@ class MultiAgentTrainer(GRPOTrainer):
     def _end_turn(self, episodes: list[Episode], turn: int) -> None:
         """Scores a turn, or, of the last one, begins to execute what its score needs: TRL has other work before rewards."""
         self._executing = None
-        if any(_needs(func, "tests") for func in self._rewards_as_given):
+        if any(needs(func, "tests") for func in self._rewards_as_given):
             played = [(episode, episode.turns[turn]) for episode in episodes if len(episode.turns) > turn]
             self._executing = self._begin_executing(played)
         if turn < self.workflow.num_turns - 1:
@@ -841,12 +846,12 @@ class MultiAgentTrainer(GRPOTrainer):
                 key: [value[e] for e in playing] if isinstance(value, list) and len(value) == size else value
                 for key, value in kwargs.items()
             }
-            return chosen | {"executor": self.executor} if _wants_executor(func) else chosen
+            return chosen | {"executor": self.executor} if wants_executor(func) else chosen
 
         def expand(output, size: int) -> list[float | None]:
             assert self._scoring is not None
             _, playing = self._scoring
-            rewards = _check_rewards(name, output, len(playing), self.agents)
+            rewards = check_rewards(name, output, len(playing), self.agents)
             if any(isinstance(reward, dict) for reward in rewards):
                 self._dict_rewards[index] = [reward if isinstance(reward, dict) else None for reward in rewards]
             # Episodes that ended before this turn get a number that nothing reads: None would make TRL warn
@@ -855,7 +860,11 @@ class MultiAgentTrainer(GRPOTrainer):
                 expanded[e] = sum(reward.values()) / len(reward) if isinstance(reward, dict) else reward
             return expanded
 
-        def fail(error: Exception, size: int) -> list[float | None]:
+        def fail(error: Exception | SystemExit, size: int) -> list[float | None]:
+            if isinstance(error, SystemExit):  # of one process, which the others would wait for
+                error = RuntimeError(f"reward function {name!r} called exit: {error!r}").with_traceback(
+                    error.__traceback__
+                )
             self._reward_errors[f"reward function {name!r}"] = error
             return [0.0] * size  # which nothing reads
 
@@ -864,7 +873,7 @@ class MultiAgentTrainer(GRPOTrainer):
             try:
                 chosen = select(kwargs)
                 return expand(call(**chosen) if chosen["prompts"] else [], size)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 return fail(error, size)
 
         async def by_episode_async(**kwargs):
@@ -872,7 +881,7 @@ class MultiAgentTrainer(GRPOTrainer):
             try:
                 chosen = select(kwargs)
                 return expand(await call.call_async(**chosen) if chosen["prompts"] else [], size)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 return fail(error, size)
 
         wrapped = by_episode_async if is_async_callable(func) else by_episode
@@ -1199,85 +1208,3 @@ class MultiAgentTrainer(GRPOTrainer):
         self._mark_complete(Path(checkpoint_folder))  # what is pushed can be continued
         if export.begin_checkpoint_push(self, checkpoint_folder):
             super()._push_from_checkpoint(checkpoint_folder)
-
-
-def reward_inputs(episode: Episode, turn: int) -> tuple[dict[str, Any], Any]:
-    """
-    What reward functions are told of a turn, as TRL takes it.
-
-    Args:
-        episode ([`Episode`]): The episode.
-        turn (`int`): Turn that it had, counted from 0.
-
-    Returns:
-        `tuple`: The row: `prompt`, the problem's other columns, and what the turn adds; and the completion, which is text, or
-        chat messages where the prompt is.
-    """
-    this, before = episode.turns[turn], episode.turns[turn - 1] if turn else None
-    columns = {
-        **episode.problem,
-        "replies": this.replies,
-        "turn": turn,
-        "verdicts": this.verdicts,
-        "previous_solution": None if before is None else before.solution,
-        "previous_verdicts": [] if before is None else before.verdicts,
-    }
-    conversational = not isinstance(episode.problem["prompt"], str)
-    return columns, [{"role": "assistant", "content": this.solution}] if conversational else this.solution
-
-
-def _named_reward(reward_func):
-    """The reward function of a name of this package; everything else, Hub ids and paths included, is left to TRL."""
-    if isinstance(reward_func, str) and "/" not in reward_func and not Path(reward_func).exists():
-        return make_reward(reward_func)
-    return reward_func
-
-
-def _unwrap(func: Callable) -> Callable:
-    while isinstance(func, functools.partial):
-        func = func.func
-    return func
-
-
-def _needs(reader, what: str) -> bool:
-    """Whether a workflow or a reward function needs the `"tests"`, or the `"entry_point"`, of every problem."""
-    return bool(getattr(_unwrap(reader), f"needs_{what}", False))
-
-
-def _wants_executor(reward_func: Callable) -> bool:
-    return _needs(reward_func, "tests") or "executor" in inspect.signature(reward_func).parameters
-
-
-def _check_rewards(name: str, output: Any, expected: int, agents: list[str]) -> list[float | dict[str, float] | None]:
-    """
-    One reward per episode: a float, a dict agent -> float, or `None`.
-
-    Raises:
-        ValueError: If the reward function returned something else, another number of rewards, NaN or infinity.
-    """
-    if not isinstance(output, Iterable):
-        raise ValueError(f"reward function {name!r} returned {output!r}; a list of {expected} rewards works")
-    rewards = list(output)
-    if len(rewards) != expected:
-        raise ValueError(f"reward function {name!r} returned {len(rewards)} rewards for {expected} episodes")
-    checked: list[float | dict[str, float] | None] = []
-    for i, reward in enumerate(rewards):
-        try:
-            if reward is None:
-                checked.append(None)
-                continue
-            if isinstance(reward, str):
-                raise TypeError
-            numbers = {agent: float(reward[agent]) for agent in agents} if isinstance(reward, dict) else float(reward)
-        except (KeyError, TypeError, ValueError):
-            numbers = None
-        if numbers is None or (isinstance(reward, dict) and len(reward) != len(agents)):
-            raise ValueError(
-                f"reward function {name!r} returned {reward!r} for episode {i}; a float, or one for each of {agents}, works"
-            )
-        for number in numbers.values() if isinstance(numbers, dict) else [numbers]:
-            if not math.isfinite(number):
-                shown = "NaN" if math.isnan(number) else number
-                raise ValueError(f"reward function {name!r} returned {shown} for episode {i}; None masks an episode")
-        checked.append(numbers)
-    return checked

@@ -1,7 +1,7 @@
 """
-Calls of reward functions that are given up after a while.
+Calls of reward functions: what they need and are told, what they may answer, and when a call is given up.
 
-Knows nothing about what rewards are, nor about what becomes of an episode without any.
+Knows nothing about what becomes of an episode without a reward.
 """
 
 from __future__ import annotations
@@ -9,10 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import inspect
+import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
+
+from marcog_trl.rewards import make_reward
+from marcog_trl.rollout import Episode
 
 
 class TimedCall:
@@ -90,3 +96,85 @@ class TimedCall:
             f"reward function {self.name!r} took longer than reward_timeout={self.timeout} seconds; a longer one, or "
             "on_reward_error='mask', works"
         )
+
+
+def reward_inputs(episode: Episode, turn: int) -> tuple[dict[str, Any], Any]:
+    """
+    What reward functions are told of a turn, as TRL takes it.
+
+    Args:
+        episode ([`Episode`]): The episode.
+        turn (`int`): Turn that it had, counted from 0.
+
+    Returns:
+        `tuple`: The row: `prompt`, the problem's other columns, and what the turn adds; and the completion, which is text, or
+        chat messages where the prompt is.
+    """
+    this, before = episode.turns[turn], episode.turns[turn - 1] if turn else None
+    columns = {
+        **episode.problem,
+        "replies": this.replies,
+        "turn": turn,
+        "verdicts": this.verdicts,
+        "previous_solution": None if before is None else before.solution,
+        "previous_verdicts": [] if before is None else before.verdicts,
+    }
+    conversational = not isinstance(episode.problem["prompt"], str)
+    return columns, [{"role": "assistant", "content": this.solution}] if conversational else this.solution
+
+
+def named_reward(reward_func):
+    """The reward function of a name of this package; everything else, Hub ids and paths included, is left to TRL."""
+    if isinstance(reward_func, str) and "/" not in reward_func and not Path(reward_func).exists():
+        return make_reward(reward_func)
+    return reward_func
+
+
+def _unwrap(func: Callable) -> Callable:
+    while isinstance(func, functools.partial):
+        func = func.func
+    return func
+
+
+def needs(reader, what: str) -> bool:
+    """Whether a workflow or a reward function needs the `"tests"`, or the `"entry_point"`, of every problem."""
+    return bool(getattr(_unwrap(reader), f"needs_{what}", False))
+
+
+def wants_executor(reward_func: Callable) -> bool:
+    return needs(reward_func, "tests") or "executor" in inspect.signature(reward_func).parameters
+
+
+def check_rewards(name: str, output: Any, expected: int, agents: list[str]) -> list[float | dict[str, float] | None]:
+    """
+    One reward per episode: a float, a dict agent -> float, or `None`.
+
+    Raises:
+        ValueError: If the reward function returned something else, another number of rewards, NaN or infinity.
+    """
+    if not isinstance(output, Iterable):
+        raise ValueError(f"reward function {name!r} returned {output!r}; a list of {expected} rewards works")
+    rewards = list(output)
+    if len(rewards) != expected:
+        raise ValueError(f"reward function {name!r} returned {len(rewards)} rewards for {expected} episodes")
+    checked: list[float | dict[str, float] | None] = []
+    for i, reward in enumerate(rewards):
+        try:
+            if reward is None:
+                checked.append(None)
+                continue
+            if isinstance(reward, str):
+                raise TypeError
+            numbers = {agent: float(reward[agent]) for agent in agents} if isinstance(reward, dict) else float(reward)
+        except (KeyError, TypeError, ValueError):
+            numbers = None
+        if numbers is None or (isinstance(reward, dict) and len(reward) != len(agents)):
+            raise ValueError(
+                f"reward function {name!r} returned {reward!r} for episode {i}; a float, or one for each of {agents}, works"
+            )
+        for number in numbers.values() if isinstance(numbers, dict) else [numbers]:
+            if not math.isfinite(number):
+                shown = "NaN" if math.isnan(number) else number
+                raise ValueError(f"reward function {name!r} returned {shown} for episode {i}; None masks an episode")
+        checked.append(numbers)
+    return checked

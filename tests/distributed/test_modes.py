@@ -18,7 +18,7 @@ RUNS = {
     "one": ("ppo", "agent", "observation", "separate", "tree", "resumed", "best"),
     "ddp": ("ppo", "agent", "observation", "tree", "resumed", "best"),
     "zero2": ("ppo", "agent", "observation", "resumed"),
-    "zero3": ("ppo", "agent", "observation", "checkpointing", "separate", "tree", "resumed"),
+    "zero3": ("ppo", "agent", "observation", "checkpointing", "separate", "tree", "resumed", "merged"),
 }
 MODES = {
     "one": (1, "NO", None),
@@ -29,7 +29,7 @@ MODES = {
 # Gradient checkpointing changes nothing
 SAME_AS = {"checkpointing": "unclipped"}
 RUNS["one"] += ("unclipped",)
-RECORDED = [(mode, run) for mode, runs in RUNS.items() for run in runs if run not in ("resumed", "best")]
+RECORDED = [(mode, run) for mode, runs in RUNS.items() for run in runs if run not in ("resumed", "best", "merged")]
 # Metrics of the whole generation batch, which does not depend on how it is split into micro-batches
 GLOBAL = ("loss", "grad_norm", "reward", "reward_std", "episodes/masked", "latent/sigma", "latent/core_norm")
 GLOBAL += ("critic/return_mean", "critic/explained_variance", "agents/critic/reward", "agents/writer/return")
@@ -150,3 +150,8 @@ def test_best_model_is_loaded_at_the_end(results, mode):
         assert torch.equal(tensor, modules[team] if team else adapter[name.replace(".default", "")]), name
     last = load_file(folder / "best" / "checkpoint-3" / "team_modules.safetensors")
     assert difference(last, modules) > 0
+
+
+def test_merging_is_refused_where_weights_are_sharded(results):
+    message = "merge_for_generation=True does not work with ZeRO-3, which shards the weights; False works"
+    assert load(results("zero3"), "merged") == {"error": message}

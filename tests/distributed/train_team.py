@@ -216,10 +216,19 @@ def best(model, folder, name):
     return result_of(trainer)
 
 
+def merged(model, folder, name):
+    """Where every process holds a part of the weights, there is nothing to merge into."""
+    try:
+        make_trainer(model, folder, MultiAgentPPOTrainer, MultiAgentPPOConfig, {"merge_for_generation": True})
+    except ValueError as error:
+        return {"error": str(error)}
+    return {}
+
+
 def main():
     model, out, *runs = sys.argv[1:]
     for name in runs:
-        run = {"resumed": resumed, "best": best}.get(name, recorded)
+        run = {"resumed": resumed, "best": best, "merged": merged}.get(name, recorded)
         result = run(model, Path(out) / name, name)
         if int(os.environ.get("RANK", 0)) == 0:
             torch.save(result, Path(out) / f"{name}.pt")

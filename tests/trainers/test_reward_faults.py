@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -41,8 +42,13 @@ def hangs(completions):
     return [0.0] * len(completions)
 
 
+def exits(completions):
+    sys.exit("enough")
+
+
 FAULTS = {
     "raises": (raises, "a defect of the user's"),
+    "exits": (exits, r"reward function 'faulty' called exit: SystemExit\('enough'\)"),
     "wrong length": (lambda completions: [1.0], "'faulty' returned 1 rewards for 4 episodes"),
     "NaN": (lambda completions: [1.0, 2.0, float("nan"), 0.0], "'faulty' returned NaN for episode 2"),
     "strings": (lambda completions: ["1.0"] * len(completions), "'faulty' returned '1.0' for episode 0"),
@@ -109,7 +115,7 @@ class TestOneProcess:
             runs.append((trainer, [str(w.message) for w in caught if "on_reward_error='mask'" in str(w.message)]))
         (masked, warned), (none, silent) = runs
         assert len(warned) == 1 and not silent
-        assert message.split("; a longer")[0] in warned[0] and "reward function 'faulty' failed" in warned[0]
+        assert re.search(message.split("; a longer")[0], warned[0]) and "reward function 'faulty' failed" in warned[0]
         assert teams.logged(masked, "rewards/failed") == [0.0, 1.0, 0.0]
         assert teams.logged(none, "rewards/failed") == [0.0] * 3
         assert teams.logged(masked, "episodes/masked") == teams.logged(none, "episodes/masked") == [0.0, 1.0, 0.0]
