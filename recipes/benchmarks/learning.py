@@ -6,9 +6,9 @@ What teams learn on the built-in problems, at equal numbers of generated tokens,
     python recipes/benchmarks/learning.py --ablations                      # also what SHPPO is without parts of it
     python recipes/benchmarks/learning.py --report                         # tables and pictures of what is there
 
-A unit is one condition with one seed in a process of its own. It leaves a JSON file in `--output_dir`, in a folder for each
-`--tokens`; units that are there are not run again, and one that crashed is lost alone. Every process uses one thread, so that figures do not depend on the
-number of cores.
+A unit is one condition with one seed in a process of its own. It leaves a JSON file in `--output_dir`, in a folder for
+each `--tokens`; units that are there are not run again, and one that crashed is lost alone. Every process uses one
+thread, so that figures do not depend on the number of cores.
 
 All units start from one model: the embedded default, which is taught two further prompts in about two minutes,
 with the mistakes that it has: to write both functions alone, and to write either of them, each half of the time.
@@ -20,7 +20,8 @@ Families:
 * `symmetry`: the same problems, but both agents read the same prompt, which asks for either function. Only where one wrote
   the helper and the other the main function, whoever did which, is there a solution: such a pair earns 1 and the share of
   tests that it passes, everything else 0. A policy that does not know whose reply it writes gets there half of the time at
-  best, 2p(1 − p). Role texts reach LatentNet alone, and, in the condition `roles_in_prompt`, the prompt.
+  best, 2p(1 − p). Role texts reach LatentNet alone, and, in the condition `roles_in_prompt`, the prompt. LatentNet learns
+  30 times as fast as in the other family (`latent_learning_rate=3e-3`).
 
 Measured are held-out problems (compositions that training never showed): `solved`, of 4 samples each at temperature 1,
 `greedy`, and `complementary`, the share of sampled pairs of replies that are helper and main. Intervals are 95 % over
@@ -52,7 +53,6 @@ from marcog_trl.agents import ask, context_of
 
 
 CONFIG = Path(__file__).parents[1] / "configs" / "builtin.yaml"
-LATENT = {"parameter_sharing": "latent"}
 
 
 # The family of identical prompts
@@ -127,15 +127,20 @@ class Condition:
     ablation: bool = False
 
 
+def latent(workflow):
+    """Settings of SHPPO: agents that are asked the same need latents that part quickly."""
+    return {"parameter_sharing": "latent"} | ({"latent_learning_rate": 3e-3} if workflow == "same_question" else {})
+
+
 def of_team(workflow):
     """The conditions that both families have."""
     ppo = {"trainer": "MultiAgentPPOTrainer", "workflow": workflow}
-    agent = LATENT | {"latent_scope": "agent"}
+    observation, agent = latent(workflow), latent(workflow) | {"latent_scope": "agent"}
     return {
         "untrained": Condition("untrained team", **ppo, trained=False),
         "shared_ppo": Condition("shared PPO", **ppo),
         "magrpo": Condition("MAGRPO (shared)", "MultiAgentGRPOTrainer", workflow),
-        "shppo": Condition("SHPPO, observation", workflow=workflow, settings=LATENT),
+        "shppo": Condition("SHPPO, observation", workflow=workflow, settings=observation),
         "shppo_agent": Condition("SHPPO, agent", workflow=workflow, settings=agent),
         "separate": Condition("LoRA per agent", workflow=workflow, settings={"parameter_sharing": "separate"}),
     }
@@ -151,7 +156,11 @@ def ablations(workflow):
     }
     return {
         f"shppo_{name}": Condition(
-            f"SHPPO, {label}", workflow=workflow, settings=LATENT | settings, without_value=off, ablation=True
+            f"SHPPO, {label}",
+            workflow=workflow,
+            settings=latent(workflow) | settings,
+            without_value=off,
+            ablation=True,
         )
         for name, (label, settings, off) in parts.items()
     }
