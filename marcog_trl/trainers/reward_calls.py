@@ -142,6 +142,7 @@ def needs(reader, what: str) -> bool:
 
 
 def wants_executor(reward_func: Callable) -> bool:
+    """Whether a reward function is called with `executor`: where it runs tests, or has a parameter of that name."""
     return needs(reward_func, "tests") or "executor" in inspect.signature(reward_func).parameters
 
 
