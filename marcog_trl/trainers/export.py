@@ -196,7 +196,7 @@ def _fold_latents(
     try:
         if scope == "agent":
             with trainer._gathered_before_training():
-                latents, _ = trainer.team.latent_net(trainer._observe_roles())
+                latents, _ = trainer.team.latent_net(trainer._role_observations)
         else:
             latents, report = _mean_latents(trainer, problems)
         with trainer._gathered_before_training():

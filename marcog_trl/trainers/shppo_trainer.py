@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import cached_property
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -94,8 +95,6 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         self._embeddings: dict[tuple[int, Slot], torch.Tensor] = {}
         self._latents: dict[tuple[int, Slot], torch.Tensor] = {}
         self._noise: dict[tuple[int, Slot], torch.Tensor] = {}
-        self._role_observations: torch.Tensor | None = None
-        self._role_embeddings: torch.Tensor | None = None
         self._agent_noise: torch.Tensor | None = None
         self._generator = torch.Generator()
         self._noise_key = -1, 0
@@ -215,7 +214,7 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
             return
         prompts = list({tuple(row.prompt_ids): None for row in rows}) or [(self._tokenizer.eos_token_id,)]
         of_prompt = dict(zip(prompts, self._mean_embeddings([list(ids) for ids in prompts]), strict=True))
-        of_role = self._role_means()
+        of_role = self._role_means
         for row in rows:
             # One mean over all tokens would drown a role text in a long prompt, and agents asked the same would look the same
             role = of_role[self.agents.index(row.slot.agent)]
@@ -228,22 +227,22 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         embeddings = self.model.get_input_embeddings()(inputs["input_ids"]).float()
         return (embeddings * mask).sum(1) / mask.sum(1)
 
+    @cached_property
     def _role_means(self) -> torch.Tensor:
         """Mean input embedding of each agent's role text, `(N, H)`; embeddings are frozen, so once is enough."""
-        if self._role_embeddings is None:
-            self._role_embeddings = self._mean_embeddings(self._role_ids)
-        return self._role_embeddings
+        return self._mean_embeddings(self._role_ids)
 
-    def _observe_roles(self) -> torch.Tensor:
+    @cached_property
+    def _role_observations(self) -> torch.Tensor:
         """Observation of each agent's role text alone, `(N, 2H)`; the base model is frozen, so once is enough."""
-        if self._role_observations is None:
-            self._role_observations = torch.cat([self._role_means(), self._prompt_states(self._role_ids)], dim=-1)
-        return self._role_observations
+        return torch.cat([self._role_means, self._prompt_states(self._role_ids)], dim=-1)
 
     def _row_observations(self, rows: list[Row]) -> torch.Tensor:
-        """Observation `[o, h]` of each row, `(R, 2H)`."""
-        if self.args.latent_scope == "agent":
-            return self._observe_roles()[[self.agents.index(row.slot.agent) for row in rows]]
+        """Observation `[o, h]` of each row, `(R, 2H)`; without rows, one that nothing reads."""
+        if self.args.latent_scope == "agent":  # a collective operation under ZeRO-3: also without rows
+            return self._role_observations[[self.agents.index(row.slot.agent) for row in rows] or [0]]
+        if not rows:
+            return torch.zeros(1, self._obs_size, device=self.accelerator.device)
         keys = [(row.episode, row.slot) for row in rows]
         return torch.stack([torch.cat([self._embeddings[key], self._observations[key]]) for key in keys])
 
@@ -256,9 +255,7 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
             agents = [self.agents.index(row.slot.agent) for row in rows] or [0]
             return Flight(agent=torch.tensor(agents, device=device), frozen=True)
         assert self.team.latent_net is not None
-        if self.args.latent_scope == "agent":
-            self._observe_roles()  # a collective operation under ZeRO-3: also without rows
-        obs = self._row_observations(rows) if rows else torch.zeros(1, self._obs_size, device=device)
+        obs = self._row_observations(rows)
         mu, sigma = self.team.latent_net(obs)
         if self.args.latent_scope == "agent" and rows:
             assert self._agent_noise is not None
@@ -299,7 +296,7 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
                 self._served.load(split_adapter(self.model, len(self.agents)))
                 return
             assert self.team.latent_net is not None and self.team.core_decoder is not None
-            mu, sigma = self.team.latent_net(self._observe_roles())
+            mu, sigma = self.team.latent_net(self._role_observations)
             cores = self.team.core_decoder(mu + sigma * self._agent_noise)
             config = self.model.peft_config["default"]
             self._served.load([(state, config) for state in fold_adapters(self.model, cores)])

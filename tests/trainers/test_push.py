@@ -395,7 +395,7 @@ class TestLoading:
         ids, logits = torch.load(tmp_path / "logits.pt")
         trainer.model.eval()
         with torch.no_grad():
-            mu, _ = trainer.team.latent_net(trainer._observe_roles())
+            mu, _ = trainer.team.latent_net(trainer._role_observations)
             for agent, z in zip(trainer.agents, mu, strict=True):
                 with trainer.team.rows(Flight(z=z[None])):
                     assert (trainer.model(input_ids=ids).logits - logits[agent]).abs().max() < 1e-5

@@ -104,7 +104,9 @@ def evaluated(trainer):
 
 
 def give_roles(trainer, role_ids):
-    trainer._role_ids, trainer._role_embeddings, trainer._role_observations = role_ids, None, None
+    trainer._role_ids = role_ids
+    for name in ("_role_means", "_role_observations"):
+        vars(trainer).pop(name, None)  # what was seen of the roles of before
 
 
 SCOPES = {"observation": {}, "agent": {"latent_scope": "agent"}}

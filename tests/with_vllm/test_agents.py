@@ -173,7 +173,7 @@ class TestEvaluation:
             assert len(given) == steps + 1
             return
         assert len(given) == steps + 1  # the weights changed, and so did the noise: to none
-        mu, _ = trainer.team.latent_net(trainer._observe_roles())
+        mu, _ = trainer.team.latent_net(trainer._role_observations)
         folded = fold_adapters(trainer.model, trainer.team.core_decoder(mu))
         for state, expected in zip(given[-1], folded, strict=True):
             for name, tensor in expected.items():
