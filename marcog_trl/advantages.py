@@ -23,7 +23,7 @@ def gae(
     gamma: float = 1.0,
     lam: float = 0.95,
     next_row: torch.Tensor | None = None,
-    gamma_turn: float = 1.0,
+    gamma_turn: float | torch.Tensor = 1.0,
     lam_turn: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
@@ -42,7 +42,8 @@ def gae(
         next_row (`torch.Tensor` of shape `(B,)`, *optional*):
             Index of the same agent's next row of the same episode, or -1 after the last. Rows are not chained by
             default. The link of a row without live tokens is ignored.
-        gamma_turn (`float`, *optional*, defaults to `1.0`): Discount from a row to its next, in [0, 1].
+        gamma_turn (`float` or `torch.Tensor` of shape `(B,)`, *optional*, defaults to `1.0`):
+            Discount from a row to its next, in [0, 1], or of each row to its own next.
         lam_turn (`float`, *optional*, defaults to `lam`): Bias-variance trade-off from a row to its next, in [0, 1].
 
     Returns:
@@ -101,7 +102,7 @@ def _tails(
     length: torch.Tensor,
     trace: float,
     next_row: torch.Tensor,
-    gamma_turn: float,
+    gamma_turn: float | torch.Tensor,
     lam_turn: float,
 ) -> torch.Tensor:
     """What every row's last live token gets from the rows after it, `(B,)`: one pass per row of the longest chain."""

@@ -1,5 +1,6 @@
 """Configuration that all multi-agent trainers share."""
 
+import json
 import os
 import warnings
 from dataclasses import dataclass, field
@@ -309,6 +310,13 @@ class MultiAgentConfig(GRPOConfig):
             raise ValueError(
                 f"merge_for_generation=True is for `generate`, and {name}=True generates otherwise; False works"
             )
+        for name in ("generation_kwargs", "chat_template_kwargs"):
+            try:
+                json.dumps(getattr(self, name))
+            except TypeError as error:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} cannot be saved with the team: {error}; numbers, texts and lists work"
+                ) from None
         _unit_interval("gamma_turn", self.gamma_turn)
         if self.turn_weights is not None and min(self.turn_weights, default=-1) < 0:
             raise ValueError(

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import safetensors.torch
 import torch
@@ -92,7 +93,7 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
         self._rollout_values: torch.Tensor | None = None
         self._rollout_logps: torch.Tensor | None = None
         self._observations: dict[tuple[int, Slot], torch.Tensor] = {}
-        self._token_states: dict[tuple[int, Slot], torch.Tensor] = {}
+        self._token_states: dict[tuple[int, Slot], torch.Tensor] | None = None
         self._flight: Flight | None = None
         # Under ZeRO, of the last step: gradient norms by group, one per part that the optimizer stepped on
         self._clips_shards = False
@@ -192,8 +193,11 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
             self._shard_norms.clear()
         else:
             norms = {}
-            for name, params in self._parameter_groups().items():
-                norms[name] = super()._clip_grad_norm(nn.ParameterList(params))
+            # With a gradient scaler (fp16), accelerate unscales all gradients at every call, which may happen once
+            self.accelerator.unscale_gradients()
+            with patch.object(self.accelerator, "unscale_gradients"):
+                for name, params in self._parameter_groups().items():
+                    norms[name] = super()._clip_grad_norm(nn.ParameterList(params))
         for name, norm in norms.items():
             if name != POLICY:
                 self._metric(f"grad_norm/{name}", float(norm))
@@ -209,11 +213,12 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
         if self._needs_prompt_states:
             self._observe(rows)
         flight = self._generation_flight(rows)
-        if self.args.critic != "none" and self._generates_with_hooks():
+        if self._token_states is not None and self._generates_with_hooks():
             flight.states = []
         with self.team.rows(flight):
             completion_ids, logprobs = super()._generate_rows(rows)
-        self._keep_token_states(rows, completion_ids, flight.states or [])
+        if flight.states:
+            self._keep_token_states(rows, completion_ids, flight.states)
         return completion_ids, logprobs
 
     def _generates_with_hooks(self) -> bool:
@@ -224,6 +229,7 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
 
     def _keep_token_states(self, rows: list[Row], completion_ids: list[list[int]], states: list[torch.Tensor]) -> None:
         """Keeps the states that preceded each generated token, `(T, H)` a row, if generation went through the hooks."""
+        assert self._token_states is not None
         if rows and len(states) >= max(map(len, completion_ids)) and len(states[0]) == len(rows):
             stacked = torch.stack(states, dim=1)
             for i, row in enumerate(rows):
@@ -263,14 +269,18 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
 
     def _play(self, problems, score):
         self._observations.clear()
-        self._token_states.clear()
         return super()._play(problems, score)
 
     def _rollout(self, prompts: list, trainer) -> dict[str, Any]:
-        fields = super()._rollout(prompts, trainer)
-        assert self._rollout_in_flight is not None
-        self._row_tensors = self._make_row_tensors(self._rollout_in_flight)
-        self._rollout_values, self._rollout_logps = self._values_of_generation(self._rollout_in_flight), None
+        # Episodes that are played elsewhere need no values
+        self._token_states = None if self.args.critic == "none" else {}
+        try:
+            fields = super()._rollout(prompts, trainer)
+            assert self._rollout_in_flight is not None
+            self._row_tensors = self._make_row_tensors(self._rollout_in_flight)
+            self._rollout_values, self._rollout_logps = self._values_of_generation(self._rollout_in_flight), None
+        finally:
+            self._token_states = None
         return fields
 
     @torch.no_grad()
@@ -279,8 +289,10 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
         V_old, `(B, T)`, from the states that generation went through, which spares a forward pass; `None` if they are
         not known in every process, as when a server generated.
         """
+        if self._token_states is None:
+            return None
         known = all(row is None or (row.episode, row.slot) in self._token_states for row in rollout.rows)
-        if self.args.critic == "none" or self._total(int(not known)):
+        if self._total(int(not known)):
             return None
         assert self.team.value_head is not None and self._row_tensors is not None
         hidden_size = self.model.config.get_text_config().hidden_size
@@ -389,19 +401,18 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
         if args.critic != "none" or in_reward:
             self._ensure_rollout_pass(output, needs_logps=in_reward)
         rewards = self._token_rewards(output, rollout, mask)
+        next_row = self._next_rows(rollout)
+        discount = self._discounts(rollout, next_row)
         if args.critic == "none":
             zeros = torch.zeros_like(rewards)
-            next_row = self._next_rows(rollout)
-            advantages, _ = gae(rewards, zeros, mask, args.gamma, 1.0, next_row, args.gamma_turn, 1.0)
+            advantages, _ = gae(rewards, zeros, mask, args.gamma, 1.0, next_row, discount, 1.0)
             baseline = self._row_returns(rollout) - self._group_advantages(rollout)
             advantages = (advantages - baseline[:, None]) * mask
         else:
             values = self._rollout_values
             assert values is not None
             values = nn.functional.pad(values, (0, mask.size(1) - values.size(1)))  # pad_to_multiple_of
-            advantages, returns = gae(
-                rewards, values, mask, args.gamma, args.lam, self._next_rows(rollout), args.gamma_turn, args.lam_turn
-            )
+            advantages, returns = gae(rewards, values, mask, args.gamma, args.lam, next_row, discount, args.lam_turn)
             output["old_values"], output["returns"] = values, returns
             self._log_critic(values, returns, mask)
         if args.advantage_normalization != "none":
@@ -431,22 +442,26 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
         The reward that falls on each row, `(B,)`: its turn's, and, discounted, those of the turns up to the agent's next
         row. Rows that are not the agent's last of a turn get 0.
         """
-        num_turns = self.workflow.num_turns
         returns = self._row_returns(rollout)
         # R_k + γ R_{k+1} + ... up to the next row's turn = return at k - γ^(next - k) · return at the next row
         following = self._next_rows(rollout)
-        has_next = following >= 0
-        next_turn = torch.where(has_next, rollout.turn[following.clamp(min=0)], num_turns)
-        discount = self.args.gamma_turn ** (next_turn - rollout.turn).float()
-        later = torch.where(has_next, returns[following.clamp(min=0)], torch.zeros_like(returns))
-        return (returns - discount * later) * rollout.live
+        later = torch.where(following >= 0, returns[following.clamp(min=0)], torch.zeros_like(returns))
+        return returns - self._discounts(rollout, following) * later
+
+    def _discounts(self, rollout: Rollout, next_row: torch.Tensor) -> torch.Tensor:
+        """
+        Discount from each row to its agent's next one, `(B,)`: `gamma_turn` for every turn that lies between them, so none
+        between two acts of one turn.
+        """
+        turns = torch.where(next_row >= 0, rollout.turn[next_row.clamp(min=0)] - rollout.turn, 0)
+        return self.args.gamma_turn ** turns.float()
 
     def _next_rows(self, rollout: Rollout) -> torch.Tensor:
-        """Index of the same agent's next live row of the same episode, or -1, `(B,)`."""
+        """Index of the same agent's next trained row of the same episode, or -1, `(B,)`."""
         slots, group = self.workflow.slots, self._group_size
         num_slots = len(slots)
         slot_agent = [self.agents.index(slot.agent) for slot in slots]
-        live = rollout.live.view(-1, num_slots, group)
+        live = rollout.trained.view(-1, num_slots, group)
         index = torch.arange(live.numel(), device=live.device).view_as(live)
         following = torch.full_like(index, -1)
         for agent in range(len(self.agents)):

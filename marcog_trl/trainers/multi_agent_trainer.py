@@ -80,6 +80,8 @@ class Rollout:
         episodes_of_row (`torch.Tensor` of shape `(B, M)`): Which episodes of its turn's list hold the row, dead rows
             included: one, or, where joint actions share replies, several.
         live (`torch.Tensor` of shape `(B,)`): Whether the row is used, and, once it is scored, not masked.
+        trained (`torch.Tensor` of shape `(B,)`): Whether the row is live, and the loss may see it, unlike one that was cut
+            off under `mask_truncated_completions`: such a row earned its reward, and its siblings are compared with it.
         rewards, returns (`torch.Tensor` of shape `(E, N, K)`): Reward of each agent in each turn, and return from that
             turn on; 0 where none was given, and before scoring.
         counted (`torch.Tensor` of shape `(E, K)`): Whether the turn was played and is not masked.
@@ -92,6 +94,7 @@ class Rollout:
     turn: torch.Tensor
     episodes_of_row: torch.Tensor
     live: torch.Tensor
+    trained: torch.Tensor
     rewards: torch.Tensor
     returns: torch.Tensor
     counted: torch.Tensor
@@ -428,6 +431,12 @@ class MultiAgentTrainer(GRPOTrainer):
                 f"optimizer steps, from which a run cannot resume exactly; "
                 f"eval_steps={cycle * math.ceil(cast(float, args.eval_steps) / cycle)} works"
             )
+        if args.save_strategy != "no" and args.max_steps > 0 and args.max_steps % cycle:
+            warnings.warn(
+                f"max_steps={args.max_steps} ends inside a generation cycle of {cycle} optimizer steps: the last checkpoint "
+                f"cannot be continued; max_steps={cycle * math.ceil(args.max_steps / cycle)} works",
+                stacklevel=3,
+            )
         if args.auto_save_steps:
             # The best model is among those that were saved and evaluated at the same step
             best = evaluates_by_steps and args.load_best_model_at_end
@@ -526,9 +535,28 @@ class MultiAgentTrainer(GRPOTrainer):
             most = max(gather_object([len(prompt_ids)]))
             prompt_ids += [[self._tokenizer.eos_token_id]] * (most - len(prompt_ids))
         merged = self.args.merge_for_generation
-        with merged_adapter(self.accelerator.unwrap_model(self.model)) if merged else nullcontext():
+        with (
+            merged_adapter(self.accelerator.unwrap_model(self.model)) if merged else nullcontext(),
+            self._kept_as_it_is() if self.use_transformers_continuous_batching else nullcontext(),
+        ):
             completion_ids, logprobs = self._generate_single_turn(prompt_ids, None, {}, 1)
         return completion_ids, logprobs
+
+    @contextmanager
+    def _kept_as_it_is(self) -> Iterator[None]:
+        """
+        Around TRL's continuous batching, which leaves the whole model in training mode, also in evaluation, and casts all
+        parameters to the precision of autocast, in which small steps of trainable ones are lost.
+        """
+        training = self.model.training
+        kept = [(p, p.data.clone()) for p in self.model.parameters() if p.requires_grad]
+        try:
+            yield
+        finally:
+            self.model.train(training)
+            for p, data in kept:
+                if p.dtype != data.dtype:
+                    p.data = data
 
     def _play(
         self, problems: list[dict[str, Any]], score: Callable[[list[Episode], int], None] | None
@@ -697,6 +725,7 @@ class MultiAgentTrainer(GRPOTrainer):
         """`of_slot`: the slot of every row, `(B,)`; `episodes_of_row`: see [`Rollout`]."""
         device = self.accelerator.device
         by_agent = len(levels[-1]), len(self.agents), self.workflow.num_turns
+        live = torch.tensor([row is not None for row in rows], device=device)
         return Rollout(
             levels=levels,
             rows=rows,
@@ -704,7 +733,8 @@ class MultiAgentTrainer(GRPOTrainer):
             agent=torch.tensor([self.agents.index(slot.agent) for slot in of_slot], device=device),
             turn=torch.tensor([slot.turn for slot in of_slot], device=device),
             episodes_of_row=episodes_of_row.to(device),
-            live=torch.tensor([row is not None for row in rows], device=device),
+            live=live,
+            trained=live,
             rewards=torch.zeros(by_agent, device=device),
             returns=torch.zeros(by_agent, device=device),
             counted=torch.zeros(by_agent[0], by_agent[2], dtype=torch.bool, device=device),
@@ -908,7 +938,12 @@ class MultiAgentTrainer(GRPOTrainer):
         assert rollout is not None
         self._end_rollout(rollout)
         rows = torch.full((len(prompts), len(self.reward_funcs)), torch.nan, device=self.accelerator.device)
-        extras = {column: [None] * len(prompts) for column in sorted(self._episode_extras)}
+        # A column that was logged once has a value in every batch from then on, also where its function failed
+        columns = sorted(self._logs["extra"].keys() | set(gather_object(list(self._episode_extras))))
+        for column in columns:
+            if column not in self._logs["extra"]:
+                self._logs["extra"][column].extend([None] * len(self._logs["prompt"]))
+        extras = {column: [None] * len(prompts) for column in columns if column not in ("agent", "turn")}
         scored = rollout.live & rollout.last_act
         rows[scored] = rollout.mean_over_episodes(rollout.scores.to(rows))[scored]
         for i, row in enumerate(rollout.rows):
@@ -934,8 +969,8 @@ class MultiAgentTrainer(GRPOTrainer):
         rollout = self._rollout_in_flight
         assert rollout is not None
         # TRL may have masked more rows than the rollout, such as truncated ones
-        rollout.live = rollout.live & (output["completion_mask"] * output["tool_mask"]).any(1)
-        output["tool_mask"] = output["tool_mask"] * rollout.live[:, None]
+        rollout.trained = rollout.live & (output["completion_mask"] * output["tool_mask"]).any(1)
+        output["tool_mask"] = output["tool_mask"] * rollout.trained[:, None]
         mask = output["completion_mask"] * output["tool_mask"]
         output["num_items_in_batch"] = self._sum_over_processes(mask.sum())
         output["agent"], output["turn"] = rollout.agent, rollout.turn
@@ -977,10 +1012,17 @@ class MultiAgentTrainer(GRPOTrainer):
         return group_advantages(self._row_returns(rollout), self._group_size, kind="mean", mask=rollout.live)
 
     def _compute_loss(self, model, inputs):
-        with self._watching_gradients(inputs["agent"]):
-            loss = super()._compute_loss(model, inputs)
-        # These losses are means over rows, and rows that nobody played must not count
-        return loss * inputs["rows_per_live_row"] if self.loss_type in ("grpo", "sapo", "dr_grpo", "luspo") else loss
+        beta = self.beta
+        if self.loss_type in ("grpo", "sapo", "dr_grpo", "luspo"):
+            # Means over rows, in which rows that nobody played must not count. The loss is linear in advantages and beta;
+            # its other parts, such as the entropy bonus, are means over live tokens already
+            inputs = inputs | {"advantages": inputs["advantages"] * inputs["rows_per_live_row"]}
+            self.beta = beta * inputs["rows_per_live_row"].item()
+        try:
+            with self._watching_gradients(inputs["agent"]):
+                return super()._compute_loss(model, inputs)
+        finally:
+            self.beta = beta
 
     @contextmanager
     def _watching_gradients(self, agent: torch.Tensor) -> Iterator[None]:
@@ -1030,25 +1072,26 @@ class MultiAgentTrainer(GRPOTrainer):
 
     def _log_rollout(self, output: dict[str, Any], rollout: Rollout) -> None:
         """Metrics of the team and of every agent, over all processes."""
-        lengths = (output["completion_mask"] * output["tool_mask"]).sum(1).float()
-        eos_and_pad = torch.tensor([*self.eos_token_ids, self._tokenizer.pad_token_id], device=lengths.device)
-        last = output["completion_mask"].sum(1).clamp(min=1) - 1
-        ends = torch.isin(output["completion_ids"].gather(1, last[:, None]).squeeze(1), eos_and_pad)
+        replies = [[] if row is None else row.completion_ids for row in rollout.rows]
+        lengths = torch.tensor([float(len(ids)) for ids in replies], device=rollout.live.device)
+        eos_and_pad = {*self.eos_token_ids, self._tokenizer.pad_token_id}
+        ends = torch.tensor([bool(ids) and ids[-1] in eos_and_pad for ids in replies], device=lengths.device)
         columns = {
             "reward": rollout.of_agent(rollout.rewards),
             "return": self._row_returns(rollout),
             "completion_length": lengths,
             "clipped_ratio": (~ends).float(),
         }
-        scored = {"reward": rollout.live & rollout.last_act}
-        groups = [(f"agents/{agent}", rollout.live & (rollout.agent == i)) for i, agent in enumerate(self.agents)]
+        played = lengths > 0
+        scored = {"reward": rollout.live & rollout.last_act, "return": rollout.live}
+        groups = [(f"agents/{agent}", rollout.agent == i) for i, agent in enumerate(self.agents)]
         if self.workflow.num_turns > 1:
             groups += [
                 (f"{prefix}/turn_{k + 1}", own & (rollout.turn == k))
                 for prefix, own in groups
                 for k in range(self.workflow.num_turns)
             ]
-        chosen = torch.stack([own & scored.get(name, rollout.live) for _, own in groups for name in columns])
+        chosen = torch.stack([own & scored.get(name, played) for _, own in groups for name in columns])
         values = torch.stack([column for _ in groups for column in columns.values()])
         sums = self._sum_over_processes(torch.stack([(values * chosen).sum(1), chosen.sum(1).float()])).tolist()
         names = [f"{prefix}/{name}" for prefix, _ in groups for name in columns]
@@ -1079,13 +1122,14 @@ class MultiAgentTrainer(GRPOTrainer):
             self._metric("curriculum/stage", self._curriculum.stage_of(self._curriculum.batches) + 1)
             by_rate = self.args.curriculum_pass_rate is not None  # otherwise problems need no tests
             self._curriculum.note(self._pass_rate(rollout.episodes) if by_rate else None)
-        # Dead rows are no completions: take them out of TRL's shortest and mean length
-        live_lengths = self.accelerator.gather(torch.where(rollout.live, lengths, torch.nan))
-        live_lengths = live_lengths[~live_lengths.isnan()]
-        if live_lengths.numel():
-            metrics = self._metrics["train" if self.model.training else "eval"]
-            metrics["completions/mean_length"][-1] = live_lengths.mean().item()
-            metrics["completions/min_length"][-1] = live_lengths.min().item()
+        # Dead rows are no completions: TRL's figures without them
+        lengths, ends = self.accelerator.gather(torch.stack([lengths, ends.float()], dim=1)).T
+        lengths, ends = lengths[lengths > 0], ends[lengths > 0] > 0
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        for kind, of_kind in (("", lengths), ("terminated_", lengths[ends] if ends.any() else lengths.new_zeros(1))):
+            for name, value in (("mean", of_kind.mean()), ("min", of_kind.min()), ("max", of_kind.max())):
+                metrics[f"completions/{name}_{kind}length"][-1] = value.item()
+        metrics["completions/clipped_ratio"][-1] = 1 - ends.float().mean().item()
         # The completions table shows the advantages that are trained on: a row's mean over its live tokens
         advantages = output["advantages"]
         if advantages.dim() == 2:
@@ -1148,8 +1192,18 @@ class MultiAgentTrainer(GRPOTrainer):
 
     def _mark_complete(self, checkpoint: Path) -> None:
         self.accelerator.wait_for_everyone()
+        assert self.args.steps_per_generation is not None
+        begun = self._step % (self.args.steps_per_generation * self.num_iterations) != 0
+        if begun and self.accelerator.is_main_process:
+            warnings.warn(
+                f"{checkpoint} is written while rows are left to be trained on, and cannot be continued: the run ends, or its "
+                f"steps_per_generation={self.args.steps_per_generation} x num_iterations={self.num_iterations} "
+                f"micro-batches per rollout are no whole number of steps of gradient_accumulation_steps="
+                f"{self.args.gradient_accumulation_steps}",
+                stacklevel=2,
+            )
         if self.args.should_save:
-            mark_complete(checkpoint)
+            mark_complete(checkpoint, rollout_begun=begun)
 
     def _load_callback_state(self) -> None:
         super()._load_callback_state()

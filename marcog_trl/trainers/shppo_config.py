@@ -89,6 +89,12 @@ class SHPPOConfig(MultiAgentPPOConfig):
             raise ValueError(f"core_scale={self.core_scale} is negative; 1.0 works")
         if self.use_vllm and self.parameter_sharing != "shared":
             self._check_vllm()
+        reentrant = self.gradient_checkpointing and (self.gradient_checkpointing_kwargs or {}).get("use_reentrant")
+        if reentrant and self.parameter_sharing == "latent":
+            raise ValueError(
+                "gradient_checkpointing_kwargs={'use_reentrant': True} goes backward layer by layer through the cores, which "
+                "all layers decode from one latent; {'use_reentrant': False} works"
+            )
         if self.merge_for_generation and self.parameter_sharing != "shared":
             raise ValueError(
                 f"merge_for_generation=True needs one adapter for all rows, and parameter_sharing={self.parameter_sharing!r} "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from functools import cached_property
 from typing import Any, cast
@@ -380,7 +381,8 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
             return
         assert self._row_tensors is not None
         self._row_tensors |= self._team_tensors(rollout)
-        self._keep_probe(rollout, self._row_tensors)
+        if self.model.training:
+            self._keep_probe(rollout, self._row_tensors)
         episode = rollout.episodes_of_row[:, 0]
         # Each team-turn has weight 1, spread over its live rows
         team_turn = episode * self.workflow.num_turns + rollout.turn
@@ -437,18 +439,22 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
             self._metric(name, value)
 
     def _keep_probe(self, rollout: Rollout, tensors: dict[str, torch.Tensor]) -> None:
-        """Keeps one prompt, and the latents of all agents in its turn, to compare the agents on."""
-        used = next((i for i, row in enumerate(rollout.rows) if row is not None), None)
-        if used is None:
-            self._probe = [self._tokenizer.eos_token_id], torch.zeros_like(tensors["z"][: len(self.agents)])
+        """Keeps the prompt of the first row that has the most agents beside it in its turn, and their latents."""
+        team_rows = self._team_rows(rollout)
+        chosen = int(((team_rows >= 0).sum(1) * rollout.live).argmax())
+        row, others = rollout.rows[chosen], team_rows[chosen]
+        if (
+            row is None or not rollout.live[chosen]
+        ):  # nothing to compare on, but the other processes may have something
+            self._probe = [self._tokenizer.eos_token_id], tensors["z"][:1]
         else:
-            latents = tensors["z"][self._team_rows(rollout)[used].clamp(min=0)]
-            self._probe = rollout.rows[used].prompt_ids, latents  # type: ignore[union-attr]
+            self._probe = row.prompt_ids, tensors["z"][others[others >= 0]]
 
     @torch.no_grad()
     def _behavioural_diversity(self) -> float:
         """
-        Mean total-variation distance, in [0, 1], between the next-token distributions of two agents on the same prompt.
+        Mean total-variation distance, in [0, 1], between the next-token distributions of two agents on the same prompt; NaN
+        where no process has two agents to compare.
         """
         prompt_ids, latents = self._probe  # type: ignore[misc]
         ids = torch.tensor([prompt_ids] * len(latents), device=self.accelerator.device)
@@ -456,12 +462,14 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
             logits = self.model(input_ids=ids, logits_to_keep=1, use_cache=False).logits[:, -1]
         p = logits.float().softmax(-1)
         distance = (p[:, None] - p[None]).abs().sum(-1) / 2
-        pairs = max(1, len(p) * (len(p) - 1))
-        return self.accelerator.gather(distance.sum() / pairs).mean().item()
+        pairs = len(p) * (len(p) - 1)
+        return self.accelerator.gather(distance.sum() / pairs).nanmean().item()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if self._probe is not None and self.model.training:
-            self._metric("agents/behavioural_diversity", self._behavioural_diversity())
+            diversity = self._behavioural_diversity()
+            if not math.isnan(diversity):
+                self._metric("agents/behavioural_diversity", diversity)
             self._probe = None
         self.agent_latents = None
         if self._latent_sums is not None and self.model.training:

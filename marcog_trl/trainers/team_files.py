@@ -34,7 +34,7 @@ _SETTINGS = (
     "workflow", "num_turns", "num_agents", "roles", "centralized", "class_split", "feedback", "visible_tests", "expert_model",
     "expert_base_url", "critic", "critic_backprop", "parameter_sharing",
     "latent_scope", "latent_size", "sigma_min", "max_completion_length", "temperature", "top_p", "top_k", "min_p",
-    "repetition_penalty", "use_cpu", "bf16",
+    "repetition_penalty", "generation_kwargs", "chat_template_kwargs", "early_termination_threshold", "use_cpu", "bf16",
 )  # fmt: skip
 # What must agree for a checkpoint to be continued
 _IDENTITY = ("format_version", "trainer", "base_model", "agents", "workflow", "num_turns", "modules")
@@ -75,19 +75,27 @@ def write_whole(path: Path, content: bytes) -> None:
     os.replace(partial, path)
 
 
-def mark_complete(checkpoint: Path) -> None:
-    """Lists the files of a checkpoint in `complete.json`; called by one process, after all of them have written theirs."""
+def mark_complete(checkpoint: Path, rollout_begun: bool = False) -> None:
+    """
+    Lists the files of a checkpoint in `complete.json`; called by one process, after all of them have written theirs.
+
+    Args:
+        checkpoint (`Path`): Its folder.
+        rollout_begun (`bool`, *optional*, defaults to `False`):
+            Whether a part of the rows that were generated last is still to be trained on, which a resumed run would not do.
+    """
     sizes = {
         path.relative_to(checkpoint).as_posix(): path.stat().st_size
         for path in sorted(checkpoint.rglob("*"))
         if path.is_file() and path.name != COMPLETE_FILE and path.suffix != ".partial"
     }
-    write_json(checkpoint / COMPLETE_FILE, {"files": sizes})
+    write_json(checkpoint / COMPLETE_FILE, {"files": sizes, "rollout_begun": rollout_begun})
 
 
 def what_is_missing(checkpoint: Path) -> str | None:
     """
-    Why a checkpoint is not whole: the run was killed while it was written, or while it was deleted.
+    Why a checkpoint is not whole: the run was killed while it was written, or while it was deleted, or it was written while
+    rows were left to be trained on.
 
     Args:
         checkpoint (`Path`): A `checkpoint-*` folder.
@@ -97,7 +105,10 @@ def what_is_missing(checkpoint: Path) -> str | None:
     """
     if not (checkpoint / COMPLETE_FILE).is_file():
         return f"it has no {COMPLETE_FILE}, which is written last"
-    for name, size in json.loads((checkpoint / COMPLETE_FILE).read_text())["files"].items():
+    complete = json.loads((checkpoint / COMPLETE_FILE).read_text())
+    if complete.get("rollout_begun"):
+        return "it was written inside a generation cycle, and the rows that were still to be trained on are gone"
+    for name, size in complete["files"].items():
         path = checkpoint / name
         if not path.is_file():
             return f"it has no {name}"

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import teams
+from datasets import Dataset
 from rich.console import Console
 
 from marcog_trl import MultiAgentGRPOTrainer
@@ -31,6 +32,28 @@ def test_metrics_are_by_agent_and_turn(tiny_model, tmp_path):
     assert teams.logged(trainer, "reward") == [pytest.approx(2.75)]
     for name in ("completion_length", "clipped_ratio"):
         assert len(teams.logged(trainer, f"agents/b/turn_2/{name}")) == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"mask_truncated_completions": True}], ids=str)
+def test_lengths_are_those_of_all_replies_and_of_nothing_else(tiny_model, tmp_path, options):
+    """Neither unused slots count, nor is a reply missing that the loss does not see."""
+    data = Dataset.from_dict({"prompt": ["def f0(x): more", "def f1(x):"]})
+    trainer = teams.make(
+        tiny_model, tmp_path, MultiAgentGRPOTrainer, workflow=teams.Short(), data=data,
+        per_device_train_batch_size=20, **options,
+    )  # fmt: skip
+    calls = teams.script(trainer)
+    trainer.train()
+    replies = [reply for _, answers in calls for reply in answers]
+    lengths, ended = [len(r) for r in replies], [len(r) for r in replies if r[-1] == teams.EOS]
+    assert 0 < len(ended) < len(replies) < 20
+    expected = {"mean_length": sum(lengths) / len(lengths), "min_length": min(lengths), "max_length": max(lengths)}
+    expected |= {"clipped_ratio": 1 - len(ended) / len(lengths), "mean_terminated_length": sum(ended) / len(ended)}
+    expected |= {"min_terminated_length": min(ended), "max_terminated_length": max(ended)}
+    for name, value in expected.items():
+        assert teams.logged(trainer, f"completions/{name}") == [pytest.approx(value)], name
+    by_agent = [teams.logged(trainer, f"agents/{agent}/clipped_ratio")[0] for agent in "ab"]
+    assert min(by_agent) <= expected["clipped_ratio"] <= max(by_agent) and max(by_agent) > 0
 
 
 def test_wandb_offline_holds_metrics_and_the_completions_table(tiny_model, tmp_path, monkeypatch):

@@ -57,6 +57,25 @@ class Once(teams.Pair):
         return replies["a"]
 
 
+class Uneven(teams.Pair):
+    """Agent a speaks twice in the first of three turns and not in the second, b in the first two."""
+
+    slots = (Slot("a"), Slot("a", act=1), Slot("b"), Slot("b", turn=1), Slot("a", turn=2))
+
+    def __init__(self):
+        super().__init__(num_turns=3)
+
+    def play(self, problem):
+        prompt = problem["prompt"]
+        yield {"a": f"{prompt} a", "b": f"{prompt} b"}
+        yield {"a": f"{prompt} a again"}
+        yield {"b": f"{prompt} b1"}
+        yield {"a": f"{prompt} a2"}
+
+    def solution(self, problem, replies):
+        return "".join(replies.values())
+
+
 class TestCredit:
     REPLIES = ([[11, 12], [13, 14, 15]], [[16, teams.EOS], [17]])
 
@@ -154,6 +173,32 @@ class TestCredit:
         for row, live, value in zip(output["advantages"] / output["row_weight"][:, None], mask, expected, strict=True):
             torch.testing.assert_close(row[live], torch.full_like(row[live], value))
         assert "old_values" not in output and trainer.team.value_head is None
+
+    @pytest.mark.parametrize("options", [{"critic": "none"}, {"critic": "agent", "lam": 1.0}])
+    def test_the_turn_discount_counts_turns_and_not_rows(self, tiny_model, tmp_path, options):
+        """Two acts in one turn have no discount between them, and a turn without a row of the agent has one."""
+        rewards = [[0.0, 0.0], [0.0, 0.0], [4.0, 8.0]]
+        trainer = teams.make(
+            tiny_model,
+            tmp_path,
+            reward=lambda turn, **kwargs: rewards[turn[0]],
+            workflow=Uneven(),
+            data=teams.dataset(1),
+            gamma_turn=0.5,
+            advantage_normalization="none",
+            agent_loss_weighting="token",
+            per_device_train_batch_size=10,
+            **options,
+        )
+        teams.script(trainer)
+        output = teams.generation_batch(trainer)
+        # Slots a, a again, b, then b, then a: returns of turns 0, 1, 2 are 1 | 2, 2 | 4 and 4 | 8
+        returns = torch.tensor([1.0, 2, 1, 2, 1, 2, 2, 4, 4, 8])
+        if options["critic"] == "none":
+            mean = returns.view(-1, 2).mean(1, keepdim=True)
+            torch.testing.assert_close(output["advantages"][:, 0], (returns.view(-1, 2) - mean).flatten())
+        else:  # whose values are 0 at the start
+            torch.testing.assert_close(output["returns"][:, 0], returns)
 
     def test_advantages_are_normalised_and_agents_weigh_the_same(self, tiny_model, tmp_path):
         for over in ("agent", "batch"):
@@ -488,6 +533,18 @@ class TestCritic:
         assert expected.std() > 0.01
         torch.testing.assert_close(old, expected, rtol=0, atol=2e-5)
 
+    def test_states_are_kept_for_rollouts_alone(self, tiny_model, tmp_path):
+        """Of a long evaluation they would fill the memory, and nothing reads them there."""
+        trainer = teams.make(tiny_model, tmp_path, workflow=teams.Pair())
+        kept = []
+        monitored = trainer._keep_token_states
+        trainer._keep_token_states = lambda *args: (kept.append(len(args[2])), monitored(*args))
+        trainer.model.eval()
+        trainer.play_unscored([teams.dataset(1)[0]])
+        assert not kept and trainer._token_states is None
+        trainer.train()
+        assert kept and trainer._token_states is None
+
     @pytest.mark.parametrize("critic", ["team", "agent"])
     def test_no_reply_changes_its_own_value(self, tiny_model, tmp_path, critic):
         """In a chain, where later prompts contain it: the values of a and b before and along a's other reply."""
@@ -625,6 +682,25 @@ class TestOptimizer:
         )
         for name in ("grad_norm", "grad_norm/critic", "grad_norm/latent", "grad_norm/inference"):
             assert teams.logged(trainer, name)[0] > 1e-3
+
+    def test_a_gradient_scaler_is_applied_once(self, tiny_model, tmp_path, monkeypatch):
+        """With fp16, accelerate scales the loss, and unscales gradients at every clipping, of which there are several."""
+
+        def run(scaled):
+            trainer = teams.make(
+                tiny_model, tmp_path, SHPPOTrainer, workflow=teams.Pair(), max_grad_norm=0.1, max_steps=2
+            )
+            teams.script(trainer)
+            if scaled:
+                monkeypatch.setattr(trainer.accelerator.state, "_mixed_precision", "fp16")
+                monkeypatch.setattr(trainer.accelerator, "autocast", nullcontext)
+                trainer.accelerator.native_amp = True
+                trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+            trainer.train()
+            return [teams.logged(trainer, name) for name in ("grad_norm", "grad_norm/critic", "grad_norm/latent")]
+
+        for scaled, expected in zip(run(True), run(False), strict=True):
+            assert scaled == pytest.approx(expected, rel=2e-2)  # of forward passes in half precision
 
     def test_every_agent_s_share_of_the_gradient_is_logged(self, tiny_model, tmp_path):
         trainer = teams.make(tiny_model, tmp_path, workflow=teams.Pair(), max_steps=2)

@@ -832,6 +832,74 @@ class TestFeatures:
         assert all(torch.isfinite(tensor).all() for tensor in after.values())
         assert len(teams.logged(trainer, "loss")) == trainer.args.max_steps
 
+    def test_the_entropy_bonus_is_the_same_for_every_loss(self, tiny_model, tmp_path):
+        """Slots that nobody used count neither in the loss nor in the bonus."""
+
+        def gradients(loss_type):
+            watch = teams.Watch()
+            trainer = teams.make(
+                tiny_model, tmp_path, MultiAgentTrainer, workflow=teams.Short(), callbacks=[watch], loss_type=loss_type,
+                reward=lambda completions, **kwargs: [0.0] * len(completions), entropy_coef=1.0,
+                agent_loss_weighting="token", per_device_train_batch_size=40,
+                data=Dataset.from_dict({"prompt": ["def f0(x): more", "def f1(x):", "def f2(x):", "def f3(x):"]}),
+            )  # fmt: skip
+            teams.script(trainer)
+            trainer.train()
+            return watch.gradients[0]
+
+        expected = gradients("dapo")
+        for loss_type in ("grpo", "dr_grpo", "sapo", "luspo"):
+            torch.testing.assert_close(gradients(loss_type), expected, rtol=1e-4, atol=1e-6)
+
+    @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo"])
+    def test_masking_truncated_completions_is_trl_s(self, tiny_model, tmp_path, loss_type):
+        """They leave the loss, and stay in the baseline."""
+        gradients = {}
+        for trainer_class in (GRPOTrainer, MultiAgentTrainer):
+            watch = teams.Watch()
+            options = {
+                "max_steps": 1, "per_device_train_batch_size": 8, "num_generations": 2, "max_completion_length": 6,
+                "learning_rate": 1e-2, "scale_rewards": "none", "mask_truncated_completions": True, "use_cpu": True,
+                "loss_type": loss_type, "bf16": False, "gradient_checkpointing": False, "disable_dropout": True,
+                "report_to": "none", "save_strategy": "no", "shuffle_dataset": False, "temperature": 1.0,
+            }  # fmt: skip
+            if trainer_class is GRPOTrainer:
+                args = GRPOConfig(str(tmp_path), **options)
+            else:
+                args = MultiAgentConfig(str(tmp_path), **options)
+            torch.manual_seed(0)
+            trainer = trainer_class(
+                tiny_model, teams.letters, args, teams.dataset(), peft_config=teams.lora_config(), callbacks=[watch]
+            )
+            calls = teams.script(trainer)
+            trainer.train()
+            assert any(reply[-1] != teams.EOS for _, replies in calls for reply in replies)
+            gradients[trainer_class] = watch.gradients[0]
+        theirs, ours = (
+            {name: gradient for name, gradient in gradients[kind].items() if "lora" in name}
+            for kind in (GRPOTrainer, MultiAgentTrainer)
+        )
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-7)
+
+    @pytest.mark.parametrize("trainer_class", [MultiAgentTrainer, MultiAgentPPOTrainer])
+    def test_continuous_batching_leaves_mode_and_precision_as_they_are(self, tiny_model, tmp_path, trainer_class):
+        """TRL turns training on after it, also in an evaluation, and casts all parameters before it."""
+        trainer = teams.make(
+            tiny_model, tmp_path, trainer_class, workflow=teams.Pair(), use_transformers_continuous_batching=True, bf16=True,
+            eval_dataset=teams.dataset(4), eval_strategy="steps", eval_steps=1, max_steps=2, num_generations=4,
+            num_generations_eval=1,
+        )  # fmt: skip
+        model = trainer.model
+
+        def generate_batch(prompt_ids, **kwargs):  # which wants an accelerator
+            assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+            return {i: SimpleNamespace(generated_tokens=[11, 12, teams.EOS]) for i in range(len(prompt_ids))}
+
+        model.generate_batch = generate_batch
+        trainer.train()
+        assert len(teams.logged(trainer, "eval_reward")) == len(teams.logged(trainer, "reward")) == 2
+        assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
+
     def test_gradient_checkpointing_changes_no_gradient(self, tiny_model, tmp_path):
         def gradients(**options):
             watch = teams.Watch()

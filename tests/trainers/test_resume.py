@@ -85,9 +85,8 @@ class TestHalfWrittenCheckpoint:
 
     @staticmethod
     def make(model, path, **options):
-        trainer = teams.make(
-            model, path, SHPPOTrainer, workflow=teams.Pair(), save_strategy="steps", save_steps=1, **options
-        )
+        options = {"workflow": teams.Pair(), "save_strategy": "steps", "save_steps": 1, **options}
+        trainer = teams.make(model, path, SHPPOTrainer, **options)
         teams.script(trainer)
         return trainer
 
@@ -137,6 +136,36 @@ class TestHalfWrittenCheckpoint:
             trainer.train(resume_from_checkpoint=str(copy / "checkpoint-1"))
         with pytest.warns(UserWarning, match=r"checkpoint-2 is left aside: it has no complete.json"):
             assert find_checkpoint(trainer, True) == str(copy / "checkpoint-1")
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {
+                "max_steps": 3,
+                "save_steps": 2,
+                "steps_per_generation": 2,
+            },  # which ends in the midst of a rollout's rows
+            # Three micro-batches a rollout make one and a half steps, and the half is a step of its own at an epoch's end
+            {
+                "max_steps": 3,
+                "save_steps": 3,
+                "steps_per_generation": 3,
+                "gradient_accumulation_steps": 2,
+                "problems": 3,
+            },
+        ],
+    )
+    def test_is_one_that_leaves_rows_to_be_trained_on(self, tiny_model, tmp_path, options):
+        options = {"per_device_train_batch_size": 4, "problems": 6, **options}
+        options["data"] = teams.dataset(options.pop("problems"))
+        with pytest.warns(UserWarning, match="checkpoint-3 is written while rows are left to be trained on"):
+            trainer = self.make(tiny_model, tmp_path, **options)
+            trainer.train()
+        with pytest.raises(ValueError, match="checkpoint-3 is not whole: it was written inside a generation cycle"):
+            find_checkpoint(trainer, str(tmp_path / "checkpoint-3"))
+        if options["save_steps"] == 2:
+            with pytest.warns(UserWarning, match=r"checkpoint-3 is left aside: .*checkpoint-2 is continued"):
+                assert find_checkpoint(trainer, True) == str(tmp_path / "checkpoint-2")
 
     def test_other_folders_are_no_checkpoints(self, tiny_model, copy):
         shutil.copytree(copy / "checkpoint-1", copy / "checkpoint-9-of-mine")

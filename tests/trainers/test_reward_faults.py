@@ -1,6 +1,7 @@
 """What fails on the way to a reward: functions that raise, return nonsense or hang, workers that die, disks that are full."""
 
 import asyncio
+import math
 import os
 import random
 import re
@@ -11,6 +12,7 @@ import time
 import warnings
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import teams
 import torch
@@ -136,6 +138,29 @@ class TestMask:
         after = teams.trainable(trainer)
         assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
         assert teams.logged(trainer, "rewards/failed") == [1.0] * 3
+
+    @pytest.mark.parametrize("at", [1, 3])
+    def test_what_a_function_logs_is_absent_where_it_failed(self, tiny_model, tmp_path, trainer_class, at):
+        """Also where evaluation asks it for fewer episodes than training did."""
+        calls = []
+
+        def reward(completions, log_extra, **kwargs):
+            calls.append(len(completions))
+            if len(calls) == at:
+                raise RuntimeError("down")
+            log_extra("call", [len(calls)] * len(completions))
+            return teams.letters(completions)
+
+        trainer = make(
+            tiny_model, tmp_path, trainer_class, reward=reward, max_steps=3, log_completions=True,
+            eval_dataset=teams.dataset(1), eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=4,
+        )  # fmt: skip
+        with pytest.warns(UserWarning, match="on_reward_error='mask' leaves out"):
+            trainer.train()
+        for step in (1, 2, 3):  # the last eight rows: of training, and two of an evaluation
+            table = pd.read_parquet(tmp_path / "completions" / f"completions_{step:05d}.parquet")
+            expected = [None if call == at else call for call in [2 * step - 1] * 6 + [2 * step] * 2]
+            assert [None if math.isnan(call) else call for call in table["call"].astype(float)] == expected
 
     def test_a_turn_that_failed_takes_its_episodes_along(self, tiny_model, tmp_path, trainer_class):
         """In a tree too: the second of two turns fails in the second of three steps."""

@@ -48,6 +48,21 @@ class TestLoadTrainer:
             if name in trainer.args.to_dict():
                 assert getattr(loaded.args, name) == getattr(trainer.args, name)
 
+    def test_speaks_as_it_was_trained_to(self, tiny_model, tmp_path):
+        """Its prompts, its ends of replies, and when its episodes end."""
+        options = {
+            "chat_template_kwargs": {"enable_thinking": False},
+            "generation_kwargs": {"eos_token_id": [1, 7]},
+            "early_termination_threshold": 0.5,
+        }
+        trainer = teams.make(tiny_model, tmp_path, workflow="collaboration", data=TESTED, num_turns=2, **options)
+        trainer.save_model()
+        loaded = load_trainer(tmp_path, TESTED, reward_funcs=[teams.letters])
+        loaded.close_executor()
+        assert {name: getattr(loaded.args, name) for name in options} == options
+        assert loaded.chat_template_kwargs == trainer.chat_template_kwargs
+        assert loaded.generation_config.eos_token_id == [1, 7]
+
     def test_settings_can_be_replaced(self, saved):
         loaded = load_trainer(saved[1], TESTED, temperature=0.5)
         loaded.executor.close()

@@ -6,7 +6,7 @@ import torch
 from peft import IA3Config, PeftModel
 from transformers import AutoModelForCausalLM
 
-from marcog_trl import MultiAgentPPOTrainer, SHPPOTrainer
+from marcog_trl import MultiAgentPPOTrainer, SHPPOConfig, SHPPOTrainer
 from marcog_trl.trainers import team_module
 from marcog_trl.trainers.team_module import Flight
 
@@ -458,6 +458,25 @@ class TestTeam:
         for name in (*names, "latent/core_norm", "agents/behavioural_diversity"):
             assert len(teams.logged(trainer, name)) == 2, name
         assert teams.logged(trainer, "latent/core_norm")[0] == 0 < teams.logged(trainer, "latent/core_norm")[1]
+
+    @pytest.mark.parametrize("masked", [{0}, {0, 1, 2, 3}])
+    def test_agents_are_compared_on_rows_that_count(self, tiny_model, tmp_path, masked):
+        """And nothing is logged where no row does."""
+
+        def reward(completions, **kwargs):
+            return [None if e in masked else float(e) for e in range(len(completions))]
+
+        trainer = teams.make(tiny_model, tmp_path, SHPPOTrainer, reward=reward, workflow=teams.Pair(), core_scale=3.0)
+        teams.randomize(trainer.team, scale=0.5)
+        trainer.train()
+        diversity = teams.logged(trainer, "agents/behavioural_diversity")
+        assert diversity == [] if len(masked) == 4 else diversity[0] > 0.01
+
+    def test_reentrant_checkpointing_is_refused(self, tmp_path):
+        options = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
+        with pytest.raises(ValueError, match="use_reentrant': True} goes backward"):
+            SHPPOConfig(str(tmp_path), use_cpu=True, **options)
+        assert SHPPOConfig(str(tmp_path), use_cpu=True, parameter_sharing="separate", **options)
 
 
 class TestSeparate:
