@@ -36,6 +36,9 @@ _WORKER = Path(__file__).parent / "sandbox" / "main.py"
 _GRACE = 5.0  # seconds beyond a job's own limit after which its worker counts as dead
 _START_LIMIT = 60.0  # seconds for a worker to come up
 _HEADER = struct.Struct("<I")
+# One hash seed, so that verdicts repeat; one thread for numpy, whose libraries otherwise start one per core, each with tens
+# of MiB of the address space that a program is limited to
+_ENVIRONMENT = {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 def available_cores() -> int:
@@ -226,9 +229,9 @@ class _Pool:
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
-                # isolated as by -I, but for the hash seed, which is fixed so that verdicts repeat
+                # isolated as by -I, but for the variables that we set
                 [sys.executable, "-s", "-P", "-S", "-B", str(_WORKER), str(theirs.fileno()), str(os.getpid())],
-                env={"PYTHONHASHSEED": "0"},
+                env=_ENVIRONMENT,
                 cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -68,6 +68,17 @@ def test_memory(executor):
     assert executor.run([small])[0].status == "failed"
 
 
+def test_numpy_starts_no_threads():
+    """With one per core, machines with many have no address space left for the program."""
+    pytest.importorskip("numpy")
+    variables = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    code = "import os, numpy\ndef threads(): return len(os.listdir('/proc/self/task'))\n"
+    code += f"def variables(): return [os.environ.get(name) for name in {variables}]"
+    tests = ["assert threads() == 1", "assert variables() == ['1', '1', '1']"]
+    with CodeExecutor(num_workers=1, isolation="none") as executor:  # confined programs do not see /proc
+        assert executor.run([Job(code=code, tests=tests)])[0].message == ""
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
