@@ -4,7 +4,9 @@ Nothing here is trusted once the program runs: it shares this process and can ch
 data, and what the data are worth is decided by those who read it.
 """
 
+import atexit
 import builtins
+import contextlib
 import copy
 import io
 import operator
@@ -98,13 +100,17 @@ def run_script(control: socket.socket, payload: dict, fds: list[int]) -> None:
     os.dup2(fds[1], 1)
     for fd in fds:
         os.close(fd)
-    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), encoding="utf-8", errors="replace")
-    sys.stdout = io.TextIOWrapper(
+    stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), encoding="utf-8", errors="replace")
+    stdout = io.TextIOWrapper(
         io.BufferedWriter(io.FileIO(1, "w", closefd=False)), encoding="utf-8", errors="surrogateescape"
     )
+    for name, stream, mode in (("stdin", stdin, "r"), ("stdout", stdout, "w")):  # as the interpreter's own
+        vars(stream)["mode"] = mode
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
-    problem, kind = None, "failed"
+    problem = None
     try:
         code = compile(payload["code"], "<solution>", "exec")
     except BaseException as error:
@@ -118,10 +124,26 @@ def run_script(control: socket.socket, payload: dict, fds: list[int]) -> None:
     except BaseException as error:
         problem = describe(error)
     try:
-        sys.stdout.flush()
+        if problem is None:
+            _finish(module, stdout)
     except BaseException as error:
-        problem = problem or describe(error)
-    wire.send(control, {"script": problem, "kind": kind})
+        problem = describe(error)
+    wire.send(control, {"script": problem, "kind": "failed"})
+
+
+def _finish(module: types.ModuleType, stdout: io.TextIOWrapper) -> None:
+    """What the interpreter does at the end of a script: waits for threads, calls what is registered, takes the module
+    apart, and writes what is left in buffers."""
+    if "threading" in sys.modules:
+        sys.modules["threading"]._shutdown()
+    atexit._run_exitfuncs()
+    last = getattr(sys, "stdout", None)
+    if last is not None and not getattr(last, "closed", False):
+        last.flush()
+    for name in list(vars(module)):  # files that the script left open
+        vars(module)[name] = None
+    with contextlib.suppress(ValueError):  # closed or detached by the script, which has put another in its place
+        stdout.flush()
 
 
 class Server:
