@@ -249,7 +249,8 @@ def context_of(problem: Mapping[str, Any]) -> str:
 def solution_job(problem: Mapping[str, Any], solution: str) -> Job:
     """
     The job that all of a problem's tests make of a solution. Workflows and rewards both ask here, so that what a workflow
-    has executed need not be executed again for the reward. Limits are the executor's.
+    has executed need not be executed again for the reward. Limits are the problem's own (`timeout` for all tests together,
+    `test_timeout` for each, in seconds) where it has such columns, else the executor's.
 
     Args:
         problem (`Mapping`): One dataset row.
@@ -258,7 +259,9 @@ def solution_job(problem: Mapping[str, Any], solution: str) -> Job:
     Returns:
         `Job`: Its code is what [`~marcog_trl.code.extract_code`] finds.
     """
-    return make_job(problem, code.extract_code(solution, problem.get("entry_point"), context_of(problem)))
+    own = problem.get("test_timeout")
+    limits = {} if own is None else {"test_timeout": float(own)}
+    return make_job(problem, code.extract_code(solution, problem.get("entry_point"), context_of(problem)), **limits)
 
 
 def numbered(name: str, i: int) -> str:

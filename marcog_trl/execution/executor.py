@@ -370,7 +370,8 @@ class CodeExecutor:
         timeout (`float`, *optional*, defaults to `10.0`):
             Wall-clock limit of a job in seconds, loading included, for jobs without one of their own.
         test_timeout (`float`, *optional*):
-            Wall-clock limit of each test in seconds. `None` leaves a test what is left of its job's time.
+            Wall-clock limit of each test in seconds, for jobs without one of their own. `None` leaves a test what is left
+            of its job's time.
         max_timeouts (`int`, *optional*, defaults to `3`):
             After this many tests of a job that timed out (or killed the program), the rest are skipped.
         memory_mb (`int`, *optional*, defaults to `512`):
@@ -499,7 +500,7 @@ class CodeExecutor:
             "calls": job_plan.calls,
             "checker": job_plan.checker,
             "timeout": self.timeout if job.timeout is None else job.timeout,
-            "test_timeout": self.test_timeout,
+            "test_timeout": self.test_timeout if job.test_timeout is None else job.test_timeout,
             "max_timeouts": self.max_timeouts,
             "memory_mb": self.memory_mb if job.memory_mb is None else job.memory_mb,
         }

@@ -55,6 +55,8 @@ class Job:
             Wall-clock limit of the whole job in seconds, loading included; `None` takes the executor's.
         memory_mb (`int`, *optional*):
             Limit of the program's address space in MiB; `None` takes the executor's.
+        test_timeout (`float`, *optional*):
+            Wall-clock limit of each test in seconds, within that of the job; `None` takes the executor's.
     """
 
     code: str
@@ -64,6 +66,7 @@ class Job:
     entry_point: str | None = None
     timeout: float | None = None
     memory_mb: int | None = None
+    test_timeout: float | None = None
 
     def __post_init__(self):
         if isinstance(self.tests, list):
@@ -152,6 +155,7 @@ def plan(job: Job) -> Plan:
     if job.entry_point is not None and not (isinstance(job.entry_point, str) and job.entry_point.isidentifier()):
         raise ValueError(f"entry_point={job.entry_point!r} is not a Python name; 'add' would be one")
     check_limit("timeout", job.timeout, optional=True)
+    check_limit("test_timeout", job.test_timeout, optional=True)
     check_count("memory_mb", job.memory_mb, least=LEAST_MEMORY_MB, optional=True)
     if job.test_format not in TEST_FORMATS:
         raise ValueError(f"test_format={job.test_format!r} is not one of {', '.join(TEST_FORMATS)}")

@@ -11,6 +11,7 @@ from typing import Any
 
 
 MOST_TESTS = 50  # up to which a contest's generated tests join its public and private ones, all of which count
+MOST_SECONDS = 120.0  # for all tests of a contest's problem together: no program holds a worker any longer
 _PYTHON3 = 3  # language number in CodeContests
 
 
@@ -88,6 +89,8 @@ def _code_contests(row: Mapping[str, Any]) -> dict[str, Any]:
     ]
     limit = row.get("time_limit") or {}
     seconds = (limit.get("seconds") or 0) + (limit.get("nanos") or 0) / 1e9
+    # Limits hold for one test and the C++ that they are meant for: Python is given more time
+    test_timeout = max(5.0, 5.0 * seconds) if seconds else None
     return {
         "task_id": f"code_contests/{row['name']}",
         "prompt": f"{row['description'].strip()}\n\nRead from standard input and write to standard output.",
@@ -95,8 +98,8 @@ def _code_contests(row: Mapping[str, Any]) -> dict[str, Any]:
         "test": tests,
         "test_format": "stdio",
         "canonical_solution": in_python[0] if in_python else "",
-        # Python is given more time than the C++ that the limit is meant for
-        "timeout": max(10.0, 5.0 * seconds) if seconds else None,
+        "test_timeout": test_timeout,
+        "timeout": min(test_timeout * len(tests), MOST_SECONDS) if test_timeout else None,
     }
 
 

@@ -94,6 +94,7 @@ def test_numpy_starts_no_threads():
         ({"tests": "x = 1", "test_format": "unittest"}, "test method"),
         ({"timeout": 0}, "timeout=0"),
         ({"timeout": float("nan")}, "timeout=nan"),
+        ({"test_timeout": 0}, "test_timeout=0"),
         ({"memory_mb": -1}, "memory_mb=-1"),
         ({"memory_mb": 512.0}, "memory_mb=512.0"),
         ({"memory_mb": 63}, "at least 64"),

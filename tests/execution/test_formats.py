@@ -239,6 +239,16 @@ def test_time_limits_per_test():
             assert 0.25 < verdict.tests[1].seconds < 0.8
 
 
+def test_time_limits_per_test_of_a_job(executor):
+    code = "import time\ndef f(x):\n    time.sleep(max(0, -x))\n    return x"
+    tests = [f"assert f({x}) == {x}" for x in (1, -9, 2)]
+    jobs = [Job(code=code, tests=tests, test_timeout=0.3), Job(code=code, tests=["x = f", *tests], test_timeout=0.3)]
+    script = code + "\nprint(f(int(input())))"
+    jobs.append(Job(script, [("1", "1"), ("-9", "-9"), ("2", "2")], test_format="stdio", test_timeout=0.3))
+    for verdict in executor.run(jobs):
+        assert statuses(verdict)[-3:] == ["passed", "timeout", "passed"]
+        assert 0.25 < verdict.tests[-2].seconds < 0.8
+
 
 def test_tests_after_a_death_run_in_a_fresh_process(executor):
     code = "import os\nseen = []\ndef f(x):\n    seen.append(x)\n    if x == 2: os._exit(0)\n    return len(seen)"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from marcog_trl.agents import solution_job
 from marcog_trl.execution import CodeExecutor
 from marcog_trl.problems import load_problems, make_job
 
@@ -151,13 +152,19 @@ def test_code_contests(tmp_path):
     first, second = load_problems(write(tmp_path / "set.jsonl", rows))
     assert first["task_id"] == "code_contests/1_A" and first["test_format"] == "stdio" and first["difficulty"] == 7
     assert len(first["test"]) == 50 and first["test"][1] == ["2\n", "4\n"]
-    assert first["timeout"] == 17.5 and second["timeout"] is None
-    job = make_job(first, first["canonical_solution"])
-    assert job.timeout == 17.5 and make_job(first, "x", timeout=1.0).timeout == 1.0
-    assert make_job(second, "x").timeout is None
+    # Five times the limit for each of 50 tests, but two minutes at most for all of them
+    assert (first["test_timeout"], first["timeout"]) == (17.5, 120.0)
+    assert (second["test_timeout"], second["timeout"]) == (None, None)
+    job = solution_job(first, first["canonical_solution"])
+    assert (job.test_timeout, job.timeout) == (17.5, 120.0) and make_job(first, "x", timeout=1.0).timeout == 1.0
+    job_without = solution_job(second, "x")
+    assert (job_without.test_timeout, job_without.timeout) == (None, None)
     with CodeExecutor(num_workers=1, isolation="best_effort") as executor:
         (verdict,) = executor.run([job])
     assert verdict.status == "passed" and verdict.total == 50
+    few = {**rows[0], "generated_tests": none, "time_limit": {"seconds": 0, "nanos": 500000000}}
+    (few,) = load_problems(write(tmp_path / "few.jsonl", [few]))
+    assert (few["test_timeout"], few["timeout"]) == (5.0, 10.0)
 
 
 @pytest.mark.parametrize(
