@@ -45,12 +45,13 @@ def train(trainer_class, config_class, reward_funcs=None, argv=None, recipe=None
             eval_dataset=script_args.eval_split(test_dataset) if training_args.eval_strategy != "no" else None,
             peft_config=get_peft_config(model_args),
         )
+        isolation = trainer.executor.isolation
     except (ValueError, PushError) as error:
         sys.exit(f"error: {' '.join(str(error).split())}")
     except OSError as error:  # a model that is not there
         sys.exit(f"error: while loading {name!r}: {' '.join(str(error).split())}")
     accelerator = trainer.accelerator
-    accelerator.print(f"Code execution: {trainer.executor.isolation}")
+    accelerator.print(f"Code execution: {isolation}")
 
     results = {}
     if script_args.num_samples:

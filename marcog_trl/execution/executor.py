@@ -385,7 +385,7 @@ class CodeExecutor:
 
     Raises:
         ValueError: If an argument is out of range.
-        RuntimeError: If `isolation="strict"` is not possible here.
+        IsolationError: If `isolation="strict"` is not possible here: a `RuntimeError`, and a `ValueError` too.
 
     Example:
 

@@ -19,6 +19,10 @@ _SECCOMP_GET_ACTION_AVAIL = 2
 _SECCOMP_RET_ERRNO = 0x00050000
 
 
+class IsolationError(RuntimeError, ValueError):
+    """`isolation="strict"` is not possible here: a matter of the machine, and a setting that does not fit it."""
+
+
 @dataclass(frozen=True)
 class Isolation:
     """
@@ -80,7 +84,7 @@ def resolve(level: IsolationLevel) -> Isolation:
 
     Raises:
         ValueError: If the level is unknown.
-        RuntimeError: If the level is `"strict"` and the kernel lacks Landlock or seccomp.
+        IsolationError: If the level is `"strict"` and the kernel lacks Landlock or seccomp.
     """
     if level not in ISOLATION_LEVELS:
         raise ValueError(f"isolation={level!r} is not one of {', '.join(ISOLATION_LEVELS)}")
@@ -88,7 +92,7 @@ def resolve(level: IsolationLevel) -> Isolation:
         return Isolation(level="none", landlock_abi=0, seccomp=False, limits=True)
     abi, seccomp = probe()
     if level == "strict" and not (abi and seccomp):
-        raise RuntimeError(refusal(abi, seccomp))
+        raise IsolationError(refusal(abi, seccomp))
     return Isolation(level=level, landlock_abi=abi, seccomp=seccomp, limits=True)
 
 

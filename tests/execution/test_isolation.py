@@ -27,8 +27,9 @@ def test_the_tier_is_told():
 )
 def test_strict_refuses_and_says_what_is_missing(monkeypatch, found, missing):
     monkeypatch.setattr(isolation, "probe", lambda: found)
-    with pytest.raises(RuntimeError, match=f"missing {missing}.*best_effort"):
+    with pytest.raises(RuntimeError, match=f"missing {missing}.*best_effort") as refused:
         CodeExecutor(isolation="strict")
+    assert isinstance(refused.value, ValueError)  # what commands say in one line
     with pytest.warns(UserWarning, match="incomplete confinement"):
         assert CodeExecutor(isolation="best_effort").isolation.tier != "confined"
 

@@ -1,5 +1,6 @@
 """The recipes' command line."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -7,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from marcog_trl import MultiAgentGRPOConfig, MultiAgentPPOConfig, SHPPOConfig, load_problems
+from marcog_trl import MultiAgentGRPOConfig, MultiAgentPPOConfig, MultiAgentPPOTrainer, SHPPOConfig, load_problems
+from marcog_trl.execution import isolation
 from marcog_trl.trainers import launch
 from marcog_trl.trainers.launch import Recipe, TeamArguments, parse, set_max_steps
 
@@ -267,6 +269,24 @@ class TestRecipe:
         assert ended.returncode == 1 and ended.stderr.splitlines()[-1].startswith("error: ")
         assert message in ended.stderr.splitlines()[-1] and "Traceback" not in ended.stderr
         assert not list(tmp_path.iterdir())
+
+
+class TestTrain:
+    """What `train` of the recipes does before training."""
+
+    @pytest.fixture
+    def train(self, default, tmp_path, monkeypatch):
+        """`train(trainer class, *flags)`: the recipe of MultiAgentPPO with this trainer."""
+        monkeypatch.syspath_prepend(RECIPES)
+        train_ppo = importlib.import_module("train_ppo")
+        flags = ["--dataset_train_split", "train[:2]", "--dataset_test_split", "test[:2]", "--report_to", "none"]
+        flags += ["--output_dir", str(tmp_path / "out")]
+        return lambda trainer_class, *argv: train_ppo.train(trainer_class, MultiAgentPPOConfig, argv=[*flags, *argv])
+
+    def test_confinement_that_is_not_possible_is_one_line(self, train, tiny_model, monkeypatch):
+        monkeypatch.setattr(isolation, "probe", lambda: (0, True))
+        with pytest.raises(SystemExit, match="error: isolation='strict' is not possible here: missing Landlock"):
+            train(MultiAgentPPOTrainer, "--model_name_or_path", tiny_model)
 
 
 class TestSplits:
