@@ -31,30 +31,33 @@ def read_problem(source: str, tests: str | None = None) -> dict[str, Any]:
         `dict`: `prompt`, `entry_point`, and, if there are tests, `test`, `test_format` and `setup`.
 
     Raises:
-        ValueError: If the file is not Python, defines nothing to write, or has tests although others are given.
+        ValueError: If problem or tests are not Python, or the problem defines nothing to write, or has tests although others
+            are given.
     """
-    try:
-        body = ast.parse(source).body
-    except SyntaxError as error:
-        raise ValueError(
-            f"the problem is not Python: {error}; 'def f(x):' with a docstring in the next line works"
-        ) from None
+    body = _parse(source, "the problem is", "'def f(x):' with a docstring in the next line works")
     asked = [node for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
     if not asked:
         raise ValueError("the problem defines no function; 'def f(x):' with a docstring in the next line works")
     end = asked[-1].end_lineno or 0
     lines = source.splitlines(keepends=True)
-    below = "".join(lines[end:])
+    below = "".join(lines[end:]) if body[-1] is not asked[-1] else ""  # a comment is no test
     problem: dict[str, Any] = {"prompt": "".join(lines[:end]).rstrip() + "\n", "entry_point": asked[-1].name}
     if below.strip() and tests is not None:
         raise ValueError("the problem has tests after its function, and --tests has others; one of them works")
     tests = tests if tests is not None else below
-    if tests.strip():
+    if _parse(tests, "the tests are", "'assert f(1) == 2' works"):
         kind = guess_format(tests)
         problem |= {"test": split_asserts(tests) if kind == "asserts" else tests, "test_format": kind}
         first_line = min([asked[-1].lineno, *(decorator.lineno for decorator in asked[-1].decorator_list)])
         problem["setup"] = "".join(lines[: first_line - 1])
     return problem
+
+
+def _parse(source: str, what: str, works: str) -> list[ast.stmt]:
+    try:
+        return ast.parse(source).body
+    except SyntaxError as error:
+        raise ValueError(f"{what} not Python: {error}; {works}") from None
 
 
 def solve(args: argparse.Namespace) -> int:

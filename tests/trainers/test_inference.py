@@ -8,6 +8,7 @@ import teams
 
 from marcog_trl import MultiAgentPPOTrainer, SHPPOTrainer, Team
 from marcog_trl.__main__ import main, read_problem
+from marcog_trl.execution import isolation
 
 
 TESTED = teams.dataset(2, test=[["assert f"]] * 2, test_format=["asserts"] * 2, entry_point=["f"] * 2)
@@ -241,11 +242,17 @@ class TestCommandLine:
         problem = read_problem(stub, "def check(candidate):\n    assert candidate(0) == 0\n")
         assert problem["test_format"] == "check"
 
+    @pytest.mark.parametrize("tests", [None, "# later\n", "assert f(1) == 2"])
+    def test_a_comment_is_no_test(self, tests):
+        problem = read_problem("def f(x):\n    '''Twice x.'''\n\n\n# assert f(1) == 2\n", tests)
+        assert problem.get("test") == (["assert f(1) == 2"] if tests and "assert" in tests else None)
+
     @pytest.mark.parametrize(
         ("source", "tests", "message"),
         [
             ("def f(x:", None, "the problem is not Python"),
             ("x = 1", None, "the problem defines no function"),
+            ("def f(x): ...", "assert f(2", "the tests are not Python"),
             ("def f(x): ...\nassert f(1)", "assert f(2)", "has tests after its function, and --tests has others"),
         ],
     )
@@ -272,3 +279,12 @@ class TestCommandLine:
             main(["solve", "--team", str(tmp_path), "--problem", str(tmp_path / "p.py")])
         assert stopped.value.code == 2
         assert capsys.readouterr().err.startswith("error: ")
+
+    def test_confinement_that_is_not_possible_is_one_line(self, saved, tmp_path, capsys, monkeypatch):
+        monkeypatch.setattr(isolation, "probe", lambda: (0, True))
+        (tmp_path / "p.py").write_text("def f(x):\n    '''Twice x.'''\n\n\nassert f(1) == 2\n")
+        with pytest.raises(SystemExit) as stopped:
+            main(["solve", "--team", str(saved("collaboration")), "--problem", str(tmp_path / "p.py")])
+        assert stopped.value.code == 2
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert error.startswith("error: isolation='strict' is not possible here: missing Landlock")
