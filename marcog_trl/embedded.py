@@ -15,9 +15,11 @@ import os
 import random
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
+import warnings
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -98,7 +100,7 @@ def build_default_model(seed: int = 0, cache_dir: str | os.PathLike | None = Non
     Args:
         seed (`int`, *optional*, defaults to `0`): Seed of the model.
         cache_dir (`str`, *optional*): Folder of built models; by default `MARCOG_TRL_CACHE` of the environment, or
-            `~/.cache/marcog_trl`.
+            `~/.cache/marcog_trl`, or, where that cannot be written, a folder of the user's own for temporary files.
         **recipe: Other fields of [`Recipe`].
 
     Returns:
@@ -106,10 +108,16 @@ def build_default_model(seed: int = 0, cache_dir: str | os.PathLike | None = Non
 
     Raises:
         RuntimeError: If the build failed; its own output says why.
+        OSError: If the folder cannot be written.
     """
     plan = Recipe(seed=seed, **recipe)
-    cache = Path(cache_dir or os.environ.get("MARCOG_TRL_CACHE") or Path.home() / ".cache" / "marcog_trl").absolute()
-    cache.mkdir(parents=True, exist_ok=True)
+    cache = Path(cache_dir or os.environ.get("MARCOG_TRL_CACHE") or _own_cache()).absolute()
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(
+            f"no folder for the embedded default model: {error}; MARCOG_TRL_CACHE=/a/folder/of/yours works"
+        ) from error
     target = cache / f"builtin-{seed}-{_key(plan)}"
     with FileLock(f"{target}.lock"):
         if not target.is_dir():
@@ -123,6 +131,31 @@ def build_default_model(seed: int = 0, cache_dir: str | os.PathLike | None = Non
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
     return str(target)
+
+
+def _own_cache() -> Path:
+    """The folder in the user's home, or, where that cannot be written, one among temporary files that is nobody else's."""
+    try:
+        folder = Path.home() / ".cache" / "marcog_trl"
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK | os.X_OK):
+            return folder
+        cause = f"{folder} cannot be written"
+    except (OSError, RuntimeError) as error:  # the latter where no home is known
+        cause = str(error)
+    folder = Path(tempfile.gettempdir()) / f"marcog_trl-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PermissionError(
+            f"no folder for the embedded default model: {cause}, and others may write to {folder}; "
+            "MARCOG_TRL_CACHE=/a/folder/of/yours works"
+        )
+    warnings.warn(
+        f"the embedded default model is kept in {folder}, for {cause}; MARCOG_TRL_CACHE names another folder",
+        stacklevel=3,
+    )
+    return folder
 
 
 def load_default_model(

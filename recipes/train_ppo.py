@@ -28,7 +28,7 @@ TEAM = {"workflow": "collaboration"}
 
 
 def train(trainer_class, config_class, reward_funcs=None, argv=None, recipe=None):
-    name = None
+    name = ""
     try:
         recipe = recipe or Recipe(defaults=TEAM)
         recipe = replace(recipe, defaults={"write_report": True, **recipe.defaults})
@@ -48,8 +48,8 @@ def train(trainer_class, config_class, reward_funcs=None, argv=None, recipe=None
         isolation = trainer.executor.isolation
     except (ValueError, PushError) as error:
         sys.exit(f"error: {' '.join(str(error).split())}")
-    except OSError as error:  # a model that is not there
-        sys.exit(f"error: while loading {name!r}: {' '.join(str(error).split())}")
+    except OSError as error:  # a model that is not there, or no folder for the embedded one
+        sys.exit(f"error: {name and f'while loading {name!r}: '}{' '.join(str(error).split())}")
     accelerator = trainer.accelerator
     accelerator.print(f"Code execution: {isolation}")
 

@@ -288,6 +288,14 @@ class TestTrain:
         with pytest.raises(SystemExit, match="error: isolation='strict' is not possible here: missing Landlock"):
             train(MultiAgentPPOTrainer, "--model_name_or_path", tiny_model)
 
+    def test_what_is_not_there_is_one_line(self, train, monkeypatch):
+        with pytest.raises(SystemExit, match=r"^error: while loading '/nowhere': "):
+            train(MultiAgentPPOTrainer, "--model_name_or_path", "/nowhere")
+        monkeypatch.setenv("MARCOG_TRL_CACHE", "/proc/nowhere")
+        with pytest.raises(SystemExit, match="'/proc/nowhere'; MARCOG_TRL_CACHE=/a/folder/of/yours works") as ended:
+            train(MultiAgentPPOTrainer)
+        assert str(ended.value).startswith("error: no folder for the embedded default model")
+
 
 class TestSplits:
     def test_training_problems_are_not_held_out(self):
