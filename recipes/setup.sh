@@ -13,10 +13,16 @@ if [ -z "$marcog_python" ]; then
     echo "marcog_trl needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2
     exit 1
 fi
-marcog_stamp=".venv/.installed-$1-$(cat pyproject.toml recipes/constraints.txt | cksum | cut -d' ' -f1)"
+# An environment knows the folder in which it was made, so a checkout that is copied or moved needs another
+marcog_sum="$({ pwd -P; cat pyproject.toml recipes/constraints.txt; } | cksum | cut -d' ' -f1)"
+marcog_stamp=".venv/.installed-$1-$marcog_sum"
 if [ ! -f "$marcog_stamp" ]; then
     echo "Setting up .venv with $("$marcog_python" --version) ..."
-    "$marcog_python" -m venv .venv
+    marcog_clear=
+    if compgen -G ".venv/.installed-*" >/dev/null && ! compgen -G ".venv/.installed-*-$marcog_sum" >/dev/null; then
+        marcog_clear=--clear
+    fi
+    "$marcog_python" -m venv $marcog_clear .venv
     # torch first and pinned, so that no other requirement pulls another build of it
     .venv/bin/python -m pip install -q --disable-pip-version-check "$(grep '^torch==' recipes/constraints.txt)"
     .venv/bin/python -m pip install -q --disable-pip-version-check -c recipes/constraints.txt -e ".[$1]"

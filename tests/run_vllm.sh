@@ -3,7 +3,8 @@
 # tests/run.sh does not need it: vLLM for CPUs wants an older transformers.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-stamp=".venv-vllm/.installed-$(cat pyproject.toml recipes/constraints-vllm.txt | cksum | cut -d' ' -f1)"
+# With the folder: an environment that was copied or moved with its checkout runs another one's programs
+stamp=".venv-vllm/.installed-$({ pwd -P; cat pyproject.toml recipes/constraints-vllm.txt; } | cksum | cut -d' ' -f1)"
 if [ ! -f "$stamp" ]; then
     python="${PYTHON:-python3}"
     echo "Setting up .venv-vllm with $("$python" --version) ..."
