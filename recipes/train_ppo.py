@@ -15,7 +15,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from trl import get_peft_config
+from trl import get_peft_config, get_quantization_config
 
 from marcog_trl import MultiAgentPPOConfig, MultiAgentPPOTrainer, evaluate_team
 from marcog_trl.trainers.export import PushError
@@ -43,10 +43,11 @@ def train(trainer_class, config_class, reward_funcs=None, argv=None, recipe=None
             args=training_args,
             train_dataset=train_dataset,
             eval_dataset=script_args.eval_split(test_dataset) if training_args.eval_strategy != "no" else None,
+            quantization_config=get_quantization_config(model_args),
             peft_config=get_peft_config(model_args),
         )
         isolation = trainer.executor.isolation
-    except (ValueError, PushError) as error:
+    except (ValueError, ImportError, PushError) as error:  # ImportError: what a way of loading the model takes
         sys.exit(f"error: {' '.join(str(error).split())}")
     except OSError as error:  # a model that is not there, or no folder for the embedded one
         sys.exit(f"error: {name and f'while loading {name!r}: '}{' '.join(str(error).split())}")

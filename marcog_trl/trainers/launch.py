@@ -40,6 +40,16 @@ from marcog_trl.workflows import make_workflow
 
 MODEL_ALIASES = {"qwen": "Qwen/Qwen2.5-Coder-0.5B-Instruct"}
 BARE = object()  # the value of a flag that has none
+# Fields of TRL's classes without effect on a team: the one value that agrees, and what there is in place of others
+_WITHOUT_EFFECT: dict[str, tuple[Any, str]] = {
+    "dataset_config": (None, "a file of the problems, as in --dataset_name problems.jsonl, works"),
+    "dataset_streaming": (
+        False,
+        "problems are held in memory; a slice, as in --dataset_train_split 'train[:1000]', works",
+    ),
+    "ignore_bias_buffers": (False, "models have no such buffers; False works"),
+    "use_peft": (True, "a team trains an adapter; True works"),
+}
 _LENGTHS = {"num_train_epochs", "max_steps", "num_steps"}
 
 
@@ -172,11 +182,13 @@ def parse(
         recipe ([`Recipe`], *optional*): What the recipe settles.
 
     Returns:
-        `tuple`: [`TeamArguments`], the trainer's configuration, and [`~trl.ModelConfig`].
+        `tuple`: [`TeamArguments`], the trainer's configuration, and [`~trl.ModelConfig`], whose type, revision and attention
+        are in the configuration's `model_init_kwargs`, unless these name others.
 
     Raises:
-        ValueError: If a flag, or a key of `--override` or of the file, is unknown; it names the nearest one. Fields that
-            only another trainer of the family has, and sections of other algorithms, are left aside in a file.
+        ValueError: If a field has a value that teams have no use for. If a flag, or a key of `--override` or of the file, is
+            unknown; it names the nearest one. Fields that only another trainer of the family has, and sections of other
+            algorithms, are left aside in a file.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     recipe = recipe or Recipe()
@@ -210,12 +222,25 @@ def parse(
     for pair in script.dataset_columns:
         if "=" not in pair:
             raise ValueError(f"dataset_columns={pair!r} has no '='; prompt=question works")
+    for name, (agrees, instead) in _WITHOUT_EFFECT.items():
+        value = getattr(model if hasattr(model, name) else script, name)
+        if value != agrees:
+            raise ValueError(f"{name}={value!r} is not supported: {instead}")
+    if model.load_in_4bit and model.dtype == "auto":
+        raise ValueError("dtype='auto' is none to compute in with load_in_4bit=True; dtype='bfloat16' works")
     model.model_name_or_path = MODEL_ALIASES.get(model.model_name_or_path, model.model_name_or_path)
     if model.model_name_or_path == MODEL_NAME:
         with args.main_process_first(desc="build the embedded default model"):
             model.model_name_or_path = build_default_model()
-    if args.model_init_kwargs is None and model.dtype not in (None, "auto"):
-        args.model_init_kwargs = {"dtype": model.dtype}
+    loading = {
+        "dtype": model.dtype,
+        "revision": model.model_revision,
+        "attn_implementation": model.attn_implementation,
+    }
+    args.model_init_kwargs = {
+        **{name: value for name, value in loading.items() if value is not None},
+        **cast(dict, args.model_init_kwargs or {}),
+    }
     return script, args, model
 
 

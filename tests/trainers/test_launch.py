@@ -1,12 +1,15 @@
 """The recipes' command line."""
 
-import importlib
+import importlib.util
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
+from trl import ModelConfig
 
 from marcog_trl import MultiAgentGRPOConfig, MultiAgentPPOConfig, MultiAgentPPOTrainer, SHPPOConfig, load_problems
 from marcog_trl.execution import isolation
@@ -74,11 +77,28 @@ class TestParse:
             (["--config", "nowhere.yaml"], "the file nowhere.yaml of --config cannot be read: .*No such file"),
             (["--num_epochs", "0"], "num_train_epochs=0.0 trains on no problem; 1 works"),
             (["--model_name_or_path", "m", "--dataset_columns", "prompt"], "dataset_columns='prompt' has no '='"),
+            (["--dataset_config", "full"], "dataset_config='full' is not supported: .* --dataset_name problems.jsonl"),
+            (["--dataset_streaming", "true"], "dataset_streaming=True is not supported: .*'train.:1000.', works"),
+            (["--ignore_bias_buffers"], "ignore_bias_buffers=True is not supported: .*; False works"),
+            (["--no_use_peft"], "use_peft=False is not supported: a team trains an adapter; True works"),
+            (["--load_in_4bit", "--load_in_8bit"], "8 bit and 4 bit precision at the same time"),
+            (["--load_in_4bit", "--dtype", "auto"], "dtype='auto' .* with load_in_4bit=True; dtype='bfloat16' works"),
         ],
     )
     def test_mistakes_are_named(self, default, argv, message):
         with pytest.raises(ValueError, match=message):
             parse(MultiAgentPPOConfig, default, argv)
+
+    def test_flags_of_the_model_say_how_it_is_loaded(self, default):
+        def loading(*argv):
+            return parse(MultiAgentPPOConfig, default, ["--model_name_or_path", "m", *argv])[1].model_init_kwargs
+
+        assert loading() == {"dtype": "float32", "revision": "main"}
+        argv = ["--dtype", "auto", "--model_revision", "abc123", "--attn_implementation", "sdpa"]
+        given = {"dtype": "auto", "revision": "abc123", "attn_implementation": "sdpa"}
+        assert loading(*argv) == given
+        more = ["--model_init_kwargs", '{"low_cpu_mem_usage": true, "revision": "def456"}']
+        assert loading(*argv, *more) == {**given, "low_cpu_mem_usage": True, "revision": "def456"}
 
     @pytest.mark.parametrize("config_class", [MultiAgentGRPOConfig, MultiAgentPPOConfig, SHPPOConfig])
     def test_the_files_of_the_recipes_serve_every_trainer(self, config_class, monkeypatch):
@@ -154,7 +174,8 @@ class TestSections:
 
     def test_a_file_of_comlrl_trains_what_it_says(self, default, theirs):
         script, args, model = parse(MultiAgentGRPOConfig, default, theirs, MAGRPO)
-        assert (model.model_name_or_path, args.model_init_kwargs) == ("Qwen/Qwen2.5-Coder-3B", {"dtype": "bfloat16"})
+        assert model.model_name_or_path == "Qwen/Qwen2.5-Coder-3B"
+        assert args.model_init_kwargs == {"dtype": "bfloat16", "revision": "main"}
         assert (script.dataset_name, script.dataset_train_split) == ("humaneval", "test[33:163]")
         assert (script.dataset_test_split, script.reward) == ("test[:32]", ["collaboration_reward"])
         assert (script.eval_problems, script.save_final_model, args.output_dir) == (3, False, "out")
@@ -287,6 +308,51 @@ class TestTrain:
         monkeypatch.setattr(isolation, "probe", lambda: (0, True))
         with pytest.raises(SystemExit, match="error: isolation='strict' is not possible here: missing Landlock"):
             train(MultiAgentPPOTrainer, "--model_name_or_path", tiny_model)
+
+    @pytest.mark.parametrize("bits", [4, 8])
+    def test_a_base_in_few_bits(self, train, tiny_model, bits):
+        Stop = type("Stop", (BaseException,), {})
+
+        class Trainer(MultiAgentPPOTrainer):
+            def __init__(self, **kwargs):
+                super().__init__(**kwargs)
+                raise Stop(self)
+
+        pytest.importorskip("bitsandbytes")
+        flags = ["--model_name_or_path", tiny_model, "--workflow", "collaboration", "--isolation", "best_effort"]
+        with pytest.raises(Stop) as stopped:
+            train(Trainer, *flags, f"--load_in_{bits}bit", "--attn_implementation", "eager")
+        config = stopped.value.args[0].model.get_base_model().config
+        assert getattr(config.quantization_config, f"load_in_{bits}bit") and config._attn_implementation == "eager"
+
+    def test_what_is_not_installed_is_one_line(self, train, tiny_model):
+        if importlib.util.find_spec("flash_attn"):
+            pytest.skip("it is installed")
+        flags = ["--model_name_or_path", tiny_model, "--workflow", "collaboration"]
+        with pytest.raises(SystemExit, match=r"^error: .*Flash"):
+            train(MultiAgentPPOTrainer, *flags, "--attn_implementation", "flash_attention_2")
+
+    def test_every_flag_is_used_or_refused(self, train, monkeypatch):
+        """After the command line has been read, something looks at each field."""
+        read: set[str] = set()
+
+        def note(thing, name):
+            read.add(name)
+            return object.__getattribute__(thing, name)
+
+        def construct(*args):
+            made = _construct(*args)
+            for cls in (TeamArguments, ModelConfig):
+                monkeypatch.setattr(cls, "__getattribute__", note)
+            return made
+
+        _construct = launch._construct
+        monkeypatch.setattr(launch, "_construct", construct)
+        for name in ("evaluate_team", "write_results", "plot_curves", "print_table"):
+            monkeypatch.setattr(sys.modules["train_ppo"], name, MagicMock())
+        for flags in ([], ["--load_in_4bit", "--dataset_test_split", "train[:2]", "--allow_overlap"]):
+            train(MagicMock(), "--model_name_or_path", "m", "--eval_strategy", "steps", *flags)
+        assert {f.name for cls in (TeamArguments, ModelConfig) for f in fields(cls)} <= read
 
     def test_what_is_not_there_is_one_line(self, train, monkeypatch):
         with pytest.raises(SystemExit, match=r"^error: while loading '/nowhere': "):
