@@ -150,6 +150,10 @@ def normalise(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n").strip("\n").rstrip()
 
 
+_STARTS = ("@", "#", "(", "[", "{", "*", '"', "'")
+"""What code may start with, besides a name."""
+
+
 def _is_wanted(code: str, entry_point: str | None) -> bool:
     return defines(code, entry_point) if entry_point is not None else bool(code)
 
@@ -199,7 +203,7 @@ def _longest(text: str, entry_point: str | None) -> str:
     start = 0
     while start < len(lines):
         end = start
-        if lines[start][:1].isidentifier() or lines[start][:1] in ("@", "#"):
+        if lines[start][:1].isidentifier() or lines[start].startswith(_STARTS):
             end = longest_end(lines, start, len(lines), budget)
         if end > start:
             piece = "\n".join(lines[start:end])
@@ -226,13 +230,21 @@ def longest_end(lines: list[str], start: int, end: int, budget: list[int]) -> in
 
 def _tidy(code: str, tree: ast.Module) -> str:
     """Drop prose that happens to parse ("Sure", "Note: this"): names that would be looked up at load, to no use."""
-    prose = [
-        node
-        for node in tree.body
-        if (isinstance(node, ast.Expr) and not isinstance(node.value, ast.Call | ast.Constant | ast.Await))
-        or (isinstance(node, ast.AnnAssign) and node.value is None)
-    ]
+    prose = [node for node in tree.body if _is_prose(node)]
+    kept = [node for node in tree.body if node not in prose]
+    if all(isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) for node in kept):
+        return ""  # quoted, or what a program prints
     return _without(code, tree, prose).strip("\n").rstrip()
+
+
+def _is_prose(node: ast.stmt) -> bool:
+    """Whether a statement of the top level can have no effect; a docstring is left where it is."""
+    if isinstance(node, ast.AnnAssign):
+        return node.value is None
+    if not isinstance(node, ast.Expr) or isinstance(node.value, ast.Constant):
+        return False
+    acts = (ast.Call, ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
+    return not any(isinstance(leaf, acts) for leaf in ast.walk(node))
 
 
 def _without(code: str, tree: ast.Module, nodes: Sequence[ast.stmt]) -> str:

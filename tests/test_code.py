@@ -139,6 +139,35 @@ def test_extraction_cases(text, name, expected):
     assert extract_code(text, name) == expected
 
 
+SCRIPTS = [  # for standard input: nothing is defined, and every line counts
+    "*a, = map(int, input().split())\nprint(sum(a))",
+    "(n, m) = map(int, input().split())\nprint(n + m)",
+    "[n, m] = map(int, input().split())\nprint(n + m)",
+    '"""Adds up."""\nn, m = map(int, input().split())\nprint(n + m)',
+    "n, m = map(int, input().split())\nprint(n + m) if n < m else print(m + n)",
+    "t = int(input())\n[print(sum(map(int, input().split()))) for _ in range(t)]",
+    "n = int(input())\nn > 3 and print(n)",
+    "(n := int(input()))\nprint(n)",
+]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize(
+    "form", ["{}", "```python\n{}\n```", "Here:\n```\n{}\n```\nDone.", "Here it is:\n\n{}", "```\n{}\nfor i in ra("]
+)
+def test_scripts_come_out_complete(script, form):
+    text = form.format(script)
+    assert extract_code(text, None, "Read numbers.") == script
+    assert extract_code(script, None, "Read numbers.") == script
+
+
+def test_prose_and_printed_values_are_no_script():
+    prose = "Sure\n(see below)\n- sorted(x)\n* one, two\n[this]\n'Quoted.'\n{n}"
+    output = "```\n3\n```\n```\n[1, 2]\n```\n```\n'yes'\n```\n```\n# Output: 3\n```"
+    assert extract_code(prose) == extract_code(output) == extract_code(f"{prose}\n{output}") == ""
+    assert extract_code(f"{prose}\n```\nprint(3)\n```\n{output}") == "print(3)"
+
+
 def test_another_function_is_no_body():
     stub = 'def f(x):\n    """Doc."""\n'
     for text in ("def g(x):\n    return x", "def g(x):\n    return x\n\ndef h(", "Sorry."):
