@@ -52,8 +52,8 @@ def extract_code(text: str, entry_point: str | None = None, prompt: str | None =
 
     A text that is code as a whole is taken as it is. Otherwise the last complete fenced block that defines `entry_point`
     counts, else the longest parsable piece that does, else the text continues `prompt` (a function body), else the longest
-    parsable piece. Imports and helpers of `prompt` that the code lacks are put before it. Extracting twice is extracting
-    once.
+    parsable piece. A function without a body counts only where no other is. Imports and helpers of `prompt` that the code
+    lacks are put before it. Extracting twice is extracting once.
 
     Args:
         text (`str`): Completion.
@@ -65,12 +65,12 @@ def extract_code(text: str, entry_point: str | None = None, prompt: str | None =
     """
     text = normalise(text)
     pieces: list[str] = []
-    code = None
     for piece in _candidates(text, entry_point):
-        if _is_wanted(piece, entry_point):
-            code = piece
-            break
         pieces.append(piece)
+        if _rank(piece, entry_point) == 2:
+            break
+    best = max(pieces, key=lambda piece: _rank(piece, entry_point))
+    code = best if _rank(best, entry_point) else None
     if code is None and prompt is not None and entry_point is not None:
         code = _continue(normalise(prompt), text, entry_point)
     if code is None:
@@ -95,11 +95,11 @@ def syntax_error(text: str, entry_point: str | None = None, prompt: str | None =
     blocks, tail = fences(text)
     candidates = [*reversed(blocks), *([] if tail is None else [tail]), text]
     # The block that was meant: one that defines the entry point, else the last, be it broken.
-    block = next((c for c in candidates if _is_wanted(_longest(c, entry_point), entry_point)), candidates[0])
+    block = max(candidates, key=lambda c: _rank(_longest(c, entry_point), entry_point))
     error = parse_or_error(block)[1]
     if error is None:
         return None
-    if prompt is not None and entry_point is not None and not _is_wanted(_longest(block, entry_point), entry_point):
+    if prompt is not None and entry_point is not None and not _rank(_longest(block, entry_point), entry_point):
         if _continue(normalise(prompt), text, entry_point) is not None:
             return None
     lines = block.split("\n")
@@ -146,16 +146,21 @@ def combine(*sources: str) -> str:
 
 
 def normalise(text: str) -> str:
-    """The text with Unix line ends, and without blank lines around it."""
-    return text.replace("\r\n", "\n").replace("\r", "\n").strip("\n").rstrip()
+    """The text with Unix line ends, without byte order marks before lines, and without blank lines around it."""
+    text = f"\n{text}".replace("\r\n", "\n").replace("\r", "\n").replace("\n\ufeff", "\n")
+    return text.strip("\n").rstrip()
 
 
 _STARTS = ("@", "#", "(", "[", "{", "*", '"', "'")
 """What code may start with, besides a name."""
 
 
-def _is_wanted(code: str, entry_point: str | None) -> bool:
-    return defines(code, entry_point) if entry_point is not None else bool(code)
+def _rank(code: str, entry_point: str | None) -> int:
+    """0 if code is not what was asked for, 1 if it is a stub of it, 2 if it is more."""
+    if entry_point is None:
+        return 2 if code else 0
+    found = find(parse(code), entry_point)
+    return 0 if found is None else 1 if is_stub(found) else 2
 
 
 def _candidates(text: str, entry_point: str | None) -> Iterator[str]:
@@ -173,8 +178,9 @@ def _candidates(text: str, entry_point: str | None) -> Iterator[str]:
 
 
 def fences(text: str) -> tuple[list[str], str | None]:
-    """The complete fenced blocks, and what follows a fence that is never closed."""
+    """The complete fenced blocks, and what follows a fence that is never closed. A fence may end the last line of code."""
     blocks: list[str] = []
+    budget = PARSES_PER_TEXT
     opened: list[str] | None = None
     indent = 0
     for line in text.split("\n"):
@@ -187,6 +193,14 @@ def fences(text: str) -> tuple[list[str], str | None]:
                 opened = None
         elif opened is not None:
             opened.append(line[min(indent, len(line) - len(content)) :])
+            last = opened[-1].rstrip()
+            if last.endswith("```") and last.count("```") % 2 and content[0] != "#" and budget:
+                budget -= 1
+                block = _dedent("\n".join([*opened[:-1], last.removesuffix("```")]))
+                as_body = f"def body():\n{textwrap.indent(block, '    ')}"
+                if parse(block) is not None or parse(as_body) is not None:  # else the fence is in a string
+                    blocks.append(block)
+                    opened = None
     return blocks, None if opened is None else _dedent("\n".join(opened))
 
 
@@ -196,7 +210,7 @@ def _dedent(text: str) -> str:
 
 
 def _longest(text: str, entry_point: str | None) -> str:
-    """The longest run of lines that parses; one that defines the entry point goes before any other."""
+    """The longest run of lines that parses; one that defines the entry point goes before any other, a stub of it last."""
     lines = text.split("\n")
     budget = [PARSES_PER_TEXT]
     pieces = []
@@ -209,8 +223,10 @@ def _longest(text: str, entry_point: str | None) -> str:
             piece = "\n".join(lines[start:end])
             tree = parse(piece)
             pieces.append(_tidy(piece, tree) if tree is not None else "")
+            if not pieces[-1] and lines[start].startswith(("'", '"')):
+                end = start  # a string may hold what is meant
         start = max(end, start + 1)
-    return max(pieces, key=lambda piece: (_is_wanted(piece, entry_point), len(piece)), default="")
+    return max(pieces, key=lambda piece: (_rank(piece, entry_point), len(piece)), default="")
 
 
 def longest_end(lines: list[str], start: int, end: int, budget: list[int]) -> int:

@@ -11,6 +11,7 @@ from marcog_trl.code import (
     combine,
     defines,
     extract_code,
+    fences,
     ignores_result,
     is_thin_wrapper,
     parse,
@@ -65,6 +66,13 @@ FORMS = {
     "carriage returns": FULL.replace("\n", "\r\n"),
     "body": BODY,
     "body, first indent stripped": BODY.lstrip(),
+    "byte order mark": f"\ufeff{FULL}",
+    "byte order mark in a fence": f"Code:\n```python\n\ufeff{FULL}```",
+    "fence ends the last line": f"```python\n{FULL.rstrip()}```",
+    "fence ends the last line, then prose": f"Code:\n```python\n{FULL.rstrip()}```\nIt's O(n):\n```\nfind_zero([1, 2])\n```",
+    "fence ends a body's last line": f"```python\n{BODY.rstrip()}```\nThat's it.",
+    "signature afterwards": f"```python\n{FULL}```\nIt is:\n```python\ndef find_zero(xs: list) -> float: ...\n```",
+    "signature afterwards, no fence": f"{FULL}\nIt's this:\n\ndef find_zero(xs: list) -> float: ...",
 }
 
 
@@ -87,6 +95,21 @@ def test_fence_inside_a_string_is_not_a_fence():
     assert "```" in body
     for text in (PROMPT + body, body):
         assert same(extract_code(text, "find_zero", PROMPT), PROMPT + body)
+
+
+def test_fence_at_the_end_of_a_line_ends_only_what_parses():
+    for line in ('s = """```', "# such as ```", 's = "```', "x = 1  # as ```x```"):
+        text = f"```python\ndef f(x):\n    {line}\n    return x\n```"
+        assert fences(text) == ([text.removeprefix("```python\n").removesuffix("\n```")], None)
+
+
+def test_a_stub_is_taken_where_there_is_nothing_else():
+    stub = "def f(x):\n    ..."
+    assert extract_code(f"Like this:\n```\n{stub}\n```", "f") == stub
+    broken = "```python\ndef f(x):\n    return (x\n```"
+    assert syntax_error(f"{broken}\nIn short:\n```\n{stub}\n```", "f") is None  # the stub is what was found
+    cut = "```python\ndef f(x):\n    x += 1\n    return (x\n```"
+    assert syntax_error(f"{cut}\nIn short:\n```\n{stub}\n```", "f").startswith("line 3")
 
 
 def test_prompt_supplies_what_the_code_lacks():
@@ -123,6 +146,7 @@ def test_all_humaneval_references_come_out_complete(form):
         ("Sure\n\ndef f(x):\n    return x\n\nDone", "f", "def f(x):\n    return x"),
         ("Note: this\ndef f(x):\n    return x", "f", "def f(x):\n    return x"),
         ("f = lambda x: x", "f", "f = lambda x: x"),
+        ("'''\ndef f(x):\n    return x\n'''", "f", "def f(x):\n    return x"),
         ("\tdef f(x):\n\t\treturn x", "f", "def f(x):\n\treturn x"),
         (" def f(x):\n     return x", "f", "def f(x):\n    return x"),
         # the last complete block that defines what is asked for
