@@ -57,13 +57,13 @@ def extract_code(text: str, entry_point: str | None = None, prompt: str | None =
 
     Args:
         text (`str`): Completion.
-        entry_point (`str`, *optional*): Function or class that is asked for; any code if `None`.
+        entry_point (`str`, *optional*): Function or class that is asked for; any code if `None` or `""`.
         prompt (`str`, *optional*): The problem's text, if it may hold code that the completion continues or relies on.
 
     Returns:
         `str`: Code that parses; `""` if there is none.
     """
-    text = normalise(text)
+    text, entry_point = normalise(text), entry_point or None
     pieces: list[str] = []
     for piece in _candidates(text, entry_point):
         pieces.append(piece)
@@ -84,14 +84,14 @@ def syntax_error(text: str, entry_point: str | None = None, prompt: str | None =
 
     Args:
         text (`str`): Completion.
-        entry_point (`str`, *optional*): Function or class that is asked for.
+        entry_point (`str`, *optional*): Function or class that is asked for; any code if `None` or `""`.
         prompt (`str`, *optional*): The problem's text, as in [`extract_code`].
 
     Returns:
         `str` or `None`: "line 3, column 5: '(' was never closed", counted within the fenced block if there is one; `None`
         if what was asked for is whole, whatever stands around it, or if there is no code.
     """
-    text = normalise(text)
+    text, entry_point = normalise(text), entry_point or None
     blocks, tail = fences(text)
     candidates = [*reversed(blocks), *([] if tail is None else [tail]), text]
     # The block that was meant: one that defines the entry point, else the last, be it broken.

@@ -112,6 +112,15 @@ def test_a_stub_is_taken_where_there_is_nothing_else():
     assert syntax_error(f"{cut}\nIn short:\n```\n{stub}\n```", "f").startswith("line 3")
 
 
+def test_an_empty_entry_point_is_none():
+    slow = "n = int(input())\nr = 0\nfor i in range(n):\n    r += 2\nprint(r)"
+    fast = "print(2 * int(input()))"
+    text = f"First:\n```python\n{slow}\n```\nBetter:\n```python\n{fast}\n```\nThat's it."
+    assert extract_code(text, "", "Double n.") == extract_code(text, None, "Double n.") == fast
+    broken = f"First:\n```python\n{slow}\n```\nBetter:\n```python\nn = int(input())\nprint(2 * n\n```"
+    assert syntax_error(broken, "", "Double n.") == syntax_error(broken) == "line 2, column 6: '(' was never closed"
+
+
 def test_prompt_supplies_what_the_code_lacks():
     function = ast.unparse(ast.parse(FULL).body[-1])
     code = extract_code(function, "find_zero", PROMPT)

@@ -82,7 +82,7 @@ class Rounds(Workflow):
                 return
             reports = yield from self._reports(problem, replies)
             for agent in self.agents:
-                request = "Revise your answer." + (" Code only." if self._target(agent, problem) else "")
+                request = "Revise your answer." + (" Code only." if self._target(agent, problem) is not None else "")
                 chats[agent.name] = [
                     *messages_of(chats[agent.name]),
                     {"role": "assistant", "content": replies[agent.name]},
@@ -147,7 +147,7 @@ class Rounds(Workflow):
         return (yield dict(chats))
 
     def _target(self, agent: Agent, problem: Mapping[str, Any]) -> str | None:
-        """The name of what an agent must define; `None` if it need not write code."""
+        """The name of what an agent must define; `""` for code without one, `None` if it need not write code."""
         return problem.get("entry_point")
 
     def _levels(self, agent: Agent, problem: Mapping[str, Any], reply: str) -> list[Level]:
@@ -157,12 +157,12 @@ class Rounds(Workflow):
             return []
         found = code.extract_code(reply, target, context_of(problem))
         error = code.syntax_error(reply, target, context_of(problem))
+        syntax = Level("Syntax", error or "no error", error is None)
+        if not target:  # a script
+            return [Level("Code", "found" if found else "missing", bool(found)), syntax]
         state = "found" if code.returns_value(found, target) else "found, but returns nothing"
         state = state if code.defines(found, target) else "missing"
-        return [
-            Level(f"Definition of {target}", state, state == "found"),
-            Level("Syntax", error or "no error", error is None),
-        ]
+        return [Level(f"Definition of {target}", state, state == "found"), syntax]
 
 
 class Single(Rounds):

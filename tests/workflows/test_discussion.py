@@ -53,6 +53,12 @@ def test_the_solution_is_what_most_agents_end_with(replies, expected):
     assert workflow.solution(PROBLEM, named) == expected
 
 
+def test_the_last_block_is_what_an_agent_ends_with_where_no_function_is_named():
+    right, wrong = "print(2 * int(input()))", "n = int(input())\nprint(n + 1)"
+    replies = {"solver": f"```\n{wrong}\n```\nNo:\n```\n{right}\n```", "solver2": right}
+    assert Discussion().solution({"prompt": "Double.", "entry_point": ""}, replies) == right
+
+
 def test_one_agent_has_nobody_to_discuss_with():
     with pytest.raises(ValueError, match="num_agents=1 leaves nobody to discuss with; 2 works"):
         Discussion(1)

@@ -191,6 +191,33 @@ def test_level_feedback_says_what_happened_and_shows_own_history_only():
     assert executor.jobs[0].tests == tuple(PROBLEM["test"])
 
 
+SCRIPTS = {  # as CodeContests' problems, which name no function
+    "prompt": "Double the number.",
+    "entry_point": "",
+    "test": [["1\n", "2\n"], ["2\n", "4\n"]],
+    "test_format": "stdio",
+    "starter_code": "",
+}
+
+
+def test_feedback_on_a_problem_that_names_no_function():
+    right, wrong = "print(2 * int(input()))", "n = int(input())\nprint(n + 1)"
+    text = f"No:\n```\n{wrong}\n```\nYes:\n```\n{right}\n```"
+    assert solution_job(SCRIPTS, text).code == right
+    _, second, third = play(
+        Single(num_turns=3), {"solver": [text, "Hm.", right]}, Executor("passed", "failed"), SCRIPTS
+    )
+    assert last(second["solver"]).split("\n")[:-1] == ["Code: found", "Syntax: no error", "Tests: 1 of 1 passed"]
+    assert last(third["solver"]).startswith("Code: missing\nSyntax: no error\n")
+    workflow = Pipeline()
+    replies = {"planner": "Double.", "coder": text, "debugger": text}
+    executor = Executor("passed")
+    stages = play(workflow, {name: [reply] for name, reply in replies.items()}, executor, SCRIPTS)
+    told = last(stages[2]["debugger"])
+    assert f"Code:\n{right}\n\nCode: found\nSyntax: no error\nTests: 1 of 1 passed" in told
+    assert workflow.solution(SCRIPTS, replies) == executor.jobs[0].code == right
+
+
 @pytest.mark.parametrize(
     ("feedback", "helper", "main"),
     [
