@@ -210,15 +210,10 @@ def _is_empty(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return code.is_stub(node)
 
 
-def _shape(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list:
-    """What is equal for functions that differ in layout, comments and docstring only; `ast.dump` would recurse."""
+def _shape(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[tuple]:
+    """What is equal for functions that differ in layout, comments and docstring only."""
     parts: list[ast.AST] = [node.args, *node.decorator_list, *code.statements(node)]
-    return [
-        (type(leaf), type(value), len(value) if isinstance(value, list) else isinstance(value, ast.AST) or value)
-        for part in parts
-        for leaf in ast.walk(part)
-        for _, value in [("", None), *ast.iter_fields(leaf)]
-    ]
+    return [code.shape(part) for part in parts]
 
 
 _Piece = tuple[str, list[ast.stmt], list[ast.stmt], ast.stmt | None]

@@ -232,13 +232,16 @@ def _longest(text: str, entry_point: str | None) -> str:
 def longest_end(lines: list[str], start: int, end: int, budget: list[int]) -> int:
     """
     The last `end` such that `lines[start:end]` parses. An error at a line means that no longer text parses either, so each
-    attempt jumps to the line before the error.
+    attempt jumps to the line before the error. Of what is nested too deep, the first half is tried.
     """
     while end > start and budget[0] > 0:
         budget[0] -= 1
         error = parse_or_error("\n".join(lines[start:end]))[1]
         if error is None:
             return end
+        if isinstance(error, RecursionError | MemoryError):
+            end = (start + end) // 2
+            continue
         lineno = error.lineno if isinstance(error, SyntaxError) else None
         end = min(end - 1, start + lineno - 1 if lineno else end - 1)
     return start
@@ -290,7 +293,7 @@ def _continue(prompt: str, text: str, entry_point: str) -> str | None:
             code = _longest(f"{head}\n{candidate}", entry_point)
             function = find(parse(code), entry_point)
             # A class with stubs for methods is no stub itself: it must have got something
-            if function is None or is_stub(function) or (alone is not None and ast.dump(alone) == ast.dump(function)):
+            if function is None or is_stub(function) or (alone is not None and shape(alone) == shape(function)):
                 continue
             codes.append(code)
     return max(codes, key=lambda code: code.count("\n"), default=None)
@@ -332,11 +335,24 @@ def bound_names(node: ast.stmt) -> Iterator[str]:
 
 def top_level(node: ast.AST) -> Iterator[ast.stmt]:
     """Statements that bind names of the module: its body, with `if`, `try` and the like opened."""
-    for child in ast.iter_child_nodes(node):
+    pending = [*ast.iter_child_nodes(node)][::-1]  # `elif` nests, too deep for recursion
+    while pending:
+        child = pending.pop()
         if isinstance(child, ast.stmt):
             yield child
         if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.expr):
-            yield from top_level(child)
+            pending += [*ast.iter_child_nodes(child)][::-1]
+
+
+def shape(tree: ast.AST) -> tuple:
+    """What is equal for code that differs in layout and comments only; `ast.dump` would recurse."""
+
+    def mark(value: object) -> tuple:
+        if isinstance(value, list):
+            return tuple(map(mark, value))
+        return (ast.AST,) if isinstance(value, ast.AST) else (type(value), value)
+
+    return tuple((type(node), *(mark(value) for _, value in ast.iter_fields(node))) for node in ast.walk(tree))
 
 
 def find(tree: ast.Module | None, name: str) -> Function | ast.ClassDef | ast.expr | None:

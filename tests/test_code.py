@@ -223,6 +223,38 @@ def test_hostile_text_costs_bounded_time():
     assert time.perf_counter() - start < 30
 
 
+DEGENERATE = {
+    "elif": "if x == 0:\n    y = 0\n" + "".join(f"elif x == {i}:\n    y = {i}\n" for i in range(1, 900)) + "return 1",
+    "sum": "return " + " + ".join(["x"] * 900),
+    "long sum": "return " + " + ".join(["x"] * 5000),
+    "attributes": "return x" + ".x" * 900,
+    "many attributes": "return x" + ".x" * 5000,
+    "brackets": "return " + "[" * 150 + "x" + "]" * 150,
+    "many brackets": "return " + "(" * 5000 + "x" + ")" * 5000,
+    "not": "return " + "not " * 900 + "x",
+    "calls": "return x" + "()" * 900,
+    "blocks": "".join(f"{'    ' * i}if x:\n" for i in range(95)) + "    " * 95 + "return x",
+    "lambdas": "return " + "lambda: " * 900 + "x",
+    "classes": "".join(f"{'    ' * i}class A:\n" for i in range(95)) + "    " * 95 + "x = 1",
+}
+
+
+@pytest.mark.parametrize("name", DEGENERATE)
+def test_no_text_is_too_deep(name):
+    """Depths that Python still reads, and depths that it refuses; texts are a body, a function and a script."""
+    body, stub = textwrap.indent(DEGENERATE[name], "    "), 'def f(x):\n    """Doc."""\n'
+    script = DEGENERATE[name].replace("return ", "y = ")
+    for text in (body, stub + body, f"```\n{stub}{body}\n```", script, f"x = 1\n{script}\ndef f(x):\n    return x"):
+        for entry_point in ("f", None):
+            for prompt in (stub, f"import math\n\n{stub}", None):
+                code = extract_code(text, entry_point, prompt)
+                assert parse(code) is not None
+                syntax_error(text, entry_point, prompt)
+        for judge in (returns_value, defines, calls, is_thin_wrapper, ignores_result):
+            judge(code, "f")
+        combine(code, f"from __future__ import annotations\n{code}")
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections import Counter
 from collections.abc import Generator, Mapping
 from functools import cached_property
@@ -67,6 +66,7 @@ class Discussion(Rounds):
         entry_point, context = problem.get("entry_point"), context_of(problem)
         programs = [code.extract_code(replies[agent.name], entry_point, context) for agent in self.agents]
         # Programs that differ in layout and comments only are one; Counter keeps the order of the agents
-        trees = [ast.dump(ast.parse(program)) for program in programs]
-        votes = Counter(tree for tree, program in zip(trees, programs, strict=True) if program)
-        return programs[trees.index(votes.most_common(1)[0][0])] if votes else ""
+        trees = [code.parse(program) for program in programs]
+        shapes = [None if tree is None else code.shape(tree) for tree in trees]
+        votes = Counter(shape for shape, program in zip(shapes, programs, strict=True) if program)
+        return programs[shapes.index(votes.most_common(1)[0][0])] if votes else ""

@@ -13,6 +13,11 @@ ONE, SAME, OTHER = (
     "def total(xs):  # adds\n\n    return sum(xs)",
     "def total(xs):\n    return 0",
 )
+LONG = (
+    "def total(xs):\n    if not xs:\n        return 0\n"
+    + "    elif xs[0] == 1:\n        return 2\n" * 600
+    + "    return 3"
+)
 
 
 def test_everybody_revises_after_reading_the_others_but_not_itself():
@@ -45,6 +50,12 @@ def test_the_next_turn_follows_the_revision():
         ([OTHER, ONE], OTHER),  # a tie: the first
         (["No idea.", ONE], ONE),
         (["No idea.", "Me neither."], ""),
+        ([OTHER, LONG, f"# The same.\n{LONG}"], LONG),  # deeper than ast.dump could follow
+        (["total = {**a, b: c}", "total = {b: a, **c}", "total = {b:a, **c}"], "total = {b: a, **c}"),
+        (
+            ["def total():\n    global a", "def total():\n    global b", "def total(): global b"],
+            "def total():\n    global b",
+        ),
     ],
 )
 def test_the_solution_is_what_most_agents_end_with(replies, expected):
