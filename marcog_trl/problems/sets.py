@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from marcog_trl.code import bound_names
+
 
 MOST_TESTS = 50  # up to which a contest's generated tests join its public and private ones, all of which count
 MOST_SECONDS = 120.0  # for all tests of a contest's problem together: no program holds a worker any longer
@@ -23,9 +25,10 @@ class KnownSet:
     Args:
         hub_id (`str`): Where it is on the Hub.
         config (`str`, *optional*): Its configuration there.
-        splits (`Mapping[str, str]`, *optional*): Names of splits that stand for slices of others.
+        splits (`Mapping[str, str]`, *optional*): Names of splits that stand for others, or for slices of others.
         marks (`frozenset[str]`, *optional*): Columns by which a copy of it, such as a local file, is recognised.
         adapt (`Callable`, *optional*): From one of its rows to the columns of the schema that need work.
+        may_lack_tests (`bool`, *optional*, defaults to `False`): Whether rows without a test are left out, not refused.
     """
 
     hub_id: str
@@ -33,12 +36,15 @@ class KnownSet:
     splits: Mapping[str, str] = field(default_factory=dict)
     marks: frozenset[str] = frozenset()
     adapt: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
+    may_lack_tests: bool = False
 
 
 def first_call(test: str) -> ast.Call | None:
-    """The first call in a test of a function that Python does not bring along."""
-    calls = (node for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Call))
-    return next((c for c in calls if isinstance(c.func, ast.Name) and c.func.id not in vars(builtins)), None)
+    """The first call in a test of a function that neither Python nor the test brings along."""
+    tree = ast.parse(test)
+    known = {*vars(builtins), *(name for node in tree.body for name in bound_names(node))}
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return next((c for c in calls if isinstance(c.func, ast.Name) and c.func.id not in known), None)
 
 
 def _mbpp(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,6 +123,10 @@ SETS: dict[str, KnownSet] = {
         adapt=_classeval,
     ),
     "code_contests": KnownSet(
-        "deepmind/code_contests", marks=frozenset({"description", "public_tests", "name"}), adapt=_code_contests
+        "deepmind/code_contests",
+        splits={"validation": "valid"},
+        marks=frozenset({"description", "public_tests", "name"}),
+        adapt=_code_contests,
+        may_lack_tests=True,
     ),
 }

@@ -167,9 +167,85 @@ def test_code_contests(tmp_path):
     assert (few["test_timeout"], few["timeout"]) == (5.0, 10.0)
 
 
+def contest(name, tests=("1\n",)):
+    pairs = {"input": [*tests], "output": [*tests]}
+    return {"name": name, "description": "Echo.", "public_tests": pairs, "private_tests": {"input": [], "output": []}}
+
+
+def test_contests_without_tests_are_left_out(tmp_path):
+    rows = [contest("a"), contest("b", ()), contest("c"), contest("d", ())]
+    with pytest.warns(UserWarning, match="2 of the 4 rows .* have no test and are left out") as warnings:
+        problems = load_problems(write(tmp_path / "set.jsonl", rows))
+    assert problems["task_id"][:] == ["code_contests/a", "code_contests/c"] and len(warnings) == 1
+    with pytest.raises(ValueError, match="test=\\[\\]"):
+        load_problems(write(tmp_path / "none.jsonl", [contest("b", ())]))
+
+
+CLASSES = '''from dataclasses import dataclass
+
+
+@dataclass
+class Node:
+    val: int
+    next: "Node | None" = None
+
+
+def build(vals: list[int]) -> Node | None:
+    return Node(vals[0], build(vals[1:])) if vals else None
+
+
+Link = Node | None
+ONE: Link = Node(1)
+
+
+def total(head: Node | None) -> int:
+    """Sum of the values of a linked list."""
+'''
+
+
+def test_classes_of_the_prompt_are_those_of_the_program(tmp_path):
+    solution = "    s = 0\n    while head:\n        s += head.val\n        head = head.next\n    return s\n"
+    tests = [
+        "total(None) == 0",
+        "total(Node(1)) == 1",
+        "total(Node(1, Node(2))) == 3",
+        "total(build([1, 2, 3])) == 6",
+        "total(ONE) == 1",
+    ]
+    test = "def check(candidate):\n" + "".join(f"    assert {t.replace('total', 'candidate')}\n" for t in tests)
+    for name, tested in (("check", test), ("asserts", [f"assert {t}" for t in tests])):
+        row = {"prompt": CLASSES, "entry_point": "total", "test": tested}
+        [problem] = load_problems(write(tmp_path / f"{name}.jsonl", [row]))
+        assert "class" not in problem["setup"].replace("dataclass", "") and "def build" in problem["setup"]
+        function = CLASSES[CLASSES.index("def total") :]
+        jobs = [solution_job(problem, text) for text in (CLASSES + solution, function + solution, solution)]
+        with CodeExecutor(num_workers=1, isolation="best_effort") as executor:
+            for verdict in executor.run(jobs):
+                assert verdict.status == "passed" and verdict.total == 5, verdict
+
+
+def test_asserts_in_one_text(tmp_path):
+    text = "from math import isclose\nassert isclose(f(1), 2)\n# more\nassert f(2) == 3\nx = f(3)\nassert x == (\n    4\n)\n"
+    prompt = "def f(x):\n"
+    [problem] = load_problems(write(tmp_path / "set.jsonl", [{"prompt": prompt, "test": text}]))
+    assert problem["test_format"] == "asserts" and problem["entry_point"] == "f" and len(problem["test"]) == 3
+    with CodeExecutor(num_workers=1, isolation="best_effort") as executor:
+        [verdict] = executor.run([solution_job(problem, "def f(x):\n    return x + 1")])
+    assert verdict.status == "passed" and verdict.total == 3
+    loop = "for x in range(3):\n    assert f(x) == x + 1\n"
+    assert load_problems(write(tmp_path / "loop.jsonl", [{"prompt": prompt, "test": loop}]))[0]["test"] == [
+        loop.strip()
+    ]
+    given = [{"prompt": prompt, "test": text, "test_format": "asserts"}]
+    assert len(load_problems(write(tmp_path / "given.jsonl", given))[0]["test"]) == 3
+
+
 @pytest.mark.parametrize(
     ("name", "split", "expected"),
     [
+        ("code_contests", "validation", ("deepmind/code_contests", None, "valid")),
+        ("code_contests", "valid[:5]", ("deepmind/code_contests", None, "valid[:5]")),
+        ("code_contests", "train+validation[10%:]", ("deepmind/code_contests", None, "train+valid[10%:]")),
         ("coophumaneval", "train", ("CoMLRL/CoopHumanEval", None, "test[16:]")),
         ("mbpp", "test[:5]", ("google-research-datasets/mbpp", "full", "test[:5]")),
         ("mbpp_sanitized", "train", ("google-research-datasets/mbpp", "sanitized", "train")),
@@ -199,6 +275,13 @@ def test_public_sets_are_read_from_the_hub(monkeypatch, name, split, expected):
         (ROWS, {"columns": COLUMNS, "split": "train[:0]"}, "no data"),
         ([], {}, "has no rows"),
         ([{"prompt": "p", "test": []}], {}, "test=\\[\\]"),
+        ([{"prompt": "p", "test": "print(f(1))"}], {}, "test='print.f.1..', .* neither .* 'assert f.1. == 2'"),
+        ([{"prompt": "p", "test": "assert f(1) =="}], {}, "test='assert f.1. ==', which does not parse: .*line 1"),
+        (
+            [{"prompt": "p", "test": "assert f(1)"}, {"prompt": "p", "test": "def check(f):\n    assert f(1)"}],
+            {},
+            "asserts.*check",
+        ),
     ],
 )
 def test_bad_data_is_one_line(tmp_path, rows, options, message):
