@@ -259,9 +259,7 @@ def solution_job(problem: Mapping[str, Any], solution: str) -> Job:
     Returns:
         `Job`: Its code is what [`~marcog_trl.code.extract_code`] finds.
     """
-    own = problem.get("test_timeout")
-    limits = {} if own is None else {"test_timeout": float(own)}
-    return make_job(problem, code.extract_code(solution, problem.get("entry_point"), context_of(problem)), **limits)
+    return make_job(problem, code.extract_code(solution, problem.get("entry_point"), context_of(problem)))
 
 
 def numbered(name: str, i: int) -> str:

@@ -15,8 +15,8 @@ def make_job(problem: Mapping[str, Any], code: str, **limits: Any) -> Job:
     Args:
         problem (`Mapping`): One row of a problem set.
         code (`str`): The solution's source, complete.
-        **limits: Limits of the job: `timeout` in seconds (by default the problem's own, where it has one), `memory_mb` in
-            MiB.
+        **limits: Limits of the job: `timeout` of all tests together and `test_timeout` of each, in seconds (by default the
+            problem's own, where it has such columns), `memory_mb` in MiB.
 
     Returns:
         [`Job`]: Ready for a `CodeExecutor`.
@@ -26,13 +26,12 @@ def make_job(problem: Mapping[str, Any], code: str, **limits: Any) -> Job:
     """
     if not problem.get("test"):
         raise ValueError(f"problem {problem.get('task_id')!r} has test={problem.get('test')!r}; give it a test")
-    if problem.get("timeout") is not None:
-        limits = {"timeout": float(problem["timeout"]), **limits}
+    own = {name: float(problem[name]) for name in ("timeout", "test_timeout") if problem.get(name) is not None}
     return Job(
         code=code,
         tests=problem["test"],
         test_format=problem["test_format"],
         setup=problem.get("setup") or "",
         entry_point=problem.get("entry_point") or None,
-        **limits,
+        **(own | limits),
     )

