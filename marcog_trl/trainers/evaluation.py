@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import copy
+import fcntl
 import hashlib
 import json
 import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -82,7 +83,8 @@ def evaluate_team(
 
     Raises:
         ValueError: Before any work starts, if there are no problems, one has no tests or tests that cannot be run, an
-            argument is out of range, or `output` was begun with other settings.
+            argument is out of range, `output` or its `.jsonl` holds something else than an evaluation, or it was begun with
+            other settings, or is being written.
 
     Source: pass@k of Chen et al. 2021 (https://huggingface.co/papers/2107.03374).
     """
@@ -91,56 +93,56 @@ def evaluate_team(
     _check_arguments(trainer, num_samples, batch_size, ks, sampling, output)
     accelerator = trainer.accelerator
     is_main, world, rank = accelerator.is_main_process, accelerator.num_processes, accelerator.process_index
-    journal, records = None, {}
-    if output is not None:
-        if is_main:
-            settings = _settings(trainer, rows, num_samples, seed, sampling, description or {})
-            journal = _Journal(Path(output), settings)
-        records = _from_main(journal)
-    player = _Player(trainer, rows, num_samples, batch_size, seed, sampling == "keyed")
-    # A block is played whole, also where a resumed evaluation lacks a part of it
-    blocks = [block for block in player.blocks if not records.keys() >= set(block)]
-    progress = tqdm(
-        total=len(rows),
-        initial=len(records),
-        desc="Evaluating",
-        unit="problem",
-        disable=trainer.args.disable_tqdm or not is_main,
-    )
-    began = time.perf_counter()
+    journal = None
+    if output is not None and is_main:
+        settings = _settings(trainer, rows, num_samples, seed, sampling, description or {})
+        journal = _Journal(Path(output), settings)
+    with journal or nullcontext():
+        records = {} if output is None else _from_main(journal)
+        player = _Player(trainer, rows, num_samples, batch_size, seed, sampling == "keyed")
+        # A block is played whole, also where a resumed evaluation lacks a part of it
+        blocks = [block for block in player.blocks if not records.keys() >= set(block)]
+        progress = tqdm(
+            total=len(rows),
+            initial=len(records),
+            desc="Evaluating",
+            unit="problem",
+            disable=trainer.args.disable_tqdm or not is_main,
+        )
+        began = time.perf_counter()
 
-    def note(finish: Callable[[], list[Record]]) -> None:
-        """Waits for the verdicts of a round, and keeps what is new."""
-        nonlocal began
-        waited = time.perf_counter()
-        own = finish()
-        ended = time.perf_counter()
-        parts = [(own, ended - began, ended - waited)]
-        began = ended
-        if world > 1:
-            parts = gather_object(parts)
-        new = [record for own, _, _ in parts for record in own if record["index"] not in records]
-        for record in new:
-            record["seconds"] = max(seconds for _, seconds, _ in parts) / len(new)
-            record["waiting_seconds"] = max(seconds for _, _, seconds in parts) / len(new)
-            records[record["index"]] = record
-        if journal is not None:
-            journal.add(new)
-        progress.update(len(new))
+        def note(finish: Callable[[], list[Record]]) -> None:
+            """Waits for the verdicts of a round, and keeps what is new."""
+            nonlocal began
+            waited = time.perf_counter()
+            own = finish()
+            ended = time.perf_counter()
+            parts = [(own, ended - began, ended - waited)]
+            began = ended
+            if world > 1:
+                parts = gather_object(parts)
+            new = [record for own, _, _ in parts for record in own if record["index"] not in records]
+            for record in new:
+                record["seconds"] = max(seconds for _, seconds, _ in parts) / len(new)
+                record["waiting_seconds"] = max(seconds for _, _, seconds in parts) / len(new)
+                records[record["index"]] = record
+            if journal is not None:
+                journal.add(new)
+            progress.update(len(new))
 
-    with progress, _measuring(trainer, seed + rank):
-        # While one round is executed, the next one is generated
-        finish: Callable[[], list[Record]] | None = None
-        for start in range(0, len(blocks), world):
-            begun = player.begin(blocks[start : start + world], rank)
+        with progress, _measuring(trainer, seed + rank):
+            # While one round is executed, the next one is generated
+            finish: Callable[[], list[Record]] | None = None
+            for start in range(0, len(blocks), world):
+                begun = player.begin(blocks[start : start + world], rank)
+                if finish is not None:
+                    note(finish)
+                finish = begun
             if finish is not None:
                 note(finish)
-            finish = begun
-        if finish is not None:
-            note(finish)
-    figures = summarize([records[i] for i in range(len(rows))], ks)
-    if journal is not None:
-        journal.close(figures)
+        figures = summarize([records[i] for i in range(len(rows))], ks)
+        if journal is not None:
+            journal.finish(figures)
     accelerator.wait_for_everyone()
     return figures
 
@@ -226,6 +228,9 @@ def _settings(
 
 # What is kept on disk
 
+_FIGURES = {"figures", "settings"}
+_RECORD = {"index", "greedy", "samples", "seconds", "waiting_seconds"}
+
 
 class _Journal:
     """
@@ -242,15 +247,30 @@ class _Journal:
         self.partial = output.with_suffix(".jsonl.partial")
         self.settings = settings
         self._records: dict[int, Record] = {}
+        self._lock: IO | None = None  # the partial file, locked for as long as it is open
+
+    def __enter__(self) -> _Journal:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self._lock is not None:
+            self._lock.close()
 
     def resume(self) -> dict[int, Record]:
         """What an evaluation that was stopped has left; a line that it had not finished is dropped."""
+        self._check_files()
         self.output.parent.mkdir(parents=True, exist_ok=True)
-        whole = b""
-        if self.partial.is_file():
-            whole, newline, _ = self.partial.read_bytes().rpartition(b"\n")
-            whole += newline
-        lines = [json.loads(line) for line in whole.splitlines()]
+        self._lock = self.partial.open("ab")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"output={str(self.output)!r} is being written by another evaluation; its end, or "
+                f"{str(self.output.with_stem(self.output.stem + '2'))!r}, works"
+            ) from None
+        whole, newline, _ = self.partial.read_bytes().rpartition(b"\n")
+        whole += newline
+        lines = [_read_line(self.partial, i, line) for i, line in enumerate(whole.splitlines())]
         begun_with = lines[0] if lines else self.settings
         for name in self.settings | begun_with:
             theirs, ours = begun_with.get(name), self.settings.get(name)
@@ -266,12 +286,23 @@ class _Journal:
         self._records = {record["index"]: record for record in lines[1:]}
         return dict(self._records)
 
+    def _check_files(self) -> None:
+        """Refuses to replace what no evaluation wrote."""
+        for path, parts in ((self.output, _FIGURES), (self.problems, _RECORD)):
+            if path.is_dir():
+                raise ValueError(f"output={str(self.output)!r}: {str(path)!r} is a folder; another name works")
+            if path.exists() and not _is_ours(path, parts):
+                raise ValueError(
+                    f"output={str(self.output)!r} would replace {str(path)!r}, which no evaluation wrote; "
+                    f"{str(self.output.with_stem(f'{self.output.stem}_evaluation'))!r} works"
+                )
+
     def add(self, records: list[Record]) -> None:
         with self.partial.open("a") as file:
             file.writelines(json.dumps(record) + "\n" for record in records)
         self._records |= {record["index"]: record for record in records}
 
-    def close(self, figures: Mapping[str, float]) -> None:
+    def finish(self, figures: Mapping[str, float]) -> None:
         """Problems in order, and figures; each file appears whole."""
         lines = [json.dumps(self._records[i]) + "\n" for i in sorted(self._records)]
         finished = self.problems.with_suffix(".jsonl.finished")
@@ -281,16 +312,40 @@ class _Journal:
         self.partial.unlink()
 
 
+def _is_ours(path: Path, keys: set[str]) -> bool:
+    """Whether an evaluation wrote a file: its content, or the first of its lines, has the keys of one."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            found = json.loads(file.readline() if path.suffix == ".jsonl" else file.read())
+    except ValueError:
+        return False
+    return isinstance(found, dict) and found.keys() >= keys
+
+
+def _read_line(path: Path, i: int, line: bytes) -> dict[str, Any]:
+    """A line of a partial evaluation: settings first, then problems."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or (i and not found.keys() >= _RECORD):
+        raise ValueError(
+            f"{str(path)!r} has a line {i + 1} that no evaluation wrote, {line.decode(errors='replace')!r:.60}; another "
+            "output works, or deleting that file"
+        )
+    return found
+
+
 def _from_main(journal: _Journal | None) -> dict[int, Record]:
     """What the main process's journal holds, in all processes; so is its error."""
     found: list[Any] = [None]
     if journal is not None:
         try:
             found = [journal.resume()]
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             found = [error]
     broadcast_object_list(found)
-    if isinstance(found[0], ValueError):
+    if isinstance(found[0], Exception):
         raise found[0]
     return found[0]
 

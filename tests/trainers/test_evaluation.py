@@ -368,6 +368,69 @@ class TestFiles:
         assert json.loads(output.read_text())["figures"] == figures
 
 
+class TestOtherFiles:
+    @pytest.mark.parametrize(
+        ("name", "content"),
+        [
+            ("p.jsonl", '{"prompt": "def f(x):", "test": ["assert f"]}\n'),
+            ("p.jsonl", ""),
+            ("p.json", '{"trainer": "SHPPOTrainer", "settings": {}}'),
+            ("p.json", '{"untrained": {"solved": 0.5}}'),
+            ("p.json", "[]"),
+            ("p.json", "mine"),
+        ],
+    )
+    def test_what_no_evaluation_wrote_is_not_replaced(self, team, tmp_path, monkeypatch, name, content):
+        (tmp_path / name).write_text(content)
+        monkeypatch.setattr(team, "begin_episodes", None)
+        message = rf"would replace '.*/{name}', which no evaluation wrote; '.*/p_evaluation\.json' works"
+        with pytest.raises(ValueError, match=message):
+            evaluate_team(team, team.train_dataset, 1, output=tmp_path / "p.json")
+        assert (tmp_path / name).read_text() == content and len(list(tmp_path.iterdir())) == 1
+
+    @pytest.mark.parametrize("name", ["p.json", "p.jsonl"])
+    def test_folders_are_refused(self, team, tmp_path, monkeypatch, name):
+        (tmp_path / name).mkdir()
+        monkeypatch.setattr(team, "begin_episodes", None)
+        with pytest.raises(ValueError, match=rf"'.*/{name}' is a folder; another name works"):
+            evaluate_team(team, team.train_dataset, 1, output=tmp_path / "p.json")
+
+    def test_an_earlier_evaluation_is_replaced(self, team, tmp_path):
+        for seed in (0, 1):
+            evaluate_team(team, team.train_dataset, 1, seed=seed, output=tmp_path / "e.json")
+            assert json.loads((tmp_path / "e.json").read_text())["settings"]["seed"] == seed
+
+    def test_two_at_once_are_refused(self, team, tmp_path, monkeypatch):
+        output, errors = tmp_path / "e.json", []
+        generate = team._generate_single_turn
+
+        def evaluate_meanwhile(*args):
+            with pytest.raises(
+                ValueError, match=r"e\.json' is being written by another evaluation; .*e2\.json', works"
+            ):
+                evaluate_team(team, team.train_dataset, 1, output=output)
+            errors.append(1)
+            return generate(*args)
+
+        monkeypatch.setattr(team, "_generate_single_turn", evaluate_meanwhile)
+        evaluate_team(team, team.train_dataset, 1, output=output)
+        assert errors and len(lines(tmp_path / "e.jsonl")) == len(team.train_dataset)
+
+    @pytest.mark.parametrize("line", ["[1]", "garbage", '{"foo": 1}', "\udcff"])
+    def test_a_partial_one_that_cannot_be_read_is_named(self, team, tmp_path, line):
+        output = tmp_path / "e.json"
+        evaluate_team(team, team.train_dataset, 1, output=output)
+        settings = json.dumps(json.loads(output.read_text())["settings"])
+        partial = tmp_path / "e.jsonl.partial"
+        content = f"{settings}\n{line}\n".encode(errors="surrogateescape")
+        partial.write_bytes(content)
+        with pytest.raises(
+            ValueError, match=r"e\.jsonl\.partial' has a line 2 that no evaluation wrote, .*another output"
+        ):
+            evaluate_team(team, team.train_dataset, 1, output=output)
+        assert partial.read_bytes() == content
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("options", "match"),
