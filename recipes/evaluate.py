@@ -103,6 +103,9 @@ def load(args, problems, settings):
         )
     if args.untrained and args.single_agent:
         raise ValueError("untrained=True and single_agent=True: one of them works; a single agent is untrained")
+    # A trainer wants a batch of problems to train on, and at most one problem per process may be there; of a stream it
+    # wants none
+    problems, settings = problems.to_iterable_dataset(), {"max_steps": 1, **settings}
     if args.adapter is None:
         return untrained_team(args.model_name_or_path, problems, **settings), "untrained model"
     if args.single_agent:

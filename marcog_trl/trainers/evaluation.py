@@ -89,7 +89,7 @@ def evaluate_team(
     Source: pass@k of Chen et al. 2021 (https://huggingface.co/papers/2107.03374).
     """
     ks = [size for size in (1, 5, 10) if size <= num_samples] if k is None else list(k)
-    rows = _check_problems(problems)
+    rows = _check_problems(trainer, problems)
     _check_arguments(trainer, num_samples, batch_size, ks, sampling, output)
     accelerator = trainer.accelerator
     is_main, world, rank = accelerator.is_main_process, accelerator.num_processes, accelerator.process_index
@@ -150,7 +150,7 @@ def evaluate_team(
 # What is checked before any work starts
 
 
-def _check_problems(problems: Dataset) -> list[dict[str, Any]]:
+def _check_problems(trainer: MultiAgentTrainer, problems: Dataset) -> list[dict[str, Any]]:
     if len(problems) == 0:
         raise ValueError("problems is empty; a dataset with at least one problem works")
     for column in ("prompt", "test", "test_format"):
@@ -164,6 +164,11 @@ def _check_problems(problems: Dataset) -> list[dict[str, Any]]:
             plan(make_job(row, ""))
         except ValueError as error:
             raise ValueError(f"problems[{i}]: {error}") from None
+    # What the trainer asks of problems, which may not be those that it was made with
+    try:
+        trainer._check_datasets(problems, None, trainer._rewards_as_given)
+    except ValueError as error:
+        raise ValueError(str(error).replace("train_dataset", "problems", 1)) from None
     return rows
 
 

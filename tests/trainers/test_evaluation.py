@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from concurrent.futures import Future
@@ -452,6 +453,7 @@ class TestRefusals:
                 r"problems\[0\]: problem 'problem/0' has test=",
             ),
             ({"problems": with_tests(1).map(lambda row: {"test": ["assert ("]})}, r"problems\[0\]: tests\[0\]"),
+            ({"problems": with_tests(2).add_column("turn", [1, 2])}, "problems has a column 'turn', a name under which"),
         ],
     )
     def test_come_before_any_work(self, trainer, tmp_path, monkeypatch, options, match):
@@ -488,6 +490,31 @@ def test_switched_off_a_team_is_its_base_model(team, tiny_model, tmp_path):
         replies[name] = lines(output.with_suffix(".jsonl"))
     base.executor.close()
     assert replies["off"] == replies["base"] != replies["trained"]
+
+
+@pytest.fixture
+def recipe(monkeypatch):
+    """Runs the recipe with a command line."""
+
+    def run_recipe(*arguments):
+        monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, arguments), "--isolation", "best_effort"])
+        runpy.run_path(str(ROOT / "recipes" / "evaluate.py"), run_name="__main__")
+
+    return run_recipe
+
+
+@pytest.mark.parametrize(
+    "options", [[], ["--single_agent", "true"], ["--num_agents", "3"], ["--override", "workflow=pipeline"], None]
+)
+def test_a_single_problem_is_enough(team, tiny_model, recipe, tmp_path, options):
+    team.save_model(str(tmp_path / "team"))
+    with_tests(1).to_json(tmp_path / "one.jsonl")
+    what = ["--model_name_or_path", tiny_model] if options is None else ["--adapter", tmp_path / "team"]
+    if options and "workflow=pipeline" in options:  # with more agents than the problems of a batch
+        what, options = ["--model_name_or_path", tiny_model], [*options, "num_agents=3"]
+    few = ["--num_samples", "1", "--output", tmp_path / "e.json", *(options or [])]
+    recipe(*what, "--dataset_name", tmp_path / "one.jsonl", *few)
+    assert len(lines(tmp_path / "e.jsonl")) == 1
 
 
 def test_two_processes_write_what_one_writes(team, tmp_path):
