@@ -65,7 +65,7 @@ def train(trainer_class, config_class, reward_funcs=None, argv=None, recipe=None
 
     output_dir = Path(training_args.output_dir)
     if script_args.save_final_model:
-        trainer.save_model(training_args.output_dir)
+        trainer.save_model(training_args.output_dir, _internal_call=True)  # which does not push: that comes last
     if accelerator.is_main_process:
         adapter = str(output_dir) if script_args.save_final_model else "not saved (save_final_model=false)"
         results |= {"seconds": time.perf_counter() - started, "adapter": adapter}
@@ -80,7 +80,10 @@ def train(trainer_class, config_class, reward_funcs=None, argv=None, recipe=None
             print_table(results, f"{len(test_dataset)} held-out problems, {script_args.num_samples} samples each")
         print(f"Adapter: {adapter}\nCurves: {output_dir / 'curves.png'}\nFigures: {output_dir / 'results.json'}")
     if training_args.push_to_hub:
-        trainer.push_to_hub(dataset_name=script_args.dataset_name)
+        try:
+            trainer.push_to_hub(dataset_name=script_args.dataset_name)
+        except PushError as error:
+            sys.exit(f"error: {' '.join(str(error).split())}")
 
 
 def train_actor_critic(critic, sections):

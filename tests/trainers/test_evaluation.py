@@ -453,7 +453,10 @@ class TestRefusals:
                 r"problems\[0\]: problem 'problem/0' has test=",
             ),
             ({"problems": with_tests(1).map(lambda row: {"test": ["assert ("]})}, r"problems\[0\]: tests\[0\]"),
-            ({"problems": with_tests(2).add_column("turn", [1, 2])}, "problems has a column 'turn', a name under which"),
+            (
+                {"problems": with_tests(2).add_column("turn", [1, 2])},
+                "problems has a column 'turn', a name under which",
+            ),
         ],
     )
     def test_come_before_any_work(self, trainer, tmp_path, monkeypatch, options, match):

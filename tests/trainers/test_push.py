@@ -430,6 +430,20 @@ class TestPushToHub:
         assert REPOSITORY <= set(online.repos["someone/team"])
 
 
+def test_a_recipe_whose_last_push_fails_keeps_its_results(hub, tmp_path):
+    hub.refuses_commits = True
+    out = tmp_path / "run"
+    options = ["--max_steps", 1, "--num_samples", 0, "--logging_steps", 1, "--per_device_train_batch_size", 8]
+    options += ["--push_to_hub", "true", "--hub_model_id", "someone/team", "--output_dir", out]
+    recipe = ROOT / "recipes" / "train_shppo.py"
+    done = run(hub, tmp_path / "home", recipe, *options, DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr[-3000:]
+    error = done.stderr.splitlines()[-1]
+    assert error.startswith("error: the push to 'someone/team' failed: ") and "The storage is full" in error
+    assert error.endswith(f"to push it again: python recipes/export.py --output_dir {out} --push someone/team")
+    assert REPOSITORY | {"results.json", "curves.png", "report.html"} <= set(files_of(out)) and not hub.commits
+
+
 SCRIPT = """
 import sys
 import teams
