@@ -60,6 +60,7 @@ class Team:
         roles: Mapping[str, str] | None = None,
         workflow: Workflow | None = None,
         base_model: str | None = None,
+        quantization_config: Any = None,
         **settings: Any,
     ) -> Team:
         """
@@ -71,6 +72,7 @@ class Team:
             roles (`Mapping[str, str]`, *optional*): Role texts that replace those of the training, by agent name.
             workflow (`Workflow`, *optional*): The team's workflow, where it is not a built-in one.
             base_model (`str`, *optional*): Where the base model is, if not where it was.
+            quantization_config (`BitsAndBytesConfig`, *optional*): How the base model is quantised.
             **settings: Other fields of the configuration, such as `max_completion_length`, `num_turns` or `isolation`.
 
         Returns:
@@ -85,7 +87,8 @@ class Team:
             settings["roles"] = dict(roles)
         # A trainer wants problems to train on; a stream without any is what it can do without reading one
         nothing = IterableDataset.from_generator(_no_problems)
-        return cls(load_trainer(path, nothing, workflow, [_no_reward], base_model, max_steps=1, **settings))
+        settings = {"max_steps": 1, **settings}
+        return cls(load_trainer(path, nothing, workflow, [_no_reward], base_model, quantization_config, **settings))
 
     @property
     def agents(self) -> list[str]:

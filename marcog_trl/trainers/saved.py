@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +15,24 @@ import yaml
 from datasets import Dataset, IterableDataset
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-from peft import PeftConfig
+from peft import PeftConfig, get_peft_model_state_dict
+from safetensors import safe_open
 from transformers import AutoConfig, AutoTokenizer
 
 from marcog_trl.agents import Workflow
 from marcog_trl.trainers.multi_agent_grpo_trainer import MultiAgentGRPOTrainer
 from marcog_trl.trainers.multi_agent_ppo_trainer import MultiAgentPPOTrainer
 from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
+from marcog_trl.trainers.overrides import nearest
 from marcog_trl.trainers.shppo_trainer import SHPPOTrainer
-from marcog_trl.trainers.team_files import FORMAT_VERSION, TEAM_FILE, check_checkpoint
+from marcog_trl.trainers.team_files import FORMAT_VERSION, MODULES_FILE, TEAM_FILE, check_checkpoint
 from marcog_trl.workflows import make_workflow
 
 
 TRAINERS = {
     cls.__name__: cls for cls in (MultiAgentTrainer, MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOTrainer)
 }
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 def load_trainer(
@@ -35,6 +41,7 @@ def load_trainer(
     workflow: Workflow | None = None,
     reward_funcs: Any = None,
     base_model: str | None = None,
+    quantization_config: Any = None,
     **settings: Any,
 ) -> MultiAgentTrainer:
     """
@@ -47,6 +54,7 @@ def load_trainer(
         reward_funcs (`str`, `Callable` or `list`, *optional*): As in [`MultiAgentTrainer`]. By default those of the run,
             which must then be functions of this package.
         base_model (`str`, *optional*): Where the base model is, if not where it was.
+        quantization_config (`BitsAndBytesConfig`, *optional*): How the base model is quantised, as in [`MultiAgentTrainer`].
         **settings: Fields of the trainer's configuration that replace the saved ones. With `num_agents` or `roles` the team
             may be another one than was trained; agents without a text in `roles` keep the one that they were trained with.
 
@@ -54,14 +62,25 @@ def load_trainer(
         [`MultiAgentTrainer`]: With the team's adapter and modules; of the class that saved it.
 
     Raises:
-        ValueError: If the folder is not a saved team of this format, lacks a file, its team is not that of the workflow, or
-            agents with adapters of their own would have to be others.
+        ValueError: If the folder is not a saved team of this format, lacks a file, has one that cannot be read or does not
+            fit the base model, its team is not that of the workflow, a setting is unknown, or agents with adapters of their
+            own would have to be others.
     """
     path = find_team(path)
     team = json.loads((path / TEAM_FILE).read_text())
     trainer_class, saved = TRAINERS[team["trainer"]], team["settings"]
     # Where each agent has an adapter of its own, the trainer stacks them itself
     separate = saved.get("parameter_sharing") == "separate"
+    known = [f.name for f in fields(trainer_class._config_class)]
+    for name in settings:
+        if name not in known:
+            near = nearest(name, known)
+            raise ValueError(f"{name!r} is no setting of {team['trainer']}" + (near and f"; {near} works"))
+    for name in saved:
+        if name not in known:
+            raise ValueError(f"{str(path / TEAM_FILE)!r} has the unknown setting {name!r}; without it, it works")
+    if separate and settings.get("num_agents") == len(team["agents"]):
+        del settings["num_agents"]
     others = tuple(name for name in ("num_agents", "roles") if settings.get(name) is not None)
     if separate and "num_agents" in others:
         raise ValueError(
@@ -72,21 +91,27 @@ def load_trainer(
         settings["roles"] = _roles(saved, settings)
     folders = [path / "agents" / agent["name"] for agent in team["agents"]] if separate else []
     for folder in (path, *folders):
-        for name in ("adapter_config.json", "adapter_model.safetensors"):
+        for name in ADAPTER_FILES:
             if not (folder / name).is_file():
                 raise ValueError(f"{str(folder)!r} has no {name}; a folder written by save_model works")
+    for file in (*(folder / ADAPTER_FILES[1] for folder in (path, *folders)), path / MODULES_FILE):
+        if file.is_file():
+            with _reading(file), safe_open(file, "pt"):
+                pass
     adapter = folders[0] if separate else path
     args = trainer_class._config_class(
         output_dir=tempfile.mkdtemp(prefix="marcog-trl-"), report_to="none", **{**saved, **settings}
     )
-    peft_config = PeftConfig.from_pretrained(str(adapter))
+    with _reading(adapter / ADAPTER_FILES[0]):
+        peft_config = PeftConfig.from_pretrained(str(adapter))
     if peft_config.base_model_name_or_path != team["base_model"]:
         raise ValueError(
             f"{str(adapter)!r} has an adapter of {peft_config.base_model_name_or_path!r}, but {TEAM_FILE} is of a team on "
             f"{team['base_model']!r}; the adapter that was saved with it works"
         )
     peft_config.inference_mode = False  # as which PEFT saves it, and which would freeze it
-    tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
+    with _reading(path / "tokenizer.json"):
+        tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
     names = tokenizer.vocab_files_names.values()
     if not any(
         (path / name).is_file() for name in names
@@ -105,9 +130,17 @@ def load_trainer(
         args=args,
         train_dataset=problems,
         processing_class=tokenizer,
+        quantization_config=quantization_config,
         peft_config=peft_config,
         workflow=workflow,
     )
+    quantised = team.get("quantization_config")
+    if quantised and not getattr(trainer.model.get_base_model(), "is_quantized", False):
+        warnings.warn(
+            f"{str(path)!r} was trained on a base model that was quantised ({quantised}), and is loaded on one that is not; "
+            "the same quantization_config gives what was trained",
+            stacklevel=2,
+        )
     listed = [agent["name"] for agent in team["agents"]]
     if not others and listed != trainer.agents:
         raise ValueError(
@@ -115,9 +148,40 @@ def load_trainer(
             f"{trainer.agents}; one written by a trainer's save_model works"
         )
     but = (*(("agents",) if others else ()), *(("base_model",) if base_model else ()))
-    check_checkpoint(trainer, str(path), but)
-    trainer._load_from_checkpoint(str(path))
+    try:
+        check_checkpoint(trainer, str(path), but)
+    except ValueError as error:
+        found = str(error).partition(" is of another team: ")[2].replace("this run's", "that of its settings")
+        raise ValueError(
+            f"{str(path / TEAM_FILE)!r} does not agree with itself: {found}; as save_model wrote it, it works, and other role "
+            "texts are given with roles={'main': ...} or --agents agents.yaml"
+        ) from None
+    what = f"the weights of {str(path)!r}, on the base model {model!r},"
+    with _reading(what, "the base model that they were trained on, or files as save_model wrote them, work"):
+        _check_layers(trainer, path / ADAPTER_FILES[1])
+        trainer._load_from_checkpoint(str(path))
     return trainer
+
+
+def _check_layers(trainer: MultiAgentTrainer, file: Path) -> None:
+    """Refuses an adapter of other layers than the base model has, which PEFT would load in part."""
+    with safe_open(file, "pt") as weights:
+        saved = {name for name in weights.keys() if "lora_" in name}
+    current = {name for name in get_peft_model_state_dict(trainer.model) if "lora_" in name}
+    for found, names in (("lacks", current - saved), ("has also", saved - current)):
+        if names:
+            raise ValueError(f"{file.name} {found} {min(names)}")
+
+
+@contextmanager
+def _reading(what: Path | str, works: str = "one that save_model wrote works") -> Iterator[None]:
+    """Says what could not be read, of which libraries have many kinds of errors, some of them many lines long."""
+    try:
+        yield
+    except Exception as error:
+        why = " ".join(str(error).split())[:300] if str(error).strip() else type(error).__name__
+        what = repr(str(what)) if isinstance(what, Path) else what
+        raise ValueError(f"{what} cannot be read: {why}; {works}") from error
 
 
 def find_team(path: str | Path) -> Path:
@@ -148,12 +212,15 @@ def find_team(path: str | Path) -> Path:
     return folder
 
 
+_AGENT = ("name", "role")
+
+
 def _check_description(path: Path) -> None:
     """Refuses a `team.json` that this version cannot read."""
     works = "; one written by a trainer's save_model works"
     try:
         team = json.loads(path.read_text())
-    except ValueError as error:
+    except ValueError as error:  # also where it is no UTF-8
         raise ValueError(f"{str(path)!r} is no JSON: {error}{works}") from error
     found = team.get("format_version") if isinstance(team, dict) else None
     if found != FORMAT_VERSION:
@@ -161,8 +228,13 @@ def _check_description(path: Path) -> None:
     for key in ("trainer", "base_model", "agents", "workflow", "rewards", "settings"):
         if key not in team:
             raise ValueError(f"{str(path)!r} has no {key!r}{works}")
-    if team["trainer"] not in TRAINERS:
+    if team["trainer"] not in list(TRAINERS):
         raise ValueError(f"{str(path)!r} has trainer={team['trainer']!r}; one of {', '.join(TRAINERS)} works")
+    if not isinstance(team["settings"], dict):
+        raise ValueError(f"{str(path)!r} has settings={team['settings']!r:.100}, which is no mapping{works}")
+    agents = team["agents"] if isinstance(team["agents"], list) else []
+    if not agents or not all(isinstance(a, dict) and all(isinstance(a.get(k), str) for k in _AGENT) for a in agents):
+        raise ValueError(f"{str(path)!r} has agents={team['agents']!r:.100}, which are no names and role texts{works}")
 
 
 def _roles(saved: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, str] | None:
@@ -242,7 +314,7 @@ def agent_settings(num_agents: int | None = None, agents: str | Path | None = No
 
 def _agent(agents: str | Path, i: int, entry: Any) -> tuple[Any, Any]:
     """Name and role text of an entry of the list."""
-    if not isinstance(entry, dict) or entry.keys() != {"name", "role"}:
+    if not isinstance(entry, dict) or entry.keys() != set(_AGENT):
         found = f"the keys {list(entry)}" if isinstance(entry, dict) else repr(entry)
         raise ValueError(f"agents={str(agents)!r} has {found} at {i}; the keys name and role work, as in {_EXAMPLE}")
     return entry["name"], entry["role"]

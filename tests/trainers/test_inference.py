@@ -2,9 +2,11 @@
 
 import json
 import shutil
+import warnings
 
 import pytest
 import teams
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 
 from marcog_trl import MultiAgentPPOTrainer, SHPPOTrainer, Team
 from marcog_trl.__main__ import main, read_problem
@@ -14,6 +16,11 @@ from marcog_trl.execution import isolation
 TESTED = teams.dataset(2, test=[["assert f"]] * 2, test_format=["asserts"] * 2, entry_point=["f"] * 2)
 PROBLEM = {"prompt": "def f(x):\n    '''Twice x.'''\n", "entry_point": "f"}
 TESTS = {"test": ["assert f(1) == 2"], "test_format": "asserts"}
+
+DESCRIPTION = {
+    "format_version": 1, "trainer": "SHPPOTrainer", "base_model": "m", "agents": [{"name": "a", "role": "b"}],
+    "workflow": "Single", "rewards": [], "settings": {},
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -169,6 +176,10 @@ class TestBadInput:
         [
             ("{", r"team\.json' is no JSON: .*; one written by a trainer's save_model works"),
             ("[]", "has format_version=None; 1 works"),
+            (json.dumps({**DESCRIPTION, "agents": None}), "has agents=None, which are no names and role texts; one"),
+            (json.dumps({**DESCRIPTION, "agents": ["a"]}), r"has agents=\['a'\], which are no names"),
+            (json.dumps({**DESCRIPTION, "settings": []}), r"has settings=\[\], which is no mapping"),
+            (json.dumps({**DESCRIPTION, "trainer": ["a"]}), r"has trainer=\['a'\]; one of MultiAgentTrainer, "),
             ('{"format_version": 1, "trainer": "SHPPOTrainer"}', r"team\.json' has no 'base_model'; one written by"),
         ],
     )
@@ -205,6 +216,89 @@ class TestBadInput:
         (tmp_path / "adapter_config.json").write_text(json.dumps(config))
         with pytest.raises(ValueError, match="adapter of 'somebody/else'"):
             load(tmp_path)
+
+
+def edit(path, **changes):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+class TestFilesThatDoNotFit:
+    @pytest.fixture
+    def team(self, saved, tmp_path):
+        """A copy of a saved team."""
+
+        def copy(**options):
+            shutil.copytree(saved("collaboration", **options), tmp_path / "team")
+            return tmp_path / "team"
+
+        return copy
+
+    @pytest.mark.parametrize(
+        "name", ["adapter_model.safetensors", "team_modules.safetensors", "adapter_config.json", "tokenizer.json"]
+    )
+    def test_one_that_is_cut_off_is_named(self, team, load, name):
+        path = team()
+        (path / name).write_bytes((path / name).read_bytes()[:-100])
+        with pytest.raises(ValueError, match=rf"team/{name}' cannot be read: .*; one that save_model wrote works"):
+            load(path)
+
+    @pytest.mark.parametrize("trainer_class", [SHPPOTrainer, MultiAgentPPOTrainer])
+    @pytest.mark.parametrize("change", [{"hidden_size": 32}, {"num_hidden_layers": 1}, {"num_hidden_layers": 3}])
+    def test_a_base_model_of_another_shape_is_refused(self, team, load, tiny_model, tmp_path, trainer_class, change):
+        config = AutoConfig.from_pretrained(tiny_model)
+        config.update(change)
+        config.layer_types = ["full_attention"] * config.num_hidden_layers
+        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "base")
+        message = (
+            r"the weights of '.*/team', on the base model '.*/base', cannot be read: .*; the base model that they"
+        )
+        with pytest.raises(ValueError, match=message):
+            load(
+                team(trainer_class=trainer_class, lora={"target_modules": ["q_proj", "v_proj"]}),
+                base_model=str(tmp_path / "base"),
+            )
+
+    def test_modules_of_another_size_are_refused(self, team, load):
+        path = team()
+        settings = json.loads((path / "team.json").read_text())["settings"]
+        edit(path / "team.json", settings={**settings, "latent_size": 3})
+        with pytest.raises(ValueError, match=r"team\.json' does not agree with itself|the weights of '.*/team'"):
+            load(path)
+
+    def test_a_role_text_that_was_changed_is_refused_with_the_way_to_change_it(self, team, load):
+        path = team()
+        agents = json.loads((path / "team.json").read_text())["agents"]
+        edit(path / "team.json", agents=[{**agents[0], "role": "Other."}, *agents[1:]])
+        message = r"team\.json' does not agree with itself: its agents is .*Other.*, and other role texts are given with roles="
+        with pytest.raises(ValueError, match=message):
+            load(path)
+
+    def test_unknown_settings_are_refused(self, team, load):
+        path = team()
+        with pytest.raises(ValueError, match="'temprature' is no setting of SHPPOTrainer; temperature works"):
+            load(path, temprature=1.0)
+        settings = json.loads((path / "team.json").read_text())["settings"]
+        edit(path / "team.json", settings={**settings, "colour": 1})
+        with pytest.raises(ValueError, match=r"team\.json' has the unknown setting 'colour'; without it, it works"):
+            load(path)
+
+    def test_agents_with_adapters_of_their_own_may_be_named(self, team, load):
+        roles = {"helper": "Help.", "main": "Work."}
+        loaded = load(team(parameter_sharing="separate"), num_agents=2, roles=roles)
+        assert [agent.role for agent in loaded.trainer.workflow.agents] == list(roles.values())
+
+    def test_a_quantised_base_is_missed_and_can_be_given(self, team, load):
+        path = team()
+        edit(path / "team.json", quantization_config={"load_in_4bit": True})
+        with pytest.warns(
+            UserWarning, match=r"was quantised \(\{'load_in_4bit': True\}\), and is loaded on one that is not"
+        ):
+            load(path)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*was quantised")
+            loaded = load(path, quantization_config=BitsAndBytesConfig(load_in_4bit=True))
+        assert loaded.trainer.model.get_base_model().is_quantized
+        assert len(loaded.solve(PROBLEM).messages) == 2
 
 
 class TestCommandLine:
