@@ -9,12 +9,13 @@ names to texts) it is a team of other agents with the same weights. Without `--p
 """
 
 import sys
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 
 from trl import TrlParser
 
 from marcog_trl import Team, load_problems
-from marcog_trl.trainers.export import PushError, export_team, push_team
+from marcog_trl.trainers.export import PushError, check_repo_id, export_team, push_team
 from marcog_trl.trainers.saved import agent_settings, find_team
 
 
@@ -40,24 +41,40 @@ class ExportArguments:
     isolation: str = field(default="strict", metadata={"help": "How programs are confined."})
 
 
-def main():
-    (args,) = TrlParser((ExportArguments,)).parse_args_and_config()
+def check(args):
+    """Refuses a command line before any work is done."""
     if args.adapter is None and args.push is None:
-        sys.exit("error: neither adapter nor push says what to do; --adapter outputs/quickstart works")
+        raise ValueError("neither adapter nor push says what to do; --adapter outputs/quickstart works")
     if args.adapter is None and (args.num_agents is not None or args.agents is not None):
-        sys.exit("error: num_agents and agents make another team of an adapter; --adapter outputs/quickstart works")
+        raise ValueError("num_agents and agents make another team of an adapter; --adapter outputs/quickstart works")
+    if args.push is not None:
+        check_repo_id(args.push)
+
+
+def export(args):
+    """Writes the team, and says what each agent's adapter is; whether this process is the one that writes."""
+    settings = agent_settings(args.num_agents, args.agents)
+    problems = load_problems(args.dataset_name, args.dataset_split)
+    problems = problems.select(range(min(args.num_problems, len(problems))))
+    folder = find_team(args.adapter)
+    team = Team.from_pretrained(folder, base_model=args.base_model, isolation=args.isolation, **settings)
+    report = export_team(team.trainer, folder, args.output_dir, problems)
+    team.close()
+    return report, team.trainer.is_world_process_zero()
+
+
+def main():
+    writes = True
     try:
+        (args,) = TrlParser((ExportArguments,)).parse_args_and_config()
+        check(args)
         if args.adapter is not None:
-            settings = agent_settings(args.num_agents, args.agents)
-            problems = load_problems(args.dataset_name, args.dataset_split)
-            problems = problems.select(range(min(args.num_problems, len(problems))))
-            folder = find_team(args.adapter)
-            team = Team.from_pretrained(folder, base_model=args.base_model, isolation=args.isolation, **settings)
-            for agent, report in export_team(team.trainer, folder, args.output_dir, problems).items():
-                distance = f"KL per token {report['kl_per_token']:.2g} on {report['tokens']} tokens"
-                print(f"{args.output_dir}/agents/{agent}: {distance if report['tokens'] else 'the agent itself'}")
-            team.close()
-        if args.push is not None:
+            with redirect_stdout(sys.stderr):  # libraries print there too
+                report, writes = export(args)
+            for agent, own in report.items() if writes else ():
+                distance = f"KL per token {own['kl_per_token']:.2g} on {own['tokens']} tokens"
+                print(f"{args.output_dir}/agents/{agent}: {distance if own['tokens'] else 'the agent itself'}")
+        if args.push is not None and writes:
             print(f"Pushed: {push_team(args.output_dir, args.push, private=args.private).commit_url}")
     except (ValueError, OSError, PushError) as error:
         sys.exit(f"error: {' '.join(str(error).split())}")

@@ -10,6 +10,8 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
+import shlex
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,7 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
-from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi, ModelCard
+from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard
 from huggingface_hub.utils import validate_repo_id
 from peft.utils.integrations import gather_params_ctx
 from transformers.trainer_utils import HubStrategy
@@ -41,6 +43,7 @@ AGENTS_FOLDER = "agents"
 EXPORT_FILE = "export.json"
 CARD_FILE = "README.md"
 RESULTS_FILE = "results.json"
+_OF_RUN = (RESULTS_FILE, "report.html", "curves.png")  # what was measured of the team that was trained
 FORMAT_VERSION = 1
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 NUM_PROBLEMS = 64  # where the caller gives none
@@ -95,9 +98,11 @@ def export_agents(
     """
     path = Path(path).absolute()
     for agent in trainer.agents:
-        if agent != Path(agent).name or agent in ("..", EXPORT_FILE):
+        # A folder, a name of PEFT, in which '.' would be a level, and a word of a command line
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]*", agent):
             raise ValueError(
-                f"agent {agent!r} cannot have a folder of that name; {Path(agent).stem or 'main'!r} works"
+                f"agent {agent!r} cannot have a folder and an adapter of that name; letters, digits, '_' and '-', such as "
+                f"{re.sub(r'[^A-Za-z0-9_-]+', '_', agent).strip('_-') or 'main'!r}, work"
             )
     _check_on_main(trainer, _check_replaceable, path)
     args = trainer.args
@@ -130,11 +135,11 @@ def export_agents(
 
 def _check_on_main(trainer: MultiAgentTrainer, check: Callable[[Path], None], path: Path) -> None:
     """Checks a folder on the process that writes it, since others may not see it, or see it too late; all raise its error."""
-    found: list[ValueError | None] = [None]
+    found: list[Exception | None] = [None]
     if trainer.is_world_process_zero():
         try:
             check(path)
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             found = [error]
     broadcast_object_list(found)
     if found[0] is not None:
@@ -289,7 +294,7 @@ def export_team(
     team, path = Path(team), Path(path).absolute()
     if not (team / TEAM_FILE).is_file():
         raise ValueError(f"{str(team)!r} has no {TEAM_FILE}; a folder written by a trainer's save_model works")
-    saved, current = json.loads((team / TEAM_FILE).read_text()), trainer.team_description()
+    saved, current = _read_json(team / TEAM_FILE), trainer.team_description()
     for key in ("workflow", "modules"):
         if saved[key] != current[key]:
             raise ValueError(
@@ -317,7 +322,8 @@ def export_team(
 
 def _describe_another(folder: Path, saved: dict[str, Any], current: dict[str, Any]) -> None:
     """Makes the copy of a saved team that of a team of other agents, which has no results yet."""
-    (folder / RESULTS_FILE).unlink(missing_ok=True)
+    for name in _OF_RUN:
+        (folder / name).unlink(missing_ok=True)
     settings = saved["settings"] | {name: current["settings"][name] for name in ("num_agents", "roles")}
     of_team = {
         "agents": current["agents"],
@@ -385,7 +391,7 @@ def push_agents(
         ValueError: As [`export_agents`], or if `repo_id` is not the name of a repository.
         PushError: If the Hub does not take it; what was saved stays, and [`push_team`] pushes it again.
     """
-    _check_repo_id(repo_id)
+    check_repo_id(repo_id)
     save_repository(trainer, problems, repo_id.rpartition("/")[2], dataset_name)
     return (
         push_team(cast(str, trainer.args.output_dir), repo_id, **options) if trainer.is_world_process_zero() else None
@@ -463,11 +469,11 @@ def push_team(
         ValueError: If the folder is no such team, or `repo_id` not the name of a repository.
         PushError: If the Hub does not take it: no network, no rights, ... Nothing local is lost.
     """
-    _check_repo_id(repo_id)
+    check_repo_id(repo_id)
     folder = Path(folder)
     needed = [TEAM_FILE, f"{AGENTS_FOLDER}/{EXPORT_FILE}", CARD_FILE, *_ADAPTER_FILES]
     if (folder / TEAM_FILE).is_file():
-        for agent in json.loads((folder / TEAM_FILE).read_text())["agents"]:
+        for agent in _read_json(folder / TEAM_FILE, "agents")["agents"]:
             needed += [f"{AGENTS_FOLDER}/{agent['name']}/{name}" for name in _ADAPTER_FILES]
     for name in needed:
         if not (folder / name).is_file():
@@ -480,17 +486,24 @@ def push_team(
     api = HfApi()
     with clear_push_errors(repo_id, folder):
         api.create_repo(repo_id, token=token, private=private, exist_ok=True)
+        # Agents of an earlier team, which this one does not have
+        there = api.list_repo_files(repo_id, revision=revision, token=token)
+        stale = [name for name in there if name.startswith(f"{AGENTS_FOLDER}/") and name not in names]
         # One commit, where upload_folder makes several of a large folder: a repository is never half a team
         return api.create_commit(
             repo_id,
-            [CommitOperationAdd(name, folder / name) for name in names],
+            [
+                *(CommitOperationAdd(name, folder / name) for name in names),
+                *(CommitOperationDelete(name) for name in stale),
+            ],
             commit_message=commit_message,
             token=token,
             revision=revision,
         )
 
 
-def _check_repo_id(repo_id: str) -> None:
+def check_repo_id(repo_id: str) -> None:
+    """Refuses what cannot be the name of a repository."""
     validate_repo_id(repo_id)
     if repo_id.count("/") != 1:
         raise ValueError(f"repo_id={repo_id!r} has no owner; 'user/{repo_id}' works")
@@ -515,7 +528,7 @@ def clear_push_errors(repo_id: str | None, folder: str | Path) -> Iterator[None]
     except Exception as error:  # of huggingface_hub, and of the HTTP and storage clients beneath it
         reason = " ".join(str(error).split()) or type(error).__name__
         if (Path(folder) / AGENTS_FOLDER / EXPORT_FILE).is_file():
-            again = f"python recipes/export.py --output_dir {folder} --push {repo_id or 'user/team'}"
+            again = f"python recipes/export.py --output_dir {shlex.quote(str(folder))} --push {repo_id or 'user/team'}"
             way = f"{str(folder)!r} keeps everything; to push it again: {again}"
         else:
             way = "a token with write access (hf auth login), or push_to_hub=False, works"
@@ -569,7 +582,7 @@ def write_card(
             f"{str(folder / CARD_FILE)!r} has no section {_TRAINING!r}; trainer.create_model_card() works"
         )
     if team is None:
-        team = cast(dict[str, Any], json.loads((folder / TEAM_FILE).read_text()))
+        team = _read_json(folder / TEAM_FILE)
     if settings:
         rows = [(f"`{name}`" if name in _SETTINGS else name, value) for name, value in settings.items()]
         training = training.replace(_VERSIONS, f"{_table(['setting', 'value'], rows)}\n\n{_VERSIONS}", 1)
@@ -583,6 +596,17 @@ def write_card(
     partial = folder / f"{CARD_FILE}.partial"
     partial.write_text(str(card))
     os.replace(partial, folder / CARD_FILE)
+
+
+def _read_json(path: Path, *keys: str) -> dict[str, Any]:
+    """A JSON file, which must be a mapping with these keys; errors name it."""
+    try:
+        content = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{str(path)!r} is no JSON: {error}; one that this package wrote works") from None
+    if not isinstance(content, dict) or not content.keys() >= set(keys):
+        raise ValueError(f"{str(path)!r} has {content!r:.60} and no {list(keys)}; one that this package wrote works")
+    return content
 
 
 def _table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
@@ -623,7 +647,7 @@ def _introduction(data: Any, team: Mapping[str, Any], repo_id: str | None) -> st
 def _exported(folder: Path, team: Mapping[str, Any]) -> dict[str, Any] | None:
     """What `export.json` says, if the agents that were exported are this team's."""
     path = folder / AGENTS_FOLDER / EXPORT_FILE
-    exported = json.loads(path.read_text()) if path.is_file() else {"agents": {}}
+    exported = _read_json(path, "agents") if path.is_file() else {"agents": {}}
     return exported if set(exported["agents"]) == {agent["name"] for agent in team["agents"]} else None
 
 
@@ -718,7 +742,7 @@ A request names its agent as its model, such as `"model": "{names[0]}"`."""
 def _results(folder: Path) -> list[str]:
     """A table of what the recipes measured, where there is one."""
     path = folder / RESULTS_FILE
-    results = json.loads(path.read_text()) if path.is_file() else {}
+    results = _read_json(path) if path.is_file() else {}
     columns = [name for name in ("untrained", "trained") if name in results]
     if not columns:
         return []

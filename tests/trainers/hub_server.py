@@ -96,14 +96,18 @@ class Handler(BaseHTTPRequestHandler):
         if server.refuses_commits:
             self.send(b"", {"X-Error-Message": "The storage is full"}, 403)
             return
-        files = {}
+        files, deleted = {}, []
         for operation in operations:
             value = operation["value"]
             if operation["key"] == "file":
                 files[value["path"]] = base64.b64decode(value["content"])
             elif operation["key"] == "lfsFile":
                 files[value["path"]] = server.objects[value["oid"]]
+            elif operation["key"] == "deletedFile":
+                deleted.append(value["path"])
         server.repos[repo].update(files)
+        for path in deleted:
+            del server.repos[repo][path]
         server.commits.append(sorted(files))
         server.states.append(dict(server.repos[repo]))
         url = f"{server.url}/{repo}/commit/{server.sha}"
