@@ -11,12 +11,18 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marcog_trl.execution.__main__ import guess_format, split_asserts
 from marcog_trl.execution.isolation import ISOLATION_LEVELS
+from marcog_trl.problems.loading import helpers_before
+
+
+if TYPE_CHECKING:
+    from marcog_trl.trainers.inference import Answer
 
 
 def read_problem(source: str, tests: str | None = None) -> dict[str, Any]:
@@ -44,23 +50,27 @@ def read_problem(source: str, tests: str | None = None) -> dict[str, Any]:
     problem: dict[str, Any] = {"prompt": "".join(lines[:end]).rstrip() + "\n", "entry_point": asked[-1].name}
     if below.strip() and tests is not None:
         raise ValueError("the problem has tests after its function, and --tests has others; one of them works")
-    tests = tests if tests is not None else below
-    if _parse(tests, "the tests are", "'assert f(1) == 2' works"):
+    stated = _parse(below if tests is None else tests, "the tests are", "'assert f(1) == 2' works")
+    if tests is not None and not stated:
+        raise ValueError("the tests are empty; 'assert f(1) == 2', or no --tests, works")
+    if stated:
+        tests = below if tests is None else tests
         kind = guess_format(tests)
         problem |= {"test": split_asserts(tests) if kind == "asserts" else tests, "test_format": kind}
         first_line = min([asked[-1].lineno, *(decorator.lineno for decorator in asked[-1].decorator_list)])
-        problem["setup"] = "".join(lines[: first_line - 1])
+        problem["setup"] = helpers_before(source, first_line)
     return problem
 
 
 def _parse(source: str, what: str, works: str) -> list[ast.stmt]:
     try:
         return ast.parse(source).body
-    except SyntaxError as error:
+    except (SyntaxError, ValueError) as error:
         raise ValueError(f"{what} not Python: {error}; {works}") from None
 
 
-def solve(args: argparse.Namespace) -> int:
+def solve(args: argparse.Namespace) -> Answer:
+    """What a team makes of the problem."""
     problem = read_problem(args.problem.read_text(), args.tests.read_text() if args.tests else None)
     from marcog_trl.trainers.inference import Team
     from marcog_trl.trainers.saved import agent_settings
@@ -69,7 +79,12 @@ def solve(args: argparse.Namespace) -> int:
     team = Team.from_pretrained(args.team, base_model=args.base_model, isolation=args.isolation, **settings)
     answer = team.solve(problem, greedy=not args.sample)
     team.close()
-    if args.messages:
+    return answer
+
+
+def show(answer: Answer, messages: bool) -> int:
+    """Prints an answer: the code to standard output, all else to standard error; the exit code says whether it is right."""
+    if messages:
         for message in answer.messages:
             print(f"--- {message['agent']}, turn {message['turn']}\n{message['reply'].strip()}", file=sys.stderr)
     print(answer.code)
@@ -101,9 +116,11 @@ def main(argv: list[str] | None = None) -> int:
     command.add_argument("--isolation", choices=ISOLATION_LEVELS, default="strict")
     args = parser.parse_args(argv)
     try:
-        return solve(args)
+        with contextlib.redirect_stdout(sys.stderr):  # libraries print there too
+            answer = solve(args)
     except (ValueError, OSError) as error:
         parser.exit(2, f"error: {' '.join(str(error).split())}\n")
+    return show(answer, args.messages)
 
 
 if __name__ == "__main__":

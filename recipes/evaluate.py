@@ -20,7 +20,7 @@ Several processes share the problems: `accelerate launch --config_file recipes/d
 """
 
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, field, fields
 
 from trl import TrlParser
@@ -116,34 +116,36 @@ def load(args, problems, settings):
     return trainer, "untrained team" if args.untrained else "trained team"
 
 
+def measure(args):
+    """The team, what it is, its figures, and the number of problems."""
+    settings = read_settings(args)
+    columns = dict(pair.split("=", 1) for pair in args.dataset_columns)
+    problems = load_problems(args.dataset_name, args.dataset_test_split, columns=columns)
+    trainer, team = load(args, problems, settings)
+    with trainer.model.disable_adapter() if args.untrained else nullcontext():
+        figures = evaluate_team(
+            trainer,
+            problems,
+            args.num_samples,
+            args.batch_size,
+            args.seed,
+            k=args.k,
+            sampling=args.sampling,
+            output=args.output,
+            description={"measured": team, "from": args.adapter or args.model_name_or_path},
+        )
+    return trainer, team, figures, len(problems)
+
+
 def main():
     try:
         (args,) = TrlParser((EvaluationArguments,)).parse_args_and_config()
-        settings = read_settings(args)
-        problems = load_problems(
-            args.dataset_name,
-            args.dataset_test_split,
-            columns=dict(pair.split("=", 1) for pair in args.dataset_columns),
-        )
-        trainer, team = load(args, problems, settings)
-        with trainer.model.disable_adapter() if args.untrained else nullcontext():
-            figures = evaluate_team(
-                trainer,
-                problems,
-                args.num_samples,
-                args.batch_size,
-                args.seed,
-                k=args.k,
-                sampling=args.sampling,
-                output=args.output,
-                description={"measured": team, "from": args.adapter or args.model_name_or_path},
-            )
+        with redirect_stdout(sys.stderr):  # libraries print there too
+            trainer, team, figures, number = measure(args)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {' '.join(str(error).split())}")
     if trainer.accelerator.is_main_process:
-        print_figures(
-            figures, f"{team}: {len(problems)} problems of {args.dataset_name}, {args.num_samples} samples each"
-        )
+        print_figures(figures, f"{team}: {number} problems of {args.dataset_name}, {args.num_samples} samples each")
 
 
 if __name__ == "__main__":

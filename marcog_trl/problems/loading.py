@@ -176,7 +176,7 @@ def _complete(row: dict[str, Any], task_id: str) -> dict[str, Any]:
     entry_point = row.get("entry_point") or (_entry_point(test[0]) if test_format == "asserts" else "")
     stub = _stub_line(prompt, entry_point)
     starter_code = row.get("starter_code") or (prompt if stub else "")
-    setup = row.get("setup") or (_helpers(prompt, stub) if stub else "")
+    setup = row.get("setup") or (helpers_before(prompt, stub) if stub else "")
     return {
         "task_id": task_id,
         "test_format": test_format,
@@ -206,7 +206,7 @@ def _format_of_text(test: str) -> str:
     )
 
 
-def _helpers(prompt: str, stub: int) -> str:
+def helpers_before(prompt: str, stub: int) -> str:
     """
     What a prompt has before its stub, for the tests to use, without classes and what is assigned of them: these objects
     must be the program's own, which has the prompt's classes too.

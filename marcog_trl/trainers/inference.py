@@ -121,16 +121,26 @@ class Team:
         """
         if isinstance(problems, Mapping | str):
             return self.solve([problems], greedy, batch_size)[0]
-        rows = [{"prompt": problem} if isinstance(problem, str) else dict(problem) for problem in problems]
+        if batch_size < 1:
+            raise ValueError(f"batch_size={batch_size} is not positive; 128 works")
+        rows = [dict(problem) if isinstance(problem, Mapping) else {"prompt": problem} for problem in problems]
         workflow = self.trainer.workflow
+        name = type(workflow).__name__
         for i, row in enumerate(rows):
-            needed = ["prompt", *(["test", "test_format"] if workflow.needs_tests else [])]
-            for name in [*needed, *(["entry_point"] if workflow.needs_entry_point else [])]:
-                if not row.get(name):
-                    raise ValueError(
-                        f"problems[{i}] has no {name!r}, which {type(workflow).__name__} needs; "
-                        f"{{'prompt': 'def f(x): ...', 'entry_point': 'f'}} names a function"
-                    )
+            works = {"prompt": "def f(x): ...", "entry_point": "f"}
+            needed = {"prompt": name}  # by whom
+            if workflow.needs_tests or row.get("test"):
+                needed |= dict.fromkeys(
+                    ("test", "test_format"), name if workflow.needs_tests else "a problem with tests"
+                )
+                works |= {"test": ["assert f(1) == 2"], "test_format": "asserts"}
+            if workflow.needs_entry_point:
+                needed["entry_point"] = name
+            for column, reader in needed.items():
+                if not row.get(column):
+                    raise ValueError(f"problems[{i}] has no {column!r}, which {reader} needs; {works} works")
+            if not isinstance(row["prompt"], str | list):
+                raise ValueError(f"problems[{i}] has prompt={row['prompt']!r}, which is no text; {works} works")
         answers: list[Answer] = []
         for start in range(0, len(rows), batch_size):
             answers += self._solve(rows[start : start + batch_size], greedy)

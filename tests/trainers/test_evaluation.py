@@ -509,7 +509,7 @@ def recipe(monkeypatch):
 @pytest.mark.parametrize(
     "options", [[], ["--single_agent", "true"], ["--num_agents", "3"], ["--override", "workflow=pipeline"], None]
 )
-def test_a_single_problem_is_enough(team, tiny_model, recipe, tmp_path, options):
+def test_a_single_problem_is_enough(team, tiny_model, recipe, tmp_path, capfd, options):
     team.save_model(str(tmp_path / "team"))
     with_tests(1).to_json(tmp_path / "one.jsonl")
     what = ["--model_name_or_path", tiny_model] if options is None else ["--adapter", tmp_path / "team"]
@@ -518,6 +518,7 @@ def test_a_single_problem_is_enough(team, tiny_model, recipe, tmp_path, options)
     few = ["--num_samples", "1", "--output", tmp_path / "e.json", *(options or [])]
     recipe(*what, "--dataset_name", tmp_path / "one.jsonl", *few)
     assert len(lines(tmp_path / "e.jsonl")) == 1
+    assert "WARNING" not in capfd.readouterr().out
 
 
 def test_two_processes_write_what_one_writes(team, tmp_path):

@@ -147,8 +147,21 @@ class TestBadInput:
     def test_what_a_workflow_needs_is_asked_for(self, saved, load):
         with pytest.raises(ValueError, match=r"problems\[1\] has no 'entry_point', which Collaboration needs"):
             load(saved("collaboration")).solve([PROBLEM, {"prompt": "Write."}])
-        with pytest.raises(ValueError, match=r"problems\[0\] has no 'test', which Pipeline needs"):
+        message = r"problems\[0\] has no 'test', which Pipeline needs; \{.*'test': \['assert f\(1\) == 2'\], 'test_format': 'asserts'\}"
+        with pytest.raises(ValueError, match=message):
             load(saved("pipeline")).solve(PROBLEM)
+
+    @pytest.mark.parametrize(
+        ("problem", "options", "message"),
+        [
+            ({**PROBLEM, "test": ["assert f(1) == 2"]}, {}, "has no 'test_format', which a problem with tests needs"),
+            ({**PROBLEM, "prompt": 5}, {}, r"problems\[0\] has prompt=5, which is no text; "),
+            (PROBLEM, {"batch_size": -1}, "batch_size=-1 is not positive; 128 works"),
+        ],
+    )
+    def test_what_is_no_problem_is_refused(self, saved, load, problem, options, message):
+        with pytest.raises(ValueError, match=message):
+            load(saved("collaboration")).solve([problem], **options)
 
     def test_what_is_no_team_is_refused(self, load, tmp_path):
         with pytest.raises(ValueError, match=r"has no team\.json"):
@@ -308,6 +321,7 @@ class TestCommandLine:
         solve = Team.solve
 
         def scripted(team, *args, **kwargs):
+            print("[WARNING] of a library")
             recite(team, ["def aux(x):\n    return x", "def f(x):\n    return x + 1"])
             return solve(team, *args, **kwargs)
 
@@ -324,7 +338,7 @@ class TestCommandLine:
         assert main(arguments) == 1
         printed = capsys.readouterr()
         assert printed.out == "def aux(x):\n    return x\n\n\ndef f(x):\n    return x + 1\n"
-        assert "failed: 1 of 2 tests passed" in printed.err
+        assert "failed: 1 of 2 tests passed" in printed.err and "[WARNING] of a library" in printed.err
 
     def test_reads_problems_with_tests_of_every_format(self):
         stub = "import math\n\n\ndef area(r):\n    '''Area of a disc.'''\n"
@@ -336,7 +350,13 @@ class TestCommandLine:
         problem = read_problem(stub, "def check(candidate):\n    assert candidate(0) == 0\n")
         assert problem["test_format"] == "check"
 
-    @pytest.mark.parametrize("tests", [None, "# later\n", "assert f(1) == 2"])
+    def test_classes_before_the_function_are_the_program_s(self):
+        """Their objects would be strangers to the program if the tests had classes of their own."""
+        source = "import math\n\n\nclass Node:\n    pass\n\n\ndef f(node):\n    ...\n\n\nassert f(Node()) is None\n"
+        problem = read_problem(source)
+        assert "class Node" in problem["prompt"] and "class" not in problem["setup"] and "math" in problem["setup"]
+
+    @pytest.mark.parametrize("tests", [None, "assert f(1) == 2"])
     def test_a_comment_is_no_test(self, tests):
         problem = read_problem("def f(x):\n    '''Twice x.'''\n\n\n# assert f(1) == 2\n", tests)
         assert problem.get("test") == (["assert f(1) == 2"] if tests and "assert" in tests else None)
@@ -346,7 +366,9 @@ class TestCommandLine:
         [
             ("def f(x:", None, "the problem is not Python"),
             ("x = 1", None, "the problem defines no function"),
-            ("def f(x): ...", "assert f(2", "the tests are not Python"),
+            ("def f(x): ...", "assert ((", "the tests are not Python: .*; 'assert f\\(1\\) == 2' works"),
+            ("def f(x): ...", "", "the tests are empty; 'assert f\\(1\\) == 2', or no --tests, works"),
+            ("def f(x): ...", "# later\n", "the tests are empty"),
             ("def f(x): ...\nassert f(1)", "assert f(2)", "has tests after its function, and --tests has others"),
         ],
     )
