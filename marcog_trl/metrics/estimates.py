@@ -1,6 +1,9 @@
 """Estimators that metrics share. Nothing here imports `evaluate`."""
 
 import math
+import numbers
+from collections.abc import Iterable
+from typing import Any
 
 
 def estimate_pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
@@ -28,3 +31,18 @@ def estimate_pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
         raise ValueError(f"num_correct={num_correct} is not in 0 to num_samples={num_samples}; {num_samples} works")
     choices = math.comb(num_samples, k)
     return (choices - math.comb(num_samples - num_correct, k)) / choices
+
+
+def which_k(k: Any, most: int) -> list[int]:
+    """
+    Which pass@k a user asks for; by default those of 1, 5 and 10 up to `most`.
+
+    Raises:
+        ValueError: If it is no list of whole numbers.
+    """
+    if k is None:
+        return [size for size in (1, 5, 10) if size <= most]
+    sizes = list(k) if isinstance(k, Iterable) else []
+    if not sizes or not all(isinstance(size, numbers.Integral) for size in sizes):
+        raise ValueError(f"k={k!r} is no list of whole numbers; k=[1] works")
+    return [int(size) for size in sizes]

@@ -25,7 +25,7 @@ from transformers.generation.configuration_utils import BaseWatermarkingConfig
 from marcog_trl.agents import solution_job
 from marcog_trl.code import syntax_error
 from marcog_trl.execution.jobs import plan
-from marcog_trl.metrics import estimate_pass_at_k
+from marcog_trl.metrics.estimates import estimate_pass_at_k, which_k
 from marcog_trl.problems import make_job
 from marcog_trl.rollout import Episode, Row
 from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
@@ -88,7 +88,7 @@ def evaluate_team(
 
     Source: pass@k of Chen et al. 2021 (https://huggingface.co/papers/2107.03374).
     """
-    ks = [size for size in (1, 5, 10) if size <= num_samples] if k is None else list(k)
+    ks = which_k(k, num_samples)
     rows = _check_problems(trainer, problems)
     _check_arguments(trainer, num_samples, batch_size, ks, sampling, output)
     accelerator = trainer.accelerator

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -82,6 +83,8 @@ def test_refuses_what_says_nothing(metric):
 
     refused(r"k=\[1, 5\] has 5, but the fewest programs of a problem are 1; k from 1 to 1 works", k=[1, 5])
     refused("k=.0. has 0", k=[0])
+    for k in (1, [1.5], ["1"], "1", []):
+        refused(rf"k={re.escape(repr(k))} is no list of whole numbers; k=\[1\] works", k=k)
     refused(r"predictions\[1\] is empty", (TESTS, TESTS), ((RIGHT,), ()))
     refused("predictions is empty", (), ())
     refused(r"references\[0\]='' tests nothing", ("",))

@@ -438,6 +438,7 @@ class TestRefusals:
         [
             ({"k": [1, 5]}, r"k=\[1, 5\] has 5, which is not in 1 to num_samples=2; num_samples=5 or k=\[2\] works"),
             ({"k": [0]}, r"k=\[0\] has 0"),
+            ({"k": 1}, r"k=1 is no list of whole numbers; k=\[1\] works"),
             ({"num_samples": 0}, "num_samples=0 is not positive"),
             ({"batch_size": 0}, "batch_size=0 is not positive"),
             ({"sampling": "best"}, "sampling='best' is unknown; 'keyed' or 'stream' works"),

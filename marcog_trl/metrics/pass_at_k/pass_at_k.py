@@ -18,7 +18,7 @@ import datasets
 import evaluate
 
 from marcog_trl.execution import CodeExecutor, Job
-from marcog_trl.metrics.estimates import estimate_pass_at_k
+from marcog_trl.metrics.estimates import estimate_pass_at_k, which_k
 
 
 _DESCRIPTION = """
@@ -94,7 +94,7 @@ class PassAtK(evaluate.Metric):
                 f"{(empty or ['predictions'])[0]} is empty; ['def add(a, b): return a + b'] has a program"
             )
         fewest = min(map(len, predictions))
-        ks = [size for size in (1, 5, 10) if size <= fewest] if k is None else list(k)
+        ks = which_k(k, fewest)
         for size in ks:
             if not 1 <= size <= fewest:
                 raise ValueError(
