@@ -49,10 +49,12 @@ def describe_team(trainer: MultiAgentTrainer, modules: dict[str, Any]) -> dict[s
     Returns:
         `dict`: The content of `team.json`.
     """
+    quantised = getattr(trainer.model.config, "quantization_config", None)
     return {
         "format_version": FORMAT_VERSION,
         "trainer": type(trainer).__name__,
         "base_model": trainer.model.config.name_or_path,
+        **({} if quantised is None else {"quantization_config": quantised.to_dict()}),
         "agents": [{"name": agent.name, "role": agent.role} for agent in trainer.workflow.agents],
         "workflow": type(trainer.workflow).__name__,
         "num_turns": trainer.workflow.num_turns,

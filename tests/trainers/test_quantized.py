@@ -1,5 +1,8 @@
 """A base model in 4 bits (QLoRA): the team trains over it, is saved, and its folded agents are the live ones."""
 
+import json
+import warnings
+
 import pytest
 import teams
 import torch
@@ -8,6 +11,7 @@ from test_export import PROMPT, live_logits
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from marcog_trl import MultiAgentPPOTrainer, SHPPOTrainer
+from marcog_trl.trainers.saved import load_trainer
 
 
 Linear4bit = pytest.importorskip("bitsandbytes").nn.Linear4bit
@@ -69,3 +73,19 @@ def test_an_exported_agent_is_the_live_one(tiny_model, tmp_path):
         with torch.no_grad():
             found = exported(input_ids=torch.tensor([PROMPT])).logits
         assert (found - expected).abs().max() < 1e-5
+
+
+def test_a_saved_team_says_how_its_base_was_quantised(tiny_model, tmp_path):
+    """And it is loaded so where that is asked for."""
+    quantised = BitsAndBytesConfig(**FOUR_BITS)
+    trainer = teams.make(tiny_model, tmp_path, SHPPOTrainer, workflow=teams.Pair(), quantization_config=quantised)
+    trainer.save_model()
+    assert json.loads((tmp_path / "team.json").read_text())["quantization_config"]["load_in_4bit"]
+    arguments = (tmp_path, teams.dataset(), teams.Pair(), teams.letters)
+    with pytest.warns(UserWarning, match="on a base model that was quantised .*, and is loaded on one that is not"):
+        unquantised = load_trainer(*arguments).model.get_base_model()
+    assert not getattr(unquantised, "is_quantized", False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*was quantised")
+        loaded = load_trainer(*arguments, quantization_config=quantised)
+    assert loaded.model.get_base_model().is_quantized
