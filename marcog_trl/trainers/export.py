@@ -486,20 +486,33 @@ def push_team(
     api = HfApi()
     with clear_push_errors(repo_id, folder):
         api.create_repo(repo_id, token=token, private=private, exist_ok=True)
-        # Agents of an earlier team, which this one does not have
-        there = api.list_repo_files(repo_id, revision=revision, token=token)
-        stale = [name for name in there if name.startswith(f"{AGENTS_FOLDER}/") and name not in names]
         # One commit, where upload_folder makes several of a large folder: a repository is never half a team
         return api.create_commit(
             repo_id,
             [
                 *(CommitOperationAdd(name, folder / name) for name in names),
-                *(CommitOperationDelete(name) for name in stale),
+                *_deletions(api, repo_id, folder, token, revision),
             ],
             commit_message=commit_message,
             token=token,
             revision=revision,
         )
+
+
+def drop_other_agents(repo_id: str, folder: Path, token: str | None = None, revision: str | None = None) -> None:
+    """Takes agents out of a repository that the team in a folder, which was pushed to it, does not have."""
+    api = HfApi()
+    deletions = _deletions(api, repo_id, folder, token, revision)
+    if deletions:
+        api.create_commit(repo_id, deletions, commit_message="Agents of now", token=token, revision=revision)
+
+
+def _deletions(
+    api: HfApi, repo_id: str, folder: Path, token: str | None, revision: str | None
+) -> list[CommitOperationDelete]:
+    there = api.list_repo_files(repo_id, revision=revision, token=token)
+    agents = (name for name in there if name.startswith(f"{AGENTS_FOLDER}/"))
+    return [CommitOperationDelete(name) for name in agents if not (folder / name).is_file()]
 
 
 def check_repo_id(repo_id: str) -> None:

@@ -475,7 +475,7 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
         mask = mask.float()
         error = returns - values
         sums = torch.stack([mask.sum()] + [(x * mask).sum() for x in (returns, returns**2, error, error**2, values)])
-        n, r, rr, e, ee, v = self._sum_over_processes(sums).tolist()
+        n, r, rr, e, ee, v = self._sum_over_processes(sums.double()).tolist()
         if n > 0:
             variance = rr / n - (r / n) ** 2
             self._metric("critic/value_mean", v / n)

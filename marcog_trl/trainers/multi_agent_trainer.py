@@ -1248,7 +1248,13 @@ class MultiAgentTrainer(GRPOTrainer):
         names = {name: kwargs[name] for name in ("model_name", "dataset_name") if name in kwargs}
         export.save_repository(self, **names)
         with export.clear_push_errors(self.args.hub_model_id, self._folder(None)):
-            return super().push_to_hub(*args, **kwargs)
+            commit = super().push_to_hub(*args, **kwargs)
+            if self.is_world_process_zero():
+                where = {name: kwargs[name] for name in ("token", "revision") if name in kwargs}
+                export.drop_other_agents(
+                    cast(str, self.hub_model_id), self._folder(None), **{"token": self.args.hub_token, **where}
+                )
+        return commit
 
     def init_hf_repo(self, *args, **kwargs) -> None:
         with export.clear_push_errors(self.args.hub_model_id, self._folder(None)):

@@ -494,10 +494,11 @@ class TestPushToHub:
         assert REPOSITORY <= set(online.repos["someone/team"])
 
 
-def test_a_recipe_whose_last_push_fails_keeps_its_results(hub, tmp_path):
+def test_a_recipe_whose_last_push_fails_keeps_its_results(hub, tiny_model, tmp_path):
     hub.refuses_commits = True
     out = tmp_path / "run"
-    options = ["--max_steps", 1, "--num_samples", 0, "--logging_steps", 1, "--per_device_train_batch_size", 8]
+    options = ["--model_name_or_path", tiny_model, "--max_steps", 1, "--num_samples", 0, "--logging_steps", 1]
+    options += ["--num_generations", 2, "--max_completion_length", 4, "--per_device_train_batch_size", 8]
     options += ["--push_to_hub", "true", "--hub_model_id", "someone/team", "--output_dir", out]
     recipe = ROOT / "recipes" / "train_shppo.py"
     done = run(hub, tmp_path / "home", recipe, *options, DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="")
@@ -549,6 +550,16 @@ def check_agents(files, folder):
         for name, tensor in load_file(folder / "again" / agent / "adapter_model.safetensors").items():
             assert (pushed[name] - tensor).abs().max() < 1e-6, (agent, name)
     return loaded
+
+
+def test_a_trainers_push_takes_agents_away_that_it_does_not_have(online, tiny_model, tmp_path):
+    trainer = make(tiny_model, tmp_path, hub_model_id="someone/team")
+    trainer.push_to_hub()
+    before = dict(online.repos["someone/team"])
+    online.repos["someone/team"] |= {"agents/helper2/adapter_config.json": b"{}", "notes.md": b"mine"}
+    trainer.push_to_hub()
+    trainer.close_executor()
+    assert set(online.repos["someone/team"]) == {*before, "notes.md"}
 
 
 def test_a_pushed_team_is_whole(hub, tiny_model, tmp_path):
