@@ -65,12 +65,14 @@ def extract_code(text: str, entry_point: str | None = None, prompt: str | None =
     """
     text, entry_point = normalise(text), entry_point or None
     pieces: list[str] = []
+    code, best = None, 0
     for piece in _candidates(text, entry_point):
         pieces.append(piece)
-        if _rank(piece, entry_point) == 2:
+        rank = _rank(piece, entry_point)
+        if rank > best:
+            code, best = piece, rank
+        if rank == 2:
             break
-    best = max(pieces, key=lambda piece: _rank(piece, entry_point))
-    code = best if _rank(best, entry_point) else None
     if code is None and prompt is not None and entry_point is not None:
         code = _continue(normalise(prompt), text, entry_point)
     if code is None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, ReadInstruction, concatenate_datasets, load_dataset
+from datasets import Dataset, ReadInstruction, Value, concatenate_datasets, load_dataset
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
 from marcog_trl.code import bound_names, combine, find, parse_or_error, top_level
@@ -152,7 +152,8 @@ def _with_tests(dataset: Dataset, name: str) -> Dataset:
 
 def _cut_asserts(dataset: Dataset, name: str) -> Dataset:
     """The dataset with a list of tests in place of one text of asserts, as `test_format="asserts"` wants it."""
-    if getattr(dataset.features["test"], "dtype", "") not in ("string", "large_string"):
+    feature = dataset.features["test"]
+    if not (isinstance(feature, Value) and feature.dtype in ("string", "large_string")):
         return dataset
     rows = dataset.select_columns([column for column in ("test", "test_format") if column in dataset.column_names])
     formats = {row.get("test_format") or _test_format(row["test"]) for row in rows if row["test"]}

@@ -165,10 +165,7 @@ def _check_problems(trainer: MultiAgentTrainer, problems: Dataset) -> list[dict[
         except ValueError as error:
             raise ValueError(f"problems[{i}]: {error}") from None
     # What the trainer asks of problems, which may not be those that it was made with
-    try:
-        trainer._check_datasets(problems, None, trainer._rewards_as_given)
-    except ValueError as error:
-        raise ValueError(str(error).replace("train_dataset", "problems", 1)) from None
+    trainer._check_columns("problems", problems, trainer._rewards_as_given)
     return rows
 
 

@@ -222,10 +222,10 @@ def parse(
     for pair in script.dataset_columns:
         if "=" not in pair:
             raise ValueError(f"dataset_columns={pair!r} has no '='; prompt=question works")
+    given = vars(script) | vars(model)
     for name, (agrees, instead) in _WITHOUT_EFFECT.items():
-        value = getattr(model if hasattr(model, name) else script, name)
-        if value != agrees:
-            raise ValueError(f"{name}={value!r} is not supported: {instead}")
+        if given[name] != agrees:
+            raise ValueError(f"{name}={given[name]!r} is not supported: {instead}")
     if model.load_in_4bit and model.dtype == "auto":
         raise ValueError("dtype='auto' is none to compute in with load_in_4bit=True; dtype='bfloat16' works")
     model.model_name_or_path = MODEL_ALIASES.get(model.model_name_or_path, model.model_name_or_path)

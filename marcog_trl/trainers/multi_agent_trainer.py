@@ -335,12 +335,6 @@ class MultiAgentTrainer(GRPOTrainer):
         return workflow
 
     def _check_datasets(self, train_dataset, eval_dataset, reward_funcs: list) -> None:
-        readers = {"prompt": "every episode"}  # by the column that they need
-        for need, needed in (("tests", ("test", "test_format")), ("entry_point", ("entry_point",))):
-            names = [f"reward {get_callable_name(func)}" for func in reward_funcs if needs(func, need)]
-            if needs(self.workflow, need):
-                names.insert(0, f"workflow {type(self.workflow).__name__}")
-            readers |= dict.fromkeys(needed if names else (), next(iter(names), ""))
         datasets = {"train_dataset": train_dataset}
         datasets |= (
             {f"eval_dataset[{name!r}]": dataset for name, dataset in eval_dataset.items()}
@@ -348,33 +342,40 @@ class MultiAgentTrainer(GRPOTrainer):
             else {"eval_dataset": eval_dataset}
         )
         for name, dataset in datasets.items():
-            if dataset is None and name != "train_dataset":
-                continue
-            if not isinstance(dataset, Dataset | IterableDataset):
-                raise TypeError(f"{name} is a {type(dataset).__name__}; a Dataset with a column 'prompt' works")
-            if isinstance(dataset, Dataset) and len(dataset) == 0:
-                raise ValueError(f"{name} is empty; a dataset with at least one problem works")
-            columns = dataset.column_names
-            if columns is None:  # a stream that does not know its columns before it is read
-                continue
-            if "prompt" not in columns:
-                raise ValueError(f"{name} has no column 'prompt' but {columns}; rename_column(..., 'prompt') works")
-            for column in ("replies", "turn", "verdicts", "previous_solution", "previous_verdicts", "executor"):
-                if column in columns:
-                    raise ValueError(
-                        f"{name} has a column {column!r}, a name under which rewards are given something else; "
-                        f"rename_column({column!r}, ...) works"
-                    )
-            if "image" in columns or "images" in columns:
-                raise ValueError(f"{name} has images; {type(self).__name__} takes text-only problems")
-            for column, reader in readers.items():
-                if column not in columns:
-                    raise ValueError(f"{name} has no column {column!r}, which {reader} needs, but {columns}")
-                for i, value in enumerate(dataset[column] if isinstance(dataset, Dataset) else ()):
-                    if not value:
-                        raise ValueError(
-                            f"{name}[{i}] has no {column!r}, which {reader} needs; dropping the row works"
-                        )
+            if dataset is not None or name == "train_dataset":
+                self._check_columns(name, dataset, reward_funcs)
+
+    def _check_columns(self, name: str, dataset: Any, reward_funcs: list) -> None:
+        """Refuses a dataset, which errors call `name`, that lacks what episodes, the workflow and these rewards read."""
+        readers = {"prompt": "every episode"}  # by the column that they need
+        for need, needed in (("tests", ("test", "test_format")), ("entry_point", ("entry_point",))):
+            names = [f"reward {get_callable_name(func)}" for func in reward_funcs if needs(func, need)]
+            if needs(self.workflow, need):
+                names.insert(0, f"workflow {type(self.workflow).__name__}")
+            readers |= dict.fromkeys(needed if names else (), next(iter(names), ""))
+        if not isinstance(dataset, Dataset | IterableDataset):
+            raise TypeError(f"{name} is a {type(dataset).__name__}; a Dataset with a column 'prompt' works")
+        if isinstance(dataset, Dataset) and len(dataset) == 0:
+            raise ValueError(f"{name} is empty; a dataset with at least one problem works")
+        columns = dataset.column_names
+        if columns is None:  # a stream that does not know its columns before it is read
+            return
+        if "prompt" not in columns:
+            raise ValueError(f"{name} has no column 'prompt' but {columns}; rename_column(..., 'prompt') works")
+        for column in ("replies", "turn", "verdicts", "previous_solution", "previous_verdicts", "executor"):
+            if column in columns:
+                raise ValueError(
+                    f"{name} has a column {column!r}, a name under which rewards are given something else; "
+                    f"rename_column({column!r}, ...) works"
+                )
+        if "image" in columns or "images" in columns:
+            raise ValueError(f"{name} has images; {type(self).__name__} takes text-only problems")
+        for column, reader in readers.items():
+            if column not in columns:
+                raise ValueError(f"{name} has no column {column!r}, which {reader} needs, but {columns}")
+            for i, value in enumerate(dataset[column] if isinstance(dataset, Dataset) else ()):
+                if not value:
+                    raise ValueError(f"{name}[{i}] has no {column!r}, which {reader} needs; dropping the row works")
 
     def _check_workflow(self, train_dataset) -> None:
         """Lets the workflow make its first request of the first problem, which shows whether it can play it."""

@@ -25,7 +25,7 @@ from marcog_trl.trainers.multi_agent_ppo_trainer import MultiAgentPPOTrainer
 from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
 from marcog_trl.trainers.overrides import nearest
 from marcog_trl.trainers.shppo_trainer import SHPPOTrainer
-from marcog_trl.trainers.team_files import FORMAT_VERSION, MODULES_FILE, TEAM_FILE, check_checkpoint
+from marcog_trl.trainers.team_files import FORMAT_VERSION, MODULES_FILE, TEAM_FILE, differing
 from marcog_trl.workflows import make_workflow
 
 
@@ -148,14 +148,13 @@ def load_trainer(
             f"{trainer.agents}; one written by a trainer's save_model works"
         )
     but = (*(("agents",) if others else ()), *(("base_model",) if base_model else ()))
-    try:
-        check_checkpoint(trainer, str(path), but)
-    except ValueError as error:
-        found = str(error).partition(" is of another team: ")[2].replace("this run's", "that of its settings")
+    found = differing(team, trainer.team_description(), but)
+    if found is not None:
+        key, its, ours = found
         raise ValueError(
-            f"{str(path / TEAM_FILE)!r} does not agree with itself: {found}; as save_model wrote it, it works, and other role "
-            "texts are given with roles={'main': ...} or --agents agents.yaml"
-        ) from None
+            f"{str(path / TEAM_FILE)!r} does not agree with itself: its {key} is {its!r}, that of its settings is {ours!r}; "
+            "as save_model wrote it, it works, and other role texts are given with roles={'main': ...} or --agents agents.yaml"
+        )
     what = f"the weights of {str(path)!r}, on the base model {model!r},"
     with _reading(what, "the base model that they were trained on, or files as save_model wrote them, work"):
         _check_layers(trainer, path / ADAPTER_FILES[1])

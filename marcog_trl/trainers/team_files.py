@@ -185,10 +185,28 @@ def check_checkpoint(trainer: MultiAgentTrainer, checkpoint: str, but: tuple[str
             f"resume_from_checkpoint={checkpoint!r} has no {TEAM_FILE}; a checkpoint-* folder written by "
             f"{type(trainer).__name__} works"
         )
-    saved, current = json.loads(path.read_text()), trainer.team_description()
+    found = differing(json.loads(path.read_text()), trainer.team_description(), but)
+    if found is not None:
+        key, its, ours = found
+        raise ValueError(
+            f"resume_from_checkpoint={checkpoint!r} is of another team: its {key} is {its!r}, this run's is {ours!r}"
+        )
+
+
+def differing(
+    saved: dict[str, Any], current: dict[str, Any], but: tuple[str, ...] = ()
+) -> tuple[str, Any, Any] | None:
+    """
+    In what a saved team is another one.
+
+    Args:
+        saved, current (`dict`): Contents of `team.json`.
+        but (`tuple[str, ...]`, *optional*): Keys that may differ.
+
+    Returns:
+        `tuple`, *optional*: The first key that differs, and what either says; `None` if they are the same team.
+    """
     for key in _IDENTITY:
         if key not in but and saved.get(key) != current[key]:
-            raise ValueError(
-                f"resume_from_checkpoint={checkpoint!r} is of another team: its {key} is {saved.get(key)!r}, "
-                f"this run's is {current[key]!r}"
-            )
+            return key, saved.get(key), current[key]
+    return None
