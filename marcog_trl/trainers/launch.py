@@ -40,7 +40,7 @@ from marcog_trl.workflows import make_workflow
 
 MODEL_ALIASES = {"qwen": "Qwen/Qwen2.5-Coder-0.5B-Instruct"}
 BARE = object()  # the value of a flag that has none
-# Fields of TRL's classes without effect on a team: the one value that agrees, and what there is in place of others
+# Fields of TRL's ScriptArguments without effect on a team: the one value that agrees, and what there is in place of others
 _WITHOUT_EFFECT: dict[str, tuple[Any, str]] = {
     "dataset_config": (None, "a file of the problems, as in --dataset_name problems.jsonl, works"),
     "dataset_streaming": (
@@ -48,7 +48,6 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, str]] = {
         "problems are held in memory; a slice, as in --dataset_train_split 'train[:1000]', works",
     ),
     "ignore_bias_buffers": (False, "models have no such buffers; False works"),
-    "use_peft": (True, "a team trains an adapter; True works"),
 }
 _LENGTHS = {"num_train_epochs", "max_steps", "num_steps"}
 
@@ -222,10 +221,12 @@ def parse(
     for pair in script.dataset_columns:
         if "=" not in pair:
             raise ValueError(f"dataset_columns={pair!r} has no '='; prompt=question works")
-    given = vars(script) | vars(model)
     for name, (agrees, instead) in _WITHOUT_EFFECT.items():
-        if given[name] != agrees:
-            raise ValueError(f"{name}={given[name]!r} is not supported: {instead}")
+        value = getattr(script, name)
+        if value != agrees:
+            raise ValueError(f"{name}={value!r} is not supported: {instead}")
+    if not model.use_peft:
+        raise ValueError("use_peft=False is not supported: a team trains an adapter; True works")
     if model.load_in_4bit and model.dtype == "auto":
         raise ValueError("dtype='auto' is none to compute in with load_in_4bit=True; dtype='bfloat16' works")
     model.model_name_or_path = MODEL_ALIASES.get(model.model_name_or_path, model.model_name_or_path)
