@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .executor import CodeExecutor
 from .isolation import ISOLATION_LEVELS
-from .jobs import TEST_FORMATS, Job, TestFormat
+from .jobs import TEST_FORMATS, Job, TestFormat, plan
 
 
 def split_asserts(source: str) -> list[str]:
@@ -63,6 +63,7 @@ def main() -> int:
             setup=args.setup.read_text() if args.setup else "",
             entry_point=args.entry_point,
         )
+        plan(job)  # here a user wrote the tests, and is told what is wrong with them
         limits = {"timeout": args.timeout, "memory_mb": args.memory_mb}
         with CodeExecutor(num_workers=1, isolation=args.isolation, **limits) as executor:
             print(f"isolation: {executor.isolation}")

@@ -27,7 +27,20 @@ from pathlib import Path
 from typing import Any
 
 from .isolation import Isolation, IsolationLevel, resolve
-from .jobs import LEAST_MEMORY_MB, Job, Plan, Status, TestResult, TestStatus, Verdict, check_count, check_limit, plan
+from .jobs import (
+    LEAST_MEMORY_MB,
+    Job,
+    Plan,
+    Status,
+    TestResult,
+    TestStatus,
+    UnusableTests,
+    Verdict,
+    check_count,
+    check_limit,
+    plan,
+    unusable,
+)
 
 
 logger = logging.getLogger(__name__)
@@ -436,26 +449,36 @@ class CodeExecutor:
         Returns:
             `Future[list[Verdict]]`: will hold one verdict per job, in the order of `jobs`.
 
+        Tests that are text but cannot be run (they do not parse, or there are none) may come from a model: their verdict
+        is `"error"`, with the reason as its message.
+
         Raises:
-            ValueError: If a job cannot be run (unparsable, empty or missing tests, an unknown format, a limit that is
-                not positive, code that is not text); the message names the job's index. Nothing has run then.
+            TypeError: If `jobs` is a single job.
+            ValueError: If a job is not one (an unknown format, tests of another type than the format wants, a limit that
+                is not positive); the message names the job's index. Nothing has run then.
             RuntimeError: If the executor is closed.
         """
-        plans = []
+        if isinstance(jobs, Job):
+            raise TypeError("jobs must be a list of jobs, got one Job. Pass [job].")
+        plans: dict[int, Plan] = {}
+        verdicts: list[Verdict | None] = []
         for index, job in enumerate(jobs):
+            verdicts.append(None)
             try:
-                plans.append(plan(job))
+                plans[index] = plan(job)
+            except UnusableTests as error:
+                verdicts[index] = unusable(job, str(error))
             except ValueError as error:
                 raise ValueError(f"jobs[{index}]: {error}") from None
         future: Future[list[Verdict]] = Future()
         future.set_running_or_notify_cancel()
-        batch = _Batch(future, [None] * len(plans), len(plans))
+        batch = _Batch(future, verdicts, len(plans))
         if not plans:
-            future.set_result([])
+            batch.future.set_result(verdicts)
             return future
         tasks = []
-        for index, (job, job_plan) in enumerate(zip(jobs, plans, strict=True)):
-            payload = self._payload(job, job_plan)
+        for index, job_plan in plans.items():
+            payload = self._payload(jobs[index], job_plan)
             tasks.append(_Task(batch, index, payload, job_plan.total, payload["timeout"]))
         self._own_pool().put(tasks)
         return future

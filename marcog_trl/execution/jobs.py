@@ -6,6 +6,7 @@ Knows nothing about processes. Test code is parsed here, never executed.
 import ast
 import builtins
 import symtable
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -57,6 +58,9 @@ class Job:
             Limit of the program's address space in MiB; `None` takes the executor's.
         test_timeout (`float`, *optional*):
             Wall-clock limit of each test in seconds, within that of the job; `None` takes the executor's.
+
+    Raises:
+        ValueError: If `code` or `setup` is not text.
     """
 
     code: str
@@ -69,6 +73,9 @@ class Job:
     test_timeout: float | None = None
 
     def __post_init__(self):
+        for field in ("code", "setup"):
+            if not isinstance(getattr(self, field), str):
+                raise ValueError(f"{field} must be text, got {type(getattr(self, field)).__name__}.")
         if isinstance(self.tests, list):
             tests = tuple(tuple(test) if isinstance(test, list) else test for test in self.tests)
             object.__setattr__(self, "tests", tests)
@@ -81,7 +88,7 @@ class TestResult:
 
     Attributes:
         status (`str`): `"passed"`, `"failed"` (a wrong value or an exception), `"timeout"`, `"error"` (the program
-            could not be loaded, lacks the entry point, or died), or `"skipped"` (not reached, or not run after
+            could not be loaded, lacks the entry point, or died, or the tests cannot be run), or `"skipped"` (not reached, or not run after
             `max_timeouts`).
         message (`str`): Why it did not pass; empty when it passed.
         seconds (`float`): Wall-clock time of this test in seconds.
@@ -122,6 +129,16 @@ class Verdict:
     seconds: float = 0.0
 
 
+class UnusableTests(ValueError):
+    """The text of the tests, or of their setup, cannot be run: it does not parse, or it tests nothing."""
+
+
+def unusable(job: Job, reason: str) -> Verdict:
+    """The verdict of a job whose tests cannot be run. A model may have written them, so this is not an exception."""
+    total = max(1, len(job.tests)) if isinstance(job.tests, tuple) else 1
+    return Verdict("error", 0, total, (TestResult("error", reason),) * total, reason)
+
+
 @dataclass(frozen=True)
 class Plan:
     """What the tests of a job need: computed once for all the programs that share them."""
@@ -145,13 +162,11 @@ def plan(job: Job) -> Plan:
         `Plan`: number of tests, names to take from the program, and labels of the tests where they have names.
 
     Raises:
-        ValueError: If the job cannot be run; the message says what is wrong with it.
+        UnusableTests: If the text of the tests or of `setup` cannot be run.
+        ValueError: If the job cannot be run for another reason; the message says what is wrong with it.
     """
     if not isinstance(job, Job):
         raise ValueError(f"expected a Job, got {type(job).__name__}")
-    for field in ("code", "setup"):
-        if not isinstance(getattr(job, field), str):
-            raise ValueError(f"{field} must be text, got {type(getattr(job, field)).__name__}")
     if job.entry_point is not None and not (isinstance(job.entry_point, str) and job.entry_point.isidentifier()):
         raise ValueError(f"entry_point={job.entry_point!r} is not a Python name; 'add' would be one")
     check_limit("timeout", job.timeout, optional=True)
@@ -163,7 +178,7 @@ def plan(job: Job) -> Plan:
         if not isinstance(job.tests, tuple):
             raise ValueError(f"{job.test_format} tests must be a list, got {type(job.tests).__name__}")
         if not job.tests:
-            raise ValueError("no tests: a program without tests can neither pass nor fail")
+            raise UnusableTests("no tests: a program without tests can neither pass nor fail")
     elif not isinstance(job.tests, str):
         raise ValueError(f"{job.test_format} tests must be one text, got {type(job.tests).__name__}")
     for k, test in enumerate(job.tests if isinstance(job.tests, tuple) else ()):
@@ -174,8 +189,11 @@ def plan(job: Job) -> Plan:
         ):
             raise ValueError(f"tests[{k}] must be a (stdin, expected_stdout) pair of texts, got {test!r:.80}")
         if job.test_format == "stdio" and not _is_unicode(test[0]):
-            raise ValueError(f"tests[{k}] has a lone surrogate in stdin, which no file can hold: {test[0]!r:.80}")
-    return _plan(job.test_format, job.tests, job.setup, job.entry_point)
+            raise UnusableTests(f"tests[{k}] has a lone surrogate in stdin, which no file can hold: {test[0]!r:.80}")
+    try:
+        return _plan(job.test_format, job.tests, job.setup, job.entry_point)
+    except (RecursionError, MemoryError) as error:
+        raise UnusableTests(f"the tests are nested too deeply: {error}") from None
 
 
 def _is_unicode(text: str) -> bool:
@@ -217,7 +235,7 @@ def _plan(test_format: str, tests: str | tuple, setup: str, entry_point: str | N
         trees = [_parse(test, f"tests[{k}]") for k, test in enumerate(tests)]
         for k, tree in enumerate(trees):
             if not tree.body:
-                raise ValueError(f"tests[{k}] holds no statement")
+                raise UnusableTests(f"tests[{k}] holds no statement")
         exports, modules = _exports([setup, *tests], [setup_tree, *trees], entry_point)
         return Plan(len(trees), exports, modules, calls=_calls([tree.body for tree in trees], exports, setup_tree))
     tree = _parse(tests, "tests")
@@ -227,7 +245,7 @@ def _plan(test_format: str, tests: str | tuple, setup: str, entry_point: str | N
         return Plan(len(names), exports, modules, names)
     check = assertions.check_function(tree)
     if check is None:
-        raise ValueError("test_format='check' needs tests that define a function check(candidate)")
+        raise UnusableTests("test_format='check' needs tests that define a function check(candidate)")
     if entry_point is None:
         raise ValueError("test_format='check' needs entry_point, the name that is passed as candidate")
     units = assertions.units(check)
@@ -294,9 +312,13 @@ def _uncrossable(value: Any) -> Any:
 
 def _parse(source: str, label: str) -> ast.Module:
     try:
-        return ast.parse(source)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # such as invalid escapes, which are no fault of the user's
+            tree = ast.parse(source)
+            compile(tree, f"<{label}>", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ValueError(f"{label} does not parse: {error}") from None
+        raise UnusableTests(f"{label} does not parse: {error}") from None
+    return tree
 
 
 def _test_methods(tree: ast.Module) -> tuple[str, ...]:
@@ -309,7 +331,7 @@ def _test_methods(tree: ast.Module) -> tuple[str, ...]:
     )
     names = tuple(dict.fromkeys(names))
     if not names:
-        raise ValueError("test_format='unittest' needs a TestCase class with at least one test method")
+        raise UnusableTests("test_format='unittest' needs a TestCase class with at least one test method")
     return names
 
 

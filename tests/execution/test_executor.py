@@ -82,23 +82,17 @@ def test_numpy_starts_no_threads():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tests": []}, "no tests"),
-        ({"tests": ["assert add(1, 2 == 3"]}, "does not parse"),
-        ({"tests": [""]}, "no statement"),
         ({"tests": "assert add(1, 2) == 3"}, "must be a list"),
         ({"tests": [3]}, "must be text"),
         ({"tests": [("1", "2", "3")], "test_format": "stdio"}, "pair"),
         ({"test_format": "doctest"}, "test_format='doctest'"),
-        ({"tests": "x = 1", "test_format": "check", "entry_point": "add"}, "check"),
         ({"tests": "def check(c): pass", "test_format": "check"}, "entry_point"),
-        ({"tests": "x = 1", "test_format": "unittest"}, "test method"),
         ({"timeout": 0}, "timeout=0"),
         ({"timeout": float("nan")}, "timeout=nan"),
         ({"test_timeout": 0}, "test_timeout=0"),
         ({"memory_mb": -1}, "memory_mb=-1"),
         ({"memory_mb": 512.0}, "memory_mb=512.0"),
         ({"memory_mb": 63}, "at least 64"),
-        ({"code": None}, "code must be text"),
         ({"entry_point": "a b"}, "entry_point"),
     ],
 )
@@ -107,6 +101,51 @@ def test_bad_jobs_are_named_before_anything_runs(executor, change, message):
     with pytest.raises(ValueError, match=r"^jobs\[1\]: ") as error:
         executor.submit([Job(**good), Job(**{**good, **change})])
     assert message in str(error.value)
+
+
+UNUSABLE = {
+    "none": ({"tests": []}, "no tests"),
+    "open": ({"tests": ["assert add(1, 2 == 3"]}, "tests[0] does not parse"),
+    "of several": ({"tests": [*TESTS, "assert add(1, 2) = 1"]}, "does not parse"),
+    "empty": ({"tests": [""]}, "no statement"),
+    "outside a function": ({"tests": ["return add(1, 2) == 3"]}, "does not parse"),
+    "outside a loop": ({"tests": ["assert add(1, 2) == 3", "break"]}, "tests[1] does not parse"),
+    "global after use": ({"tests": ["x = add(1, 2)\nglobal x"]}, "does not parse"),
+    "nonlocal": ({"tests": ["nonlocal x"]}, "does not parse"),
+    "deep": ({"tests": [f"assert add(1, 2) == {'(' * 300}3{')' * 300}"]}, "does not parse"),
+    "deeper": ({"tests": [f"assert add(1, 2) == {'-' * 20_000}3"]}, ""),
+    "many operands": ({"tests": [f"assert add(1, 2) == {'+'.join('1' * 20_000)}"]}, ""),
+    "long": ({"tests": [f"assert add(1, 2) == {'1' * 5000}"]}, "does not parse"),
+    "null byte": ({"tests": ["assert add(1, 2) == 3\0"]}, "does not parse"),
+    "surrogate": ({"tests": ["assert add(1, 2) == '\ud800'"]}, "does not parse"),
+    "surrogate in a script's input": ({"tests": [("\ud800", "1")], "test_format": "stdio"}, "lone surrogate"),
+    "no check": ({"tests": "x = 1", "test_format": "check", "entry_point": "add"}, "check(candidate)"),
+    "no method": ({"tests": "x = 1", "test_format": "unittest"}, "test method"),
+    "setup": ({"setup": "import"}, "setup does not parse"),
+}
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_tests_that_a_model_wrote_and_that_cannot_be_run_are_an_error_and_no_exception(executor, name):
+    change, reason = UNUSABLE[name]
+    good = {"code": ADD, "tests": TESTS}
+    before, verdict, after = executor.run([Job(**good), Job(**{**good, **change}), Job(**good)])
+    assert before.status == after.status == "passed"
+    assert verdict.status == "error" and reason in verdict.message
+    assert verdict.total == len(verdict.tests) >= 1 and verdict.passed == 0
+    assert {result.status for result in verdict.tests} == {"error"}
+    assert executor.run([Job(**{**good, **change})]) == [verdict]  # alone, nothing is left to run
+
+
+@pytest.mark.parametrize("field", ["code", "setup"])
+def test_code_that_is_not_text_is_refused_at_once(field):
+    with pytest.raises(ValueError, match=f"{field} must be text, got int"):
+        Job(**{"code": ADD, "tests": TESTS, field: 5})
+
+
+def test_a_single_job_is_refused(executor):
+    with pytest.raises(TypeError, match=r"Pass \[job\]"):
+        executor.run(Job(code=ADD, tests=TESTS))
 
 
 @pytest.mark.parametrize("argument", ["num_workers", "timeout", "test_timeout", "max_timeouts", "memory_mb"])
