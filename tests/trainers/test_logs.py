@@ -61,6 +61,7 @@ def test_wandb_offline_holds_metrics_and_the_completions_table(tiny_model, tmp_p
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     monkeypatch.setenv("WANDB_SILENT", "true")
+    wandb.teardown()  # of an earlier test in this process, whose folder it would use again
     trainer = teams.make(
         tiny_model, tmp_path, MultiAgentGRPOTrainer, workflow=teams.Pair(num_turns=2), max_steps=2,
         data=teams.dataset(2), report_to="wandb", log_completions=True, run_name="a run",
