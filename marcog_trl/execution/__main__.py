@@ -4,6 +4,7 @@
 import argparse
 import ast
 import sys
+from io import StringIO
 from pathlib import Path
 
 from .executor import CodeExecutor
@@ -21,7 +22,7 @@ def split_asserts(source: str) -> list[str]:
     Returns:
         `list[str]`: the tests in order; statements after the last assert are a test of their own.
     """
-    lines, tests, start = source.splitlines(), [], 0
+    lines, tests, start = StringIO(source, newline=None).read().split("\n"), [], 0
     body = ast.parse(source).body
     for k, node in enumerate(body):
         if isinstance(node, ast.Assert) or k == len(body) - 1:

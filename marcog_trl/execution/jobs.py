@@ -245,7 +245,7 @@ def _plan(test_format: str, tests: str | tuple, setup: str, entry_point: str | N
         return Plan(len(names), exports, modules, names)
     check = assertions.check_function(tree)
     if check is None:
-        raise UnusableTests("test_format='check' needs tests that define a function check(candidate)")
+        raise UnusableTests(f"tests={tests!r:.80} defines no function check(candidate), which test_format='check' needs")
     if entry_point is None:
         raise ValueError("test_format='check' needs entry_point, the name that is passed as candidate")
     units = assertions.units(check)
@@ -317,7 +317,7 @@ def _parse(source: str, label: str) -> ast.Module:
             tree = ast.parse(source)
             compile(tree, f"<{label}>", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise UnusableTests(f"{label} does not parse: {error}") from None
+        raise UnusableTests(f"{label}={source!r:.80} does not parse: {error}") from None
     return tree
 
 

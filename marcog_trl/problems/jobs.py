@@ -1,11 +1,15 @@
-"""What is to be executed for one problem and one piece of code."""
+"""What is to be executed for one problem and one piece of code, and whether a problem can be used at all."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from marcog_trl.execution import Job
+from marcog_trl.execution.jobs import plan
+
+
+MOST_FAULTS = 100  # that one error spells out
 
 
 def make_job(problem: Mapping[str, Any], code: str, **limits: Any) -> Job:
@@ -22,11 +26,12 @@ def make_job(problem: Mapping[str, Any], code: str, **limits: Any) -> Job:
         [`Job`]: Ready for a `CodeExecutor`.
 
     Raises:
-        ValueError: If the problem has no tests.
+        ValueError: If the problem has no tests, or does not name their format.
     """
-    if not problem.get("test"):
-        raise ValueError(f"problem {problem.get('task_id')!r} has test={problem.get('test')!r}; give it a test")
-    own = {name: float(problem[name]) for name in ("timeout", "test_timeout") if problem.get(name) is not None}
+    for column in ("test", "test_format"):
+        if not problem.get(column):
+            raise ValueError(f"Problem {problem.get('task_id')!r} has {column}={problem.get(column)!r}. Set {column!r}.")
+    own = {name: problem[name] for name in ("timeout", "test_timeout") if problem.get(name) is not None}
     return Job(
         code=code,
         tests=problem["test"],
@@ -35,3 +40,59 @@ def make_job(problem: Mapping[str, Any], code: str, **limits: Any) -> Job:
         entry_point=problem.get("entry_point") or None,
         **(own | limits),
     )
+
+
+def check_problems(name: str, problems: Iterable[Mapping[str, Any]], needed: Mapping[str, str]) -> None:
+    """
+    Refuses problems that cannot be used, all of them in one error.
+
+    Args:
+        name (`str`): What the error calls the problems, such as `"train_dataset"`.
+        problems (`Iterable[Mapping]`): Rows of a problem set.
+        needed (`Mapping[str, str]`): Columns in which every problem must have something → who needs it. With `"test"`,
+            the tests must be ones that can be run.
+
+    Raises:
+        ValueError: If a row lacks something, its prompt is neither text nor chat messages, or its tests cannot be run.
+    """
+    found = ((row.get("task_id"), i, fault_of(row, needed)) for i, row in enumerate(problems))
+    faults = [
+        f"{f'row {i}' if task_id is None else f'task_id {task_id!r}'}: {fault}"
+        for task_id, i, fault in found
+        if fault is not None
+    ]
+    if faults:
+        others = [f"and {len(faults) - MOST_FAULTS} more"] * (len(faults) > MOST_FAULTS)
+        count = "a problem" if len(faults) == 1 else f"{len(faults)} problems"
+        listed = "; ".join([*faults[:MOST_FAULTS], *others])
+        raise ValueError(f"{name} has {count} that cannot be used: {listed}. Correct or drop these rows.")
+
+
+def fault_of(problem: Mapping[str, Any], needed: Mapping[str, str]) -> str | None:
+    """Why a problem cannot be used, as one line; `None` if it can. See [`check_problems`]."""
+    for column, reader in needed.items():
+        if not problem.get(column):
+            return f"it has no {column!r}, which {reader} needs"
+    fault = _fault_of_prompt(problem["prompt"]) if "prompt" in needed else None
+    if fault is None and "test" in needed:
+        try:
+            plan(make_job(problem, ""))
+        except ValueError as error:
+            fault = " ".join(str(error).split())
+    return fault
+
+
+def _fault_of_prompt(prompt: Any) -> str | None:
+    if isinstance(prompt, str):
+        return None if prompt.strip() else f"its prompt={prompt!r} is blank"
+    if not isinstance(prompt, list) or not all(isinstance(message, Mapping) for message in prompt):
+        return f"its prompt={prompt!r:.80} is neither text nor a list of chat messages"
+    for i, message in enumerate(prompt):
+        if not isinstance(message.get("role"), str):
+            return f"its prompt[{i}]={message!r:.80} has no 'role'"
+        if not isinstance(message.get("content"), str) and not message.get("tool_calls"):
+            return f"its prompt[{i}]={message!r:.80} has no text as its 'content'"
+    last = prompt[-1]
+    if not isinstance(last.get("content"), str) or not last["content"].strip():
+        return f"its last message {last!r:.80} is blank"
+    return None

@@ -7,15 +7,17 @@ import importlib.util
 import re
 import warnings
 from collections.abc import Mapping
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, ReadInstruction, Value, concatenate_datasets, load_dataset
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
-from marcog_trl.code import bound_names, combine, find, parse_or_error, top_level
+from marcog_trl.code import bound_names, combine, find, parse, top_level
 from marcog_trl.execution.__main__ import split_asserts
 from marcog_trl.problems.builtin import SIZES, generate
+from marcog_trl.problems.jobs import check_problems
 from marcog_trl.problems.sets import SETS, KnownSet, first_call
 
 
@@ -46,8 +48,15 @@ def load_problems(
         `datasets.Dataset`: Rows with the columns of the schema; the data's other columns stay.
 
     Raises:
-        ValueError: If the name or split is unknown, a column is missing, the set is empty or a row has no test.
+        ValueError: If the name or split is unknown, a column is missing, the set is empty, or rows have no prompt or no
+            tests that can be run; the error names all of these rows.
     """
+    for argument, value in (("name_or_path", name_or_path), ("split", split)):
+        if not isinstance(value, str) or not value.strip():
+            raise ValueError(
+                f"{argument}={value!r} is not a name. Set it to text, such as "
+                f"{'builtin' if argument == 'name_or_path' else 'train[:100]'!r}."
+            )
     if name_or_path == "builtin":
         dataset = _builtin(split, seed)
     else:
@@ -61,9 +70,13 @@ def load_problems(
     if len(dataset) == 0:
         raise ValueError(f"problem set {name_or_path!r} has no rows in split={split!r}; a longer slice may have some")
     dataset = _cut_asserts(_rename(dataset, name_or_path, columns or {}), name_or_path)
-    return dataset.map(
+    dataset = dataset.map(
         lambda row, index: _complete(row, f"{name_or_path}/{index}"), with_indices=True, load_from_cache_file=False
     )
+    check_problems(
+        f"problem set {name_or_path!r}", dataset, {"prompt": "every episode", "test": "a reward that runs code"}
+    )
+    return dataset
 
 
 def _builtin(split: str, seed: int) -> Dataset:
@@ -156,7 +169,8 @@ def _cut_asserts(dataset: Dataset, name: str) -> Dataset:
     if not (isinstance(feature, Value) and feature.dtype in ("string", "large_string")):
         return dataset
     rows = dataset.select_columns([column for column in ("test", "test_format") if column in dataset.column_names])
-    formats = {row.get("test_format") or _test_format(row["test"]) for row in rows if row["test"]}
+    # What does not parse has no format of its own, and is refused once all rows are complete
+    formats = {row.get("test_format") or _test_format(row["test"]) for row in rows if parse(row["test"] or "")}
     if "asserts" not in formats:
         return dataset
     if len(formats) > 1:
@@ -164,17 +178,20 @@ def _cut_asserts(dataset: Dataset, name: str) -> Dataset:
             f"column 'test' of problem set {name!r} has texts in the formats {sorted(formats)}; texts of one format, or "
             "the rows of each format as a set of their own, work"
         )
-    return dataset.map(lambda row: {"test": split_asserts(row["test"] or "")}, load_from_cache_file=False)
+    return dataset.map(lambda row: {"test": _tests_of(row["test"] or "")}, load_from_cache_file=False)
+
+
+def _tests_of(text: str) -> list[str]:
+    return split_asserts(text) if parse(text) is not None else [text]
 
 
 def _complete(row: dict[str, Any], task_id: str) -> dict[str, Any]:
     """Fill in the columns of the schema that a row lacks."""
-    task_id = row.get("task_id", task_id)
+    task_id = task_id if row.get("task_id") is None else row["task_id"]
     test, prompt = row["test"], row["prompt"]
-    if not test:
-        raise ValueError(f"problem {task_id!r} has test={test!r}; give it a test")
     test_format = row.get("test_format") or _test_format(test)
-    entry_point = row.get("entry_point") or (_entry_point(test[0]) if test_format == "asserts" else "")
+    first = test[0] if isinstance(test, list) and test else ""
+    entry_point = row.get("entry_point") or (_entry_point(first) if test_format == "asserts" else "")
     stub = _stub_line(prompt, entry_point)
     starter_code = row.get("starter_code") or (prompt if stub else "")
     setup = row.get("setup") or (helpers_before(prompt, stub) if stub else "")
@@ -189,22 +206,17 @@ def _complete(row: dict[str, Any], task_id: str) -> dict[str, Any]:
 
 
 def _test_format(test: Any) -> str:
+    """The format of tests by their shape. Of those that have no format, one by which [`check_problems`] says why."""
     if isinstance(test, str):
         return "unittest" if "TestCase" in test else _format_of_text(test)
-    return "asserts" if isinstance(test[0], str) else "stdio"
+    return "stdio" if isinstance(test, list) and test and isinstance(test[0], list | tuple) else "asserts"
 
 
 def _format_of_text(test: str) -> str:
-    tree, error = parse_or_error(test)
-    if tree is None:
-        raise ValueError(f"test={test!r:.80}, which does not parse: {error}; ['assert f(1) == 2'] works")
-    if find(tree, "check") is not None:
+    tree = parse(test)
+    if tree is None or find(tree, "check") is not None:
         return "check"
-    if any(isinstance(node, ast.Assert) for node in top_level(tree)):
-        return "asserts"
-    raise ValueError(
-        f"test={test!r:.80}, which neither defines check(candidate) nor asserts anything; 'assert f(1) == 2' works"
-    )
+    return "asserts" if any(isinstance(node, ast.Assert) for node in top_level(tree)) else "check"
 
 
 def helpers_before(prompt: str, stub: int) -> str:
@@ -212,7 +224,7 @@ def helpers_before(prompt: str, stub: int) -> str:
     What a prompt has before its stub, for the tests to use, without classes and what is assigned of them: these objects
     must be the program's own, which has the prompt's classes too.
     """
-    lines = prompt.splitlines(keepends=True)[: stub - 1]
+    lines = StringIO(prompt, newline=None).readlines()[: stub - 1]  # `splitlines` knows other line ends than Python
     left_out: set[str] = set()
     for node in ast.parse("".join(lines)).body:
         used = {leaf.id for leaf in ast.walk(node) if isinstance(leaf, ast.Name)}
@@ -236,7 +248,7 @@ def _stub_line(prompt: Any, entry_point: str) -> int:
     """Line, from 1, at which a prompt that is source, as HumanEval's are, begins the entry point; 0 where none does."""
     try:
         tree = ast.parse(prompt)
-    except (SyntaxError, ValueError, TypeError):
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return 0
     functions = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == entry_point)
     return next((min([node.lineno, *(d.lineno for d in node.decorator_list)]) for node in functions), 0)

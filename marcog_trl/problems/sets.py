@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from marcog_trl.code import bound_names
+from marcog_trl.code import bound_names, parse
 
 
 MOST_TESTS = 50  # up to which a contest's generated tests join its public and private ones, all of which count
@@ -40,8 +40,10 @@ class KnownSet:
 
 
 def first_call(test: str) -> ast.Call | None:
-    """The first call in a test of a function that neither Python nor the test brings along."""
-    tree = ast.parse(test)
+    """The first call in a test, if it parses, of a function that neither Python nor the test brings along."""
+    tree = parse(test)
+    if tree is None:
+        return None
     known = {*vars(builtins), *(name for node in tree.body for name in bound_names(node))}
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
     return next((c for c in calls if isinstance(c.func, ast.Name) and c.func.id not in known), None)
@@ -49,9 +51,9 @@ def first_call(test: str) -> ast.Call | None:
 
 def _mbpp(row: Mapping[str, Any]) -> dict[str, Any]:
     """MBPP names no signature: function and number of arguments are those of the first assert."""
-    tests = list(row["test_list"])
+    tests = list(row["test_list"] or ())
     text = row.get("text") or row.get("prompt") or ""
-    call = first_call(tests[0])
+    call = first_call(tests[0]) if tests else None
     name = "" if call is None else call.func.id  # type: ignore[attr-defined]
     prompt = text
     if call is not None:

@@ -105,11 +105,11 @@ def test_bad_jobs_are_named_before_anything_runs(executor, change, message):
 
 UNUSABLE = {
     "none": ({"tests": []}, "no tests"),
-    "open": ({"tests": ["assert add(1, 2 == 3"]}, "tests[0] does not parse"),
+    "open": ({"tests": ["assert add(1, 2 == 3"]}, "tests[0]='assert add(1, 2 == 3' does not parse"),
     "of several": ({"tests": [*TESTS, "assert add(1, 2) = 1"]}, "does not parse"),
     "empty": ({"tests": [""]}, "no statement"),
     "outside a function": ({"tests": ["return add(1, 2) == 3"]}, "does not parse"),
-    "outside a loop": ({"tests": ["assert add(1, 2) == 3", "break"]}, "tests[1] does not parse"),
+    "outside a loop": ({"tests": ["assert add(1, 2) == 3", "break"]}, "tests[1]='break' does not parse"),
     "global after use": ({"tests": ["x = add(1, 2)\nglobal x"]}, "does not parse"),
     "nonlocal": ({"tests": ["nonlocal x"]}, "does not parse"),
     "deep": ({"tests": [f"assert add(1, 2) == {'(' * 300}3{')' * 300}"]}, "does not parse"),
@@ -121,7 +121,7 @@ UNUSABLE = {
     "surrogate in a script's input": ({"tests": [("\ud800", "1")], "test_format": "stdio"}, "lone surrogate"),
     "no check": ({"tests": "x = 1", "test_format": "check", "entry_point": "add"}, "check(candidate)"),
     "no method": ({"tests": "x = 1", "test_format": "unittest"}, "test method"),
-    "setup": ({"setup": "import"}, "setup does not parse"),
+    "setup": ({"setup": "import"}, "setup='import' does not parse"),
 }
 
 

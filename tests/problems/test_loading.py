@@ -83,7 +83,7 @@ def test_parquet_and_formats_by_the_shape_of_the_tests(tmp_path):
     assert load_problems(str(tmp_path / "set.parquet"), columns=COLUMNS).num_rows == 4
     for test, expected in (
         ("def check(candidate):\n    assert candidate(1)", "check"),
-        ("class A(unittest.TestCase): ...", "unittest"),
+        ("class A(unittest.TestCase):\n    def test(self): f()", "unittest"),
         ([["1\n", "2\n"]], "stdio"),
     ):
         path = write(tmp_path / f"{expected}.jsonl", [{"prompt": "p", "entry_point": "f", "test": test}])
@@ -186,7 +186,7 @@ def test_contests_without_tests_are_left_out(tmp_path):
     with pytest.warns(UserWarning, match="2 of the 4 rows .* have no test and are left out") as warnings:
         problems = load_problems(write(tmp_path / "set.jsonl", rows))
     assert problems["task_id"][:] == ["code_contests/a", "code_contests/c"] and len(warnings) == 1
-    with pytest.raises(ValueError, match="test=\\[\\]"):
+    with pytest.raises(ValueError, match="task_id 'code_contests/b': it has no 'test'"):
         load_problems(write(tmp_path / "none.jsonl", [contest("b", ())]))
 
 
@@ -283,9 +283,13 @@ def test_public_sets_are_read_from_the_hub(monkeypatch, name, split, expected):
         (ROWS, {"columns": {"prompt": "nope"}}, "no column 'nope'"),
         (ROWS, {"columns": COLUMNS, "split": "train[:0]"}, "no data"),
         ([], {}, "has no rows"),
-        ([{"prompt": "p", "test": []}], {}, "test=\\[\\]"),
-        ([{"prompt": "p", "test": "print(f(1))"}], {}, "test='print.f.1..', .* neither .* 'assert f.1. == 2'"),
-        ([{"prompt": "p", "test": "assert f(1) =="}], {}, "test='assert f.1. ==', which does not parse: .*line 1"),
+        ([{"prompt": "p", "test": []}], {}, "task_id '.*/0': it has no 'test', which a reward that runs code needs"),
+        ([{"prompt": "p", "test": "print(f(1))"}], {}, r"tests='print\(f\(1\)\)' defines no function check\(candidate\)"),
+        ([{"prompt": "p", "test": "assert f(1) =="}], {}, r"tests='assert f\(1\) ==' does not parse: .*line 1"),
+        ([{"prompt": "p", "test": ["return 1"]}], {}, r"tests\[0\]='return 1' does not parse: 'return' outside"),
+        ([{"prompt": " ", "test": ["assert f(1)"]}], {}, "its prompt=' ' is blank"),
+        ([{"prompt": 5, "test": ["assert f(1)"]}], {}, "its prompt=5 is neither text nor a list of chat messages"),
+        ([{"prompt": [{"role": "user"}], "test": ["assert f(1)"]}], {}, r"its prompt\[0\].* has no text as its 'content'"),
         (
             [{"prompt": "p", "test": "assert f(1)"}, {"prompt": "p", "test": "def check(f):\n    assert f(1)"}],
             {},
@@ -297,6 +301,42 @@ def test_bad_data_is_one_line(tmp_path, rows, options, message):
     with pytest.raises(ValueError, match=message) as error:
         load_problems(write(tmp_path / "set.jsonl", rows), **options)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("task_id", ["task_id", "row"])
+@pytest.mark.parametrize("as_text", [False, True])
+def test_all_bad_rows_are_named_in_one_error(tmp_path, task_id, as_text):
+    tests = ["assert f(1) == 1", "assert f(1) = 1", "assert f(2) == 2", "assert f(", "break"]
+    rows = [{"prompt": "p", task_id: f"x/{i}", "test": test if as_text else [test]} for i, test in enumerate(tests)]
+    with pytest.raises(ValueError) as error:
+        load_problems(write(tmp_path / "set.jsonl", rows))
+    message = str(error.value)
+    assert "has 3 problems that cannot be used" in message and "\n" not in message
+    for i, test in enumerate(tests):
+        name = f"x/{i}" if task_id == "task_id" else f"set.jsonl/{i}"
+        assert (f"{name}': tests[0]={test!r} does not parse" in message) == (i in (1, 3, 4))
+
+
+def test_a_public_set_with_bad_tests_names_them(tmp_path):
+    rows = [
+        {"task_id": i, "text": "Add.", "code": "", "test_list": tests}
+        for i, tests in enumerate([["assert f(1)"], ["assert f(1) = 1"], [], None])
+    ]
+    with pytest.raises(ValueError, match=r"3 problems .*'mbpp/1': tests\[0\]=.*; task_id 'mbpp/2': it has no 'test'.*'mbpp/3'"):
+        load_problems(write(tmp_path / "set.jsonl", rows))
+
+
+def test_line_ends_that_only_text_knows_cut_no_test(tmp_path):
+    rows = [{"prompt": "x = '\f\u2028'\ndef f(n):\n    pass\n", "test": "x = '\f'\nassert f(1) == '\u2028'\nassert f(2) == x"}]
+    [problem] = load_problems(write(tmp_path / "set.jsonl", rows))
+    assert problem["test"] == ["x = '\f'\nassert f(1) == '\u2028'", "assert f(2) == x"]
+
+
+@pytest.mark.parametrize("options", [{"name_or_path": ""}, {"name_or_path": 5}, {"name_or_path": None}, {"split": 3}])
+def test_a_name_that_is_no_text_is_refused(options):
+    [argument, value] = next(iter(options.items()))
+    with pytest.raises(ValueError, match=f"{argument}={value!r} is not a name"):
+        load_problems(**{"name_or_path": "builtin", **options})
 
 
 @pytest.mark.parametrize(
