@@ -245,7 +245,9 @@ def _plan(test_format: str, tests: str | tuple, setup: str, entry_point: str | N
         return Plan(len(names), exports, modules, names)
     check = assertions.check_function(tree)
     if check is None:
-        raise UnusableTests(f"tests={tests!r:.80} defines no function check(candidate), which test_format='check' needs")
+        raise UnusableTests(
+            f"tests={tests!r:.80} defines no function check(candidate), which test_format='check' needs"
+        )
     if entry_point is None:
         raise ValueError("test_format='check' needs entry_point, the name that is passed as candidate")
     units = assertions.units(check)

@@ -30,7 +30,9 @@ def make_job(problem: Mapping[str, Any], code: str, **limits: Any) -> Job:
     """
     for column in ("test", "test_format"):
         if not problem.get(column):
-            raise ValueError(f"Problem {problem.get('task_id')!r} has {column}={problem.get(column)!r}. Set {column!r}.")
+            raise ValueError(
+                f"Problem {problem.get('task_id')!r} has {column}={problem.get(column)!r}. Set {column!r}."
+            )
     own = {name: problem[name] for name in ("timeout", "test_timeout") if problem.get(name) is not None}
     return Job(
         code=code,

@@ -27,5 +27,5 @@ def test_a_missing_test_is_an_error(test):
         make_job({"task_id": "x/1", "test": test, "test_format": "asserts"}, "pass")
     with pytest.raises(ValueError, match="has test=None"):
         make_job({"test_format": "asserts"}, "pass")
-    with pytest.raises(ValueError, match="has test_format=None. Set 'test_format'."):
+    with pytest.raises(ValueError, match=r"has test_format=None\. Set 'test_format'\."):
         make_job({"test": ["assert f()"]}, "pass")

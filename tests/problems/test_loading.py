@@ -284,12 +284,20 @@ def test_public_sets_are_read_from_the_hub(monkeypatch, name, split, expected):
         (ROWS, {"columns": COLUMNS, "split": "train[:0]"}, "no data"),
         ([], {}, "has no rows"),
         ([{"prompt": "p", "test": []}], {}, "task_id '.*/0': it has no 'test', which a reward that runs code needs"),
-        ([{"prompt": "p", "test": "print(f(1))"}], {}, r"tests='print\(f\(1\)\)' defines no function check\(candidate\)"),
+        (
+            [{"prompt": "p", "test": "print(f(1))"}],
+            {},
+            r"tests='print\(f\(1\)\)' defines no function check\(candidate\)",
+        ),
         ([{"prompt": "p", "test": "assert f(1) =="}], {}, r"tests='assert f\(1\) ==' does not parse: .*line 1"),
         ([{"prompt": "p", "test": ["return 1"]}], {}, r"tests\[0\]='return 1' does not parse: 'return' outside"),
         ([{"prompt": " ", "test": ["assert f(1)"]}], {}, "its prompt=' ' is blank"),
         ([{"prompt": 5, "test": ["assert f(1)"]}], {}, "its prompt=5 is neither text nor a list of chat messages"),
-        ([{"prompt": [{"role": "user"}], "test": ["assert f(1)"]}], {}, r"its prompt\[0\].* has no text as its 'content'"),
+        (
+            [{"prompt": [{"role": "user"}], "test": ["assert f(1)"]}],
+            {},
+            r"its prompt\[0\].* has no text as its 'content'",
+        ),
         (
             [{"prompt": "p", "test": "assert f(1)"}, {"prompt": "p", "test": "def check(f):\n    assert f(1)"}],
             {},
@@ -322,12 +330,19 @@ def test_a_public_set_with_bad_tests_names_them(tmp_path):
         {"task_id": i, "text": "Add.", "code": "", "test_list": tests}
         for i, tests in enumerate([["assert f(1)"], ["assert f(1) = 1"], [], None])
     ]
-    with pytest.raises(ValueError, match=r"3 problems .*'mbpp/1': tests\[0\]=.*; task_id 'mbpp/2': it has no 'test'.*'mbpp/3'"):
+    with pytest.raises(
+        ValueError, match=r"3 problems .*'mbpp/1': tests\[0\]=.*; task_id 'mbpp/2': it has no 'test'.*'mbpp/3'"
+    ):
         load_problems(write(tmp_path / "set.jsonl", rows))
 
 
 def test_line_ends_that_only_text_knows_cut_no_test(tmp_path):
-    rows = [{"prompt": "x = '\f\u2028'\ndef f(n):\n    pass\n", "test": "x = '\f'\nassert f(1) == '\u2028'\nassert f(2) == x"}]
+    rows = [
+        {
+            "prompt": "x = '\f\u2028'\ndef f(n):\n    pass\n",
+            "test": "x = '\f'\nassert f(1) == '\u2028'\nassert f(2) == x",
+        }
+    ]
     [problem] = load_problems(write(tmp_path / "set.jsonl", rows))
     assert problem["test"] == ["x = '\f'\nassert f(1) == '\u2028'", "assert f(2) == x"]
 
