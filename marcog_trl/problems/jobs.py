@@ -57,16 +57,24 @@ def check_problems(name: str, problems: Iterable[Mapping[str, Any]], needed: Map
     Raises:
         ValueError: If a row lacks something, its prompt is neither text nor chat messages, or its tests cannot be run.
     """
-    found = ((row.get("task_id"), i, fault_of(row, needed)) for i, row in enumerate(problems))
-    faults = [
+    list_faults(name, [(row.get("task_id"), i, fault_of(row, needed)) for i, row in enumerate(problems)])
+
+
+def list_faults(name: str, faults: Iterable[tuple[Any, int, str | None]]) -> None:
+    """Raises an error that lists what is wrong with which rows: `task_id`, number of the row, fault or `None`."""
+    faults = list(faults)
+    reasons = {fault for _, _, fault in faults}
+    if len(faults) > 1 and len(reasons) == 1 and None not in reasons:
+        raise ValueError(f"{name} has no problem that can be used. What is wrong with all of them: {reasons.pop()}.")
+    found = [
         f"{f'row {i}' if task_id is None else f'task_id {task_id!r}'}: {fault}"
-        for task_id, i, fault in found
+        for task_id, i, fault in faults
         if fault is not None
     ]
-    if faults:
-        others = [f"and {len(faults) - MOST_FAULTS} more"] * (len(faults) > MOST_FAULTS)
-        count = "a problem" if len(faults) == 1 else f"{len(faults)} problems"
-        listed = "; ".join([*faults[:MOST_FAULTS], *others])
+    if found:
+        others = [f"and {len(found) - MOST_FAULTS} more"] * (len(found) > MOST_FAULTS)
+        count = "a problem" if len(found) == 1 else f"{len(found)} problems"
+        listed = "; ".join([*found[:MOST_FAULTS], *others])
         raise ValueError(f"{name} has {count} that cannot be used: {listed}. Correct or drop these rows.")
 
 

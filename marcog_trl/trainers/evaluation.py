@@ -24,10 +24,10 @@ from transformers.generation.configuration_utils import BaseWatermarkingConfig
 
 from marcog_trl.agents import solution_job
 from marcog_trl.code import syntax_error
-from marcog_trl.execution.jobs import plan
 from marcog_trl.metrics.estimates import estimate_pass_at_k, which_k
-from marcog_trl.problems import make_job
+from marcog_trl.problems import check_problems
 from marcog_trl.rollout import Episode, Row
+from marcog_trl.trainers.data_checks import check_dataset
 from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
 from marcog_trl.trainers.reward_calls import needs, reward_inputs
 from marcog_trl.trainers.team_files import write_json
@@ -158,14 +158,10 @@ def _check_problems(trainer: MultiAgentTrainer, problems: Dataset) -> list[dict[
             raise ValueError(
                 f"problems has no column {column!r} but {problems.column_names}; the rows of load_problems work"
             )
-    rows = [dict(row) for row in problems]
-    for i, row in enumerate(rows):
-        try:
-            plan(make_job(row, ""))
-        except ValueError as error:
-            raise ValueError(f"problems[{i}]: {error}") from None
     # What the trainer asks of problems, which may not be those that it was made with
-    trainer._check_columns("problems", problems, trainer._rewards_as_given)
+    check_dataset("problems", problems, trainer.workflow, trainer._rewards_as_given)
+    rows = [dict(row) for row in problems]
+    check_problems("problems", rows, {"test": "an evaluation", "test_format": "an evaluation"})
     return rows
 
 

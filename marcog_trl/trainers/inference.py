@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,8 @@ from datasets import Dataset, IterableDataset
 from marcog_trl import code
 from marcog_trl.agents import Workflow, context_of, solution_job
 from marcog_trl.execution import Verdict
+from marcog_trl.problems.jobs import list_faults
+from marcog_trl.trainers.data_checks import fault_in, needed_columns
 from marcog_trl.trainers.saved import load_trainer
 
 
@@ -117,30 +119,28 @@ class Team:
             [`Answer`], or a list of them in the order of `problems`.
 
         Raises:
-            ValueError: If a problem lacks what the workflow needs.
+            TypeError: If `problems` are not problems.
+            ValueError: If problems lack what the workflow needs, or have tests that cannot be run; all of them are named.
         """
         if isinstance(problems, Mapping | str):
             return self.solve([problems], greedy, batch_size)[0]
+        if not isinstance(problems, Iterable):
+            raise TypeError(f"problems={problems!r} is not a problem, nor a list of them. Pass a dict or a text.")
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size} is not positive; 128 works")
-        rows = [dict(problem) if isinstance(problem, Mapping) else {"prompt": problem} for problem in problems]
+        rows = []
+        for i, problem in enumerate(problems):
+            if not isinstance(problem, Mapping | str):
+                raise TypeError(f"problems[{i}]={problem!r:.80} is not a problem. Pass a dict or a text.")
+            rows.append({"prompt": problem} if isinstance(problem, str) else dict(problem))
         workflow = self.trainer.workflow
-        name = type(workflow).__name__
-        for i, row in enumerate(rows):
-            works = {"prompt": "def f(x): ...", "entry_point": "f"}
-            needed = {"prompt": name}  # by whom
-            if workflow.needs_tests or row.get("test"):
-                needed |= dict.fromkeys(
-                    ("test", "test_format"), name if workflow.needs_tests else "a problem with tests"
-                )
-                works |= {"test": ["assert f(1) == 2"], "test_format": "asserts"}
-            if workflow.needs_entry_point:
-                needed["entry_point"] = name
-            for column, reader in needed.items():
-                if not row.get(column):
-                    raise ValueError(f"problems[{i}] has no {column!r}, which {reader} needs; {works} works")
-            if not isinstance(row["prompt"], str | list):
-                raise ValueError(f"problems[{i}] has prompt={row['prompt']!r}, which is no text; {works} works")
+        needed = needed_columns(workflow, ())
+        tested = dict.fromkeys(("test", "test_format"), "a problem with tests")
+        faults = [fault_in(row, workflow, tested | needed if row.get("test") else needed) for row in rows]
+        list_faults(
+            "problems",
+            [(row.get("task_id"), i, fault) for i, (row, fault) in enumerate(zip(rows, faults, strict=True))],
+        )
         answers: list[Answer] = []
         for start in range(0, len(rows), batch_size):
             answers += self._solve(rows[start : start + batch_size], greedy)

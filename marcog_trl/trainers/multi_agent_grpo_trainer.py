@@ -9,7 +9,7 @@ from datasets import Dataset
 
 from marcog_trl.advantages import group_advantages, tree_returns
 from marcog_trl.agents import Slot
-from marcog_trl.rollout import Row, play_tree
+from marcog_trl.rollout import Row, play_tree, replay
 from marcog_trl.trainers.multi_agent_grpo_config import MultiAgentGRPOConfig
 from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer, Rollout
 
@@ -93,8 +93,8 @@ class MultiAgentGRPOTrainer(MultiAgentTrainer):
     def _num_groups(self, training: bool) -> int:
         return len(self._groups()) if training and self._branches else super()._num_groups(training)
 
-    def _check_workflow(self, train_dataset) -> None:
-        super()._check_workflow(train_dataset)
+    def _check_datasets(self, train_dataset, eval_dataset, reward_funcs: list) -> None:
+        super()._check_datasets(train_dataset, eval_dataset, reward_funcs)
         args, num_turns = self.args, self.workflow.num_turns
         if not self._branches:
             return
@@ -113,7 +113,7 @@ class MultiAgentGRPOTrainer(MultiAgentTrainer):
                         "differ; joint_mode='align' works"
                     )
             if isinstance(train_dataset, Dataset):
-                asked = next(self.workflow.play(train_dataset[0]))
+                [asked] = replay(self.workflow, train_dataset[0], ())
                 if isinstance(asked, dict) and len(asked) != len(first):
                     raise ValueError(
                         f"joint_mode='cross' combines replies that are given at the same moment, but {title} asks {list(asked)} "

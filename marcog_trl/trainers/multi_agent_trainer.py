@@ -37,6 +37,7 @@ from marcog_trl.expert import ExpertEdits
 from marcog_trl.rollout import Episode, Row, Turn, encode_prompts, play
 from marcog_trl.trainers import export
 from marcog_trl.trainers.curriculum import CurriculumSampler, make_curriculum
+from marcog_trl.trainers.data_checks import check_dataset, usable
 from marcog_trl.trainers.merging import merged_adapter
 from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
 from marcog_trl.trainers.reward_calls import (
@@ -242,7 +243,14 @@ class MultiAgentTrainer(GRPOTrainer):
         if not reward_funcs:
             raise ValueError("reward_funcs is missing; 'execution_reward', or a function of completions, works")
         self._check_datasets(train_dataset, eval_dataset, reward_funcs)
-        self._check_workflow(train_dataset)
+        train_dataset = usable("train_dataset", train_dataset, self.workflow, reward_funcs)
+        if isinstance(eval_dataset, dict):
+            eval_dataset = {
+                name: usable(f"eval_dataset[{name!r}]", dataset, self.workflow, reward_funcs)
+                for name, dataset in eval_dataset.items()
+            }
+        else:
+            eval_dataset = usable("eval_dataset", eval_dataset, self.workflow, reward_funcs)
         self._fit_batches(args, train_dataset)
         whole = args.num_generations * self._num_groups(training=True)
         self._curriculum = make_curriculum(args, train_dataset, cast(int, args.generation_batch_size) // whole)
@@ -343,44 +351,7 @@ class MultiAgentTrainer(GRPOTrainer):
         )
         for name, dataset in datasets.items():
             if dataset is not None or name == "train_dataset":
-                self._check_columns(name, dataset, reward_funcs)
-
-    def _check_columns(self, name: str, dataset: Any, reward_funcs: list) -> None:
-        """Refuses a dataset, which errors call `name`, that lacks what episodes, the workflow and these rewards read."""
-        readers = {"prompt": "every episode"}  # by the column that they need
-        for need, needed in (("tests", ("test", "test_format")), ("entry_point", ("entry_point",))):
-            names = [f"reward {get_callable_name(func)}" for func in reward_funcs if needs(func, need)]
-            if needs(self.workflow, need):
-                names.insert(0, f"workflow {type(self.workflow).__name__}")
-            readers |= dict.fromkeys(needed if names else (), next(iter(names), ""))
-        if not isinstance(dataset, Dataset | IterableDataset):
-            raise TypeError(f"{name} is a {type(dataset).__name__}; a Dataset with a column 'prompt' works")
-        if isinstance(dataset, Dataset) and len(dataset) == 0:
-            raise ValueError(f"{name} is empty; a dataset with at least one problem works")
-        columns = dataset.column_names
-        if columns is None:  # a stream that does not know its columns before it is read
-            return
-        if "prompt" not in columns:
-            raise ValueError(f"{name} has no column 'prompt' but {columns}; rename_column(..., 'prompt') works")
-        for column in ("replies", "turn", "verdicts", "previous_solution", "previous_verdicts", "executor"):
-            if column in columns:
-                raise ValueError(
-                    f"{name} has a column {column!r}, a name under which rewards are given something else; "
-                    f"rename_column({column!r}, ...) works"
-                )
-        if "image" in columns or "images" in columns:
-            raise ValueError(f"{name} has images; {type(self).__name__} takes text-only problems")
-        for column, reader in readers.items():
-            if column not in columns:
-                raise ValueError(f"{name} has no column {column!r}, which {reader} needs, but {columns}")
-            for i, value in enumerate(dataset[column] if isinstance(dataset, Dataset) else ()):
-                if not value:
-                    raise ValueError(f"{name}[{i}] has no {column!r}, which {reader} needs; dropping the row works")
-
-    def _check_workflow(self, train_dataset) -> None:
-        """Lets the workflow make its first request of the first problem, which shows whether it can play it."""
-        if isinstance(train_dataset, Dataset):
-            next(self.workflow.play(train_dataset[0]))
+                check_dataset(name, dataset, self.workflow, reward_funcs)
 
     def _num_groups(self, training: bool) -> int:
         """Groups of siblings per problem: one per slot."""

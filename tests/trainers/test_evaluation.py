@@ -451,9 +451,16 @@ class TestRefusals:
             ({"problems": with_tests().remove_columns("test_format")}, "problems has no column 'test_format'"),
             (
                 {"problems": with_tests(1).map(lambda row: {"test": []})},
-                r"problems\[0\]: problem 'problem/0' has test=",
+                "task_id 'problem/0': it has no 'test', which reward",
             ),
-            ({"problems": with_tests(1).map(lambda row: {"test": ["assert ("]})}, r"problems\[0\]: tests\[0\]"),
+            (
+                {
+                    "problems": with_tests(3).map(
+                        lambda row, i: {"test": ["assert ("] if i else row["test"]}, with_indices=True
+                    )
+                },
+                r"problems has 2 problems .* task_id 'problem/1': tests\[0\]='assert \(' does not parse.* task_id 'problem/2': tests",
+            ),
             (
                 {"problems": with_tests(2).add_column("turn", [1, 2])},
                 "problems has a column 'turn', a name under which",

@@ -145,23 +145,32 @@ class TestBadInput:
             load(path, num_agents=3)
 
     def test_what_a_workflow_needs_is_asked_for(self, saved, load):
-        with pytest.raises(ValueError, match=r"problems\[1\] has no 'entry_point', which Collaboration needs"):
+        with pytest.raises(ValueError, match="row 1: it has no 'entry_point', which workflow Collaboration needs"):
             load(saved("collaboration")).solve([PROBLEM, {"prompt": "Write."}])
-        message = r"problems\[0\] has no 'test', which Pipeline needs; \{.*'test': \['assert f\(1\) == 2'\], 'test_format': 'asserts'\}"
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match="row 0: it has no 'test', which workflow Pipeline needs"):
             load(saved("pipeline")).solve(PROBLEM)
 
     @pytest.mark.parametrize(
         ("problem", "options", "message"),
         [
             ({**PROBLEM, "test": ["assert f(1) == 2"]}, {}, "has no 'test_format', which a problem with tests needs"),
-            ({**PROBLEM, "prompt": 5}, {}, r"problems\[0\] has prompt=5, which is no text; "),
+            ({**PROBLEM, "prompt": 5}, {}, "its prompt=5 is neither text nor a list of chat messages"),
+            (
+                {**PROBLEM, "task_id": "x", "test": ["assert f(1) = 2"], "test_format": "asserts"},
+                {},
+                "task_id 'x': .*not parse",
+            ),
             (PROBLEM, {"batch_size": -1}, "batch_size=-1 is not positive; 128 works"),
         ],
     )
     def test_what_is_no_problem_is_refused(self, saved, load, problem, options, message):
         with pytest.raises(ValueError, match=message):
             load(saved("collaboration")).solve([problem], **options)
+
+    @pytest.mark.parametrize("problems", [None, 5, [None], [PROBLEM, 5]])
+    def test_what_is_neither_a_problem_nor_a_text_is_refused(self, saved, load, problems):
+        with pytest.raises(TypeError, match=r"is not a problem.* Pass a dict or a text"):
+            load(saved("collaboration")).solve(problems)
 
     def test_what_is_no_team_is_refused(self, load, tmp_path):
         with pytest.raises(ValueError, match=r"has no team\.json"):

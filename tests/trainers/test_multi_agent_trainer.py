@@ -627,17 +627,17 @@ class TestBadInput:
             ),
             ({"num_agents": 3}, "num_agents=3 is no option of workflow 'single'"),
             ({"num_agents": 1, "workflow": "collaboration"}, "num_agents=1 leaves no helper; 2 works"),
-            ({"data": None}, "train_dataset is a NoneType; a Dataset with a column 'prompt' works"),
-            ({"data": [{"prompt": "?"}]}, "train_dataset is a list; a Dataset .* works"),
+            ({"data": None}, "train_dataset is a NoneType. Pass a Dataset with a column 'prompt'"),
+            ({"data": [{"prompt": "?"}]}, "train_dataset is a list. Pass a Dataset"),
             ({"data": problems(prompt=None, question=["?"])}, "train_dataset has no column 'prompt' but .'question'."),
             (
                 {"data": problems(prompt=["?", "", "?"])},
-                r"train_dataset\[1\] has no 'prompt', which every episode needs",
+                r"train_dataset has a problem that cannot be used: row 1: it has no 'prompt', which every episode needs\. Correct",
             ),
-            ({"data": problems().select([])}, "train_dataset is empty; .* works"),
+            ({"data": problems().select([])}, "train_dataset is empty. Pass at least one problem"),
             (
                 {"data": problems(turn=[0] * 8)},
-                "train_dataset has a column 'turn', .*; rename_column.'turn', .* works",
+                "train_dataset has a column 'turn', .* Use rename_column.'turn'",
             ),
             ({"eval_dataset": problems().select([])}, "eval_dataset is empty"),
             (
@@ -650,7 +650,7 @@ class TestBadInput:
                     "reward": "execution_reward",
                     "data": problems(test=[["assert f"]] * 7 + [[]], test_format=["asserts"] * 8),
                 },
-                r"train_dataset\[7\] has no 'test', which reward execution_reward needs; dropping the row works",
+                r"row 7: it has no 'test', which reward execution_reward needs\. Correct or drop",
             ),
             (
                 {"reward": [teams.letters, "collaboration_reward"], "data": problems(test=[["assert f"]] * 8)},

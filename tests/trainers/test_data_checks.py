@@ -1,0 +1,83 @@
+"""Rows that cannot be used are named before a run begins; in a stream they are left out."""
+
+import pytest
+import teams
+from datasets import IterableDataset
+
+from marcog_trl.agents import Workflow
+
+
+BAD = {3: "assert f(1) = 1", 5: "break", 60: "assert f("}
+
+
+def rows(count=64):
+    return [
+        {
+            "task_id": f"x/{i}",
+            "prompt": f"def f{i}(x):",
+            "entry_point": f"f{i}",
+            "test": [BAD.get(i, f"assert f{i}(1) == 1")],
+            "test_format": "asserts",
+        }
+        for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize("where", ["train_dataset", "eval_dataset"])
+def test_all_bad_rows_are_named_before_the_model_is_loaded(tmp_path, where):
+    bad, good = (teams.Dataset.from_list([row for row in rows() if keep(row)]) for keep in (bool, is_good))
+    options = {"data": bad} if where == "train_dataset" else {"data": good, "eval_dataset": bad}
+    with pytest.raises(ValueError, match=f"{where} has 3 problems that cannot be used: ") as error:
+        teams.make("nobody/no-such-model", tmp_path, reward="execution_reward", **options)
+    for i, test in BAD.items():
+        assert f"task_id 'x/{i}': tests[0]={test!r} does not parse: " in str(error.value)
+
+
+def is_good(row):
+    return int(row["task_id"][2:]) not in BAD
+
+
+class Picky(Workflow):
+    """Cannot play some problems, which shows in its first request."""
+
+    agents = (teams.Agent("a", "You are a."),)
+
+    def play(self, problem):
+        if not problem["prompt"].endswith("0(x):"):
+            raise ValueError(f"{problem['prompt']!r} is not for me")
+        yield {"a": problem["prompt"]}
+
+    def solution(self, problem, replies):
+        return replies["a"]
+
+
+def test_rows_that_the_workflow_cannot_play_are_named_too(tmp_path):
+    data = teams.Dataset.from_list(rows(12))
+    with pytest.raises(
+        ValueError, match=r"has 10 problems .* task_id 'x/1': 'def f1\(x\):' is not for me; task_id 'x/2'"
+    ):
+        teams.make("nobody/no-such-model", tmp_path, data=data, workflow=Picky())
+
+
+def test_what_is_wrong_with_every_row_is_said_once(tmp_path):
+    data = teams.Dataset.from_list([row | {"test_format": "doctest"} for row in rows(12)])
+    with pytest.raises(
+        ValueError, match=r"train_dataset has no problem that can be used.*test_format='doctest'"
+    ) as error:
+        teams.make("nobody/no-such-model", tmp_path, data=data, reward="execution_reward")
+    assert str(error.value).count("doctest") == 1
+
+
+def test_a_stream_goes_on_without_its_bad_rows(tiny_model, tmp_path):
+    stream = IterableDataset.from_generator(lambda: iter(rows(12)))
+    options = {"max_steps": 2, "per_device_train_batch_size": 4, "num_generations": 2, "isolation": "best_effort"}
+    trainer = teams.make(tiny_model, tmp_path, data=stream, reward="execution_reward", **options)
+    played = []
+    play = trainer._play
+    trainer._play = lambda problems, score: played.extend(p["task_id"] for p in problems) or play(problems, score)
+    with pytest.warns(UserWarning) as caught:
+        trainer.train()
+    trainer.close_executor()
+    said = [str(warning.message) for warning in caught if "is left out" in str(warning.message)]
+    assert any("task_id 'x/3': tests[0]='assert f(1) = 1' does not parse" in message for message in said)
+    assert "x/3" not in played and {"x/0", "x/1", "x/2", "x/4"} == set(played)
