@@ -54,6 +54,25 @@ class Row:
     sibling: int = 0
 
 
+@dataclass(frozen=True)
+class Score:
+    """
+    What the reward functions said of one turn of one episode.
+
+    Args:
+        values (`tuple[float, ...]`): By reward function, in reward units, averaged over agents; NaN where it gave none.
+        columns (`Mapping[str, Any]`): What they logged of this episode with `log_extra`.
+        metrics (`Mapping[str, float]`): What they logged with `log_metric`, names without the turn: of this episode where the
+            function told it (see [`~marcog_trl.rewards.EpisodeMean`]), else of all episodes that were scored with it.
+        failed (`bool`): Whether a function failed, and the episode is masked for it.
+    """
+
+    values: tuple[float, ...]
+    columns: Mapping[str, Any]
+    metrics: Mapping[str, float]
+    failed: bool = False
+
+
 @dataclass
 class Turn:
     """
@@ -62,7 +81,10 @@ class Turn:
     Args:
         replies (`Mapping[str, str]`): The last reply of each agent that spoke in this turn, as `Workflow.parts` gives it.
         solution (`str`): The code (or, for a single agent, the reply) that is scored.
-        verdicts (`list[tuple[Job, Verdict]]`): What the workflow executed during the turn.
+        verdicts (`list[tuple[Job, Verdict]]`): What the workflow executed during the turn, and, once it is scored, `tested`.
+        tested (`tuple[Job, Verdict]`, *optional*): The solution with all tests of the problem, and what came of it; `None`
+            before scoring, and where no reward needs it.
+        score ([`Score`], *optional*): What the reward functions said; `None` before scoring.
         rewards (`dict[str, float]`, *optional*): Reward of each agent, in reward units; `None` if the episode is
             masked, and before scoring.
     """
@@ -71,6 +93,8 @@ class Turn:
     solution: str
     verdicts: list[tuple[Job, Verdict]]
     rewards: dict[str, float] | None = None
+    tested: tuple[Job, Verdict] | None = None
+    score: Score | None = None
 
 
 @dataclass
@@ -83,7 +107,8 @@ class Episode:
         rows (`list[Row]`): Replies in the order in which they were given.
         turns (`list[Turn]`): One entry per turn played.
         answers (`list`): Every answer that the workflow received, in order: what [`replay`] needs.
-        masked (`bool`): Whether a reward function returned `None`, which takes the episode out of every loss.
+        masked (`bool`): Whether the episode is left out of every loss: no reward function had a reward for a turn of it, a
+            function failed, or the infrastructure did.
         advice (`list[str | None]`): What advisors answered, in order; `None` where they had no answer.
     """
 

@@ -11,9 +11,19 @@ from marcog_trl.rewards.collaboration import collaboration_reward
 from marcog_trl.rewards.delta import delta_reward
 from marcog_trl.rewards.execution import execution_reward
 from marcog_trl.rewards.graded import graded_reward
+from marcog_trl.rewards.scoring import EpisodeMean, InfrastructureFailure
 
 
-__all__ = ["class_reward", "collaboration_reward", "delta_reward", "execution_reward", "graded_reward", "make_reward"]
+__all__ = [
+    "EpisodeMean",
+    "InfrastructureFailure",
+    "class_reward",
+    "collaboration_reward",
+    "delta_reward",
+    "execution_reward",
+    "graded_reward",
+    "make_reward",
+]
 
 _REWARDS: dict[str, Callable] = {
     function.__name__: function

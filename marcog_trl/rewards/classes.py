@@ -15,6 +15,7 @@ from marcog_trl.rewards.scoring import (
     needs_entry_point,
     needs_tests,
     problems_of,
+    reward_or_failure,
     test_components,
     text_of,
 )
@@ -37,7 +38,7 @@ def class_reward(
     executor: CodeExecutor | None = None,
     log_metric: Callable[[str, float], None] | None = None,
     **columns: Any,
-) -> list[float | None]:
+) -> list[float]:
     """
     Reward of the `classeval` workflow, at most 6.0:
 
@@ -61,33 +62,35 @@ def class_reward(
         **columns: The dataset's columns (see `marcog_trl.problems`), and whatever else the trainer passes.
 
     Returns:
-        `list[float | None]` of length E: `None` where the executor failed, not the solution.
+        `list[float]` of length E: [`InfrastructureFailure`] where the executor failed, not the solution.
 
     Raises:
         ValueError: If the dataset has no tests or entry points, or a problem is no class with methods to write.
     """
     problems = problems_of(prompts, columns, needed=("test", "test_format", "entry_point"))
     solutions = [text_of(completion) for completion in completions]
-    components: dict[str, list[float]] = {"methods": [], "overlap": []}
+    methods: list[float | None] = []
+    overlap: list[float | None] = []
+    by_agent: dict[str, list[float | None]] = {}
     for i, problem in enumerate(problems):
         skeleton = skeleton_of(problem)
         texts = {"": solutions[i]} if replies is None else replies[i]
         authors = dict.fromkeys(skeleton.asked, 0)
         for agent, text in texts.items():
-            written = [name for name in skeleton.asked if name in read_part(text, skeleton).methods]
-            for name in written:
+            found = [name for name in skeleton.asked if name in read_part(text, skeleton).methods]
+            for name in found:
                 authors[name] += 1
             if replies is not None:
-                shares = components.setdefault(f"agents/{agent}/methods", [])
-                shares.append(len(written) / len(authors))
-        components["methods"].append(sum(count > 0 for count in authors.values()) / len(authors))
-        components["overlap"].append(sum(count > 1 for count in authors.values()) / len(authors))
+                by_agent.setdefault(f"agents/{agent}/methods", [None] * len(problems))[i] = len(found) / len(authors)
+        methods.append(sum(count > 0 for count in authors.values()) / len(authors))
+        overlap.append(sum(count > 1 for count in authors.values()) / len(authors))
 
     results = judge(problems, solutions, verdicts, executor)
-    rewards: list[float | None] = []
-    for verdict, methods, overlap in zip(results, components["methods"], components["overlap"], strict=True):
-        assert verdict is not None
-        reward = METHODS * methods + TESTS * verdict.passed / verdict.total + OVERLAP * overlap
-        rewards.append(None if verdict.status == "infrastructure" else reward)
-    log_means(log_metric, "class_reward", components | test_components(results), turn)
+    rewards = []
+    for verdict, written, shared in zip(results, methods, overlap, strict=True):
+        assert verdict is not None and written is not None and shared is not None
+        reward = METHODS * written + TESTS * verdict.passed / verdict.total + OVERLAP * shared
+        rewards.append(reward_or_failure(verdict, reward))
+    components = {"methods": methods, "overlap": overlap, **by_agent, **test_components(results)}
+    log_means(log_metric, "class_reward", components, turn)
     return rewards

@@ -16,6 +16,7 @@ from marcog_trl.rewards.scoring import (
     needs_entry_point,
     needs_tests,
     problems_of,
+    reward_or_failure,
     test_components,
     text_of,
 )
@@ -57,7 +58,7 @@ def collaboration_reward(
     executor: CodeExecutor | None = None,
     log_metric: Callable[[str, float], None] | None = None,
     **columns: Any,
-) -> list[float | None]:
+) -> list[float]:
     """
     Reward of the `collaboration` workflow, at most 4.0, decided on the syntax tree and by the tests:
 
@@ -86,7 +87,7 @@ def collaboration_reward(
         **columns: The dataset's columns (see `marcog_trl.problems`), and whatever else the trainer passes.
 
     Returns:
-        `list[float | None]` of length E: `None` where the executor failed, not the solution.
+        `list[float]` of length E: [`InfrastructureFailure`] where the executor failed, not the solution.
 
     Raises:
         ValueError: If the dataset has no tests or entry points, or if `replies` are not those of a main agent and its helpers.
@@ -109,28 +110,26 @@ def collaboration_reward(
     results = judge(problems, wanted, verdicts, executor)
     rewards = [_reward(structure, verdict) for structure, verdict in zip(structures, results, strict=True)]
 
-    components = {
+    components: dict[str, list[float | None]] = {
         field.name: [asdict(structure)[field.name] for structure in structures] for field in fields(_Structure)
     }
     tests = test_components(results)
-    stopped = [0.0] * sum(not structure.runs for structure in structures)
-    tests |= {"pass_rate": tests["pass_rate"] + stopped, "solved": tests["solved"] + stopped}
+    for name in ("pass_rate", "solved"):
+        tests[name] = [v if structure.runs else 0.0 for v, structure in zip(tests[name], structures, strict=True)]
     log_means(log_metric, "collaboration_reward", components | tests, turn)
     return rewards
 
 
-def _reward(structure: _Structure, verdict: Verdict | None) -> float | None:
+def _reward(structure: _Structure, verdict: Verdict | None) -> float:
     reward = HELPER_DEFINED * structure.helper_definition + MAIN_DEFINED * structure.main_definition
     if verdict is None:
         return reward
-    if verdict.status == "infrastructure":
-        return None
     reward += COMBINATION_PARSES + verdict.passed / verdict.total
     if verdict.passed:
         reward += CALLS_HELPER * structure.calls_helper
         reward += NOT_A_WRAPPER * structure.not_wrapper
         reward += RESULT_IGNORED * structure.result_ignored
-    return reward
+    return reward_or_failure(verdict, reward)
 
 
 def _team(problem: Mapping[str, Any], replies: Mapping[str, str], solution: str) -> _Structure:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import isnan
 from typing import Any
 
 from marcog_trl.agents import Prompt
 from marcog_trl.execution import CodeExecutor, Job, Verdict
 from marcog_trl.rewards.scoring import (
     Completion,
+    InfrastructureFailure,
     judge,
     log_means,
     needs_tests,
@@ -30,7 +32,7 @@ def delta_reward(
     executor: CodeExecutor | None = None,
     log_metric: Callable[[str, float], None] | None = None,
     **columns: Any,
-) -> list[float | None]:
+) -> list[float]:
     """
     Fraction of the tests that a turn's solution passes minus that of the turn before, in [-1, 1]; in the first turn, and in
     trainers without turns, the fraction itself. Over an episode these add up to the fraction of its last turn.
@@ -50,7 +52,7 @@ def delta_reward(
         **columns: The dataset's columns (see `marcog_trl.problems`), and whatever else the trainer passes.
 
     Returns:
-        `list[float | None]` of length E: `None` where the executor failed on either solution.
+        `list[float]` of length E: [`InfrastructureFailure`] where the executor failed on either solution.
 
     Raises:
         ValueError: If the dataset has no tests.
@@ -61,22 +63,19 @@ def delta_reward(
     known = [*(verdicts or []), *(previous_verdicts or [])]
     results = judge([*problems, *problems], [*solutions, *before], known, executor)
     now, previous = results[: len(solutions)], results[len(solutions) :]
-    rewards = []
-    for verdict, earlier in zip(now, previous, strict=True):
-        rate, old_rate = _rate(verdict), _rate(earlier)
-        rewards.append(None if rate is None or old_rate is None else rate - old_rate)
-
-    known_rewards = [reward for reward in rewards if reward is not None]
-    components = {
-        "improved": [float(reward > 0) for reward in known_rewards],
-        "worsened": [float(reward < 0) for reward in known_rewards],
+    rewards = [_reward(verdict, earlier) for verdict, earlier in zip(now, previous, strict=True)]
+    components: dict[str, list[float | None]] = {
+        "improved": [None if isnan(reward) else float(reward > 0) for reward in rewards],
+        "worsened": [None if isnan(reward) else float(reward < 0) for reward in rewards],
     }
     log_means(log_metric, "delta_reward", components | test_components(now), turn)
     return rewards
 
 
-def _rate(verdict: Verdict | None) -> float | None:
-    """Fraction of tests passed: 0 where nothing was to be executed, `None` where the executor failed."""
-    if verdict is None:
-        return 0.0
-    return None if verdict.status == "infrastructure" else verdict.passed / verdict.total
+def _reward(*verdicts: Verdict | None) -> float:
+    """Difference of the fractions of tests that pass, 0 where nothing was to be executed."""
+    for verdict in verdicts:
+        if verdict is not None and verdict.status == "infrastructure":
+            return InfrastructureFailure(verdict.message)
+    now, before = (0.0 if verdict is None else verdict.passed / verdict.total for verdict in verdicts)
+    return now - before

@@ -14,6 +14,7 @@ from marcog_trl.rewards.scoring import (
     log_means,
     needs_tests,
     problems_of,
+    reward_or_failure,
     test_components,
     text_of,
 )
@@ -30,7 +31,7 @@ def execution_reward(
     executor: CodeExecutor | None = None,
     log_metric: Callable[[str, float], None] | None = None,
     **columns: Any,
-) -> list[float | None]:
+) -> list[float]:
     """
     Fraction of the tests that a solution passes, in [0, 1].
 
@@ -48,7 +49,7 @@ def execution_reward(
         **columns: The dataset's columns (see `marcog_trl.problems`), and whatever else the trainer passes.
 
     Returns:
-        `list[float | None]` of length E: `None` where the executor failed, not the solution.
+        `list[float]` of length E: [`InfrastructureFailure`] where the executor failed, not the solution.
 
     Raises:
         ValueError: If the dataset has no tests.
@@ -56,18 +57,19 @@ def execution_reward(
     problems = problems_of(prompts, columns)
     solutions = [text_of(completion) for completion in completions]
     results = judge(problems, solutions, verdicts, executor)
-    rewards: list[float | None] = []
+    rewards = []
     for verdict in results:
         assert verdict is not None
         rate = verdict.passed / verdict.total
-        rewards.append(None if verdict.status == "infrastructure" else float(rate == 1) if all_or_nothing else rate)
+        rewards.append(reward_or_failure(verdict, float(rate == 1) if all_or_nothing else rate))
 
-    definition, syntax = [], []
+    definition: list[float | None] = []
+    syntax: list[float | None] = []
     for problem, solution in zip(problems, solutions, strict=True):
         name, context = problem.get("entry_point"), context_of(problem)
         found = code.extract_code(solution, name, context)
         definition.append(float(code.defines(found, name) if name else bool(found)))
         syntax.append(float(bool(found) and code.syntax_error(solution, name, context) is None))
-    components = {"definition": definition, "syntax": syntax}
-    log_means(log_metric, "execution_reward", components | test_components(results), turn)
+    components = {"definition": definition, "syntax": syntax, **test_components(results)}
+    log_means(log_metric, "execution_reward", components, turn)
     return rewards

@@ -10,6 +10,7 @@ from marcog_trl.agents import Prompt, context_of
 from marcog_trl.execution import CodeExecutor, Job, TestResult, Verdict
 from marcog_trl.rewards.scoring import (
     Completion,
+    InfrastructureFailure,
     judge,
     log_means,
     needs_tests,
@@ -42,7 +43,7 @@ def graded_reward(
     executor: CodeExecutor | None = None,
     log_metric: Callable[[str, float], None] | None = None,
     **columns: Any,
-) -> list[float | None]:
+) -> list[float]:
     """
     1.0 if a solution passes all tests; 0.1 + 0.6 · the fraction that it passes if it passes any; otherwise the worst of
     what happened:
@@ -71,7 +72,7 @@ def graded_reward(
         **columns: The dataset's columns (see `marcog_trl.problems`), and whatever else the trainer passes.
 
     Returns:
-        `list[float | None]` of length E: `None` where the executor failed, not the solution.
+        `list[float]` of length E: [`InfrastructureFailure`] where the executor failed, not the solution.
 
     Raises:
         ValueError: If the dataset has no tests.
@@ -81,22 +82,26 @@ def graded_reward(
     problems = problems_of(prompts, columns)
     solutions = [text_of(completion) for completion in completions]
     results = judge(problems, solutions, verdicts, executor)
-    rewards: list[float | None] = []
-    happened: list[set[str]] = []
+    rewards: list[float] = []
+    happened: list[set[str] | None] = []
     for i, verdict in enumerate(results):
         assert verdict is not None
         if verdict.status == "infrastructure":
-            rewards.append(None)
+            happened.append(None)
+            rewards.append(InfrastructureFailure(verdict.message))
             continue
-        happened.append(_happened(problems[i], solutions[i], (replies[i] if replies else {}).values(), verdict.tests))
+        what = _happened(problems[i], solutions[i], (replies[i] if replies else {}).values(), verdict.tests)
+        happened.append(what)
         if verdict.passed == verdict.total:
             rewards.append(ALL_PASSED)
         elif verdict.passed:
             rewards.append(SOME_PASSED + PER_PASSED * verdict.passed / verdict.total)
         else:
-            rewards.append(min(NONE_PASSED[name] for name in happened[-1]))
+            rewards.append(min(NONE_PASSED[name] for name in what))
 
-    components = {name: [float(name in names) for names in happened] for name in NONE_PASSED}
+    components: dict[str, list[float | None]] = {
+        name: [None if names is None else float(name in names) for names in happened] for name in NONE_PASSED
+    }
     log_means(log_metric, "graded_reward", components | test_components(results), turn)
     return rewards
 

@@ -13,6 +13,46 @@ Completion = str | list[dict[str, str]]
 """Plain text, or the assistant's messages."""
 
 
+class InfrastructureFailure(float):
+    """
+    What a reward function returns for an episode that it could not score through no fault of the solution: the executor
+    failed, a judge did not answer. Trainers of this package leave the episode out, whatever other rewards say. It is NaN,
+    so that TRL's own trainers treat it as they treat `None`: the reward does not apply.
+
+    Args:
+        reason (`str`, *optional*, defaults to `""`): What failed, for the warning.
+    """
+
+    reason: str
+
+    def __new__(cls, reason: str = "") -> InfrastructureFailure:
+        failure = super().__new__(cls, "nan")
+        failure.reason = reason
+        return failure
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.reason!r})"
+
+
+class EpisodeMean(float):
+    """
+    A mean over episodes, for `log_metric`, that keeps what it is the mean of, so that an evaluation can tell it problem by
+    problem. Elsewhere it is a number like any other.
+
+    Args:
+        values (`Sequence[float | None]` of length E): One value per episode; `None` where there is none. At least one is
+            a number.
+    """
+
+    values: tuple[float | None, ...]
+
+    def __new__(cls, values: Sequence[float | None]) -> EpisodeMean:
+        known = [value for value in values if value is not None]
+        mean = super().__new__(cls, sum(known) / len(known))
+        mean.values = tuple(values)
+        return mean
+
+
 def needs_tests(function: Callable) -> Callable:
     """Marks a reward function that executes the tests of a problem: a dataset without them is refused before training."""
     function.needs_tests = True  # type: ignore[attr-defined]
@@ -82,7 +122,7 @@ def judge(
     Args:
         problems (`list[Mapping]` of length E): Dataset rows.
         solutions (`list[str | None]` of length E): Solutions; `None` where nothing is to be executed.
-        known (`list[list[tuple[Job, Verdict]]]` of length E, *optional*): What has been executed already.
+        known (`list[list[tuple[Job, Verdict]]]`, *optional*): What has been executed already.
         executor (`CodeExecutor`, *optional*): Defaults to the process-wide one.
 
     Returns:
@@ -92,7 +132,11 @@ def judge(
         None if solution is None else solution_job(problem, solution)
         for problem, solution in zip(problems, solutions, strict=True)
     ]
-    verdicts = {job: verdict for pairs in known or () for job, verdict in pairs if verdict.status != "infrastructure"}
+    pairs = [pair for of_episode in known or () for pair in of_episode]
+    pairs.sort(
+        key=lambda pair: pair[1].status != "infrastructure"
+    )  # where a job was executed twice, the last one counts
+    verdicts = dict(pairs)
     missing = list(dict.fromkeys(job for job in jobs if job is not None and job not in verdicts))
     if missing:
         executor = shared_executor() if executor is None else executor
@@ -100,31 +144,39 @@ def judge(
     return [None if job is None else verdicts[job] for job in jobs]
 
 
-def test_components(results: list[Verdict | None]) -> dict[str, list[float]]:
+def reward_or_failure(verdict: Verdict, reward: float) -> float:
+    """The reward, unless the executor failed to give the verdict that it was computed from."""
+    return InfrastructureFailure(verdict.message) if verdict.status == "infrastructure" else reward
+
+
+def test_components(results: Sequence[Verdict | None]) -> dict[str, list[float | None]]:
     """
     What verdicts say, for the log.
 
     Args:
-        results (`list[Verdict | None]`): Verdicts; those that are missing, or that the executor failed to give, are left
-            out.
+        results (`list[Verdict | None]` of length E): Verdicts; `None` where nothing was executed.
 
     Returns:
-        `dict[str, list[float]]`: Component → values.
+        `dict[str, list[float | None]]`: Component → values of length E; `None` where there is no verdict, or the executor
+        failed to give one.
     """
-    judged = [verdict for verdict in results if verdict is not None and verdict.status != "infrastructure"]
+
+    def each(value: Callable[[Verdict], float]) -> list[float | None]:
+        return [None if v is None or v.status == "infrastructure" else float(value(v)) for v in results]
+
     return {
-        "tests_passed": [float(verdict.passed) for verdict in judged],
-        "tests_total": [float(verdict.total) for verdict in judged],
-        "pass_rate": [verdict.passed / verdict.total for verdict in judged],
-        "solved": [float(verdict.passed == verdict.total) for verdict in judged],
-        "timeouts": [float(verdict.status == "timeout") for verdict in judged],
+        "tests_passed": each(lambda verdict: verdict.passed),
+        "tests_total": each(lambda verdict: verdict.total),
+        "pass_rate": each(lambda verdict: verdict.passed / verdict.total),
+        "solved": each(lambda verdict: verdict.passed == verdict.total),
+        "timeouts": each(lambda verdict: verdict.status == "timeout"),
     }
 
 
 def log_means(
     log_metric: Callable[[str, float], None] | None,
     name: str,
-    components: Mapping[str, Sequence[float]],
+    components: Mapping[str, Sequence[float | None]],
     turns: Sequence[int] | None = None,
 ) -> None:
     """
@@ -133,11 +185,12 @@ def log_means(
     Args:
         log_metric (`Callable`, *optional*): TRL's `log_metric`; nothing is logged without.
         name (`str`): Name of the reward function.
-        components (`Mapping[str, list[float]]`): Values per episode; an empty list is not logged.
+        components (`Mapping[str, list[float | None]]`): Values per episode; `None` is left out of the mean, and nothing is
+            logged without a value.
         turns (`list[int]`, *optional*): Turn of the episodes, counted from 0; the same for all, or absent.
     """
     turn = turns[0] if turns else 0
     prefix = f"{name}/turn_{turn + 1}" if turn else name
     for component, values in components.items():
-        if log_metric is not None and values:
-            log_metric(f"{prefix}/{component}", sum(values) / len(values))
+        if log_metric is not None and any(value is not None for value in values):
+            log_metric(f"{prefix}/{component}", EpisodeMean(values))

@@ -17,7 +17,7 @@ from trl.trainer.utils import get_callable_name
 from marcog_trl.agents import Workflow
 from marcog_trl.problems.jobs import fault_of, list_faults
 from marcog_trl.rollout import replay
-from marcog_trl.trainers.reward_calls import needs
+from marcog_trl.trainers.scoring import needs
 
 
 _GIVEN = ("replies", "turn", "verdicts", "previous_solution", "previous_verdicts", "executor")

@@ -22,14 +22,12 @@ from tqdm.auto import tqdm
 from transformers import LogitsProcessor
 from transformers.generation.configuration_utils import BaseWatermarkingConfig
 
-from marcog_trl.agents import solution_job
 from marcog_trl.code import syntax_error
 from marcog_trl.metrics.estimates import estimate_pass_at_k, which_k
 from marcog_trl.problems import check_problems
 from marcog_trl.rollout import Episode, Row
 from marcog_trl.trainers.data_checks import check_dataset
 from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
-from marcog_trl.trainers.reward_calls import needs, reward_inputs
 from marcog_trl.trainers.team_files import write_json
 
 
@@ -74,8 +72,8 @@ def evaluate_team(
 
     Returns:
         `dict[str, float]`: Of the sampled episodes `pass@k`, `solved` (share that passes all tests), `tests_passed` (share),
-        `parses` (share whose replies are valid Python), `reward` (reward units), `rewards/...` and other components of the
-        reward, `turns`, `samples` (number); `solved_greedy`; `tokens_per_problem` (generated, the greedy episode aside),
+        `parses` (share whose replies are valid Python), `reward` (reward units), `rewards/...` and what reward
+        functions log with `log_metric` (`logged/...` where the name is one of these figures), `turns`, `samples` (number); `solved_greedy`; `tokens_per_problem` (generated, the greedy episode aside),
         `agents/.../tokens` and `agents/.../truncated` (length of a reply, and share that did not end by itself);
         `seconds_per_problem`, and, of these, `waiting_per_problem` (for verdicts and rewards, while nothing was generated);
         `problems` and `infrastructure` (numbers of problems, and of verdicts that the executor failed to give). Where there
@@ -159,7 +157,7 @@ def _check_problems(trainer: MultiAgentTrainer, problems: Dataset) -> list[dict[
                 f"problems has no column {column!r} but {problems.column_names}; the rows of load_problems work"
             )
     # What the trainer asks of problems, which may not be those that it was made with
-    check_dataset("problems", problems, trainer.workflow, trainer._rewards_as_given)
+    check_dataset("problems", problems, trainer.workflow, trainer._scorer.reward_funcs)
     rows = [dict(row) for row in problems]
     check_problems("problems", rows, {"test": "an evaluation", "test_format": "an evaluation"})
     return rows
@@ -414,7 +412,11 @@ class _Player:
         if self.keyed:
             plays = [(i, sample) for i in filled for sample in (GREEDY, *range(self.num_samples))]
             with _keyed(self.trainer, [self._key(play) for play in plays]):
-                parts = [self._begin(plays, len(block) * (1 + self.num_samples))]
+                # Rewards see greedy episodes and samples apart, so that what they log of a call is of one kind
+                groups = [
+                    [i for i, (_, sample) in enumerate(plays) if (sample is GREEDY) == kind] for kind in (False, True)
+                ]
+                parts = [self._begin(plays, len(block) * (1 + self.num_samples), groups)]
         else:
             plays = [(i, sample) for i in filled for sample in range(self.num_samples)]
             parts = [self._begin(plays, len(block) * self.num_samples)]
@@ -439,14 +441,15 @@ class _Player:
         i, sample = play
         return None if sample is GREEDY else repr((self.seed, self.rows[i].get("task_id", i), sample))
 
-    def _begin(self, plays: list[Play], count: int) -> Callable[[], list[tuple[Play, Record]]]:
+    def _begin(
+        self, plays: list[Play], count: int, groups: list[list[int]] | None = None
+    ) -> Callable[[], list[tuple[Play, Record]]]:
         """Generates episodes; what it returns waits for the verdicts, and describes the first `count`."""
-        finish = self.trainer.begin_episodes([self.rows[i] for i, _ in plays])
+        finish = self.trainer.begin_episodes([self.rows[i] for i, _ in plays], groups)
 
         def describe() -> list[tuple[Play, Record]]:
             episodes = finish()
-            scores = self.trainer._scores.tolist()
-            return [(plays[e], _describe(self.trainer, episodes[e], scores[e])) for e in range(count)]
+            return [(plays[e], _describe(self.trainer, episodes[e])) for e in range(count)]
 
         return describe
 
@@ -510,12 +513,11 @@ class _Draw(LogitsProcessor):
 # What came of it
 
 
-def _describe(trainer: MultiAgentTrainer, episode: Episode, scores: list[list[float]]) -> Record:
-    """One episode as the journal has it; `scores`: of every turn, what each reward function returned."""
-    last = len(episode.turns) - 1
-    turn = episode.turns[last]
-    job = solution_job(episode.problem, turn.solution)
-    verdict = dict(turn.verdicts)[job]
+def _describe(trainer: MultiAgentTrainer, episode: Episode) -> Record:
+    """One episode as the journal has it."""
+    turn = episode.turns[-1]
+    assert turn.tested is not None and turn.score is not None
+    job, verdict = turn.tested
     agents: dict[str, dict[str, int]] = {}
     for row in episode.rows:
         spoken = agents.setdefault(row.slot.agent, {"replies": 0, "tokens": 0, "truncated": 0})
@@ -523,9 +525,9 @@ def _describe(trainer: MultiAgentTrainer, episode: Episode, scores: list[list[fl
         spoken["tokens"] += len(row.completion_ids)
         spoken["truncated"] += not set(row.completion_ids[-1:]) & set(trainer.eos_token_ids)
     components = {
-        f"rewards/{name}": score
-        for name, score in zip(trainer.reward_func_names, scores[last], strict=True)
-        if not math.isnan(score)
+        f"rewards/{name}": value
+        for name, value in zip(trainer.reward_func_names, turn.score.values, strict=True)
+        if not math.isnan(value)
     }
     return {
         "status": verdict.status,
@@ -538,35 +540,10 @@ def _describe(trainer: MultiAgentTrainer, episode: Episode, scores: list[list[fl
         "replies": dict(turn.replies),
         "parses": bool(job.code) and all(syntax_error(reply) is None for reply in turn.replies.values()),
         "reward": None if turn.rewards is None else sum(turn.rewards.values()) / len(turn.rewards),
-        "components": components | _components(trainer, episode),
+        "components": {**turn.score.metrics, **components},
         "turns": len(episode.turns),
         "agents": agents,
     }
-
-
-def _components(trainer: MultiAgentTrainer, episode: Episode) -> dict[str, float]:
-    """
-    What the rewards by execution log of the last turn. All verdicts are known by now, so that asking them once more, about
-    this episode alone, executes nothing.
-    """
-    columns, completion = reward_inputs(episode, len(episode.turns) - 1)
-    prompt = columns.pop("prompt")
-    found: dict[str, float] = {}
-
-    def log_metric(name: str, value: float) -> None:
-        reward, *_, component = name.split("/")  # between them, from the second turn on, the turn
-        found[f"{reward}/{component}"] = value
-
-    for func in trainer._rewards_as_given:
-        if needs(func, "tests"):
-            func(
-                prompts=[prompt],
-                completions=[completion],
-                **{name: [value] for name, value in columns.items()},
-                executor=trainer.executor,
-                log_metric=log_metric,
-            )
-    return found
 
 
 def summarize(records: Sequence[Record], k: Sequence[int]) -> dict[str, float]:
@@ -612,8 +589,6 @@ def summarize(records: Sequence[Record], k: Sequence[int]) -> dict[str, float]:
         "samples": len(sampled),
         "problems": len(records),
     }
-    for name in dict.fromkeys(name for episode in sampled for name in episode["components"]):
-        figures[name] = mean([episode["components"][name] for episode in sampled if name in episode["components"]])
     tokens = [spoken["tokens"] for episode in sampled for spoken in episode["agents"].values()]
     figures["tokens_per_problem"] = sum(tokens) / len(records)
     for agent in dict.fromkeys(agent for episode in sampled for agent in episode["agents"]):
@@ -625,6 +600,10 @@ def summarize(records: Sequence[Record], k: Sequence[int]) -> dict[str, float]:
         "waiting_per_problem": mean([record["waiting_seconds"] for record in records]),
         "infrastructure": sum(episode["status"] == "infrastructure" for episode in [*sampled, *greedy]),
     }
+    for name in dict.fromkeys(name for episode in sampled for name in episode["components"]):
+        values = [episode["components"][name] for episode in sampled if name in episode["components"]]
+        # What a reward function logs never replaces a figure of the evaluation
+        figures[f"logged/{name}" if name in figures else name] = mean(values)
     return figures
 
 

@@ -61,7 +61,7 @@ class MultiAgentConfig(GRPOConfig):
             `rewards/failed`. Workers that cannot be started stop the run in any case.
         reward_timeout (`float`, *optional*):
             Seconds that a call of a reward function may take. With a limit, functions run in a thread, which cannot be
-            killed: see [`~marcog_trl.trainers.reward_calls.TimedCall`]. No limit by default; the shipped rewards by
+            killed: see [`~marcog_trl.trainers.scoring.TimedCall`]. No limit by default; the shipped rewards by
             execution have their own.
         agent_loss_weighting (`str`, *optional*, defaults to `"agent"`):
             `"agent"` gives every agent the same weight in the loss whatever it writes; `"token"` leaves the weight to

@@ -134,7 +134,6 @@ class MultiAgentGRPOTrainer(MultiAgentTrainer):
         block = num_generations * len(groups)
         problems = self._inputs[:num_rows:block]
         num_turns = self.workflow.num_turns
-        self._scores = self._no_scores(len(problems) * children**num_turns)
         levels = play_tree(
             self.workflow,
             problems,

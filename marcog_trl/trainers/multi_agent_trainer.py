@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import math
 import warnings
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,28 +28,21 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from trl import GRPOTrainer
-from trl.trainer.utils import RepeatSampler, get_callable_name, is_async_callable
+from trl.trainer.utils import RepeatSampler
 
 from marcog_trl.advantages import agent_weights, group_advantages, turn_returns
 from marcog_trl.agents import Slot, Workflow, solution_job
 from marcog_trl.execution import CodeExecutor
 from marcog_trl.execution.isolation import IsolationLevel
 from marcog_trl.expert import ExpertEdits
-from marcog_trl.rollout import Episode, Row, Turn, encode_prompts, play
+from marcog_trl.rollout import Episode, Row, Score, encode_prompts, play
 from marcog_trl.trainers import export
 from marcog_trl.trainers.curriculum import CurriculumSampler, make_curriculum
 from marcog_trl.trainers.data_checks import check_dataset, usable
 from marcog_trl.trainers.merging import merged_adapter
 from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
-from marcog_trl.trainers.reward_calls import (
-    TimedCall,
-    check_rewards,
-    named_reward,
-    needs,
-    reward_inputs,
-    wants_executor,
-)
 from marcog_trl.trainers.run_report import ReportCallback
+from marcog_trl.trainers.scoring import Scorer, named_reward
 from marcog_trl.trainers.team_files import (
     COMPLETE_FILE,
     TEAM_FILE,
@@ -61,9 +55,6 @@ from marcog_trl.trainers.trace import episode_trace
 from marcog_trl.workflows import Centralized, make_workflow
 
 
-_EXECUTION = "code execution"
-
-
 @dataclass
 class Rollout:
     """
@@ -74,8 +65,9 @@ class Rollout:
             one and the same: problem by problem, generation by generation. In a tree, those of a later turn begin with
             those of the turn before, which they branch off. E is the length of the last list.
         rows (`list[Row | None]` of length B): `None` where an episode did not use the slot.
+        wait (`Callable`, *optional*): Waits for the verdicts on the solutions of the last turn.
         scores (`torch.Tensor` of shape `(E, K, F)`): What each reward function returned, averaged over agents; NaN where
-            it returned nothing.
+            it returned nothing, and before scoring.
         agent (`torch.Tensor` of shape `(B,)`): Index of the row's agent.
         turn (`torch.Tensor` of shape `(B,)`): Turn of the row.
         episodes_of_row (`torch.Tensor` of shape `(B, M)`): Which episodes of its turn's list hold the row, dead rows
@@ -90,6 +82,7 @@ class Rollout:
 
     levels: list[list[Episode]]
     rows: list[Row | None]
+    wait: Callable[[], None] | None
     scores: torch.Tensor
     agent: torch.Tensor
     turn: torch.Tensor
@@ -166,7 +159,8 @@ class MultiAgentTrainer(GRPOTrainer):
             As in [`~trl.GRPOTrainer`], or the name of a reward of this package such as `"execution_reward"`. A function
             is called once per turn with one entry per episode: `completions` are the solutions, and `replies` (agent ->
             text), `turn`, `verdicts` and the dataset's columns come as keyword lists. It returns floats, or dicts agent ->
-            float. `None` masks the episode.
+            float, or `None` where the reward does not apply: an episode to which none applies is left out of training.
+            So is one for which a function returns an [`~marcog_trl.rewards.InfrastructureFailure`], whatever the others say.
         peft_config ([`~peft.PeftConfig`], *optional*):
             Defaults to LoRA of rank 16 on all linear layers.
         workflow ([`Workflow`] or `str`, *optional*):
@@ -260,7 +254,8 @@ class MultiAgentTrainer(GRPOTrainer):
                 "its dataset; False works: a curriculum goes on where it was in any case"
             )
         self._executor: CodeExecutor | None = None
-        if self.workflow.needs_tests or any(needs(func, "tests") for func in reward_funcs):
+        self._scorer = Scorer(reward_funcs, self.agents, args, lambda: self.executor)
+        if self.workflow.needs_tests or self._scorer.runs_tests:
             self._executor = self._make_executor(args)
         elif args.curriculum_pass_rate is not None:
             raise ValueError(
@@ -273,16 +268,9 @@ class MultiAgentTrainer(GRPOTrainer):
             # are not part of its output
             args.ddp_find_unused_parameters = False
 
-        self._rewards_as_given = reward_funcs
-        self._executing: Callable[[], None] | None = None
-        # Agent rewards that a function returned as dicts in the scoring call in flight, by index of the function
-        self._dict_rewards: dict[int, list[dict[str, float] | None]] = {}
-        self._reward_errors: dict[str, Exception] = {}  # of this process, by what failed in that call
-        self._errors_shown: set[str] = set()
-        self._turns_failed = self._turns_scored = 0
         super().__init__(
             model=model,
-            reward_funcs=[self._by_episode(index, func) for index, func in enumerate(reward_funcs)],
+            reward_funcs=self._scorer.wrapped,
             args=args,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
@@ -316,8 +304,6 @@ class MultiAgentTrainer(GRPOTrainer):
         self._episode_to_show: Episode | None = None
         self._inputs: list[dict[str, Any]] = []
         self._threshold_was_tried = False
-        self._episode_extras: dict[str, list[tuple[int, list[int], list]]] = defaultdict(list)
-        self._scoring: tuple[int, list[int]] | None = None
 
     # What is checked and completed before any work starts
 
@@ -534,7 +520,6 @@ class MultiAgentTrainer(GRPOTrainer):
         self, problems: list[dict[str, Any]], score: Callable[[list[Episode], int], None] | None
     ) -> list[Episode]:
         """Plays one episode per problem with the current policy; with several processes, a collective operation."""
-        self._scores = self._no_scores(len(problems))
         ends = None if self.args.early_termination_threshold is None else lambda episode: self._is_over([episode])
         return play(self.workflow, problems, **self._playing, score=score, ends=ends)
 
@@ -548,9 +533,6 @@ class MultiAgentTrainer(GRPOTrainer):
             "executor": self._executor,
             "total": self._total,
         }
-
-    def _no_scores(self, num_episodes: int) -> torch.Tensor:
-        return torch.full((num_episodes, self.workflow.num_turns, len(self.reward_funcs)), torch.nan)
 
     def _is_over(self, episodes: list[Episode]) -> bool:
         """Whether the last turn of these siblings earned enough, or nothing that comes could count."""
@@ -623,44 +605,55 @@ class MultiAgentTrainer(GRPOTrainer):
         if self._executor is not None:
             self._executor.close()
 
-    def begin_episodes(self, problems: list[dict[str, Any]]) -> Callable[[], list[Episode]]:
+    def begin_episodes(
+        self, problems: list[dict[str, Any]], groups: Sequence[Sequence[int]] | None = None
+    ) -> Callable[[], list[Episode]]:
         """
         As [`play_episodes`], but returns while solutions are still being executed, so that more can be played meanwhile.
 
         Args:
             problems (`list[dict]` of length E): Dataset rows with tests.
+            groups (`Sequence[Sequence[int]]`, *optional*): Episodes that reward functions are called with together, by index;
+                as many groups, of the same sizes, on all processes. By default all of them.
 
         Returns:
             `Callable[[], list[Episode]]`: To be called once, by all processes in the same order: waits for the verdicts,
             scores the episodes, and returns them.
         """
+        groups = [range(len(problems))] if groups is None else groups
         # Only where rewards end episodes are turns scored as they are played
         last = self.workflow.num_turns - 1
         scored_first = last if self.args.early_termination_threshold is not None else 0
 
-        def score(episodes: list[Episode], turn: int) -> None:
+        def score(episodes: list[Episode], turns: Sequence[int], wait: Callable[[], None] | None) -> None:
+            for turn, group in itertools.product(turns, groups):
+                self._score([episodes[e] for e in group], turn, wait)
+                wait = None
+
+        def end_turn(episodes: list[Episode], turn: int) -> None:
             if turn < scored_first:
-                self._score(episodes, turn)
+                score(episodes, [turn], self._execute(episodes, [turn]))
 
         with self._gathered_before_training():
-            episodes = self._play(problems, score)
-        scores = self._scores
-        execute = self._begin_executing([(episode, turn) for episode in episodes for turn in episode.turns])
+            episodes = self._play(problems, end_turn)
+        turns = range(scored_first, last + 1)
+        wait = self._execute(episodes, turns)
 
         def finish() -> list[Episode]:
-            execute()
-            self._scores = scores
-            for k in range(scored_first, last + 1):
-                self._score(episodes, k)
-            # What reward functions logged belongs to no training step
-            self._pending_metrics.clear()
-            self._episode_extras.clear()
+            score(episodes, turns, wait)
             return episodes
 
         return finish
 
     def _rollout(self, prompts: list, trainer: GRPOTrainer) -> dict[str, Any]:
         """TRL's rollout function: plays the episodes of this process and lays their replies out as rows."""
+        block = self._group_size * self._num_groups(self.model.training)
+        for i, problem in enumerate(self._inputs):
+            if problem["prompt"] != self._inputs[i - i % block]["prompt"]:
+                raise ValueError(
+                    f"row {i} of a batch has another problem than row {i - i % block}, but every problem must stand there "
+                    f"{block} times in a row. Take the dataloaders of {type(self).__name__}: they repeat the rows."
+                )
         self._rollout_in_flight = self._play_rows(len(prompts))
         rows = self._rollout_in_flight.rows
         # An unused slot is one end-of-sequence token that no loss sees
@@ -701,7 +694,8 @@ class MultiAgentTrainer(GRPOTrainer):
         return Rollout(
             levels=levels,
             rows=rows,
-            scores=self._scores,
+            wait=self._execute(levels[-1], [self.workflow.num_turns - 1]) if self._scorer.runs_tests else None,
+            scores=torch.full((by_agent[0], by_agent[2], len(self.reward_funcs)), torch.nan),
             agent=torch.tensor([self.agents.index(slot.agent) for slot in of_slot], device=device),
             turn=torch.tensor([slot.turn for slot in of_slot], device=device),
             episodes_of_row=episodes_of_row.to(device),
@@ -714,52 +708,42 @@ class MultiAgentTrainer(GRPOTrainer):
 
     # Rewards
 
+    def _execute(self, episodes: list[Episode], turns: Iterable[int]) -> Callable[[], None]:
+        """Begins to execute the solutions of these turns; what it returns waits for their verdicts."""
+        return self._scorer.execute(
+            [(episode, episode.turns[k]) for k in turns for episode in episodes if len(episode.turns) > k]
+        )
+
+    def _score(self, episodes: list[Episode], turn: int, wait: Callable[[], None] | None) -> list[tuple[str, float]]:
+        """Scores a turn once `wait` has its verdicts, and returns what reward functions gave to `log_metric`."""
+        calculate = super()._calculate_rewards
+        return self._scorer.score(episodes, turn, wait, calculate, self.accelerator, self.reward_weights)
+
+    def _score_and_log(self, episodes: list[Episode], turn: int, wait: Callable[[], None] | None) -> None:
+        for name, value in self._score(episodes, turn, wait):
+            self._log_metric(name, value)
+
     def _end_turn(self, episodes: list[Episode], turn: int) -> None:
-        """Scores a turn, or, of the last one, begins to execute what its score needs: TRL has other work before rewards."""
-        self._executing = None
-        if any(needs(func, "tests") for func in self._rewards_as_given):
-            played = [(episode, episode.turns[turn]) for episode in episodes if len(episode.turns) > turn]
-            self._executing = self._begin_executing(played)
+        """Scores a turn. The last one waits until TRL asks for rewards: meanwhile its solutions are executed."""
         if turn < self.workflow.num_turns - 1:
-            self._end_executing()
-            self._score(episodes, turn)
-
-    def _end_executing(self) -> None:
-        if self._executing is not None:
-            try:
-                self._executing()
-            except Exception as error:
-                self._reward_errors[_EXECUTION] = error
-            self._executing = None
-
-    def _begin_executing(self, turns: list[tuple[Episode, Turn]]) -> Callable[[], None]:
-        """Begins to execute the solutions of turns; what it returns waits for their verdicts and notes them."""
-        jobs = [solution_job(episode.problem, turn.solution) for episode, turn in turns]
-        known = {job: verdict for _, turn in turns for job, verdict in turn.verdicts}
-        missing = list(dict.fromkeys(job for job in jobs if job not in known))
-        future = self.executor.submit(missing)
-
-        def finish() -> None:
-            verdicts = known | dict(zip(missing, future.result(), strict=True))
-            for (_, turn), job in zip(turns, jobs, strict=True):
-                if job not in dict(turn.verdicts):
-                    turn.verdicts.append((job, verdicts[job]))
-
-        return finish
+            self._score_and_log(episodes, turn, self._execute(episodes, [turn]) if self._scorer.runs_tests else None)
 
     def _end_rollout(self, rollout: Rollout) -> None:
         """Scores the last turn, and puts all rewards, and which rows they leave alive, into the rollout."""
-        self._end_executing()
-        self._score(rollout.episodes, self.workflow.num_turns - 1)
+        self._score_and_log(rollout.episodes, self.workflow.num_turns - 1, rollout.wait)
         rewards = torch.zeros(rollout.rewards.shape)
         played, counted = torch.zeros(2, *rollout.counted.shape, dtype=torch.bool)
         for k, episodes in enumerate(rollout.levels):
             for e, episode in enumerate(episodes):
-                given = episode.turns[k].rewards if len(episode.turns) > k else None
-                if given is not None:
-                    rewards[e, :, k] = torch.tensor([given[agent] for agent in self.agents])
-                played[e, k] = len(episode.turns) > k
-                counted[e, k] = given is not None and not episode.masked
+                if len(episode.turns) <= k:
+                    continue
+                turn = episode.turns[k]
+                assert turn.score is not None
+                rollout.scores[e, k] = torch.tensor(turn.score.values)
+                if turn.rewards is not None:
+                    rewards[e, :, k] = torch.tensor([turn.rewards[agent] for agent in self.agents])
+                played[e, k] = True
+                counted[e, k] = turn.rewards is not None and not episode.masked
         rollout.rewards.copy_(rewards)
         rollout.counted.copy_(counted)
         self._set_returns(rollout, played.to(rollout.counted.device))
@@ -770,138 +754,6 @@ class MultiAgentTrainer(GRPOTrainer):
         returns = turn_returns(rollout.rewards.flatten(0, 1), self.args.gamma_turn)
         rollout.returns = returns.view_as(rollout.rewards)
 
-    def _score(self, episodes: list[Episode], turn: int) -> None:
-        """Scores one turn of the episodes of this process: every reward function is called once, on episodes."""
-        playing = [e for e, episode in enumerate(episodes) if len(episode.turns) > turn]
-        inputs, prompts, completions, completion_ids = [], [], [], []
-        for episode in episodes:
-            # Every process scores all of its episodes, since TRL gathers rewards; those that ended are left out below
-            last = min(turn, len(episode.turns) - 1)
-            spoken = [row for row in episode.rows if row.slot.turn == last]
-            columns, completion = reward_inputs(episode, last)
-            inputs.append(columns)
-            prompts.append(columns["prompt"])
-            completions.append(completion)
-            completion_ids.append([token for row in spoken for token in row.completion_ids])
-        self._dict_rewards.clear()
-        self._scoring = (turn, playing)
-        gathered = super()._calculate_rewards(inputs, prompts, completions, completion_ids)
-        self._scoring = None
-        failed = self._settle_errors()
-        self._turns_failed += len(playing) * failed
-        self._turns_scored += len(playing)
-        start = self.accelerator.process_index * len(episodes)
-        scores = gathered[start : start + len(episodes)].cpu()
-        weights = self.reward_weights.cpu()
-        if failed:
-            scores.fill_(torch.nan)
-        for i, e in enumerate(playing):
-            self._scores[e, turn] = scores[e]
-            if scores[e].isnan().all():
-                episodes[e].masked = True
-                continue
-            shared = 0.0
-            own = dict.fromkeys(self.agents, 0.0)
-            for f in range(len(self.reward_funcs)):
-                by_agent = self._dict_rewards.get(f)
-                if by_agent is not None and by_agent[i] is not None:
-                    for agent in self.agents:
-                        own[agent] += float(weights[f]) * by_agent[i][agent]  # type: ignore[index]
-                elif not scores[e, f].isnan():
-                    shared += float(weights[f] * scores[e, f])
-            scale, shift = self.args.reward_scale, self.args.reward_shift
-            episodes[e].turns[turn].rewards = {agent: scale * (shared + own[agent]) + shift for agent in self.agents}
-
-    def _settle_errors(self) -> bool:
-        """Whether a reward function failed here, and is left out; or the error, which all processes raise together."""
-        errors = dict(self._reward_errors)
-        self._reward_errors.clear()
-        masks = self.args.on_reward_error == "mask"
-        fatal = {what: error for what, error in errors.items() if not masks or what == _EXECUTION}
-        if self._total(len(fatal)):
-            index = self.accelerator.process_index
-            messages = [f"{what} failed on process {index}: {error!r}" for what, error in fatal.items()]
-            messages = gather_object(messages)
-            raise next(iter(fatal.values()), RuntimeError("; ".join(messages)))
-        for what, error in errors.items():
-            if what not in self._errors_shown:
-                self._errors_shown.add(what)
-                warnings.warn(
-                    f"{what} failed, and on_reward_error='mask' leaves out the episodes it was called with, now and from now "
-                    f"on (their share is rewards/failed in the log): {error!r}",
-                    stacklevel=2,
-                )
-        return bool(errors)
-
-    def _by_episode(self, index: int, func):
-        """Wraps a reward function: called with the episodes that played the turn, checked, dicts averaged for TRL."""
-        if isinstance(func, torch.nn.Module | str):
-            return func
-        name = get_callable_name(func)
-        call = TimedCall(name, func, self.args.reward_timeout)
-
-        def select(kwargs: dict) -> dict:
-            assert self._scoring is not None
-            _, playing = self._scoring
-            size = len(kwargs["prompts"])
-            chosen = {
-                key: [value[e] for e in playing] if isinstance(value, list) and len(value) == size else value
-                for key, value in kwargs.items()
-            }
-            return chosen | {"executor": self.executor} if wants_executor(func) else chosen
-
-        def expand(output, size: int) -> list[float | None]:
-            assert self._scoring is not None
-            _, playing = self._scoring
-            rewards = check_rewards(name, output, len(playing), self.agents)
-            if any(isinstance(reward, dict) for reward in rewards):
-                self._dict_rewards[index] = [reward if isinstance(reward, dict) else None for reward in rewards]
-            # Episodes that ended before this turn get a number that nothing reads: None would make TRL warn
-            expanded: list[float | None] = [0.0] * size
-            for e, reward in zip(playing, rewards, strict=True):
-                expanded[e] = sum(reward.values()) / len(reward) if isinstance(reward, dict) else reward
-            return expanded
-
-        def fail(error: Exception | SystemExit, size: int) -> list[float | None]:
-            if isinstance(error, SystemExit):  # of one process, which the others would wait for
-                error = RuntimeError(f"reward function {name!r} called exit: {error!r}").with_traceback(
-                    error.__traceback__
-                )
-            self._reward_errors[f"reward function {name!r}"] = error
-            return [0.0] * size  # which nothing reads
-
-        def by_episode(**kwargs):
-            size = len(kwargs["prompts"])
-            try:
-                chosen = select(kwargs)
-                return expand(call(**chosen) if chosen["prompts"] else [], size)
-            except (Exception, SystemExit) as error:
-                return fail(error, size)
-
-        async def by_episode_async(**kwargs):
-            size = len(kwargs["prompts"])
-            try:
-                chosen = select(kwargs)
-                return expand(await call.call_async(**chosen) if chosen["prompts"] else [], size)
-            except (Exception, SystemExit) as error:
-                return fail(error, size)
-
-        wrapped = by_episode_async if is_async_callable(func) else by_episode
-        wrapped.__name__ = name
-        return wrapped
-
-    def _log_completion_extra(self, column: str, values: list):
-        if self._scoring is None:
-            super()._log_completion_extra(column, values)
-        else:  # a reward function logs by episode: kept until rows exist
-            turn, playing = self._scoring
-            if len(values) != len(playing):
-                raise ValueError(
-                    f"a reward function logged {len(values)} values as {column!r} for {len(playing)} episodes; one for each "
-                    "of its completions works"
-                )
-            self._episode_extras[column].append((turn, playing, values))
-
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         """
         The immediate reward of every row, which TRL logs; episodes were scored, through `super()`, when their turns ended.
@@ -910,33 +762,33 @@ class MultiAgentTrainer(GRPOTrainer):
         assert rollout is not None
         self._end_rollout(rollout)
         rows = torch.full((len(prompts), len(self.reward_funcs)), torch.nan, device=self.accelerator.device)
+        of_row = [None if row is None else self._score_of(rollout, row) for row in rollout.rows]
+        logged = {column for score in of_row if score is not None for column in score.columns}
         # A column that was logged once has a value in every batch from then on, also where its function failed
-        columns = sorted(self._logs["extra"].keys() | set(gather_object(list(self._episode_extras))))
+        columns = sorted(self._logs["extra"].keys() | set(gather_object(list(logged))))
         for column in columns:
             if column not in self._logs["extra"]:
                 self._logs["extra"][column].extend([None] * len(self._logs["prompt"]))
-        extras = {column: [None] * len(prompts) for column in columns if column not in ("agent", "turn")}
         scored = rollout.live & rollout.last_act
         rows[scored] = rollout.mean_over_episodes(rollout.scores.to(rows))[scored]
-        for i, row in enumerate(rollout.rows):
-            if row is None:
-                continue
-            for column, logged in self._episode_extras.items():
-                for turn, playing, values in logged:
-                    if turn == row.slot.turn and row.episode in playing:
-                        extras[column][i] = values[playing.index(row.episode)]
-        self._episode_extras.clear()
-        for column, values in extras.items():
-            super()._log_completion_extra(column, values)
-        super()._log_completion_extra("agent", [self.agents[i] for i in rollout.agent.tolist()])
-        super()._log_completion_extra("turn", rollout.turn.tolist())
+        for column in columns:
+            if column not in ("agent", "turn"):
+                values = [None if score is None else score.columns.get(column) for score in of_row]
+                self._log_completion_extra(column, values)
+        self._log_completion_extra("agent", [self.agents[i] for i in rollout.agent.tolist()])
+        self._log_completion_extra("turn", rollout.turn.tolist())
         return self.accelerator.gather(rows)
+
+    @staticmethod
+    def _score_of(rollout: Rollout, row: Row) -> Score | None:
+        """What the reward functions said of a row's turn; of several episodes that hold the row, in the first."""
+        turn = row.slot.turn
+        return rollout.levels[turn][row.episode].turns[turn].score
 
     # Credit
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, torch.Tensor | Any]:
         self._inputs = inputs
-        self._turns_failed = self._turns_scored = 0
         output = super()._generate_and_score_completions(inputs)
         rollout = self._rollout_in_flight
         assert rollout is not None
@@ -1078,8 +930,10 @@ class MultiAgentTrainer(GRPOTrainer):
         )
         self._metric("episodes/masked", (masked_share[0] / masked_share[1]).item())
         if self.args.on_reward_error == "mask":
+            turns = [e.turns[k] for k, level in enumerate(rollout.levels) for e in level if len(e.turns) > k]
+            failures = [turn.score is not None and turn.score.failed for turn in turns]
             failed, scored_turns = self._sum_over_processes(
-                torch.tensor([self._turns_failed, self._turns_scored], device=lengths.device)
+                torch.tensor([sum(failures), len(failures)], device=lengths.device)
             ).tolist()
             self._metric("rewards/failed", failed / max(1, scored_turns))
         advice = [text is None for episode in rollout.episodes for text in episode.advice]

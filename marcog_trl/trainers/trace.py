@@ -40,7 +40,7 @@ def episode_trace(episode: Episode, title: str) -> RenderableType:
             parts.append(Text(f"{said}. {verdict.message}" if verdict.message else said))
         parts.append(_rewards(turn, rows))
     if episode.masked:
-        parts.append(Text("A reward function returned None: the episode is left out of the loss."))
+        parts.append(Text("The episode was not scored, and is left out of the loss."))
     return Panel(Group(*parts), title=title)
 
 

@@ -5,7 +5,7 @@ from textwrap import indent
 import pytest
 
 from marcog_trl.execution import Verdict
-from marcog_trl.rewards import class_reward, make_reward
+from marcog_trl.rewards import InfrastructureFailure, class_reward, make_reward
 from marcog_trl.workflows import ClassTeam
 
 
@@ -136,7 +136,10 @@ def test_components_are_logged(executor):
 
 
 def test_failure_of_the_executor_is_no_reward(scripted):
-    assert score({"coder": ALL, "coder2": ""}, executor=scripted(Verdict("infrastructure", 0, 4))) is None
+    reward = score(
+        {"coder": ALL, "coder2": ""}, executor=scripted(Verdict("infrastructure", 0, 4, message="no worker"))
+    )
+    assert isinstance(reward, InfrastructureFailure) and reward.reason == "no worker"
 
 
 def test_what_it_needs():

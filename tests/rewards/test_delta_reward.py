@@ -6,7 +6,7 @@ import pytest
 
 from marcog_trl.agents import solution_job
 from marcog_trl.execution import Verdict
-from marcog_trl.rewards import delta_reward, make_reward
+from marcog_trl.rewards import InfrastructureFailure, delta_reward, make_reward
 
 
 PROMPT = 'def double(x):\n    """Twice x."""\n'
@@ -76,11 +76,12 @@ def test_nothing_is_executed_twice(scripted):
 def test_failure_of_the_executor_on_either_is_no_reward(scripted, verdicts):
     logged = {}
     options = {"previous_solution": [HALF], "log_metric": logged.__setitem__}
-    assert score([RIGHT], executor=scripted(*verdicts), **options) == [None]
+    (reward,) = score([RIGHT], executor=scripted(*verdicts), **options)
+    assert isinstance(reward, InfrastructureFailure)
     assert "delta_reward/improved" not in logged
-    # It is tried once more where only the workflow saw it fail
-    known = {"previous_verdicts": [[(job(HALF), INFRASTRUCTURE)]], "verdicts": [[(job(RIGHT), ALL)]]}
-    assert score([RIGHT], executor=scripted(TWO), **options, **known) == [0.5]
+    # Of two verdicts on the same job, the one that says something counts
+    known = {"previous_verdicts": [[(job(HALF), INFRASTRUCTURE)]], "verdicts": [[(job(RIGHT), ALL), (job(HALF), TWO)]]}
+    assert score([RIGHT], executor=scripted(), **options, **known) == [0.5]
 
 
 def test_conversations(executor):

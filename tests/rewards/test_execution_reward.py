@@ -8,7 +8,7 @@ from trl.trainer.utils import get_callable_name
 from marcog_trl.agents import solution_job
 from marcog_trl.execution import Verdict
 from marcog_trl.problems import load_problems
-from marcog_trl.rewards import collaboration_reward, execution_reward, make_reward
+from marcog_trl.rewards import InfrastructureFailure, collaboration_reward, execution_reward, make_reward
 
 
 PROMPT = 'def double(x):\n    """Twice x."""\n'
@@ -100,7 +100,7 @@ def test_failure_of_the_executor_is_no_reward(scripted, reward):
     logged = {}
     completions = [f"def aux(x):\n    return 2\n\n{RIGHT}", "def double(x):\n    return x"]
     rewards = score(completions, reward, executor=scripted(INFRASTRUCTURE, PASSED), log_metric=logged.__setitem__)
-    assert rewards[0] is None and rewards[1] is not None
+    assert isinstance(rewards[0], InfrastructureFailure) and not isinstance(rewards[1], InfrastructureFailure)
     assert logged[f"{reward.__name__}/solved"] == 1.0
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from marcog_trl.execution import TestResult, Verdict
-from marcog_trl.rewards import graded_reward, make_reward
+from marcog_trl.rewards import InfrastructureFailure, graded_reward, make_reward
 from marcog_trl.workflows import Collaboration, Pipeline
 
 
@@ -103,7 +103,8 @@ def test_failure_of_the_executor_is_no_reward(scripted):
     broken = Verdict("infrastructure", 0, 3, (TestResult("skipped"),) * 3)
     executor = scripted(broken, Verdict("passed", 3, 3, (TestResult("passed"),) * 3))
     completions = [RIGHT, "def double(x):\n    return x + x"]
-    assert score(completions, executor=executor, log_metric=logged.__setitem__, turn=[1, 1]) == [None, 1.0]
+    failure, right = score(completions, executor=executor, log_metric=logged.__setitem__, turn=[1, 1])
+    assert isinstance(failure, InfrastructureFailure) and right == 1.0
     assert logged["graded_reward/turn_2/solved"] == 1.0 and logged["graded_reward/turn_2/wrong_answer"] == 0.0
 
 

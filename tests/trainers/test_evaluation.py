@@ -162,7 +162,8 @@ class TestFigures:
         monkeypatch.setattr(trainer, "_score", lambda *args: events.append("score") or score(*args))
         figures = evaluate_team(trainer, trainer.train_dataset, num_samples=2, batch_size=3)
         begin = ["generate", "submit"]
-        assert events == [*begin, *begin, "score", *begin, "score", "score"]
+        score = ["score"] * 2  # of the samples, and of the greedy episodes
+        assert events == [*begin, *begin, *score, *begin, *score, *score]
         assert figures["tests_passed"] == 0.5 and figures["samples"] == 6
 
     def test_several_turns_are_measured_at_their_last(self, tiny_model, tmp_path, monkeypatch):

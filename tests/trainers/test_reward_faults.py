@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import warnings
+from concurrent.futures import Future
 from pathlib import Path
 
 import pandas as pd
@@ -20,7 +21,7 @@ from transformers import TrainerCallback
 
 from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOTrainer
 from marcog_trl.execution import Job
-from marcog_trl.trainers.reward_calls import TimedCall
+from marcog_trl.trainers.scoring import TimedCall
 
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +55,7 @@ FAULTS = {
     "wrong length": (lambda completions: [1.0], "'faulty' returned 1 rewards for 4 episodes"),
     "NaN": (lambda completions: [1.0, 2.0, float("nan"), 0.0], "'faulty' returned NaN for episode 2"),
     "strings": (lambda completions: ["1.0"] * len(completions), "'faulty' returned '1.0' for episode 0"),
-    "hangs": (hangs, "'faulty' took longer than reward_timeout=0.3 seconds; a longer one"),
+    "hangs": (hangs, "'faulty' took longer than reward_timeout=0.3 seconds. Set a longer"),
 }
 
 
@@ -117,7 +118,9 @@ class TestOneProcess:
             runs.append((trainer, [str(w.message) for w in caught if "on_reward_error='mask'" in str(w.message)]))
         (masked, warned), (none, silent) = runs
         assert len(warned) == 1 and not silent
-        assert re.search(message.split("; a longer")[0], warned[0]) and "reward function 'faulty' failed" in warned[0]
+        assert (
+            re.search(message.split(". Set a longer")[0], warned[0]) and "reward function 'faulty' failed" in warned[0]
+        )
         assert teams.logged(masked, "rewards/failed") == [0.0, 1.0, 0.0]
         assert teams.logged(none, "rewards/failed") == [0.0] * 3
         assert teams.logged(masked, "episodes/masked") == teams.logged(none, "episodes/masked") == [0.0, 1.0, 0.0]
@@ -181,9 +184,34 @@ class TestMask:
             assert torch.equal(teams.trainable(masked)[key], expected), key
 
 
-class TestTimedCall:
-    LOGS = {"log_extra": print, "log_metric": print}
+def test_what_a_given_up_call_logs_is_dropped(tiny_model, tmp_path):
+    """And is not told to a later call, though the function runs on."""
+    calls = []
 
+    def reward(completions, log_metric, log_extra, **kwargs):
+        calls.append(threading.current_thread())
+        late = len(calls) == 2
+        log_metric("early", float(len(calls)))
+        if late:
+            RELEASE.wait(30)
+        log_metric("late", float(len(calls)))
+        log_extra("call", [len(calls)] * len(completions))
+        return teams.letters(completions)
+
+    class Return(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 2:
+                RELEASE.set()
+                calls[1].join()
+
+    trainer = make(tiny_model, tmp_path, reward=reward, max_steps=3, callbacks=[Return()])
+    with pytest.warns(UserWarning, match="took longer than reward_timeout"):
+        trainer.train()
+    assert teams.logged(trainer, "early") == teams.logged(trainer, "late") == [1.0, 3.0]
+    assert set(trainer._logs["extra"]["call"]) == {3}
+
+
+class TestTimedCall:
     def test_a_function_that_hangs_holds_one_thread_and_is_called_again_once_it_returned(self):
         called = []
 
@@ -195,37 +223,16 @@ class TestTimedCall:
         call = TimedCall("slow", slow, 0.05)
         before = threading.active_count()
         with pytest.raises(TimeoutError, match=r"'slow' took longer than reward_timeout=0\.05 seconds"):
-            call(**self.LOGS)
+            call()
         started = time.monotonic()
         for _ in range(20):
             with pytest.raises(TimeoutError, match="'slow' has not returned from a call"):
-                call(**self.LOGS)
+                call()
         assert time.monotonic() - started < 0.5
         assert len(called) == 1 and threading.active_count() == before + 1
         RELEASE.set()
         called[0].join()
-        assert call(**self.LOGS) == ["done"] and threading.active_count() == before
-
-    def test_what_a_given_up_call_logs_is_dropped(self):
-        logged = []
-
-        def log(late, log_metric, **kwargs):
-            log_metric("early", 1.0)
-            if late:
-                RELEASE.wait(30)
-            log_metric("late", value=2.0)
-            return [0.0]
-
-        call = TimedCall("log", log, 0.05)
-        logs = {"log_extra": print, "log_metric": lambda name, value: logged.append((name, value))}
-        with pytest.raises(TimeoutError):
-            call(late=True, **logs)
-        RELEASE.set()
-        while not call.given_up.done():
-            time.sleep(0.01)
-        assert not logged
-        assert call(late=False, **logs) == [0.0]
-        assert logged == [("early", 1.0), ("late", 2.0)]
+        assert call() == ["done"] and threading.active_count() == before
 
     @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
     def test_a_timeout_of_the_function_s_own_is_its_own(self, asynchronous):
@@ -239,12 +246,12 @@ class TestTimedCall:
             if asynchronous:
                 asyncio.run(TimedCall("late", late_async, 5.0).call_async())
             else:
-                TimedCall("late", late, 5.0)(**self.LOGS)
+                TimedCall("late", late, 5.0)()
 
     def test_a_process_ends_though_a_function_hangs(self):
         script = (
-            "import time\nfrom marcog_trl.trainers.reward_calls import TimedCall\n"
-            "TimedCall('sleeper', lambda **kwargs: time.sleep(60), 0.1)(log_extra=None, log_metric=None)"
+            "import time\nfrom marcog_trl.trainers.scoring import TimedCall\n"
+            "TimedCall('sleeper', lambda **kwargs: time.sleep(60), 0.1)()"
         )
         ended = subprocess.run(
             [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=50, check=False
@@ -269,7 +276,7 @@ class TestConfig:
         assert (args.on_reward_error, args.reward_timeout) == ("raise", None)
 
 
-def tested(count=4):
+def with_tests(count=4):
     return teams.dataset(
         count, test=[["assert f(1)"]] * count, test_format=["asserts"] * count, entry_point=["f"] * count
     )
@@ -281,15 +288,18 @@ class TestExecution:
             tiny_model,
             tmp_path,
             reward="execution_reward",
-            data=tested(),
+            data=with_tests(),
             isolation="best_effort",
             reward_timeout=None,
         )
 
-        def fail(*args):
-            raise RuntimeError("no worker could be started")
+        class Broken:
+            def submit(self, jobs):
+                future = Future()
+                future.set_exception(RuntimeError("no worker could be started"))
+                return future
 
-        trainer._begin_executing = lambda turns: fail
+        trainer._executor = Broken()
         with pytest.raises(RuntimeError, match="no worker could be started"):
             trainer.train()
 
