@@ -519,6 +519,7 @@ class CodeExecutor:
             "exports": job_plan.exports,
             "modules": job_plan.modules,
             "names": job_plan.names,
+            "reusable": job_plan.reusable,
             "total": job_plan.total,
             "calls": job_plan.calls,
             "checker": job_plan.checker,

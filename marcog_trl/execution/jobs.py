@@ -4,14 +4,13 @@ Knows nothing about processes. Test code is parsed here, never executed.
 """
 
 import ast
-import builtins
-import symtable
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
+from . import analysis
 from .sandbox import assertions, wire
 
 
@@ -20,15 +19,6 @@ LEAST_MEMORY_MB = 64  # the interpreter itself takes most of it
 TEST_FORMATS = ("asserts", "check", "stdio", "unittest")
 Status = Literal["passed", "failed", "timeout", "error", "infrastructure"]
 TestStatus = Literal["passed", "failed", "timeout", "error", "skipped"]
-
-_COMMON_MODULES = {
-    name: name
-    for name in (
-        "bisect cmath collections copy datetime decimal fractions functools heapq itertools json math operator os random re "
-        "statistics string sys time typing numpy"
-    ).split()
-} | {"np": "numpy"}
-_BUILTINS = frozenset(dir(builtins)) | {"__name__", "__file__", "__doc__"}
 
 
 @dataclass(frozen=True)
@@ -146,7 +136,8 @@ class Plan:
     total: int
     exports: tuple[str, ...]
     modules: tuple[tuple[str, str], ...] = ()  # (name, module) that the tests use and only forget to import
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # of the test methods that the text shows, in the order in which unittest runs them
+    reusable: bool = False  # whether these tests leave nothing in a judge that the next program could notice
     checker: bool = False  # whether the setup defines check_output, which judges the output of scripts
     calls: list[dict[str, Any]] | None = None  # where every test is a call with literals, compared with a literal
 
@@ -236,13 +227,18 @@ def _plan(test_format: str, tests: str | tuple, setup: str, entry_point: str | N
         for k, tree in enumerate(trees):
             if not tree.body:
                 raise UnusableTests(f"tests[{k}] holds no statement")
-        exports, modules = _exports([setup, *tests], [setup_tree, *trees], entry_point)
-        return Plan(len(trees), exports, modules, calls=_calls([tree.body for tree in trees], exports, setup_tree))
+        exports, modules = analysis.exports([setup, *tests], [setup_tree, *trees], entry_point)
+        calls = _calls([tree.body for tree in trees], exports, setup_tree)
+        reusable = calls is None and analysis.leaves_nothing([setup_tree, *trees], modules)
+        return Plan(len(trees), exports, modules, reusable=reusable, calls=calls)
     tree = _parse(tests, "tests")
-    exports, modules = _exports([setup, tests], [setup_tree, tree], entry_point)
+    exports, modules = analysis.exports([setup, tests], [setup_tree, tree], entry_point)
+    reusable = analysis.leaves_nothing([setup_tree, tree], modules)
     if test_format == "unittest":
-        names = _test_methods(tree)
-        return Plan(len(names), exports, modules, names)
+        names = analysis.test_methods(ast.Module([*setup_tree.body, *tree.body], []))
+        if not names and not any(isinstance(node, ast.ClassDef) and node.bases for node in ast.walk(tree)):
+            raise UnusableTests("test_format='unittest' needs a TestCase class with at least one test method")
+        return Plan(max(1, len(names)), exports, modules, names, reusable)
     check = assertions.check_function(tree)
     if check is None:
         raise UnusableTests(
@@ -254,36 +250,7 @@ def _plan(test_format: str, tests: str | tuple, setup: str, entry_point: str | N
     calls = None
     if units and assertions.is_plain_check(tree, check):
         calls = _calls([[unit] for unit in units], (check.args.args[0].arg,), setup_tree, rename=entry_point)
-    return Plan(max(1, len(units)), exports, modules, calls=calls)
-
-
-def _exports(
-    sources: list[str], trees: list[ast.Module], entry_point: str | None
-) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-    """Names to take from the program, and modules that the tests use without importing them.
-
-    The program could hand out a module of its own making, with an `isclose` that always agrees, so `math.isclose` in a
-    test means the standard library's even where the test relies on the program to import it.
-    """
-    free = free_names(sources)
-    modules = {}
-    for name in free:
-        if name in _COMMON_MODULES and name != entry_point and _only_as_module(name, trees):
-            modules[name] = _COMMON_MODULES[name]
-    exports = [name for name in free if name not in modules]
-    if entry_point is not None:
-        exports = list(dict.fromkeys([entry_point, *exports]))
-    return tuple(exports), tuple(modules.items())
-
-
-def _only_as_module(name: str, trees: list[ast.Module]) -> bool:
-    nodes = [node for tree in trees for node in ast.walk(tree)]
-    uses = sum(isinstance(node, ast.Name) and node.id == name for node in nodes)
-    attributes = sum(
-        isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == name
-        for node in nodes
-    )
-    return uses == attributes
+    return Plan(max(1, len(units)), exports, modules, reusable=reusable, calls=calls)
 
 
 def _calls(
@@ -293,7 +260,8 @@ def _calls(
     if not all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in setup.body):
         return None
     codec = wire.Codec(0, _uncrossable, _uncrossable, shared=False)
-    calls = []
+    calls: list[dict[str, Any]] = []
+    secrets = analysis.Secrets()
     for body in bodies:
         test = assertions.direct(body[0]) if len(body) == 1 else None
         if test is None or test.name not in exports:
@@ -304,7 +272,9 @@ def _calls(
             expected = codec.encode(test.expected)
         except wire.Uncrossable:
             return None
-        calls.append({"call": [rename or test.name, args, kwargs], "operator": test.operator, "expected": expected})
+        waits = secrets.given_away(test.args, test.kwargs, test.expected)
+        call = [rename or test.name, args, kwargs]
+        calls.append({"call": call, "operator": test.operator, "expected": expected, "waits": waits})
     return calls
 
 
@@ -321,46 +291,3 @@ def _parse(source: str, label: str) -> ast.Module:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise UnusableTests(f"{label}={source!r:.80} does not parse: {error}") from None
     return tree
-
-
-def _test_methods(tree: ast.Module) -> tuple[str, ...]:
-    names = tuple(
-        f"{cls.name}.{method.name}"
-        for cls in tree.body
-        if isinstance(cls, ast.ClassDef)
-        for method in cls.body
-        if isinstance(method, (ast.FunctionDef, ast.AsyncFunctionDef)) and method.name.startswith("test")
-    )
-    names = tuple(dict.fromkeys(names))
-    if not names:
-        raise UnusableTests("test_format='unittest' needs a TestCase class with at least one test method")
-    return names
-
-
-def free_names(sources: list[str]) -> tuple[str, ...]:
-    """
-    Names that some source text uses as globals and that none of them binds, builtins excluded.
-
-    Args:
-        sources (`list[str]`): Parsable Python source texts that will share one namespace.
-
-    Returns:
-        `tuple[str, ...]`: the names, in alphabetical order.
-    """
-    used: set[str] = set()
-    bound: set[str] = set()
-    try:
-        tables = [symtable.symtable("\n".join(sources), "<tests>", "exec")]
-    except SyntaxError:  # a `from __future__ import` that is not first any more
-        tables = [symtable.symtable(source, "<tests>", "exec") for source in sources]
-    while tables:
-        table = tables.pop()
-        tables.extend(table.get_children())
-        top = table.get_type() == "module"
-        for symbol in table.get_symbols():
-            if top or symbol.is_global():
-                if symbol.is_assigned() or symbol.is_imported() or (top and symbol.is_namespace()):
-                    bound.add(symbol.get_name())
-                if symbol.is_referenced():
-                    used.add(symbol.get_name())
-    return tuple(sorted(used - bound - _BUILTINS))

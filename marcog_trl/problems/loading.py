@@ -191,7 +191,8 @@ def _complete(row: dict[str, Any], task_id: str) -> dict[str, Any]:
     test, prompt = row["test"], row["prompt"]
     test_format = row.get("test_format") or _test_format(test)
     first = test[0] if isinstance(test, list) and test else ""
-    entry_point = row.get("entry_point") or (_entry_point(first) if test_format == "asserts" else "")
+    reference = row.get("canonical_solution") or prompt
+    entry_point = row.get("entry_point") or (_entry_point(first, reference) if test_format == "asserts" else "")
     stub = _stub_line(prompt, entry_point)
     starter_code = row.get("starter_code") or (prompt if stub else "")
     setup = row.get("setup") or (helpers_before(prompt, stub) if stub else "")
@@ -238,9 +239,9 @@ def helpers_before(prompt: str, stub: int) -> str:
     return combine("from __future__ import annotations", "".join(lines)) if left_out else "".join(lines)
 
 
-def _entry_point(test: str) -> str:
-    """The first function that an assert calls and Python does not bring along."""
-    call = first_call(test)
+def _entry_point(test: str, solution: Any) -> str:
+    """The first function that an assert calls and Python does not bring along, or the solution redefines."""
+    call = first_call(test, solution if isinstance(solution, str) else "")
     return "" if call is None else call.func.id  # type: ignore[attr-defined]
 
 

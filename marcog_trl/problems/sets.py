@@ -39,21 +39,30 @@ class KnownSet:
     may_lack_tests: bool = False
 
 
-def first_call(test: str) -> ast.Call | None:
-    """The first call in a test, if it parses, of a function that neither Python nor the test brings along."""
+def first_call(test: str, solution: str = "") -> ast.Call | None:
+    """
+    The first call in a test, if it parses, of a function that neither Python nor the test brings along. If there is none, the first of a
+    function that the reference solution defines, which may have the name of a builtin, as `sum` in MBPP.
+    """
     tree = parse(test)
     if tree is None:
         return None
-    known = {*vars(builtins), *(name for node in tree.body for name in bound_names(node))}
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-    return next((c for c in calls if isinstance(c.func, ast.Name) and c.func.id not in known), None)
+    own = {name for node in tree.body for name in bound_names(node)}
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    calls = [(call.func.id, call) for call in found if call.func.id not in own]  # type: ignore[attr-defined]
+    meant = [call for name, call in calls if name not in vars(builtins)]
+    if not meant and calls:
+        reference = parse(solution)
+        defined = {name for node in (reference.body if reference else ()) for name in bound_names(node)}
+        meant = [call for name, call in calls if name in defined]
+    return meant[0] if meant else None
 
 
 def _mbpp(row: Mapping[str, Any]) -> dict[str, Any]:
     """MBPP names no signature: function and number of arguments are those of the first assert."""
     tests = list(row["test_list"] or ())
     text = row.get("text") or row.get("prompt") or ""
-    call = first_call(tests[0]) if tests else None
+    call = first_call(tests[0], row.get("code") or "") if tests else None
     name = "" if call is None else call.func.id  # type: ignore[attr-defined]
     prompt = text
     if call is not None:
@@ -77,6 +86,7 @@ def _classeval(row: Mapping[str, Any]) -> dict[str, Any]:
         "prompt": row["skeleton"],
         "entry_point": row["class_name"],
         "test": row["test"],
+        "setup": "\n".join(row.get("import_statement") or []),
         "test_format": "unittest",
         "canonical_solution": row.get("solution_code") or "",
         "starter_code": row["skeleton"],

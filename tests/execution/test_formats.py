@@ -129,8 +129,8 @@ def test_unittest_by_method(executor):
     )
     code = "class Stack:\n    def __init__(self): self.items = []\n    def push(self, x): self.items.append(x)\n    def pop(self): return self.items.pop()"
     verdict = executor.run([Job(code=code, tests=tests, test_format="unittest", entry_point="Stack")])[0]
-    assert statuses(verdict) == ["passed", "failed", "passed", "failed", "failed", "passed", "passed"]
-    assert "skipped: later" in verdict.tests[3].message
+    # in the order of unittest, by name; what the tests skip, whatever the program is, does not count
+    assert statuses(verdict) == ["passed", "passed", "failed", "failed", "passed", "passed"]
 
 
 def test_stdio(executor):

@@ -1,7 +1,11 @@
 """A judge that sees several programs with the same tests judges each as if it were the only one."""
 
+import os
 import random
 import re
+import signal
+import time
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +13,7 @@ from marcog_trl.execution import CodeExecutor, Job
 from marcog_trl.execution.jobs import plan
 
 
+KINDS_OF_SLEEP = ("hrtimer_nanosleep", "do_nanosleep", "common_nsleep")
 SETUP = "import random\nseen = []\ndef note(value):\n    seen.append(value)\n    return value"
 TESTS = [
     "assert note(f(1)) == 2",
@@ -115,3 +120,159 @@ def test_arithmetic_and_messages_take_no_judge(test, call):
         with CodeExecutor(num_workers=1) as executor:
             code = f"def f(*args, **kwargs):\n    assert list(args) == {call[0]!r}\n    return {call[1]!r}"
             assert executor.run([Job(code, [test], entry_point="f")])[0].status == "passed"
+
+
+PATCHES = {
+    "an attribute": (
+        "import time\nreal = time.time\ntime.time = lambda: 0\nx = f(1)\ntime.time = real",
+        "time.time() > 1",
+    ),
+    "a second name": (
+        "import time\nt = time\nt.time, real = lambda: 0, t.time\nx = f(1)\nt.time = real",
+        "time.time() > 1",
+    ),
+    "setattr": ("import math\nsetattr(math, 'pi', 3)\nx = f(1)\nsetattr(math, 'pi', 3.14159)", "math.pi > 3.1"),
+    "a builtin": ("import builtins\nreal, builtins.abs = abs, f\nx = f(1)\nbuiltins.abs = real", "abs(-1) == 1"),
+    "the environment": ("import os\nos.environ['M'] = '1'\nx = f(1)\ndel os.environ['M']", "'M' not in os.environ"),
+    "a start of a patch": (
+        "from unittest import mock\nimport time\np = mock.patch('time.time', lambda: 0)\np.start()\nx = f(1)\np.stop()",
+        "time.time() > 1",
+    ),
+    "dice of numpy": ("import numpy\nseeds = numpy.random.seed(1)\nx = f(1)", "numpy.random.get_state()[1][0] != 1"),
+}
+
+
+@pytest.mark.parametrize("name", PATCHES)
+def test_a_test_that_an_exception_ended_leaves_nothing_to_the_next_program(name):
+    if "numpy" in name:
+        pytest.importorskip("numpy")
+    first, last = PATCHES[name]
+    tests = [
+        f"import numpy\nassert {last}" if "numpy" in name else "assert True",
+        f"{first}\nassert x == 2",
+        f"assert {last}",
+    ]
+    tests = tests[:2] if "numpy" in name else tests
+    with CodeExecutor(num_workers=1) as executor:
+        executor.run([Job("def f(x): raise ValueError(x)", tests)])
+        assert executor.run([Job(RIGHT, tests)])[0].status == "passed"
+
+
+def test_tests_that_leave_nothing_share_a_judge():
+    """Also with programs that fail them: a new judge for each would take most of the time."""
+    fine = [
+        "import math, random\nassert math.isclose(f(random.random()), 2)",
+        "x = []\nx.append(f(1))\nassert x == [2]",
+        "from collections import Counter\nc = Counter()\nc['a'] = f(1)\nassert c == {'a': 2}",
+    ]
+    assert plan(Job(RIGHT, fine)).reusable
+    assert (
+        plan(Job(RIGHT, UNITTEST, "unittest")).reusable and plan(Job(RIGHT, CHECK, "check", entry_point="f")).reusable
+    )
+    for first, _ in PATCHES.values():
+        assert not plan(Job(RIGHT, [first])).reusable
+
+
+def test_a_name_that_the_tests_have_bound_stays_theirs_after_a_death():
+    code = (
+        "import os\ndef isclose(*args, **kwargs): return True\nlimits = [9]\nconstants = [8]\n"
+        "def f(x):\n    limits.append(x)\n    return x if x else os._exit(0)\n"
+    )
+    setup = "from math import *\nconstants = [1]\nlocals()['one'] = 1"
+    tests = ["assert f(1) == 1 and limits == [9, 1]", "assert f(0) == 1", "assert isclose(f(1), 3.5)"]
+    tests += ["assert limits == [9, 1] and constants == [1]"]
+    with CodeExecutor(num_workers=1) as executor:
+        for entry_point in ("f", None):
+            verdict = executor.run([Job(code, tests, setup=setup, entry_point=entry_point)])[0]
+            assert [test.status for test in verdict.tests] == ["passed", "error", "failed", "passed"]
+
+
+@pytest.mark.parametrize(
+    ("tests", "waits"),
+    [
+        (["assert f('abc') == 'xyz'", "assert f('xyz') == 'abc'", "assert f('k') == 1"], [False, True, False]),
+        (["assert f(1, 7) == 8", "assert f(2, 7) == 15", "assert f(15.0) == 1"], [False, False, True]),
+        (["assert f([3, 1, 2]) == [1, 2, 3]", "assert f(a=[(1, 2, 3)]) == 1"], [False, True]),
+        (["assert f('a') == 42", "assert f('x42y') == 1"], [False, True]),
+        (["assert f(3) == True", "assert f(4) is None", "assert f(5, True, None) == ''"], [False, False, False]),
+        ([f"assert f({k}) == {k + 1000}" for k in range(100)], [k == 64 for k in range(100)]),
+    ],
+)
+def test_a_call_whose_arguments_are_expected_before_waits(tests, waits):
+    assert [call["waits"] for call in plan(Job(RIGHT, tests)).calls] == waits
+
+
+def test_no_argument_is_in_the_process_before_it_may_be_known():
+    code = (
+        "import gc\n"
+        "def encode(s):\n"
+        "    lists = [x for x in gc.get_objects() if type(x) is list]\n"
+        "    return [x for found in lists for x in found if type(x) is str and x[::-1] == 'terces'] or s\n"
+        "def decode(s): return s\n"
+    )
+    tests = ["assert encode('abc') == 'secret'", "assert decode('secret') == 'secret'"]
+    with CodeExecutor(num_workers=1) as executor:
+        assert [test.message for test in executor.run([Job(code, tests)])[0].tests] == [
+            "encode('abc') returned 'abc', expected 'secret'",
+            "",
+        ]
+        together = ["assert encode('abc') == 'abc'", "assert decode('secret') == 1"]
+        assert "returned ['secret']" in executor.run([Job(code, together)])[0].message  # it would find it
+
+
+def test_large_arguments_of_later_calls():
+    """A program that does not read its next call delays nobody."""
+    large = "a" * 3_000_000
+    tests = ["assert f('a') == 1", f"assert f({large!r}) == {len(large)}", "assert f('') == 0"]
+    hang = "import time\ndef f(x):\n    if len(x) > 1: time.sleep(60)\n    return len(x)"
+    deaf = "import threading, time, sys\ndef f(x):\n    t = threading.Timer(0.0, lambda: None)\n    t.start()\n    "
+    deaf += "import socket, gc\n    for s in gc.get_objects():\n        if isinstance(s, socket.socket): s.recv = None\n    return 1"
+    with CodeExecutor(num_workers=1, timeout=2.0) as executor:
+        right, slow, silent = executor.run([Job(code, tests) for code in ("f = len", hang, deaf)])
+        assert right.status == "passed" and slow.status == "timeout" and slow.seconds < 3.0
+        assert silent.passed < 2 and silent.seconds < 3.0
+
+
+def children(pid):
+    return {int(c) for path in Path(f"/proc/{pid}/task").glob("*/children") for c in path.read_text().split()}
+
+
+def test_a_judge_that_is_killed_is_replaced_once():
+    tests = ["assert f(1) == 2", "import time\ntime.sleep(0.5)\nassert f(2) == 3", "assert f(3) == 4"]
+
+    def kill_judge(executor):
+        """The process of the tests is the one of the zygote's children that sleeps in the second test."""
+        time.sleep(0.25)
+        [zygote] = children(executor._pool.workers[0].process.pid)
+        if Path(f"/proc/{zygote}/wchan").read_text() == "0":
+            pytest.skip("this kernel does not say what a process waits for")
+        judges = [pid for pid in children(zygote) if Path(f"/proc/{pid}/wchan").read_text() in KINDS_OF_SLEEP]
+        assert len(judges) == 1
+        os.kill(judges[0], signal.SIGKILL)
+
+    with CodeExecutor(num_workers=1) as executor:
+        executor.run([Job(RIGHT, TESTS, setup=SETUP, entry_point="f")])
+        future = executor.submit([Job(RIGHT, tests)])
+        kill_judge(executor)
+        assert future.result()[0].message == ""
+        future = executor.submit([Job(RIGHT, tests)])
+        kill_judge(executor)
+        time.sleep(0.1)
+        kill_judge(executor)
+        verdict = future.result()[0]
+        assert verdict.status == "failed" and "killed twice" in verdict.message
+
+
+@pytest.mark.parametrize("entry_point", ["sum", None])
+def test_the_name_of_a_builtin_is_the_programs_where_the_tests_mean_it(entry_point):
+    code = "def sum(a, b): return a * b\ndef sorted(x): return x\ndef len(x): return 0"
+    with CodeExecutor(num_workers=1) as executor:
+        plainly = Job(code, ["assert sum(10, 15) == 150", "assert sum(2, 3) == 6"], entry_point=entry_point)
+        judged = Job(code, ["assert sum(10, 15) + 0 == 150", "x = 1\nassert sum(2, x) == 2"], entry_point=entry_point)
+        for job in (plainly, judged):
+            assert executor.run([job])[0].message == ""
+        tests = ["assert sorted([sum(2, 1), 1]) == [1, 2]", "assert len([sum(1, 1)]) == 1"]
+        if entry_point is not None:
+            assert executor.run([Job(code, tests, entry_point="sum")])[0].message == ""
+        cheat = Job("def f(x): return [2, 1]\n" + code, ["assert sorted(f(1)) == [2, 1]"], entry_point=None)
+        assert executor.run([cheat])[0].passed == 0

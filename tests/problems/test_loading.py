@@ -370,3 +370,20 @@ def test_unknown_names_are_one_line(monkeypatch, name, split, message):
     with pytest.raises(ValueError, match=message) as error:
         load_problems(name, split)
     assert "\n" not in str(error.value)
+
+
+def test_the_entry_point_may_have_the_name_of_a_builtin_that_the_solution_redefines(tmp_path):
+    rows = [
+        {"text": "Sum.", "test_list": ["assert sum(10, 15) == 6"], "code": "def sum(a, b):\n    return 6"},
+        {"text": "Set.", "test_list": ["assert set(f(1)) == {1}"], "code": "def f(a):\n    return [a]\ndef set(a): 0"},
+    ]
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps([{"task_id": k, **row} for k, row in enumerate(rows)]))
+    columns = {"prompt": "text", "test": "test_list", "canonical_solution": "code"}
+    for found in (load_problems(str(path)), load_problems(str(path), columns=columns)):
+        assert found["entry_point"] == ["sum", "f"]
+
+
+def test_tests_of_classeval_have_the_imports_of_their_class():
+    rows = load_problems(str(Path(__file__).parents[1] / "data" / "classeval_20.json"), "test")
+    assert rows[17]["setup"] == "from datetime import datetime, timedelta" and rows[2]["setup"] == ""

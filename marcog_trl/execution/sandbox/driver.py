@@ -6,6 +6,7 @@ Everything that a child reports is taken as data: a value to compare, a judge's 
 import json
 import os
 import re
+import select
 import signal
 import socket
 import time
@@ -69,6 +70,22 @@ class Child:
             return None
         return frame if frame is wire.TIMEOUT or type(frame) is dict else None
 
+    def send(self, value: Any, deadline: float) -> None:
+        """Sends a frame to a child that may not read it, or be gone: then there is no answer until the deadline."""
+        body = json.dumps(value, separators=(",", ":")).encode()
+        rest = memoryview(wire.HEADER.pack(len(body)) + body)
+        try:
+            while rest:
+                try:
+                    rest = rest[self.sock.send(rest, socket.MSG_DONTWAIT) :]
+                except BlockingIOError:
+                    poll = select.poll()
+                    poll.register(self.sock, select.POLLOUT)
+                    if not poll.poll(max(0.0, deadline - time.monotonic()) * 1e3):
+                        return
+        except OSError:
+            return
+
     def end(self) -> None:
         if self.running:
             self.running = False
@@ -112,6 +129,9 @@ class Results:
     """The results of a job's tests, as they come in."""
 
     def __init__(self, total: int):
+        self.reset(total)
+
+    def reset(self, total: int) -> None:
         self.entries: list[list | None] = [None] * total
         self.lost = 0  # tests that timed out or took their process with them
         self.last = time.monotonic()
@@ -132,6 +152,9 @@ class Results:
     def verdict(self, start: float) -> dict:
         self.fill("skipped", "not reached")
         entries = [[status, _printable(text), *rest] for status, text, *rest in filter(None, self.entries)]
+        entries = [entry for entry in entries if entry[0] != "left out"] or [
+            ["failed", "all tests are skipped", 0.0, False]
+        ]
         seen = {entry[0] for entry in entries}
         status = next((name for name in ("timeout", "error", "failed", "skipped") if name in seen), "passed")
         order = (status, "timeout", "error", "failed", "skipped")
@@ -217,7 +240,7 @@ class Driver:
         calls, position = self.job["calls"], 0
         program = {"code": self.job["code"], "exports": self.job["exports"], "entry_point": self.job["entry_point"]}
         while position < len(calls):
-            child = self.child("direct", {**program, "calls": [call["call"] for call in calls[position:]]}, [])
+            child = self.child("direct", {**program, "calls": self.batch(position)}, [])
             self.zygote.order()
             if not self.loaded(child, results):
                 return
@@ -228,11 +251,19 @@ class Driver:
                     results.put(position, *lost)
                     position += 1
                     break
+                if position + 1 < len(calls) and calls[position + 1]["waits"]:
+                    child.send(self.batch(position + 1), self.test_deadline(results))
                 results.put(position, *self.compare(calls[position], frame, child.reader.size))
                 position += 1
             child.end()
             if not self.may_go_on(results):
                 return
+
+    def batch(self, position: int) -> list:
+        """The calls that may be sent together with this one: no argument is anything that a test before it expects."""
+        calls = self.job["calls"]
+        end = next((k for k in range(position + 1, len(calls)) if calls[k]["waits"]), len(calls))
+        return [call["call"] for call in calls[position:end]]
 
     def compare(self, call: dict, frame: dict, size: int) -> tuple[str, str] | tuple[str, str, bool]:
         """Status and message of a direct test, and whether the program raised, given its answer of `size` bytes."""
@@ -277,6 +308,16 @@ class Driver:
     # Tests that take a judge
 
     def judged(self, results: Results) -> None:
+        if not self.try_judged(results):  # something on this machine killed the judge, which no program can
+            for child in self.children:
+                child.end()
+            self.lost = None
+            results.reset(self.job["total"])
+            if not self.try_judged(results):
+                results.fill("failed", "the judge's process was killed twice")
+
+    def try_judged(self, results: Results) -> bool:
+        """Runs the tests; returns `False` if the judge was killed while the program was not."""
         job = self.job
         tests = {
             name: job[name] for name in ("format", "setup", "tests", "names", "modules", "entry_point", "exports")
@@ -286,21 +327,31 @@ class Driver:
         self.zygote.order()
         with theirs:
             if not self.loaded(solution, results):
-                return
+                return True
             judge = self.put_to_judge(tests, theirs)
         while True:
             frame = self.next_report(judge, solution, results)
+            if frame is wire.TIMEOUT:
+                return True
             if frame is None:
-                return
+                status, message = judge.autopsy(self.cpu_seconds * _MOST_PROGRAMS)
+                if judge.exit == -signal.SIGKILL and status != "timeout":
+                    return False
+                results.fill("failed", message.replace("the program's", "the judge's"))
+                return True
+            if "count" in frame:  # more or fewer tests than their text tells
+                results.reset(frame["count"])
+                continue
             status = frame["s"]
-            if frame["again"]:
+            if frame["again"] and job["reusable"]:
                 self.children.remove(judge)
+                self.judge = judge
             if status == "done":
                 results.fill("passed", "")
-                return
+                return True
             if status == "raised":
                 self.raised(results, frame["m"], frame["r"])
-                return
+                return True
             if status != "gone":
                 results.put(frame["t"], *self.worst(results.entries[frame["t"]], status, frame["m"], frame["r"]))
                 continue
@@ -312,13 +363,13 @@ class Driver:
             else:
                 results.put(len(results.entries) - 1, *lost)
             if frame["t"] is None or not self.may_go_on(results):
-                return
+                return True
             solution.end()
             solution, theirs = self.solution(program)
             with theirs:
                 judge.give(theirs)
             if not self.loaded(solution, results):
-                return
+                return True
 
     def put_to_judge(self, tests: dict, channel: socket.socket) -> "Judge":
         """Gives the channel to a solution process to the judge of the last job, if that has the same tests, or to a new
@@ -331,7 +382,6 @@ class Driver:
             if judge is not None:
                 judge.end()
             judge = Judge(self.zygote, terms, channel)
-        self.judge = judge
         self.children.append(judge)
         return judge
 
@@ -344,21 +394,17 @@ class Driver:
         theirs.close()
         return child, ours
 
-    def next_report(self, judge: Child, solution: Child, results: Results) -> dict | None:
-        """The judge's next report, or `None` when there will be none, with what that means in the results."""
+    def next_report(self, judge: Child, solution: Child, results: Results) -> Any:
+        """The judge's next report; `None` when it is gone; `wire.TIMEOUT`, put into the results, when time is up."""
         deadline = self.test_deadline(results)
         while True:
             frame = judge.receive(deadline)
-            if frame is None:
-                _, message = judge.autopsy(self.cpu_seconds)
-                results.fill("failed", message.replace("the program's", "the judge's"))
-                return None
             if frame is not wire.TIMEOUT:
                 return frame
             if self.lost is not None or deadline >= self.deadline:  # the judge itself does not come to an end
                 index = results.first_open()
                 results.put(len(results.entries) - 1 if index is None else index, "timeout", "time limit reached")
-                return None
+                return wire.TIMEOUT
             self.lost = ("timeout", "time limit reached")
             solution.end()
             deadline = min(self.deadline, time.monotonic() + _GRACE)

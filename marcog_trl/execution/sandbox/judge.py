@@ -16,7 +16,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from . import assertions, wire
+from . import assertions, cases, wire
 from .solution import _BINARY, _PLAIN_VALUE, describe
 
 
@@ -52,6 +52,7 @@ class Session:
         self.dead = True
         self.refuted: AssertionError | None = None  # of a function of the tests, called by the program
         self.generation = 0
+        self.asked = 0  # times that the program was asked for something
         self.callables: list[Any] = []
         self.stand_ins: dict[int, Any] = {}
         self.kinds: dict[int, type] = {}
@@ -176,6 +177,7 @@ class Session:
     def _ask(self, what: str, args: tuple, kwargs: dict[str, Any]) -> Any:
         if self.dead:
             raise SolutionGone("the program's process has ended")
+        self.asked += 1
         codec = self.codec
         forget = len(codec.nodes) > _MOST_KEPT
         if forget:
@@ -621,8 +623,6 @@ class Judge:
         self.control = control
         self.payload = payload
         self.codes: dict[Any, types.CodeType] = {}
-        self.builtins = dict(vars(builtins))
-        self.recursion_limit = sys.getrecursionlimit()
 
     def report(
         self, index: int | None, status: str, message: str = "", raised: bool = False, again: bool = False
@@ -630,17 +630,13 @@ class Judge:
         wire.send(self.control, {"t": index, "s": status, "m": message[:1000], "r": raised, "again": again})
 
     def begin(self) -> None:
-        """What no tests may leave for the next program: names, random numbers, settings."""
+        """What tests that leave nothing else may leave for the next program: names, random numbers, settings."""
         import decimal
         import random
 
         # as fixed as the tests, and unknown to the program
         random.seed(repr(self.payload["tests"]))
         decimal.setcontext(decimal.Context())
-        sys.setrecursionlimit(self.recursion_limit)
-        for name in set(vars(builtins)) - set(self.builtins):
-            del vars(builtins)[name]
-        vars(builtins).update(self.builtins)
         module = types.ModuleType("tests")
         self.space: dict[str, Any] = module.__dict__
         self.space.update({"__builtins__": builtins, "__mismatch__": mismatch, assertions.RECORD: self.record})
@@ -653,6 +649,7 @@ class Judge:
         try:
             exports = {} if fd is None else self.session.attach(socket.socket(fileno=fd))
             self.session.dead = False
+            self.exports = exports
             self.space.update(exports)
             for name, source in self.payload["modules"]:
                 if source in sys.modules or importlib.util.find_spec(source):
@@ -702,10 +699,15 @@ class Judge:
     def unittest(self, exports: dict[str, Any]) -> None:
         exec(self.compiled("tests", lambda: self.payload["tests"]), self.space)
         self.restore(exports)
-        for index, name in enumerate(self.payload["names"]):
-            with self.record(index):
-                kind, method = name.split(".")
-                run_method(self.space[kind], method)
+        tests = cases.tests_of(sys.modules["tests"])
+        if not tests:
+            raise cases.NotRun("the tests have no test method")
+        if len(tests) != len(self.payload["names"]):
+            wire.send(self.control, {"count": len(tests)})
+        cases.run(tests, self.record, lambda: (self.session.generation, self.session.asked), self.fail)
+
+    def fail(self, index: int, error: BaseException) -> None:
+        self.report(index, "failed", self.describe(error), self.is_of_program(error))
 
     def outputs(self, exports: dict[str, Any]) -> None:
         for index, (stdin, expected, output) in enumerate(self.payload["tests"]):
@@ -741,12 +743,18 @@ class Judge:
             if not message:
                 raise SystemExit
             try:
-                exports = self.session.attach(socket.socket(fileno=fds[0]))
-                entry_point = self.payload["entry_point"]
-                self.space.update({name: value for name, value in exports.items() if name != entry_point})
+                self.renew(self.session.attach(socket.socket(fileno=fds[0])))
                 return
             except SolutionGone:
                 self.report(None, "gone")
+
+    def renew(self, exports: dict[str, Any]) -> None:
+        """Puts the fresh process's containers in place of those of the process that has ended, where the tests still have
+        them under the program's names. Stand-ins and constants stay as they are; a name that the tests have bound, also by
+        `import *`, is not the program's any more."""
+        for name, before in self.exports.items():
+            if name in exports and type(before) in wire.NODES and self.space.get(name) is before:
+                self.space[name] = self.exports[name] = exports[name]
 
 
 class Record:
@@ -770,34 +778,12 @@ class Record:
             judge.replace()
         elif error is None:
             judge.report(self.index, "passed")
+        elif isinstance(error, cases.LeftOut) and refuted is None:
+            judge.report(self.index, "left out", str(error))
         else:
             raised = refuted is None and judge.is_of_program(error)
             judge.report(self.index, "failed", judge.describe(error), raised)
         return True
-
-
-class NotRun(Exception):
-    """A test method that was skipped or did not run."""
-
-
-def run_method(case: Any, method: str) -> None:
-    """Runs one test method with its fixtures; raises unless it ran and succeeded."""
-    import unittest  # large, and loaded by the tests
-
-    result = unittest.TestResult()
-    problems: list[BaseException] = []
-    exc_info_to_string = result._exc_info_to_string  # type: ignore[attr-defined]
-
-    def keep(info: Any, test: Any) -> str:
-        problems.append(info[1])
-        return exc_info_to_string(info, test)
-
-    result._exc_info_to_string = keep  # type: ignore[attr-defined]
-    unittest.TestSuite([case(method)]).run(result)
-    if problems and not result.wasSuccessful():
-        raise problems[0]
-    if result.testsRun != 1 or result.skipped or not result.wasSuccessful():
-        raise NotRun("skipped: " + result.skipped[0][1] if result.skipped else "the test method did not succeed")
 
 
 def serve(control: socket.socket, payload: dict, fd: int | None) -> None:

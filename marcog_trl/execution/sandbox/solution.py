@@ -6,6 +6,7 @@ data, and what the data are worth is decided by those who read it.
 
 import atexit
 import builtins
+import collections
 import contextlib
 import copy
 import io
@@ -49,13 +50,14 @@ def load(payload: dict) -> tuple[types.ModuleType, str | None]:
 
 
 def serve_direct(control: socket.socket, payload: dict) -> None:
-    """Makes the given calls one after another and reports what each returned."""
+    """Makes one call after another and reports what each returned. Gets more calls when it has answered those it has."""
     module, problem = load(payload)
     wire.send(control, {"load": problem})
     if problem is not None:
         return
-    codec = _copies
-    for name, args, kwargs in payload["calls"]:
+    codec, calls = _copies, collections.deque(payload["calls"])
+    while calls:
+        name, args, kwargs = calls.popleft()
         try:
             function = module.__dict__[name]
             value = function(*[codec.decode(arg) for arg in args], **{k: codec.decode(v) for k, v in kwargs.items()})
@@ -70,6 +72,11 @@ def serve_direct(control: socket.socket, payload: dict) -> None:
             wire.send(control, reply, wire.LARGEST_ANSWER)
         except wire.BrokenChannel as error:
             wire.send(control, {"o": f"a value that cannot cross: {error}", "b": _truth(value)})
+        if not calls:
+            try:
+                calls.extend(wire.receive(control))
+            except EOFError:
+                return
 
 
 def _truth(value: Any) -> bool | str:

@@ -447,7 +447,8 @@ _TAGS: dict[type, str] = {
     collections.defaultdict: "dd",
     collections.Counter: "C",
 }
-_CONTAINERS = frozenset({*_TAGS, tuple, frozenset})
+NODES = frozenset(_TAGS)  # types of containers that can change
+_CONTAINERS = NODES | {tuple, frozenset}
 _MAKERS: dict[str, Callable[[], Any]] = {tag: kind for kind, tag in _TAGS.items()}
 
 
