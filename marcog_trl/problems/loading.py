@@ -39,8 +39,8 @@ def load_problems(
         split (`str`, *optional*, defaults to `"train"`): Split with an optional slice, as in `datasets`:
             `"train[:100]"`, `"test[10%:]"`. A single file has one split, whatever its name. HumanEval has `test` (all
             164 rows); its `train` is `test[33:163]` and its `validation` is `test[:32]`. Likewise CoopHumanEval's are
-            `test[16:]` and `test[:16]`, and ClassEval's `test[:66]` and `test[66:82]`. CodeContests' `valid` is also
-            called `validation`.
+            `test[16:]` and `test[:16]`, and ClassEval's `test[:66]` and `test[66:82]`. Slices of CoopHumanEval's `train` are
+            refused, since other copies have all rows in it. CodeContests' `valid` is also called `validation`.
         columns (`Mapping[str, str]`, *optional*): Our column name → the data's, such as `{"prompt": "question"}`.
         seed (`int`, *optional*, defaults to `0`): Seed of the built-in set; other sets do not depend on it.
 
@@ -97,6 +97,12 @@ def _known(name: str, known: KnownSet, split: str) -> Dataset:
             source, config = str(path), None
     parts = [part.strip().partition("[") for part in split.split("+")]
     meant = [known.splits.get(base, base) for base, _, _ in parts]
+    for base, bracket, cut in parts:
+        if bracket and base == known.ambiguous:
+            raise ValueError(
+                f"split={split!r} of problem set {name!r} is ambiguous: {base!r} is {known.splits[base]!r} here, and all rows in "
+                f"other copies of the set. Write 'test[{cut}' for a slice of all rows."
+            )
     if not any(bracket and "[" in other for (_, bracket, _), other in zip(parts, meant, strict=True)):
         specs = [other + bracket + cut for (_, bracket, cut), other in zip(parts, meant, strict=True)]
         return _read(source, "+".join(specs), config)

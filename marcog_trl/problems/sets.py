@@ -28,6 +28,7 @@ class KnownSet:
         splits (`Mapping[str, str]`, *optional*): Names of splits that stand for others, or for slices of others.
         marks (`frozenset[str]`, *optional*): Columns by which a copy of it, such as a local file, is recognised.
         adapt (`Callable`, *optional*): From one of its rows to the columns of the schema that need work.
+        ambiguous (`str`, *optional*): A split whose slices are refused, because other copies of the set have all rows in it.
         may_lack_tests (`bool`, *optional*, defaults to `False`): Whether rows without a test are left out, not refused.
     """
 
@@ -36,6 +37,7 @@ class KnownSet:
     splits: Mapping[str, str] = field(default_factory=dict)
     marks: frozenset[str] = frozenset()
     adapt: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
+    ambiguous: str | None = None
     may_lack_tests: bool = False
 
 
@@ -123,7 +125,9 @@ def _code_contests(row: Mapping[str, Any]) -> dict[str, Any]:
 
 SETS: dict[str, KnownSet] = {
     "humaneval": KnownSet("openai/openai_humaneval", splits={"train": "test[33:163]", "validation": "test[:32]"}),
-    "coophumaneval": KnownSet("CoMLRL/CoopHumanEval", splits={"train": "test[16:]", "validation": "test[:16]"}),
+    "coophumaneval": KnownSet(
+        "CoMLRL/CoopHumanEval", splits={"train": "test[16:]", "validation": "test[:16]"}, ambiguous="train"
+    ),
     "mbpp": KnownSet(
         "google-research-datasets/mbpp", "full", marks=frozenset({"test_list", "task_id", "code"}), adapt=_mbpp
     ),

@@ -23,6 +23,7 @@ from marcog_trl.trainers.multi_agent_ppo_config import MultiAgentPPOConfig
 from marcog_trl.trainers.overrides import (
     ALGORITHMS,
     ANY_RECIPE,
+    RECIPES,
     SECTIONS,
     SYNONYMS,
     check,
@@ -34,20 +35,26 @@ from marcog_trl.trainers.overrides import (
     split,
     translate,
 )
+from marcog_trl.trainers.ranges import COUNT, NOT_NEGATIVE, Range, check_number, check_numbers
 from marcog_trl.trainers.shppo_config import SHPPOConfig
 from marcog_trl.workflows import make_workflow
 
 
 MODEL_ALIASES = {"qwen": "Qwen/Qwen2.5-Coder-0.5B-Instruct"}
 BARE = object()  # the value of a flag that has none
-# Fields of TRL's ScriptArguments without effect on a team: the one value that agrees, and what there is in place of others
+# Fields of TRL's ScriptArguments that teams do not support: the only value that we accept, and what to do instead
 _WITHOUT_EFFECT: dict[str, tuple[Any, str]] = {
-    "dataset_config": (None, "a file of the problems, as in --dataset_name problems.jsonl, works"),
+    "dataset_config": (None, "Save the problems to a file, and set --dataset_name problems.jsonl."),
     "dataset_streaming": (
         False,
-        "problems are held in memory; a slice, as in --dataset_train_split 'train[:1000]', works",
+        "Problems are held in memory. Take fewer of them with --dataset_train_split 'train[:1000]'.",
     ),
-    "ignore_bias_buffers": (False, "models have no such buffers; False works"),
+    "ignore_bias_buffers": (False, "These models have no such buffers. Set --ignore_bias_buffers false."),
+}
+_FAMILY: dict[type[MultiAgentConfig], str] = {
+    MultiAgentGRPOConfig: "train_magrpo.py",
+    MultiAgentPPOConfig: "train_ppo.py",
+    SHPPOConfig: "train_shppo.py",
 }
 _LENGTHS = {"num_train_epochs", "max_steps", "num_steps"}
 
@@ -107,6 +114,14 @@ class TeamArguments(ScriptArguments):
         default=False, metadata={"help": "Whether training problems may be among the held-out ones."}
     )
 
+    def __post_init__(self):
+        check_numbers(self, {"num_samples": NOT_NEGATIVE, "eval_problems": COUNT, "num_steps": COUNT})
+        column_names(self.dataset_columns)
+        for name, (accepted, instead) in _WITHOUT_EFFECT.items():
+            value = getattr(self, name)
+            if value != accepted:
+                raise ValueError(f"{name}={value!r} is not supported. {instead}")
+
     def load_splits(self) -> tuple[Dataset, Dataset]:
         """
         Training and held-out problems.
@@ -120,8 +135,8 @@ class TeamArguments(ScriptArguments):
         if shared and not self.allow_overlap:
             raise ValueError(
                 f"dataset_train_split={self.dataset_train_split!r} and dataset_test_split={self.dataset_test_split!r} of "
-                f"{self.dataset_name!r} share {len(shared)} problems, such as {shared[0]!r}; splits that do not overlap, such "
-                "as 'test[33:]' and 'test[:32]', or --allow_overlap true, work"
+                f"{self.dataset_name!r} share {len(shared)} problems, such as {shared[0]!r}. Choose splits that do not "
+                "overlap, such as 'test[33:]' and 'test[:32]', or set --allow_overlap true."
             )
         return train, test
 
@@ -131,9 +146,22 @@ class TeamArguments(ScriptArguments):
 
     def load(self, split: str) -> Dataset:
         """The problems of a split, with the columns that `dataset_columns` says."""
-        return load_problems(
-            self.dataset_name, split, columns=dict(pair.split("=", 1) for pair in self.dataset_columns)
-        )
+        return load_problems(self.dataset_name, split, columns=column_names(self.dataset_columns))
+
+
+def column_names(pairs: Sequence[str]) -> dict[str, str]:
+    """
+    What `--dataset_columns` says: our columns, and what they are called in the data.
+
+    Raises:
+        ValueError: If an entry is not of the form `ours=theirs`.
+    """
+    for pair in pairs:
+        if "=" not in pair:
+            raise ValueError(
+                f"dataset_columns={pair!r} has no '='. Write --dataset_columns prompt=question, for example."
+            )
+    return dict(pair.split("=", 1) for pair in pairs)
 
 
 @dataclass(frozen=True)
@@ -157,8 +185,44 @@ class Recipe:
 
 
 class _Parser(TrlParser):
+    def __init__(self, dataclass_types: tuple[type, ...]):
+        # Of an abbreviation nobody can say what it will mean when there are more flags
+        super().__init__(cast(Any, dataclass_types), allow_abbrev=False)
+
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
+
+
+def read_arguments(cls: type, argv: Sequence[str] | None = None) -> Any:
+    """
+    Reads a command line into one dataclass: its fields as flags, or in the file of `--config`.
+
+    Args:
+        cls (`type`): The dataclass.
+        argv (`list[str]`, *optional*): The command line; defaults to the process's own.
+
+    Raises:
+        ValueError: If a flag is unknown; it suggests the nearest one. If a value has the wrong type, or the file cannot be
+            read.
+    """
+    argv = sys.argv[1:] if argv is None else list(argv)
+    if argv[-1:] == ["--config"]:
+        raise ValueError("--config needs a file. Write --config file.yaml.")
+    arguments, unknown = _Parser((cls,)).parse_args_and_config(argv, return_remaining_strings=True)
+    if unknown:
+        raise _unknown_flag(unknown[0], [f.name for f in fields(cls)])
+    return arguments
+
+
+def _unknown_flag(argument: str, known: Collection[str]) -> ValueError:
+    if not argument.startswith("--"):
+        return ValueError(f"{argument!r} belongs to no flag. Write --flag value.")
+    name = argument.removeprefix("--").partition("=")[0]
+    recipes = [recipe for cls, recipe in _FAMILY.items() if name in {f.name for f in fields(cls)}]
+    if recipes:
+        return ValueError(f"--{name} is a flag of {' and '.join(recipes)}, not of this recipe. Remove it.")
+    near = nearest(name, known)
+    return ValueError(f"unknown flag --{name}." + (near and f" Did you mean --{near}?"))
 
 
 def parse(
@@ -192,7 +256,7 @@ def parse(
     argv = sys.argv[1:] if argv is None else list(argv)
     recipe = recipe or Recipe()
     classes = (TeamArguments, config_class, ModelConfig)
-    parser = _Parser(cast(Any, classes))
+    parser = _Parser(classes)
     # A LoRA on all linear layers; dropout would make the ratio of the first update differ from 1
     parser.set_defaults(use_peft=True, lora_target_modules=["all-linear"], lora_dropout=0.0)
     if {"-h", "--help"} & set(argv):
@@ -216,19 +280,13 @@ def parse(
         os.environ |= environment
         if "WANDB_DIR" in environment:
             Path(environment["WANDB_DIR"]).mkdir(parents=True, exist_ok=True)  # wandb would write elsewhere
-    if args.max_steps <= 0 and args.num_train_epochs <= 0:
-        raise ValueError(f"num_train_epochs={args.num_train_epochs} trains on no problem; 1 works")
-    for pair in script.dataset_columns:
-        if "=" not in pair:
-            raise ValueError(f"dataset_columns={pair!r} has no '='; prompt=question works")
-    for name, (agrees, instead) in _WITHOUT_EFFECT.items():
-        value = getattr(script, name)
-        if value != agrees:
-            raise ValueError(f"{name}={value!r} is not supported: {instead}")
+    for name, allowed in (("lora_r", COUNT), ("lora_alpha", COUNT), ("lora_dropout", Range(0, 1, below=True))):
+        default = parser.get_default(name)
+        check_number(name, getattr(model, name), allowed, whole=isinstance(default, int), default=default)
     if not model.use_peft:
-        raise ValueError("use_peft=False is not supported: a team trains an adapter; True works")
+        raise ValueError("use_peft=False is not supported: a team trains an adapter. Set --use_peft true.")
     if model.load_in_4bit and model.dtype == "auto":
-        raise ValueError("dtype='auto' is none to compute in with load_in_4bit=True; dtype='bfloat16' works")
+        raise ValueError("load_in_4bit=True needs an explicit compute dtype. Set --dtype bfloat16.")
     model.model_name_or_path = MODEL_ALIASES.get(model.model_name_or_path, model.model_name_or_path)
     if model.model_name_or_path == MODEL_NAME:
         with args.main_process_first(desc="build the embedded default model"):
@@ -257,13 +315,13 @@ def _read_flags(
         elif flags:
             flags[-1][1].append(argument)
         else:
-            raise ValueError(f"the command line has {argument!r}, which belongs to no flag; --flag value works")
+            raise _unknown_flag(argument, known)
     settings: dict[str, Any] = {}
     config = None
     for name, values in flags:
         if name == "config":
             if len(values) != 1:
-                raise ValueError(f"--config takes one file, not {values}; --config file.yaml works")
+                raise ValueError(f"--config takes one file, not {values}. Write --config file.yaml.")
             config = values[0]
         elif name == "override":
             for key, value in map(parse_override, values):
@@ -276,8 +334,7 @@ def _read_flags(
         elif name.removeprefix("no_") in known and not values:
             settings = _merge(settings, {name.removeprefix("no_"): False})
         else:
-            near = nearest(name, [*known, *SYNONYMS])
-            raise ValueError(f"unknown flag --{name}" + (near and f"; --{near} works"))
+            raise _unknown_flag(f"--{name}", [*known, *SYNONYMS])
     return settings, config
 
 
@@ -289,17 +346,22 @@ def _read_file(path: Path, known: Collection[str], sections: Sequence[str]) -> d
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"{origin} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{origin} holds no keys; num_turns: 2 works")
+        raise ValueError(f"{origin} must hold keys and values, such as 'num_turns: 2'.")
     variables = content.pop("env", {})
     if not isinstance(variables, dict):
-        raise ValueError(f"{origin} has env={variables!r}; variables of the environment with their values work")
+        raise ValueError(
+            f"{origin} has env={variables!r}. Write names and values of environment variables below 'env:'."
+        )
     os.environ |= {str(name): str(value) for name, value in variables.items()}
     settings = flatten(content)
     algorithms = {split(name)[0] for name in settings} & set(ALGORITHMS)
     if algorithms and not algorithms & set(sections):
-        raise ValueError(f"{origin} has the section {min(algorithms)!r} of another recipe; {sections[0]!r} works")
+        raise ValueError(
+            f"{origin} has the section {min(algorithms)!r} of {RECIPES[min(algorithms)]}, and none of this recipe, such as "
+            f"{sections[0]!r}. Run that recipe, or rename the section."
+        )
     settings = {name: value for name, value in settings.items() if split(name)[0] not in algorithms - set(sections)}
-    family = {f.name for cls in (MultiAgentGRPOConfig, MultiAgentPPOConfig, SHPPOConfig) for f in fields(cls)}
+    family = {f.name for cls in _FAMILY for f in fields(cls)}
     for name in settings:
         check(name, {*known, *family}, sections, origin)
     return settings
@@ -322,7 +384,7 @@ def _fix(ours: dict[str, Any], recipe: Recipe, fields_given: Collection[str]) ->
     for name, value in recipe.fixed.items():
         if name in fields_given and str(ours.get(name, value)) != str(value):
             raise ValueError(
-                f"{name}={ours[name]} is not this recipe's, which has {name}={value}; {recipe.elsewhere} works"
+                f"{name}={ours[name]} does not fit this recipe, which has {name}={value}. Use {recipe.elsewhere}."
             )
         ours[name] = value
     of_file = "workflow" in recipe.fixed and "num_agents" not in fields_given
@@ -343,7 +405,9 @@ def _construct(parser: TrlParser, settings: dict[str, Any], classes: tuple[type,
     for name, value in settings.items():
         hint, kind = hints[name], "None" if value is None else type(value).__name__
         if kind in ("None", "list", "dict") and kind not in hint:
-            raise ValueError(f"{name}={value!r} is of the wrong kind; {name}={parser.get_default(name)} works")
+            raise ValueError(
+                f"{name}={value!r} has the wrong type. Set {name}={parser.get_default(name)}, for example."
+            )
         if value is BARE:
             argv.append(f"--{name}")
         elif isinstance(value, list) and value and hint.startswith("list"):
@@ -360,7 +424,7 @@ def _construct(parser: TrlParser, settings: dict[str, Any], classes: tuple[type,
 def _fit_step(seen: Namespace, samples: Any, accumulates: bool) -> list[str]:
     """Flags for an optimizer step of so many samples of every agent: groups of siblings, or replies where there are none."""
     if not isinstance(samples, int) or samples < 1:
-        raise ValueError(f"train_batch_size={samples!r} (or rollout_buffer_size) is no number of samples; 4 works")
+        raise ValueError(f"train_batch_size={samples!r} (or rollout_buffer_size) must be a whole number, at least 1.")
     options = {} if seen.num_agents is None else {"num_agents": seen.num_agents}
     num_agents = 1 if seen.centralized else len(make_workflow(seen.workflow, **options).agents)
     rows_of_sample = seen.num_generations if "advantage" in seen else 1
@@ -379,12 +443,11 @@ def set_max_steps(args: MultiAgentConfig, num_steps: float | None) -> None:
         num_steps (`float`, *optional*): Replies of agents to train on; `None` leaves `args` as it is.
 
     Raises:
-        ValueError: If it is smaller than 1.
+        ValueError: If it is smaller than 1, or not finite.
     """
     if num_steps is None:
         return
-    if num_steps < 1:
-        raise ValueError(f"num_steps={num_steps} trains on no reply; 1e4 works")
+    check_number("num_steps", num_steps, COUNT)
     replies = (
         args.per_device_train_batch_size * args.world_size * args.gradient_accumulation_steps / args.num_iterations
     )

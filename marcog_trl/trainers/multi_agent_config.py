@@ -4,12 +4,23 @@ import json
 import os
 import warnings
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
+from transformers.integrations.integration_utils import (
+    INTEGRATION_TO_CALLBACK,
+    get_available_reporting_integrations,
+)
 from trl import GRPOConfig
 
+from marcog_trl.execution.jobs import LEAST_MEMORY_MB
 from marcog_trl.feedback import FEEDBACK_MODES
+from marcog_trl.trainers.ranges import COUNT, NOT_NEGATIVE, POSITIVE, UNIT, Range, check_numbers
+
+
+# TRL checks these while it trains
+LOSS_TYPES = ("dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo")
+VLLM_IMPORTANCE_SAMPLING_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
 
 @dataclass
@@ -115,6 +126,39 @@ class MultiAgentConfig(GRPOConfig):
 
     _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "roles"]
     _scales_rewards: ClassVar[bool] = False  # whether scale_rewards means anything
+    _ranges: ClassVar[dict[str, Range]] = {
+        **dict.fromkeys(
+            "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps generation_batch_size "
+            "steps_per_generation num_generations num_generations_eval num_iterations max_completion_length "
+            "ref_model_sync_steps vllm_tensor_parallel_size vllm_max_model_length num_completions_to_print "
+            "torch_empty_cache_steps dataloader_prefetch_factor ddp_timeout num_turns num_agents num_workers "
+            "curriculum_window".split(),
+            COUNT,
+        ),
+        **dict.fromkeys(
+            "temperature repetition_penalty delta sapo_temperature_neg sapo_temperature_pos save_steps "
+            "vllm_server_timeout vllm_importance_sampling_clip_max reward_timeout execution_timeout".split(),
+            POSITIVE,
+        ),
+        **dict.fromkeys(
+            "num_train_epochs learning_rate warmup_steps weight_decay adam_epsilon neftune_noise_alpha logging_steps "
+            "eval_steps eval_delay save_total_limit eval_accumulation_steps dataloader_num_workers top_k beta epsilon "
+            "epsilon_high vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg entropy_coef entropy_coef_min "
+            "entropy_coef_max entropy_coef_delta entropy_target router_aux_loss_coef off_policy_mask_threshold "
+            "vllm_importance_sampling_clip_min turn_weights curriculum_steps".split(),
+            NOT_NEGATIVE,
+        ),
+        **dict.fromkeys(
+            "min_p ref_model_mixup_alpha top_entropy_quantile gamma_turn curriculum_pass_rate".split(), UNIT
+        ),
+        **dict.fromkeys(("adam_beta1", "adam_beta2", "label_smoothing_factor"), Range(0, 1, below=True)),
+        **dict.fromkeys(("top_p", "vllm_gpu_memory_utilization"), Range(0, 1, above=True)),
+        **dict.fromkeys(("seed", "data_seed"), Range(0, 2**32 - 1)),
+        **dict.fromkeys(("vllm_server_port", "vllm_group_port"), Range(1, 65535)),
+        "max_steps": Range(-1),
+        "max_grad_norm": Range(0, infinite=True),
+        "execution_memory_mb": Range(LEAST_MEMORY_MB),
+    }
 
     learning_rate: float = field(default=1e-5, metadata={"help": "Learning rate of the policy's adapter."})
     num_generations: int = field(
@@ -252,6 +296,11 @@ class MultiAgentConfig(GRPOConfig):
     )
 
     def __post_init__(self):
+        check_numbers(self, self._ranges)
+        if self.max_steps == 0:
+            raise ValueError("max_steps=0 trains nothing. Set max_steps=1, or max_steps=-1 to train num_train_epochs.")
+        if self.max_steps == -1 and self.num_train_epochs == 0:
+            raise ValueError(f"num_train_epochs={self.num_train_epochs} trains nothing. Set num_train_epochs=1.")
         if not torch.accelerator.is_available():
             self._run_on_cpu()
         # The workflow's number of slots is known to the trainer only, which completes what is left open here
@@ -286,6 +335,11 @@ class MultiAgentConfig(GRPOConfig):
             super().__post_init__()
         self.num_generations = num_generations
 
+        self._check_report_to()
+        _choice("loss_type", self.loss_type, LOSS_TYPES)
+        _choice("importance_sampling_level", self.importance_sampling_level, ("token", "sequence"))
+        _choice("vllm_mode", self.vllm_mode, ("colocate", "server"))
+        _choice("vllm_importance_sampling_mode", self.vllm_importance_sampling_mode, VLLM_IMPORTANCE_SAMPLING_MODES)
         _choice("feedback", self.feedback, FEEDBACK_MODES)
         _choice("agent_loss_weighting", self.agent_loss_weighting, ("agent", "token"))
         _choice("on_reward_error", self.on_reward_error, ("raise", "mask"))
@@ -294,41 +348,50 @@ class MultiAgentConfig(GRPOConfig):
             _choice("scale_rewards", self.scale_rewards, ("none", "group", "batch"))
         if not self._scales_rewards and self.scale_rewards != "none":
             warnings.warn(
-                f"scale_rewards={self.scale_rewards!r} has no effect: {type(self).__name__} says how advantages are scaled",
+                f"scale_rewards={self.scale_rewards!r} has no effect: {type(self).__name__} has its own settings for the "
+                "scale of advantages",
                 stacklevel=3,
             )
             self.scale_rewards = "none"
         if self.write_report and self.logging_strategy == "no":
             raise ValueError(
-                "write_report=True shows what is logged, and logging_strategy='no' logs nothing; logging_strategy='steps' or "
-                "write_report=False works"
+                "write_report=True needs logged metrics, but logging_strategy='no' logs nothing. Set "
+                "logging_strategy='steps', or write_report=False."
             )
         # Rewards are weighted and summed per episode and agent, before there are groups
         _choice("multi_objective_aggregation", self.multi_objective_aggregation, ("sum_then_normalize",))
         if self.merge_for_generation and (self.use_vllm or self.use_transformers_continuous_batching):
             name = "use_vllm" if self.use_vllm else "use_transformers_continuous_batching"
             raise ValueError(
-                f"merge_for_generation=True is for `generate`, and {name}=True generates otherwise; False works"
+                f"merge_for_generation=True works with `generate` only, and {name}=True replaces it. Set one of them to False."
             )
         for name in ("generation_kwargs", "chat_template_kwargs"):
             try:
                 json.dumps(getattr(self, name))
             except TypeError as error:
                 raise ValueError(
-                    f"{name}={getattr(self, name)!r} cannot be saved with the team: {error}; numbers, texts and lists work"
+                    f"{name}={getattr(self, name)!r} cannot be written to team.json: {error}. Use numbers, strings, lists "
+                    "and dictionaries only."
                 ) from None
-        _unit_interval("gamma_turn", self.gamma_turn)
-        if self.turn_weights is not None and min(self.turn_weights, default=-1) < 0:
-            raise ValueError(
-                f"turn_weights={self.turn_weights} needs weights from 0 on; [1.5, 0.5] works for two turns"
-            )
         if self.num_turns > 1 and self.feedback == "expert_edits" and not self.expert_model:
-            raise ValueError("feedback='expert_edits' has expert_model=None; expert_model='gpt-4o-mini' works")
-        for name in ("num_turns", "num_generations", "execution_timeout", "execution_memory_mb", "curriculum_window"):
-            _positive(name, getattr(self, name))
-        for name in ("num_agents", "num_workers", "reward_timeout"):
-            if getattr(self, name) is not None:
-                _positive(name, getattr(self, name))
+            raise ValueError(
+                "feedback='expert_edits' needs a model to ask, but expert_model=None. Set expert_model='gpt-4o-mini', for "
+                "example."
+            )
+
+    def _check_report_to(self) -> None:
+        """Refuses logging integrations that are unknown or not installed, which the Trainer finds after loading the model."""
+        known = sorted(INTEGRATION_TO_CALLBACK)
+        # transformers does not say whether these are installed
+        available = {"azure_ml", "flyte", *get_available_reporting_integrations()} if self.report_to else set()
+        for name in cast(list[str], self.report_to):  # by now
+            if name not in known:
+                raise ValueError(f"report_to={name!r} is unknown. Use one of {', '.join(known)}, or 'none'.")
+            if name not in available:
+                raise ValueError(
+                    f"report_to={name!r} needs the package {name}, which is not installed. Run `pip install {name}`, or set "
+                    "report_to='none'."
+                )
 
     def _run_on_cpu(self) -> None:
         """Completes what a machine without accelerator needs, so that one launch configuration serves all machines."""
@@ -349,14 +412,4 @@ class MultiAgentConfig(GRPOConfig):
 
 def _choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, allowed))}; {allowed[0]!r} works")
-
-
-def _unit_interval(name: str, value: float) -> None:
-    if not 0 <= value <= 1:
-        raise ValueError(f"{name}={value} is outside [0, 1]; 1.0 works")
-
-
-def _positive(name: str, value: float) -> None:
-    if value <= 0:
-        raise ValueError(f"{name}={value} is not positive; 1 works")
+        raise ValueError(f"{name}={value!r} is unknown. Use one of {', '.join(map(repr, allowed))}.")

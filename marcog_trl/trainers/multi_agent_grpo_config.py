@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from marcog_trl.trainers.multi_agent_config import MultiAgentConfig, _choice
+from marcog_trl.trainers.ranges import COUNT, Range
 
 
 @dataclass
@@ -37,6 +38,7 @@ class MultiAgentGRPOConfig(MultiAgentConfig):
     """
 
     _scales_rewards: ClassVar[bool] = True
+    _ranges: ClassVar[dict[str, Range]] = {**MultiAgentConfig._ranges, "max_joint_actions": COUNT}
 
     # Parameters that control credit
     advantage: str = field(
@@ -72,12 +74,13 @@ class MultiAgentGRPOConfig(MultiAgentConfig):
         _choice("joint_mode", self.joint_mode, ("align", "cross"))
         if self.joint_mode == "cross" and self.num_turns > 1 and not self.turn_tree:
             raise ValueError(
-                f"joint_mode='cross' makes {self.num_turns} turns a tree, but turn_tree=False; turn_tree=True works"
+                f"joint_mode='cross' with num_turns={self.num_turns} needs turn_tree=True, since every joint action has its own "
+                "next turn. Set turn_tree=True, or num_turns=1."
             )
         _choice("advantage", self.advantage, ("mean", "rloo", "max", "none"))
         _choice("scale_rewards", self.scale_rewards, ("none", "group", "batch", "agent"))
         if self.num_generations == 1 and (self.advantage != "none" or self.scale_rewards == "group"):
             raise ValueError(
-                f"num_generations=1 leaves advantage={self.advantage!r} with scale_rewards={self.scale_rewards!r} without "
-                "siblings; num_generations=4 works"
+                f"advantage={self.advantage!r} with scale_rewards={self.scale_rewards!r} compares the replies of a group, but "
+                "num_generations=1. Set num_generations=4, for example."
             )

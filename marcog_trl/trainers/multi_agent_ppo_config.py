@@ -1,8 +1,10 @@
 """Configuration of [`MultiAgentPPOTrainer`]."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from marcog_trl.trainers.multi_agent_config import MultiAgentConfig, _choice, _positive, _unit_interval
+from marcog_trl.trainers.multi_agent_config import MultiAgentConfig, _choice
+from marcog_trl.trainers.ranges import NOT_NEGATIVE, UNIT, Range
 
 
 @dataclass
@@ -42,6 +44,13 @@ class MultiAgentPPOConfig(MultiAgentConfig):
             `"none"`.
     """
 
+    _ranges: ClassVar[dict[str, Range]] = {
+        **MultiAgentConfig._ranges,
+        **dict.fromkeys(("critic_learning_rate", "vf_coef"), NOT_NEGATIVE),
+        **dict.fromkeys(("gamma", "lam", "lam_turn"), UNIT),
+        "cliprange_value": Range(0, above=True, infinite=True),
+    }
+
     # Parameters that control the critic
     critic: str = field(default="team", metadata={"help": "Value head: 'team' (MAPPO), 'agent' (IPPO) or 'none'."})
     critic_backprop: bool = field(default=False, metadata={"help": "Whether the value loss reaches the policy."})
@@ -67,12 +76,8 @@ class MultiAgentPPOConfig(MultiAgentConfig):
         _choice("critic", self.critic, ("team", "agent", "none"))
         _choice("kl_penalty", self.kl_penalty, ("loss", "reward"))
         _choice("advantage_normalization", self.advantage_normalization, ("agent", "batch", "none"))
-        for name in ("gamma", "lam"):
-            _unit_interval(name, getattr(self, name))
-        if self.lam_turn is not None:
-            _unit_interval("lam_turn", self.lam_turn)
-        _positive("cliprange_value", self.cliprange_value)
         if self.critic == "none" and self.num_generations == 1:
             raise ValueError(
-                "num_generations=1 leaves critic='none' without a baseline; num_generations=4 or critic='team' works"
+                "critic='none' takes the mean return of a problem's episodes as the baseline, but num_generations=1. Set "
+                "num_generations=4, or critic='team'."
             )

@@ -29,6 +29,25 @@ ALGORITHMS: dict[str, dict[str, str]] = {
     "trainer": {},
 }
 ANY_RECIPE = "trainer"  # the section of whichever algorithm the recipe trains with
+RECIPES = {
+    "grpo": "train_grpo.py",
+    **dict.fromkeys(("magrpo", "marloo", "maremax", "mareinforce"), "train_magrpo.py"),
+    **dict.fromkeys(("ac", "iac"), "train_iac.py"),
+    "maac": "train_maac.py",
+    "ppo": "train_ppo.py",
+    "shppo": "train_shppo.py",
+    "trainer": "every recipe",
+}
+# Sections in which a batch size counts problems, as in CoMLRL; in the others it counts replies
+_COUNT_PROBLEMS = frozenset(ALGORITHMS) - {"ppo", "shppo", "trainer"}
+# Sections of CoMLRL's that have no counterpart
+_PREFERENCES = "Training on preferences (MADPO, MARLHF) is not supported. Use train_magrpo.py and a section 'magrpo'."
+_UNSUPPORTED = {
+    **dict.fromkeys(("madpo", "madpo_iter", "marlhf", "marlhf_iter"), _PREFERENCES),
+    "tokenizer": "The tokenizer is loaded as it was saved. Remove the section.",
+    "ippo": "Its newer name is 'iac'. Rename the section.",
+    "mappo": "Its newer name is 'maac'. Rename the section.",
+}
 
 # Names without a section
 SYNONYMS = {
@@ -101,34 +120,41 @@ VALUES: dict[str, dict[Any, Any]] = {
     "visible_tests": {None: 0, "all": 0},
 }
 
-# What only labels a run there
+# CoMLRL options that only label a run
 _LABELS = {"agent_model.type", "agent_model.max_length", "dataset.private"} | {
     f"critic_model.{key}" for key in ("type", "temperature", "top_p", "top_k", "max_length", "torch_dtype", "dtype")
 }
-# What is settled here: the values that agree, and what there is in place of the others
+# CoMLRL options that we do not support: the values that we accept, and what to do instead
+_HISTORY = "Agents always see their whole history. Remove the option."
 _ONE_DEVICE = (None, "cuda:0", ["cuda:0"], ["cuda:0", "cuda:0"])
 _PLACED = (
-    "the team shares one model, which accelerate places; `accelerate launch --num_processes 2` takes more devices"
+    "The team shares one model, and accelerate chooses its device. Run `accelerate launch --num_processes 2` for two."
 )
 _SETTLED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "agent_model.special_tokens": ((None, {}), "the tokenizer brings its own"),
-    "agent_model.model_kwargs": ((None, {}), "agent_model.torch_dtype and model_init_kwargs take them"),
-    "agent_model.tokenizer_kwargs": ((None, {}), "the tokenizer is loaded as it is saved"),
-    "critic_model.special_tokens": ((None, {}), "the tokenizer brings its own"),
-    "dataset.size": ((None,), "a slice such as dataset.train_split='train[:100]' works"),
-    "dataset.eval_size": ((None,), "a slice such as dataset.eval_split='test[:100]' works"),
-    "external.external_prompt_passthrough": ((None, False), "agents see their whole history"),
-    "external.original_prompt": ((None, True), "agents see their whole history"),
-    "external.previous_response": ((None, True), "agents see their whole history"),
-    "algorithm.external_prompt_passthrough": ((None, False), "agents see their whole history"),
+    "agent_model.special_tokens": ((None, {}), "The tokenizer has its own. Remove the option."),
+    "agent_model.model_kwargs": ((None, {}), "Set agent_model.torch_dtype and model_init_kwargs."),
+    "agent_model.tokenizer_kwargs": ((None, {}), "The tokenizer is loaded as it was saved. Remove the option."),
+    "critic_model.special_tokens": ((None, {}), "The tokenizer has its own. Remove the option."),
+    "dataset.size": ((None,), "Set dataset.train_split='train[:100]', for example."),
+    "dataset.eval_size": ((None,), "Set dataset.eval_split='test[:100]', for example."),
+    "external.external_prompt_passthrough": ((None, False), _HISTORY),
+    "external.original_prompt": ((None, True), _HISTORY),
+    "external.previous_response": ((None, True), _HISTORY),
+    "algorithm.external_prompt_passthrough": ((None, False), _HISTORY),
     "algorithm.parallel_training": ((None, "none", "auto"), _PLACED),
     "algorithm.agent_devices": (_ONE_DEVICE, _PLACED),
     "algorithm.critic_devices": (_ONE_DEVICE, _PLACED),
     "algorithm.reference_devices": (_ONE_DEVICE, _PLACED),
-    "algorithm.critic_type": (("v",), "the critic estimates V(h); 'v' works"),
-    "algorithm.critic_value_head_hidden_dim": ((None,), "the value head is as wide as the policy's hidden states"),
-    "algorithm.value_head_hidden_dim": ((None,), "the value head is as wide as the policy's hidden states"),
-    "algorithm.eval_batch_size": ((None, 1), "per_device_eval_batch_size, which counts replies, works"),
+    "algorithm.critic_type": (("v",), "The critic estimates V(h). Set critic_type='v'."),
+    "algorithm.critic_value_head_hidden_dim": (
+        (None,),
+        "The value head is as wide as the policy's hidden states. Remove the option.",
+    ),
+    "algorithm.value_head_hidden_dim": (
+        (None,),
+        "The value head is as wide as the policy's hidden states. Remove the option.",
+    ),
+    "algorithm.eval_batch_size": ((None, 1), "Set per_device_eval_batch_size, which counts replies."),
 }
 _CODE_SETS = ("humaneval", "coophumaneval", "mbpp")
 
@@ -148,14 +174,14 @@ def parse_override(argument: str) -> tuple[str, Any]:
     """
     name, separator, text = argument.partition("=")
     if not separator:
-        raise ValueError(f"--override {argument} has no '='; --override num_turns=2 works")
+        raise ValueError(f"--override {argument} has no '='. Write --override num_turns=2, for example.")
     structured = text.lstrip().startswith(("[", "{"))
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
         if structured:
             raise ValueError(
-                f"--override {argument} is not a list that YAML can read; {name}=[1.5,0.5] works"
+                f"--override {argument} is not a valid YAML list. Write {name}=[1.5,0.5], for example."
             ) from error
         return name, text
     if text == "None":
@@ -187,7 +213,10 @@ def flatten(mapping: Mapping[str, Any]) -> dict[str, Any]:
         elif isinstance(value, Mapping):
             flat |= {f"{name}.{key}": below for key, below in value.items()}
         else:
-            raise ValueError(f"{name}={value!r} is a section with keys; {name}.{next(iter(_keys(name)))}=... works")
+            raise ValueError(
+                f"{name}={value!r}: {name!r} is a section, and needs keys. Write {name}.{next(iter(_keys(name)))}=..., for "
+                "example."
+            )
     return flat
 
 
@@ -226,20 +255,29 @@ def check(name: str, known: Collection[str], sections: Iterable[str], origin: st
     section, key = split(name)
     readable = [s for s in SECTIONS if s not in ALGORITHMS or s in sections]
     if section in ALGORITHMS and section not in readable:
-        works = f"{next(iter(sections))}.{key}"
-        raise ValueError(f"{origin} has {name!r}, but section {section!r} is another recipe's; {works} works")
+        raise ValueError(
+            f"{origin} has {name!r}, but the section {section!r} belongs to {RECIPES[section]}. Write "
+            f"{next(iter(sections))}.{key}, or run that recipe."
+        )
+    if (section or key) in _UNSUPPORTED:
+        raise ValueError(f"{origin} has the section {section or key!r}. {_UNSUPPORTED[section or key]}")
     if section not in _KINDS or section == "algorithm":
         near = nearest(section, readable)
-        raise ValueError(f"{origin} has an unknown section {section!r} in {name!r}" + (near and f"; {near} works"))
+        raise ValueError(
+            f"{origin} has an unknown section {section!r} in {name!r}." + (near and f" Did you mean {near!r}?")
+        )
     if f"{_KINDS[section]}.{key}" in {*_LABELS, *_SETTLED}:
         return
     if field_of(name) in known:
         return
     if key in NAMES[_KINDS[section]]:
-        raise ValueError(f"{origin} has {name!r}, which stands for {field_of(name)}; this recipe has no such setting")
+        raise ValueError(
+            f"{origin} has {name!r}, which sets {field_of(name)}, but this recipe has no {field_of(name)}. Remove the key."
+        )
     near = nearest(key, [*_keys(section), *known, *SYNONYMS])
     raise ValueError(
-        f"{origin} has an unknown key {name!r}" + (near and f"; {f'{section}.' if section else ''}{near} works")
+        f"{origin} has an unknown key {name!r}."
+        + (near and f" Did you mean {f'{section}.' if section else ''}{near}?")
     )
 
 
@@ -247,7 +285,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """What a name was perhaps meant to be: the field that it is called elsewhere, or the most similar; else empty."""
     known = list(known)
     renamed = next((table[name] for table in NAMES.values() if name in table), None)
-    close = difflib.get_close_matches(name, known, n=1)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     return renamed if renamed in known else close[0] if close else ""
 
 
@@ -270,7 +308,7 @@ def translate(settings: Mapping[str, Any], known: Collection[str]) -> tuple[dict
         of replies of every agent; and variables of the environment.
 
     Raises:
-        ValueError: If a value asks for what there is not; it says what works.
+        ValueError: If a value is not supported.
     """
     ours: dict[str, Any] = {}
     environment: dict[str, str] = {}
@@ -283,7 +321,13 @@ def translate(settings: Mapping[str, Any], known: Collection[str]) -> tuple[dict
         if full in _SETTLED:
             agreeing, works = _SETTLED[full]
             if value not in agreeing:
-                raise ValueError(f"{name}={value!r} is not supported: {works}")
+                raise ValueError(f"{name}={value!r} is not supported. {works}")
+            continue
+        if key == "per_device_train_batch_size" and section in _COUNT_PROBLEMS:
+            sizes = (settings.get(f"{section}.{size}") for size in ("train_batch_size", "rollout_buffer_size"))
+            _check_batch_of_problems(name, value)
+            if all(size is None for size in sizes):
+                ours["samples_per_step"] = value
             continue
         match full:
             case "agents":
@@ -344,8 +388,18 @@ def _agents(value: Any) -> dict[str, Any]:
     if isinstance(value, list) and value and len(set(map(str, value))) == 1:
         return {"model_name_or_path": value[0], "num_agents": len(value)}
     raise ValueError(
-        f"agents={value!r} is not supported: the team shares one model; agents=2 with agent_model.name works"
+        f"agents={value!r} is not supported: the team shares one model. Set agent_model.name, and agents=2 for two agents."
     )
+
+
+def _check_batch_of_problems(name: str, value: Any) -> None:
+    """Refuses a batch size that counts problems in CoMLRL, which allows 1 only, and is perhaps meant to count replies."""
+    if value != 1:
+        raise ValueError(
+            f"{name}={value!r} is ambiguous: CoMLRL counts problems, and this package counts replies. Set "
+            f"{name.partition('.')[0]}.train_batch_size for problems, or per_device_train_batch_size outside the section for "
+            "replies."
+        )
 
 
 def _check_rest(settings: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
@@ -355,8 +409,8 @@ def _check_rest(settings: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
         critics = settings.get(name) or []
         if any(critic != policy for critic in (critics if isinstance(critics, list) else [critics])):
             raise ValueError(
-                f"{name}={critics!r} is not supported: the critic is a head on the policy, {policy!r}; that name, or "
-                f"--override {name.partition('.')[0]}=null, works"
+                f"{name}={critics!r} is not supported: the critic is a head on the policy, {policy!r}. Use that name, or "
+                f"--override {name.partition('.')[0]}=null."
             )
     path = settings.get("output.save_path")
     if (
@@ -364,9 +418,17 @@ def _check_rest(settings: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
         and path != ours.get("output_dir")
         and str(ours.get("save_final_model", True)).lower() == "true"
     ):
-        raise ValueError(f"output.save_path={path!r} is not supported: the team is saved in output.base_dir")
-    kind = settings.get("dataset.type")
-    if kind is not None and kind not in _CODE_SETS:
         raise ValueError(
-            f"dataset.type={kind!r} is not one of {', '.join(_CODE_SETS)}; {nearest(kind, _CODE_SETS)} works"
+            f"output.save_path={path!r} is not supported: the team is saved in output.base_dir. Remove output.save_path."
+        )
+    kind = settings.get("dataset.type")
+    if kind == "classeval":
+        raise ValueError(
+            "dataset.type='classeval' is not supported. Remove it, and set workflow: classeval and reward: [class_reward]."
+        )
+    if kind is not None and kind not in _CODE_SETS:
+        near = nearest(str(kind), _CODE_SETS)
+        raise ValueError(
+            f"dataset.type={kind!r} is unknown. Use one of {', '.join(_CODE_SETS)}."
+            + (near and f" Did you mean {near!r}?")
         )

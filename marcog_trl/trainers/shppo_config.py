@@ -1,9 +1,11 @@
 """Configuration of [`SHPPOTrainer`]."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from marcog_trl.trainers.multi_agent_config import _choice, _positive
+from marcog_trl.trainers.multi_agent_config import _choice
 from marcog_trl.trainers.multi_agent_ppo_config import MultiAgentPPOConfig
+from marcog_trl.trainers.ranges import COUNT, NOT_NEGATIVE, POSITIVE, Range
 
 
 @dataclass
@@ -49,6 +51,16 @@ class SHPPOConfig(MultiAgentPPOConfig):
             Learning rate of InferenceNet.
     """
 
+    _ranges: ClassVar[dict[str, Range]] = {
+        **MultiAgentPPOConfig._ranges,
+        "latent_size": COUNT,
+        "sigma_min": POSITIVE,
+        **dict.fromkeys(
+            "core_scale latent_entropy_coef latent_distance_coef latent_learning_rate inference_learning_rate".split(),
+            NOT_NEGATIVE,
+        ),
+    }
+
     # Parameters that control the heterogeneity layer
     parameter_sharing: str = field(
         default="latent",
@@ -83,43 +95,35 @@ class SHPPOConfig(MultiAgentPPOConfig):
         _choice("parameter_sharing", self.parameter_sharing, ("latent", "shared", "separate"))
         _choice("latent_scope", self.latent_scope, ("observation", "agent"))
         _choice("latent_distance", self.latent_distance, ("cosine", "minmax"))
-        _positive("latent_size", self.latent_size)
-        _positive("sigma_min", self.sigma_min)
-        if self.core_scale < 0:
-            raise ValueError(f"core_scale={self.core_scale} is negative; 1.0 works")
         if self.use_vllm and self.parameter_sharing != "shared":
             self._check_vllm()
         reentrant = self.gradient_checkpointing and (self.gradient_checkpointing_kwargs or {}).get("use_reentrant")
         if reentrant and self.parameter_sharing == "latent":
             raise ValueError(
-                "gradient_checkpointing_kwargs={'use_reentrant': True} goes backward layer by layer through the cores, which "
-                "all layers decode from one latent; {'use_reentrant': False} works"
+                "parameter_sharing='latent' does not support reentrant gradient checkpointing: all layers decode their cores "
+                "from one latent. Set gradient_checkpointing_kwargs={'use_reentrant': False}."
             )
-        if self.merge_for_generation and self.parameter_sharing != "shared":
-            raise ValueError(
-                f"merge_for_generation=True needs one adapter for all rows, and parameter_sharing={self.parameter_sharing!r} "
-                "has one per agent or row; False or parameter_sharing='shared' works"
-            )
-        if self.use_transformers_continuous_batching and self.parameter_sharing != "shared":
-            raise ValueError(
-                "use_transformers_continuous_batching=True packs the rows that "
-                f"parameter_sharing={self.parameter_sharing!r} must tell apart; False or parameter_sharing='shared' works"
-            )
+        for name in ("merge_for_generation", "use_transformers_continuous_batching"):
+            if getattr(self, name) and self.parameter_sharing != "shared":
+                raise ValueError(
+                    f"{name}=True does not support parameter_sharing={self.parameter_sharing!r}: all rows must use one "
+                    f"adapter. Set {name}=False, or parameter_sharing='shared'."
+                )
 
     def _check_vllm(self) -> None:
         """vLLM serves agents as LoRA adapters over base weights that it read itself."""
         if self.parameter_sharing == "latent" and self.latent_scope == "observation":
             raise ValueError(
-                "use_vllm=True serves one adapter per agent, not one per row as in latent_scope='observation'; "
-                "latent_scope='agent' works"
+                "use_vllm=True does not support latent_scope='observation': vLLM serves one adapter per agent, not one per "
+                "row. Set latent_scope='agent'."
             )
         for name, value, works, reason in (
-            ("vllm_mode", self.vllm_mode, "colocate", "TRL's vLLM server knows no LoRA"),
+            ("vllm_mode", self.vllm_mode, "colocate", "TRL's vLLM server does not serve LoRA adapters"),
             ("vllm_tensor_parallel_size", self.vllm_tensor_parallel_size, 1, "each process has an engine of its own"),
-            ("vllm_enable_sleep_mode", self.vllm_enable_sleep_mode, False, "asleep, it forgets the base weights"),
+            ("vllm_enable_sleep_mode", self.vllm_enable_sleep_mode, False, "a sleeping engine drops the base weights"),
         ):
             if value != works:
                 raise ValueError(
-                    f"{name}={value!r} cannot serve parameter_sharing={self.parameter_sharing!r}: {reason}; "
-                    f"{works!r} or parameter_sharing='shared' works"
+                    f"{name}={value!r} does not support parameter_sharing={self.parameter_sharing!r}: {reason}. Set "
+                    f"{name}={works!r}, or parameter_sharing='shared'."
                 )

@@ -65,6 +65,13 @@ def test_humaneval():
     assert "def poly" in problems[32]["setup"] and "def find_zero" not in problems[32]["setup"]
 
 
+@pytest.mark.parametrize("name", ["coophumaneval", "CoMLRL/CoopHumanEval"])
+def test_a_slice_of_a_slice_is_refused_where_copies_of_the_set_differ(name):
+    message = r"split='train\[16:\]' of problem set .* is ambiguous: .* Write 'test\[16:\]' for a slice of all rows\."
+    with pytest.raises(ValueError, match=message):
+        load_problems(name, "train[16:]")
+
+
 @pytest.mark.parametrize("name", ["set.jsonl", "set.jsonl.gz", "set.json"])
 @pytest.mark.parametrize("split", ["train", "anything"])
 def test_local_file_with_columns(tmp_path, name, split):

@@ -62,27 +62,49 @@ class TestParse:
     @pytest.mark.parametrize(
         ("argv", "message"),
         [
-            (["--lerning_rate", "1"], "unknown flag --lerning_rate; --learning_rate works"),
-            (["--max_new_tokens", "1"], "unknown flag --max_new_tokens; --max_completion_length works"),
-            (["--override", "ppo.gama=1"], "--override has an unknown key 'ppo.gama'; ppo.gamma works"),
+            (["--lerning_rate", "1"], "unknown flag --lerning_rate. Did you mean --learning_rate"),
+            (["--max_new_tokens", "1"], "unknown flag --max_new_tokens. Did you mean --max_completion_length"),
+            (["--num_sample", "1"], "unknown flag --num_sample. Did you mean --num_samples"),
+            (["--temp", "1"], "unknown flag --temp"),
+            (["--advantage", "max"], "--advantage is a flag of train_magrpo.py, not of this recipe. Remove it."),
+            (["--latent_size", "4"], "--latent_size is a flag of train_shppo.py, not of this recipe. Remove it."),
+            (["--override", "ppo.gama=1"], "--override has an unknown key 'ppo.gama'. Did you mean ppo.gamma"),
+            (["--num_samples", "-1"], "num_samples=-1 must be at least 0. Set num_samples=4."),
+            (["--eval_problems", "0"], "eval_problems=0 must be at least 1."),
+            (["--num_steps", "nan"], "num_steps=nan must be a finite number."),
+            (["--num_steps", "inf"], "num_steps=inf must be a finite number."),
+            (["--lora_r", "0"], "lora_r=0 must be at least 1. Set lora_r=16."),
+            (["--lora_alpha", "0"], "lora_alpha=0 must be at least 1. Set lora_alpha=32."),
+            (["--lora_dropout", "1"], "lora_dropout=1.0 must be at least 0 and less than 1. Set lora_dropout=0.0."),
+            (["--learning_rate", "-1"], "learning_rate=-1.0 must be at least 0"),
+            (
+                ["--override", "madpo.num_turns=2"],
+                "has the section 'madpo'. Training on preferences .* is not supported",
+            ),
             (["--override", "gamma"], "--override gamma has no '='"),
             (["--override", "num_turns=two"], "argument --num_turns.*: invalid int value: 'two'"),
-            (["--override", "num_turns=null"], "num_turns=None is of the wrong kind; num_turns=1 works"),
-            (["--override", "ppo=3"], "ppo=3 is a section with keys"),
-            (["--override", "ppo.train_batch_size=0"], "train_batch_size=0 .* is no number of samples; 4 works"),
-            (["--max_steps", "3", "4"], r"max_steps=\['3', '4'\] is of the wrong kind; max_steps=-1 works"),
+            (["--override", "num_turns=null"], "num_turns=None has the wrong type. Set num_turns=1"),
+            (["--override", "ppo=3"], "ppo=3: 'ppo' is a section, and needs keys"),
+            (["--override", "ppo.train_batch_size=0"], "train_batch_size=0 .* must be a whole number, at least 1"),
+            (["--max_steps", "3", "4"], r"max_steps=\['3', '4'\] has the wrong type. Set max_steps=-1"),
             (["--max_steps"], "argument --max_steps.*: expected one argument"),
-            (["3", "--max_steps", "4"], "the command line has '3', which belongs to no flag"),
+            (["3", "--max_steps", "4"], "'3' belongs to no flag. Write --flag value."),
             (["--config"], r"--config takes one file, not \[\]"),
             (["--config", "nowhere.yaml"], "the file nowhere.yaml of --config cannot be read: .*No such file"),
-            (["--num_epochs", "0"], "num_train_epochs=0.0 trains on no problem; 1 works"),
+            (["--num_epochs", "0"], "num_train_epochs=0.0 trains nothing. Set num_train_epochs=1."),
             (["--model_name_or_path", "m", "--dataset_columns", "prompt"], "dataset_columns='prompt' has no '='"),
-            (["--dataset_config", "full"], "dataset_config='full' is not supported: .* --dataset_name problems.jsonl"),
-            (["--dataset_streaming", "true"], "dataset_streaming=True is not supported: .*'train.:1000.', works"),
-            (["--ignore_bias_buffers"], "ignore_bias_buffers=True is not supported: .*; False works"),
-            (["--no_use_peft"], "use_peft=False is not supported: a team trains an adapter; True works"),
+            (["--dataset_config", "full"], "dataset_config='full' is not supported. .* --dataset_name problems.jsonl"),
+            (["--dataset_streaming", "true"], "dataset_streaming=True is not supported. .*'train.:1000.'."),
+            (
+                ["--ignore_bias_buffers"],
+                "ignore_bias_buffers=True is not supported. .* Set --ignore_bias_buffers false.",
+            ),
+            (["--no_use_peft"], "use_peft=False is not supported: a team trains an adapter. Set --use_peft true."),
             (["--load_in_4bit", "--load_in_8bit"], "8 bit and 4 bit precision at the same time"),
-            (["--load_in_4bit", "--dtype", "auto"], "dtype='auto' .* with load_in_4bit=True; dtype='bfloat16' works"),
+            (
+                ["--load_in_4bit", "--dtype", "auto"],
+                "load_in_4bit=True needs an explicit compute dtype. Set --dtype bfloat16.",
+            ),
         ],
     )
     def test_mistakes_are_named(self, default, argv, message):
@@ -114,13 +136,18 @@ class TestParse:
         [
             (
                 "learning_rat: 1",
-                "the file .*own.yaml of --config has an unknown key 'learning_rat'; learning_rate works",
+                "the file .*own.yaml of --config has an unknown key 'learning_rat'. Did you mean learning_rate",
             ),
-            ("ppo: {gama: 1}", "has an unknown key 'ppo.gama'; ppo.gamma works"),
-            ("ppo: 1", "ppo=1 is a section with keys"),
+            ("ppo: {gama: 1}", "has an unknown key 'ppo.gama'. Did you mean ppo.gamma"),
+            ("ppo: 1", "ppo=1: 'ppo' is a section, and needs keys"),
+            ("madpo: {num_turns: 2}", "has the section 'madpo'. Training on preferences"),
+            (
+                "tokenizer: {padding_side: left}",
+                "has the section 'tokenizer'. The tokenizer is loaded as it was saved",
+            ),
             ("algorithms: {gamma: 1}", "has an unknown key 'algorithms'"),
             ("[1, 2", "own.yaml of --config cannot be read: while parsing"),
-            ("- 1", "own.yaml of --config holds no keys"),
+            ("- 1", "own.yaml of --config must hold keys and values"),
             ("env: x", "own.yaml of --config has env='x'"),
         ],
     )
@@ -194,7 +221,7 @@ class TestSections:
         assert (args.num_turns, args.critic_learning_rate, args.gamma_turn) == (3, 5e-6, 1.0)
         # Without groups, a sample is one reply; 6 of them of one agent are no more than a micro-batch
         assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (6, 1)
-        message = "has the section 'iac' of another recipe; 'maac' works"
+        message = "has the section 'iac' of train_iac.py, and none of this recipe, such as 'maac'. Run that recipe"
         with pytest.raises(ValueError, match=message):
             parse(MultiAgentPPOConfig, default, theirs, Recipe(("maac",)))
 
@@ -273,15 +300,18 @@ class TestRecipe:
 
     @pytest.mark.parametrize("argv", [["--workflow", "pipeline"], ["--override", "grpo.workflow=pipeline"]])
     def test_what_makes_the_recipe_is_not_overridden(self, default, argv):
-        with pytest.raises(ValueError, match=r"workflow=pipeline is not this recipe's, .*; train_magrpo\.py works"):
+        with pytest.raises(
+            ValueError,
+            match=r"workflow=pipeline does not fit this recipe, which has workflow=single\. Use train_magrpo\.py",
+        ):
             parse(MultiAgentGRPOConfig, default, argv, self.FIXED)
 
     @pytest.mark.parametrize(
         ("recipe", "override", "message"),
         [
-            ("magrpo", "magrpo.num_turn=1", "magrpo.num_turns works"),
-            ("grpo", "grpo.num_turns=0", "num_turns=0 is not positive; 1 works"),
-            ("iac", "iac.gamma=0.9", "train_ppo.py works"),
+            ("magrpo", "magrpo.num_turn=1", "Did you mean magrpo.num_turns?"),
+            ("grpo", "grpo.num_turns=0", "num_turns=0 must be at least 1. Set num_turns=1."),
+            ("iac", "iac.gamma=0.9", "Use train_ppo.py."),
         ],
     )
     def test_a_mistake_ends_in_one_line(self, recipe, override, message, tmp_path):
@@ -369,7 +399,7 @@ class TestSplits:
     def test_training_problems_are_not_held_out(self):
         arguments = TeamArguments("builtin", dataset_train_split="train[:20]", dataset_test_split="train[18:30]")
         with pytest.raises(
-            ValueError, match=r"share 2 problems, such as 'builtin/train/.* --allow_overlap true, work"
+            ValueError, match=r"share 2 problems, such as 'builtin/train/.* or set --allow_overlap true\."
         ):
             arguments.load_splits()
         arguments.allow_overlap = True
@@ -392,5 +422,5 @@ class TestSteps:
         assert args.max_steps == 125  # 16 replies a step, each used twice
         set_max_steps(args, None)
         assert args.max_steps == 125
-        with pytest.raises(ValueError, match=r"num_steps=0\.5 trains on no reply; 1e4 works"):
+        with pytest.raises(ValueError, match=r"num_steps=0\.5 must be at least 1"):
             set_max_steps(args, 0.5)

@@ -126,10 +126,13 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"advantage": "median"}, "advantage='median' is not one of 'mean', 'rloo', 'max', 'none'; 'mean' works"),
-            ({"scale_rewards": "turn"}, "scale_rewards='turn' is not one of .*; 'none' works"),
-            ({"num_generations": 1}, "num_generations=1 leaves advantage='mean' .* without siblings; .*=4 works"),
-            ({"turn_weights": [1.0, -1.0]}, r"turn_weights=\[1.0, -1.0\] needs weights from 0 on"),
+            ({"advantage": "median"}, "advantage='median' is unknown. Use one of 'mean', 'rloo', 'max', 'none'."),
+            ({"scale_rewards": "turn"}, "scale_rewards='turn' is unknown. Use one of 'none', "),
+            (
+                {"num_generations": 1},
+                "advantage='mean' .* compares the replies of a group, but num_generations=1. Set num_generations=4",
+            ),
+            ({"turn_weights": [1.0, -1.0]}, r"turn_weights=\[1.0, -1.0\]: every entry must be at least 0"),
         ],
     )
     def test_is_refused(self, tmp_path, options, message):

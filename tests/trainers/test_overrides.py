@@ -79,8 +79,8 @@ class TestParseOverride:
     @pytest.mark.parametrize(
         ("argument", "message"),
         [
-            ("magrpo.num_turns", r"--override magrpo\.num_turns has no '='; --override num_turns=2 works"),
-            ("a.b=[1.5,", r"--override a\.b=\[1\.5, is not a list that YAML can read; a\.b=\[1\.5,0\.5\] works"),
+            ("magrpo.num_turns", r"--override magrpo\.num_turns has no '='\. Write --override num_turns=2"),
+            ("a.b=[1.5,", r"--override a\.b=\[1\.5, is not a valid YAML list\. Write a\.b=\[1\.5,0\.5\]"),
         ],
     )
     def test_mistakes(self, argument, message):
@@ -95,7 +95,8 @@ class TestFlatten:
 
     def test_a_section_has_keys(self):
         with pytest.raises(
-            ValueError, match=r"magrpo=3 is a section with keys; magrpo\.agent_learning_rate=\.\.\. works"
+            ValueError,
+            match=r"magrpo=3: 'magrpo' is a section, and needs keys\. Write magrpo\.agent_learning_rate=\.\.\.",
         ):
             flatten({"magrpo": 3})
 
@@ -115,17 +116,28 @@ class TestCheck:
     @pytest.mark.parametrize(
         ("name", "message"),
         [
-            ("magrpo.num_turn", "--override has an unknown key 'magrpo.num_turn'; magrpo.num_turns works"),
-            ("magrpo.max_new_token", "unknown key 'magrpo.max_new_token'; magrpo.max_new_tokens works"),
-            ("external.sandbox_slices", "unknown key 'external.sandbox_slices'; external.sandbox_slice works"),
-            ("max_new_tokens", "unknown key 'max_new_tokens'; max_completion_length works"),
-            ("num_turn", "unknown key 'num_turn'; num_turns works"),
-            ("magrp.num_turns", "unknown section 'magrp' in 'magrp.num_turns'; magrpo works"),
-            ("foo.num_turns", "unknown section 'foo' in 'foo.num_turns'$"),
+            ("magrpo.num_turn", "--override has an unknown key 'magrpo.num_turn'. Did you mean magrpo.num_turns\\?"),
+            ("magrpo.max_new_token", "unknown key 'magrpo.max_new_token'. Did you mean magrpo.max_new_tokens"),
+            ("external.sandbox_slices", "unknown key 'external.sandbox_slices'. Did you mean external.sandbox_slice"),
+            ("max_new_tokens", "unknown key 'max_new_tokens'. Did you mean max_completion_length"),
+            ("num_turn", "unknown key 'num_turn'. Did you mean num_turns"),
+            ("magrp.num_turns", "unknown section 'magrp' in 'magrp.num_turns'. Did you mean 'magrpo'\\?"),
+            ("foo.num_turns", "unknown section 'foo' in 'foo.num_turns'\\.$"),
             ("algorithm.num_turns", "unknown section 'algorithm'"),
-            ("iac.num_turns", "has 'iac.num_turns', but section 'iac' is another recipe's; magrpo.num_turns works"),
-            ("magrpo.value_loss_coef", "'magrpo.value_loss_coef', which stands for vf_coef; this recipe has no such"),
-            ("critic_model.name", "'critic_model.name', which stands for critic; this recipe has no such setting"),
+            (
+                "iac.num_turns",
+                "'iac.num_turns', but the section 'iac' belongs to train_iac.py. Write magrpo.num_turns, or run",
+            ),
+            ("madpo.num_turns", "--override has the section 'madpo'. Training on preferences .* is not supported"),
+            ("marlhf", "--override has the section 'marlhf'. Training on preferences .* is not supported"),
+            ("tokenizer", "--override has the section 'tokenizer'. The tokenizer is loaded as it was saved"),
+            ("tokenizer.padding_side", "--override has the section 'tokenizer'. The tokenizer is loaded as it was"),
+            ("tokenize", "--override has an unknown key 'tokenize'.$"),
+            (
+                "magrpo.value_loss_coef",
+                "'magrpo.value_loss_coef', which sets vf_coef, but this recipe has no vf_coef.",
+            ),
+            ("critic_model.name", "'critic_model.name', which sets critic, but this recipe has no critic."),
         ],
     )
     def test_other_names_are_refused_with_the_nearest(self, name, message):
@@ -167,6 +179,10 @@ class TestTranslate:
              {"gamma_turn": 0.9, "turn_weights": [1.5, 0.5], "early_termination_threshold": -0.2}),
             ({"magrpo": {"rollout_buffer_size": 8, "train_batch_size": 4}}, {"samples_per_step": 4}),
             ({"magrpo": {"rollout_buffer_size": 8, "train_batch_size": None}}, {"samples_per_step": 8}),
+            ({"magrpo": {"per_device_train_batch_size": 1}}, {"samples_per_step": 1}),
+            ({"magrpo": {"per_device_train_batch_size": 1, "train_batch_size": 4}}, {"samples_per_step": 4}),
+            ({"trainer": {"per_device_train_batch_size": 1}}, {"per_device_train_batch_size": 1}),
+            ({"per_device_train_batch_size": 1}, {"per_device_train_batch_size": 1}),
             ({"magrpo": {"eval_interval": 4, "eval_num_samples": 2, "eval_batch_size": 1}},
              {"eval_strategy": "steps", "eval_steps": 4, "eval_problems": 2}),
             ({"magrpo": {"eval_interval": 0}}, {"eval_strategy": "no"}),
@@ -210,21 +226,25 @@ class TestTranslate:
     @pytest.mark.parametrize(
         ("settings", "message"),
         [
-            ({"agents": ["a", "b"]}, r"agents=\['a', 'b'\] is not supported: the team shares one model; agents=2"),
+            ({"agents": ["a", "b"]}, r"agents=\['a', 'b'\] is not supported: the team shares one model. Set"),
             ({"agents": "a"}, "agents='a' is not supported"),
             ({"agent_model": {"name": "m"}, "critic_model": {"name": "c"}},
-             "critic_model.name='c' is not supported: the critic is a head on the policy, 'm'; that name, or "
-             "--override critic_model=null, works"),
+             "critic_model.name='c' is not supported: the critic is a head on the policy, 'm'. Use that name, "
+             "or --override critic_model=null."),
             ({"agent_model": {"name": "m"}, "critics": ["m", "c"]}, r"critics=\['m', 'c'\] is not supported"),
-            ({"agent_model": {"special_tokens": {"pad_token": "x"}}}, "special_tokens=.* the tokenizer brings its own"),
-            ({"dataset": {"size": 5}}, r"dataset.size=5 is not supported: a slice such as dataset.train_split='train"),
-            ({"dataset": {"type": "humanevl"}}, "dataset.type='humanevl' is not one of .*; humaneval works"),
+            ({"agent_model": {"special_tokens": {"pad_token": "x"}}}, "special_tokens=.* not supported. The tokenizer has its own"),
+            ({"dataset": {"size": 5}}, r"dataset.size=5 is not supported. Set dataset.train_split='train"),
+            ({"dataset": {"type": "humanevl"}}, "dataset.type='humanevl' is unknown. Use one of .* Did you mean 'humaneval'"),
+            ({"dataset": {"type": "chess"}}, "dataset.type='chess' is unknown. Use one of humaneval, coophumaneval, mbpp.$"),
+            ({"dataset": {"type": "classeval"}}, "type='classeval' is not supported. Remove it, and set workflow: classeval"),
+            ({"magrpo": {"per_device_train_batch_size": 4}},
+             "magrpo.per_device_train_batch_size=4 is ambiguous: .* Set magrpo.train_batch_size for problems"),
             ({"output": {"base_dir": "o", "save_path": "p"}}, "output.save_path='p' is not supported: the team is saved in"),
-            ({"external": {"external_prompt_passthrough": True}}, "passthrough=True is not supported: agents see their"),
-            ({"magrpo": {"parallel_training": "mp"}}, "parallel_training='mp' is not supported: the team shares one model"),
+            ({"external": {"external_prompt_passthrough": True}}, "passthrough=True is not supported. Agents always see their"),
+            ({"magrpo": {"parallel_training": "mp"}}, "parallel_training='mp' is not supported. The team shares one model"),
             ({"magrpo": {"agent_devices": ["cuda:0", "cuda:1"]}}, "agent_devices=.* is not supported"),
-            ({"iac": {"critic_type": "q"}}, "critic_type='q' is not supported: .*'v' works"),
-            ({"magrpo": {"eval_batch_size": 4}}, "eval_batch_size=4 is not supported: per_device_eval_batch_size"),
+            ({"iac": {"critic_type": "q"}}, "critic_type='q' is not supported. .* Set critic_type='v'."),
+            ({"magrpo": {"eval_batch_size": 4}}, "eval_batch_size=4 is not supported. Set per_device_eval_batch_size"),
         ],
     )  # fmt: skip
     def test_what_there_is_not_is_refused_with_the_reason(self, settings, message):

@@ -1,0 +1,105 @@
+"""Which numbers a field may have, and what an error says about others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from numbers import Integral, Real
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
+
+
+@dataclass(frozen=True)
+class Range:
+    """
+    The numbers from `low` to `high`, both included.
+
+    Args:
+        low, high (`float`, *optional*): Bounds. Without them, every finite number is in the range.
+        above (`bool`, *optional*, defaults to `False`): Whether `low` itself is outside.
+        below (`bool`, *optional*, defaults to `False`): Whether `high` itself is outside.
+        infinite (`bool`, *optional*, defaults to `False`): Whether infinity is inside.
+    """
+
+    low: float = -math.inf
+    high: float = math.inf
+    above: bool = False
+    below: bool = False
+    infinite: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        if not math.isfinite(value):
+            return self.infinite and value == math.inf
+        return (value > self.low if self.above else value >= self.low) and (
+            value < self.high if self.below else value <= self.high
+        )
+
+    def __str__(self) -> str:
+        low = "" if self.low == -math.inf else f"{'greater than' if self.above else 'at least'} {self.low}"
+        high = "" if self.high == math.inf else f"{'less than' if self.below else 'at most'} {self.high}"
+        return " and ".join(filter(None, (low, high)))
+
+
+ANY = Range()
+POSITIVE = Range(0, above=True)
+NOT_NEGATIVE = Range(0)
+COUNT = Range(1)
+UNIT = Range(0, 1)
+
+
+def check_numbers(settings: Any, ranges: Mapping[str, Range]) -> None:
+    """
+    Checks every field of a dataclass that is annotated as a number, an optional number or a list of numbers.
+
+    Args:
+        settings: An instance of the dataclass.
+        ranges (`Mapping[str, Range]`): Field to range. Fields that are not in it may have any finite number.
+
+    Raises:
+        ValueError: If a value is not a number of the right kind, or is out of range.
+    """
+    hints = get_type_hints(type(settings))
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        kinds = get_args(hints[field.name]) or (hints[field.name],)
+        kinds = kinds if get_origin(hints[field.name]) is not list else (list[kinds[0]],)  # type: ignore[valid-type]
+        kind = next((kind for kind in kinds if kind in (int, float, list[int], list[float])), None)
+        if kind is None or len({*kinds} - {NoneType}) > 1 or (value is None and NoneType in kinds):
+            continue
+        allowed = ranges.get(field.name, ANY)
+        if kind in (int, float):
+            default = None if field.default is MISSING else field.default
+            check_number(field.name, value, allowed, whole=kind is int, default=default)
+        elif not isinstance(value, list | tuple):
+            raise ValueError(f"{field.name}={value!r} must be a list of numbers.")
+        for number in value if isinstance(value, list | tuple) else ():
+            if wrong := _wrong(number, allowed, whole=kind == list[int]):
+                raise ValueError(f"{field.name}={value!r}: every entry {wrong}.")
+
+
+def check_number(name: str, value: Any, allowed: Range, whole: bool = False, default: float | None = None) -> None:
+    """
+    Checks one number.
+
+    Args:
+        name (`str`): The field, as errors call it.
+        value (`Any`): Its value.
+        allowed ([`Range`]): Its range.
+        whole (`bool`, *optional*, defaults to `False`): Whether it must be an `int`.
+        default (`float`, *optional*): A value that errors suggest.
+
+    Raises:
+        ValueError: If the value is no number of this kind, or is out of range.
+    """
+    if wrong := _wrong(value, allowed, whole):
+        raise ValueError(f"{name}={value!r} {wrong}." + ("" if default is None else f" Set {name}={default}."))
+
+
+def _wrong(value: Any, allowed: Range, whole: bool) -> str:
+    if isinstance(value, bool) or not isinstance(value, Integral if whole else Real):
+        return f"must be a {'whole ' if whole else ''}number"
+    number = float(value)
+    if number in allowed:
+        return ""
+    return f"must be {allowed}" if math.isfinite(number) else "must be a finite number"
