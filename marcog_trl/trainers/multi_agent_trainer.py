@@ -468,8 +468,36 @@ class MultiAgentTrainer(GRPOTrainer):
         return int(self.state.epoch or 0)
 
     def get_eval_dataloader(self, eval_dataset: str | Dataset | IterableDataset | None = None):
-        with self._whole_problems():
+        if eval_dataset is not None and not isinstance(eval_dataset, str):
+            eval_dataset = self._given("eval_dataset", eval_dataset)
+        played = self.eval_dataset if eval_dataset is None else eval_dataset
+        played = cast(dict, self.eval_dataset)[played] if isinstance(played, str) else played
+        # TRL repeats the problems of a stream here, and those of a dataset in its sampler
+        with self._whole_problems() if isinstance(played, IterableDataset) else nullcontext():
             return super().get_eval_dataloader(eval_dataset)
+
+    def get_test_dataloader(self, test_dataset: Dataset | IterableDataset):
+        test_dataset = self._given("test_dataset", test_dataset)
+        if isinstance(test_dataset, IterableDataset):  # which TRL repeats for evaluations only
+            return self.get_eval_dataloader(test_dataset)
+        return super().get_test_dataloader(test_dataset)
+
+    def _get_eval_sampler(self, eval_dataset: Dataset) -> Sampler:
+        with self._whole_problems():
+            return super()._get_eval_sampler(eval_dataset)
+
+    def _given(self, name: str, dataset: Dataset | IterableDataset) -> Dataset | IterableDataset:
+        """A dataset that the trainer was not made with, checked."""
+        check_dataset(name, dataset, self.workflow, self._scorer.reward_funcs)
+        return usable(name, dataset, self.workflow, self._scorer.reward_funcs)
+
+    def predict(self, test_dataset, ignore_keys=None, metric_key_prefix: str = "test"):
+        output = super().predict(test_dataset, ignore_keys, metric_key_prefix)
+        # What an evaluation would log, which the next one would otherwise take for its own
+        logged = {name: sum(values) / len(values) for name, values in self._metrics["eval"].items()}
+        self._metrics["eval"].clear()
+        named = {f"{metric_key_prefix}_{name}": value for name, value in logged.items()}
+        return output._replace(metrics={**(output.metrics or {}), **named})
 
     # Rollout
 
