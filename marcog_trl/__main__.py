@@ -120,6 +120,8 @@ def main(argv: list[str] | None = None) -> int:
             answer = solve(args)
     except (ValueError, OSError) as error:
         parser.exit(2, f"error: {' '.join(str(error).split())}\n")
+    except KeyboardInterrupt:
+        parser.exit(130, "Interrupted. Nothing was written.\n")
     return show(answer, args.messages)
 
 

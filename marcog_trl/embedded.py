@@ -125,7 +125,8 @@ def build_default_model(seed: int = 0, cache_dir: str | os.PathLike | None = Non
             draft = tempfile.mkdtemp(prefix=f"{target.name}.", dir=cache)
             try:
                 command = [sys.executable, "-m", "marcog_trl.embedded", json.dumps(asdict(plan)), draft]
-                if subprocess.run(command, env=_environment()).returncode != 0:
+                # In a session of its own, so that Ctrl-C reaches it through this process, which ends it
+                if subprocess.run(command, env=_environment(), start_new_session=True).returncode != 0:
                     raise RuntimeError(f"building the embedded default model failed: {' '.join(command)}")
                 os.rename(draft, target)
             finally:

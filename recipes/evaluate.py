@@ -22,7 +22,9 @@ Several processes share the problems: `accelerate launch --config_file recipes/d
 import sys
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 
+from endings import Kept, interrupts, one_line
 from trl import TrlParser
 
 from marcog_trl import MultiAgentConfig, evaluate_team, load_problems
@@ -74,6 +76,9 @@ class EvaluationArguments:
     )
     output: str | None = field(
         default=None, metadata={"help": "JSON file for the figures; problems with code and verdicts go beside it."}
+    )
+    overwrite_output: bool = field(
+        default=False, metadata={"help": "Whether an evaluation with other settings in the output file is replaced."}
     )
 
 
@@ -132,18 +137,28 @@ def measure(args):
             k=args.k,
             sampling=args.sampling,
             output=args.output,
+            overwrite_output=args.overwrite_output,
             description={"measured": team, "from": args.adapter or args.model_name_or_path},
         )
     return trainer, team, figures, len(problems)
 
 
+def kept_by(output):
+    """What an evaluation that was interrupted has left, and how to go on."""
+    if output is None:
+        return "Nothing was kept: with --output evaluation.json, the same command goes on where it was stopped."
+    partial = Path(output).with_suffix(".jsonl.partial")
+    done = max(0, partial.read_bytes().count(b"\n") - 1) if partial.is_file() else 0  # the first line has the settings
+    return f"{done} problems are kept in {partial}: the same command goes on from there."
+
+
 def main():
-    try:
+    kept = Kept()
+    with interrupts(kept), one_line(ValueError, OSError):
         (args,) = TrlParser((EvaluationArguments,)).parse_args_and_config()
+        kept.now = lambda: kept_by(args.output)
         with redirect_stdout(sys.stderr):  # libraries print there too
             trainer, team, figures, number = measure(args)
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {' '.join(str(error).split())}")
     if trainer.accelerator.is_main_process:
         print_figures(figures, f"{team}: {number} problems of {args.dataset_name}, {args.num_samples} samples each")
 

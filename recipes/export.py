@@ -12,6 +12,7 @@ import sys
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 
+from endings import Kept, interrupts, one_line
 from trl import TrlParser
 
 from marcog_trl import Team, load_problems
@@ -64,20 +65,19 @@ def export(args):
 
 
 def main():
-    writes = True
-    try:
+    kept, writes = Kept(), True
+    with interrupts(kept), one_line(ValueError, OSError, PushError):
         (args,) = TrlParser((ExportArguments,)).parse_args_and_config()
         check(args)
         if args.adapter is not None:
             with redirect_stdout(sys.stderr):  # libraries print there too
                 report, writes = export(args)
+            kept.now = lambda: f"The export is in {args.output_dir}; --push without --adapter pushes it."
             for agent, own in report.items() if writes else ():
                 distance = f"KL per token {own['kl_per_token']:.2g} on {own['tokens']} tokens"
                 print(f"{args.output_dir}/agents/{agent}: {distance if own['tokens'] else 'the agent itself'}")
         if args.push is not None and writes:
             print(f"Pushed: {push_team(args.output_dir, args.push, private=args.private).commit_url}")
-    except (ValueError, OSError, PushError) as error:
-        sys.exit(f"error: {' '.join(str(error).split())}")
 
 
 if __name__ == "__main__":

@@ -7,4 +7,4 @@ cd "$(dirname "$0")/.."
 source recipes/setup.sh deepspeed
 export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false PYTHONWARNINGS=ignore::FutureWarning
 export DS_ACCELERATOR=cpu CUDA_VISIBLE_DEVICES=
-exec accelerate launch --config_file recipes/zero2.yaml recipes/train_shppo.py "$@"
+exec python recipes/launch.py --config_file recipes/zero2.yaml recipes/train_shppo.py "$@"

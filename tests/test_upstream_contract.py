@@ -58,6 +58,8 @@ SIGNATURES = {
     },
     Trainer: {
         "train": "resume_from_checkpoint trial ignore_keys_for_eval",
+        "_init_training_state": "max_steps num_update_steps_per_epoch num_train_epochs resume_from_checkpoint trial",
+        "save_model": "output_dir _internal_call",
         "create_optimizer": "model",
         "_clip_grad_norm": "model",
         "_save": "output_dir state_dict",

@@ -47,6 +47,7 @@ def evaluate_team(
     sampling: str = "keyed",
     output: str | Path | None = None,
     description: Mapping[str, Any] | None = None,
+    overwrite_output: bool = False,
 ) -> dict[str, float]:
     """
     Measures the trainer's team: `num_samples` episodes per problem at the trainer's temperature, and a greedy one.
@@ -69,6 +70,8 @@ def evaluate_team(
             beside it, as `.jsonl`. Both appear at the end; until then, problems that are done lie in `.jsonl.partial`, from
             which the same call goes on.
         description (`Mapping`, *optional*): What the settings in `output` should say besides, such as which team it is.
+        overwrite_output (`bool`, *optional*, defaults to `False`): Whether an evaluation with other settings in `output`, done
+            or begun, is replaced.
 
     Returns:
         `dict[str, float]`: Of the sampled episodes `pass@k`, `solved` (share that passes all tests), `tests_passed` (share),
@@ -81,8 +84,8 @@ def evaluate_team(
 
     Raises:
         ValueError: Before any work starts, if there are no problems, one has no tests or tests that cannot be run, an
-            argument is out of range, `output` or its `.jsonl` holds something else than an evaluation, or it was begun with
-            other settings, or is being written.
+            argument is out of range, `output` or its `.jsonl` holds something else than an evaluation, or one with other settings
+            (unless `overwrite_output`), or is being written.
 
     Source: pass@k of Chen et al. 2021 (https://huggingface.co/papers/2107.03374).
     """
@@ -94,7 +97,7 @@ def evaluate_team(
     journal = None
     if output is not None and is_main:
         settings = _settings(trainer, rows, num_samples, seed, sampling, description or {})
-        journal = _Journal(Path(output), settings)
+        journal = _Journal(Path(output), settings, overwrite_output)
     with journal or nullcontext():
         records = {} if output is None else _from_main(journal)
         player = _Player(trainer, rows, num_samples, batch_size, seed, sampling == "keyed")
@@ -235,13 +238,15 @@ class _Journal:
     Args:
         output (`Path`): Where the figures go at the end.
         settings (`dict`): What a journal must agree in to be continued.
+        overwrite (`bool`): Whether an evaluation with other settings is replaced.
     """
 
-    def __init__(self, output: Path, settings: dict[str, Any]):
+    def __init__(self, output: Path, settings: dict[str, Any], overwrite: bool):
         self.output = output
         self.problems = output.with_suffix(".jsonl")
         self.partial = output.with_suffix(".jsonl.partial")
         self.settings = settings
+        self.overwrite = overwrite
         self._records: dict[int, Record] = {}
         self._lock: IO | None = None  # the partial file, locked for as long as it is open
 
@@ -255,6 +260,8 @@ class _Journal:
     def resume(self) -> dict[int, Record]:
         """What an evaluation that was stopped has left; a line that it had not finished is dropped."""
         self._check_files()
+        if self.output.is_file():
+            self._same_settings(self.output, json.loads(self.output.read_text())["settings"])
         self.output.parent.mkdir(parents=True, exist_ok=True)
         self._lock = self.partial.open("ab")
         try:
@@ -267,20 +274,26 @@ class _Journal:
         whole, newline, _ = self.partial.read_bytes().rpartition(b"\n")
         whole += newline
         lines = [_read_line(self.partial, i, line) for i, line in enumerate(whole.splitlines())]
-        begun_with = lines[0] if lines else self.settings
-        for name in self.settings | begun_with:
-            theirs, ours = begun_with.get(name), self.settings.get(name)
-            if theirs != ours:
-                raise ValueError(
-                    f"{str(self.partial)!r} was begun with {name}={theirs!r:.200}, but this evaluation has {ours!r:.200}; "
-                    "another output works, or deleting that file"
-                )
+        if lines and not self._same_settings(self.partial, lines[0]):
+            whole, lines = b"", []
         if whole:
             os.truncate(self.partial, len(whole))
         else:
             self.partial.write_text(json.dumps(self.settings) + "\n")
         self._records = {record["index"]: record for record in lines[1:]}
         return dict(self._records)
+
+    def _same_settings(self, path: Path, theirs: dict[str, Any]) -> bool:
+        """Whether an evaluation on disk is this one; another one is refused, unless it may be replaced."""
+        different = [name for name in self.settings | theirs if theirs.get(name) != self.settings.get(name)]
+        if different and not self.overwrite:
+            name = different[0]
+            raise ValueError(
+                f"{str(path)!r} is an evaluation with {name}={theirs.get(name)!r:.200}, and this one has "
+                f"{name}={self.settings.get(name)!r:.200}. Set another output, or overwrite_output=True (--overwrite_output "
+                "true) to replace it."
+            )
+        return not different
 
     def _check_files(self) -> None:
         """Refuses to replace what no evaluation wrote."""

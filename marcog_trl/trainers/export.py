@@ -14,7 +14,7 @@ import re
 import shlex
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from importlib.metadata import version
@@ -29,6 +29,7 @@ from peft.utils.integrations import gather_params_ctx
 from transformers.trainer_utils import HubStrategy
 
 from marcog_trl.heterogeneity import save_folded_adapters, save_split_adapters
+from marcog_trl.trainers.checkpoints import on_main
 from marcog_trl.trainers.report import ROWS
 from marcog_trl.trainers.shppo_config import SHPPOConfig
 from marcog_trl.trainers.team_files import MODULES_FILE, TEAM_FILE, write_json
@@ -104,7 +105,7 @@ def export_agents(
                 f"agent {agent!r} cannot have a folder and an adapter of that name; letters, digits, '_' and '-', such as "
                 f"{re.sub(r'[^A-Za-z0-9_-]+', '_', agent).strip('_-') or 'main'!r}, work"
             )
-    _check_on_main(trainer, _check_replaceable, path)
+    on_main(lambda: _check_replaceable(path))
     args = trainer.args
     sharing = args.parameter_sharing if isinstance(args, SHPPOConfig) else "shared"
     scope = args.latent_scope if isinstance(args, SHPPOConfig) and sharing == "latent" else None
@@ -131,19 +132,6 @@ def export_agents(
             write_json(partial / EXPORT_FILE, content)
     trainer.accelerator.wait_for_everyone()
     return report
-
-
-def _check_on_main(trainer: MultiAgentTrainer, check: Callable[[Path], None], path: Path) -> None:
-    """Checks a folder on the process that writes it, since others may not see it, or see it too late; all raise its error."""
-    found: list[Exception | None] = [None]
-    if trainer.is_world_process_zero():
-        try:
-            check(path)
-        except (ValueError, OSError) as error:
-            found = [error]
-    broadcast_object_list(found)
-    if found[0] is not None:
-        raise found[0]
 
 
 def _check_new(path: Path) -> None:
@@ -301,7 +289,7 @@ def export_team(
                 f"the trainer's {key} is {current[key]!r}, that of {str(team)!r} is {saved[key]!r}; the same works"
             )
     another = saved["agents"] != current["agents"]
-    _check_on_main(trainer, _check_new, path)
+    on_main(lambda: _check_new(path))
     writes = trainer.is_world_process_zero()
     with _whole_folder(path, writes) as partial:
         if writes:

@@ -85,6 +85,9 @@ class TeamArguments(ScriptArguments):
             Whether the trained team is saved at the end.
         allow_overlap (`bool`, *optional*, defaults to `False`):
             Whether training problems may be among the held-out ones.
+        overwrite_output_dir (`bool`, *optional*, defaults to `False`):
+            Whether checkpoints that an earlier run left in `output_dir` are deleted when training begins. Without it, a new
+            run beside them is refused.
     """
 
     dataset_name: str = field(
@@ -112,6 +115,9 @@ class TeamArguments(ScriptArguments):
     save_final_model: bool = field(default=True, metadata={"help": "Whether the trained team is saved at the end."})
     allow_overlap: bool = field(
         default=False, metadata={"help": "Whether training problems may be among the held-out ones."}
+    )
+    overwrite_output_dir: bool = field(
+        default=False, metadata={"help": "Whether checkpoints of an earlier run in output_dir are deleted."}
     )
 
     def __post_init__(self):
@@ -432,6 +438,20 @@ def _fit_step(seen: Namespace, samples: Any, accumulates: bool) -> list[str]:
     micro = max(size for size in range(1, seen.per_device_train_batch_size + 1) if rows % size == 0)
     steps = [] if accumulates else [f"--gradient_accumulation_steps={rows // micro}"]
     return [f"--per_device_train_batch_size={micro}", *steps]
+
+
+def resume_choice(value: str | None) -> str | bool | None:
+    """
+    What `--resume_from_checkpoint` asks for.
+
+    Args:
+        value (`str`, *optional*): The flag's value.
+
+    Returns:
+        `str` or `bool`, *optional*: As `Trainer.train` takes it: `True` for `"true"`, which is the last whole checkpoint,
+        `None` for `"false"`, and else the folder of a checkpoint.
+    """
+    return {"true": True, "false": None, "none": None}.get(str(value).lower(), value)
 
 
 def set_max_steps(args: MultiAgentConfig, num_steps: float | None) -> None:

@@ -37,20 +37,22 @@ from marcog_trl.execution.isolation import IsolationLevel
 from marcog_trl.expert import ExpertEdits
 from marcog_trl.rollout import Episode, Row, Score, encode_prompts, play
 from marcog_trl.trainers import export
+from marcog_trl.trainers.checkpoints import (
+    COMPLETE_FILE,
+    check_checkpoint,
+    checkpoints_in,
+    find_checkpoint,
+    full_disk_explained,
+    mark_complete,
+    only_run_in,
+)
 from marcog_trl.trainers.curriculum import CurriculumSampler, make_curriculum
 from marcog_trl.trainers.data_checks import check_dataset, usable
 from marcog_trl.trainers.merging import merged_adapter
 from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
 from marcog_trl.trainers.run_report import ReportCallback
 from marcog_trl.trainers.scoring import Scorer, named_reward
-from marcog_trl.trainers.team_files import (
-    COMPLETE_FILE,
-    TEAM_FILE,
-    describe_team,
-    find_checkpoint,
-    mark_complete,
-    write_json,
-)
+from marcog_trl.trainers.team_files import TEAM_FILE, describe_team, write_json
 from marcog_trl.trainers.trace import episode_trace
 from marcog_trl.workflows import Centralized, make_workflow
 
@@ -1030,7 +1032,30 @@ class MultiAgentTrainer(GRPOTrainer):
         return describe_team(self, {})
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs):
-        return super().train(find_checkpoint(self, resume_from_checkpoint), *args, **kwargs)
+        with only_run_in(self._folder(None)):
+            checkpoint = find_checkpoint(self.args, resume_from_checkpoint)
+            if checkpoint is not None:
+                check_checkpoint(self, checkpoint)
+            elif (
+                self.args.save_strategy != "no"
+                and self.is_world_process_zero()
+                and (earlier := checkpoints_in(self._folder(None)))
+            ):
+                warnings.warn(
+                    f"output_dir={self.args.output_dir!r} has {earlier[-1].name} of an earlier run, and this run will add its own "
+                    "checkpoints. Set another output_dir, or delete the earlier ones.",
+                    stacklevel=2,
+                )
+            return super().train(checkpoint, *args, **kwargs)
+
+    def _init_training_state(self, max_steps, num_update_steps_per_epoch, num_train_epochs, *args):
+        begin = super()._init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, *args)
+        # A run that is resumed at its end has no epoch left; the Trainer would make one more step
+        return (num_train_epochs, 0) if self.state.global_step >= max_steps else begin
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        with full_disk_explained(self._folder(output_dir), self._folder(None)):
+            super().save_model(output_dir, _internal_call)
 
     def _save_checkpoint(self, model, trial) -> None:
         checkpoint = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
@@ -1038,9 +1063,12 @@ class MultiAgentTrainer(GRPOTrainer):
             (checkpoint / COMPLETE_FILE).unlink(missing_ok=True)
         self.accelerator.wait_for_everyone()
         # Older checkpoints are deleted once this one is whole, which the Trainer does not wait for
-        with patch.object(transformers.trainer, "rotate_checkpoints") as rotate:
+        with (
+            full_disk_explained(checkpoint, checkpoint.parent),
+            patch.object(transformers.trainer, "rotate_checkpoints") as rotate,
+        ):
             super()._save_checkpoint(model, trial)
-        self._mark_complete(checkpoint)
+            self._mark_complete(checkpoint)
         for call in rotate.call_args_list:
             rotate_checkpoints(*call.args, **call.kwargs)
 

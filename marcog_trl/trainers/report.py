@@ -73,20 +73,23 @@ def write_results(path: str | Path, results: Mapping[str, Any]) -> None:
     write_json(Path(path), dict(results))
 
 
-def plot_curves(history: Sequence[Mapping[str, Any]], agents: Sequence[str], path: str | Path) -> None:
+def plot_curves(history: Sequence[Mapping[str, Any]], agents: Sequence[str], path: str | Path) -> bool:
     """
     Draws all that a run logged in one figure (see [`~marcog_trl.trainers.pictures.make_pictures`]).
 
     Args:
         history (`list[dict]`): `trainer.state.log_history`.
         agents (`list[str]`): Names of the agents.
-        path (`str`): The PNG to write; it appears whole or not at all.
+        path (`str`): The PNG to write; it appears whole or not at all. Where nothing was logged that could be drawn, a file
+            of an earlier run is deleted.
 
-    Raises:
-        ValueError: If nothing was logged that could be drawn.
+    Returns:
+        `bool`: Whether there was something to draw.
     """
-    pictures = make_pictures(history, agents)
-    if not pictures:
-        raise ValueError("history has no logged metrics; set logging_steps below the number of steps")
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    write_whole(Path(path), to_png(draw_overview(pictures)))
+    path, pictures = Path(path), make_pictures(history, agents)
+    if pictures:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, to_png(draw_overview(pictures)))
+    else:
+        path.unlink(missing_ok=True)
+    return bool(pictures)

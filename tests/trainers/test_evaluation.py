@@ -341,13 +341,13 @@ class TestFiles:
         assert team.model.training and "_generate_rows" not in vars(team)
 
         with pytest.raises(
-            ValueError, match=r"stopped.jsonl.partial' was begun with seed=0, but this evaluation has 1"
+            ValueError, match=r"stopped.jsonl.partial' is an evaluation with seed=0, and this one has seed=1\."
         ):
             evaluate_team(team, team.train_dataset, 2, seed=1, output=output)
         with torch.no_grad():
             weight = next(p for name, p in team.model.named_parameters() if "lora_B" in name)
             weight[0, 0] += 1
-            with pytest.raises(ValueError, match="was begun with weights="):
+            with pytest.raises(ValueError, match="is an evaluation with weights="):
                 evaluate_team(team, team.train_dataset, 2, output=output)
             weight[0, 0] -= 1
         assert partial.read_text() == begun
@@ -397,10 +397,20 @@ class TestOtherFiles:
         with pytest.raises(ValueError, match=rf"'.*/{name}' is a folder; another name works"):
             evaluate_team(team, team.train_dataset, 1, output=tmp_path / "p.json")
 
-    def test_an_earlier_evaluation_is_replaced(self, team, tmp_path):
-        for seed in (0, 1):
-            evaluate_team(team, team.train_dataset, 1, seed=seed, output=tmp_path / "e.json")
-            assert json.loads((tmp_path / "e.json").read_text())["settings"]["seed"] == seed
+    def test_an_earlier_evaluation_is_replaced_on_request(self, team, tmp_path):
+        output = tmp_path / "e.json"
+        evaluate_team(team, team.train_dataset, 1, output=output)
+        before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+        message = r"e\.json' is an evaluation with problems=.*'number': 7.*, and this one has problems=.*'number': 1.*\(--overwrite_output true\)"
+        with pytest.raises(ValueError, match=message):
+            evaluate_team(team, team.train_dataset.select([0]), 1, output=output)
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+        (tmp_path / "e.jsonl.partial").write_text(
+            json.dumps(json.loads(output.read_text())["settings"]) + "\n"
+        )  # of the first
+        evaluate_team(team, team.train_dataset.select([0]), 1, output=output, overwrite_output=True)
+        assert json.loads(output.read_text())["settings"]["problems"]["number"] == 1
+        evaluate_team(team, team.train_dataset.select([0]), 1, output=output)  # the same once more
 
     def test_two_at_once_are_refused(self, team, tmp_path, monkeypatch):
         output, errors = tmp_path / "e.json", []

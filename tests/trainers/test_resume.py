@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -11,10 +13,10 @@ import pytest
 import teams
 import torch
 from safetensors.torch import load_file
-from transformers import EarlyStoppingCallback
+from transformers import EarlyStoppingCallback, TrainerCallback
 
-from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOTrainer
-from marcog_trl.trainers.team_files import find_checkpoint
+from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOConfig, MultiAgentPPOTrainer, SHPPOTrainer
+from marcog_trl.trainers.checkpoints import CheckpointError, find_checkpoint, only_run_in
 
 
 ROOT = Path(__file__).parents[2]
@@ -105,19 +107,18 @@ class TestHalfWrittenCheckpoint:
             whole_or_absent = str(name) in ("complete.json", "team.json")
             for damage in (os.remove,) if whole_or_absent else (os.remove, halve):
                 damage(copy / "checkpoint-2" / name)
-                with pytest.warns(UserWarning, match=r"checkpoint-2 is left aside: .*checkpoint-1 is continued"):
-                    assert find_checkpoint(trainer, True) == str(copy / "checkpoint-1")
-                if str(name) != "team.json":  # without which it is no team's at all
-                    with pytest.raises(ValueError, match="checkpoint-2 is not whole: it"):
-                        find_checkpoint(trainer, str(copy / "checkpoint-2"))
+                with pytest.warns(UserWarning, match=r"checkpoint-2 is left aside: .*continues from .*checkpoint-1\."):
+                    assert find_checkpoint(trainer.args, True) == str(copy / "checkpoint-1")
+                with pytest.raises(ValueError, match="checkpoint-2 cannot be continued: it"):
+                    find_checkpoint(trainer.args, str(copy / "checkpoint-2"))
                 shutil.copy(run / "checkpoint-2" / name, copy / "checkpoint-2" / name)
-        assert find_checkpoint(trainer, True) == str(copy / "checkpoint-2")
+        assert find_checkpoint(trainer.args, True) == str(copy / "checkpoint-2")
 
     def test_alone_is_an_error(self, tiny_model, copy):
         shutil.rmtree(copy / "checkpoint-1")
         os.remove(copy / "checkpoint-2" / "optimizer.pt")
         with pytest.raises(
-            ValueError, match=r"checkpoint-2 is not whole: it has no optimizer.pt; .* a new run, works"
+            ValueError, match=r"checkpoint-2 cannot be continued: it has no optimizer.pt\. .* start a new run\."
         ):
             self.make(tiny_model, copy).train(resume_from_checkpoint=True)
 
@@ -126,7 +127,7 @@ class TestHalfWrittenCheckpoint:
         trainer = self.make(tiny_model, copy, max_steps=2)
         with pytest.warns(UserWarning, match="checkpoint-2 is left aside"):
             trainer.train(resume_from_checkpoint=True)
-        assert find_checkpoint(trainer, True) == str(copy / "checkpoint-2")
+        assert find_checkpoint(trainer.args, True) == str(copy / "checkpoint-2")
 
     def test_is_one_that_is_being_overwritten(self, tiny_model, copy, monkeypatch):
         """Files of an earlier run must not pass for those of the one that was killed."""
@@ -135,7 +136,7 @@ class TestHalfWrittenCheckpoint:
         with pytest.raises(ZeroDivisionError):
             trainer.train(resume_from_checkpoint=str(copy / "checkpoint-1"))
         with pytest.warns(UserWarning, match=r"checkpoint-2 is left aside: it has no complete.json"):
-            assert find_checkpoint(trainer, True) == str(copy / "checkpoint-1")
+            assert find_checkpoint(trainer.args, True) == str(copy / "checkpoint-1")
 
     @pytest.mark.parametrize(
         "options",
@@ -161,16 +162,140 @@ class TestHalfWrittenCheckpoint:
         with pytest.warns(UserWarning, match="checkpoint-3 is written while rows are left to be trained on"):
             trainer = self.make(tiny_model, tmp_path, **options)
             trainer.train()
-        with pytest.raises(ValueError, match="checkpoint-3 is not whole: it was written inside a generation cycle"):
-            find_checkpoint(trainer, str(tmp_path / "checkpoint-3"))
+        with pytest.raises(
+            ValueError, match="checkpoint-3 cannot be continued: it was written inside a generation cycle"
+        ):
+            find_checkpoint(trainer.args, str(tmp_path / "checkpoint-3"))
         if options["save_steps"] == 2:
-            with pytest.warns(UserWarning, match=r"checkpoint-3 is left aside: .*checkpoint-2 is continued"):
-                assert find_checkpoint(trainer, True) == str(tmp_path / "checkpoint-2")
+            with pytest.warns(UserWarning, match=r"checkpoint-3 is left aside: .*continues from .*checkpoint-2\."):
+                assert find_checkpoint(trainer.args, True) == str(tmp_path / "checkpoint-2")
 
     def test_other_folders_are_no_checkpoints(self, tiny_model, copy):
         shutil.copytree(copy / "checkpoint-1", copy / "checkpoint-9-of-mine")
         (copy / "checkpoint-7").write_text("a file")
-        assert find_checkpoint(self.make(tiny_model, copy), True) == str(copy / "checkpoint-2")
+        assert find_checkpoint(self.make(tiny_model, copy).args, True) == str(copy / "checkpoint-2")
+
+
+class TestEnd:
+    """A run that is resumed at its end, or beyond it."""
+
+    @pytest.mark.parametrize("length", [{"max_steps": 3}, {"num_train_epochs": 0.5, "max_steps": -1}])
+    def test_no_step_is_added_to_a_run_that_is_over(self, tiny_model, tmp_path, length):
+        options = {"save_strategy": "steps", "save_steps": 1, "data": teams.dataset(8), **length}
+        trainer = teams.make(tiny_model, tmp_path, **options)
+        trainer.train()
+        steps = trainer.state.global_step
+        assert steps < 4  # of the epoch
+        resumed = teams.make(tiny_model, tmp_path, **options)
+        resumed.train(resume_from_checkpoint=True)
+        assert resumed.state.global_step == steps == resumed._initial_global_step
+        weights, expected = teams.trainable(resumed), teams.trainable(trainer)
+        assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
+
+    def test_a_checkpoint_beyond_max_steps_is_refused(self, tiny_model, tmp_path):
+        options = {"save_strategy": "steps", "save_steps": 1}
+        teams.make(tiny_model, tmp_path, max_steps=2, **options).train()
+        message = r"checkpoint-2 is at step 2, which is beyond max_steps=1\. Set max_steps above 2\."
+        with pytest.raises(ValueError, match=message):
+            teams.make(tiny_model, tmp_path, max_steps=1, **options).train(resume_from_checkpoint=True)
+
+    def test_a_run_of_no_step_is_refused(self, tmp_path):
+        with pytest.raises(ValueError, match=r"max_steps=0 trains nothing\. Set max_steps=1, or max_steps=-1"):
+            MultiAgentPPOConfig(str(tmp_path), max_steps=0, use_cpu=True, bf16=False)
+
+
+class TestFolder:
+    """Who may write to an output folder."""
+
+    HOLD = "import sys, time; from marcog_trl.trainers.checkpoints import only_run_in\n"
+    HOLD += "with only_run_in(sys.argv[1]): print('held', flush=True); time.sleep(300)"
+
+    def test_a_second_run_is_refused_while_the_first_one_lives(self, tiny_model, tmp_path):
+        holder = subprocess.Popen([sys.executable, "-c", self.HOLD, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE)
+        try:
+            assert holder.stdout.readline() == b"held\n"
+            trainer = teams.make(tiny_model, tmp_path)
+            with pytest.raises(ValueError, match=r"output_dir=.* is in use by another run\. Wait for its end, or set"):
+                trainer.train()
+        finally:
+            holder.kill()
+            holder.wait()
+        trainer.train()  # the lock of a run that was killed is none
+        assert trainer.state.global_step == 1
+
+    def test_the_run_itself_may_enter_twice(self, tiny_model, tmp_path):
+        with only_run_in(tmp_path / "new"):
+            teams.make(tiny_model, tmp_path / "new").train()
+
+    def test_a_folder_that_cannot_be_written_is_named(self):
+        with pytest.raises(ValueError, match="output_dir='/proc/new' cannot be written: No such file"):
+            with only_run_in("/proc/new"):
+                pass
+
+    def test_checkpoints_of_an_earlier_run_are_warned_of(self, tiny_model, tmp_path, recwarn):
+        options = {"save_strategy": "steps", "save_steps": 1}
+        teams.make(tiny_model, tmp_path, max_steps=2, **options).train()
+        assert not [one for one in recwarn if "earlier run" in str(one.message)]
+        with pytest.warns(UserWarning, match="has checkpoint-2 of an earlier run, and this run will add its own"):
+            teams.make(tiny_model, tmp_path, **options).train()
+
+
+class FullDisk(TrainerCallback):
+    """Lets files of this process grow to so many bytes from a step on; writing more fails as on a full disk."""
+
+    def __init__(self, step, size):
+        self.step, self.size = step, size
+        self.before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (self.size, self.before[1]))
+
+    def end(self):
+        resource.setrlimit(resource.RLIMIT_FSIZE, self.before)
+
+
+class TestFullDisk:
+    # The adapter and the optimizer's state are larger, what lies between them is smaller
+    @pytest.mark.parametrize(("size", "written"), [(10_000, False), (200_000, True)])
+    def test_says_what_is_safe(self, tiny_model, tmp_path, size, written):
+        full = FullDisk(2, size)
+        options = {"save_strategy": "steps", "save_steps": 1, "lora": {"r": 8}}
+        trainer = teams.make(tiny_model, tmp_path, max_steps=3, callbacks=[full], **options)
+        with pytest.raises(CheckpointError) as failed:
+            try:
+                trainer.train()
+            finally:
+                full.end()
+        assert re.fullmatch(
+            rf"{tmp_path}/checkpoint-2 could not be written: File too large \(free space there: [0-9.]+ MiB\)\. The last "
+            rf"whole checkpoint, {tmp_path}/checkpoint-1, is safe\. Free some space, then continue from it with "
+            r"resume_from_checkpoint=True \(--resume_from_checkpoint true\)\.",
+            str(failed.value),
+        )
+        assert (tmp_path / "checkpoint-2" / "adapter_model.safetensors").is_file() == written
+        assert not isinstance(failed.value.__cause__, OSError)  # which would have said itself that the disk is full
+        assert not list(tmp_path.rglob("*.partial"))
+        resumed = teams.make(tiny_model, tmp_path, max_steps=3, **options)
+        with pytest.warns(UserWarning, match="checkpoint-2 is left aside"):
+            resumed.train(resume_from_checkpoint=True)
+        assert resumed._initial_global_step == 1 and resumed.state.global_step == 3
+
+    def test_at_the_end_says_that_there_is_no_checkpoint(self, tiny_model, tmp_path):
+        full = FullDisk(1, 10_000)
+        trainer = teams.make(tiny_model, tmp_path, callbacks=[full])
+        trainer.train()
+        try:
+            with pytest.raises(CheckpointError, match=r"too large .*\. There is no whole checkpoint before it\."):
+                trainer.save_model()
+        finally:
+            full.end()
+
+    def test_another_error_is_passed_on(self, tiny_model, tmp_path, monkeypatch):
+        trainer = teams.make(tiny_model, tmp_path, save_strategy="steps", save_steps=1)
+        monkeypatch.setattr(trainer, "_save_scaler", lambda folder: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            trainer.train()
 
 
 @pytest.mark.parametrize("trainer_class", TRAINERS)
@@ -209,7 +334,7 @@ class TestLimits:
         assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-2")
         folders = sorted(path for path in tmp_path.glob("checkpoint-*"))
         assert [path.name for path in folders] == [f"checkpoint-{step}" for step in kept]
-        assert find_checkpoint(trainer, True) == str(folders[-1])
+        assert find_checkpoint(trainer.args, True) == str(folders[-1])
         adapter = load_file(tmp_path / "checkpoint-2" / "adapter_model.safetensors")
         weights = {name: x for name, x in teams.trainable(trainer).items() if "lora" in name}
         assert weights

@@ -1,6 +1,7 @@
 """What a team is saved as, and that a run goes on from it as if nothing had happened."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -192,19 +193,33 @@ class TestWrongCheckpoint:
         self.refused(trainer, checkpoint, "its base_model is '.*tiny', this run's is '.*other'")
 
     def test_of_another_format_is_refused(self, tiny_model, tmp_path, checkpoint):
-        copy = tmp_path / "checkpoint-4"
-        copy.mkdir()
+        copy = shutil.copytree(checkpoint, tmp_path / "checkpoint-4")
         team = json.loads((checkpoint / "team.json").read_text())
-        (copy / "team.json").write_text(json.dumps({**team, "format_version": 2}))
+        (copy / "team.json").write_text(json.dumps({**team, "format_version": 2}, indent=2) + "\n")
         self.refused(make(tiny_model, tmp_path / "run"), copy, "its format_version is 2, this run's is 1")
 
     def test_of_no_team_is_refused(self, tiny_model, tmp_path):
         trainer = make(tiny_model, tmp_path)
-        self.refused(trainer, tmp_path, "has no team.json; a checkpoint-. folder written by SHPPOTrainer works")
+        self.refused(
+            trainer, tmp_path, "cannot be continued: it has no team.json, which every checkpoint of a team has"
+        )
 
-    def test_a_last_checkpoint_that_is_missing_is_the_trainer_s_affair(self, tiny_model, tmp_path):
-        with pytest.raises(ValueError, match="No valid checkpoint found"):
-            make(tiny_model, tmp_path / "empty").train(resume_from_checkpoint=True)
+    @pytest.mark.parametrize(
+        ("resume", "message"),
+        [
+            (
+                True,
+                "resume_from_checkpoint=True: output_dir='.*empty' has no checkpoint-. folder. Set another output_dir",
+            ),
+            ("nowhere", "resume_from_checkpoint='nowhere': nowhere cannot be continued: it does not exist"),
+        ],
+    )
+    def test_that_is_not_there_is_refused(self, tiny_model, tmp_path, resume, message):
+        trainer = make(tiny_model, tmp_path / "empty")
+        calls = teams.script(trainer)
+        with pytest.raises(ValueError, match=message):
+            trainer.train(resume_from_checkpoint=resume)
+        assert not calls
 
     @staticmethod
     def refused(trainer, checkpoint: Path, message: str):
