@@ -2,6 +2,10 @@
 # Sets up a virtual environment (.venv) with the tested versions and trains a team on the embedded default, on CPU.
 # Flags are passed on to recipes/train_shppo.py, for example: bash recipes/quickstart.sh --seed 1
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"  # started with another shell
+if [ "${BASH_SOURCE[0]}" != "$0" ]; then  # sourced: what follows would change, and end, the user's shell
+    bash "${BASH_SOURCE[0]}" "$@"
+    return
+fi
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source recipes/setup.sh deepspeed

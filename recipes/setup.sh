@@ -1,31 +1,46 @@
-# Sourced by recipes/quickstart.sh and tests/run.sh: makes .venv with the tested versions and activates it.
-# Usage: source recipes/setup.sh EXTRAS   (EXTRAS of pyproject.toml, such as "deepspeed")
-marcog_python="${PYTHON:-}"
-if [ -z "$marcog_python" ]; then
-    for candidate in python3.12 python3.11 python3; do
-        if command -v "$candidate" >/dev/null && "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
-            marcog_python="$candidate"
-            break
+# Makes .venv with the tested versions and activates it. Sourced by recipes/quickstart.sh and tests/run.sh, and by users:
+#     source recipes/setup.sh EXTRAS   (EXTRAS of pyproject.toml, such as "deepspeed")
+# PYTHON=/path/to/python chooses the interpreter. Where something fails, it says so and returns 1; it never ends the shell.
+marcog_root="$(cd "$(dirname "${BASH_SOURCE[0]:-$0}")/.." && pwd -P)"
+
+marcog_setup() ( # in a subshell, which may exit
+    cd "$marcog_root" || exit 1
+    new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+    python="${PYTHON:-}"
+    if [ -n "$python" ] && ! new_enough "$python"; then
+        echo "error: marcog_trl needs Python 3.11 or newer, and PYTHON=$python is $("$python" --version 2>&1 || echo "not a Python that runs"). Set PYTHON=/path/to/python3.12." >&2
+        exit 1
+    fi
+    for candidate in python3.12 python3.13 python3.11 python3; do
+        if [ -z "$python" ] && new_enough "$candidate"; then
+            python="$candidate"
         fi
     done
-fi
-if [ -z "$marcog_python" ]; then
-    echo "marcog_trl needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2
-    exit 1
-fi
-# An environment knows the folder in which it was made, so a checkout that is copied or moved needs another
-marcog_sum="$({ pwd -P; cat pyproject.toml recipes/constraints.txt; } | cksum | cut -d' ' -f1)"
-marcog_stamp=".venv/.installed-$1-$marcog_sum"
-if [ ! -f "$marcog_stamp" ]; then
-    echo "Setting up .venv with $("$marcog_python" --version) ..."
-    marcog_clear=
-    if compgen -G ".venv/.installed-*" >/dev/null && ! compgen -G ".venv/.installed-*-$marcog_sum" >/dev/null; then
-        marcog_clear=--clear
+    if [ -z "$python" ]; then
+        echo "error: marcog_trl needs Python 3.11 or newer (tested: 3.11 to 3.13). Set PYTHON=/path/to/python3.12." >&2
+        exit 1
     fi
-    "$marcog_python" -m venv $marcog_clear .venv
+    # An environment knows the folder in which it was made, so a checkout that is copied or moved needs another
+    sum="$({ pwd -P; cat pyproject.toml recipes/constraints.txt; } | cksum | cut -d' ' -f1)"
+    stamp=".venv/.installed-$1-$sum"
+    if [ -f "$stamp" ]; then
+        exit 0
+    fi
+    echo "Setting up .venv with $("$python" --version) ..."
+    clear=
+    if ls .venv/.installed-* >/dev/null 2>&1 && ! ls .venv/.installed-*-"$sum" >/dev/null 2>&1; then
+        clear=--clear
+    fi
     # torch first and pinned, so that no other requirement pulls another build of it
-    .venv/bin/python -m pip install -q --disable-pip-version-check "$(grep '^torch==' recipes/constraints.txt)"
-    .venv/bin/python -m pip install -q --disable-pip-version-check -c recipes/constraints.txt -e ".[$1]"
-    touch "$marcog_stamp"
+    "$python" -m venv $clear .venv &&
+        .venv/bin/python -m pip install -q --disable-pip-version-check "$(grep '^torch==' recipes/constraints.txt)" &&
+        .venv/bin/python -m pip install -q --disable-pip-version-check -c recipes/constraints.txt -e ".${1:+[$1]}" &&
+        touch "$stamp" && exit 0
+    echo "error: .venv could not be set up, for the reason above. The same command tries again." >&2
+    exit 1
+)
+
+if ! marcog_setup "${1:-}"; then
+    return 1
 fi
-source .venv/bin/activate
+source "$marcog_root/.venv/bin/activate"
