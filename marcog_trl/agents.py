@@ -40,7 +40,8 @@ class Agent:
 @dataclass(frozen=True)
 class Slot:
     """
-    One reply of one agent in an episode.
+    One reply of one agent in an episode. A workflow declares the slots that it may use; a request fills the next one of
+    the agent, or the one that it names.
 
     Args:
         agent (`str`): Name of the agent.
@@ -90,8 +91,9 @@ class Consult:
         object.__setattr__(self, "questions", tuple(self.questions))
 
 
-Play = Generator[dict[str, Prompt] | Execute | Consult, Any, None]
-"""What `Workflow.play` returns: yields requests, receives `{agent name: text}`, verdicts, or answers."""
+Play = Generator[Mapping[Any, Prompt] | Execute | Consult, Any, None]
+"""What `Workflow.play` returns: yields requests, receives `{agent name: text}`, verdicts, or answers. The keys of a
+request to speak are agents' names or [`Slot`]s."""
 
 
 class Workflow:
@@ -124,12 +126,25 @@ class Workflow:
         Play one episode.
 
         Args:
-            problem (`Mapping`): One dataset row.
+            problem (`Mapping`): One dataset row, read-only. Lists and dicts in it are this episode's own copies.
 
         Yields:
             `dict[str, str | list[dict[str, str]]]` (agent name → prompt: these agents speak at the same moment; receives
             agent name → text), [`Execute`] (receives a list of verdicts) or [`Consult`] (receives a list of texts). A
             request whose slots belong to a later turn, or the return, ends the turn.
+
+            A reply goes into the next slot of its agent. After an optional reply that was left out, that would be the
+            wrong one: name the slot in place of the agent. The answer has the agent's name in any case.
+
+            ```python
+            slots = (Slot("coder"), Slot("coder", act=1), Slot("coder", turn=1))
+
+            def play(self, problem):
+                replies = yield {"coder": problem["prompt"]}
+                if not replies["coder"].strip():  # a retry, which most episodes do without
+                    replies = yield {"coder": problem["prompt"]}
+                replies = yield {Slot("coder", turn=1): f"Improve this:\n{replies['coder']}"}
+            ```
         """
         raise NotImplementedError
 
@@ -139,7 +154,7 @@ class Workflow:
         writes the parts of several.
 
         Args:
-            problem (`Mapping`): One dataset row.
+            problem (`Mapping`): One dataset row, read-only.
             replies (`Mapping[str, str]`): Each agent's last reply of the turn.
 
         Returns:
@@ -152,7 +167,7 @@ class Workflow:
         The code that a turn's replies amount to: what is executed and scored.
 
         Args:
-            problem (`Mapping`): One dataset row.
+            problem (`Mapping`): One dataset row, read-only.
             replies (`Mapping[str, str]`): What `parts` returned: each agent's last reply of the turn.
 
         Returns:
@@ -165,39 +180,63 @@ class Workflow:
         Check the declaration of the workflow before any work starts.
 
         Raises:
+            TypeError: If `play` or `solution` is missing, an agent is not an [`Agent`], or a slot not a [`Slot`].
             ValueError: If there are no agents, two agents share a name, `num_turns` is below 1, a slot names an unknown
                 agent or a turn that does not exist, or stands twice.
         """
-        names = [agent.name for agent in self.agents]
         title = type(self).__name__
+        for name, base, works in (
+            ("play", Workflow.play, "yields {agent name: prompt}"),
+            ("solution", Workflow.solution, "returns the code that a turn's replies amount to"),
+        ):
+            if getattr(type(self), name) is base:
+                raise TypeError(f"{title} has no method {name!r}. Write one that {works}.")
+        _check_entries(f"{title}.agents", self.agents, Agent("main", "Write the function."))
+        names = [agent.name for agent in self.agents]
         if not names:
-            raise ValueError(f"{title}.agents=() has no agent; (Agent('solver', 'Write the function.'),) works")
+            raise ValueError(f"{title}.agents=() has no agent. Set agents=(Agent('solver', 'Write the function.'),).")
+        for agent in self.agents:
+            if not isinstance(agent.name, str) or not agent.name or not isinstance(agent.role, str):
+                raise TypeError(f"{title}.agents has {agent}. Use text for the name and the role.")
         repeated = [name for name in names if names.count(name) > 1]
         if repeated:
             raise ValueError(
-                f"{title}.agents={names} has {names.count(repeated[0])} agents named {repeated[0]!r}; "
-                f"{[f'{name}{names[:i].count(name) + 1}' if name in repeated else name for i, name in enumerate(names)]}"
-                " works"
+                f"{title}.agents={names} has {names.count(repeated[0])} agents named {repeated[0]!r}. Give each a name of its "
+                f"own: {[f'{name}{names[:i].count(name) + 1}' if name in repeated else name for i, name in enumerate(names)]}."
             )
-        if self.num_turns < 1:
-            raise ValueError(f"{title}.num_turns={self.num_turns} has no turn; 1 works")
+        check_number(f"{title}.num_turns", self.num_turns)
+        _check_entries(f"{title}.slots", self.slots, Slot(names[0]))
         if not self.slots:
-            raise ValueError(f"{title}.slots=() lets no agent speak; ({Slot(names[0])},) works")
+            raise ValueError(f"{title}.slots=() lets no agent speak. Set slots=({Slot(names[0])},).")
         for slot in self.slots:
             if slot.agent not in names:
-                raise ValueError(
-                    f"{title}.slots names agent={slot.agent!r}, which is not in {names}; {names[0]!r} works"
-                )
+                raise ValueError(f"{title}.slots names agent={slot.agent!r}, which is not in {names}.")
             if not 0 <= slot.turn < self.num_turns:
                 raise ValueError(
-                    f"{title}.slots has turn={slot.turn} of agent {slot.agent!r}, but num_turns={self.num_turns}; "
-                    f"turn={self.num_turns - 1} works"
+                    f"{title}.slots has turn={slot.turn} of agent {slot.agent!r}, but num_turns={self.num_turns} has the "
+                    f"turns 0 to {self.num_turns - 1}."
                 )
             if self.slots.count(slot) > 1:
                 raise ValueError(
-                    f"{title}.slots has {slot} {self.slots.count(slot)} times; {replace(slot, act=slot.act + 1)} for "
-                    "another reply in the same turn works"
+                    f"{title}.slots has {slot} {self.slots.count(slot)} times. For another reply in the same turn use "
+                    f"{replace(slot, act=slot.act + 1)}."
                 )
+
+
+def _check_entries(name: str, entries: Any, example: Any) -> None:
+    if isinstance(entries, str) or not isinstance(entries, Sequence):
+        raise TypeError(f"{name}={entries!r} is not a tuple. Set it to ({example},).")
+    for i, entry in enumerate(entries):
+        if not isinstance(entry, type(example)):
+            raise TypeError(
+                f"{name}[{i}]={entry!r} is a {type(entry).__name__}. Use {type(example).__name__}s, such as {example}."
+            )
+
+
+def check_number(name: str, value: Any, least: int = 1) -> None:
+    """Raises `ValueError` unless a value is a whole number of at least `least`; the error calls it `name`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name}={value!r} is not a whole number of at least {least}. Set {name}={least}.")
 
 
 # Prompts

@@ -9,16 +9,21 @@ and tests hand it the functions that it needs.
 
 from __future__ import annotations
 
+import copy
 import itertools
+import re
+import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol, cast
 
 from marcog_trl.agents import Advisor, Consult, Execute, Prompt, Slot, Workflow
 from marcog_trl.execution import CodeExecutor, Job, Verdict, shared_executor
+from marcog_trl.problems.jobs import fault_of_prompt
 
 
-Request = dict[str, Prompt] | Execute | Consult
+Request = dict[str | Slot, Prompt] | Execute | Consult
 Answer = dict[str, str] | list[Verdict] | list[str | None]
 
 
@@ -103,7 +108,7 @@ class Episode:
     One play of a workflow on one problem.
 
     Args:
-        problem (`Mapping`): The dataset row.
+        problem (`Mapping`): The dataset row: a read-only copy of this episode's own.
         rows (`list[Row]`): Replies in the order in which they were given.
         turns (`list[Turn]`): One entry per turn played.
         answers (`list`): Every answer that the workflow received, in order: what [`replay`] needs.
@@ -131,8 +136,11 @@ class _Player:
 
     def __init__(self, workflow: Workflow, problem: Mapping[str, Any], index: int):
         self.workflow = workflow
+        self.title = type(workflow).__name__
         self.index = index
-        self.episode = Episode(problem)
+        self.problem = problem
+        # Lists and dicts inside are this episode's own, so that nothing leaks from one episode to the next
+        self.episode = Episode(MappingProxyType(copy.deepcopy(dict(problem))))
         self.turn = 0
         self.node = self.parent = -1
         self.sibling = 0
@@ -141,9 +149,18 @@ class _Player:
         self._slots = {
             agent.name: [slot for slot in workflow.slots if slot.agent == agent.name] for agent in workflow.agents
         }
-        self._spoken = dict.fromkeys(self._slots, 0)
-        self._play: Generator[Request, Answer, None] = workflow.play(problem)
+        self._used = dict.fromkeys(self._slots, 0)  # of each agent's slots, those that are filled or passed over
+        self._turn_begun = 0  # turn of the last reply
+        self._asked: dict[Slot, Prompt] = {}
+        play = workflow.play(self.episode.problem)
+        if not isinstance(play, Generator):
+            raise TypeError(
+                f"{self.title}.play returned {play!r}, since it has no `yield`. Let it yield {{agent name: prompt}}."
+            )
+        self._play = cast(Generator[Request, Answer, None], play)
         self.request: Request | None = self._advance(None)
+        if self.request is None:
+            raise ValueError(f"{self.title}.play asked nobody. Let it yield {{agent name: prompt}}.")
 
     def _advance(self, answer: Answer | None) -> Request | None:
         try:
@@ -152,15 +169,51 @@ class _Player:
             return None
         if isinstance(request, Execute):
             if not request.jobs:
-                raise ValueError(
-                    f"{type(self.workflow).__name__}.play yielded Execute without jobs; give at least one"
-                )
-        elif not isinstance(request, Consult) and not (isinstance(request, dict) and request):
+                raise ValueError(f"{self.title}.play yielded Execute without jobs. Give it at least one.")
+        elif isinstance(request, dict) and request:
+            self._asked = self._slots_of(request)
+        elif not isinstance(request, Consult):
             raise TypeError(
-                f"{type(self.workflow).__name__}.play yielded {request!r}; yield a non-empty dict of agent -> prompt, "
-                "Execute([job, ...]) or Consult(advisor, [question, ...])"
+                f"{self.title}.play yielded {request!r}. Yield a non-empty dict of agent name -> prompt, "
+                "Execute([job, ...]) or Consult(advisor, [question, ...])."
             )
         return request
+
+    def _slots_of(self, request: dict[str | Slot, Prompt]) -> dict[Slot, Prompt]:
+        """Which slots a request to speak fills: those that it names, else the next one of an agent."""
+        asked: dict[Slot, Prompt] = {}
+        for key, prompt in request.items():
+            agent = key.agent if isinstance(key, Slot) else key
+            if agent not in self._slots:
+                raise ValueError(
+                    f"{self.title}.play asked agent {agent!r}, which is not in its agents {list(self._slots)}."
+                )
+            slots, used = self._slots[agent], self._used[agent]
+            if not isinstance(key, Slot):
+                # Slots of a turn that is over stay empty
+                found = next((slot for slot in slots[used:] if slot.turn >= self._turn_begun), None)
+                if found is None:
+                    raise ValueError(
+                        f"{self.title}.play asked agent {agent!r} for one more reply than its slots {slots} hold. Declare "
+                        "one Slot per reply."
+                    )
+            elif key in slots[used:] and key.turn >= self._turn_begun:
+                found = key
+            else:
+                why = "was filled or passed over before" if key in slots else f"is not in its slots {slots}"
+                raise ValueError(f"{self.title}.play asked for {key}, which {why}.")
+            fault = fault_of_prompt(prompt)
+            if fault is not None:
+                raise ValueError(f"{self.title}.play asked agent {agent!r} something that cannot be asked: {fault}.")
+            if any(slot.agent == agent for slot in asked):
+                raise ValueError(f"{self.title}.play asked agent {agent!r} twice at the same moment.")
+            asked[found] = prompt
+        if len({slot.turn for slot in asked}) > 1:
+            raise ValueError(
+                f"{self.title}.play asked for replies of different turns at once: {list(asked)}. Where a turn leaves a slot "
+                "empty, name the slot in the request that follows: {Slot('main', turn=1): prompt}."
+            )
+        return asked
 
     def answer(self, answer: Answer) -> None:
         self.episode.answers.append(answer)
@@ -169,8 +222,9 @@ class _Player:
         elif isinstance(self.request, Consult):
             self.episode.advice += answer  # type: ignore[arg-type]
         elif isinstance(self.request, dict):
-            for agent in self.request:
-                self._spoken[agent] += 1
+            for slot in self._asked:
+                self._used[slot.agent] = self._slots[slot.agent].index(slot) + 1
+                self._turn_begun = slot.turn
             self._replies.update(answer)  # type: ignore[arg-type]
         self.request = self._advance(answer)
 
@@ -186,25 +240,16 @@ class _Player:
     def next_slots(self) -> list[Slot]:
         """The slots that the pending request to speak fills."""
         assert isinstance(self.request, dict)
-        slots = []
-        for agent in self.request:
-            if agent not in self._slots:
-                raise ValueError(
-                    f"{type(self.workflow).__name__} asked agent {agent!r}, which is not in its agents {list(self._slots)}"
-                )
-            if self._spoken[agent] == len(self._slots[agent]):
-                raise ValueError(
-                    f"{type(self.workflow).__name__} asked agent {agent!r} for reply {self._spoken[agent] + 1}, but its "
-                    f"slots hold {self._spoken[agent]}; declare one Slot per reply"
-                )
-            slots.append(self._slots[agent][self._spoken[agent]])
-        if len({slot.turn for slot in slots}) > 1:
-            raise ValueError(f"{type(self.workflow).__name__} asked for replies of different turns at once: {slots}")
-        return slots
+        return list(self._asked)
+
+    def prompt_for(self, slot: Slot) -> Prompt:
+        """What the pending request asks; the dataset's own prompt, word for word, is [`AsGiven`]."""
+        prompt = self._asked[slot]
+        return AsGiven(prompt) if isinstance(prompt, str) and prompt == self.problem.get("prompt") else prompt
 
     def fork(self, index: int, sibling: int) -> _Player:
         """The same episode once more, as number `index`: what was said and scored is shared, what follows is its own."""
-        copy = _Player(self.workflow, self.episode.problem, index)
+        copy = _Player(self.workflow, self.problem, index)
         copy.node, copy.parent, copy.sibling = self.node, self.parent, sibling
         for answer in self.episode.answers:
             copy.answer(answer)
@@ -229,14 +274,20 @@ class _Player:
         """Closes the current turn. Turns are consecutive: where nobody speaks, the episode is over."""
         if self._replies:
             parts = self.workflow.parts(self.episode.problem, self._replies)
+            if not isinstance(parts, Mapping):
+                raise TypeError(f"{self.title}.parts returned {parts!r:.80}. Return a dict of name -> text.")
             solution = self.workflow.solution(self.episode.problem, parts)
+            if not isinstance(solution, str):
+                raise TypeError(f"{self.title}.solution returned {solution!r:.80}. Return the solution as text.")
             self.episode.turns.append(Turn(parts, solution, self._verdicts))
         elif not self.turn:
-            raise ValueError(f"{type(self.workflow).__name__}.play let nobody speak in the first turn")
+            raise ValueError(
+                f"{self.title}.play let nobody speak in the first turn. Let it yield {{agent name: prompt}}."
+            )
         elif isinstance(self.request, dict) and self.next_slots()[0].turn > self.turn:
             raise ValueError(
-                f"{type(self.workflow).__name__}.play let nobody speak in turn {self.turn}, but asks "
-                f"{list(self.request)} for turn {self.next_slots()[0].turn}; slots of consecutive turns work"
+                f"{self.title}.play let nobody speak in turn {self.turn}, but asks for {self.next_slots()} next. Turns must "
+                "be consecutive."
             )
         self._replies, self._verdicts = {}, []
         self.turn += 1
@@ -274,8 +325,11 @@ def play(
         `list[Episode]`: E episodes, in the order of `problems`.
 
     Raises:
-        ValueError: If a workflow asks an agent that it does not have, or for more replies than its slots.
+        TypeError: If `play`, `parts` or `solution` of a workflow yields or returns something else than it must.
+        ValueError: If a workflow asks an agent that it does not have, for more replies than its slots, or with an empty
+            prompt.
     """
+    workflow.validate()
     engine = _Engine(generate, encode, decode, executor, total)
     players = [_Player(workflow, problem, index) for index, problem in enumerate(problems)]
     for turn in range(workflow.num_turns):
@@ -327,8 +381,9 @@ def play_tree(
         share the rows and turns of their ancestors.
 
     Raises:
-        ValueError: As [`play`], and if agents do not speak at the same moment in cross mode.
+        TypeError, ValueError: As [`play`]; `ValueError` also if agents do not speak at the same moment in cross mode.
     """
+    workflow.validate()
     engine = _Engine(generate, encode, decode, executor, total)
     players = [_Player(workflow, problem, index) for index, problem in enumerate(problems)]
     levels: list[list[Episode]] = []
@@ -367,9 +422,8 @@ def _check_ended(players: list[_Player]) -> None:
     for player in players:
         if isinstance(player.request, dict):
             raise ValueError(
-                f"{type(player.workflow).__name__}.play asks {list(player.request)} for turn {player.next_slots()[0].turn} "
-                f"after its last turn; num_turns={player.workflow.num_turns} is too small, or replies come in another order "
-                "than slots"
+                f"{player.title}.play asks for {player.next_slots()} after its last turn. Increase num_turns="
+                f"{player.workflow.num_turns}, or ask in the order of the slots."
             )
 
 
@@ -456,7 +510,7 @@ class _Engine:
         rows = []
         for player in speaking:
             for slot in player.next_slots():
-                prompt = player.request[slot.agent]  # type: ignore[index]
+                prompt = player.prompt_for(slot)
                 for sample in range(samples):
                     # Which episode shares a reply of several is known when they are combined
                     episode, sibling = (player.index, player.sibling) if samples == 1 else (-1, sample)
@@ -465,10 +519,10 @@ class _Engine:
                     rows.append(row)
         if rows:
             # The siblings of a group ask the same thing: tokenize each prompt once
-            unique = {repr(row.prompt): row.prompt for row in rows}
+            unique = {(type(row.prompt), repr(row.prompt)): row.prompt for row in rows}
             ids = dict(zip(unique, self.encode(list(unique.values())), strict=True))
             for row in rows:
-                row.prompt_ids = list(ids[repr(row.prompt)])
+                row.prompt_ids = list(ids[type(row.prompt), repr(row.prompt)])
         completion_ids, logprobs = self.generate(rows)
         texts = self.decode(completion_ids) if rows else []
         for i, row in enumerate(rows):
@@ -479,11 +533,11 @@ class _Engine:
 
 
 def _check_simultaneous(player: _Player, num_slots: int) -> None:
-    asked = list(player.request)  # type: ignore[arg-type]
+    asked = player.next_slots()
     if len(asked) != num_slots:
         raise ValueError(
-            f"joint_mode='cross' combines replies that are given at the same moment, but {type(player.workflow).__name__} asks "
-            f"{asked} alone; joint_mode='align' works"
+            f"joint_mode='cross' combines replies that are given at the same moment, but {player.title} asks "
+            f"{[slot.agent for slot in asked]} alone. Set joint_mode='align'."
         )
 
 
@@ -517,12 +571,28 @@ def replay(workflow: Workflow, problem: Mapping[str, Any], answers: Sequence[Ans
     return [request for request in requests if request is not None]
 
 
+class AsGiven(str):
+    """
+    A text prompt that is the dataset's own, word for word. TRL's users may have put it through a chat template themselves,
+    so that the special tokens in it are meant.
+    """
+
+
+_CUT = f"\ue000{uuid.uuid4().hex}\ue001"
+"""Stands where a text is cut into pieces that are tokenized apart. No text can hold it but by our doing."""
+
+
 def encode_prompts(processing_class: Any, prompts: list[Prompt], **chat_template_kwargs: Any) -> list[list[int]]:
     """
     Tokenizes prompts for generation.
 
     Chat messages go through the tokenizer's chat template; where it has none (base models), their contents are joined
-    by blank lines. Plain text is tokenized as it is.
+    by blank lines. Plain text is tokenized as text.
+
+    What problems, replies and feedback spell out stays text: `<|im_end|>` in it is not the token that ends a message, so
+    that no reply can speak in another's name. Special tokens come from the chat template and the tokenizer alone, and from
+    a text prompt of the dataset that is asked word for word ([`AsGiven`]), as in TRL. Other prompts have the token ids of
+    `apply_chat_template`.
 
     Args:
         processing_class (`PreTrainedTokenizerBase`): The tokenizer.
@@ -532,18 +602,60 @@ def encode_prompts(processing_class: Any, prompts: list[Prompt], **chat_template
     Returns:
         `list[list[int]]`: B lists of token ids, of their own lengths, without padding.
     """
-    texts = []
+    cut = _Cutter(processing_class, repr(prompts), chat_template_kwargs)
+    ids: list[list[int]] = []
     for prompt in prompts:
         if isinstance(prompt, str):
-            texts.append((prompt, True))
+            text = prompt if isinstance(prompt, AsGiven) else cut(prompt)
         elif processing_class.chat_template:
             text = processing_class.apply_chat_template(
-                prompt, add_generation_prompt=True, tokenize=False, **chat_template_kwargs
+                cut(prompt), add_generation_prompt=True, tokenize=False, **chat_template_kwargs
             )
-            texts.append((text, False))
         else:
-            texts.append(("\n\n".join(message["content"] for message in prompt) + "\n", True))
-    ids: list[list[int]] = []
-    for text, add_special_tokens in texts:
-        ids.append(processing_class(text=text, add_special_tokens=add_special_tokens)["input_ids"])
+            text = "\n\n".join(cut(message["content"]) for message in prompt) + "\n"
+        in_template = not isinstance(prompt, str) and bool(processing_class.chat_template)
+        ids.append(_encode_pieces(processing_class, text.split(_CUT), add_special_tokens=not in_template))
     return ids
+
+
+def _encode_pieces(processing_class: Any, pieces: list[str], add_special_tokens: bool) -> list[int]:
+    """The token ids of the pieces of a text, in what the tokenizer puts around a whole text."""
+    ids = list(processing_class(text=pieces[0], add_special_tokens=add_special_tokens)["input_ids"])
+    if len(pieces) == 1:
+        return ids
+    plain = [list(processing_class(text=piece, add_special_tokens=False)["input_ids"]) for piece in pieces]
+    size = len(plain[0])
+    start = next(i for i in range(len(ids) - size + 1) if ids[i : i + size] == plain[0])
+    return [*ids[:start], *itertools.chain.from_iterable(plain), *ids[start + size :]]
+
+
+class _Cutter:
+    """
+    Cuts texts inside of all that would be read as a special token, after its first character.
+
+    Those are the tokenizer's special tokens, and the added ones that the chat template puts around the messages of an
+    ordinary exchange. Tokens that the template itself looks for in a reply, such as `</think>`, are left to it.
+    """
+
+    def __init__(self, processing_class: Any, said: str, chat_template_kwargs: Mapping[str, Any]):
+        added = processing_class.added_tokens_decoder.values()
+        tokens = [token.content for token in added if token.special]
+        others = [token.content for token in added if not token.special and token.content in said]
+        if others and processing_class.chat_template:
+
+            def exchange(reply: str) -> str:
+                turns = zip(("user", "assistant", "user"), ("a", reply, "c"), strict=True)
+                messages = [{"role": role, "content": content} for role, content in turns]
+                return processing_class.apply_chat_template(messages, tokenize=False, **chat_template_kwargs)
+
+            around = exchange("b")
+            tokens += [token for token in others if token in around and f"b{token}d" in exchange(f"b{token}d")]
+        self._start = re.compile(f"(?=(?:{'|'.join(map(re.escape, tokens))})).", re.DOTALL) if tokens else None
+
+    def __call__(self, prompt: Any) -> Any:
+        """The text, or the messages, with cuts; roles are the workflow's own."""
+        if isinstance(prompt, str):
+            return prompt if self._start is None else self._start.sub(lambda found: found[0] + _CUT, prompt)
+        if isinstance(prompt, Mapping):
+            return {key: value if key == "role" else self(value) for key, value in prompt.items()}
+        return [self(part) for part in prompt] if isinstance(prompt, list) else prompt

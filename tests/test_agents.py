@@ -26,11 +26,11 @@ def test_slots_default_to_every_agent_once_per_turn():
     ("attributes", "message"),
     [
         ({"agents": ()}, r"agents=\(\) has no agent"),
-        ({"agents": (Agent("a", ""), Agent("a", ""))}, r"2 agents named 'a'.*'a1', 'a2'.* works"),
-        ({"num_turns": 0}, "num_turns=0 has no turn; 1 works"),
+        ({"agents": (Agent("a", ""), Agent("a", ""))}, r"2 agents named 'a'.*'a1', 'a2'"),
+        ({"num_turns": 0}, "num_turns=0 is not a whole number of at least 1"),
         ({"slots": ()}, r"slots=\(\) lets no agent speak"),
-        ({"slots": (Slot("c"),)}, r"agent='c', which is not in \['a', 'b'\]; 'a' works"),
-        ({"slots": (Slot("a", turn=1),)}, "turn=1 of agent 'a', but num_turns=1; turn=0 works"),
+        ({"slots": (Slot("c"),)}, r"agent='c', which is not in \['a', 'b'\]"),
+        ({"slots": (Slot("a", turn=1),)}, "turn=1 of agent 'a', but num_turns=1 has the turns 0 to 0"),
     ],
 )
 def test_wrong_declarations_are_refused(attributes, message):
@@ -40,3 +40,37 @@ def test_wrong_declarations_are_refused(attributes, message):
     with pytest.raises(ValueError, match=message) as error:
         workflow.validate()
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"agents": ("a", "b")}, r"Duet.agents\[0\]='a' is a str. Use Agents, such as Agent\(name='main'"),
+        ({"agents": "ab"}, "Duet.agents='ab' is not a tuple"),
+        ({"agents": (Agent(1, "Write."),)}, "agents has Agent.name=1, .*Use text for the name and the role"),
+        ({"agents": (Agent,)}, r"agents\[0\]=<class .* is a type. Use Agents"),
+        ({"slots": ("a", "b")}, r"slots\[0\]='a' is a str. Use Slots, such as Slot\(agent='a'"),
+    ],
+)
+def test_what_is_no_agent_and_no_slot_is_refused(attributes, message):
+    workflow = Duet()
+    for name, value in attributes.items():
+        setattr(workflow, name, value)
+    with pytest.raises(TypeError, match=message):
+        workflow.validate()
+
+
+@pytest.mark.parametrize("value", ["2", 2.0, None, True])
+def test_a_number_of_turns_that_is_no_whole_number_is_refused(value):
+    workflow = Duet()
+    workflow.num_turns = value
+    with pytest.raises(ValueError, match=f"num_turns={value!r} is not a whole number"):
+        workflow.validate()
+
+
+@pytest.mark.parametrize("missing", ["play", "solution"])
+def test_a_workflow_without_a_method_is_refused(missing):
+    methods = {name: method for name, method in vars(Duet).items() if name in ("play", "solution", "agents")}
+    del methods[missing]
+    with pytest.raises(TypeError, match=f"Half has no method '{missing}'. Write one that"):
+        type("Half", (Workflow,), methods)().validate()

@@ -83,7 +83,7 @@ def fault_of(problem: Mapping[str, Any], needed: Mapping[str, str]) -> str | Non
     for column, reader in needed.items():
         if not problem.get(column):
             return f"it has no {column!r}, which {reader} needs"
-    fault = _fault_of_prompt(problem["prompt"]) if "prompt" in needed else None
+    fault = fault_of_prompt(problem["prompt"]) if "prompt" in needed else None
     if fault is None and "test" in needed:
         try:
             plan(make_job(problem, ""))
@@ -92,10 +92,11 @@ def fault_of(problem: Mapping[str, Any], needed: Mapping[str, str]) -> str | Non
     return fault
 
 
-def _fault_of_prompt(prompt: Any) -> str | None:
+def fault_of_prompt(prompt: Any) -> str | None:
+    """Why a prompt, text or chat messages, cannot be asked; `None` if it can."""
     if isinstance(prompt, str):
         return None if prompt.strip() else f"its prompt={prompt!r} is blank"
-    if not isinstance(prompt, list) or not all(isinstance(message, Mapping) for message in prompt):
+    if not isinstance(prompt, list) or not prompt or not all(isinstance(message, Mapping) for message in prompt):
         return f"its prompt={prompt!r:.80} is neither text nor a list of chat messages"
     for i, message in enumerate(prompt):
         if not isinstance(message.get("role"), str):

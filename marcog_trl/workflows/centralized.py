@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from marcog_trl.agents import Agent, Consult, Execute, Play, Prompt, Workflow, messages_of
+from marcog_trl.agents import Agent, Consult, Execute, Play, Prompt, Slot, Workflow, messages_of
 
 
 class Centralized(Workflow):
@@ -51,13 +51,15 @@ class Centralized(Workflow):
                 answer = yield request
                 continue
             names = [agent.name for agent in self.workflow.agents]
-            if list(request) != names:
+            turns = {key.turn for key in request if isinstance(key, Slot)}  # of slots that the workflow names
+            request = {key.agent if isinstance(key, Slot) else key: prompt for key, prompt in request.items()}
+            if list(request) != names or len(turns) > 1:
                 raise ValueError(
                     f"{type(self.workflow).__name__} asks {list(request)} first and not all of {names} at the same moment, "
-                    "which one reply cannot answer; workflow='collaboration' works"
+                    "which one reply cannot answer. Use workflow='collaboration', or centralized=False."
                 )
             chat = [*chat, *self._ask(request, problem["prompt"], first=not chat)]
-            replies = yield {"team": chat}
+            replies = yield {Slot("team", turns.pop()) if turns else "team": chat}
             chat = [*chat, {"role": "assistant", "content": replies["team"]}]
             answer = self.parts(problem, replies)
 

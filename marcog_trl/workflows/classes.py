@@ -6,7 +6,7 @@ import random
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from marcog_trl.agents import Advisor, Agent, Prompt, ask, context_of, messages_of, numbered, with_text
+from marcog_trl.agents import Advisor, Agent, Prompt, ask, check_number, context_of, messages_of, numbered, with_text
 from marcog_trl.class_code import merge_class, read_part, skeleton_of
 from marcog_trl.feedback import Feedback, Level, VisibleTests
 from marcog_trl.workflows.rounds import Rounds
@@ -47,12 +47,13 @@ class ClassTeam(Rounds):
         expert: Advisor | None = None,
     ):
         if split not in SPLITS:
-            raise ValueError(f"split={split!r} is unknown; one of {', '.join(map(repr, SPLITS))} works")
+            raise ValueError(f"split={split!r} is unknown. Use one of {', '.join(map(repr, SPLITS))}.")
         num_agents = num_agents if num_agents is not None else 1 if split == "one" else 2
-        if num_agents < 1:
-            raise ValueError(f"num_agents={num_agents} has no agent; 2 works")
+        check_number("num_agents", num_agents)
         if split == "one" and num_agents > 1:
-            raise ValueError(f"num_agents={num_agents} has no work for the others with split='one'; 'random' works")
+            raise ValueError(
+                f"num_agents={num_agents} has no work for the others with split='one'. Set split='random'."
+            )
         self.split = split
         names = [numbered("coder", i) for i in range(1, num_agents + 1)]
         agents = tuple(Agent(name, self._role(name, names)) for name in names)

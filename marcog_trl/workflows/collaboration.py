@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from marcog_trl import code
-from marcog_trl.agents import Advisor, Agent, context_of, numbered
+from marcog_trl.agents import Advisor, Agent, check_number, context_of, numbered
 from marcog_trl.feedback import Feedback, Level, VisibleTests
 from marcog_trl.workflows.rounds import Rounds
 
@@ -36,8 +36,9 @@ class Collaboration(Rounds):
         roles: Mapping[str, str] | None = None,
         expert: Advisor | None = None,
     ):
+        check_number("num_agents", num_agents)
         if num_agents < 2:
-            raise ValueError(f"num_agents={num_agents} leaves no helper; 2 works")
+            raise ValueError(f"num_agents={num_agents} leaves no helper. Set num_agents=2.")
         self.functions = {numbered("helper", i): numbered("aux", i) for i in range(1, num_agents)}
         agents = [
             Agent(

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from marcog_trl import code
-from marcog_trl.agents import Advisor, Agent, Prompt, Slot, context_of, messages_of, numbered
+from marcog_trl.agents import Advisor, Agent, Prompt, Slot, check_number, context_of, messages_of, numbered
 from marcog_trl.feedback import Feedback, VisibleTests
 from marcog_trl.workflows.rounds import Rounds
 
@@ -39,8 +39,9 @@ class Discussion(Rounds):
         roles: Mapping[str, str] | None = None,
         expert: Advisor | None = None,
     ):
+        check_number("num_agents", num_agents)
         if num_agents < 2:
-            raise ValueError(f"num_agents={num_agents} leaves nobody to discuss with; 2 works")
+            raise ValueError(f"num_agents={num_agents} leaves nobody to discuss with. Set num_agents=2.")
         role = "Write the Python function asked for below. Code only."
         agents = tuple(Agent(numbered("solver", i), role) for i in range(1, num_agents + 1))
         super().__init__(agents, num_turns, feedback, visible_tests, roles, expert)

@@ -6,7 +6,17 @@ from collections.abc import Generator, Mapping
 from typing import Any
 
 from marcog_trl import code
-from marcog_trl.agents import Advisor, Agent, Execute, Prompt, context_of, numbered, solution_job, with_text
+from marcog_trl.agents import (
+    Advisor,
+    Agent,
+    Execute,
+    Prompt,
+    check_number,
+    context_of,
+    numbered,
+    solution_job,
+    with_text,
+)
 from marcog_trl.feedback import Feedback, VisibleTests, visible_results
 from marcog_trl.workflows.rounds import Rounds
 
@@ -35,8 +45,7 @@ class Pipeline(Rounds):
         roles: Mapping[str, str] | None = None,
         expert: Advisor | None = None,
     ):
-        if num_agents < 1:
-            raise ValueError(f"num_agents={num_agents} has no agent; 3 works")
+        check_number("num_agents", num_agents)
         planner = Agent(
             "planner",
             "Write a plan in a few short steps for the Python function asked for below. Another agent writes the code. No "

@@ -16,6 +16,7 @@ from marcog_trl.agents import (
     Prompt,
     Workflow,
     ask,
+    check_number,
     context_of,
     messages_of,
     solution_job,
@@ -57,17 +58,28 @@ class Rounds(Workflow):
         expert: Advisor | None = None,
     ):
         if not callable(feedback) and feedback not in FEEDBACK_MODES:
-            works = f"{', '.join(map(repr, FEEDBACK_MODES))} or a function works"
-            raise ValueError(f"feedback={feedback!r} is unknown; {works}")
-        if visible_tests not in (None, "all") and not isinstance(visible_tests, int):
-            raise ValueError(f"visible_tests={visible_tests!r} is not a number of tests; 1 or 'all' works")
+            modes = ", ".join(map(repr, FEEDBACK_MODES))
+            raise ValueError(f"feedback={feedback!r} is unknown. Use one of {modes}, or a function.")
+        if isinstance(feedback, type):
+            raise TypeError(f"feedback is the class {feedback.__name__}. Pass an instance: {feedback.__name__}(...).")
+        if visible_tests not in (None, "all") and (
+            not isinstance(visible_tests, int) or isinstance(visible_tests, bool)
+        ):
+            raise ValueError(
+                f"visible_tests={visible_tests!r} is not a number of tests. Set visible_tests=1, or 'all'."
+            )
+        check_number("num_turns", num_turns)
+        if roles is not None and not isinstance(roles, Mapping):
+            raise ValueError(f"roles={roles!r} is not a mapping. Set roles={{{agents[0].name!r}: 'Write ...'}}.")
         names = [agent.name for agent in agents]
-        for name in roles or {}:
+        for name, text in (roles or {}).items():
             if name not in names:
-                raise ValueError(f"roles has a text for {name!r}, who is not in the team {names}; {names[0]!r} works")
+                raise ValueError(f"roles has a text for {name!r}, who is not in the team {names}.")
+            if not isinstance(text, str):
+                raise ValueError(f"roles[{name!r}]={text!r} is not text.")
         self.agents = tuple(replace(agent, role=(roles or {}).get(agent.name, agent.role)) for agent in agents)
         if feedback == "expert_edits" and expert is None:
-            raise ValueError("feedback='expert_edits' has no expert to ask; expert=ExpertEdits('gpt-4o-mini') works")
+            raise ValueError("feedback='expert_edits' has no expert to ask. Set expert=ExpertEdits('gpt-4o-mini').")
         self.num_turns = num_turns
         self.feedback = feedback
         self.expert = expert
@@ -116,7 +128,7 @@ class Rounds(Workflow):
         for question in questions:
             texts.append(self.feedback(*question))
             if not isinstance(texts[-1], str):
-                raise TypeError(f"feedback returned {texts[-1]!r} for agent {question[1]!r}; a str works")
+                raise TypeError(f"feedback returned {texts[-1]!r} for agent {question[1]!r}. Return text.")
         return texts
 
     def _report(self, agent: Agent, problem: Mapping[str, Any], reply: str, job: Job, verdict: Verdict) -> list[str]:

@@ -131,7 +131,7 @@ class TestBadInput:
         ("workflow", "options", "message"),
         [
             ("single", {"num_agents": 2}, "num_agents=2 is no option of workflow 'single'"),
-            ("collaboration", {"num_agents": 1}, "num_agents=1 leaves no helper; 2 works"),
+            ("collaboration", {"num_agents": 1}, "num_agents=1 leaves no helper. Set num_agents=2"),
             ("collaboration", {"roles": {"tester": "Test."}}, "roles has a text for 'tester', who is not in the team"),
         ],
     )

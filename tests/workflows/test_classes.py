@@ -194,8 +194,8 @@ def test_a_single_agent_may_write_for_the_team():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"split": "fair"}, "split='fair' is unknown; one of 'random', 'pick', 'one' works"),
-        ({"num_agents": 0}, "num_agents=0 has no agent; 2 works"),
+        ({"split": "fair"}, "split='fair' is unknown. Use one of 'random', 'pick', 'one'"),
+        ({"num_agents": 0}, "num_agents=0 is not a whole number of at least 1"),
         ({"num_agents": 2, "split": "one"}, "num_agents=2 has no work for the others with split='one'"),
         ({"feedback": "loud"}, "feedback='loud' is unknown"),
     ],

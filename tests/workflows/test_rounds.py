@@ -13,8 +13,8 @@ from marcog_trl.workflows import Collaboration, Pipeline, Single, make_workflow
     [
         ("debate", {}, "workflow='debate' is unknown; one of 'single', 'collaboration', 'pipeline', 'discussion'"),
         ("single", {"num_agents": 2}, "num_agents=2 is no option of workflow 'single'"),
-        ("collaboration", {"num_agents": 1}, "num_agents=1 leaves no helper; 2 works"),
-        ("pipeline", {"num_agents": 0}, "num_agents=0 has no agent; 3 works"),
+        ("collaboration", {"num_agents": 1}, "num_agents=1 leaves no helper. Set num_agents=2"),
+        ("pipeline", {"num_agents": 0}, "num_agents=0 is not a whole number of at least 1"),
         ("pipeline", {"feedback": "loud"}, "feedback='loud' is unknown"),
         ("pipeline", {"visible_tests": "some"}, "visible_tests='some' is not a number"),
         ("pipeline", {"roles": {"helper": "Help."}}, "roles has a text for 'helper'"),
@@ -266,7 +266,7 @@ def test_feedback_of_ones_own():
     stages = play(workflow, replies, Executor("failed"))
     assert last(stages[1]["main"]).split("\n") == ["main, Tests: 0 of 1 passed", "Revise your answer. Code only."]
     assert [entry[:3] for entry in seen] == [("total", "helper", AUX), ("total", "main", MAIN)]
-    with pytest.raises(TypeError, match="feedback returned None for agent 'helper'; a str works"):
+    with pytest.raises(TypeError, match=r"feedback returned None for agent 'helper'\. Return text"):
         play(Collaboration(num_turns=2, feedback=lambda *args: None), replies, Executor("failed"))
 
 
@@ -331,3 +331,28 @@ def test_feedback_from_real_execution():
             executor,
         )
         assert "Tests: 2 of 3 passed\nassert total([]) == 0: " in last(stages[1]["helper"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_turns": "2"}, "num_turns='2' is not a whole number"),
+        ({"num_agents": "3"}, "num_agents='3' is not a whole number"),
+        ({"num_agents": 2.0}, "num_agents=2.0 is not a whole number"),
+        ({"visible_tests": "two"}, "visible_tests='two' is not a number of tests"),
+        ({"visible_tests": True}, "visible_tests=True is not a number of tests"),
+        ({"roles": "Write."}, "roles='Write.' is not a mapping"),
+        ({"roles": {"main": None}}, "roles.'main'.=None is not text"),
+    ],
+)
+def test_options_of_another_type_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        make_workflow("collaboration", **options)
+
+
+def test_a_class_in_place_of_a_function_is_refused():
+    class Told:
+        pass
+
+    with pytest.raises(TypeError, match="feedback is the class Told"):
+        make_workflow("single", num_turns=2, feedback=Told)
