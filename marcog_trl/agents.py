@@ -185,12 +185,6 @@ class Workflow:
                 agent or a turn that does not exist, or stands twice.
         """
         title = type(self).__name__
-        for name, base, works in (
-            ("play", Workflow.play, "yields {agent name: prompt}"),
-            ("solution", Workflow.solution, "returns the code that a turn's replies amount to"),
-        ):
-            if getattr(type(self), name) is base:
-                raise TypeError(f"{title} has no method {name!r}. Write one that {works}.")
         _check_entries(f"{title}.agents", self.agents, Agent("main", "Write the function."))
         names = [agent.name for agent in self.agents]
         if not names:
@@ -221,6 +215,12 @@ class Workflow:
                     f"{title}.slots has {slot} {self.slots.count(slot)} times. For another reply in the same turn use "
                     f"{replace(slot, act=slot.act + 1)}."
                 )
+        for name, base, works in (
+            ("play", Workflow.play, "yields {agent name: prompt}"),
+            ("solution", Workflow.solution, "returns the code that a turn's replies amount to"),
+        ):
+            if getattr(type(self), name) is base:
+                raise TypeError(f"{title} has no method {name!r}. Write one that {works}.")
 
 
 def _check_entries(name: str, entries: Any, example: Any) -> None:
