@@ -15,7 +15,7 @@ from marcog_trl.agents import Workflow
 from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
 from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
 from marcog_trl.trainers.saved import find_team
-from marcog_trl.trainers.team_files import TEAM_FILE
+from marcog_trl.trainers.team_files import TEAM_FILE, settings_of
 
 
 def untrained_team(
@@ -74,7 +74,7 @@ def single_agent(
     path = find_team(path)
     team = json.loads((path / TEAM_FILE).read_text())
     known = {field.name for field in fields(MultiAgentConfig)}
-    of_team = {name: value for name, value in {**team["settings"], **settings}.items() if name in known}
+    of_team = {name: value for name, value in {**settings_of(team), **settings}.items() if name in known}
     if workflow is None:
         workflow = MultiAgentTrainer._make_workflow(None, MultiAgentConfig(tempfile.gettempdir(), **of_team))
     budget = of_team["max_completion_length"] * len(workflow.slots) // workflow.num_turns

@@ -32,7 +32,7 @@ from marcog_trl.heterogeneity import save_folded_adapters, save_split_adapters
 from marcog_trl.trainers.checkpoints import on_main
 from marcog_trl.trainers.report import ROWS
 from marcog_trl.trainers.shppo_config import SHPPOConfig
-from marcog_trl.trainers.team_files import MODULES_FILE, TEAM_FILE, write_json
+from marcog_trl.trainers.team_files import MODULES_FILE, TEAM_FILE, settings_of, write_json
 from marcog_trl.trainers.team_module import Flight
 
 
@@ -312,7 +312,7 @@ def _describe_another(folder: Path, saved: dict[str, Any], current: dict[str, An
     """Makes the copy of a saved team that of a team of other agents, which has no results yet."""
     for name in _OF_RUN:
         (folder / name).unlink(missing_ok=True)
-    settings = saved["settings"] | {name: current["settings"][name] for name in ("num_agents", "roles")}
+    settings = settings_of(saved) | {name: current["settings"][name] for name in ("num_agents", "roles")}
     of_team = {
         "agents": current["agents"],
         "settings": settings,

@@ -25,7 +25,7 @@ from marcog_trl.trainers.multi_agent_ppo_trainer import MultiAgentPPOTrainer
 from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
 from marcog_trl.trainers.overrides import nearest
 from marcog_trl.trainers.shppo_trainer import SHPPOTrainer
-from marcog_trl.trainers.team_files import FORMAT_VERSION, MODULES_FILE, TEAM_FILE, differing
+from marcog_trl.trainers.team_files import FORMAT_VERSION, MODULES_FILE, TEAM_FILE, differing, settings_of
 from marcog_trl.workflows import make_workflow
 
 
@@ -68,7 +68,7 @@ def load_trainer(
     """
     path = find_team(path)
     team = json.loads((path / TEAM_FILE).read_text())
-    trainer_class, saved = TRAINERS[team["trainer"]], team["settings"]
+    trainer_class, saved = TRAINERS[team["trainer"]], settings_of(team)
     # Where each agent has an adapter of its own, the trainer stacks them itself
     separate = saved.get("parameter_sharing") == "separate"
     known = [f.name for f in fields(trainer_class._config_class)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
@@ -28,8 +29,10 @@ _SETTINGS = (
     "workflow", "num_turns", "num_agents", "roles", "centralized", "class_split", "feedback", "visible_tests", "expert_model",
     "expert_base_url", "critic", "critic_backprop", "parameter_sharing",
     "latent_scope", "latent_size", "sigma_min", "max_completion_length", "temperature", "top_p", "top_k", "min_p",
-    "repetition_penalty", "generation_kwargs", "chat_template_kwargs", "early_termination_threshold", "use_cpu", "bf16",
+    "repetition_penalty", "generation_kwargs", "chat_template_kwargs", "early_termination_threshold",
 )  # fmt: skip
+# Earlier versions saved them, though they say nothing of a team: where it computes, and in which precision
+_OF_MACHINE = ("use_cpu", "bf16")
 # What must agree for a checkpoint to be continued
 _IDENTITY = ("format_version", "trainer", "base_model", "agents", "workflow", "num_turns", "modules")
 
@@ -57,6 +60,11 @@ def describe_team(trainer: MultiAgentTrainer, modules: dict[str, Any]) -> dict[s
         "settings": {f.name: getattr(trainer.args, f.name) for f in fields(trainer.args) if f.name in _SETTINGS},
         "versions": {package: version(package) for package in ("marcog-trl", "trl", "transformers", "peft", "torch")},
     }
+
+
+def settings_of(team: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings in the content of a `team.json`, without those of the machine that older versions saved."""
+    return {name: value for name, value in team["settings"].items() if name not in _OF_MACHINE}
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -1,12 +1,14 @@
 """A saved team comes back as it was."""
 
 import json
+import shutil
 
 import pytest
 import teams
 import torch
 
 from marcog_trl import MultiAgentPPOTrainer, SHPPOTrainer
+from marcog_trl.trainers.baselines import single_agent
 from marcog_trl.trainers.saved import agent_settings, load_trainer
 
 
@@ -62,6 +64,24 @@ class TestLoadTrainer:
         assert {name: getattr(loaded.args, name) for name in options} == options
         assert loaded.chat_template_kwargs == trainer.chat_template_kwargs
         assert loaded.generation_config.eos_token_id == [1, 7]
+
+    def test_the_machine_is_not_a_property_of_the_team(self, saved, tmp_path):
+        """Teams that older versions saved have settings of it, which say nothing of the machine they are loaded on."""
+        folder = shutil.copytree(saved[1], tmp_path / "team")
+        team = json.loads((folder / "team.json").read_text())
+        assert not {"use_cpu", "bf16"} & team["settings"].keys()
+        usual = saved[0]._config_class(str(tmp_path), report_to="none")
+        team["settings"] |= {"use_cpu": not usual.use_cpu, "bf16": not usual.bf16}
+        (folder / "team.json").write_text(json.dumps(team))
+        loaded = load_trainer(folder, TESTED)
+        loaded.executor.close()
+        assert (loaded.args.use_cpu, loaded.args.bf16) == (usual.use_cpu, usual.bf16)
+        baseline = single_agent(folder, TESTED)
+        baseline.executor.close()
+        assert (baseline.args.use_cpu, baseline.args.bf16) == (usual.use_cpu, usual.bf16)
+        replaced = load_trainer(folder, TESTED, use_cpu=True, bf16=False)
+        replaced.executor.close()
+        assert (replaced.args.use_cpu, replaced.args.bf16) == (True, False)
 
     def test_settings_can_be_replaced(self, saved):
         loaded = load_trainer(saved[1], TESTED, temperature=0.5)
