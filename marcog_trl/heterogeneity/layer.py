@@ -141,12 +141,19 @@ class LoraCores:
         self.names = list(layers)
         self.ranks = [layer.r[adapter_name] for layer in layers.values()]
         self._layers = list(layers.values())
+        self._adapter_name = adapter_name
         self._cores: list[torch.Tensor] | None = None
         self._masks: list[torch.Tensor] | None = None
         self._handles = [
             layer.lora_A[adapter_name].register_forward_hook(self._hook(index))
             for index, layer in enumerate(self._layers)
         ]
+
+    @property
+    def acts(self) -> bool:
+        """Whether forward passes run the adapter: it is neither disabled nor replaced by another one."""
+        layer = self._layers[0]
+        return not layer.disable_adapters and self._adapter_name in layer.active_adapters
 
     def set(self, cores: Sequence[torch.Tensor]) -> None:
         """

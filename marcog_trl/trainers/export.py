@@ -678,7 +678,7 @@ def _agents(folder: Path, team: Mapping[str, Any]) -> str:
         text = "Each agent was trained with an adapter of its own."
     elif exported and len(rows) > 1:
         text = "All agents use the shared adapter; the copies are equal, and the agents differ by their prompts."
-    return "\n\n".join(filter(None, ["## Agents", _table(header, rows), text]))
+    return "\n\n".join(filter(None, ["## Agents", _table(header, rows), text, team.get("note")]))
 
 
 def _usage(folder: Path, team: Mapping[str, Any], repo_id: str | None) -> list[str]:

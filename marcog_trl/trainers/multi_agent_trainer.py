@@ -8,8 +8,8 @@ import itertools
 import math
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -586,6 +586,42 @@ class MultiAgentTrainer(GRPOTrainer):
             yield
         finally:
             self.generation_config = saved
+
+    @contextmanager
+    def use_agent(self, agent: str, inputs: Mapping[str, torch.Tensor] | None = None) -> Iterator[None]:
+        """
+        Lets `trainer.model` speak as an agent outside of rollouts, for example in a callback, the way evaluation does: in
+        evaluation mode, and, where agents have latents, with the mean of the agent's.
+
+        Example:
+
+        ```python
+        >>> inputs = trainer.processing_class(["def add(a, b):"], return_tensors="pt").to(trainer.model.device)
+        >>> with trainer.use_agent("main", inputs):
+        ...     output = trainer.model.generate(**inputs)
+        ```
+
+        Args:
+            agent (`str`): Name of the agent.
+            inputs (`Mapping[str, torch.Tensor]`, *optional*): The prompts, `input_ids` and `attention_mask` of shape
+                `(B, P)`, as the model is called with them. Needed with `latent_scope="observation"` alone.
+
+        Raises:
+            ValueError: If there is no such agent, or `inputs` are needed and missing.
+        """
+        if agent not in self.agents:
+            raise ValueError(f"agent={agent!r} is not one of {self.agents}. Name one of them.")
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            with self._as_agent(agent, inputs):
+                yield
+        finally:
+            self.model.train(was_training)
+
+    def _as_agent(self, agent: str, inputs: Mapping[str, torch.Tensor] | None) -> AbstractContextManager:
+        """Where agents share all weights, they differ by their prompts alone."""
+        return nullcontext()
 
     @contextmanager
     def _gathered_before_training(self) -> Iterator[None]:

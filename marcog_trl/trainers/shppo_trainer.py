@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any, cast
 from unittest.mock import patch
@@ -155,7 +156,7 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
             value_head,
             self.args.critic_backprop,
             cores,
-            num_agents=len(self.agents),
+            agents=self.agents,
             **networks,  # type: ignore[arg-type]
         )
 
@@ -267,6 +268,29 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         for i, row in enumerate(rows):
             self._latents[row.episode, row.slot], self._noise[row.episode, row.slot] = z[i], eps[i]
         return Flight(z=z, frozen=True)
+
+    @torch.no_grad()
+    def _as_agent(self, agent: str, inputs: Mapping[str, torch.Tensor] | None) -> AbstractContextManager:
+        if self.args.parameter_sharing == "shared":
+            return super()._as_agent(agent, inputs)
+        index = torch.tensor([self.agents.index(agent)], device=self.accelerator.device)
+        if self.args.parameter_sharing == "separate":
+            return self.team.rows(Flight(agent=index, frozen=True))
+        if self.args.latent_scope == "agent":
+            obs = self._role_observations[index]
+        elif inputs is None:
+            raise ValueError(
+                "inputs=None, but with latent_scope='observation' an agent depends on its prompt. Pass what the model is "
+                f"called with: use_agent({agent!r}, inputs)."
+            )
+        else:
+            masks = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
+            ids = [row[mask].tolist() for row, mask in zip(inputs["input_ids"], masks, strict=True)]
+            embeddings = (self._role_means[index] + self._mean_embeddings(ids)) / 2
+            obs = torch.cat([embeddings, self._prompt_states(ids)], dim=-1)
+        assert self.team.latent_net is not None
+        mu, _ = self.team.latent_net(obs)
+        return self.team.rows(Flight(z=mu, frozen=True))
 
     def _generate_rows(self, rows: list[Row]):
         if self._served is not None:
@@ -482,6 +506,21 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         super().log(logs, start_time)
 
     # Checkpoints
+
+    def team_description(self) -> dict[str, Any]:
+        description = super().team_description()
+        if self.args.parameter_sharing == "shared":
+            return description
+        adapter = (
+            "is what the agents share, without their latents"
+            if self._has_latents
+            else "holds those of all agents at once"
+        )
+        note = (
+            f"The adapter beside this file {adapter}, and is no agent by itself. Every agent is an ordinary PEFT adapter in "
+            "agents/<name>, which trainer.export_agents and recipes/export.py write. marcog_trl.Team loads the whole team."
+        )
+        return {**description, "note": note}
 
     def _module_description(self) -> dict[str, Any]:
         description = {**super()._module_description(), "parameter_sharing": self.args.parameter_sharing}

@@ -8,7 +8,8 @@ hook after it computes values from the last hidden state.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -58,11 +59,13 @@ class Flight:
     Args:
         keep (`int`): Number of last tokens that want a value; 0 for none.
         team_state (`torch.Tensor` of shape `(B, H)`, *optional*): Pooled prompt states.
-        z (`torch.Tensor` of shape `(B, d)`, *optional*): Latents of the rows.
+        z (`torch.Tensor` of shape `(B, d)`, *optional*): Latents of the rows. In generation, where a prompt may have several
+            rows beside each other, there may be one for each prompt, or one for all.
         obs, eps (`torch.Tensor` of shape `(B, 2H)` and `(B, d)`, *optional*): Set to compute z with gradient instead.
-        agent (`torch.Tensor` of shape `(B,)`, *optional*): Indices of the rows' agents, where each has ranks of its own.
+        agent (`torch.Tensor` of shape `(B,)`, *optional*): Indices of the rows' agents, where each has ranks of its own;
+            likewise.
         latent_targets (`LatentTargets`, *optional*): Set to compute the latent losses.
-        frozen (`bool`): Whether all passes have the same rows and weights, as in generation: cores are decoded once.
+        frozen (`bool`): Whether all passes have the same prompts and weights, as in generation: cores are decoded once.
         last_state (`bool`): Whether to keep the hidden state of the last token.
         states (`list` of `(B, H)`, *optional*):
             Set to an empty list before generation, it receives the hidden state that precedes each generated token.
@@ -79,7 +82,7 @@ class Flight:
     last_state: bool = False
     states: list[torch.Tensor] | None = None
     # What the hooks leave behind
-    started: bool = False
+    rows: int = 0  # that cores were decoded for
     values: torch.Tensor | None = None
     hidden: torch.Tensor | None = None
     latent_loss: torch.Tensor | None = None
@@ -97,7 +100,7 @@ class TeamModule(nn.Module):
         core_decoder (`CoreDecoder`, *optional*): From latents to cores.
         latent_net (`LatentNet`, *optional*): From observations to latents.
         inference_net (`InferenceNet`, *optional*): The team's value of its latents.
-        num_agents (`int`, *optional*, defaults to `1`): Number of agents that share the ranks of the adapter.
+        agents (`list[str]`, *optional*): Names of the agents, by index.
     """
 
     def __init__(
@@ -108,7 +111,7 @@ class TeamModule(nn.Module):
         core_decoder: CoreDecoder | None = None,
         latent_net: LatentNet | None = None,
         inference_net: InferenceNet | None = None,
-        num_agents: int = 1,
+        agents: Sequence[str] = ("main",),
     ):
         super().__init__()
         self.value_head = value_head
@@ -116,15 +119,19 @@ class TeamModule(nn.Module):
         self.latent_net = latent_net
         self.inference_net = inference_net
         self.critic_backprop = critic_backprop
-        self.num_agents = num_agents
+        self.agents = list(agents)
         self._cores = cores
         self._flight: Flight | None = None
+        self._warned = False
 
     def attach(self, causal_lm: PreTrainedModel) -> None:
         """Makes the team a child of the causal LM and hooks it to its decoder."""
         causal_lm.add_module(ATTRIBUTE, self)
+        # They are no part of the language model, which users may merge and save
+        ours = {f"{ATTRIBUTE}.{name}" for name in self.state_dict()}
+        causal_lm._keys_to_ignore_on_save = {*(causal_lm._keys_to_ignore_on_save or ()), *ours}
         decoder = causal_lm.get_decoder()
-        decoder.register_forward_pre_hook(self._before_decoder)
+        decoder.register_forward_pre_hook(self._before_decoder, with_kwargs=True)
         decoder.register_forward_hook(self._after_decoder)
 
     @contextmanager
@@ -136,17 +143,32 @@ class TeamModule(nn.Module):
         finally:
             # Cores stay set: gradient checkpointing runs the layers again in the backward pass
             self._flight = outer
+            if outer is not None:
+                outer.rows = 0
 
-    def _before_decoder(self, module: nn.Module, args: Any) -> None:
+    def _before_decoder(self, module: nn.Module, args: tuple, kwargs: Mapping[str, Any]) -> None:
         flight = self._flight
-        if self._cores is None or (flight is not None and flight.frozen and flight.started):
+        if self._cores is None:
             return
         if flight is None or (flight.agent is None and flight.z is None):
             self._cores.clear()
+            if flight is None and self._cores.acts:
+                self._warn_of_no_agent()
             return
-        flight.started = True
+        given = [*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds")]
+        rows = next(len(tensor) for tensor in given if tensor is not None)
+        if flight.frozen and flight.rows == rows:
+            return
+        flight.rows = rows
+
+        def each(of_prompt: torch.Tensor) -> torch.Tensor:
+            """Of the rows; generate lays those of a prompt, such as its beams, out beside each other."""
+            several = flight.frozen and rows % len(of_prompt) == 0
+            return of_prompt.repeat_interleave(rows // len(of_prompt), dim=0) if several else of_prompt
+
         if flight.agent is not None:
-            masks = {rank: block_mask(flight.agent, self.num_agents, rank) for rank in set(self._cores.ranks)}
+            agent = each(flight.agent)
+            masks = {rank: block_mask(agent, len(self.agents), rank) for rank in set(self._cores.ranks)}
             self._cores.set_mask([masks[rank] for rank in self._cores.ranks])
             return
         assert self.core_decoder is not None
@@ -155,9 +177,19 @@ class TeamModule(nn.Module):
             assert self.latent_net is not None
             mu, sigma = self.latent_net(flight.obs)
             z = mu + sigma * flight.eps
-        self._cores.set(self.core_decoder(z))
+        assert z is not None
+        self._cores.set(self.core_decoder(each(z)))
         if flight.latent_targets is not None:
             self._latent_losses(flight, flight.latent_targets)
+
+    def _warn_of_no_agent(self) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                "The shared adapter ran outside of a rollout, without an agent, which is no policy of the team. Call the model "
+                f"inside `with trainer.use_agent({self.agents[0]!r}, inputs):` to have it speak as an agent.",
+                stacklevel=2,
+            )
 
     def _latent_losses(self, flight: Flight, targets: LatentTargets) -> None:
         assert self.latent_net is not None and self.inference_net is not None
