@@ -7,6 +7,7 @@ Controls of the quickstart: what rises when nothing can be learnt.
 Further flags are those of recipes/train_shppo.py. The solved share of either must rise by less than 5 points.
 """
 
+import argparse
 import random
 import sys
 from pathlib import Path
@@ -33,12 +34,12 @@ shuffled_execution_reward.needs_tests = True
 
 
 def main():
-    if len(sys.argv) < 2 or sys.argv[1] not in ("zero", "shuffled"):
-        sys.exit(__doc__)
-    control, argv = sys.argv[1], sys.argv[2:]
-    if not any(argument.startswith(("--output_dir", "--save_dir")) for argument in argv):
-        argv += ["--output_dir", f"outputs/control-{control}"]
-    if control == "zero":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("control", choices=("zero", "shuffled"), help="all learning rates 0, or rewards shuffled")
+    parser.add_argument("--output_dir", "--save_dir", help="default: outputs/control-zero or outputs/control-shuffled")
+    options, argv = parser.parse_known_args()
+    argv += ["--output_dir", options.output_dir or f"outputs/control-{options.control}"]
+    if options.control == "zero":
         train(SHPPOTrainer, SHPPOConfig, argv=argv + [part for rate in RATES for part in (f"--{rate}", "0")])
     else:
         train(SHPPOTrainer, SHPPOConfig, shuffled_execution_reward, argv)

@@ -16,39 +16,42 @@ import warnings
 warnings.filterwarnings("ignore", category=FutureWarning)
 
 
-def measure(num_agents: int) -> None:
+def measure(options: argparse.Namespace) -> None:
     from datasets import Dataset
     from throughput import make_model, make_team, reward
 
     from marcog_trl import SHPPOConfig, SHPPOTrainer
 
     folder = tempfile.mkdtemp()
-    make_model(folder, "medium")
+    make_model(folder, options.shape)
     args = SHPPOConfig(
-        folder, per_device_train_batch_size=32, num_generations=4, max_completion_length=64, max_steps=3,
-        generation_kwargs={"min_new_tokens": 64}, beta=0.02, use_cpu=True, bf16=False, gradient_checkpointing=False,
+        folder, per_device_train_batch_size=32, num_generations=4, max_completion_length=options.tokens, max_steps=3,
+        generation_kwargs={"min_new_tokens": options.tokens}, beta=0.02, use_cpu=True, bf16=False, gradient_checkpointing=False,
         save_strategy="no", report_to="none", disable_tqdm=True,
     )  # fmt: skip
     dataset = Dataset.from_dict({"prompt": ["def f(xs): add one to every number " * 8] * 64})
-    trainer = SHPPOTrainer(folder, reward, args, dataset, workflow=make_team(num_agents))
+    trainer = SHPPOTrainer(folder, reward, args, dataset, workflow=make_team(options.agents))
     start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     trainer.train()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(json.dumps({"agents": num_agents, "peak_mib": peak / 1024, "training_mib": (peak - start) / 1024}))
+    print(json.dumps({"agents": options.agents, "peak_mib": peak / 1024, "training_mib": (peak - start) / 1024}))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agents", type=int, help="measure this team in this process")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--shape", default="medium", help="of the model; see throughput.py")
+    parser.add_argument("--tokens", type=int, default=64, help="length of a reply")
     options = parser.parse_args()
     if options.agents is not None:
-        measure(options.agents)
+        measure(options)
         return
     peaks: dict[int, list[dict]] = {2: [], 8: []}
     for _ in range(options.rounds):
         for agents in peaks:
-            command = [sys.executable, __file__, "--agents", str(agents)]
+            command = [sys.executable, __file__, "--agents", str(agents), "--shape", options.shape]
+            command += ["--tokens", str(options.tokens)]
             output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
             peaks[agents].append(json.loads(output.strip().splitlines()[-1]))
     for key in ("peak_mib", "training_mib"):

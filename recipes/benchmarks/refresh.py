@@ -56,7 +56,7 @@ def measure(trainer, folder, rounds):
         return result
 
     def decode():
-        mu, _ = trainer.team.latent_net(trainer._observe_roles())
+        mu, _ = trainer.team.latent_net(trainer._role_observations)
         return trainer.team.core_decoder(mu)
 
     decode()  # reads the role texts, once per run

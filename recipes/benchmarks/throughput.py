@@ -46,6 +46,7 @@ KINDS = {
 }
 # hidden size, MLP size, layers, heads, KV heads, vocabulary (None: the embedded tokenizer's)
 SHAPES = {
+    "tiny": (64, 128, 2, 2, 2, None),  # to try a benchmark out
     "small": (256, 768, 4, 8, 8, None),
     "medium": (512, 1536, 8, 16, 16, 8192),
     "1.5b": (1536, 8960, 28, 12, 2, 151_936),
