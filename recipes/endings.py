@@ -51,6 +51,7 @@ def one_line(*errors):
     try:
         yield
     except errors as error:
+        print(file=sys.stderr)  # below a progress bar that may be there
         sys.exit(f"error: {' '.join(str(error).split())}")
 
 

@@ -81,6 +81,20 @@ class TestFolder:
         train(*SAVE, "--max_steps", "1", "--overwrite_output_dir", "true")
         assert [path.name for path in (tmp_path / "out").glob("checkpoint-*")] == ["checkpoint-1"]
 
+    def test_a_second_run_is_refused_before_any_work(self, train, tmp_path):
+        hold = "import sys, time; from marcog_trl.trainers.checkpoints import only_run_in\n"
+        hold += "with only_run_in(sys.argv[1]): print('held', flush=True); time.sleep(300)"
+        holder = subprocess.Popen([sys.executable, "-c", hold, tmp_path / "out"], stdout=subprocess.PIPE)
+        built = []
+        try:
+            assert holder.stdout.readline() == b"held\n"
+            with pytest.raises(SystemExit, match=r"^error: output_dir='.*out' is in use by another run"):
+                train(trainer=lambda **options: built.append(options))
+        finally:
+            holder.kill()
+            holder.wait()
+        assert not built
+
     def test_true_continues_the_last_whole_checkpoint(self, train, tmp_path):
         train(*SAVE)
         (tmp_path / "out" / "checkpoint-2" / "complete.json").unlink()
@@ -108,10 +122,10 @@ class TestFolder:
         assert "\n" not in str(ended.value)
 
 
-def ended(command, folder, interrupt_after=None, timeout=280):
+def ended(command, folder, interrupt_after=None, timeout=280, **variables):
     """Exit status and output of a command, which gets Ctrl-C once its output has the given text."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-    environment |= {"PYTHONWARNINGS": "ignore", "PYTHONUNBUFFERED": "1"}
+    environment |= {"PYTHONWARNINGS": "ignore", "PYTHONUNBUFFERED": "1", **variables}
     process = subprocess.Popen(
         [sys.executable, *map(str, command)], cwd=folder, env=environment, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -167,3 +181,25 @@ class TestEndings:
         assert "Traceback" not in output and "elastic" not in output and "death signal" not in output
         lines = [line for line in output.splitlines() if "Interrupted" in line]
         assert len(lines) == 1 and re.search(said, lines[0]), output
+
+    def test_ctrl_c_while_the_default_model_is_built(self, tmp_path):
+        recipe = [*self.LAUNCH, RECIPES / "train_shppo.py"]
+        building = "Building the embedded default model"
+        code, output = ended(recipe, tmp_path, building, MARCOG_TRL_CACHE=str(tmp_path / "cache"))
+        assert code == 130 and "Interrupted. Nothing was kept." in output and "Traceback" not in output, output
+        assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
+
+    def test_ctrl_c_while_a_model_is_evaluated(self, tiny_model, tmp_path):
+        flags = [
+            "--model_name_or_path",
+            tiny_model,
+            "--override",
+            "workflow=collaboration",
+            "max_completion_length=64",
+        ]
+        flags += ["--isolation", "best_effort", "--batch_size", "4", "--num_samples", "3", "--output", "e.json"]
+        code, output = ended([RECIPES / "evaluate.py", *flags], tmp_path, "2/120")
+        assert code == 130 and "Traceback" not in output, output
+        said = r"Interrupted. (\d+) problems are kept in e.jsonl.partial: the same command goes on from there."
+        kept = int(re.search(said, output)[1])
+        assert kept == len((tmp_path / "e.jsonl.partial").read_text().splitlines()) - 1 >= 2
