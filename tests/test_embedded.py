@@ -57,7 +57,7 @@ class TestCache:
         elif request.param == "unknown":
             monkeypatch.setattr(embedded.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
         monkeypatch.setattr(embedded.tempfile, "tempdir", str(tmp_path))
-        monkeypatch.setattr(embedded.subprocess, "run", lambda command, env: type("Done", (), {"returncode": 0}))
+        monkeypatch.setattr(embedded.subprocess, "run", lambda command, **options: type("Done", (), {"returncode": 0}))
         return tmp_path / f"marcog_trl-{os.getuid()}"
 
     def test_a_folder_of_the_user_takes_its_place(self, own):
@@ -99,7 +99,7 @@ def test_build_is_deterministic_by_seed(built, tmp_path):
 
 
 def test_failed_build_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(embedded.subprocess, "run", lambda command, env: type("Done", (), {"returncode": 1}))
+    monkeypatch.setattr(embedded.subprocess, "run", lambda command, **options: type("Done", (), {"returncode": 1}))
     with pytest.raises(RuntimeError, match="building the embedded default model failed"):
         build_default_model(0, tmp_path, **TINY)
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
