@@ -228,7 +228,7 @@ class TestFaults:
             make(tiny_model, tmp_path, workflow=Pair(), write_report=True)
 
     def test_a_run_that_logs_nothing_is_refused_at_once(self):
-        with pytest.raises(ValueError, match=r"logging_strategy='no' logs nothing; logging_strategy='steps' or"):
+        with pytest.raises(ValueError, match=r"logging_strategy='no' logs nothing\. Set logging_strategy='steps', or"):
             MultiAgentPPOConfig("out", use_cpu=True, bf16=False, write_report=True, logging_strategy="no")
 
 
