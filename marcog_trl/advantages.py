@@ -21,7 +21,7 @@ def gae(
     values: torch.Tensor,
     mask: torch.Tensor,
     gamma: float = 1.0,
-    lam: float = 0.95,
+    lam: float = 1.0,
     next_row: torch.Tensor | None = None,
     gamma_turn: float | torch.Tensor = 1.0,
     lam_turn: float | None = None,
@@ -38,7 +38,7 @@ def gae(
         values (`torch.Tensor` of shape `(B, T)`): Critic's estimate before each token, in reward units.
         mask (`torch.Tensor` of shape `(B, T)`): 1 on tokens the policy wrote; other positions are skipped.
         gamma (`float`, *optional*, defaults to `1.0`): Discount per token, in [0, 1].
-        lam (`float`, *optional*, defaults to `0.95`): Bias-variance trade-off within a row, in [0, 1].
+        lam (`float`, *optional*, defaults to `1.0`): Bias-variance trade-off within a row, in [0, 1].
         next_row (`torch.Tensor` of shape `(B,)`, *optional*):
             Index of the same agent's next row of the same episode, or -1 after the last. Rows are not chained by
             default. The link of a row without live tokens is ignored.
@@ -244,7 +244,7 @@ def agent_weights(
         agents (`torch.Tensor` of shape `(B,)`): Index of each row's agent.
         num_agents (`int`): Number of agents of the team.
         unit (`str`, *optional*, defaults to `"token"`):
-            What the loss averages over: `"token"` (loss types `dapo`, `bnpo`) or `"row"` (`grpo`).
+            What the loss averages over: `"token"` (loss type `dapo`) or `"row"` (`grpo`).
         reduce (`Callable`, *optional*): Sums a tensor over the processes. One process by default.
 
     Returns:
@@ -290,7 +290,8 @@ def group_advantages(
         mask (`torch.Tensor` of shape `(B,)`, *optional*): 1 on live rows, which alone make up the statistics.
         scale (`str`, *optional*, defaults to `"none"`):
             Standard deviation of the returns that divides: `"none"`, `"group"` (siblings), `"batch"` (all live rows)
-            or `"agent"` (live rows of the same agent). Divides only, never re-centres.
+            or `"agent"` (live rows of the same agent). Divides only, never re-centres. With `kind="none"`, returns
+            that spread by less than 1 % of their root mean square are not divided.
         agents (`torch.Tensor` of shape `(B,)`, *optional*): Index of each row's agent, for `scale="agent"`.
         sums (`Callable`, *optional*): Sums a tensor over the processes, for `"batch"` and `"agent"`.
 
@@ -336,11 +337,19 @@ def group_advantages(
         index = agents
     elif scale != "batch":
         raise ValueError(f"scale={scale!r} is unknown; 'none', 'group', 'batch' or 'agent' works")
-    return advantages / (_std(returns, live, index, sums)[index] + 1e-4)  # 1e-4 as in TRL
+    std, size = (of_index[index] for of_index in _spread(returns, live, index, sums))
+    scaled = advantages / (std + 1e-4)  # 1e-4 as in TRL
+    # Returns that were not centred stay large where there is nothing to divide by
+    return torch.where(std > 1e-2 * size, scaled, advantages) if kind == "none" else scaled
 
 
-def _std(x: torch.Tensor, live: torch.Tensor, index: torch.Tensor, sums: SumOverProcesses | None) -> torch.Tensor:
-    """Standard deviation (Bessel-corrected, 0 for one element) of the live elements of `x` per index, all `(B,)`."""
+def _spread(
+    x: torch.Tensor, live: torch.Tensor, index: torch.Tensor, sums: SumOverProcesses | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    Standard deviation (Bessel-corrected, 0 for one element) and root mean square of the live elements of `x`, one entry
+    for each value of `index`.
+    """
     size = int(index.max()) + 1 if len(index) else 1
 
     def total(y: torch.Tensor) -> torch.Tensor:
@@ -350,7 +359,8 @@ def _std(x: torch.Tensor, live: torch.Tensor, index: torch.Tensor, sums: SumOver
 
     count = total(torch.ones_like(x))
     mean = total(x) / count.clamp(min=1)
-    return (total((x - mean[index]).square()) / (count - 1).clamp(min=1)).sqrt()
+    std = (total((x - mean[index]).square()) / (count - 1).clamp(min=1)).sqrt()
+    return std, (total(x.square()) / count.clamp(min=1)).sqrt()
 
 
 def value_loss(

@@ -59,7 +59,10 @@ def standardize(x: torch.Tensor) -> torch.Tensor:
 
 class ValueHead(nn.Module):
     """
-    Two-layer MLP from hidden states to values. Values start at 0.
+    Two-layer MLP from hidden states to values. Values start at 0, and `start` moves all of them.
+
+    `start` is a buffer and not the last layer's bias: DeepSpeed keeps its own copies of parameters, which would undo a
+    value that is set after training has begun.
 
     Args:
         hidden_size (`int`): H, size of the policy's hidden states.
@@ -70,6 +73,8 @@ class ValueHead(nn.Module):
     Source: MAPPO (https://huggingface.co/papers/2103.01955).
     """
 
+    start: torch.Tensor
+
     def __init__(self, hidden_size: int, team: bool):
         super().__init__()
         width = min(hidden_size, 1024)  # enough for a scalar, and small beside a LoRA of a 7B model
@@ -78,6 +83,7 @@ class ValueHead(nn.Module):
         self.out = Float32Linear(width, 1)
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
+        self.register_buffer("start", torch.zeros(()))
 
     def forward(self, hidden: torch.Tensor, team_state: torch.Tensor | None = None) -> torch.Tensor:
         """
@@ -99,7 +105,7 @@ class ValueHead(nn.Module):
         x = self.own(standardize(hidden))
         if self.team is not None and team_state is not None:
             x = x + self.team(standardize(team_state))[:, None]
-        return self.out(F.silu(x)).squeeze(-1)
+        return self.out(F.silu(x)).squeeze(-1) + self.start
 
 
 def pool_team_states(

@@ -64,9 +64,9 @@ class TestGae:
         torch.testing.assert_close(advantages, torch.tensor([[0.225, 0.25, 0.3]]))
         torch.testing.assert_close(returns, torch.tensor([[0.725, 0.85, 1.0]]))
 
-    def test_default_is_lambda_095_without_discount(self):
-        advantages, _ = gae(torch.tensor([[0.0, 0.0, 1.0]]), torch.zeros(1, 3), torch.ones(1, 3))
-        torch.testing.assert_close(advantages, torch.tensor([[0.9025, 0.95, 1.0]]))
+    def test_default_is_lambda_1_without_discount(self):
+        advantages, _ = gae(torch.tensor([[0.0, 0.0, 1.0]]), torch.full((1, 3), 0.25), torch.ones(1, 3))
+        torch.testing.assert_close(advantages, torch.tensor([[0.75, 0.75, 0.75]]))
 
     def test_gaps_and_padding_are_skipped(self):
         nan = float("nan")
@@ -277,6 +277,15 @@ class TestGroupAdvantages:
         unscaled = group_advantages(self.returns, 3, "none")
         scaled = group_advantages(self.returns, 3, "none", scale="batch")
         torch.testing.assert_close(scaled, unscaled / (self.returns.std() + 1e-4))
+
+    @pytest.mark.parametrize("scale", ["group", "batch", "agent"])
+    def test_returns_without_spread_are_not_divided(self, scale):
+        """Not even where rounding makes them differ: solved siblings keep their return."""
+        agents = torch.zeros(6, dtype=torch.long)
+        for returns in (torch.ones(6), torch.full((6,), 0.7) + 1e-7 * torch.arange(6)):
+            scaled = group_advantages(returns, 3, "none", scale=scale, agents=agents)
+            torch.testing.assert_close(scaled, returns)
+            assert not group_advantages(returns, 3, "mean", scale=scale, agents=agents).abs().gt(0.01).any()
 
     def test_agent_scale_is_global(self):
         torch.manual_seed(0)

@@ -32,8 +32,9 @@ class MultiAgentPPOConfig(MultiAgentConfig):
 
         gamma (`float`, *optional*, defaults to `1.0`):
             Discount per token, in [0, 1].
-        lam (`float`, *optional*, defaults to `0.95`):
-            GAE's bias-variance trade-off within a reply, in [0, 1].
+        lam (`float`, *optional*, defaults to `1.0`):
+            GAE's bias-variance trade-off within a reply, in [0, 1]. Below 1, a critic that is off by a constant credits
+            replies for being short, or for being long.
         lam_turn (`float`, *optional*):
             The same across turns. Defaults to `lam`.
         kl_penalty (`str`, *optional*, defaults to `"loss"`):
@@ -62,7 +63,7 @@ class MultiAgentPPOConfig(MultiAgentConfig):
 
     # Parameters that control credit
     gamma: float = field(default=1.0, metadata={"help": "Discount per token, in [0, 1]."})
-    lam: float = field(default=0.95, metadata={"help": "GAE's lambda within a reply, in [0, 1]."})
+    lam: float = field(default=1.0, metadata={"help": "GAE's lambda within a reply, in [0, 1]."})
     lam_turn: float | None = field(default=None, metadata={"help": "GAE's lambda across turns. Default: lam."})
     kl_penalty: str = field(
         default="loss", metadata={"help": "Where the KL with coefficient beta acts: 'loss' or 'reward'."}

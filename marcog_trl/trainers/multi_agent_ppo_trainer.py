@@ -412,6 +412,8 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
             values = self._rollout_values
             assert values is not None
             values = nn.functional.pad(values, (0, mask.size(1) - values.size(1)))  # pad_to_multiple_of
+            to_go, _ = gae(rewards, torch.zeros_like(values), mask, args.gamma, 1.0, next_row, discount, 1.0)
+            values = self._start_critic(values, to_go, mask)
             advantages, returns = gae(rewards, values, mask, args.gamma, args.lam, next_row, discount, args.lam_turn)
             output["old_values"], output["returns"] = values, returns
             self._log_critic(values, returns, mask)
@@ -471,29 +473,50 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
                 upcoming = torch.where(live[:, s], index[:, s], upcoming)
         return following.view(-1)
 
+    def _start_critic(self, values: torch.Tensor, to_go: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """
+        A critic that still says 0 everywhere begins at the mean return: with `lam` below 1, values that are too low by a
+        constant make the first token of a long reply worth less than that of a short one.
+
+        Args:
+            values (`torch.Tensor` of shape `(B, T)`): Values at rollout, in reward units.
+            to_go (`torch.Tensor` of shape `(B, T)`): Sum of the rewards from each token on, discounted.
+            mask (`torch.Tensor` of shape `(B, T)`): 1 on live tokens.
+
+        Returns:
+            `torch.Tensor` of shape `(B, T)`: The values from here on.
+        """
+        assert self.team.value_head is not None
+        start = self.team.value_head.start
+        if start != 0 or not self.model.training:  # the same in all processes
+            return values
+        sums = torch.stack([(values * mask).abs().sum(), (to_go * mask).sum(), mask.sum()])
+        said, total, count = self._sum_over_processes(sums.double())
+        if said == 0 and count > 0:
+            start.copy_(total / count)
+        return values + start
+
     def _log_critic(self, values: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor) -> None:
-        mask = mask.float()
+        """Pools moments in double precision: variances are small differences of them."""
+        values, returns, count = values.double(), returns.double(), mask.sum()
         error = returns - values
-        sums = torch.stack([mask.sum()] + [(x * mask).sum() for x in (returns, returns**2, error, error**2, values)])
-        n, r, rr, e, ee, v = self._sum_over_processes(sums.double()).tolist()
-        if n > 0:
-            variance = rr / n - (r / n) ** 2
-            self._metric("critic/value_mean", v / n)
-            self._metric("critic/return_mean", r / n)
+        for name, x in (("value_mean", values), ("return_mean", returns), ("residual_mean", error)):
+            self._pool(f"critic/{name}", (x * mask).sum(), count)
+        for name, x in (("return_square", returns), ("residual_square", error)):
+            self._pool(f"critic/{name}", (x.square() * mask).sum(), count)
+
+    def _pooled_means(self) -> dict[str, float]:
+        means = super()._pooled_means()
+        if "critic/return_square" in means:
+            variance, unexplained = (
+                means.pop(f"critic/{name}_square") - means[f"critic/{name}_mean"] ** 2
+                for name in ("return", "residual")
+            )
             if variance > 1e-12:
-                self._metric("critic/explained_variance", 1 - (ee / n - (e / n) ** 2) / variance)
+                means["critic/explained_variance"] = 1 - unexplained / variance
+        return means
 
     # Update
-
-    def _window(self, count: torch.Tensor) -> torch.Tensor:
-        """
-        What a sum over a micro-batch is divided by, so that an optimizer step averages over the `count` items of the
-        generation batch's share that it uses: TRL's own normaliser.
-        """
-        normalizer = count.clamp(min=1.0) / self.accelerator.num_processes
-        if self.model.training:
-            normalizer = normalizer * self.current_gradient_accumulation_steps / self.args.steps_per_generation
-        return normalizer
 
     def _compute_loss(self, model, inputs):
         names = self._row_tensor_names
@@ -522,8 +545,7 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
             )
             total = (per_token * mask * inputs["row_weight"][:, None]).sum()
             loss = loss + self.args.vf_coef * total / self._window(inputs["num_items_in_batch"])
-            sums = self._sum_over_processes(torch.stack([(per_token * mask).sum().detach(), mask.sum().float()]))
-            self._metric("critic/value_loss", (sums[0] / sums[1].clamp(min=1)).item())
+            self._pool("critic/value_loss", (per_token * mask).sum(), mask.sum())
         return loss
 
     # Checkpoints

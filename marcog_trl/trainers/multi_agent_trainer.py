@@ -57,6 +57,12 @@ from marcog_trl.trainers.trace import episode_trace
 from marcog_trl.workflows import Centralized, make_workflow
 
 
+# What TRL logs of each micro-batch as a mean over tokens
+_MICRO_BATCH_MEANS = (
+    "kl", "entropy", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean", "cispo_clip_ratio"
+)  # fmt: skip
+
+
 @dataclass
 class Rollout:
     """
@@ -220,14 +226,10 @@ class MultiAgentTrainer(GRPOTrainer):
         self.args = args  # the parent will set it too, but what is checked here reads it
         self.workflow = self._make_workflow(workflow, args)
         self.agents = [agent.name for agent in self.workflow.agents]
-        if (
-            args.agent_loss_weighting == "agent"
-            and len(self.agents) > 1
-            and args.loss_type not in ("dapo", "bnpo", "grpo")
-        ):
+        if args.agent_loss_weighting == "agent" and len(self.agents) > 1 and args.loss_type not in ("dapo", "grpo"):
             raise ValueError(
-                f"loss_type={args.loss_type!r} cannot weigh agents equally; loss_type='dapo' or "
-                "agent_loss_weighting='token' works"
+                f"loss_type={args.loss_type!r} does not support agent_loss_weighting='agent'. Use loss_type='dapo' or "
+                "'grpo', or set agent_loss_weighting='token'."
             )
         if args.turn_weights is not None and len(args.turn_weights) != self.workflow.num_turns:
             raise ValueError(
@@ -302,6 +304,10 @@ class MultiAgentTrainer(GRPOTrainer):
             # hook lose their gradient; non-reentrant checkpointing works with deepspeed >= 0.19
             args.gradient_checkpointing_kwargs = {"use_reentrant": False}
         self._gradient_mass = torch.zeros(len(self.agents), device=self.accelerator.device)
+        # Of this process since the last log, by mode and name: a sum, and how many it adds up
+        self._pooled: dict[str, dict[str, torch.Tensor]] = {"train": {}, "eval": {}}
+        # Set while TRL computes a loss: what the gradient of its entropy bonus is multiplied by
+        self._entropy_share: torch.Tensor | None = None
         self._rollout_in_flight: Rollout | None = None
         self._episode_to_show: Episode | None = None
         self._inputs: list[dict[str, Any]] = []
@@ -864,8 +870,11 @@ class MultiAgentTrainer(GRPOTrainer):
         mask = output["completion_mask"] * output["tool_mask"]
         output["num_items_in_batch"] = self._sum_over_processes(mask.sum())
         output["agent"], output["turn"] = rollout.agent, rollout.turn
-        live, total = self._sum_over_processes(torch.stack([rollout.live.sum(), torch.ones_like(rollout.live).sum()]))
+        live, trained, total = self._sum_over_processes(
+            torch.stack([rollout.live.sum(), rollout.trained.sum(), torch.ones_like(rollout.live).sum()])
+        )
         output["rows_per_live_row"] = total / live.clamp(min=1)
+        output["rows_per_trained_row"] = total / trained.clamp(min=1)
         self._assign_credit(output, rollout)
         self._log_rollout(output, rollout)
         self._rollout_in_flight = None
@@ -903,16 +912,75 @@ class MultiAgentTrainer(GRPOTrainer):
 
     def _compute_loss(self, model, inputs):
         beta = self.beta
-        if self.loss_type in ("grpo", "sapo", "dr_grpo", "luspo"):
-            # Means over rows, in which rows that nobody played must not count. The loss is linear in advantages and beta;
-            # its other parts, such as the entropy bonus, are means over live tokens already
-            inputs = inputs | {"advantages": inputs["advantages"] * inputs["rows_per_live_row"]}
-            self.beta = beta * inputs["rows_per_live_row"].item()
+        mask = inputs["completion_mask"] * inputs["tool_mask"]
+        share = self._share_of_live_rows(inputs, mask)
+        if share is not None:  # the policy and KL terms are linear in advantages and beta
+            inputs = inputs | {"advantages": inputs["advantages"] * share}
+            self.beta = beta * share.item()
+        if self.model.training:
+            # TRL's bonus is a mean over the micro-batch's tokens. This makes it the mean over those of the optimizer step
+            window = self._window(inputs["num_items_in_batch"])
+            self._entropy_share = mask.sum() * self.current_gradient_accumulation_steps / window
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        logged = {name: len(metrics[name]) for name in _MICRO_BATCH_MEANS if name in metrics}
         try:
             with self._watching_gradients(inputs["agent"]):
-                return super()._compute_loss(model, inputs)
+                loss = super()._compute_loss(model, inputs)
         finally:
             self.beta = beta
+            self._entropy_share = None
+        self._pool_micro_batch(logged, mask)
+        return loss
+
+    def _share_of_live_rows(self, inputs: dict[str, Any], mask: torch.Tensor) -> torch.Tensor | None:
+        """
+        What the policy and KL terms of a micro-batch are multiplied by so that rows that nobody played do not dilute them;
+        `None` where they do not.
+        """
+        if self.loss_type in ("grpo", "sapo", "dr_grpo", "luspo"):  # means over the rows of the micro-batch
+            return inputs["rows_per_live_row"]
+        if (
+            self.loss_type == "bnpo"
+        ):  # a mean over its live tokens: only micro-batches with fewer of them count too much
+            return mask.any(1).float().mean() * inputs["rows_per_trained_row"]
+        return None
+
+    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+        logps, entropies, aux_loss = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        if entropies is not None and self._entropy_share is not None:
+            # The same values, which TRL logs and controls the coefficient with, and another gradient
+            values = entropies.detach()
+            entropies = values + self._entropy_share * (entropies - values)
+        return logps, entropies, aux_loss
+
+    def _pool_micro_batch(self, logged: dict[str, int], mask: torch.Tensor) -> None:
+        """
+        Replaces TRL's means over the tokens of a micro-batch, of which `logged` are older, by means over the logging window: a
+        micro-batch without live tokens has a mean of 0, which must not count.
+        """
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        by_row = self.importance_sampling_level == "sequence"
+        for name in _MICRO_BATCH_MEANS:
+            if len(metrics.get(name, ())) > logged.get(name, 0):
+                mean = metrics[name].pop()
+                if not metrics[name]:
+                    del metrics[name]
+                if (
+                    by_row and "clip_ratio" in name
+                ):  # over all rows of the micro-batch; those that are dead are never clipped
+                    self._pool(name, torch.tensor(mean * len(mask), device=mask.device), mask.any(1).sum())
+                else:
+                    self._pool(name, mean * mask.sum(), mask.sum())
+
+    def _window(self, count: torch.Tensor) -> torch.Tensor:
+        """
+        What a sum over a micro-batch is divided by, so that an optimizer step averages over the `count` items of the
+        generation batch's share that it uses: TRL's own normaliser.
+        """
+        normalizer = count.clamp(min=1.0) / self.accelerator.num_processes
+        if self.model.training:
+            normalizer = normalizer * self.current_gradient_accumulation_steps / self.args.steps_per_generation
+        return normalizer
 
     @contextmanager
     def _watching_gradients(self, agent: torch.Tensor) -> Iterator[None]:
@@ -940,9 +1008,27 @@ class MultiAgentTrainer(GRPOTrainer):
     def _metric(self, name: str, value: float) -> None:
         self._metrics["train" if self.model.training else "eval"][name].append(value)
 
+    def _pool(self, name: str, total: torch.Tensor, count: torch.Tensor) -> None:
+        """Adds to a mean over the logging window and all processes, each of which must add to the same names."""
+        pooled = self._pooled["train" if self.model.training else "eval"]
+        sums = torch.stack([total.detach().double(), count.detach().double()])
+        pooled[name] = pooled[name] + sums if name in pooled else sums
+
+    def _pooled_means(self) -> dict[str, float]:
+        """The means of what was pooled since the log before, by name; those of nothing are left out."""
+        pooled = self._pooled["train" if self.model.training else "eval"]
+        if not pooled:
+            return {}
+        names = sorted(pooled)
+        sums = self._sum_over_processes(torch.stack([pooled[name] for name in names])).tolist()
+        pooled.clear()
+        return {name: total / count for name, (total, count) in zip(names, sums, strict=True) if count}
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if self.model.training and len(self.agents) > 1:
             self._log_gradient_shares()
+        for name, mean in self._pooled_means().items():
+            self._metric(name, mean)
         super().log(logs, start_time)
         if self._episode_to_show is not None and self.accelerator.is_main_process:
             Console().print(episode_trace(self._episode_to_show, f"an episode of step {self.state.global_step}"))

@@ -432,9 +432,8 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
             weight, window = inputs["team_weight"], self._window(inputs["num_team_turns"])
             latent, inference = (flight.latent_loss * weight).sum(), (flight.inference_loss * weight).sum()
             loss = loss + (latent + inference) / window
-            sums = self._sum_over_processes(torch.stack([latent.detach(), inference.detach(), weight.sum()]))
-            self._metric("latent/loss", (sums[0] / sums[2].clamp(min=1e-8)).item())
-            self._metric("latent/inference_loss", (sums[1] / sums[2].clamp(min=1e-8)).item())
+            self._pool("latent/loss", latent, weight.sum())
+            self._pool("latent/inference_loss", inference, weight.sum())
         return loss
 
     @torch.no_grad()

@@ -129,9 +129,10 @@ class TestCredit:
     def test_a_reward_without_a_row_goes_discounted_to_the_agent_s_last_row(self, tiny_model, tmp_path):
         trainer = self.make(tiny_model, tmp_path, workflow=Once(), gamma=1.0, lam=1.0, per_device_train_batch_size=3)
         teams.recite(trainer, [[11, 12], [13, 14, 15]], [[16]])
-        output = teams.generation_batch(trainer)  # values start at 0, so that returns are sums of rewards
+        output = teams.generation_batch(trainer)
+        value = (2 * (1 + 0.5 * 2) + 3 * 0 + 2) / 6  # of every token: the mean return, at which the critic starts
         b = 0.5 + 0.5 * -1.0
-        a0, a1 = 1 + 0.5 * 0.4 * 2, 2.0  # at λ_turn=0.4 and V=0, what comes later counts γ_turn λ_turn
+        a0, a1 = 1 + 0.5 * (value + 0.4 * (2 - value)), 2.0
         torch.testing.assert_close(output["returns"], torch.tensor([[a0, a0, 0], [b, b, b], [a1, 0, 0]]))
 
     def test_a_turn_s_reward_stands_on_the_agent_s_last_act(self, tiny_model, tmp_path):
@@ -197,7 +198,7 @@ class TestCredit:
         if options["critic"] == "none":
             mean = returns.view(-1, 2).mean(1, keepdim=True)
             torch.testing.assert_close(output["advantages"][:, 0], (returns.view(-1, 2) - mean).flatten())
-        else:  # whose values are 0 at the start
+        else:
             torch.testing.assert_close(output["returns"][:, 0], returns)
 
     def test_advantages_are_normalised_and_agents_weigh_the_same(self, tiny_model, tmp_path):
@@ -441,6 +442,35 @@ class TestDeadRows:
         )
         assert_equal_gradients(spare, plain)
 
+    @pytest.mark.parametrize("size", [1, 2])
+    def test_the_entropy_bonus_and_the_logs_do_not_depend_on_micro_batches(self, tiny_model, tmp_path, size):
+        """Half of the slots are unused, so that some micro-batches hold nothing."""
+
+        def run(size):
+            watch = teams.Watch()
+            trainer = teams.make(
+                tiny_model, tmp_path, MultiAgentPPOTrainer, workflow=Spare(), callbacks=[watch], entropy_coef=1.0, beta=0.1,
+                reward=lambda completions, **kwargs: [1.0] * len(completions), advantage_normalization="none",
+                per_device_train_batch_size=size, gradient_accumulation_steps=16 // size,
+            )  # fmt: skip
+            teams.randomize(trainer.team)
+            teams.script(trainer)
+            trainer.train()
+            logs = {name: teams.logged(trainer, name)[0] for name in ("entropy", "kl", "critic/value_loss")}
+            return watch.gradients[0], logs
+
+        (whole, expected), (split, logs) = run(16), run(size)
+        assert_equal_gradients(split, whole)
+        assert logs == pytest.approx(expected, rel=1e-4) and min(logs.values()) > 0.01
+
+    def test_a_mean_over_the_tokens_of_micro_batches_is_not_diluted(self, tiny_model, tmp_path):
+        options = {"loss_type": "bnpo", "agent_loss_weighting": "token", "beta": 0.1, "per_device_train_batch_size": 1}
+        [spare], [plain] = (
+            gradients(tiny_model, tmp_path, workflow=workflow, gradient_accumulation_steps=steps, **options)
+            for workflow, steps in ((Spare(), 16), (teams.Pair(), 8))
+        )
+        assert_equal_gradients(spare, plain)
+
     def test_a_batch_that_is_masked_as_a_whole_updates_nothing(self, tiny_model, tmp_path):
         trainer = teams.make(
             tiny_model,
@@ -473,7 +503,7 @@ class TestDeadRows:
         assert torch.equal(mask.any(1), ended)
         assert output["num_items_in_batch"] == mask.sum()
         assert not output["advantages"][~ended].any()
-        # Rows: problem, turn, agent, generation. Values start at 0: returns are the rewards from here on
+        # Rows: problem, turn, agent, generation. At λ=1, returns are the rewards from here on
         first, second = ended.view(2, 2, 4).transpose(0, 1).flatten(1)
         assert {(True, False), (False, True), (True, True)} <= set(zip(first.tolist(), second.tolist(), strict=True))
         returns = torch.where(mask, output["returns"], 0).amax(1).view(2, 2, 4).transpose(0, 1).flatten(1)
@@ -532,6 +562,40 @@ class TestCritic:
         old, expected = outputs[True]["old_values"][mask], outputs[False]["old_values"][mask]
         assert expected.std() > 0.01
         torch.testing.assert_close(old, expected, rtol=0, atol=2e-5)
+
+    def test_explained_variance_is_that_of_the_logging_window(self, tiny_model, tmp_path):
+        """A mean of ratios would be ruined by one batch whose returns hardly differ."""
+        returns, values = [], []
+        offsets = iter([0.0, 10.0])
+
+        def reward(completions, **kwargs):
+            offset = next(offsets)
+            return [offset + 0.01 * reward for reward in teams.letters(completions)]
+
+        trainer = teams.make(tiny_model, tmp_path, reward=reward, max_steps=2, logging_steps=2, learning_rate=0.0)
+        teams.script(trainer)
+        assign = trainer._assign_credit
+
+        def guess(output, rollout):
+            offset = rollout.returns.mean().round()
+            trainer.team.value_head.forward = None  # nothing is computed in the update
+            trainer._rollout_values = offset + torch.linspace(-0.5, 0.3, output["completion_ids"].numel()).view_as(
+                output["completion_ids"]
+            )
+            assign(output, rollout)
+            live = output["completion_mask"].bool()
+            returns.append(output["returns"][live])
+            values.append(output["old_values"][live])
+
+        trainer._assign_credit = guess
+        trainer._make_flight = lambda rows, keep: type(trainer)._make_flight(trainer, rows, 0)
+        trainer.train()
+        returns, values = torch.cat(returns), torch.cat(values)
+        error = returns - values
+        expected = 1 - error.var(correction=0) / returns.var(correction=0)
+        assert expected > 0.99
+        assert teams.logged(trainer, "critic/explained_variance") == [pytest.approx(expected.item(), rel=1e-4)]
+        assert teams.logged(trainer, "critic/residual_mean") == [pytest.approx(error.mean().item(), rel=1e-4)]
 
     def test_states_are_kept_for_rollouts_alone(self, tiny_model, tmp_path):
         """Of a long evaluation they would fill the memory, and nothing reads them there."""
@@ -622,12 +686,29 @@ class TestCritic:
             critic_learning_rate=0.02,
             lr_scheduler_type="linear",
             cliprange_value=10.0,
-            lam=1.0,
         )
+        teams.randomize(trainer.team.value_head.out, scale=0.2)  # a critic that says something starts where it is
         teams.script(trainer)
         trainer.train()
         losses = teams.logged(trainer, "critic/value_loss")
-        assert losses[0] == pytest.approx(0.5 * 0.7**2) and losses[-1] < 0.01
+        assert trainer.team.value_head.start == 0 and losses[0] > 0.1 and losses[-1] < 0.01
+
+    @pytest.mark.parametrize("lam", [0.95, 1.0])
+    def test_starts_at_the_mean_return_of_the_first_batch(self, tiny_model, tmp_path, lam):
+        """Whatever lambda is, and in batches that earn nothing it waits."""
+        rewards = iter([0.0, 0.25, 0.75, 1.0])
+        trainer = teams.make(
+            tiny_model, tmp_path, workflow=teams.Pair(), max_steps=4, lam=lam, vf_coef=0.0,
+            reward=lambda completions, **kwargs: [next(rewards)] * len(completions),
+        )  # fmt: skip
+        teams.script(trainer)
+        trainer.train()
+        assert teams.logged(trainer, "critic/value_mean") == pytest.approx([0, 0.25, 0.25, 0.25])
+        assert teams.logged(trainer, "critic/residual_mean")[:2] == pytest.approx([0, 0])
+        trainer._save(str(tmp_path / "saved"))
+        again = teams.make(tiny_model, tmp_path, workflow=teams.Pair())
+        again._load_team(str(tmp_path / "saved"))
+        assert again.team.value_head.start == 0.25
 
 
 class TestVLLM:

@@ -674,7 +674,7 @@ class TestBadInput:
             ({"reward": None}, "reward_funcs is missing; .* works"),
             (
                 {"loss_type": "dr_grpo", "workflow": teams.Pair()},
-                "loss_type='dr_grpo' cannot weigh agents equally; loss_type='dapo' or agent_loss_weighting='token' works",
+                "loss_type='dr_grpo' does not support agent_loss_weighting='agent'. Use loss_type='dapo' or 'grpo', or",
             ),
             (
                 {"peft_config": LoraConfig(task_type="CAUSAL_LM", inference_mode=True)},
@@ -808,7 +808,7 @@ class TestFeatures:
             {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}, "bf16": True},
             {"num_iterations": 2, "steps_per_generation": 2, "per_device_train_batch_size": 4, "max_steps": 4},
             {"loss_type": "grpo", "gradient_accumulation_steps": 2},
-            {"loss_type": "bnpo", "importance_sampling_level": "sequence"},
+            {"loss_type": "bnpo", "agent_loss_weighting": "token", "importance_sampling_level": "sequence"},
             {"loss_type": "dr_grpo", "agent_loss_weighting": "token"},
             {"entropy_coef": 0.01, "top_entropy_quantile": 0.5},
             {"critic_backprop": True, "delta": 2.0},
@@ -844,7 +844,7 @@ class TestFeatures:
             return watch.gradients[0]
 
         expected = gradients("dapo")
-        for loss_type in ("grpo", "dr_grpo", "sapo", "luspo"):
+        for loss_type in ("grpo", "dr_grpo", "sapo", "luspo", "bnpo"):
             torch.testing.assert_close(gradients(loss_type), expected, rtol=1e-4, atol=1e-6)
 
     @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo"])
