@@ -58,8 +58,8 @@ def check_peft_config(config: PeftConfig) -> None:
         )
     if config.target_parameters:
         raise ValueError(
-            f"peft_config.target_parameters={config.target_parameters!r}: the heterogeneity layer cannot act on bare "
-            "parameters (experts see tokens without their rows); target_modules with linear layers works"
+            f"peft_config.target_parameters={config.target_parameters!r} is not supported: experts see tokens without their "
+            "rows, so that agents cannot be told apart. Leave it out, and name linear layers in target_modules."
         )
 
 
@@ -80,6 +80,12 @@ def adapted_layers(model: PeftModel, adapter_name: str = "default") -> dict[str,
     if not isinstance(model, PeftModel) or adapter_name not in model.peft_config:
         raise ValueError(f"adapter_name={adapter_name!r}: the model has no such adapter; a PeftModel with LoRA works")
     config = model.peft_config[adapter_name]
+    if isinstance(config, LoraConfig) and config.target_parameters:
+        raise ValueError(
+            f"The adapter acts on the expert parameters {sorted(config.target_parameters)}, to which PEFT also turns names such "
+            "as gate_proj, up_proj and down_proj. Experts see tokens without their rows, so that agents cannot be told apart. "
+            "Name other linear layers in target_modules, such as ['q_proj', 'k_proj', 'v_proj', 'o_proj']."
+        )
     check_peft_config(config)
     head = cast(PreTrainedModel, model.get_base_model()).get_output_embeddings()
     layers = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import itertools
 import math
@@ -37,6 +38,7 @@ from marcog_trl.execution.isolation import IsolationLevel
 from marcog_trl.expert import ExpertEdits
 from marcog_trl.rollout import Episode, Row, Score, encode_prompts, play
 from marcog_trl.trainers import export
+from marcog_trl.trainers.adapter_targets import resolve_all_linear
 from marcog_trl.trainers.checkpoints import (
     COMPLETE_FILE,
     check_checkpoint,
@@ -170,7 +172,8 @@ class MultiAgentTrainer(GRPOTrainer):
             float, or `None` where the reward does not apply: an episode to which none applies is left out of training.
             So is one for which a function returns an [`~marcog_trl.rewards.InfrastructureFailure`], whatever the others say.
         peft_config ([`~peft.PeftConfig`], *optional*):
-            Defaults to LoRA of rank 16 on all linear layers.
+            Defaults to LoRA of rank 16 on all linear layers that PEFT can adapt; those of Mamba layers that it refuses are
+            left out.
         workflow ([`Workflow`] or `str`, *optional*):
             Who speaks when, and who sees what. Defaults to `args.workflow`.
 
@@ -420,9 +423,12 @@ class MultiAgentTrainer(GRPOTrainer):
         """The adapter to train: the user's, or LoRA on all linear layers."""
         if isinstance(model, str) or not is_peft_model(model):
             if peft_config is None:
-                return LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules="all-linear")
+                peft_config = LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules="all-linear")
             if peft_config.inference_mode:
-                raise ValueError("peft_config.inference_mode=True freezes the adapter; False works")
+                raise ValueError("peft_config.inference_mode=True freezes the adapter. Set inference_mode=False.")
+            if isinstance(peft_config, LoraConfig) and peft_config.target_modules == "all-linear":
+                names = resolve_all_linear(model, self._adapts_experts, cast(dict | None, args.model_init_kwargs))
+                peft_config = dataclasses.replace(peft_config, target_modules=names)
             return peft_config
         if "default" not in model.peft_config:
             raise ValueError(
@@ -432,6 +438,11 @@ class MultiAgentTrainer(GRPOTrainer):
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ValueError("model's adapter is frozen; PeftModel.from_pretrained(..., is_trainable=True) works")
         return peft_config  # with an adapter in place, TRL refuses another one
+
+    @property
+    def _adapts_experts(self) -> bool:
+        """Whether `target_modules="all-linear"` may include a model's experts."""
+        return True
 
     @staticmethod
     def _make_executor(args: MultiAgentConfig) -> CodeExecutor:

@@ -22,6 +22,7 @@ from marcog_trl.heterogeneity import (
     InferenceNet,
     LatentNet,
     LoraCores,
+    adapted_layers,
     check_peft_config,
     fold_adapters,
     latent_distance_range,
@@ -65,7 +66,8 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
     >>> trainer.train()
     ```
 
-    Args: see [`MultiAgentTrainer`].
+    Args: see [`MultiAgentTrainer`]. With latents, or an adapter per agent, `target_modules="all-linear"` leaves out
+    blocks with experts, which see tokens without their rows.
 
     Source: Guo et al., Heterogeneous Multi-Agent Reinforcement Learning for Zero-Shot Scalable Collaboration
     (https://huggingface.co/papers/2404.03869).
@@ -118,6 +120,8 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
 
     def _adapter_config(self, model, peft_config: PeftConfig | None, args: MultiAgentConfig) -> PeftConfig | None:
         assert isinstance(args, SHPPOConfig)
+        if args.parameter_sharing != "shared" and peft_config is not None:
+            check_peft_config(peft_config)
         config = super()._adapter_config(model, peft_config, args)
         if args.parameter_sharing == "shared":
             return config
@@ -131,10 +135,15 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
                 "adapter's settings as peft_config"
             )
         adapter = cast(LoraConfig, model.peft_config["default"] if config is None else config)
-        check_peft_config(adapter)
+        if config is None:
+            adapted_layers(model)
         if args.use_vllm:
             check_served_adapter(adapter)
         return stack_config(adapter, len(self.agents)) if separate else config
+
+    @property
+    def _adapts_experts(self) -> bool:
+        return self.args.parameter_sharing == "shared"  # otherwise agents must be told apart
 
     def _make_team(self) -> TeamModule:
         if self.args.parameter_sharing == "shared":

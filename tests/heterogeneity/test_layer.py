@@ -249,7 +249,7 @@ class TestRefusals:
             (LoraConfig(init_lora_weights="mica"), "peft_config.init_lora_weights='mica'"),
             (
                 LoraConfig(target_parameters=["experts.gate_up_proj"]),
-                r"peft_config.target_parameters=\['experts.gate_up_proj'\]: .*target_modules with linear layers works",
+                r"peft_config.target_parameters=\['experts.gate_up_proj'\] is not supported: .* linear layers in target_modules",
             ),
             (
                 LoraConfig(task_type="CAUSAL_LM", alora_invocation_tokens=[1]),

@@ -678,7 +678,7 @@ class TestBadInput:
             ),
             (
                 {"peft_config": LoraConfig(task_type="CAUSAL_LM", inference_mode=True)},
-                "peft_config.inference_mode=True freezes the adapter; False works",
+                "peft_config.inference_mode=True freezes the adapter. Set inference_mode=False.",
             ),
             (
                 {"num_iterations": 4, "save_strategy": "steps", "save_steps": 10},

@@ -414,7 +414,10 @@ class TestTeam:
         ("peft_config", "message"),
         [
             (teams.lora_config(use_dora=True), "peft_config.use_dora=True.* works"),
-            (teams.lora_config(target_parameters=["mlp.experts"]), "peft_config.target_parameters=.* works"),
+            (
+                teams.lora_config(target_parameters=["mlp.experts"]),
+                "peft_config.target_parameters=.* is not supported: .* Leave it out, and name linear layers",
+            ),
             (IA3Config(task_type="CAUSAL_LM"), "peft_config.peft_type=IA3.* a LoraConfig works"),
         ],
     )

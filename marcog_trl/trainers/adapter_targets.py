@@ -1,0 +1,63 @@
+"""Which layers `target_modules="all-linear"` stands for, in models where PEFT refuses some of them or adapts experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+
+# Where a model has fused experts, PEFT takes these names for parts of them, also where they are names of other layers
+EXPERT_NAMES = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
+# Of Mamba layers: their weights may be read without calling the layer, past an adapter. PEFT refuses the first
+MAMBA_NAMES = ("out_proj", "x_proj", "dt_proj")
+
+
+def resolve_all_linear(
+    model: str | PreTrainedModel, experts: bool, model_init_kwargs: dict[str, Any] | None = None
+) -> str | list[str]:
+    """
+    What to give PEFT as `target_modules` for all linear layers of a model.
+
+    Args:
+        model (`str` or [`~transformers.PreTrainedModel`]): The model, or its path or name.
+        experts (`bool`):
+            Whether blocks with experts may be adapted, as PEFT does. Experts see tokens without their rows.
+        model_init_kwargs (`dict`, *optional*): With which a model is loaded by name.
+
+    Returns:
+        `str` or `list[str]`: `"all-linear"`, or, where that would not work, the names of attention and other linear layers
+        that all tokens go through.
+    """
+    model = _skeleton(model, model_init_kwargs or {}) if isinstance(model, str) else model
+    modules = dict(model.named_modules())
+    blocks = () if experts else tuple(name.removesuffix("experts") for name in modules if name.endswith(".experts"))
+    mambas = tuple(
+        f"{name}." for name, module in modules.items() if {"A_log", "D"} <= dict(module.named_parameters(recurse=False)).keys()
+    )  # fmt: skip
+    if not blocks and not mambas:
+        return "all-linear"
+
+    def works(name: str) -> bool:
+        leaf = name.rpartition(".")[2]
+        if blocks and (name.startswith(blocks) or leaf in EXPERT_NAMES):
+            return False
+        return not (mambas and name.startswith(mambas) and leaf in MAMBA_NAMES)
+
+    head = model.get_output_embeddings()
+    linear = [name for name, module in modules.items() if isinstance(module, nn.Linear) and module is not head]
+    wanted = {name for name in linear if works(name)}
+    others = {name.rpartition(".")[2] for name in linear if name not in wanted}
+    # Names of their own are short, and what vLLM and people expect
+    return sorted({name if (leaf := name.rpartition(".")[2]) in others else leaf for name in wanted})
+
+
+def _skeleton(name: str, model_init_kwargs: dict[str, Any]) -> PreTrainedModel:
+    """The modules of a model without its weights."""
+    kept = ("revision", "trust_remote_code", "cache_dir", "token", "subfolder")
+    options = {key: model_init_kwargs[key] for key in kept if key in model_init_kwargs}
+    config = AutoConfig.from_pretrained(name, **options)
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=options.get("trust_remote_code", False))
