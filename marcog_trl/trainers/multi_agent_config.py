@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar, cast
 
 import torch
+from transformers import GenerationConfig
+from transformers.generation import GenerationMode
 from transformers.integrations.integration_utils import (
     INTEGRATION_TO_CALLBACK,
     get_available_reporting_integrations,
@@ -20,6 +22,9 @@ from marcog_trl.trainers.ranges import COUNT, NOT_NEGATIVE, POSITIVE, UNIT, Rang
 
 # TRL checks these while it trains
 LOSS_TYPES = ("dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo")
+GENERATION_MODES = (
+    GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH, GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE
+)  # fmt: skip
 VLLM_IMPORTANCE_SAMPLING_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
 
@@ -365,6 +370,7 @@ class MultiAgentConfig(GRPOConfig):
             raise ValueError(
                 f"merge_for_generation=True works with `generate` only, and {name}=True replaces it. Set one of them to False."
             )
+        self._check_generation()
         for name in ("generation_kwargs", "chat_template_kwargs"):
             try:
                 json.dumps(getattr(self, name))
@@ -377,6 +383,33 @@ class MultiAgentConfig(GRPOConfig):
             raise ValueError(
                 "feedback='expert_edits' needs a model to ask, but expert_model=None. Set expert_model='gpt-4o-mini', for "
                 "example."
+            )
+
+    def _check_generation(self) -> None:
+        """Refuses ways of generating that do not give one reply for each prompt of a batch."""
+        given = cast(dict, self.generation_kwargs or {})
+        for name in ("num_return_sequences", "n"):
+            if given.get(name, 1) != 1:
+                raise ValueError(
+                    f"generation_kwargs has {name}={given[name]}, but each prompt needs one reply. Leave it out, and set "
+                    "num_generations to the number of episodes per problem."
+                )
+        if self.use_vllm:
+            return
+        mode = GenerationConfig(**{"do_sample": True, **given}).get_generation_mode()
+        if mode not in GENERATION_MODES or given.get("penalty_alpha"):
+            raise ValueError(
+                f"generation_kwargs={given} asks for {mode.value.replace('_', ' ')}, which is not supported. Use sampling, greedy "
+                "search or beam search."
+            )
+        if given.get("guidance_scale", 1) != 1:
+            raise ValueError(
+                f"generation_kwargs has guidance_scale={given['guidance_scale']}, which samples from another policy than the "
+                "one that is trained. Leave it out."
+            )
+        if given.get("return_dict_in_generate"):
+            raise ValueError(
+                "generation_kwargs has return_dict_in_generate=True, which is not supported. Leave it out."
             )
 
     def _check_report_to(self) -> None:

@@ -7,7 +7,7 @@ import itertools
 import torch
 from datasets import Dataset
 
-from marcog_trl.advantages import group_advantages, tree_returns
+from marcog_trl.advantages import tree_returns
 from marcog_trl.agents import Slot
 from marcog_trl.rollout import Row, play_tree, replay
 from marcog_trl.trainers.multi_agent_grpo_config import MultiAgentGRPOConfig
@@ -89,6 +89,9 @@ class MultiAgentGRPOTrainer(MultiAgentTrainer):
             for node in range(self._num_children**turn)
             for slot in self._slots_of_turn(turn)
         ]
+
+    def _splits_groups(self, training: bool) -> bool:
+        return super()._splits_groups(training) and not (training and self._branches)
 
     def _num_groups(self, training: bool) -> int:
         return len(self._groups()) if training and self._branches else super()._num_groups(training)
@@ -185,12 +188,4 @@ class MultiAgentGRPOTrainer(MultiAgentTrainer):
         )
 
     def _group_advantages(self, rollout: Rollout) -> torch.Tensor:
-        return group_advantages(
-            self._row_returns(rollout),
-            self._group_size,
-            kind=self.args.advantage,
-            mask=rollout.live,
-            scale=self.args.scale_rewards,
-            agents=rollout.agent,
-            sums=self._sum_over_processes,
-        )
+        return self._over_siblings(rollout, kind=self.args.advantage, scale=self.args.scale_rewards)

@@ -86,6 +86,7 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
         dtype = adapter.dtype if self.is_deepspeed_enabled else torch.promote_types(adapter.dtype, torch.float32)
         self.team.to(device=self.accelerator.device, dtype=dtype)
         self.team.attach(causal_lm)
+        self._check_optimizer_of_team()
         if self.use_vllm:
             self._keep_team_from_vllm()
         # Of the rows in flight, in row order: what forward passes need beside token ids
@@ -117,6 +118,17 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
         with torch.random.fork_rng():
             torch.manual_seed(self.args.seed)
             yield
+
+    def _check_optimizer_of_team(self) -> None:
+        held = self._held_by_optimizer()
+        missing = [name for name, p in self.team.named_parameters() if held is not None and id(p) not in held]
+        if missing:
+            networks = sorted({name.partition(".")[0] for name in missing})
+            raise ValueError(
+                f"The optimizer lacks the team's {', '.join(networks)}, which the trainer makes. Leave optimizers out and set "
+                "optim, learning_rate and critic_learning_rate, or set trainer.optimizer before train() to one made of the "
+                "trainable parameters of trainer.model."
+            )
 
     def _make_team(self) -> TeamModule:
         with self._own_randomness():
@@ -460,7 +472,7 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
 
     def _next_rows(self, rollout: Rollout) -> torch.Tensor:
         """Index of the same agent's next trained row of the same episode, or -1, `(B,)`."""
-        slots, group = self.workflow.slots, self._group_size
+        slots, group = self.workflow.slots, self._siblings_here
         num_slots = len(slots)
         slot_agent = [self.agents.index(slot.agent) for slot in slots]
         live = rollout.trained.view(-1, num_slots, group)

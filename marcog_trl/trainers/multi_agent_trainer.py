@@ -31,7 +31,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
-from marcog_trl.advantages import agent_weights, group_advantages, turn_returns
+from marcog_trl.advantages import SumOverProcesses, agent_weights, group_advantages, turn_returns
 from marcog_trl.agents import Slot, Workflow, solution_job
 from marcog_trl.execution import CodeExecutor
 from marcog_trl.execution.isolation import IsolationLevel
@@ -294,6 +294,7 @@ class MultiAgentTrainer(GRPOTrainer):
             self.add_callback(self.report)
         if self._is_vlm:
             raise ValueError("processing_class is a multimodal processor; a text tokenizer works")
+        self._check_optimizer()
         # Set here and not passed: TRL warns that rollout functions are experimental
         self.rollout_func = self._rollout
         zero3 = args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3
@@ -354,27 +355,46 @@ class MultiAgentTrainer(GRPOTrainer):
         """Groups of siblings per problem: one per slot."""
         return len(self.workflow.slots)
 
+    def _splits_groups(self, training: bool) -> bool:
+        """
+        Whether a group of siblings may lie on several processes, as in TRL. Replies that stand alone allow it; those of a team
+        belong to episodes, which one process plays.
+        """
+        return len(self.workflow.slots) == 1
+
     def _fit_batches(self, args: MultiAgentConfig, train_dataset) -> None:
         num_groups, num_processes = self._num_groups(training=True), args.world_size
         whole = args.num_generations * num_groups
         accumulation = args.gradient_accumulation_steps
+        # Whole problems lie within so many processes
+        spread = num_processes if self._splits_groups(training=True) else 1
         if args.auto_generation_batch:
             # The smallest number of micro-batches that holds whole problems and whole accumulation windows
-            micro_batches = whole // math.gcd(whole, args.per_device_train_batch_size)
+            micro_batches = whole // math.gcd(whole, args.per_device_train_batch_size * spread)
             args.steps_per_generation = math.lcm(micro_batches, accumulation)
             args.generation_batch_size = args.per_device_train_batch_size * args.steps_per_generation * num_processes
         # The configuration has completed these
         assert args.steps_per_generation is not None and args.generation_batch_size is not None
         assert args.num_generations_eval is not None and args.per_device_eval_batch_size is not None
         assert args.save_steps is not None
-        local = args.per_device_train_batch_size * args.steps_per_generation
+        rows = args.per_device_train_batch_size * args.steps_per_generation * spread
         kind = "slots" if num_groups == len(self.workflow.slots) else "groups of a tree"
         layout = f"{whole} rows (num_generations={args.num_generations} x {num_groups} {kind})"
-        if local % whole:
-            works = math.lcm(whole, args.per_device_train_batch_size) * num_processes
+        if rows % whole:
+            works = math.lcm(whole, args.per_device_train_batch_size * spread) * (num_processes // spread)
+            where = f" on each of {num_processes} processes" if spread < num_processes else ""
             raise ValueError(
-                f"generation_batch_size={args.generation_batch_size} cannot hold whole problems of {layout} on each of "
-                f"{num_processes} processes; {works} works"
+                f"generation_batch_size={args.generation_batch_size} cannot hold whole problems of {layout}{where}. Set "
+                f"generation_batch_size={works}."
+            )
+        if args.auto_generation_batch and args.steps_per_generation > accumulation and args.process_index == 0:
+            warnings.warn(
+                f"Each rollout is used for {args.steps_per_generation // accumulation} optimizer steps: it has "
+                f"{args.generation_batch_size} rows, since {'each process' if spread < num_processes else 'it'} holds whole "
+                f"problems of {layout}, and a step has "
+                f"{args.per_device_train_batch_size * accumulation * num_processes}. Set "
+                f"gradient_accumulation_steps={args.steps_per_generation} for one step per rollout.",
+                stacklevel=3,
             )
         if isinstance(train_dataset, Dataset) and len(train_dataset) < args.generation_batch_size // whole:
             raise ValueError(
@@ -383,13 +403,15 @@ class MultiAgentTrainer(GRPOTrainer):
             )
         num_slots = self._num_groups(training=False)
         whole = args.num_generations_eval * num_slots
+        spread = num_processes if self._splits_groups(training=False) else 1
         if args.auto_eval_batch:
             args.per_device_eval_batch_size = whole * max(1, math.ceil(8 / whole))
-        elif args.per_device_eval_batch_size % whole:
+        elif args.per_device_eval_batch_size * spread % whole:
+            unit = whole // math.gcd(whole, spread)
             raise ValueError(
                 f"per_device_eval_batch_size={args.per_device_eval_batch_size} cannot hold whole problems of {whole} rows "
-                f"(num_generations_eval={args.num_generations_eval} x {num_slots} slots); "
-                f"{whole * math.ceil(args.per_device_eval_batch_size / whole)} works"
+                f"(num_generations_eval={args.num_generations_eval} x {num_slots} slots). Set "
+                f"per_device_eval_batch_size={unit * math.ceil(args.per_device_eval_batch_size / unit)}."
             )
         # A checkpoint inside a generation cycle would resume with other rollouts than the uninterrupted run
         cycle = math.lcm(args.steps_per_generation * args.num_iterations, accumulation) // accumulation
@@ -438,6 +460,21 @@ class MultiAgentTrainer(GRPOTrainer):
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ValueError("model's adapter is frozen; PeftModel.from_pretrained(..., is_trainable=True) works")
         return peft_config  # with an adapter in place, TRL refuses another one
+
+    def _check_optimizer(self) -> None:
+        """Refuses an optimizer of the user's that was made of a model before it had its adapter, and would train nothing."""
+        held = self._held_by_optimizer()
+        if held is not None and not any(p.requires_grad and id(p) in held for p in self.model.parameters()):
+            raise ValueError(
+                "optimizers has an optimizer without any trainable parameter of the adapter, which the trainer adds to the "
+                "model. Make the model a PeftModel with get_peft_model first, and the optimizer of its parameters, or leave "
+                "optimizers out and set optim and learning_rate."
+            )
+
+    def _held_by_optimizer(self) -> set[int] | None:
+        if self.optimizer is None:
+            return None
+        return {id(p) for group in self.optimizer.param_groups for p in group["params"]}
 
     @property
     def _adapts_experts(self) -> bool:
@@ -524,6 +561,11 @@ class MultiAgentTrainer(GRPOTrainer):
     def _group_size(self) -> int:
         """G, the episodes per problem in the current mode."""
         return self.num_generations if self.model.training else self.num_generations_eval
+
+    @property
+    def _siblings_here(self) -> int:
+        """How many siblings always lie side by side on this process: G, or 1 where groups may be split."""
+        return 1 if self._splits_groups(self.model.training) else self._group_size
 
     def _total(self, count: int) -> int:
         if self.accelerator.num_processes == 1:
@@ -731,10 +773,12 @@ class MultiAgentTrainer(GRPOTrainer):
     def _rollout(self, prompts: list, trainer: GRPOTrainer) -> dict[str, Any]:
         """TRL's rollout function: plays the episodes of this process and lays their replies out as rows."""
         block = self._group_size * self._num_groups(self.model.training)
+        begin = self.accelerator.process_index * len(self._inputs)  # where a problem may have begun on another process
         for i, problem in enumerate(self._inputs):
-            if problem["prompt"] != self._inputs[i - i % block]["prompt"]:
+            first = max(0, i - (begin + i) % block)
+            if problem["prompt"] != self._inputs[first]["prompt"]:
                 raise ValueError(
-                    f"row {i} of a batch has another problem than row {i - i % block}, but every problem must stand there "
+                    f"row {i} of a batch has another problem than row {first}, but every problem must stand there "
                     f"{block} times in a row. Take the dataloaders of {type(self).__name__}: they repeat the rows."
                 )
         self._rollout_in_flight = self._play_rows(len(prompts))
@@ -752,7 +796,7 @@ class MultiAgentTrainer(GRPOTrainer):
     def _play_rows(self, num_rows: int) -> Rollout:
         """Plays the problems of a generation batch, `num_generations` episodes each."""
         slots = self.workflow.slots
-        num_generations = self._group_size
+        num_generations = self._siblings_here
         block = num_generations * len(slots)
         problems = [self._inputs[p] for p in range(0, num_rows, block) for _ in range(num_generations)]
         episodes = self._play(problems, self._end_turn)
@@ -919,7 +963,19 @@ class MultiAgentTrainer(GRPOTrainer):
 
     def _group_advantages(self, rollout: Rollout) -> torch.Tensor:
         """Advantage of each row over its siblings, `(B,)`, in reward units, 0 on dead rows."""
-        return group_advantages(self._row_returns(rollout), self._group_size, kind="mean", mask=rollout.live)
+        return self._over_siblings(rollout, kind="mean")
+
+    def _over_siblings(self, rollout: Rollout, **options: Any) -> torch.Tensor:
+        """[`group_advantages`] with these options, `(B,)`; siblings may lie on other processes."""
+        rows = self._row_returns(rollout), rollout.live, rollout.agent
+        sums: SumOverProcesses | None = self._sum_over_processes
+        here = slice(0, len(rollout.rows))
+        if self._splits_groups(self.model.training) and self.accelerator.num_processes > 1:
+            begin = self.accelerator.process_index * len(rollout.rows)
+            here, sums = slice(begin, begin + len(rollout.rows)), None
+            rows = tuple(self.accelerator.gather(x) for x in rows)
+        returns, live, agents = rows
+        return group_advantages(returns, self._group_size, mask=live, agents=agents, sums=sums, **options)[here]
 
     def _compute_loss(self, model, inputs):
         beta = self.beta

@@ -370,7 +370,7 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
     def _team_rows(self, rollout: Rollout) -> torch.Tensor:
         """Index of every agent's last live row in the turn of each row, -1 where it has none, `(B, N)`."""
         slots = self.workflow.slots
-        live = rollout.live.view(-1, len(slots), self._group_size)
+        live = rollout.live.view(-1, len(slots), self._siblings_here)
         index = torch.arange(live.numel(), device=live.device).view_as(live)
         rows = torch.full((*live.shape, len(self.agents)), -1, device=live.device)
         for s, slot in enumerate(slots):

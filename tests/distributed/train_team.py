@@ -67,7 +67,7 @@ class Recorded:
     """In place of sampling: the n-th reply to a prompt is always the same, on every process."""
 
     def _generate_single_turn(self, prompt_ids, *args):
-        seen = Counter()
+        seen = self._replies_elsewhere(prompt_ids)
         completions = []
         for ids in map(tuple, prompt_ids):
             dice = random.Random(f"{ids} {seen[ids]}")
@@ -76,6 +76,9 @@ class Recorded:
             completions[-1].append(self._tokenizer.eos_token_id)
         return completions, None
 
+    def _replies_elsewhere(self, prompt_ids):
+        return Counter()
+
 
 class RecordedPPOTrainer(Recorded, MultiAgentPPOTrainer):
     pass
@@ -83,6 +86,12 @@ class RecordedPPOTrainer(Recorded, MultiAgentPPOTrainer):
 
 class RecordedGRPOTrainer(Recorded, MultiAgentGRPOTrainer):
     pass
+
+
+class RecordedSingleTrainer(RecordedGRPOTrainer):
+    def _replies_elsewhere(self, prompt_ids):
+        """Siblings lie on all processes: those before have had as many of each prompt."""
+        return Counter(map(tuple, prompt_ids * self.accelerator.process_index))
 
 
 class RecordedSHPPOTrainer(Recorded, SHPPOTrainer):
@@ -95,6 +104,9 @@ class RecordedSHPPOTrainer(Recorded, SHPPOTrainer):
 
 # Some nodes end early, and half of the problems have one turn only: processes have different numbers of nodes
 TREE = {"turn_tree": True, "early_termination_threshold": 0.4, "per_device_train_batch_size": 12, "gamma_turn": 0.5}
+PROCESSES = int(os.environ.get("WORLD_SIZE", 1))
+SINGLE = {"workflow": "single", "num_generations": 4, "per_device_train_batch_size": 4 // PROCESSES}
+SINGLE |= {"gradient_accumulation_steps": 1, "scale_rewards": "group", "num_generations_eval": 4}
 RECORDED = {
     "tree": (RecordedGRPOTrainer, MultiAgentGRPOConfig, TREE),
     "ppo": (RecordedPPOTrainer, MultiAgentPPOConfig, {"num_iterations": 2, "max_steps": 4}),
@@ -103,6 +115,8 @@ RECORDED = {
     "unclipped": (RecordedSHPPOTrainer, SHPPOConfig, {}),
     "checkpointing": (RecordedSHPPOTrainer, SHPPOConfig, {"gradient_checkpointing": True}),
     "separate": (RecordedSHPPOTrainer, SHPPOConfig, {"parameter_sharing": "separate"}),
+    # A script for GRPOTrainer: two processes have half of a group each, and make one step of it
+    "single": (RecordedSingleTrainer, MultiAgentGRPOConfig, SINGLE),
 }
 
 
@@ -112,12 +126,11 @@ def later_is_worse(completions, trainer_state, **kwargs):
 
 
 def make_trainer(model, folder, trainer_class, config_class, options, reward_func=reward):
-    processes = int(os.environ.get("WORLD_SIZE", 1))
     args = config_class(
         str(folder),
         **{
             "per_device_train_batch_size": 4,
-            "gradient_accumulation_steps": 4 // processes,
+            "gradient_accumulation_steps": 4 // PROCESSES,
             "num_generations": 2,
             "max_completion_length": 6,
             "beta": 0.02,
@@ -148,7 +161,7 @@ def make_trainer(model, folder, trainer_class, config_class, options, reward_fun
         train_dataset=Dataset.from_list(problems),
         eval_dataset=Dataset.from_list(problems[:3]),
         peft_config=LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=8, target_modules="all-linear"),
-        workflow=Pair(),
+        workflow=None if "workflow" in options else Pair(),
     )
 
 

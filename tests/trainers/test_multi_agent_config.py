@@ -139,6 +139,21 @@ BAD = [
         "merge_for_generation=True works with `generate` only, and use_vllm=True replaces it. Set one of them to False.",
     ),
 ]
+BAD += [
+    ({"generation_kwargs": given}, message)
+    for given, message in (
+        ({"num_return_sequences": 2, "num_beams": 2}, "has num_return_sequences=2, but each prompt needs one reply"),
+        (
+            {"prompt_lookup_num_tokens": 3},
+            "asks for assisted generation, which is not supported. Use sampling, greedy",
+        ),
+        ({"penalty_alpha": 0.6, "top_k": 4, "do_sample": False}, "asks for contrastive search"),
+        ({"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5}, "asks for group beam search"),
+        ({"dola_layers": "low"}, "asks for dola generation"),
+        ({"guidance_scale": 2.0}, "has guidance_scale=2.0, which samples from another policy"),
+        ({"return_dict_in_generate": True}, "has return_dict_in_generate=True"),
+    )
+]
 BAD_LATENTS = [
     ({"parameter_sharing": "all"}, "parameter_sharing='all' is unknown. Use one of 'latent', 'shared', 'separate'."),
     ({"latent_scope": "team"}, "latent_scope='team' is unknown. Use one of 'observation', 'agent'."),

@@ -20,6 +20,7 @@ from marcog_trl.agents import Agent, Execute, Slot, Workflow
 from marcog_trl.execution import Verdict
 from marcog_trl.trainers import (
     MultiAgentConfig,
+    MultiAgentGRPOTrainer,
     MultiAgentPPOConfig,
     MultiAgentPPOTrainer,
     MultiAgentTrainer,
@@ -602,14 +603,17 @@ class TestBadInput:
         [
             (
                 {"generation_batch_size": 16, "workflow": teams.Chain("abc", num_turns=2)},
-                "generation_batch_size=16 cannot hold whole problems of 12 rows .num_generations=2 x 6 slots. on each of "
-                "1 processes; 24 works",
+                r"generation_batch_size=16 cannot hold whole problems of 12 rows \(num_generations=2 x 6 slots\)\. Set "
+                "generation_batch_size=24",
             ),
-            ({"steps_per_generation": 1, "workflow": teams.Chain("abc")}, "generation_batch_size=8 .* 24 works"),
+            (
+                {"steps_per_generation": 1, "workflow": teams.Chain("abc")},
+                r"generation_batch_size=8 .* Set generation_batch_size=24\.",
+            ),
             (
                 {"per_device_eval_batch_size": 4, "workflow": teams.Chain("abc")},
-                "per_device_eval_batch_size=4 cannot hold whole problems of 3 rows .num_generations_eval=1 x 3 slots.; "
-                "6 works",
+                "per_device_eval_batch_size=4 cannot hold whole problems of 3 rows .num_generations_eval=1 x 3 slots.. "
+                "Set per_device_eval_batch_size=6",
             ),
             (
                 {"data": problems().select(range(3))},
@@ -955,3 +959,41 @@ class TestFeatures:
         live = output["completion_mask"].bool()
         torch.testing.assert_close(output["ref_per_token_logps"][live], expected[live], rtol=1e-4, atol=1e-4)
         assert (output["old_per_token_logps"] - expected)[live].abs().max() > 1e-3
+
+
+class TestOptimizers:
+    """An optimizer of the user's, which was made before the trainer."""
+
+    @pytest.mark.parametrize("trainer_class", [MultiAgentGRPOTrainer, MultiAgentPPOTrainer])
+    def test_one_of_the_model_before_its_adapter_is_refused(self, tiny_model, tmp_path, trainer_class):
+        model = AutoModelForCausalLM.from_pretrained(tiny_model)
+        optimizers = torch.optim.AdamW(model.parameters(), lr=1e-2), None
+        processing_class = AutoTokenizer.from_pretrained(tiny_model)
+        with pytest.raises(
+            ValueError, match=r"without any trainable parameter of the adapter, .* Make the model a Peft"
+        ):
+            teams.make(model, tmp_path, trainer_class, optimizers=optimizers, processing_class=processing_class)
+
+    @pytest.mark.parametrize(
+        ("trainer_class", "options", "missing"),
+        [
+            (MultiAgentGRPOTrainer, {}, None),
+            (MultiAgentPPOTrainer, {"critic": "none"}, None),
+            (MultiAgentPPOTrainer, {}, "value_head"),
+            (SHPPOTrainer, {}, "core_decoder, inference_net, latent_net, value_head"),
+            (SHPPOTrainer, {"parameter_sharing": "shared"}, "value_head"),
+        ],
+    )
+    def test_one_that_lacks_the_team_s_modules_is_refused(self, tiny_model, tmp_path, trainer_class, options, missing):
+        model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), teams.lora_config())
+        trainable = [p for p in model.parameters() if p.requires_grad]
+        options |= {"optimizers": (torch.optim.SGD(trainable, lr=0.5), None), "workflow": teams.Pair()}
+        options |= {"peft_config": None, "processing_class": AutoTokenizer.from_pretrained(tiny_model)}
+        if missing is not None:
+            with pytest.raises(ValueError, match=f"The optimizer lacks the team's {missing}, .* Leave optimizers out"):
+                teams.make(model, tmp_path, trainer_class, **options)
+            return
+        trainer = teams.make(model, tmp_path, trainer_class, **options)
+        before = teams.trainable(trainer)
+        trainer.train()
+        assert not any(torch.equal(tensor, before[name]) for name, tensor in teams.trainable(trainer).items())

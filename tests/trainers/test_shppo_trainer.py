@@ -411,6 +411,20 @@ class TestTeam:
         assert len(teams.logged(seven, "latent/loss")) == 1
 
     @pytest.mark.parametrize(
+        "given", [{"num_beams": 3}, {"num_beams": 2, "do_sample": False}, {"use_cache": False}], ids=str
+    )
+    @pytest.mark.parametrize("options", [{}, {"latent_scope": "agent"}, {"parameter_sharing": "separate"}], ids=str)
+    def test_the_beams_of_a_reply_are_its_agent_s(self, tiny_model, tmp_path, given, options):
+        trainer = teams.make(
+            tiny_model, tmp_path, SHPPOTrainer, workflow=teams.Chain(), generation_kwargs=given, max_steps=2, **options
+        )
+        trainer.train()
+        assert len(teams.logged(trainer, "loss")) == 2
+        with trainer.greedy():
+            trainer.model.eval()
+            assert len(trainer.play_unscored([teams.dataset(1)[0]])[0].rows) == 2
+
+    @pytest.mark.parametrize(
         ("peft_config", "message"),
         [
             (teams.lora_config(use_dora=True), "peft_config.use_dora=True.* works"),
