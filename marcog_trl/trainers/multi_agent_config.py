@@ -135,7 +135,7 @@ class MultiAgentConfig(GRPOConfig):
         **dict.fromkeys(
             "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps generation_batch_size "
             "steps_per_generation num_generations num_generations_eval num_iterations max_completion_length "
-            "ref_model_sync_steps vllm_tensor_parallel_size vllm_max_model_length num_completions_to_print "
+            "ref_model_sync_steps vllm_tensor_parallel_size vllm_max_model_length "
             "torch_empty_cache_steps dataloader_prefetch_factor ddp_timeout num_turns num_agents num_workers "
             "curriculum_window".split(),
             COUNT,
@@ -150,7 +150,7 @@ class MultiAgentConfig(GRPOConfig):
             "eval_steps eval_delay save_total_limit eval_accumulation_steps dataloader_num_workers top_k beta epsilon "
             "epsilon_high vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg entropy_coef entropy_coef_min "
             "entropy_coef_max entropy_coef_delta entropy_target router_aux_loss_coef off_policy_mask_threshold "
-            "vllm_importance_sampling_clip_min turn_weights curriculum_steps".split(),
+            "vllm_importance_sampling_clip_min turn_weights curriculum_steps num_completions_to_print".split(),
             NOT_NEGATIVE,
         ),
         **dict.fromkeys(
