@@ -1026,18 +1026,15 @@ class MultiAgentTrainer(GRPOTrainer):
         micro-batch without live tokens has a mean of 0, which must not count.
         """
         metrics = self._metrics["train" if self.model.training else "eval"]
-        by_row = self.importance_sampling_level == "sequence"
         for name in _MICRO_BATCH_MEANS:
             if len(metrics.get(name, ())) > logged.get(name, 0):
                 mean = metrics[name].pop()
                 if not metrics[name]:
                     del metrics[name]
-                if (
-                    by_row and "clip_ratio" in name
-                ):  # over all rows of the micro-batch; those that are dead are never clipped
-                    self._pool(name, torch.tensor(mean * len(mask), device=mask.device), mask.any(1).sum())
-                else:
-                    self._pool(name, mean * mask.sum(), mask.sum())
+                # By sequence, clipping is counted over all rows of the micro-batch, of which dead ones are never clipped
+                rows = self.importance_sampling_level == "sequence" and "clip_ratio" in name
+                size, count = (mask.new_tensor(len(mask)), mask.any(1).sum()) if rows else (mask.sum(), mask.sum())
+                self._pool(name, mean * size.double(), count)
 
     def _window(self, count: torch.Tensor) -> torch.Tensor:
         """
