@@ -268,7 +268,7 @@ class TestBadInput:
             tiny_model, tmp_path, [[0.0] * 8, [0.0] * 32], workflow=Late(num_turns=2), joint_mode="cross",
             per_device_train_batch_size=40,
         )  # fmt: skip
-        with pytest.raises(ValueError, match=r"but Late asks \['a'\] alone; joint_mode='align' works"):
+        with pytest.raises(ValueError, match=r"but Late asks \['a'\] alone\. Set joint_mode='align'\."):
             teams.generation_batch(trainer)
 
     def test_a_team_that_speaks_in_turn_cannot_be_centralized(self, tiny_model, tmp_path):
