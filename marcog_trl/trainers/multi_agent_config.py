@@ -35,8 +35,9 @@ class MultiAgentConfig(GRPOConfig):
 
     One row of a batch is one reply of one agent, so `per_device_train_batch_size`, `generation_batch_size` and
     `per_device_eval_batch_size` count replies. A generation batch holds whole problems on every process: a multiple of
-    `num_generations` × the workflow's slots. Where neither `generation_batch_size` nor `steps_per_generation` is given,
-    the smallest fitting one is chosen; the same holds for `per_device_eval_batch_size=None`.
+    `num_generations` × the workflow's slots. With one slot, as in `"single"`, it holds them over all processes together,
+    as in TRL. Where neither `generation_batch_size` nor `steps_per_generation` is given, the smallest fitting one is
+    chosen; the same holds for `per_device_eval_batch_size=None`.
 
     Args:
         > Parameters that control the team

@@ -1093,6 +1093,9 @@ class MultiAgentTrainer(GRPOTrainer):
             self._log_gradient_shares()
         for name, mean in self._pooled_means().items():
             self._metric(name, mean)
+        if self.num_generations_eval == 1:  # TRL's figures of how siblings differ
+            for name in ("reward_std", "frac_reward_zero_std"):
+                self._metrics["eval"].pop(name, None)
         super().log(logs, start_time)
         if self._episode_to_show is not None and self.accelerator.is_main_process:
             Console().print(episode_trace(self._episode_to_show, f"an episode of step {self.state.global_step}"))

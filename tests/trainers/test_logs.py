@@ -56,6 +56,18 @@ def test_lengths_are_those_of_all_replies_and_of_nothing_else(tiny_model, tmp_pa
     assert min(by_agent) <= expected["clipped_ratio"] <= max(by_agent) and max(by_agent) > 0
 
 
+@pytest.mark.parametrize("siblings", [1, 2])
+def test_how_siblings_differ_is_logged_where_there_are_any(tiny_model, tmp_path, siblings):
+    trainer = teams.make(
+        tiny_model, tmp_path, MultiAgentGRPOTrainer, eval_dataset=teams.dataset(2), num_generations_eval=siblings
+    )
+    teams.script(trainer)
+    metrics = trainer.evaluate()
+    for name in ("eval_reward_std", "eval_frac_reward_zero_std"):
+        assert len(teams.logged(trainer, name)) == siblings - 1
+    assert ("eval_reward_std" in metrics) == (siblings > 1)
+
+
 def test_wandb_offline_holds_metrics_and_the_completions_table(tiny_model, tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import re
 import warnings
+from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
@@ -32,6 +33,17 @@ class TestGRPOConfig:
                 warnings.simplefilter("ignore")
                 args = make(config_class, **{field.name: default})
             assert field.name in {own.name for own in dataclasses.fields(args)}
+
+    def test_defaults_that_differ_from_trl_s_are_in_the_readme(self):
+        names = {field.name for field in dataclasses.fields(GRPOConfig)} - {"output_dir", "logging_dir", "run_name"}
+        defaults = {
+            kind: {field.name: field.default for field in dataclasses.fields(kind) if field.name in names}
+            for kind in (MultiAgentGRPOConfig, GRPOConfig)
+        }
+        differ = {name for name in names if defaults[MultiAgentGRPOConfig][name] != defaults[GRPOConfig][name]}
+        readme = (Path(__file__).parents[2] / "README.md").read_text()
+        listed = readme.partition("A script that leaves these fields out")[2].partition("\n\n")[0]
+        assert differ and all(f"`{name}" in listed for name in differ)
 
     @pytest.mark.parametrize("config_class", CONFIGS)
     def test_what_is_given_is_kept(self, config_class):
