@@ -520,6 +520,7 @@ def recipe(monkeypatch):
 
     def run_recipe(*arguments):
         monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, arguments), "--isolation", "best_effort"])
+        monkeypatch.syspath_prepend(ROOT / "recipes")  # as where it is started
         runpy.run_path(str(ROOT / "recipes" / "evaluate.py"), run_name="__main__")
 
     return run_recipe

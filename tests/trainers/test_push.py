@@ -393,6 +393,7 @@ def recipe(online, monkeypatch):
 
     def run_recipe(*arguments):
         monkeypatch.setattr(sys, "argv", ["export.py", *map(str, arguments)])
+        monkeypatch.syspath_prepend(ROOT / "recipes")  # as where it is started
         runpy.run_path(str(ROOT / "recipes" / "export.py"), run_name="__main__")
 
     return run_recipe
