@@ -141,9 +141,30 @@ class Reader:
 _PLAIN = frozenset({int, float, str, bool, type(None)})
 _TYPES: dict[str, type] = {
     cls.__name__: cls
-    for cls in (int, float, str, bool, bytes, bytearray, complex, list, tuple, dict, set, frozenset, range, type(None))
+    for cls in (
+        *(
+            int,
+            float,
+            str,
+            bool,
+            bytes,
+            bytearray,
+            complex,
+            list,
+            tuple,
+            dict,
+            set,
+            frozenset,
+            range,
+            slice,
+            type(None),
+        ),
+        *(collections.deque, collections.OrderedDict, collections.defaultdict, collections.Counter),
+        *(decimal.Decimal, fractions.Fraction),
+        *(datetime.date, datetime.time, datetime.datetime, datetime.timedelta, datetime.timezone),
+    )
 }
-_TYPE_NAMES = {cls: name for name, cls in _TYPES.items()}
+TYPE_NAMES = {cls: name for name, cls in _TYPES.items()}
 _NUMPY_DTYPE = re.compile(r"[<>|=]([biufcSU]\d+|[mM]8(\[\w+\])?)")
 _VIEWS = {type({}.keys()): "vk", type({}.values()): "vv", type({}.items()): "vi"}
 
@@ -157,6 +178,8 @@ class Codec:
         foreign (`Callable`): Writes out a value of no known type, or raises Uncrossable.
         special (`Callable`): Builds the value of a tag that this module does not know, or raises BrokenChannel.
         shared (`bool`, *optional*, defaults to `True`): Whether to keep nodes; without, all containers are copies.
+        twin (`Callable`, *optional*): Gives the name of a class that both sides define, or the class of such a name, or
+            `None`. Instances of such classes are nodes; by default there are none.
     """
 
     def __init__(
@@ -165,10 +188,13 @@ class Codec:
         foreign: Callable[[Any], list],
         special: Callable[[list], Any],
         shared: bool = True,
+        twin: Callable[[Any], Any] = lambda kind: None,
     ):
         self.foreign = foreign
         self.special = special
         self.shared = shared
+        self.twin = twin
+        self.side = side
         self.next_node = side
         self.nodes: dict[int, Any] = {}
         self.numbers: dict[int, int] = {}  # id of a node -> its number
@@ -208,8 +234,8 @@ class Codec:
         write = _WRITERS.get(kind)
         if write is not None:
             return write(self, value, depth)
-        if kind is type and value in _TYPE_NAMES:
-            return ["T", _TYPE_NAMES[value]]
+        if kind is type and value in TYPE_NAMES:
+            return ["T", TYPE_NAMES[value]]
         numpy = sys.modules.get("numpy")
         if numpy is not None and (kind is numpy.ndarray or issubclass(kind, numpy.generic)):
             number = self.numbers.get(id(value))
@@ -221,7 +247,14 @@ class Codec:
         rare = _write_rare(kind, value)
         if rare is not None:
             return rare
-        if tuple in kind.__mro__:
+        name = self.twin(kind)
+        if name is not None:
+            number = self.numbers.get(id(value))
+            if number is not None and self.nodes.get(number) is value:
+                return ["n", number]
+            return ["O", self._register(value), name, *self._content(value, depth)]
+        # the program's own named tuples have methods, which a copy would lack
+        if tuple in kind.__mro__ and (self.side == 0 or not self.shared or kind.__module__ == __name__):
             fields = kind.__dict__.get("_fields")
             if type(fields) is tuple and kind.__bases__ == (tuple,) and all(type(name) is str for name in fields):
                 return [
@@ -247,7 +280,7 @@ class Codec:
         if kind is collections.defaultdict:
             # what makes the default may not cross, and a copy is only compared
             content.append(self._encode(value.default_factory, depth) if self.shared else None)
-        for key, item in dict.items(value):
+        for key, item in _items(value):
             content.append(self._encode(key, depth))
             content.append(self._encode(item, depth))
         return content
@@ -299,6 +332,14 @@ class Codec:
         read = _READERS.get(tag)
         if read is not None:
             return read(self, data)
+        if tag == "O":
+            kind = self.twin(data[2]) if type(data[2]) is str else None
+            if kind is None:
+                raise BrokenChannel("an instance of a class that is not shared")
+            value = object.__new__(kind)
+            self._adopt(data[1], value)
+            self._fill(value, data[3:])
+            return value
         return self.special(data)
 
     def _fill(self, value: Any, content: list) -> None:
@@ -320,6 +361,10 @@ class Codec:
             items = [self._decode(item) for item in content[1:]]
             value.clear()
             value.extend(items)
+        elif kind not in _TAGS:
+            found = _own_attributes(kind, _pairs([self._decode(item) for item in content]))
+            vars(value).clear()
+            vars(value).update(found)
         else:
             flat = [self._decode(item) for item in (content[1:] if kind is collections.defaultdict else content)]
             dict.clear(value)
@@ -335,12 +380,12 @@ class Codec:
         self.budget = MOST_NODES
         self.fresh: list[int] = []
 
-    def rollback(self) -> None:
-        """Forgets the nodes of the message that was begun: it will not be sent."""
-        for number in self.fresh:
+    def rollback(self, mark: int = 0) -> None:
+        """Forgets the nodes of the message that was begun, but for the first `mark`: they will not be sent."""
+        for number in self.fresh[mark:]:
             value = self.nodes.pop(number)
             del self.numbers[id(value)]
-        self.fresh.clear()
+        del self.fresh[mark:]
 
     def _register(self, value: Any) -> int:
         if not self.shared or self.budget <= 0:
@@ -399,7 +444,23 @@ def _shallow(value: Any) -> Any:
         return bytes(value)
     if _is_array(value):
         return value.tobytes()
-    return list(dict.items(value))
+    return list(_items(value))
+
+
+def _items(value: Any) -> Any:
+    """Keys and values of a dict, or attributes of an object."""
+    return dict.items(value) if isinstance(value, dict) else _own_attributes(type(value), vars(value)).items()
+
+
+def _own_attributes(kind: type, found: dict) -> dict:
+    """Attributes of an object of a class that both sides define: data, none of which hides a method of the class."""
+    for name in found:
+        if type(name) is not str or name[:2] == "__":
+            raise Uncrossable("an object with attributes that begin with two underscores")
+        other = next((vars(each)[name] for each in kind.__mro__ if name in vars(each)), None)
+        if callable(other) or hasattr(type(other), "__get__"):
+            raise Uncrossable(f"an object whose attribute {name} hides a method of its class")
+    return found
 
 
 def _is_array(value: Any) -> bool:
@@ -410,6 +471,11 @@ def _is_array(value: Any) -> bool:
 def _same(before: Any, value: Any) -> bool:
     if _is_array(value):
         return before == value.tobytes()
+    if type(value) not in _TAGS:
+        now = vars(value)
+        return len(before) == len(now) and all(
+            a is c and b is d for (a, b), (c, d) in zip(before, now.items(), strict=True)
+        )
     if len(before) != len(value):
         return False
     if type(value) in (list, collections.deque):

@@ -1,0 +1,92 @@
+"""Iterators, generators and coroutines of the program, as the tests use them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from . import stand_ins
+
+
+_AT_ONCE = 256  # items that are read ahead
+_ONE_BY_ONE = 16  # items that are read one by one first
+
+
+class Reader:
+    """
+    Takes items out of an iterator of the program.
+
+    Args:
+        thing (`Any`): The iterator's stand-in.
+        quick (`bool`): Whether to read ahead, where nothing in the program shows how far it has been read.
+    """
+
+    def __init__(self, thing: Any, quick: bool):
+        self.thing = thing
+        self.quick = quick
+        self.taken = 0
+        self.ahead: list[Any] = []  # in reverse
+        self.end = "more"
+        self.value: Any = None  # that the iterator returned
+
+    def next(self) -> Any:
+        if not self.ahead:
+            self.read()
+        return self.ahead.pop()
+
+    def read(self) -> None:
+        end, self.end = self.end, "more"
+        if end == "later":
+            stand_ins.ask(self.thing, "pending")
+        if end == "stop":
+            raise StopIteration(self.value)
+        count = 1 if self.taken < _ONE_BY_ONE or not self.quick else min(_AT_ONCE, self.taken)
+        found = stand_ins.exact(stand_ins.ask(self.thing, "next", count), tuple)
+        items, self.end, self.value = found
+        self.taken += len(items)
+        self.ahead = list(reversed(stand_ins.exact(items, tuple)))
+        if not self.ahead:
+            self.read()
+
+
+def generator(thing: Any) -> Iterator[Any]:
+    """A generator that does as one of the program: what is sent or thrown into it goes there, and so does its closing."""
+    reader = Reader(thing, True)
+
+    def body() -> Any:
+        what, value = "next", None
+        while True:
+            if what != "next" and reader.ahead:
+                raise stand_ins.session.doubt("a generator of the program was read ahead of what is sent into it")
+            try:
+                item = reader.next() if what == "next" else stand_ins.ask(thing, what, value)
+            except StopIteration as stop:
+                return stop.value
+            try:
+                value = yield item
+                what = "next" if value is None else "send"
+            except GeneratorExit:
+                stand_ins.session.close(thing)
+                raise
+            except BaseException as error:
+                what, value = "throw", error
+
+    return body()
+
+
+def coroutine(thing: Any) -> Any:
+    """A coroutine that awaits an awaitable of the program, on a loop there that turns whenever this one is."""
+
+    async def body() -> Any:
+        import asyncio  # large, and loaded by tests that await
+
+        task = stand_ins.ask(thing, "start")
+        try:
+            while True:
+                done, value = stand_ins.exact(stand_ins.ask(task, "step"), tuple)
+                if done is True:
+                    return value
+                await asyncio.sleep(0)
+        except (asyncio.CancelledError, GeneratorExit):
+            stand_ins.ask(task, "cancel")
+            raise
+
+    return body()

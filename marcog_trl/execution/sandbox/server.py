@@ -1,0 +1,521 @@
+"""The program's side of a judged run: keeps the program's objects and does with them what the judge asks for.
+
+Nothing here is trusted once the program runs: it shares this process. Whatever it makes of this, the judge gets data.
+"""
+
+import _thread
+import builtins
+import copy
+import importlib
+import inspect
+import math
+import operator
+import socket
+import sys
+import time
+import types
+from typing import Any
+
+from . import special, wire
+
+
+_LONGEST_TEXT = 2000  # characters of an exception's text
+_LONGEST_CHAIN = 16  # exceptions that led to an exception
+_MOST_ARGS = 8  # of an exception
+
+
+def _plain_value(value: Any, base: Any) -> Any:
+    """The builtin value that an instance of a derived class holds."""
+    return PLAIN_VALUE[base](value)
+
+
+PLAIN_VALUE: dict[type, Any] = {
+    int: int.__int__,
+    float: float.__float__,
+    complex: complex.__complex__,
+    str: str.__str__,
+    bytes: bytes.__bytes__,
+    bytearray: lambda value: bytearray(memoryview(value)),
+    dict: lambda value: dict(dict.items(value)),
+    list: lambda value: list(list.__iter__(value)),
+    tuple: lambda value: tuple(tuple.__iter__(value)),
+    set: lambda value: set(set.__iter__(value)),
+    frozenset: lambda value: frozenset(frozenset.__iter__(value)),
+}
+IMMUTABLE = frozenset((int, float, complex, str, bytes, tuple, frozenset))
+
+
+def plain_base(kind: type) -> Any:
+    """The builtin value type that a class derives from, or `None`."""
+    return next((base for base in kind.__mro__ if base in PLAIN_VALUE), None)
+
+
+def plain(value: Any) -> Any:
+    """The builtin value that an instance of a class derived from one holds."""
+    base = plain_base(type(value))
+    if base is None:
+        raise TypeError(f"{type(value).__name__} has no plain value")
+    return _plain_value(value, base)
+
+
+class Server:
+    """
+    Answers a judge's operations on the program's objects.
+
+    Args:
+        sock (`socket.socket`): The channel to the judge.
+        names (`list[str]`): Names that the tests take from the program.
+        module (`types.ModuleType`): The program.
+        describe (`Callable`): Gives an exception's type, message and line as text.
+    """
+
+    def __init__(self, sock: socket.socket, names: list[str], module: types.ModuleType, describe: Any):
+        self.sock = sock
+        self.describe = describe
+        self.module = module
+        self.codec = wire.Codec(1, self.hand_out, self.take_back, self.shared)
+        # the first handles go to the exports, in order, in every process of this program
+        self.objects: list[Any] = [module.__dict__.get(name) for name in names]
+        self.numbers: dict[int, int] = {}
+        for number, value in enumerate(self.objects):
+            self.numbers.setdefault(id(value), number)
+        self.known: set[int] = set()  # numbers that the judge can tell what they are
+        self.told: list[int] = []  # those that it is told in the present message
+        self.lent: dict[int, Any] = {}  # objects of the tests, by the judge's numbers
+        self.borrowed: dict[int, int] = {}  # id of what stands for such an object here -> its number
+        self.both: frozenset[str] = frozenset()  # names of classes that the tests define too
+        self.lock = _thread.RLock()  # of the channel: threads of the program call functions of the tests
+        self.busy = False
+        self.pending: BaseException | None = None
+        self.loop: Any = None
+        self.codec.begin()
+        hello = {name: self.codec.encode(module.__dict__[name]) for name in names if name in module.__dict__}
+        self.codec.snapshot()
+        own = [name for name, value in module.__dict__.items() if self.is_own_class(value, name)]
+        wire.send(sock, {"exports": hello, "classes": own})
+
+    # Values of ours on their way out
+
+    def hand_out(self, value: Any) -> list:
+        lent = self.borrowed.get(id(value))
+        if lent is not None:
+            return ["mine", lent]
+        kind = type(value)
+        if issubclass(kind, type):
+            return self.hand_out_kind(value)
+        number = self.number_of(value)
+        if issubclass(kind, BaseException):
+            return self.hand_out_exception(value, number, 0)
+        if number in self.known:
+            return ["h", number]
+        if kind is types.GeneratorType or kind is types.CoroutineType:
+            self.tell(number)
+            return ["g" if kind is types.GeneratorType else "co", number]
+        base = plain_base(kind)
+        if base in IMMUTABLE:
+            data = self.codec.encode(_plain_value(value, base))
+            described = self.hand_out_kind(kind)
+            self.tell(number)
+            return ["v", number, described, data]
+        described = self.hand_out_kind(kind)
+        self.tell(number)
+        return ["h", number, described]
+
+    def number_of(self, value: Any) -> int:
+        number = self.numbers.get(id(value))
+        if number is None:
+            number = self.numbers[id(value)] = len(self.objects)
+            self.objects.append(value)
+        return number
+
+    def tell(self, number: int) -> None:
+        self.known.add(number)
+        self.told.append(number)
+
+    def begin(self) -> None:
+        self.told.clear()
+        self.codec.begin()
+
+    def rollback(self) -> None:
+        self.known.difference_update(self.told)
+        self.codec.rollback()
+
+    def hand_out_kind(self, kind: Any) -> list:
+        """What a class is: its name, its bases, and which special methods it and its own class have."""
+        name = wire.TYPE_NAMES.get(kind)
+        if name is not None:
+            return ["T", name]
+        if vars(builtins).get(kind.__name__) is kind and issubclass(kind, BaseException):
+            return ["B", kind.__name__]
+        number = self.number_of(kind)
+        if number in self.known:
+            return ["h", number]
+        self.tell(number)
+        above = [base for base in kind.__mro__ if base is not object]
+        base = plain_base(kind)
+        own = above if base is None else above[: above.index(base)]
+        own = [each for each in own if not (issubclass(each, BaseException) and each.__module__ == "builtins")]
+        names = {name for each in above for name in vars(each)} & special.SPECIAL.keys()
+        ours = {name for each in own for name in vars(each)} & names
+        meta = [each for each in type(kind).__mro__ if each not in (type, object)]
+        fields = kind.__dict__.get("_fields") if base is tuple else None
+        facts = {
+            "name": str(kind.__name__)[:200],
+            "module": str(kind.__module__)[:200],
+            "bases": [self.hand_out_kind(each) for each in kind.__bases__ if each is not object],
+            "has": sorted(names),
+            "own": sorted(ours),
+            "meta": sorted({name for each in meta for name in vars(each)} & special.SPECIAL.keys()),
+            "base": None if base is None else base.__name__,
+            "fields": list(fields) if type(fields) is tuple and len(fields) <= wire.MOST_FIELDS else None,
+            "unhashable": kind.__hash__ is None,
+            "weak": kind.__weakrefoffset__ != 0,
+            "dict": kind.__dictoffset__ != 0,
+            "quick": kind.__module__ in ("builtins", "itertools"),  # may be read ahead
+            "checks": any("__instancecheck__" in vars(each) for each in meta if each.__module__ == "solution")
+            or any("__subclasshook__" in vars(each) for each in own if each.__module__ == "solution"),
+        }
+        return ["K", number, facts]
+
+    def hand_out_exception(self, error: BaseException, number: int, depth: int) -> list:
+        try:
+            text = str(error)[:_LONGEST_TEXT]
+        except BaseException:
+            text = ""
+        attributes = {name: self.attempt(value) for name, value in list(vars(error).items())[:64]}
+        data = {
+            "m": text,
+            "a": self.attempt(error.args) if len(error.args) <= _MOST_ARGS else None,
+            "v": {name: value for name, value in attributes.items() if value is not None and type(name) is str},
+            "d": self.describe(error),
+            "s": bool(error.__suppress_context__),
+        }
+        for key, other in (("c", error.__cause__), ("x", error.__context__)):
+            if other is not None and depth < _LONGEST_CHAIN and id(other) not in self.borrowed:
+                data[key] = self.hand_out_exception(other, self.number_of(other), depth + 1)
+            elif other is not None and depth < _LONGEST_CHAIN:
+                data[key] = ["mine", self.borrowed[id(other)]]
+        return ["E", number, self.hand_out_kind(type(error)), data]
+
+    def attempt(self, value: Any) -> Any:
+        """A value written out in a list, or `None` if it cannot cross."""
+        mark = len(self.codec.fresh), len(self.told)
+        try:
+            return [self.codec.encode(value)]
+        except (wire.Uncrossable, AttributeError, TypeError, ValueError):
+            self.codec.rollback(mark[0])
+            self.known.difference_update(self.told[mark[1] :])
+            del self.told[mark[1] :]
+            return None
+
+    # Values of theirs on their way in
+
+    def take_back(self, data: list) -> Any:
+        tag, number = data[0], data[1]
+        if tag == "H":
+            return self.objects[number]
+        if tag == "B":
+            return getattr(builtins, number)
+        if tag == "S":
+            return getattr(importlib.import_module(number), data[2])
+        if number not in self.lent:
+            self.lend(number, _MAKERS[tag](self, *data[1:]))
+        return self.lent[number]
+
+    def lend(self, number: int, value: Any) -> None:
+        self.lent[number] = value
+        self.borrowed[id(value)] = number
+
+    def callback(self, number: int, name: str, parameters: list | None) -> Any:
+        def callback(*args: Any, **kwargs: Any) -> Any:
+            return self.ask("call", number, args, kwargs)
+
+        callback.__name__ = callback.__qualname__ = name
+        if parameters is not None:
+            made = [
+                inspect.Parameter(each, inspect._ParameterKind(kind), default=... if optional else inspect._empty)
+                for each, kind, optional in parameters
+            ]
+            callback.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]
+        return callback
+
+    def remote_iterator(self, number: int) -> Any:
+        while True:
+            try:
+                item = self.ask("next", number, (), {})
+            except StopIteration:
+                return
+            yield item
+
+    def remote_object(self, number: int, name: str, names: list[str]) -> Any:
+        """Stands for an object of the tests."""
+
+        def method(special_name: str) -> Any:
+            return lambda thing, *args: self.ask(special_name, number, args, {})
+
+        def read(thing: Any, name: str) -> Any:
+            if name[:1] == "_":
+                raise AttributeError(f"{type(thing).__name__!r} object has no attribute {name!r}")
+            return self.ask("getattr", number, (name,), {})
+
+        def write(thing: Any, name: str, value: Any) -> None:
+            self.ask("setattr", number, (name, value), {})
+
+        space = {each: method(each) for each in names}
+        return type(name, (), {**space, "__getattr__": read, "__setattr__": write, "__slots__": ("__weakref__",)})()
+
+    def remote_kind(self, number: int, name: str, bases: list) -> Any:
+        """Stands for an exception class of the tests."""
+        return type(name, tuple(self.codec.decode(base) for base in bases), {"__module__": "tests"})
+
+    def remote_error(self, number: int, kind: Any, args: Any, text: str) -> Any:
+        """Stands for an exception of the tests."""
+        kind, args = self.codec.decode(kind), self.codec.decode(args)
+        error = kind.__new__(kind, *args)
+        error.args = args
+        return error
+
+    # Classes that both sides define: their instances are copied with each message
+
+    def is_own_class(self, kind: Any, name: str) -> bool:
+        return (
+            type(kind) is type
+            and kind.__module__ == "solution"
+            and kind.__name__ == name
+            and kind.__dictoffset__ > 0
+            and plain_base(kind) is None
+            and not issubclass(kind, BaseException)
+        )
+
+    def shared(self, name: str | type) -> Any:
+        """The program's class of that name, or the name of a class, if the tests define it too; otherwise `None`."""
+        if isinstance(name, str):
+            return self.module.__dict__.get(name)
+        known = name.__name__ in self.both and self.module.__dict__.get(name.__name__) is name
+        return name.__name__ if known else None
+
+    # Operations
+
+    def ask(self, what: str, number: int, args: tuple, kwargs: dict) -> Any:
+        """Has the judge call one of its own functions, which this process was passed."""
+        with self.lock:
+            if not self.busy:
+                raise RuntimeError("a function of the tests was called when no test was waiting")
+            self.begin()
+            try:
+                frame = {
+                    "ask": what,
+                    "h": number,
+                    "a": [self.codec.encode(arg) for arg in args],
+                    "k": {str(key): self.codec.encode(value) for key, value in kwargs.items()},
+                    "u": self.codec.changes(),
+                }
+                wire.send(self.sock, frame)
+            except (wire.Uncrossable, wire.BrokenChannel) as error:
+                self.rollback()
+                raise TypeError(f"the value cannot cross to the tests: {error}") from None
+            self.codec.snapshot()
+            while True:
+                frame = wire.receive(self.sock)
+                if "o" in frame:  # the judge's function needs something of ours in turn
+                    self.answer(frame)
+                    continue
+                self.codec.apply(frame["u"])
+                self.codec.snapshot()
+                if "r" in frame:
+                    value = self.codec.decode(frame["r"])
+                    self.codec.snapshot()
+                    return value
+                raise self.codec.decode(frame["x"])
+
+    def serve(self) -> None:
+        while True:
+            try:
+                frame = wire.receive(self.sock)
+            except EOFError:
+                return
+            with self.lock:
+                self.answer(frame)
+
+    def answer(self, frame: dict) -> None:
+        was_busy, self.busy = self.busy, True
+        if frame.get("z"):
+            self.codec.drop()
+        if "both" in frame:
+            self.both = frozenset(frame["both"])
+        self.codec.apply(frame["u"])
+        args = [self.codec.decode(arg) for arg in frame["a"]]
+        kwargs = {key: self.codec.decode(value) for key, value in frame["k"].items()}
+        self.codec.snapshot()
+        problem: BaseException | None = None
+        value = None
+        if not was_busy:  # other threads of the program may ask meanwhile
+            self.lock.release()
+        try:
+            value = _OPERATIONS[frame["o"]](self, *args, **kwargs)
+        except BaseException as error:
+            problem = error
+        if not was_busy:
+            self.lock.acquire()
+        self.begin()
+        try:
+            outcome = {"r": self.codec.encode(value)} if problem is None else {"x": self.codec.encode(problem)}
+            wire.send(self.sock, {**outcome, "u": self.codec.changes()})
+        except (wire.Uncrossable, wire.BrokenChannel) as error:
+            self.rollback()
+            wire.send(self.sock, {"y": f"a value that cannot cross to the tests: {error}", "u": []})
+        self.codec.snapshot()
+        self.busy = was_busy
+
+    def op_next(self, iterator: Any, count: int) -> tuple:
+        """Up to `count` items, fewer if they take their time, and how it ended if it did."""
+        items: list[Any] = []
+        start = time.perf_counter()
+        while len(items) < count and (not items or time.perf_counter() - start < 0.005):
+            try:
+                items.append(next(iterator))
+            except StopIteration as stop:
+                return tuple(items), "stop", stop.value
+            except BaseException:
+                if not items:
+                    raise
+                self.pending = sys.exc_info()[1]
+                return tuple(items), "later", None
+        return tuple(items), "more", None
+
+    def op_pending(self) -> None:
+        error, self.pending = self.pending, None
+        if error is not None:
+            raise error
+
+    # Coroutines run on a loop of this process, in slices, so that several that the tests await run side by side
+
+    def op_start(self, thing: Any) -> Any:
+        import asyncio  # large, and rarely needed
+
+        async def awaited() -> Any:
+            return await thing
+
+        if self.loop is None:
+            self.loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self.loop)
+        return self.loop.create_task(awaited())
+
+    def op_step(self, task: Any) -> tuple:
+        """Runs the loop for a moment, or until the task is done; returns whether it is, and its result."""
+        import asyncio
+
+        if not task.done():
+            self.loop.run_until_complete(asyncio.wait({task}, timeout=0.002))
+        return (True, task.result()) if task.done() else (False, None)
+
+    def op_cancel(self, task: Any) -> None:
+        import asyncio
+
+        task.cancel()
+        self.loop.run_until_complete(asyncio.wait({task}, timeout=0.002))
+
+
+_MAKERS: dict[str, Any] = {
+    "cb": Server.callback,
+    "it": Server.remote_iterator,
+    "ob": Server.remote_object,
+    "ek": Server.remote_kind,
+    "er": Server.remote_error,
+}
+
+
+def _exit(thing: Any, name: str, error: BaseException | None) -> Any:
+    """Leaves a context as after an exception, or after none."""
+    leave = getattr(type(thing), name)
+    if error is None:
+        return leave(thing, None, None, None)
+    return leave(thing, type(error), error, error.__traceback__)
+
+
+def _call_exit(server: Server, thing: Any, error: BaseException | None) -> bool:
+    try:
+        return bool(_exit(thing, "__exit__", error))
+    except BaseException as raised:
+        if raised is error:
+            return False
+        raise
+
+
+def _generic(server: Server, thing: Any, key: Any) -> Any:
+    return thing[key]
+
+
+def _said_equal(server: Server, a: Any, b: Any) -> bool:
+    return bool(a == b) or not a != b
+
+
+def _has(server: Server, thing: Any, name: str) -> bool:
+    return hasattr(thing, name)
+
+
+def _binary(function: Any) -> Any:
+    return lambda server, a, b: function(a, b)
+
+
+def _unary(function: Any) -> Any:
+    return lambda server, thing: function(thing)
+
+
+_NAMES = {"and": "and_", "or": "or_"}
+_OPERATIONS: dict[str, Any] = {
+    "call": lambda server, function, /, *args, **kwargs: function(*args, **kwargs),
+    "getattr": lambda server, thing, name: getattr(thing, name),
+    "setattr": lambda server, thing, name, value: setattr(thing, name, value),
+    "delattr": lambda server, thing, name: delattr(thing, name),
+    "has": _has,
+    "getitem": lambda server, thing, key: thing[key],
+    "class_getitem": _generic,
+    "setitem": lambda server, thing, key, value: operator.setitem(thing, key, value),
+    "delitem": lambda server, thing, key: operator.delitem(thing, key),
+    "contains": lambda server, thing, value: bool(value in thing),
+    "equal": _said_equal,
+    "hash": _unary(hash),
+    "len": _unary(len),
+    "iter": _unary(iter),
+    "reversed": _unary(reversed),
+    "next": Server.op_next,
+    "pending": Server.op_pending,
+    "send": lambda server, thing, value: thing.send(value),
+    "throw": lambda server, thing, error: thing.throw(error),
+    "close": lambda server, thing: thing.close(),
+    "bool": _unary(bool),
+    "str": lambda server, thing: str.__str__(str(thing)),
+    "repr": lambda server, thing: str.__str__(repr(thing)),
+    "format": lambda server, thing, spec: str.__str__(format(thing, spec)),
+    "bytes": lambda server, thing: bytes(thing),
+    "fspath": lambda server, thing: type(thing).__fspath__(thing),
+    "round": lambda server, thing, *digits: round(thing, *digits),
+    "enter": lambda server, thing: type(thing).__enter__(thing),
+    "exit": _call_exit,
+    "aiter": lambda server, thing: type(thing).__aiter__(thing),
+    "anext": lambda server, thing: type(thing).__anext__(thing),
+    "aenter": lambda server, thing: type(thing).__aenter__(thing),
+    "aexit": lambda server, thing, error: _exit(thing, "__aexit__", error),
+    "start": Server.op_start,
+    "step": Server.op_step,
+    "cancel": Server.op_cancel,
+    "isinstance": lambda server, thing, kind: bool(isinstance(thing, kind)),
+    "issubclass": lambda server, thing, kind: bool(issubclass(thing, kind)),
+    "copy": lambda server, thing: copy.copy(thing),
+    "deepcopy": lambda server, thing: copy.deepcopy(thing),
+    "dir": lambda server, thing: dir(thing),
+    "base": lambda server, thing: plain(thing),
+    "trunc": _unary(math.trunc),
+    "floor": _unary(math.floor),
+    "ceil": _unary(math.ceil),
+    "divmod": _binary(divmod),
+    **{name: _unary(kind) for name, kind in special.NUMBERS.items()},
+    "index": _unary(operator.index),
+    **{name: _unary(getattr(operator, name)) for name in ("neg", "pos", "abs", "invert")},
+    **{
+        name: _binary(getattr(operator, _NAMES.get(name, name)))
+        for name in (*special.BINARY, *special.IN_PLACE)
+        if name != "divmod"
+    },
+}
