@@ -32,7 +32,9 @@ def make(kind: Any, args: tuple) -> BaseException | None:
             return kind(*args)
         except Exception:
             pass  # it is made of other things than it keeps
-    base = next(each for each in kind.__mro__ if type(each) is type)
+    base = kind
+    while type(base) is not type:
+        base = base.__base__
     try:
         error = base.__new__(kind, *args)
         error.args = args
@@ -49,7 +51,7 @@ def complete(error: BaseException, data: dict, decode: Callable[[Any], Any]) -> 
             for note in value[:_MOST_NOTES] if type(value) is list else ():
                 error.add_note(str(note))
         elif type(type(error)) is type and name[:2] != "__":
-            error.__dict__[name] = value
+            setattr(error, name, value)
     for key, attribute in (("c", "__cause__"), ("x", "__context__")):
         other = decode(data[key]) if key in data else None
         if isinstance(other, BaseException) and not _leads_to(other, error):

@@ -22,6 +22,7 @@ from . import special, wire
 _LONGEST_TEXT = 2000  # characters of an exception's text
 _LONGEST_CHAIN = 16  # exceptions that led to an exception
 _MOST_ARGS = 8  # of an exception
+_MOST_ATTRIBUTES = 64  # of an exception
 
 
 def _plain_value(value: Any, base: Any) -> Any:
@@ -113,8 +114,8 @@ class Server:
             return ["g" if kind is types.GeneratorType else "co", number]
         base = plain_base(kind)
         if base in IMMUTABLE:
+            described = self.hand_out_kind(kind)  # in the order in which it is read
             data = self.codec.encode(_plain_value(value, base))
-            described = self.hand_out_kind(kind)
             self.tell(number)
             return ["v", number, described, data]
         described = self.hand_out_kind(kind)
@@ -182,11 +183,17 @@ class Server:
             text = str(error)[:_LONGEST_TEXT]
         except BaseException:
             text = ""
-        attributes = {name: self.attempt(value) for name, value in list(vars(error).items())[:64]}
+        described = self.hand_out_kind(type(error))  # all in the order in which it is read
+        args = OSError.__reduce__(error)[1] if isinstance(error, OSError) else error.args  # with the file's name
+        written = self.attempt(args) if len(args) <= _MOST_ARGS else None
+        found = list(vars(error).items())[:_MOST_ATTRIBUTES]
+        if isinstance(error, (ImportError, NameError, AttributeError)) and error.name is not None:
+            found.append(("name", error.name))
+        attributes = {name: self.attempt(value) for name, value in found if type(name) is str}
         data = {
             "m": text,
-            "a": self.attempt(error.args) if len(error.args) <= _MOST_ARGS else None,
-            "v": {name: value for name, value in attributes.items() if value is not None and type(name) is str},
+            "a": written,
+            "v": {name: value for name, value in attributes.items() if value is not None},
             "d": self.describe(error),
             "s": bool(error.__suppress_context__),
         }
@@ -195,7 +202,7 @@ class Server:
                 data[key] = self.hand_out_exception(other, self.number_of(other), depth + 1)
             elif other is not None and depth < _LONGEST_CHAIN:
                 data[key] = ["mine", self.borrowed[id(other)]]
-        return ["E", number, self.hand_out_kind(type(error)), data]
+        return ["E", number, described, data]
 
     def attempt(self, value: Any) -> Any:
         """A value written out in a list, or `None` if it cannot cross."""
@@ -306,9 +313,9 @@ class Server:
                 frame = {
                     "ask": what,
                     "h": number,
+                    "u": self.codec.changes(),
                     "a": [self.codec.encode(arg) for arg in args],
                     "k": {str(key): self.codec.encode(value) for key, value in kwargs.items()},
-                    "u": self.codec.changes(),
                 }
                 wire.send(self.sock, frame)
             except (wire.Uncrossable, wire.BrokenChannel) as error:
@@ -359,11 +366,12 @@ class Server:
             self.lock.acquire()
         self.begin()
         try:
-            outcome = {"r": self.codec.encode(value)} if problem is None else {"x": self.codec.encode(problem)}
-            wire.send(self.sock, {**outcome, "u": self.codec.changes()})
+            reply = {"u": self.codec.changes()}
+            key, result = ("r", value) if problem is None else ("x", problem)
+            wire.send(self.sock, {**reply, key: self.codec.encode(result)})
         except (wire.Uncrossable, wire.BrokenChannel) as error:
             self.rollback()
-            wire.send(self.sock, {"y": f"a value that cannot cross to the tests: {error}", "u": []})
+            wire.send(self.sock, {"u": [], "y": f"a value that cannot cross to the tests: {error}"})
         self.codec.snapshot()
         self.busy = was_busy
 

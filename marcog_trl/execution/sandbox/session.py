@@ -137,13 +137,11 @@ class Session:
         kind = type(value)
         if isinstance(value, (type, types.BuiltinFunctionType)) and vars(builtins).get(value.__name__) is value:
             return ["B", value.__name__]
-        known = self.our_numbers.get(id(value))
-        number = len(self.ours) if known is None else known
-        data = self.write(value, kind, number)
-        if known is None and data[1] == number:
-            self.our_numbers[id(value)] = number
+        number = self.our_numbers.get(id(value))
+        if number is None:
+            number = self.our_numbers[id(value)] = len(self.ours)
             self.ours.append(value)
-        return data
+        return self.write(value, kind, number)
 
     def write(self, value: Any, kind: type, number: int) -> list:
         if isinstance(value, type) and issubclass(value, BaseException):
@@ -244,6 +242,8 @@ class Session:
                 if not isinstance(base, type):
                     raise wire.BrokenChannel("a class that derives from no class")
             public, self.instance_types[number] = stand_ins.make_kind(facts, bases)
+            if facts["module"] in _ABSTRACT and facts["name"] in vars(sys.modules[facts["module"]]):
+                vars(sys.modules[facts["module"]])[facts["name"]].register(public)
         self.settle(number, public)
         return public
 
@@ -310,10 +310,10 @@ class Session:
         try:
             frame = {
                 "o": what,
+                "z": forget,
+                "u": codec.changes(),  # first, as it is read
                 "a": [codec.encode(arg) for arg in args],
                 "k": {key: codec.encode(value) for key, value in kwargs.items()},
-                "u": codec.changes(),
-                "z": forget,
             }
             if self.classes and (both := self.both()) != self.shared:
                 frame["both"] = self.shared = both
@@ -388,16 +388,17 @@ class Session:
             value, key = error, "x"
         self.codec.begin()
         try:
-            return {key: self.codec.encode(value), "u": self.codec.changes()}
+            return {"u": self.codec.changes(), key: self.codec.encode(value)}
         except wire.Uncrossable as error:
             self.codec.rollback()
             self.codec.begin()
             problem = self.doubt(f"cannot pass {error} to the program")
-            return {"x": self.codec.encode(problem), "u": self.codec.changes()}
+            return {"u": self.codec.changes(), "x": self.codec.encode(problem)}
         finally:
             self.codec.snapshot()
 
 
+_ABSTRACT = ("collections.abc", "numbers")  # modules whose classes take in what has their methods
 _MALFORMED = (wire.BrokenChannel, KeyError, TypeError, IndexError, ValueError, AttributeError, RecursionError)
 _HASHABLE = frozenset((int, float, str, bytes, bool, type(None)))
 _VALUES = (int, float, complex, str, bytes, bytearray, tuple, list, dict, set, frozenset)

@@ -402,7 +402,8 @@ class ForeignType(type):
 
 
 def _no_member(cls: Any) -> bool:
-    if session.kinds[cls].checks:
+    kind = session.kinds.get(cls)
+    if kind is not None and kind.checks:
         raise session.doubt(
             f"{cls.__name__} of the program is not asked what its instances are: its word is not taken"
         )
