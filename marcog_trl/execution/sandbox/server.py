@@ -46,6 +46,9 @@ PLAIN_VALUE: dict[type, Any] = {
 IMMUTABLE = frozenset((int, float, complex, str, bytes, tuple, frozenset))
 
 
+_COMMON = frozenset((types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType))
+
+
 def plain_base(kind: type) -> Any:
     """The builtin value type that a class derives from, or `None`."""
     return next((base for base in kind.__mro__ if base in PLAIN_VALUE), None)
@@ -146,6 +149,8 @@ class Server:
         name = wire.TYPE_NAMES.get(kind)
         if name is not None:
             return ["T", name]
+        if kind in _COMMON:
+            return ["P", kind.__name__]
         if vars(builtins).get(kind.__name__) is kind and issubclass(kind, BaseException):
             return ["B", kind.__name__]
         number = self.number_of(kind)

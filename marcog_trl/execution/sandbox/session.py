@@ -58,7 +58,7 @@ class Session:
         self.our_numbers: dict[int, int] = {}
         self.stand_ins: dict[int, Any] = {}
         self.places: dict[int, Place] = {}  # by the id of what stands there, which is kept
-        self.kinds: dict[type, stand_ins.Kind] = {}
+        self.kinds: dict[type, stand_ins.Kind] = dict(stand_ins.COMMON.values())
         self.instance_types: dict[int, type] = {}  # number of a class -> class of the stand-ins of its instances
         self.metas: dict[Any, type] = {}
         self.raised: list[Any] = []  # exceptions with a place
@@ -219,6 +219,8 @@ class Session:
         return made
 
     def named(self, tag: str, name: Any) -> Any:
+        if tag == "P" and name in stand_ins.COMMON:
+            return stand_ins.COMMON[name][1].public
         found = vars(builtins).get(name) if tag == "B" and type(name) is str else None
         if not (isinstance(found, type) and issubclass(found, BaseException)):
             raise wire.BrokenChannel("a malformed handle")
@@ -249,6 +251,8 @@ class Session:
 
     def kind_of_number(self, data: list) -> type:
         """The class of the stand-ins of the instances of a class."""
+        if data[0] == "P":
+            return stand_ins.COMMON[data[1]][0]
         if data[0] == "T":
             raise wire.BrokenChannel("a value that should be plain")
         self.stand_in(data)

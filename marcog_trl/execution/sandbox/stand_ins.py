@@ -410,13 +410,6 @@ def _no_member(cls: Any) -> bool:
     return False
 
 
-# What functions, methods and modules are instances of; only Python itself makes such
-_PUBLIC: dict[str, type] = {
-    "function": types.FunctionType,
-    "method": types.MethodType,
-    "builtin_function_or_method": types.BuiltinFunctionType,
-    "module": types.ModuleType,
-}
 _META = frozenset(
     "__len__ __iter__ __getitem__ __contains__ __bool__ __reversed__ __repr__ __str__ __or__ __ror__".split()
 )
@@ -437,8 +430,6 @@ def make_kind(facts: dict, bases: list[Any]) -> tuple[type, type]:
         `tuple[type, type]`: What tests see as the class, and the class of the stand-ins of its instances: mostly the same.
     """
     name, has, own = facts["name"], frozenset(facts["has"]), frozenset(facts["own"])
-    if facts["module"] == "builtins" and name in _PUBLIC:
-        return _PUBLIC[name], _register(_of(name, (), _space(facts, has)), facts, _PUBLIC[name])
     value = _VALUES.get(facts["base"])
     meta = _meta_of(frozenset(facts["meta"]) & _META, bases)
     error = next((base for base in bases if isinstance(base, type) and issubclass(base, BaseException)), None)
@@ -541,3 +532,17 @@ def _meta_of(names: frozenset[str], bases: list) -> Any:
         session.metas[key] = made
         session.kinds[made] = Kind("type", names, names, None, made, {}, _NOTHING, False, False)
     return session.metas[key]
+
+
+def _common(public: type, has: frozenset[str]) -> tuple[type, Kind]:
+    """The class of stand-ins for objects of a class that the tests have too, but can make no objects of."""
+    facts = {"name": public.__name__, "module": "builtins", "has": has, "own": has, "base": None, "unhashable": False}
+    made = _of(public.__name__, (), {**_space(facts, has), "__slots__": ("__weakref__",)})
+    return made, Kind(public.__name__, has, has, None, public, {}, _NOTHING, False, False)
+
+
+_CALLABLE = frozenset(("__call__",))
+COMMON: dict[str, tuple[type, Kind]] = {
+    public.__name__: _common(public, _NOTHING if public is types.ModuleType else _CALLABLE)
+    for public in (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)
+}
