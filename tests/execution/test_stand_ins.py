@@ -725,3 +725,217 @@ def test_honest_programs_are_judged_as_in_plain_python(executor, name):
     verdict = executor.run([Job(code, tests, setup="judged = True")])[0]
     wrong = {test: result.message for test, result in zip(tests, verdict.tests, strict=True) if result.message}
     assert verdict.status == "passed", wrong
+
+
+V = """
+class V:
+    def __init__(self, x=0): self.x = x
+    def __add__(self, o): return 7
+    __radd__ = __sub__ = __mul__ = __lt__ = __gt__ = __le__ = __ge__ = __contains__ = __iadd__ = __add__
+    def __eq__(self, o): return True
+    def __ne__(self, o): return False
+    def __hash__(self): return 1
+class W:
+    def __contains__(self, x): return True
+    def __iter__(self): return iter([])
+class L(list):
+    def __eq__(self, o): return True
+    def __contains__(self, x): return True
+class T(str):
+    def __eq__(self, o): return True
+    __hash__ = str.__hash__
+class M(type):
+    def __instancecheck__(cls, x): return True
+class N(metaclass=M): pass
+class E(Exception):
+    def __init__(self, n): pass
+    def __str__(self): return "right"
+class Quiet:
+    def close(self): return 1
+def gen():
+    try: yield 1
+    except GeneratorExit: pass
+    yield 2
+def give(x): return 1
+class Bad:
+    def __init__(self): raise KeyError("init")
+class Own:
+    __slots__ = ()
+"""
+# tests that fail in plain Python, and that no stand-in may pass
+DISHONEST = """
+try: V() + 5
+except TypeError: pass
+else: raise AssertionError
+
+try: 5 + V()
+except TypeError: pass
+else: raise AssertionError
+
+x = V()
+try: x += 1
+except TypeError: pass
+else: raise AssertionError
+
+import contextlib
+with contextlib.suppress(TypeError):
+    V() < V()
+    raise AssertionError
+
+import unittest
+with unittest.TestCase().assertRaises(TypeError): sorted([V(1), V(2)])
+
+try: give(object)
+except TypeError: pass
+else: raise AssertionError
+
+import threading
+try: give(threading.Lock())
+except TypeError: pass
+else: raise AssertionError
+
+assert V(1) != V(2)
+
+assert not V(1) == V(2)
+
+assert V() != 5
+
+assert not (V(1) == 3) and True
+
+assert V(1) not in [V(2), V(3)]
+
+assert [V(1)] != [V(2)]
+
+assert {"k": V(1)} != {"k": V(2)}
+
+assert len({V(1), V(2)}) == 2
+
+assert not L([1]) == [2]
+
+assert 7 not in L([1])
+
+assert not T("a") == "b"
+
+assert not "b" == T("a")
+
+assert 5 not in W()
+
+import unittest
+unittest.TestCase().assertNotIn(5, W())
+
+import unittest
+unittest.TestCase().assertNotEqual(V(1), V(2))
+
+assert not isinstance(5, N)
+
+assert str(E(1)) != "right"
+
+assert str(E(1)) == "1"
+
+try: Bad()
+except KeyError: raise AssertionError
+
+g = gen()
+next(g)
+g.close()
+
+import weakref
+weakref.ref(Own())
+
+assert hasattr(V(), "__len__") or hasattr(V(), "__iter__") or hasattr(V(), "__call__") or hasattr(V(), "__enter__")
+
+assert hasattr(V(), "__getattr__") or hasattr(V, "__getattr__") or hasattr(V(), "__copy__") or hasattr(V, "__deepcopy__")
+
+assert hasattr(V(), "__slots__") or hasattr(V, "__slots__") or hasattr(V(), "__await__") or hasattr(V(), "__fspath__")
+
+assert callable(V()) or type(V()) is type(W()) or type(V()) is not V or isinstance(V(), W)
+
+hash(L())
+
+assert L.__hash__ is not None
+
+class Sub(V):
+    def __init__(self): pass
+assert Sub().__init__ is None
+
+import pickle
+try: pickle.dumps(V())
+except TypeError: pass
+else: raise AssertionError
+"""
+
+
+def test_what_cannot_be_judged_does_not_pass(executor):
+    tests = split(DISHONEST)
+    assert native(V, tests) == [False] * len(tests)
+    verdict = executor.run([Job(V, tests, setup="judged = True", timeout=20.0)])[0]
+    passed = [test for test, result in zip(tests, verdict.tests, strict=True) if result.status == "passed"]
+    assert not passed, passed
+
+
+def test_a_test_after_one_that_cannot_be_judged_is_judged(executor):
+    tests = ["try: V() + 5\nexcept TypeError: pass", "assert give(2) == 1", "assert V(3).x == 3"]
+    verdict = executor.run([Job(V, tests, setup="judged = True")])[0]
+    assert [result.status for result in verdict.tests] == ["failed", "passed", "passed"]
+    assert "cannot be combined with int of the tests" in verdict.tests[0].message
+
+
+def test_threads_of_a_program_each_get_their_answers(executor):
+    code = (
+        "import threading\ndef f(g, n):\n    found = {}\n    def work(k):\n        for j in range(20): found[k, j] = g(k, j)\n"
+        "    threads = [threading.Thread(target=work, args=(k,)) for k in range(n)]\n"
+        "    for thread in threads: thread.start()\n    for thread in threads: thread.join()\n    return found"
+    )
+    tests = [
+        "assert f(lambda k, j: (k, j), 4) == {(k, j): (k, j) for k in range(4) for j in range(20)}",
+        "seen = []\nf(lambda k, j: seen.append((k, j)), 3)\nassert sorted(seen) == [(k, j) for k in range(3) for j in range(20)]",
+    ]
+    for _ in range(3):
+        assert executor.run([Job(code, tests)])[0].status == "passed"
+
+
+BOTH = """
+from dataclasses import dataclass
+@dataclass
+class Point:
+    x: int
+    y: int = 0
+class Node:
+    def __init__(self, value, next=None): self.value, self.next = value, next
+    def __eq__(self, other): return other is not None and self.value == other.value and self.next == other.next
+"""
+
+
+def test_objects_of_classes_that_tests_and_program_define_are_compared_by_the_tests(executor):
+    """The setup and the program both have the classes that a prompt gives."""
+    code = BOTH + (
+        "def move(p): return Point(p.x + 1, p.y)\ndef shift(p): p.x += 1\ndef same(p): return p\n"
+        "def reverse(n):\n    last = None\n    while n: n.next, last, n = last, n, n.next\n    return last\n"
+        "def build(xs):\n    n = None\n    for x in reversed(xs): n = Node(x, n)\n    return n\n"
+        "def points(): return {'k': [Point(1), Point(2)]}\ndef is_point(p): return isinstance(p, Point)\n"
+    )
+    right = [
+        "assert move(Point(1, 2)) == Point(2, 2) and move(Point(1)) != Point(1)",
+        "p = Point(1)\nshift(p)\nassert p.x == 2 and same(p) is p and is_point(p)",
+        "a = Node(1, Node(2))\nb = reverse(a)\nassert b == Node(2, Node(1)) and b.next is a and a.next is None",
+        "assert build([1, 2, 3]) == Node(1, Node(2, Node(3))) and build([1, 2]) != Node(1)",
+        "assert points() == {'k': [Point(1), Point(2)]} and isinstance(move(Point(0)), Point)",
+    ]
+    verdict = executor.run([Job(code, right, setup=BOTH)])[0]
+    assert verdict.status == "passed", verdict
+    lie = code.replace(
+        "def __eq__(self, other): return self.value", "def __eq__(self, other): return True or self.value"
+    )
+    lie = lie.replace("class Point:\n", "class Point:\n    def __eq__(self, other): return True\n")
+    lie = lie.replace("Point(p.x + 1, p.y)", "Point(9)").replace("Node(x, n)", "Node(9, n)")
+    tests = [
+        right[0].partition(" and ")[0],
+        right[3].partition(" and ")[0],
+        "p = Point(1)\np2 = move(p)\nassert p2.x == 2",
+    ]
+    assert executor.run([Job(lie, tests, setup=BOTH)])[0].passed == 0
+    hides = (
+        code
+        + "class Sure(int):\n    __eq__ = lambda self, other: True\ndef move(p):\n    p = Point(5)\n    p.__dict__['__eq__'] = lambda other: True\n    return p\n"
+    )
+    assert executor.run([Job(hides, tests[:1], setup=BOTH)])[0].passed == 0

@@ -332,12 +332,7 @@ UNCROSSABLE = {
     "too deep for a judge": (f"{PREAMBLE}def f(): return nest(300)", "x = f()", "more than 200 levels"),
     "too large": ("def f(): return 'a' * (20 << 20)", "assert f() == 'a'", "larger than 2097152"),
     "too large for a judge": ("def f(): return 'a' * (20 << 20)", "assert len(f()) > 1", "larger than 16777216"),
-    "class of the tests": ("def f(x): return 1", "class Mine: pass\nassert f(Mine()) == 1", "object of type Mine"),
-    "member of the tests' enum": (
-        "def f(x): return x",
-        "import enum\nclass E(enum.Enum):\n    A = 1\nassert f(E.A) is E.A",
-        "object of type E",
-    ),
+    "lock": ("def f(x): return 1", "import threading\nassert f(threading.Lock()) == 1", "object of type lock"),
     "module": ("def f(x): return x", "import math\nassert f(math) is math", "object of type module"),
     "object as operand": (
         "class A:\n    def __add__(self, n): return n",
@@ -427,10 +422,10 @@ VERDICTS = {
         ["assert kind() is ValueError"],
         [True],
     ),
-    "limit: exceptions that are returned are no exceptions": (
+    "exceptions that are returned are exceptions": (
         "def error(): return ValueError('x')",
         ["assert isinstance(error(), ValueError)"],
-        [False],
+        [True],
     ),
     "limit: builtin functions come back as the program's": (
         "def builtin(): return len",

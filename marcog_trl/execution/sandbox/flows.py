@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from . import stand_ins
+from . import remote
 
 
 _AT_ONCE = 256  # items that are read ahead
@@ -35,14 +35,14 @@ class Reader:
     def read(self) -> None:
         end, self.end = self.end, "more"
         if end == "later":
-            stand_ins.ask(self.thing, "pending")
+            remote.ask(self.thing, "pending")
         if end == "stop":
             raise StopIteration(self.value)
         count = 1 if self.taken < _ONE_BY_ONE or not self.quick else min(_AT_ONCE, self.taken)
-        found = stand_ins.exact(stand_ins.ask(self.thing, "next", count), tuple)
+        found = remote.exact(remote.ask(self.thing, "next", count), tuple)
         items, self.end, self.value = found
         self.taken += len(items)
-        self.ahead = list(reversed(stand_ins.exact(items, tuple)))
+        self.ahead = list(reversed(remote.exact(items, tuple)))
         if not self.ahead:
             self.read()
 
@@ -55,16 +55,16 @@ def generator(thing: Any) -> Iterator[Any]:
         what, value = "next", None
         while True:
             if what != "next" and reader.ahead:
-                raise stand_ins.session.doubt("a generator of the program was read ahead of what is sent into it")
+                raise remote.session.doubt("a generator of the program was read ahead of what is sent into it")
             try:
-                item = reader.next() if what == "next" else stand_ins.ask(thing, what, value)
+                item = reader.next() if what == "next" else remote.ask(thing, what, value)
             except StopIteration as stop:
                 return stop.value
             try:
                 value = yield item
                 what = "next" if value is None else "send"
             except GeneratorExit:
-                stand_ins.session.close(thing)
+                remote.session.close(thing)
                 raise
             except BaseException as error:
                 what, value = "throw", error
@@ -78,15 +78,15 @@ def coroutine(thing: Any) -> Any:
     async def body() -> Any:
         import asyncio  # large, and loaded by tests that await
 
-        task = stand_ins.ask(thing, "start")
+        task = remote.ask(thing, "start")
         try:
             while True:
-                done, value = stand_ins.exact(stand_ins.ask(task, "step"), tuple)
+                done, value = remote.exact(remote.ask(task, "step"), tuple)
                 if done is True:
                     return value
                 await asyncio.sleep(0)
         except (asyncio.CancelledError, GeneratorExit):
-            stand_ins.ask(task, "cancel")
+            remote.ask(task, "cancel")
             raise
 
     return body()

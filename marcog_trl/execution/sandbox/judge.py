@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from . import assertions, cases, stand_ins, wire
+from . import assertions, cases, remote, wire
 from .session import Session, SolutionGone
 from .solution import describe
 
@@ -44,7 +44,7 @@ class Mismatch(str):
 def mismatch(left: Any, symbol: str, right: Any) -> Mismatch:
     try:
         text = f"{shorten(left)} {symbol} {shorten(right)} does not hold"
-        kinds = [stand_ins.kind_of(value) for value in (left, right) if type(value) in stand_ins.session.kinds]
+        kinds = [remote.kind_of(value) for value in (left, right) if type(value) in remote.session.kinds]
         if any(kind.base is None for kind in kinds):
             text += f" (an object of the program, of type {kinds[0].name}, equals only itself)"
         return Mismatch(text)

@@ -5,11 +5,8 @@ Nothing here is trusted once the program runs: it shares this process. Whatever 
 
 import _thread
 import builtins
-import copy
 import importlib
 import inspect
-import math
-import operator
 import socket
 import sys
 import time
@@ -17,6 +14,8 @@ import types
 from typing import Any
 
 from . import special, wire
+from .operations import OPERATIONS
+from .plain_values import IMMUTABLE, PLAIN_VALUE, plain_base
 
 
 _LONGEST_TEXT = 2000  # characters of an exception's text
@@ -25,41 +24,7 @@ _MOST_ARGS = 8  # of an exception
 _MOST_ATTRIBUTES = 64  # of an exception
 
 
-def _plain_value(value: Any, base: Any) -> Any:
-    """The builtin value that an instance of a derived class holds."""
-    return PLAIN_VALUE[base](value)
-
-
-PLAIN_VALUE: dict[type, Any] = {
-    int: int.__int__,
-    float: float.__float__,
-    complex: complex.__complex__,
-    str: str.__str__,
-    bytes: bytes.__bytes__,
-    bytearray: lambda value: bytearray(memoryview(value)),
-    dict: lambda value: dict(dict.items(value)),
-    list: lambda value: list(list.__iter__(value)),
-    tuple: lambda value: tuple(tuple.__iter__(value)),
-    set: lambda value: set(set.__iter__(value)),
-    frozenset: lambda value: frozenset(frozenset.__iter__(value)),
-}
-IMMUTABLE = frozenset((int, float, complex, str, bytes, tuple, frozenset))
-
-
 _COMMON = frozenset((types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType))
-
-
-def plain_base(kind: type) -> Any:
-    """The builtin value type that a class derives from, or `None`."""
-    return next((base for base in kind.__mro__ if base in PLAIN_VALUE), None)
-
-
-def plain(value: Any) -> Any:
-    """The builtin value that an instance of a class derived from one holds."""
-    base = plain_base(type(value))
-    if base is None:
-        raise TypeError(f"{type(value).__name__} has no plain value")
-    return _plain_value(value, base)
 
 
 class Server:
@@ -77,7 +42,7 @@ class Server:
         self.sock = sock
         self.describe = describe
         self.module = module
-        self.codec = wire.Codec(1, self.hand_out, self.take_back, self.shared)
+        self.codec = wire.Codec(1, self.hand_out, self.take_back, twin=self.twin)
         # the first handles go to the exports, in order, in every process of this program
         self.objects: list[Any] = [module.__dict__.get(name) for name in names]
         self.numbers: dict[int, int] = {}
@@ -115,10 +80,10 @@ class Server:
         if kind is types.GeneratorType or kind is types.CoroutineType:
             self.tell(number)
             return ["g" if kind is types.GeneratorType else "co", number]
-        base = plain_base(kind)
+        base: Any = plain_base(kind)
         if base in IMMUTABLE:
             described = self.hand_out_kind(kind)  # in the order in which it is read
-            data = self.codec.encode(_plain_value(value, base))
+            data = self.codec.encode(PLAIN_VALUE[base](value))
             self.tell(number)
             return ["v", number, described, data]
         described = self.hand_out_kind(kind)
@@ -146,19 +111,20 @@ class Server:
 
     def hand_out_kind(self, kind: Any) -> list:
         """What a class is: its name, its bases, and which special methods it and its own class have."""
-        name = wire.TYPE_NAMES.get(kind)
+        name: Any = wire.TYPE_NAMES.get(kind)
         if name is not None:
             return ["T", name]
         if kind in _COMMON:
             return ["P", kind.__name__]
-        if vars(builtins).get(kind.__name__) is kind and issubclass(kind, BaseException):
-            return ["B", kind.__name__]
+        name = kind.__name__
+        if issubclass(kind, BaseException) and vars(builtins).get(name) is kind:
+            return ["B", name]
         number = self.number_of(kind)
         if number in self.known:
             return ["h", number]
         self.tell(number)
         above = [base for base in kind.__mro__ if base is not object]
-        base = plain_base(kind)
+        base: Any = plain_base(kind)
         own = above if base is None else above[: above.index(base)]
         own = [each for each in own if not (issubclass(each, BaseException) and each.__module__ == "builtins")]
         names = {name for each in above for name in vars(each)} & special.SPECIAL.keys()
@@ -294,12 +260,12 @@ class Server:
             type(kind) is type
             and kind.__module__ == "solution"
             and kind.__name__ == name
-            and kind.__dictoffset__ > 0
+            and kind.__dictoffset__ != 0
             and plain_base(kind) is None
             and not issubclass(kind, BaseException)
         )
 
-    def shared(self, name: str | type) -> Any:
+    def twin(self, name: Any) -> Any:
         """The program's class of that name, or the name of a class, if the tests define it too; otherwise `None`."""
         if isinstance(name, str):
             return self.module.__dict__.get(name)
@@ -364,7 +330,7 @@ class Server:
         if not was_busy:  # other threads of the program may ask meanwhile
             self.lock.release()
         try:
-            value = _OPERATIONS[frame["o"]](self, *args, **kwargs)
+            value = OPERATIONS[frame["o"]](self, *args, **kwargs)
         except BaseException as error:
             problem = error
         if not was_busy:
@@ -435,100 +401,4 @@ _MAKERS: dict[str, Any] = {
     "ob": Server.remote_object,
     "ek": Server.remote_kind,
     "er": Server.remote_error,
-}
-
-
-def _exit(thing: Any, name: str, error: BaseException | None) -> Any:
-    """Leaves a context as after an exception, or after none."""
-    leave = getattr(type(thing), name)
-    if error is None:
-        return leave(thing, None, None, None)
-    return leave(thing, type(error), error, error.__traceback__)
-
-
-def _call_exit(server: Server, thing: Any, error: BaseException | None) -> bool:
-    try:
-        return bool(_exit(thing, "__exit__", error))
-    except BaseException as raised:
-        if raised is error:
-            return False
-        raise
-
-
-def _generic(server: Server, thing: Any, key: Any) -> Any:
-    return thing[key]
-
-
-def _said_equal(server: Server, a: Any, b: Any) -> bool:
-    return bool(a == b) or not a != b
-
-
-def _has(server: Server, thing: Any, name: str) -> bool:
-    return hasattr(thing, name)
-
-
-def _binary(function: Any) -> Any:
-    return lambda server, a, b: function(a, b)
-
-
-def _unary(function: Any) -> Any:
-    return lambda server, thing: function(thing)
-
-
-_NAMES = {"and": "and_", "or": "or_"}
-_OPERATIONS: dict[str, Any] = {
-    "call": lambda server, function, /, *args, **kwargs: function(*args, **kwargs),
-    "getattr": lambda server, thing, name: getattr(thing, name),
-    "setattr": lambda server, thing, name, value: setattr(thing, name, value),
-    "delattr": lambda server, thing, name: delattr(thing, name),
-    "has": _has,
-    "getitem": lambda server, thing, key: thing[key],
-    "class_getitem": _generic,
-    "setitem": lambda server, thing, key, value: operator.setitem(thing, key, value),
-    "delitem": lambda server, thing, key: operator.delitem(thing, key),
-    "contains": lambda server, thing, value: bool(value in thing),
-    "equal": _said_equal,
-    "hash": _unary(hash),
-    "len": _unary(len),
-    "iter": _unary(iter),
-    "reversed": _unary(reversed),
-    "next": Server.op_next,
-    "pending": Server.op_pending,
-    "send": lambda server, thing, value: thing.send(value),
-    "throw": lambda server, thing, error: thing.throw(error),
-    "close": lambda server, thing: thing.close(),
-    "bool": _unary(bool),
-    "str": lambda server, thing: str.__str__(str(thing)),
-    "repr": lambda server, thing: str.__str__(repr(thing)),
-    "format": lambda server, thing, spec: str.__str__(format(thing, spec)),
-    "bytes": lambda server, thing: bytes(thing),
-    "fspath": lambda server, thing: type(thing).__fspath__(thing),
-    "round": lambda server, thing, *digits: round(thing, *digits),
-    "enter": lambda server, thing: type(thing).__enter__(thing),
-    "exit": _call_exit,
-    "aiter": lambda server, thing: type(thing).__aiter__(thing),
-    "anext": lambda server, thing: type(thing).__anext__(thing),
-    "aenter": lambda server, thing: type(thing).__aenter__(thing),
-    "aexit": lambda server, thing, error: _exit(thing, "__aexit__", error),
-    "start": Server.op_start,
-    "step": Server.op_step,
-    "cancel": Server.op_cancel,
-    "isinstance": lambda server, thing, kind: bool(isinstance(thing, kind)),
-    "issubclass": lambda server, thing, kind: bool(issubclass(thing, kind)),
-    "copy": lambda server, thing: copy.copy(thing),
-    "deepcopy": lambda server, thing: copy.deepcopy(thing),
-    "dir": lambda server, thing: dir(thing),
-    "base": lambda server, thing: plain(thing),
-    "trunc": _unary(math.trunc),
-    "floor": _unary(math.floor),
-    "ceil": _unary(math.ceil),
-    "divmod": _binary(divmod),
-    **{name: _unary(kind) for name, kind in special.NUMBERS.items()},
-    "index": _unary(operator.index),
-    **{name: _unary(getattr(operator, name)) for name in ("neg", "pos", "abs", "invert")},
-    **{
-        name: _binary(getattr(operator, _NAMES.get(name, name)))
-        for name in (*special.BINARY, *special.IN_PLACE)
-        if name != "divmod"
-    },
 }

@@ -9,8 +9,8 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from . import errors, flows, special, stand_ins, wire
-from .server import IMMUTABLE
+from . import errors, flows, remote, special, stand_ins, wire
+from .plain_values import IMMUTABLE
 
 
 _MOST_KEPT = 256  # nodes after which both sides forget them all
@@ -58,7 +58,7 @@ class Session:
         self.our_numbers: dict[int, int] = {}
         self.stand_ins: dict[int, Any] = {}
         self.places: dict[int, Place] = {}  # by the id of what stands there, which is kept
-        self.kinds: dict[type, stand_ins.Kind] = dict(stand_ins.COMMON.values())
+        self.kinds: dict[type, remote.Kind] = dict(stand_ins.COMMON.values())
         self.instance_types: dict[int, type] = {}  # number of a class -> class of the stand-ins of its instances
         self.metas: dict[Any, type] = {}
         self.raised: list[Any] = []  # exceptions with a place
@@ -67,7 +67,7 @@ class Session:
         self.lock = _thread.RLock()
         self.talking = False
         self.unclosed: list[Any] = []
-        stand_ins.session = self
+        remote.session = self
 
     def attach(self, sock: socket.socket) -> dict[str, Any]:
         """Talks to a fresh process from now on; returns what it exports, by name."""
@@ -135,8 +135,10 @@ class Session:
                 raise wire.Uncrossable("an object of the program's earlier process, which has ended")
             return ["H", place.number]
         kind = type(value)
-        if isinstance(value, (type, types.BuiltinFunctionType)) and vars(builtins).get(value.__name__) is value:
-            return ["B", value.__name__]
+        if isinstance(value, (type, types.BuiltinFunctionType)):
+            name = value.__name__
+            if vars(builtins).get(name) is value:
+                return ["B", name]
         number = self.our_numbers.get(id(value))
         if number is None:
             number = self.our_numbers[id(value)] = len(self.ours)
@@ -145,10 +147,10 @@ class Session:
 
     def write(self, value: Any, kind: type, number: int) -> list:
         if isinstance(value, type) and issubclass(value, BaseException):
-            module = sys.modules.get(value.__module__)
-            if errors.is_standard(value.__module__) and getattr(module, value.__name__, None) is value:
-                return ["S", value.__module__, value.__name__]
-            return ["ek", number, value.__name__, [self.codec.encode(base) for base in value.__bases__]]
+            name = value.__name__
+            if errors.standard(value.__module__, name) is value:
+                return ["S", value.__module__, name]
+            return ["ek", number, name, [self.codec.encode(base) for base in value.__bases__]]
         if isinstance(value, BaseException):
             return ["er", number, self.codec.encode(kind), self.codec.encode(value.args), str(value)]
         if kind in (types.FunctionType, types.MethodType, types.BuiltinFunctionType) or isinstance(value, type):
@@ -176,7 +178,7 @@ class Session:
             for name, other in found
             if type(other) is type
             and other.__module__ == "tests"
-            and other.__dictoffset__ > 0
+            and other.__dictoffset__ != 0
             and not issubclass(other, (BaseException, *_VALUES))
             and (kind is None or kind is other)
         ]
@@ -205,14 +207,14 @@ class Session:
             return made
         if kind is None or tag not in ("h", "v"):
             raise wire.BrokenChannel("a malformed handle")
-        base = self.kinds[kind].base
+        base: Any = self.kinds[kind].base
         if tag == "h":
             made = object.__new__(kind)
         elif base in IMMUTABLE:
             value = self.codec.decode(data[3])
             if type(value) is not base:
                 raise wire.BrokenChannel("a value of another type than its class derives from")
-            made = base.__new__(kind, value.real, value.imag) if base is complex else base.__new__(kind, value)
+            made = base.__new__(kind, value)
         else:
             raise wire.BrokenChannel("a malformed handle")
         self.settle(number, made)

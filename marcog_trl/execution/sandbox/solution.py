@@ -15,7 +15,7 @@ import traceback
 import types
 from typing import Any
 
-from . import server, wire
+from . import plain_values, server, wire
 
 
 def describe(error: BaseException, name: str = "<solution>") -> str:
@@ -84,8 +84,8 @@ def _truth(value: Any) -> bool | str:
 
 
 def _opaque(value: Any) -> list:
-    if server.plain_base(type(value)) is not None:
-        return _copies.encode(server.plain(value))
+    if plain_values.plain_base(type(value)) is not None:
+        return _copies.encode(plain_values.plain(value))
     raise wire.Uncrossable(f"an object of type {type(value).__name__}")
 
 

@@ -1,0 +1,105 @@
+"""What a judge may ask for: each operation takes the server and the program's objects."""
+
+import copy
+import math
+import operator
+from typing import Any
+
+from . import special
+from .plain_values import plain
+
+
+def _exit(thing: Any, name: str, error: BaseException | None) -> Any:
+    """Leaves a context as after an exception, or after none."""
+    leave = getattr(type(thing), name)
+    if error is None:
+        return leave(thing, None, None, None)
+    return leave(thing, type(error), error, error.__traceback__)
+
+
+def _call_exit(server: Any, thing: Any, error: BaseException | None) -> bool:
+    try:
+        return bool(_exit(thing, "__exit__", error))
+    except BaseException as raised:
+        if raised is error:
+            return False
+        raise
+
+
+def _generic(server: Any, thing: Any, key: Any) -> Any:
+    return thing[key]
+
+
+def _said_equal(server: Any, a: Any, b: Any) -> bool:
+    return bool(a == b) or not a != b
+
+
+def _has(server: Any, thing: Any, name: str) -> bool:
+    return hasattr(thing, name)
+
+
+def _binary(function: Any) -> Any:
+    return lambda server, a, b: function(a, b)
+
+
+def _unary(function: Any) -> Any:
+    return lambda server, thing: function(thing)
+
+
+_NAMES = {"and": "and_", "or": "or_"}
+OPERATIONS: dict[str, Any] = {
+    "call": lambda server, function, /, *args, **kwargs: function(*args, **kwargs),
+    "getattr": lambda server, thing, name: getattr(thing, name),
+    "setattr": lambda server, thing, name, value: setattr(thing, name, value),
+    "delattr": lambda server, thing, name: delattr(thing, name),
+    "has": _has,
+    "getitem": lambda server, thing, key: thing[key],
+    "class_getitem": _generic,
+    "setitem": lambda server, thing, key, value: operator.setitem(thing, key, value),
+    "delitem": lambda server, thing, key: operator.delitem(thing, key),
+    "contains": lambda server, thing, value: bool(value in thing),
+    "equal": _said_equal,
+    "hash": _unary(hash),
+    "len": _unary(len),
+    "iter": _unary(iter),
+    "reversed": _unary(reversed),
+    "next": lambda server, *args: server.op_next(*args),
+    "pending": lambda server: server.op_pending(),
+    "send": lambda server, thing, value: thing.send(value),
+    "throw": lambda server, thing, error: thing.throw(error),
+    "close": lambda server, thing: thing.close(),
+    "bool": _unary(bool),
+    "str": lambda server, thing: str.__str__(str(thing)),
+    "repr": lambda server, thing: str.__str__(repr(thing)),
+    "format": lambda server, thing, spec: str.__str__(format(thing, spec)),
+    "bytes": lambda server, thing: bytes(thing),
+    "fspath": lambda server, thing: type(thing).__fspath__(thing),
+    "round": lambda server, thing, *digits: round(thing, *digits),
+    "enter": lambda server, thing: type(thing).__enter__(thing),
+    "exit": _call_exit,
+    "aiter": lambda server, thing: type(thing).__aiter__(thing),
+    "anext": lambda server, thing: type(thing).__anext__(thing),
+    "aenter": lambda server, thing: type(thing).__aenter__(thing),
+    "aexit": lambda server, thing, error: _exit(thing, "__aexit__", error),
+    "start": lambda server, thing: server.op_start(thing),
+    "step": lambda server, task: server.op_step(task),
+    "cancel": lambda server, task: server.op_cancel(task),
+    "isinstance": lambda server, thing, kind: bool(isinstance(thing, kind)),
+    "issubclass": lambda server, thing, kind: bool(issubclass(thing, kind)),
+    "copy": lambda server, thing: copy.copy(thing),
+    "deepcopy": lambda server, thing: copy.deepcopy(thing),
+    "dir": lambda server, thing: dir(thing),
+    "base": lambda server, thing: plain(thing),
+    "trunc": _unary(math.trunc),
+    "floor": _unary(math.floor),
+    "ceil": _unary(math.ceil),
+    "divmod": _binary(divmod),
+    **{name: _unary(kind) for name, kind in special.NUMBERS.items()},
+    "index": _unary(operator.index),
+    **{name: _unary(getattr(operator, name)) for name in ("neg", "pos", "abs", "invert")},
+    **{
+        name: _binary(getattr(operator, _NAMES.get(name, name)))
+        for name in (*special.BINARY, *special.IN_PLACE)
+        if name != "divmod"
+    },
+}
