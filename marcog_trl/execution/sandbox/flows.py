@@ -8,6 +8,8 @@ from . import remote
 
 _AT_ONCE = 256  # items that are read ahead
 _ONE_BY_ONE = 16  # items that are read one by one first
+_MOST_SEEN = 256  # items of an object that are remembered, to see whether it has others at the next look
+_COMPARED = frozenset((int, float, str, bytes, bool, type(None)))
 
 
 class Reader:
@@ -45,6 +47,27 @@ class Reader:
         self.ahead = list(reversed(remote.exact(items, tuple)))
         if not self.ahead:
             self.read()
+
+
+def look(thing: Any, items: Iterator[Any]) -> Iterator[Any]:
+    """The items of an object of the program, which must be the same at the next look if nothing was done in between: a test
+    may look several times at what it takes for one answer."""
+    place, asked = remote.session.place_of(thing), remote.session.changes
+    seen: list[Any] = []
+    for item in items:
+        if len(seen) < _MOST_SEEN:
+            seen.append(item)
+        yield item
+    before = place.seen if place.seen is not None and place.seen[0] == asked else None
+    if before is not None and not _alike(before[1], seen):
+        remote.session.doubt(f"{type(thing).__name__} of the program has other items at each look")
+    place.seen = asked, seen
+
+
+def _alike(before: list, now: list) -> bool:
+    pairs = list(zip(before, now, strict=False))
+    plain = all(type(a) in _COMPARED and type(b) in _COMPARED for a, b in pairs)
+    return len(before) == len(now) and (not plain or all(a is b or a == b or a != a for a, b in pairs))
 
 
 def generator(thing: Any) -> Iterator[Any]:

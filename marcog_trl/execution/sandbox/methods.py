@@ -147,7 +147,8 @@ def _iterate(self: Any) -> Any:
         if kind.quick and "__next__" in kind.has:
             return self
         found = remote.ask(self, "iter")
-        return found if remote.is_foreign(found) else iter(found)
+        found = found if remote.is_foreign(found) else iter(found)
+        return found if "__next__" in kind.has else flows.look(self, found)
     held = list(remote.plain(self))
     if "__iter__" in kind.own:
         found = [item for item, _ in zip(remote.ask(self, "iter"), range(len(held) + 1), strict=False)]

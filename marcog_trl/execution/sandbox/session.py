@@ -27,13 +27,14 @@ class SolutionGone(BaseException):
 class Place:
     """What object of the program something stands for."""
 
-    __slots__ = ("generation", "message", "number", "reader", "said", "thing")
+    __slots__ = ("generation", "message", "number", "reader", "said", "seen", "thing")
 
     def __init__(self, thing: Any, number: int, generation: int | None):
         self.thing = thing
         self.number = number
         self.generation = generation  # of the process that has it; None where every process of the program has it
         self.reader: flows.Reader | None = None
+        self.seen: tuple[int, list] | None = None  # when it was last iterated over, and its items
         self.message = ""  # of an exception
         self.said: str | None = None  # of an exception that the program raised: how it describes it
 
@@ -54,6 +55,7 @@ class Session:
         self.refuted: BaseException | None = None  # why the present test cannot pass, whatever it makes of it
         self.generation = 0
         self.asked = 0  # times that the program was asked for something
+        self.changes = 0  # times that it may have changed something
         self.ours: list[Any] = []  # that the program was passed
         self.our_numbers: dict[int, int] = {}
         self.stand_ins: dict[int, Any] = {}
@@ -307,6 +309,7 @@ class Session:
         if self.dead:
             raise SolutionGone("the program's process has ended")
         self.asked += 1
+        self.changes += what not in _LOOKS
         codec = self.codec
         forget = len(codec.nodes) > _MOST_KEPT
         if forget:
@@ -404,6 +407,9 @@ class Session:
             self.codec.snapshot()
 
 
+_LOOKS = frozenset(
+    "iter next pending len bool getitem contains getattr has str repr hash equal isinstance base".split()
+)
 _ABSTRACT = ("collections.abc", "numbers")  # modules whose classes take in what has their methods
 _MALFORMED = (wire.BrokenChannel, KeyError, TypeError, IndexError, ValueError, AttributeError, RecursionError)
 _HASHABLE = frozenset((int, float, str, bytes, bool, type(None)))
