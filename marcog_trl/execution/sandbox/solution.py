@@ -154,4 +154,5 @@ def serve_judge(control: socket.socket, payload: dict, fd: int) -> None:
     wire.send(control, {"load": problem})
     if problem is not None:
         return
-    server.Server(socket.socket(fileno=fd), payload["exports"], module, describe).serve()
+    with socket.socket(fileno=fd) as sock:
+        server.Server(sock, payload["exports"], module, describe).serve()

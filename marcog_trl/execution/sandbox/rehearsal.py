@@ -1,0 +1,71 @@
+"""Runs a program and its tests a few times where children are forked from. The interpreter has then adapted the code that
+every child runs, which saves each of them from adapting it in memory of its own.
+"""
+
+import random
+import socket
+import sys
+from typing import Any
+
+from . import judge, remote, solution, wire
+
+
+_TIMES = 10
+_CODE = "class C:\n    def m(self, x): return x * x\ndef f(x): return x * x + 1\ndef g(): return C()\n"
+_TESTS = ["assert close(f(1), 2)", "assert close(f(2), 5)", "c = g()\nassert c.m(2) == 4"]
+_SETUP = "def close(a, b): return abs(a - b) < 1e-9"
+_PROGRAM = {"code": _CODE, "exports": ["f", "g"], "entry_point": "f"}
+
+
+def rehearse() -> None:
+    """Leaves nothing behind but code that has run."""
+    for _ in range(_TIMES):
+        _direct()
+        replies = _solution()
+        _judge(replies)
+    remote.session = None
+    for name in ("solution", "tests"):
+        del sys.modules[name]
+    random.seed(0)
+
+
+def _exchange(frames: list[Any]) -> tuple[socket.socket, socket.socket]:
+    """A channel on whose second end the frames have arrived, and no more will come."""
+    ours, theirs = socket.socketpair()
+    for frame in frames:
+        wire.send(ours, frame)
+    ours.shutdown(socket.SHUT_WR)
+    return ours, theirs
+
+
+def _direct() -> None:
+    ours, theirs = _exchange([])
+    with ours, theirs:
+        solution.serve_direct(theirs, {**_PROGRAM, "calls": [["f", [1], {}], ["f", [[2]], {}], ["f", ["a"], {}]]})
+
+
+def _solution() -> list[Any]:
+    """What the program's process answers to the tests."""
+    calls: list[Any] = [
+        ("call", [["H", 0], 1]),
+        ("call", [["H", 0], 2]),
+        ("call", [["H", 1]]),
+        ("getattr", [["H", 2], "m"]),
+        ("call", [["H", 4], 2]),
+    ]
+    ours, theirs = _exchange([{"o": what, "z": False, "u": [], "a": args, "k": {}} for what, args in calls])
+    reports, control = socket.socketpair()
+    with ours, reports, control:
+        solution.serve_judge(control, _PROGRAM, theirs.detach())
+        return [wire.receive(ours) for _ in range(1 + len(calls))]
+
+
+def _judge(replies: list[Any]) -> None:
+    tests = {"format": "asserts", "setup": _SETUP, "tests": _TESTS, "modules": [], "names": []}
+    reports, control = socket.socketpair()
+    ours, theirs = _exchange(replies)
+    with reports, control, ours:
+        judged = judge.Judge(control, {**_PROGRAM, **tests})
+        judged.run(theirs.detach())
+        judged.session.sock.close()
+        assert [wire.receive(reports)["s"] for _ in _TESTS] == ["passed"] * len(_TESTS)
