@@ -2,7 +2,6 @@
 every child runs, which saves each of them from adapting it in memory of its own.
 """
 
-import random
 import socket
 import sys
 from typing import Any
@@ -19,6 +18,8 @@ _PROGRAM = {"code": _CODE, "exports": ["f", "g"], "entry_point": "f"}
 
 def rehearse() -> None:
     """Leaves nothing behind but code that has run."""
+    import random  # only here, where it has been loaded without its hook on forks
+
     for _ in range(_TIMES):
         _direct()
         replies = _solution()
