@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from accelerate import DeepSpeedPlugin
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 
 # Where a model has fused experts, PEFT takes these names for parts of them, also where they are names of other layers
@@ -52,6 +56,24 @@ def resolve_all_linear(
     others = {name.rpartition(".")[2] for name in linear if name not in wanted}
     # Names of their own are short, and what vLLM and people expect
     return sorted({name if (leaf := name.rpartition(".")[2]) in others else leaf for name in wanted})
+
+
+@contextmanager
+def outside_zero3(plugin: DeepSpeedPlugin | None) -> Iterator[None]:
+    """
+    Lets transformers make a model without weights, which ZeRO-3 would otherwise shard and fill.
+
+    Args:
+        plugin ([`~accelerate.DeepSpeedPlugin`], *optional*): The run's, if it uses DeepSpeed.
+    """
+    if plugin is None:
+        yield
+        return
+    unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        plugin.set_deepspeed_weakref()
 
 
 def _skeleton(name: str, model_init_kwargs: dict[str, Any]) -> PreTrainedModel:

@@ -38,7 +38,7 @@ from marcog_trl.execution.isolation import IsolationLevel
 from marcog_trl.expert import ExpertEdits
 from marcog_trl.rollout import Episode, Row, Score, encode_prompts, play
 from marcog_trl.trainers import export
-from marcog_trl.trainers.adapter_targets import resolve_all_linear
+from marcog_trl.trainers.adapter_targets import outside_zero3, resolve_all_linear
 from marcog_trl.trainers.checkpoints import (
     COMPLETE_FILE,
     check_checkpoint,
@@ -449,7 +449,8 @@ class MultiAgentTrainer(GRPOTrainer):
             if peft_config.inference_mode:
                 raise ValueError("peft_config.inference_mode=True freezes the adapter. Set inference_mode=False.")
             if isinstance(peft_config, LoraConfig) and peft_config.target_modules == "all-linear":
-                names = resolve_all_linear(model, self._adapts_experts, cast(dict | None, args.model_init_kwargs))
+                with outside_zero3(args.deepspeed_plugin):
+                    names = resolve_all_linear(model, self._adapts_experts, cast(dict | None, args.model_init_kwargs))
                 peft_config = dataclasses.replace(peft_config, target_modules=names)
             return peft_config
         if "default" not in model.peft_config:
