@@ -16,8 +16,8 @@ Or from a shell: `python -m marcog_trl.execution file.py --tests tests.py`.
 How it works. Each worker is a fresh interpreter (`sandbox/main.py`) that never runs a program. It owns a *zygote*, confined
 at start, which forks the children that do: a *solution* process that runs the program and never sees a test, and a *judge*
 process that runs the tests and never runs the program. Between them travel values of builtin types and of common types of
-the standard library, as tagged JSON; any other object stays in the solution's process, and the tests hold a stand-in for it
-that can be called, indexed, iterated and asked for attributes, but equals nothing and takes part in no comparison. A judge
+the standard library, as tagged JSON; any other object stays in the solution's process, and the tests hold a stand-in for
+it, of a class with the special methods that the program's class has. A judge
 is kept for the next program with the same tests, which run in a fresh namespace. Tests of the form
 `assert f(literals) == literal` need no judge: the worker compares.
 
@@ -37,9 +37,13 @@ What it does not promise:
 - Weak tests and memorised answers remain hackable, and so is a test that takes a helper from the program: put helpers that
   the tests rely on into `Job.setup`.
 - Programs have no scratch folder and no network, and import only the standard library and numpy.
-- Objects made by the program are not compared by their own `__eq__` (so `Point(1, 2) == Point(1, 2)` is false) and are not
-  combined by operators with values of the tests; objects of classes that the tests define cannot be passed to the program
-  (functions and iterators can). Verdicts say so in their messages.
+- The program's own `__eq__`, `__lt__` and `__contains__` are not believed, and operators do not show it values of the tests.
+  `Point(1, 2) == Point(1, 2)` is false unless the tests or the set-up define `Point` too: then their `__eq__` compares. A
+  test that turns on what cannot be judged fails, whatever it expects, and the verdict's message says why. That also loses
+  right programs: `assert Vector(1, 2) * 3 == ...`, `assert Point(1) != 5` and `assert 7 not in interval` fail if the class
+  has an operator of its own.
+- Tests cannot derive a class from one of the program's, nor pass it modules, locks or test cases. They can pass it their
+  own objects, mocks, files in memory, functions, exceptions and iterators.
 - The wall clock counts what the machine is busy with besides.
 """
 

@@ -873,6 +873,29 @@ def test_what_cannot_be_judged_does_not_pass(executor):
     assert not passed, passed
 
 
+# programs that turn on what the tests lend them: none of the tests pass
+MEDDLERS = {
+    "a mock's assertions": "def f(m): m.assert_called_once_with = lambda *a: None",
+    "a mock's counts": "def f(m):\n    m.called = True; m.call_count = 1",
+    "a mock's configuration": "def f(m): m.configure_mock(called=True, call_count=1)",
+    "a method": "def f(m): type(m); m.right = lambda: True",
+    "a frame": "def f(m): m.gi_frame",
+    "a module": "def f(m): m.right.__globals__['f'] = None",
+    "a skip": "def f(m): m.skipTest('no')",
+}
+
+
+@pytest.mark.parametrize("name", MEDDLERS)
+def test_what_the_tests_lend_stays_theirs(executor, name):
+    mock = "from unittest.mock import Mock\nm = Mock()\ntry: f(m)\nexcept AttributeError: pass\n"
+    own = "class Own:\n    def right(self): return False\no = Own()\ntry: f(o)\nexcept AttributeError: pass\nassert o.right()"
+    tests = [mock + "m.assert_called_once_with(1)", mock + "assert m.called", mock + "assert m.call_count == 1", own]
+    tests += ["def g(): yield\nx = g()\ntry: f(x)\nexcept AttributeError: assert False\nassert f(x) == 1"]
+    case = "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        f(self)\n        self.assertEqual(1, 2)\n"
+    jobs = [Job(MEDDLERS[name], tests), Job(MEDDLERS[name], case, "unittest")]
+    assert [verdict.passed for verdict in executor.run(jobs)] == [0, 0]
+
+
 def test_a_test_after_one_that_cannot_be_judged_is_judged(executor):
     tests = ["try: V() + 5\nexcept TypeError: pass", "assert give(2) == 1", "assert V(3).x == 3"]
     verdict = executor.run([Job(V, tests, setup="judged = True")])[0]

@@ -157,7 +157,7 @@ class Session:
             return ["er", number, self.codec.encode(kind), self.codec.encode(value.args), str(value)]
         if kind in (types.FunctionType, types.MethodType, types.BuiltinFunctionType) or isinstance(value, type):
             return ["cb", number, str(getattr(value, "__name__", "callback")), _parameters(value)]
-        if kind.__module__ in _LENT_MODULES or kind is object:
+        if _is_lent(value):
             names = {name for each in kind.__mro__ if each is not object for name in vars(each)}
             return ["ob", number, kind.__name__, sorted(names & (_LENT | {"__next__"}))]
         if callable(value):
@@ -422,17 +422,34 @@ class _Handle:
     __slots__ = ()
 
 
+def _is_lent(thing: Any) -> bool:
+    """Whether the program may use an object of the tests beyond calling it."""
+    kind = type(thing)
+    if kind is object:
+        return True
+    cases = sys.modules.get("unittest.case")  # with a test case the program could skip its test
+    return kind.__module__ in _LENT_MODULES and not (cases is not None and isinstance(thing, cases.TestCase))
+
+
 def _do(thing: Any, what: str, args: list, kwargs: dict) -> Any:
     if what == "next":
         return next(thing)
     if what == "call":
         return thing(*args, **kwargs)
+    if not _is_lent(thing):
+        raise wire.BrokenChannel("a request to an object that was not lent")
+    kind = type(thing)
     if what in ("getattr", "setattr"):
-        if type(args[0]) is not str or args[0][:1] == "_":
+        name = args[0]
+        if type(name) is not str or name[:1] == "_":
             raise wire.BrokenChannel("an attribute that is out of reach")
-        return (getattr if what == "getattr" else setattr)(thing, *args)
+        of_class = name in dir(kind)
+        if of_class and (kind.__module__ == "unittest.mock" or (what == "setattr" and callable(getattr(kind, name)))):
+            # what the tests go by, such as a mock's count of calls
+            raise AttributeError(f"{kind.__name__!r} object keeps {name!r} from the program")
+        return getattr(thing, name) if what == "getattr" else setattr(thing, *args)
     if what in _LENT or what == "__next__":
-        return getattr(type(thing), what)(thing, *args, **kwargs)
+        return getattr(kind, what)(thing, *args, **kwargs)
     raise wire.BrokenChannel("an unknown request")
 
 
