@@ -2,22 +2,17 @@
 
 import _thread
 import builtins
-import inspect
 import socket
 import sys
 import types
-from collections.abc import Iterator
 from typing import Any
 
-from . import errors, flows, remote, special, stand_ins, wire
+from . import errors, flows, lending, remote, stand_ins, wire
 from .plain_values import IMMUTABLE
 
 
 _MOST_KEPT = 256  # nodes after which both sides forget them all
 _MOST_TOLD = 64  # items of an argument that are remembered as shown to the program
-# Objects of the tests that the program may use through a stand-in: those of their own classes, and of these modules
-_LENT_MODULES = frozenset(("tests", "_io", "unittest.mock"))
-_LENT = frozenset(special.SPECIAL) - {"__eq__", "__ne__", "__hash__", "__class_getitem__", "__next__"}
 
 
 class SolutionGone(BaseException):
@@ -136,7 +131,6 @@ class Session:
             if place.generation not in (self.generation, None):
                 raise wire.Uncrossable("an object of the program's earlier process, which has ended")
             return ["H", place.number]
-        kind = type(value)
         if isinstance(value, (type, types.BuiltinFunctionType)):
             name = value.__name__
             if vars(builtins).get(name) is value:
@@ -145,26 +139,7 @@ class Session:
         if number is None:
             number = self.our_numbers[id(value)] = len(self.ours)
             self.ours.append(value)
-        return self.write(value, kind, number)
-
-    def write(self, value: Any, kind: type, number: int) -> list:
-        if isinstance(value, type) and issubclass(value, BaseException):
-            name = value.__name__
-            if errors.standard(value.__module__, name) is value:
-                return ["S", value.__module__, name]
-            return ["ek", number, name, [self.codec.encode(base) for base in value.__bases__]]
-        if isinstance(value, BaseException):
-            return ["er", number, self.codec.encode(kind), self.codec.encode(value.args), str(value)]
-        if kind in (types.FunctionType, types.MethodType, types.BuiltinFunctionType) or isinstance(value, type):
-            return ["cb", number, str(getattr(value, "__name__", "callback")), _parameters(value)]
-        if _is_lent(value):
-            names = {name for each in kind.__mro__ if each is not object for name in vars(each)}
-            return ["ob", number, kind.__name__, sorted(names & (_LENT | {"__next__"}))]
-        if callable(value):
-            return ["cb", number, kind.__name__, None]
-        if isinstance(value, Iterator):
-            return ["it", number]
-        raise wire.Uncrossable(f"an object of type {kind.__name__}, which is not the program's")
+        return lending.write(value, number, self.codec.encode)
 
     def twin(self, kind: Any) -> Any:
         """The tests' class of a name, or the name of a class, if the program defines it too; otherwise `None`."""
@@ -386,7 +361,7 @@ class Session:
         try:
             self.talking = False
             try:
-                value, key = _do(thing, what, args, kwargs), "r"
+                value, key = lending.use(thing, what, args, kwargs), "r"
             finally:
                 self.talking = True
         except SolutionGone:
@@ -420,43 +395,3 @@ class _Handle:
     """Stands for a generator or a coroutine of the program, for what the tests see of it."""
 
     __slots__ = ()
-
-
-def _is_lent(thing: Any) -> bool:
-    """Whether the program may use an object of the tests beyond calling it."""
-    kind = type(thing)
-    if kind is object:
-        return True
-    cases = sys.modules.get("unittest.case")  # with a test case the program could skip its test
-    return kind.__module__ in _LENT_MODULES and not (cases is not None and isinstance(thing, cases.TestCase))
-
-
-def _do(thing: Any, what: str, args: list, kwargs: dict) -> Any:
-    if what == "next":
-        return next(thing)
-    if what == "call":
-        return thing(*args, **kwargs)
-    if not _is_lent(thing):
-        raise wire.BrokenChannel("a request to an object that was not lent")
-    kind = type(thing)
-    if what in ("getattr", "setattr"):
-        name = args[0]
-        if type(name) is not str or name[:1] == "_":
-            raise wire.BrokenChannel("an attribute that is out of reach")
-        of_class = name in dir(kind)
-        if of_class and (kind.__module__ == "unittest.mock" or (what == "setattr" and callable(getattr(kind, name)))):
-            # what the tests go by, such as a mock's count of calls
-            raise AttributeError(f"{kind.__name__!r} object keeps {name!r} from the program")
-        return getattr(thing, name) if what == "getattr" else setattr(thing, *args)
-    if what in _LENT or what == "__next__":
-        return getattr(kind, what)(thing, *args, **kwargs)
-    raise wire.BrokenChannel("an unknown request")
-
-
-def _parameters(function: Any) -> list | None:
-    """Names and kinds of a function's parameters, and whether each may be left out."""
-    try:
-        found = inspect.signature(function).parameters.values()
-    except (ValueError, TypeError):
-        return None
-    return [[each.name, int(each.kind), each.default is not each.empty] for each in found]
