@@ -3,6 +3,7 @@
 import asyncio
 import glob
 import math
+import warnings
 from concurrent.futures import Future
 from types import SimpleNamespace
 
@@ -959,6 +960,23 @@ class TestFeatures:
         live = output["completion_mask"].bool()
         torch.testing.assert_close(output["ref_per_token_logps"][live], expected[live], rtol=1e-4, atol=1e-4)
         assert (output["old_per_token_logps"] - expected)[live].abs().max() > 1e-3
+
+
+class TestLayout:
+    def test_several_optimizer_steps_of_a_rollout_are_said(self, tiny_model, tmp_path):
+        """With the number of accumulated batches that makes one of them, which then is not said."""
+        options = {"workflow": teams.Pair(), "num_generations": 4, "per_device_train_batch_size": 2}
+        message = (
+            r"Each rollout is used for 4 optimizer steps: it has 8 rows, since it holds whole problems of 8 rows "
+            r"\(num_generations=4 x 2 slots\), and a step has 2\. Set gradient_accumulation_steps=4 "
+        )
+        with pytest.warns(UserWarning, match=message):
+            trainer = teams.make(tiny_model, tmp_path, **options)
+        assert (trainer.args.steps_per_generation, trainer.args.generation_batch_size) == (4, 8)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            teams.make(tiny_model, tmp_path, gradient_accumulation_steps=4, **options)
+        assert not [warning for warning in caught if "Each rollout" in str(warning.message)]
 
 
 class TestOptimizers:
