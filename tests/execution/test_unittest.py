@@ -1,11 +1,7 @@
 """Tests in the form of TestCase classes: the methods, order, fixtures and skips of `unittest`."""
 
-import io
-import sys
-import types
-import unittest
-
 import pytest
+from honest import natively
 
 from marcog_trl.execution import CodeExecutor, Job
 from marcog_trl.execution.jobs import plan
@@ -100,30 +96,11 @@ def executor():
         yield executor
 
 
-def natively(tests):
-    """Whether each test succeeds under unittest, in the order in which it ran; those that were skipped are left out."""
-    space = sys.modules["case"] = types.ModuleType("case")
-    exec(PROGRAM + HEAD + tests, vars(space))
-    suite = unittest.defaultTestLoader.loadTestsFromModule(space)
-    order = [test.id().removeprefix("case.") for group in suite for test in group]
-    result = unittest.TextTestRunner(stream=io.StringIO()).run(suite)
-    wrong = {case.id() for case, _ in [*result.failures, *result.errors]} | {
-        c.id() for c in result.unexpectedSuccesses
-    }
-    skipped = {case.id() for case, _ in result.skipped}
-
-    def ended(name, ids):
-        kind = f"(case.{name.partition('.')[0]})"
-        return any(i.startswith(f"case.{name}") or i.endswith(kind) or i == "setUpModule (case)" for i in ids)
-
-    return [not ended(name, wrong) for name in order if not ended(name, skipped)]
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_as_under_unittest(executor, name):
     job = Job(PROGRAM, HEAD + CASES[name], "unittest")
     verdict = executor.run([job])[0]
-    expected = natively(CASES[name])
+    expected = natively(PROGRAM, HEAD + CASES[name], "unittest", None)
     assert [test.status == "passed" for test in verdict.tests] == expected, verdict
     assert verdict.total == len(expected) and expected
 
