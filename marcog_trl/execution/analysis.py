@@ -4,6 +4,7 @@ has run them may run them again for the next program. Never executes anything.
 
 import ast
 import builtins
+import re
 import symtable
 from collections.abc import Iterator
 from typing import Any
@@ -25,6 +26,7 @@ _STATELESS = frozenset(
         "typing unittest uuid"
     ).split()
 )
+_DOTTED = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
 _LARGEST_BATCH = 64  # calls
 _REACH_ALL = frozenset(
     "setattr delattr vars globals exec eval compile __import__ open __builtins__ mock patch".split()
@@ -207,6 +209,34 @@ def _reaches(node: ast.AST, imported: set[str]) -> bool:
         return False
     is_numpys = root.id != "random" and "random" in names
     return is_numpys or any(name.startswith(_CHANGE_STATE) for name in names)
+
+
+def patched_modules(trees: list[ast.Module], modules: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+    """Modules in which tests may replace something: those that they import, and those of dotted names in texts, as in
+    `mock.patch("time.sleep")`."""
+    found = {"builtins", *(module for _, module in modules)}
+    for tree in trees:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                found |= {node.module or ""}
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _DOTTED.fullmatch(node.value):
+                parts = node.value.split(".")
+                found |= {".".join(parts[:k]) for k in range(1, len(parts))}
+    return tuple(sorted(found - {"", "__future__"}))
+
+
+def looks_at_logs(trees: list[ast.Module]) -> bool:
+    """Whether tests look at what is logged."""
+    words = {"logging", "assertLogs", "assertNoLogs"}
+    nodes = (node for tree in trees for node in ast.walk(tree))
+    return any(
+        (isinstance(node, ast.Name) and node.id in words)
+        or (isinstance(node, ast.Attribute) and node.attr in words)
+        or (isinstance(node, ast.alias) and node.name.partition(".")[0] in words)
+        for node in nodes
+    )
 
 
 class Secrets:

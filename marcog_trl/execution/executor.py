@@ -520,6 +520,8 @@ class CodeExecutor:
             "modules": job_plan.modules,
             "names": job_plan.names,
             "reusable": job_plan.reusable,
+            "patched": job_plan.patched,
+            "logs": job_plan.logs,
             "total": job_plan.total,
             "calls": job_plan.calls,
             "checker": job_plan.checker,

@@ -138,6 +138,8 @@ class Plan:
     modules: tuple[tuple[str, str], ...] = ()  # (name, module) that the tests use and only forget to import
     names: tuple[str, ...] = ()  # of the test methods that the text shows, in the order in which unittest runs them
     reusable: bool = False  # whether these tests leave nothing in a judge that the next program could notice
+    patched: tuple[str, ...] = ()  # modules in which the tests may replace something
+    logs: bool = False  # whether the tests look at what is logged
     checker: bool = False  # whether the setup defines check_output, which judges the output of scripts
     calls: list[dict[str, Any]] | None = None  # where every test is a call with literals, compared with a literal
 
@@ -229,16 +231,17 @@ def _plan(test_format: str, tests: str | tuple, setup: str, entry_point: str | N
                 raise UnusableTests(f"tests[{k}] holds no statement")
         exports, modules = analysis.exports([setup, *tests], [setup_tree, *trees], entry_point)
         calls = _calls([tree.body for tree in trees], exports, setup_tree)
-        reusable = calls is None and analysis.leaves_nothing([setup_tree, *trees], modules)
-        return Plan(len(trees), exports, modules, reusable=reusable, calls=calls)
+        if calls is not None:
+            return Plan(len(trees), exports, modules, calls=calls)
+        return Plan(len(trees), exports, modules, **_reach([setup_tree, *trees], modules))
     tree = _parse(tests, "tests")
     exports, modules = analysis.exports([setup, tests], [setup_tree, tree], entry_point)
-    reusable = analysis.leaves_nothing([setup_tree, tree], modules)
+    reach = _reach([setup_tree, tree], modules)
     if test_format == "unittest":
         names = analysis.test_methods(ast.Module([*setup_tree.body, *tree.body], []))
         if not names and not any(isinstance(node, ast.ClassDef) and node.bases for node in ast.walk(tree)):
             raise UnusableTests("test_format='unittest' needs a TestCase class with at least one test method")
-        return Plan(max(1, len(names)), exports, modules, names, reusable)
+        return Plan(max(1, len(names)), exports, modules, names, **reach)
     check = assertions.check_function(tree)
     if check is None:
         raise UnusableTests(
@@ -250,7 +253,14 @@ def _plan(test_format: str, tests: str | tuple, setup: str, entry_point: str | N
     calls = None
     if units and assertions.is_plain_check(tree, check):
         calls = _calls([[unit] for unit in units], (check.args.args[0].arg,), setup_tree, rename=entry_point)
-    return Plan(max(1, len(units)), exports, modules, reusable=reusable, calls=calls)
+    return Plan(max(1, len(units)), exports, modules, **reach, calls=calls)
+
+
+def _reach(trees: list[ast.Module], modules: tuple[tuple[str, str], ...]) -> dict[str, Any]:
+    """What tests do beyond calling the program, as arguments of `Plan`."""
+    reusable = analysis.leaves_nothing(trees, modules)
+    patched = () if reusable else analysis.patched_modules(trees, modules)
+    return {"reusable": reusable, "patched": patched, "logs": analysis.looks_at_logs(trees)}
 
 
 def _calls(

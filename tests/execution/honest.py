@@ -75,7 +75,9 @@ def run_cases(module, tests):
     suite = unittest.TestLoader().loadTestsFromModule(module)
     order = [case.id().removeprefix("tests.") for group in suite for case in group]
     result = unittest.TextTestRunner(stream=io.StringIO(), warnings="ignore").run(suite)
-    wrong = {case.id() for case, _ in [*result.failures, *result.errors]} | {c.id() for c in result.unexpectedSuccesses}
+    wrong = {case.id() for case, _ in [*result.failures, *result.errors]} | {
+        c.id() for c in result.unexpectedSuccesses
+    }
     skipped = {case.id() for case, _ in result.skipped}
 
     def ended(name, ids):

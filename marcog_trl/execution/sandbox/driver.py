@@ -320,9 +320,10 @@ class Driver:
         """Runs the tests; returns `False` if the judge was killed while the program was not."""
         job = self.job
         tests = {
-            name: job[name] for name in ("format", "setup", "tests", "names", "modules", "entry_point", "exports")
+            name: job[name]
+            for name in ("format", "setup", "tests", "names", "modules", "entry_point", "exports", "patched")
         }
-        program = {"code": job["code"], "exports": job["exports"], "entry_point": job["entry_point"]}
+        program = {name: job[name] for name in ("code", "exports", "entry_point", "logs")}
         solution, theirs = self.solution(program)
         self.zygote.order()
         with theirs:
@@ -466,6 +467,7 @@ class Driver:
         open_tests = [k for k, entry in enumerate(entries) if entry is not None and entry[0] == "unchecked"]
         cases = [[*self.job["tests"][k], output] for k, output in zip(open_tests, outputs, strict=True)]
         payload = {"format": "outputs", "setup": self.job["setup"], "tests": cases, "exports": [], "modules": []}
+        payload["patched"] = []
         judge = self.child("judge", {**payload, "entry_point": None, "memory_mb": _JUDGE_MEMORY_MB}, [])
         problem: tuple[str, str] | None = None
         for k in open_tests:

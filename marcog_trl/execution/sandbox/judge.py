@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from . import assertions, cases, remote, wire
+from . import assertions, cases, echo, remote, wire
 from .session import Session, SolutionGone
 from .solution import describe
 
@@ -80,7 +80,7 @@ class Judge:
         self.space: dict[str, Any] = module.__dict__
         self.space.update({"__builtins__": builtins, "__mismatch__": mismatch, assertions.RECORD: self.record})
         sys.modules["tests"] = module
-        self.session = Session(self.payload["exports"], self.space)
+        self.session = Session(self.payload["exports"], self.space, echo.Echo(self.payload["patched"]))
 
     def run(self, fd: int | None) -> bool:
         """Runs the tests on the program behind `fd`; returns whether it may be done again."""

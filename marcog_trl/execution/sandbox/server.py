@@ -13,7 +13,7 @@ import time
 import types
 from typing import Any
 
-from . import special, wire
+from . import echo, special, wire
 from .operations import OPERATIONS
 from .plain_values import IMMUTABLE, PLAIN_VALUE, plain_base
 
@@ -36,10 +36,15 @@ class Server:
         names (`list[str]`): Names that the tests take from the program.
         module (`types.ModuleType`): The program.
         describe (`Callable`): Gives an exception's type, message and line as text.
+        tape (`Tape`): What the program prints, warns of and logs.
     """
 
-    def __init__(self, sock: socket.socket, names: list[str], module: types.ModuleType, describe: Any):
+    def __init__(
+        self, sock: socket.socket, names: list[str], module: types.ModuleType, describe: Any, tape: echo.Tape
+    ):
         self.sock = sock
+        self.tape = tape
+        self.patched = echo.Patched()
         self.describe = describe
         self.module = module
         self.codec = wire.Codec(1, self.hand_out, self.take_back, twin=self.twin)
@@ -285,6 +290,7 @@ class Server:
                     "ask": what,
                     "h": number,
                     "u": self.codec.changes(),
+                    **self.events(),
                     "a": [self.codec.encode(arg) for arg in args],
                     "k": {str(key): self.codec.encode(value) for key, value in kwargs.items()},
                 }
@@ -324,6 +330,8 @@ class Server:
         self.codec.apply(frame["u"])
         args = [self.codec.decode(arg) for arg in frame["a"]]
         kwargs = {key: self.codec.decode(value) for key, value in frame["k"].items()}
+        if "p" in frame:
+            self.patched.apply([[module, name, self.codec.decode(value)] for module, name, value in frame["p"]])
         self.codec.snapshot()
         problem: BaseException | None = None
         value = None
@@ -337,7 +345,7 @@ class Server:
             self.lock.acquire()
         self.begin()
         try:
-            reply = {"u": self.codec.changes()}
+            reply = {"u": self.codec.changes(), **self.events()}
             key, result = ("r", value) if problem is None else ("x", problem)
             wire.send(self.sock, {**reply, key: self.codec.encode(result)})
         except (wire.Uncrossable, wire.BrokenChannel) as error:
@@ -345,6 +353,10 @@ class Server:
             wire.send(self.sock, {"u": [], "y": f"a value that cannot cross to the tests: {error}"})
         self.codec.snapshot()
         self.busy = was_busy
+
+    def events(self) -> dict[str, list]:
+        """The part of a message that says what the program printed, warned of and logged since the last."""
+        return {"e": self.tape.take(self.codec.encode)} if self.tape.events else {}
 
     def op_next(self, iterator: Any, count: int) -> tuple:
         """Up to `count` items, fewer if they take their time, and how it ended if it did."""

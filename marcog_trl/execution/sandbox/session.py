@@ -7,7 +7,7 @@ import sys
 import types
 from typing import Any
 
-from . import errors, flows, lending, remote, stand_ins, wire
+from . import echo, errors, flows, lending, remote, stand_ins, wire
 from .plain_values import IMMUTABLE
 
 
@@ -41,11 +41,13 @@ class Session:
     Args:
         names (`list[str]`): What the tests take from the program.
         space (`dict`): The tests' namespace.
+        repeat (`Echo`): Repeats what the program prints, and knows what the tests have patched.
     """
 
-    def __init__(self, names: list[str], space: dict[str, Any]):
+    def __init__(self, names: list[str], space: dict[str, Any], repeat: echo.Echo):
         self.names = names
         self.space = space
+        self.echo = repeat
         self.dead = True
         self.refuted: BaseException | None = None  # why the present test cannot pass, whatever it makes of it
         self.generation = 0
@@ -77,6 +79,7 @@ class Session:
         self.instance_types = {number: kind for number, kind in self.instance_types.items() if number < count}
         self.dead = False
         self.talking = False
+        self.echo.begin()
         self.shared: list[str] = []  # names of classes that the program knows the tests define too
         frame = self.receive()
         try:
@@ -290,6 +293,7 @@ class Session:
         if forget:
             codec.drop()
         self.talking = True
+        patches = self.echo.patches()
         codec.begin()
         try:
             frame = {
@@ -299,22 +303,28 @@ class Session:
                 "a": [codec.encode(arg) for arg in args],
                 "k": {key: codec.encode(value) for key, value in kwargs.items()},
             }
+            if patches is not None:
+                frame["p"] = [[module, name, codec.encode(value)] for module, name, value in patches]
             if self.classes and (both := self.both()) != self.shared:
                 frame["both"] = self.shared = both
             self.send(frame)
         except wire.Uncrossable as error:
             codec.rollback()
+            self.echo.not_sent()
             self.talking = False
             raise self.doubt(f"cannot pass {error} to the program") from None
         self.tell(args)
         if kwargs:
             self.tell(kwargs.values())
         codec.snapshot()
+        problems: list[BaseException] = []  # that the tests make of what the program prints or warns of
         while True:
             reply = self.receive()
             try:
                 codec.apply(reply["u"])
                 codec.snapshot()
+                if "e" in reply:
+                    problems += _heard(self.echo.hear(reply["e"], codec.decode))
                 if "ask" in reply:
                     self.send(self.oblige(reply))
                     continue
@@ -326,6 +336,8 @@ class Session:
                     value = codec.decode(reply["r"])
                     codec.snapshot()
                     self.talking = False
+                    if problems:
+                        raise problems[0]
                     return value
                 codec.snapshot()
             except _MALFORMED as malformed:
@@ -380,6 +392,17 @@ class Session:
             return {"u": self.codec.changes(), "x": self.codec.encode(problem)}
         finally:
             self.codec.snapshot()
+
+
+def _heard(events: list) -> list[BaseException]:
+    """Exceptions that come of telling the tests, such as a warning that they make an error."""
+    found: list[BaseException] = []
+    for event in events:
+        try:
+            event()
+        except Exception as error:
+            found.append(error)
+    return found
 
 
 _LOOKS = frozenset(
