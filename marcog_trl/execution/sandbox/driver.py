@@ -70,6 +70,14 @@ class Child:
             return None
         return frame if frame is wire.TIMEOUT or type(frame) is dict else None
 
+    def is_there(self) -> bool:
+        try:
+            return self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+        except BlockingIOError:
+            return True
+        except ConnectionError:
+            return False
+
     def send(self, value: Any, deadline: float) -> None:
         """Sends a frame to a child that may not read it, or be gone: then there is no answer until the deadline."""
         body = json.dumps(value, separators=(",", ":")).encode()
@@ -336,7 +344,7 @@ class Driver:
                 return True
             if frame is None:
                 status, message = judge.autopsy(self.cpu_seconds * _MOST_PROGRAMS)
-                if judge.exit == -signal.SIGKILL and status != "timeout":
+                if judge.exit == -signal.SIGKILL and status != "timeout" and not self.was_killed(solution):
                     return False
                 results.fill("failed", message.replace("the program's", "the judge's"))
                 return True
@@ -371,6 +379,13 @@ class Driver:
                 judge.give(theirs)
             if not self.loaded(solution, results):
                 return True
+
+    def was_killed(self, solution: Child) -> bool:
+        """Whether a signal has ended the program's process, which ends by itself, or goes on, when its judge is gone."""
+        if solution.is_there():
+            return False
+        solution.autopsy(self.cpu_seconds)
+        return solution.exit < 0
 
     def put_to_judge(self, tests: dict, channel: socket.socket) -> "Judge":
         """Gives the channel to a solution process to the judge of the last job, if that has the same tests, or to a new
