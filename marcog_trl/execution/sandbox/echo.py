@@ -38,16 +38,21 @@ class Tape:
     def __init__(self) -> None:
         self.forget()
 
-    def record(self, with_logs: bool) -> None:
-        """Starts."""
+    def record(self) -> None:
+        """Starts, before the processes of programs are forked: what it takes would cost each of them a tenth of its time."""
         for fd, name in enumerate(_STREAMS, start=1):
             stream = _Stream(self, fd, name)
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
+        self.usual = warnings.filters[:], warnings.showwarning
         warnings.simplefilter("always")  # the tests' filters decide
         warnings.showwarning = self.warn  # type: ignore[assignment]
-        if with_logs:
-            self.record_logs()
+
+    def leave_warnings(self) -> None:
+        """Has warnings of this process, which is that of the tests, go where they usually go."""
+        filters, warnings.showwarning = self.usual
+        warnings.resetwarnings()
+        warnings.filters[:] = filters  # type: ignore[index]
 
     def forget(self) -> None:
         self.events: list[list] = []
@@ -95,6 +100,9 @@ class Tape:
             else:
                 taken.append([kind, "".join(first) if kind in _STREAMS else first, *rest])
         return taken
+
+
+tape = Tape()
 
 
 class _Stream(io.TextIOWrapper):

@@ -228,6 +228,7 @@ class Record:
 
 def serve(control: socket.socket, payload: dict, fd: int | None) -> None:
     """Runs the tests of a payload against the solution process behind `fd`, and those that come after it."""
+    echo.tape.leave_warnings()
     judge = Judge(control, payload)
     while judge.run(fd):
         judge.session.sock.close()

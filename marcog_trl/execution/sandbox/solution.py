@@ -150,12 +150,12 @@ def _finish(module: types.ModuleType, stdout: io.TextIOWrapper) -> None:
 
 def serve_judge(control: socket.socket, payload: dict, fd: int) -> None:
     """Loads the program and answers the judge until it is done."""
-    tape = echo.Tape()
-    tape.record(payload["logs"])
+    if payload["logs"]:
+        echo.tape.record_logs()
     module, problem = load(payload)
     wire.send(control, {"load": problem})
     if problem is not None:
         return
-    tape.forget()  # what it did before any test
+    echo.tape.forget()  # what it did before any test
     with socket.socket(fileno=fd) as sock:
-        server.Server(sock, payload["exports"], module, describe, tape).serve()
+        server.Server(sock, payload["exports"], module, describe, echo.tape).serve()

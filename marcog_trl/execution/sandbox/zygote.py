@@ -12,7 +12,7 @@ import struct
 import sys
 from collections import deque
 
-from . import judge, rehearsal, solution, wire
+from . import echo, judge, rehearsal, solution, wire
 from .confine import Confinement
 
 
@@ -105,6 +105,7 @@ def _serve(sock: socket.socket, confinement: Confinement, driver: int) -> None:
     os.register_at_fork = register
     for name in _PRELOADED.split():
         __import__(name)
+    echo.tape.record()
     rehearsal.rehearse()
     builtins.exit, builtins.quit = _sitebuiltins.Quitter("exit", ""), _sitebuiltins.Quitter("quit", "")
     for name in [name for name in sys.modules if name.partition(".")[0] == __package__.partition(".")[0]]:
