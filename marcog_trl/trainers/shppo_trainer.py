@@ -122,6 +122,8 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         assert isinstance(args, SHPPOConfig)
         if args.parameter_sharing != "shared" and peft_config is not None:
             check_peft_config(peft_config)
+            if args.use_vllm:
+                check_served_adapter(cast(LoraConfig, peft_config))
         config = super()._adapter_config(model, peft_config, args)
         if args.parameter_sharing == "shared":
             return config
@@ -137,8 +139,8 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         adapter = cast(LoraConfig, model.peft_config["default"] if config is None else config)
         if config is None:
             adapted_layers(model)
-        if args.use_vllm:
-            check_served_adapter(adapter)
+            if args.use_vllm:
+                check_served_adapter(adapter)
         return stack_config(adapter, len(self.agents)) if separate else config
 
     @property
