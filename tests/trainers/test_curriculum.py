@@ -120,7 +120,7 @@ class TestBadInput:
             ),
             (
                 {"curriculum_column": "level", "curriculum_pass_rate": 1.5},
-                "curriculum_pass_rate=1.5 is not a share of tests; 0.6 works",
+                "curriculum_pass_rate=1.5 must be at least 0 and at most 1",
             ),
             (
                 {"curriculum_column": "level", "curriculum_pass_rate": 0.5, "per_device_train_batch_size": 8},
