@@ -88,7 +88,9 @@ def test_refused_where_generate_does_not_generate(tmp_path, field):
 
 @pytest.mark.parametrize("sharing", ["latent", "separate"])
 def test_refused_for_adapters_by_row(tmp_path, sharing):
-    with pytest.raises(ValueError, match=rf"merge_for_generation=True .*'{sharing}'.* Set .*parameter_sharing='shared'"):
+    with pytest.raises(
+        ValueError, match=rf"merge_for_generation=True .*'{sharing}'.* Set .*parameter_sharing='shared'"
+    ):
         SHPPOConfig(str(tmp_path), merge_for_generation=True, use_cpu=True, parameter_sharing=sharing)
 
 
