@@ -30,7 +30,7 @@ from marcog_trl.trainers.checkpoints import (
     start_from,
 )
 from marcog_trl.trainers.export import PushError
-from marcog_trl.trainers.launch import Recipe, parse, resume_choice, set_max_steps
+from marcog_trl.trainers.launch import Recipe, check_run, parse, resume_choice, set_max_steps
 from marcog_trl.trainers.report import plot_curves, print_table, write_results
 
 
@@ -52,6 +52,7 @@ def train(trainer_class, config_class, reward_funcs=None, argv=None, recipe=None
             stack.enter_context(only_run_in(training_args.output_dir))
             resume = resume_choice(training_args.resume_from_checkpoint)
             checkpoint = start_from(training_args, resume, script_args.overwrite_output_dir)
+            check_run(training_args, model_args)
             name = model_args.model_name_or_path
             trainer = trainer_class(
                 model=name,

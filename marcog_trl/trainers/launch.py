@@ -13,10 +13,14 @@ from typing import Any, NoReturn, cast, get_type_hints
 
 import yaml
 from datasets import Dataset
+from huggingface_hub import get_token
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 from trl import ModelConfig, ScriptArguments, TrlParser
 
 from marcog_trl.embedded import MODEL_NAME, build_default_model
 from marcog_trl.problems import load_problems
+from marcog_trl.trainers.base_models import check_model
 from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
 from marcog_trl.trainers.multi_agent_grpo_config import MultiAgentGRPOConfig
 from marcog_trl.trainers.multi_agent_ppo_config import MultiAgentPPOConfig
@@ -452,6 +456,40 @@ def resume_choice(value: str | None) -> str | bool | None:
         `None` for `"false"`, and else the folder of a checkpoint.
     """
     return {"true": True, "false": None, "none": None}.get(str(value).lower(), value)
+
+
+def check_run(args: MultiAgentConfig, model: ModelConfig) -> None:
+    """
+    Checks what a run needs beside its settings: accounts, and the base model's files.
+
+    Args:
+        args (`MultiAgentConfig`): The trainer's configuration.
+        model ([`~trl.ModelConfig`]): The model, as [`parse`] returns it.
+
+    Raises:
+        ValueError: If there is no account for Weights & Biases or the Hub, or the model cannot be loaded.
+    """
+    if "wandb" in cast(list[str], args.report_to):
+        import wandb
+
+        if wandb.setup().settings.mode == "online" and not wandb.login(prompt=False, verify=False):
+            raise ValueError(
+                "report_to='wandb' needs an account. Run `wandb login`, set WANDB_MODE=offline, or set --report_to none."
+            )
+    if args.push_to_hub:
+        name = args.hub_model_id or Path(str(args.output_dir)).absolute().name
+        try:
+            validate_repo_id(name)
+        except HFValidationError:
+            raise ValueError(
+                f"push_to_hub=True has no valid name for the repository: {name!r}. Set --hub_model_id user/team."
+            ) from None
+        if not (args.hub_token or get_token()):
+            raise ValueError(
+                f"push_to_hub=True needs a token with write access, to push to {name!r}. Run `hf auth login`, or set "
+                "--push_to_hub false."
+            )
+    check_model("model_name_or_path", str(model.model_name_or_path), **cast(dict, args.model_init_kwargs))
 
 
 def set_max_steps(args: MultiAgentConfig, num_steps: float | None) -> None:

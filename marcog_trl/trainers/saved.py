@@ -17,9 +17,10 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from peft import PeftConfig, get_peft_model_state_dict
 from safetensors import safe_open
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoTokenizer
 
 from marcog_trl.agents import Workflow
+from marcog_trl.trainers.base_models import check_model
 from marcog_trl.trainers.multi_agent_grpo_trainer import MultiAgentGRPOTrainer
 from marcog_trl.trainers.multi_agent_ppo_trainer import MultiAgentPPOTrainer
 from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
@@ -32,6 +33,7 @@ from marcog_trl.workflows import make_workflow
 TRAINERS = {
     cls.__name__: cls for cls in (MultiAgentTrainer, MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOTrainer)
 }
+_SAVED = "Use a folder that a trainer's save_model wrote."
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
@@ -75,17 +77,18 @@ def load_trainer(
     for name in settings:
         if name not in known:
             near = nearest(name, known)
-            raise ValueError(f"{name!r} is no setting of {team['trainer']}" + (near and f"; {near} works"))
+            raise ValueError(f"{team['trainer']} has no setting {name!r}." + (near and f" Did you mean {near!r}?"))
     for name in saved:
         if name not in known:
-            raise ValueError(f"{str(path / TEAM_FILE)!r} has the unknown setting {name!r}; without it, it works")
+            raise ValueError(f"{str(path / TEAM_FILE)!r} has the unknown setting {name!r}. Remove it from the file.")
     if separate and settings.get("num_agents") == len(team["agents"]):
         del settings["num_agents"]
     others = tuple(name for name in ("num_agents", "roles") if settings.get(name) is not None)
     if separate and "num_agents" in others:
         raise ValueError(
-            f"num_agents={settings['num_agents']} differs from the adapters of {str(path)!r}, one for each of "
-            f"{[agent['name'] for agent in team['agents']]}; a team that shares its adapter works"
+            f"num_agents={settings['num_agents']} does not fit {str(path)!r}, where each of the agents "
+            f"{[agent['name'] for agent in team['agents']]} has its own adapter. Leave num_agents out, or use a team that shares "
+            "one adapter."
         )
     if workflow is None and others:
         settings["roles"] = _roles(saved, settings)
@@ -93,7 +96,7 @@ def load_trainer(
     for folder in (path, *folders):
         for name in ADAPTER_FILES:
             if not (folder / name).is_file():
-                raise ValueError(f"{str(folder)!r} has no {name}; a folder written by save_model works")
+                raise ValueError(f"{str(folder)!r} has no {name}. {_SAVED}")
     for file in (*(folder / ADAPTER_FILES[1] for folder in (path, *folders)), path / MODULES_FILE):
         if file.is_file():
             with _reading(file), safe_open(file, "pt"):
@@ -106,8 +109,8 @@ def load_trainer(
         peft_config = PeftConfig.from_pretrained(str(adapter))
     if peft_config.base_model_name_or_path != team["base_model"]:
         raise ValueError(
-            f"{str(adapter)!r} has an adapter of {peft_config.base_model_name_or_path!r}, but {TEAM_FILE} is of a team on "
-            f"{team['base_model']!r}; the adapter that was saved with it works"
+            f"the adapter in {str(adapter)!r} is for {peft_config.base_model_name_or_path!r}, but {TEAM_FILE} names the base "
+            f"model {team['base_model']!r}. {_SAVED}"
         )
     peft_config.inference_mode = False  # as which PEFT saves it, and which would freeze it
     with _reading(path / "tokenizer.json"):
@@ -116,14 +119,12 @@ def load_trainer(
     if not any(
         (path / name).is_file() for name in names
     ):  # an empty vocabulary, to which transformers has no objection
-        raise ValueError(f"{str(path)!r} has none of {', '.join(names)}; a folder written by save_model works")
+        raise ValueError(f"{str(path)!r} has none of {', '.join(names)}. {_SAVED}")
     model = base_model or team["base_model"]
     try:
-        AutoConfig.from_pretrained(model)
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"the base model {model!r} of {str(path)!r} cannot be read: {error}; base_model='path/to/it' works"
-        ) from error
+        check_model("base_model", model, tokenizer=False)  # the team brings its own
+    except ValueError as error:
+        raise ValueError(f"{error} It is the base model of {str(path)!r}: set base_model to where it is.") from error
     trainer = trainer_class(
         model=model,
         reward_funcs=team["rewards"] if reward_funcs is None else reward_funcs,
@@ -137,26 +138,39 @@ def load_trainer(
     quantised = team.get("quantization_config")
     if quantised and not getattr(trainer.model.get_base_model(), "is_quantized", False):
         warnings.warn(
-            f"{str(path)!r} was trained on a base model that was quantised ({quantised}), and is loaded on one that is not; "
-            "the same quantization_config gives what was trained",
+            f"{str(path)!r} was trained on a quantised base model ({quantised}), and is loaded on one that is not quantised. Pass "
+            "the same quantization_config to get what was trained.",
             stacklevel=2,
         )
     listed = [agent["name"] for agent in team["agents"]]
+    # With num_turns, num_agents or roles, the same weights are another team
+    replaced = {name: value for name, value in settings.items() if name in saved and value != saved[name]}
+    but = tuple(name for name, given in (("agents", others), ("base_model", base_model)) if given)
+    but += ("num_turns",) if "num_turns" in replaced else ()
     if not others and listed != trainer.agents:
+        if workflow is not None:
+            raise ValueError(
+                f"the given workflow has the agents {trainer.agents}, but the team of {str(path)!r} has {listed}. Use the "
+                "workflow that the team was trained with."
+            )
         raise ValueError(
-            f"{str(path / TEAM_FILE)!r} has the agents {listed}, but its workflow {type(trainer.workflow).__name__} gives "
-            f"{trainer.agents}; one written by a trainer's save_model works"
+            f"{str(path / TEAM_FILE)!r} has the agents {listed}, but its workflow {type(trainer.workflow).__name__} has "
+            f"{trainer.agents}. {_SAVED}"
         )
-    but = (*(("agents",) if others else ()), *(("base_model",) if base_model else ()))
     found = differing(team, trainer.team_description(), but)
     if found is not None:
         key, its, ours = found
+        if replaced:
+            raise ValueError(
+                f"{str(path)!r} was saved with {key}={its!r}. With {', '.join(f'{k}={v!r}' for k, v in replaced.items())} it "
+                f"would be {ours!r}, which its weights do not fit. Leave these settings out."
+            )
         raise ValueError(
-            f"{str(path / TEAM_FILE)!r} does not agree with itself: its {key} is {its!r}, that of its settings is {ours!r}; "
-            "as save_model wrote it, it works, and other role texts are given with roles={'main': ...} or --agents agents.yaml"
+            f"{str(path / TEAM_FILE)!r} contradicts itself: {key} is {its!r}, but its settings give {ours!r}. {_SAVED} For other "
+            "role texts, pass roles={'main': ...} or --agents agents.yaml."
         )
     what = f"the weights of {str(path)!r}, on the base model {model!r},"
-    with _reading(what, "the base model that they were trained on, or files as save_model wrote them, work"):
+    with _reading(what, "Set base_model to the one that they were trained on."):
         _check_layers(trainer, path / ADAPTER_FILES[1])
         trainer._load_from_checkpoint(str(path))
     return trainer
@@ -169,18 +183,18 @@ def _check_layers(trainer: MultiAgentTrainer, file: Path) -> None:
     current = {name for name in get_peft_model_state_dict(trainer.model) if "lora_" in name}
     for found, names in (("lacks", current - saved), ("has also", saved - current)):
         if names:
-            raise ValueError(f"{file.name} {found} {min(names)}")
+            raise ValueError(f"{file.name} {found} {min(names)}.")
 
 
 @contextmanager
-def _reading(what: Path | str, works: str = "one that save_model wrote works") -> Iterator[None]:
-    """Says what could not be read, of which libraries have many kinds of errors, some of them many lines long."""
+def _reading(what: Path | str, instead: str = "") -> Iterator[None]:
+    """Says in one line what could not be read; libraries raise many kinds of errors, some of them many lines long."""
     try:
         yield
     except Exception as error:
         why = " ".join(str(error).split())[:300] if str(error).strip() else type(error).__name__
         what = repr(str(what)) if isinstance(what, Path) else what
-        raise ValueError(f"{what} cannot be read: {why}; {works}") from error
+        raise ValueError(f"{what} cannot be read: {why.rstrip('.')}. {instead or _SAVED}") from error
 
 
 def find_team(path: str | Path) -> Path:
@@ -203,10 +217,11 @@ def find_team(path: str | Path) -> Path:
         except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
             cause = str(error).strip().splitlines()[0]
             raise ValueError(
-                f"{str(path)!r} is no folder, and no repository that can be read: {cause}; a folder written by save_model works"
+                f"{str(path)!r} is not a folder, and not a repository that can be read: {cause.rstrip('.')}. {_SAVED}"
             ) from error
     if not (folder / TEAM_FILE).is_file():
-        raise ValueError(f"{str(path)!r} has no {TEAM_FILE}; a folder written by a trainer's save_model works")
+        missing = f"has no {TEAM_FILE}" if folder.is_dir() else "is not a folder"
+        raise ValueError(f"{str(path)!r} {missing}. {_SAVED}")
     _check_description(folder / TEAM_FILE)
     return folder
 
@@ -216,24 +231,25 @@ _AGENT = ("name", "role")
 
 def _check_description(path: Path) -> None:
     """Refuses a `team.json` that this version cannot read."""
-    works = "; one written by a trainer's save_model works"
     try:
         team = json.loads(path.read_text())
     except ValueError as error:  # also where it is no UTF-8
-        raise ValueError(f"{str(path)!r} is no JSON: {error}{works}") from error
+        raise ValueError(f"{str(path)!r} is not valid JSON: {error}. {_SAVED}") from error
     found = team.get("format_version") if isinstance(team, dict) else None
     if found != FORMAT_VERSION:
-        raise ValueError(f"{str(path)!r} has format_version={found}; {FORMAT_VERSION} works")
+        raise ValueError(f"{str(path)!r} has format_version={found}. This version reads {FORMAT_VERSION}.")
     for key in ("trainer", "base_model", "agents", "workflow", "rewards", "settings"):
         if key not in team:
-            raise ValueError(f"{str(path)!r} has no {key!r}{works}")
+            raise ValueError(f"{str(path)!r} has no {key!r}. {_SAVED}")
     if team["trainer"] not in list(TRAINERS):
-        raise ValueError(f"{str(path)!r} has trainer={team['trainer']!r}; one of {', '.join(TRAINERS)} works")
+        raise ValueError(f"{str(path)!r} has trainer={team['trainer']!r}, which is not one of {', '.join(TRAINERS)}.")
     if not isinstance(team["settings"], dict):
-        raise ValueError(f"{str(path)!r} has settings={team['settings']!r:.100}, which is no mapping{works}")
+        raise ValueError(f"{str(path)!r} has settings={team['settings']!r:.100}, which is not a mapping. {_SAVED}")
     agents = team["agents"] if isinstance(team["agents"], list) else []
     if not agents or not all(isinstance(a, dict) and all(isinstance(a.get(k), str) for k in _AGENT) for a in agents):
-        raise ValueError(f"{str(path)!r} has agents={team['agents']!r:.100}, which are no names and role texts{works}")
+        raise ValueError(
+            f"{str(path)!r} has agents={team['agents']!r:.100}, which is not a list of names and role texts. {_SAVED}"
+        )
 
 
 def _roles(saved: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, str] | None:
@@ -247,7 +263,7 @@ def _roles(saved: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, s
 
 # A team of other agents, as a user writes it down
 
-_EXAMPLE = "[{name: helper, role: Write aux.}, {name: main, role: Write the function.}]"
+_EXAMPLE = "Write [{name: helper, role: Write aux.}, {name: main, role: Write the function.}], for example."
 
 
 class _OneOfEach(yaml.SafeLoader):
@@ -257,7 +273,7 @@ class _OneOfEach(yaml.SafeLoader):
         names = [key.value for key, _ in node.value]
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"{name!r} {names.count(name)} times; another name, such as '{name}2', works")
+                raise ValueError(f"{name!r} {names.count(name)} times. Rename one of them, such as to '{name}2'.")
         return super().construct_mapping(node, deep)
 
 
@@ -284,29 +300,31 @@ def agent_settings(num_agents: int | None = None, agents: str | Path | None = No
     try:
         content = yaml.load(Path(agents).read_text(encoding="utf-8"), _OneOfEach)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"agents={str(agents)!r} cannot be read: {error}; a file with {_EXAMPLE} works") from error
+        raise ValueError(f"agents={str(agents)!r} cannot be read: {error}. {_EXAMPLE}") from error
     except ValueError as error:
         raise ValueError(f"agents={str(agents)!r} has {error}") from error
     if isinstance(content, list):
         pairs = [_agent(agents, i, entry) for i, entry in enumerate(content)]
         if num_agents is not None and num_agents != len(pairs):
             raise ValueError(
-                f"agents={str(agents)!r} lists {len(pairs)} agents, but num_agents={num_agents}; {len(pairs)} works, or a "
-                "mapping of names to role texts in that file"
+                f"agents={str(agents)!r} lists {len(pairs)} agents, but num_agents={num_agents}. Set num_agents={len(pairs)}, or "
+                "write a mapping of names to role texts into the file."
             )
         settings["num_agents"] = len(pairs)
     else:
         pairs = list(content.items()) if isinstance(content, dict) else []
     if not pairs:
-        raise ValueError(f"agents={str(agents)!r} holds no agents; {_EXAMPLE} works")
+        raise ValueError(f"agents={str(agents)!r} has no agents. {_EXAMPLE}")
     names = [name for name, _ in pairs]
     for name, role in pairs:
         if names.count(name) > 1:
-            raise ValueError(f"agents={str(agents)!r} has {name!r} {names.count(name)} times; '{name}2' works")
+            raise ValueError(
+                f"agents={str(agents)!r} has {name!r} {names.count(name)} times. Rename one of them, such as to '{name}2'."
+            )
         for what, text in (("name", name), ("role", role)):
             if not isinstance(text, str) or not text.strip():
                 raise ValueError(
-                    f"agents={str(agents)!r} has {what}={text!r} of agent {name!r}, which is no text; {_EXAMPLE} works"
+                    f"agents={str(agents)!r} has {what}={text!r} for agent {name!r}, which must be a text. {_EXAMPLE}"
                 )
     return settings | {"roles": dict(pairs)}
 
@@ -315,5 +333,5 @@ def _agent(agents: str | Path, i: int, entry: Any) -> tuple[Any, Any]:
     """Name and role text of an entry of the list."""
     if not isinstance(entry, dict) or entry.keys() != set(_AGENT):
         found = f"the keys {list(entry)}" if isinstance(entry, dict) else repr(entry)
-        raise ValueError(f"agents={str(agents)!r} has {found} at {i}; the keys name and role work, as in {_EXAMPLE}")
+        raise ValueError(f"agents={str(agents)!r} has {found} at {i}, but needs the keys name and role. {_EXAMPLE}")
     return entry["name"], entry["role"]

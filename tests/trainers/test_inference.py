@@ -141,7 +141,7 @@ class TestBadInput:
 
     def test_agents_with_adapters_of_their_own_cannot_be_more(self, saved, load):
         path = saved("collaboration", parameter_sharing="separate")
-        with pytest.raises(ValueError, match=r"num_agents=3 differs from the adapters of .* \['helper', 'main'\]"):
+        with pytest.raises(ValueError, match=r"num_agents=3 does not fit .* \['helper', 'main'\] has its own adapter"):
             load(path, num_agents=3)
 
     def test_what_a_workflow_needs_is_asked_for(self, saved, load):
@@ -175,13 +175,19 @@ class TestBadInput:
     def test_what_is_no_team_is_refused(self, load, tmp_path):
         with pytest.raises(ValueError, match=r"has no team\.json"):
             load(tmp_path)
-        with pytest.raises(ValueError, match="'nobody/nothing' is no folder, and no repository that can be read: "):
+        with pytest.raises(
+            ValueError, match="'nobody/nothing' is not a folder, and not a repository that can be read: "
+        ):
             load("nobody/nothing")
 
     @pytest.mark.parametrize(
         ("sharing", "missing", "message"),
         [
-            ("latent", "adapter_config.json", r"has no adapter_config\.json; a folder written by save_model works"),
+            (
+                "latent",
+                "adapter_config.json",
+                r"has no adapter_config\.json\. Use a folder that a trainer's save_model wrote",
+            ),
             ("latent", "adapter_model.safetensors", r"has no adapter_model\.safetensors"),
             ("latent", "tokenizer.json", r"has none of .*tokenizer\.json"),
             ("separate", "agents/main/adapter_model.safetensors", r"agents/main' has no adapter_model\.safetensors"),
@@ -196,13 +202,19 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("content", "message"),
         [
-            ("{", r"team\.json' is no JSON: .*; one written by a trainer's save_model works"),
-            ("[]", "has format_version=None; 1 works"),
-            (json.dumps({**DESCRIPTION, "agents": None}), "has agents=None, which are no names and role texts; one"),
-            (json.dumps({**DESCRIPTION, "agents": ["a"]}), r"has agents=\['a'\], which are no names"),
-            (json.dumps({**DESCRIPTION, "settings": []}), r"has settings=\[\], which is no mapping"),
-            (json.dumps({**DESCRIPTION, "trainer": ["a"]}), r"has trainer=\['a'\]; one of MultiAgentTrainer, "),
-            ('{"format_version": 1, "trainer": "SHPPOTrainer"}', r"team\.json' has no 'base_model'; one written by"),
+            ("{", r"team\.json' is not valid JSON: .*\. Use a folder that"),
+            ("[]", "has format_version=None\\. This version reads 1"),
+            (
+                json.dumps({**DESCRIPTION, "agents": None}),
+                "has agents=None, which is not a list of names and role texts. Use",
+            ),
+            (json.dumps({**DESCRIPTION, "agents": ["a"]}), r"has agents=\['a'\], which is not a list of names"),
+            (json.dumps({**DESCRIPTION, "settings": []}), r"has settings=\[\], which is not a mapping"),
+            (
+                json.dumps({**DESCRIPTION, "trainer": ["a"]}),
+                r"has trainer=\['a'\], which is not one of MultiAgentTrainer, ",
+            ),
+            ('{"format_version": 1, "trainer": "SHPPOTrainer"}', r"team\.json' has no 'base_model'\. Use a folder"),
         ],
     )
     def test_a_description_that_cannot_be_read_is_refused(self, load, tmp_path, content, message):
@@ -215,7 +227,7 @@ class TestBadInput:
         content = json.loads((tmp_path / "team" / "team.json").read_text())
         content["agents"].pop()
         (tmp_path / "team" / "team.json").write_text(json.dumps(content))
-        message = r"has the agents \['helper'\], but its workflow Collaboration gives \['helper', 'main'\]"
+        message = r"has the agents \['helper'\], but its workflow Collaboration has \['helper', 'main'\]"
         with pytest.raises(ValueError, match=message):
             load(tmp_path / "team")
 
@@ -224,7 +236,10 @@ class TestBadInput:
         for name, key in (("team.json", "base_model"), ("adapter_config.json", "base_model_name_or_path")):
             content = json.loads((tmp_path / "team" / name).read_text())
             (tmp_path / "team" / name).write_text(json.dumps({**content, key: "/nowhere/model"}))
-        with pytest.raises(ValueError, match=r"the base model '/nowhere/model' of .*; base_model='path/to/it' works"):
+        with pytest.raises(
+            ValueError,
+            match=r"base_model='/nowhere/model' is not a folder, .* It is the base model of .*: set base_model to where it is",
+        ):
             load(tmp_path / "team")
         assert load(tmp_path / "team", base_model=tiny_model).agents == ["helper", "main"]
 
@@ -236,7 +251,7 @@ class TestBadInput:
         config = json.loads((tmp_path / "adapter_config.json").read_text())
         config["base_model_name_or_path"] = "somebody/else"
         (tmp_path / "adapter_config.json").write_text(json.dumps(config))
-        with pytest.raises(ValueError, match="adapter of 'somebody/else'"):
+        with pytest.raises(ValueError, match=r"is for 'somebody/else', but team\.json names"):
             load(tmp_path)
 
 
@@ -261,7 +276,9 @@ class TestFilesThatDoNotFit:
     def test_one_that_is_cut_off_is_named(self, team, load, name):
         path = team()
         (path / name).write_bytes((path / name).read_bytes()[:-100])
-        with pytest.raises(ValueError, match=rf"team/{name}' cannot be read: .*; one that save_model wrote works"):
+        with pytest.raises(
+            ValueError, match=rf"team/{name}' cannot be read: .*. Use a folder that a trainer's save_model wrote"
+        ):
             load(path)
 
     @pytest.mark.parametrize("trainer_class", [SHPPOTrainer, MultiAgentPPOTrainer])
@@ -271,9 +288,7 @@ class TestFilesThatDoNotFit:
         config.update(change)
         config.layer_types = ["full_attention"] * config.num_hidden_layers
         AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "base")
-        message = (
-            r"the weights of '.*/team', on the base model '.*/base', cannot be read: .*; the base model that they"
-        )
+        message = r"the weights of '.*/team', on the base model '.*/base', cannot be read: .* Set base_model to the one that they"
         with pytest.raises(ValueError, match=message):
             load(
                 team(trainer_class=trainer_class, lora={"target_modules": ["q_proj", "v_proj"]}),
@@ -284,24 +299,24 @@ class TestFilesThatDoNotFit:
         path = team()
         settings = json.loads((path / "team.json").read_text())["settings"]
         edit(path / "team.json", settings={**settings, "latent_size": 3})
-        with pytest.raises(ValueError, match=r"team\.json' does not agree with itself|the weights of '.*/team'"):
+        with pytest.raises(ValueError, match=r"team\.json' contradicts itself|the weights of '.*/team'"):
             load(path)
 
     def test_a_role_text_that_was_changed_is_refused_with_the_way_to_change_it(self, team, load):
         path = team()
         agents = json.loads((path / "team.json").read_text())["agents"]
         edit(path / "team.json", agents=[{**agents[0], "role": "Other."}, *agents[1:]])
-        message = r"team\.json' does not agree with itself: its agents is .*Other.*, and other role texts are given with roles="
+        message = r"team\.json' contradicts itself: agents is .*Other.* For other role texts, pass roles="
         with pytest.raises(ValueError, match=message):
             load(path)
 
     def test_unknown_settings_are_refused(self, team, load):
         path = team()
-        with pytest.raises(ValueError, match="'temprature' is no setting of SHPPOTrainer; temperature works"):
+        with pytest.raises(ValueError, match=r"SHPPOTrainer has no setting 'temprature'\. Did you mean 'temperature'"):
             load(path, temprature=1.0)
         settings = json.loads((path / "team.json").read_text())["settings"]
         edit(path / "team.json", settings={**settings, "colour": 1})
-        with pytest.raises(ValueError, match=r"team\.json' has the unknown setting 'colour'; without it, it works"):
+        with pytest.raises(ValueError, match=r"team\.json' has the unknown setting 'colour'\. Remove it"):
             load(path)
 
     def test_agents_with_adapters_of_their_own_may_be_named(self, team, load):
@@ -313,11 +328,12 @@ class TestFilesThatDoNotFit:
         path = team()
         edit(path / "team.json", quantization_config={"load_in_4bit": True})
         with pytest.warns(
-            UserWarning, match=r"was quantised \(\{'load_in_4bit': True\}\), and is loaded on one that is not"
+            UserWarning,
+            match=r"on a quantised base model \(\{'load_in_4bit': True\}\), and is loaded on one that is not quantised",
         ):
             load(path)
         with warnings.catch_warnings():
-            warnings.filterwarnings("error", message=".*was quantised")
+            warnings.filterwarnings("error", message=".*on a quantised base")
             loaded = load(path, quantization_config=BitsAndBytesConfig(load_in_4bit=True))
         assert loaded.trainer.model.get_base_model().is_quantized
         assert len(loaded.solve(PROBLEM).messages) == 2

@@ -174,7 +174,7 @@ class TestExportTeam:
 
     def test_refuses_bad_folders(self, written, tiny_model, tmp_path):
         path, trainer = written
-        with pytest.raises(ValueError, match=r"has no team\.json; a folder written by a trainer's save_model works"):
+        with pytest.raises(ValueError, match=r"has no team\.json\. Use a folder that a trainer's save_model wrote"):
             export_team(trainer, tmp_path, tmp_path / "out")
         with pytest.raises(ValueError, match=r"team' exists; a new folder works"):
             export_team(trainer, path, path)

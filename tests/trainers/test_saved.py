@@ -88,12 +88,27 @@ class TestLoadTrainer:
         loaded.executor.close()
         assert loaded.args.temperature == 0.5
 
+    def test_turns_can_be_added(self, saved):
+        loaded = load_trainer(saved[1], TESTED, num_turns=2)
+        loaded.executor.close()
+        assert loaded.workflow.num_turns == 2
+
+    def test_settings_that_make_another_team_are_named(self, saved):
+        if saved[0].args.to_dict().get("critic") == "agent":
+            with pytest.raises(
+                ValueError, match=r"was saved with modules=.* With critic='none' it would be .* Leave these"
+            ):
+                load_trainer(saved[1], TESTED, critic="none")
+            message = r"the given workflow has the agents .*, but the team of .* has \['helper', 'main'\]\. Use the"
+            with pytest.raises(ValueError, match=message):
+                load_trainer(saved[1], TESTED, workflow="pipeline")
+
     def test_refuses_what_is_no_team_of_this_format(self, saved, tmp_path):
-        with pytest.raises(ValueError, match=r"has no team\.json; a folder written by a trainer's save_model works"):
+        with pytest.raises(ValueError, match=r"has no team\.json\. Use a folder that a trainer's save_model wrote\."):
             load_trainer(tmp_path, TESTED)
         team = json.loads((saved[1] / "team.json").read_text())
         (tmp_path / "team.json").write_text(json.dumps({**team, "format_version": 9}))
-        with pytest.raises(ValueError, match="format_version=9; 1 works"):
+        with pytest.raises(ValueError, match=r"format_version=9\. This version reads 1\."):
             load_trainer(tmp_path, TESTED)
 
 
@@ -136,19 +151,19 @@ class TestAgentSettings:
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("", r"holds no agents; \[\{name: helper, role: Write aux\.\}, .* works"),
-            ("helper", "holds no agents"),
-            ("[]", "holds no agents"),
-            ("[helper, main]", "has 'helper' at 0; the keys name and role work, as in"),
-            ("- {name: helper}", r"has the keys \['name'\] at 0; the keys name and role work"),
+            ("", r"has no agents\. Write \[\{name: helper, role: Write aux\.\}, .* for example\."),
+            ("helper", "has no agents"),
+            ("[]", "has no agents"),
+            ("[helper, main]", "has 'helper' at 0, but needs the keys name and role. Write"),
+            ("- {name: helper}", r"has the keys \['name'\] at 0, but needs the keys name and role"),
             ("- {name: a, role: A.}\n- {name: b, role: B., model: c}", r"the keys \['name', 'role', 'model'\] at 1"),
-            ("- {name: a, role: A.}\n- {name: a, role: B.}", "has 'a' 2 times; 'a2' works"),
-            ("helper: A.\nhelper: B.", "has 'helper' 2 times; another name, such as 'helper2', works"),
+            ("- {name: a, role: A.}\n- {name: a, role: B.}", "has 'a' 2 times. Rename one of them, such as to 'a2'."),
+            ("helper: A.\nhelper: B.", "has 'helper' 2 times. Rename one of them, such as to 'helper2'."),
             ("- {name: a, name: b, role: A.}", "has 'name' 2 times"),
-            ("helper: ''", "has role='' of agent 'helper', which is no text"),
-            ("helper: 3", "has role=3 of agent 'helper', which is no text"),
-            ("3: Help.", "has name=3 of agent 3, which is no text"),
-            ("helper: {role: Help.}", r"has role=\{'role': 'Help\.'\} of agent 'helper', which is no text"),
+            ("helper: ''", "has role='' for agent 'helper', which must be a text"),
+            ("helper: 3", "has role=3 for agent 'helper', which must be a text"),
+            ("3: Help.", "has name=3 for agent 3, which must be a text"),
+            ("helper: {role: Help.}", r"has role=\{'role': 'Help\.'\} for agent 'helper', which must be a text"),
             ("helper: [", "cannot be read: while parsing"),
         ],
     )
@@ -157,7 +172,9 @@ class TestAgentSettings:
             self.read(tmp_path, text)
 
     def test_the_number_must_agree_and_the_file_exist(self, tmp_path):
-        with pytest.raises(ValueError, match="lists 1 agents, but num_agents=3; 1 works, or a mapping"):
+        with pytest.raises(
+            ValueError, match=r"lists 1 agents, but num_agents=3\. Set num_agents=1, or write a mapping"
+        ):
             self.read(tmp_path, "- {name: a, role: A.}", 3)
         with pytest.raises(ValueError, match=r"agents='.*/none\.yaml' cannot be read: .*No such file"):
             agent_settings(agents=tmp_path / "none.yaml")

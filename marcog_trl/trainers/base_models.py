@@ -1,0 +1,64 @@
+"""What is checked of a base model before it is loaded, which takes long."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, AutoTokenizer
+
+
+_WHERE_FROM = ("revision", "trust_remote_code", "token", "cache_dir", "subfolder")
+
+
+def check_model(field: str, name: str, tokenizer: bool = True, **model_init_kwargs: Any) -> None:
+    """
+    Checks that a model has a configuration, a tokenizer, and, in a folder, whole files of weights.
+
+    Args:
+        field (`str`): What errors call the model's name, such as `"model_name_or_path"`.
+        name (`str`): Folder, or repository of the Hub.
+        tokenizer (`bool`, *optional*, defaults to `True`): Whether it must have a tokenizer.
+        **model_init_kwargs: As for `from_pretrained`.
+
+    Raises:
+        ValueError: If something is missing or cannot be read.
+    """
+    folder, options = Path(name), {key: model_init_kwargs[key] for key in _WHERE_FROM if key in model_init_kwargs}
+    if not folder.is_dir():
+        try:
+            validate_repo_id(name)
+        except HFValidationError:
+            raise ValueError(
+                f"{field}={name!r} is not a folder, and not a model on the Hub. Check the path."
+            ) from None
+    try:
+        AutoConfig.from_pretrained(name, **options)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{field}={name!r} cannot be loaded: {_line(error)} Check the name, and, for a model on the Hub, the connection."
+        ) from error
+    if tokenizer:
+        try:
+            found = AutoTokenizer.from_pretrained(name, **options)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{field}={name!r} has no tokenizer that can be loaded: {_line(error)}") from error
+        if len(found) <= len(found.all_special_ids):  # without a vocabulary, transformers makes an empty one
+            raise ValueError(
+                f"{field}={name!r} has no tokenizer. Save one there with tokenizer.save_pretrained({name!r})."
+            )
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, "pt"):
+                pass
+        except SafetensorError as error:
+            raise ValueError(
+                f"{field}={name!r}: {file.name} is damaged or incomplete ({error}). Copy it again."
+            ) from error
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
