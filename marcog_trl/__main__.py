@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marcog_trl.execution.__main__ import guess_format, split_asserts
+from marcog_trl.execution.__main__ import OneLineParser, guess_format, read_file, split_asserts
 from marcog_trl.execution.isolation import ISOLATION_LEVELS
 from marcog_trl.problems.loading import helpers_before
 
@@ -40,19 +40,20 @@ def read_problem(source: str, tests: str | None = None) -> dict[str, Any]:
         ValueError: If problem or tests are not Python, or the problem defines nothing to write, or has tests although others
             are given.
     """
-    body = _parse(source, "the problem is", "'def f(x):' with a docstring in the next line works")
+    example = "Write 'def f(x):' with a docstring in the next line, for example."
+    body = _parse(source, "the problem is", example)
     asked = [node for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
     if not asked:
-        raise ValueError("the problem defines no function; 'def f(x):' with a docstring in the next line works")
+        raise ValueError(f"the problem defines no function. {example}")
     end = asked[-1].end_lineno or 0
     lines = source.splitlines(keepends=True)
     below = "".join(lines[end:]) if body[-1] is not asked[-1] else ""  # a comment is no test
     problem: dict[str, Any] = {"prompt": "".join(lines[:end]).rstrip() + "\n", "entry_point": asked[-1].name}
     if below.strip() and tests is not None:
-        raise ValueError("the problem has tests after its function, and --tests has others; one of them works")
-    stated = _parse(below if tests is None else tests, "the tests are", "'assert f(1) == 2' works")
+        raise ValueError("the problem has tests after its function, and --tests has others. Use one of them.")
+    stated = _parse(below if tests is None else tests, "the tests are", "Write 'assert f(1) == 2', for example.")
     if tests is not None and not stated:
-        raise ValueError("the tests are empty; 'assert f(1) == 2', or no --tests, works")
+        raise ValueError("the tests are empty. Write 'assert f(1) == 2', for example, or leave out --tests.")
     if stated:
         tests = below if tests is None else tests
         kind = guess_format(tests)
@@ -62,16 +63,16 @@ def read_problem(source: str, tests: str | None = None) -> dict[str, Any]:
     return problem
 
 
-def _parse(source: str, what: str, works: str) -> list[ast.stmt]:
+def _parse(source: str, what: str, instead: str) -> list[ast.stmt]:
     try:
         return ast.parse(source).body
     except (SyntaxError, ValueError) as error:
-        raise ValueError(f"{what} not Python: {error}; {works}") from None
+        raise ValueError(f"{what} not Python: {error}. {instead}") from None
 
 
 def solve(args: argparse.Namespace) -> Answer:
     """What a team makes of the problem."""
-    problem = read_problem(args.problem.read_text(), args.tests.read_text() if args.tests else None)
+    problem = read_problem(read_file(args.problem), read_file(args.tests) if args.tests else None)
     from marcog_trl.trainers.inference import Team
     from marcog_trl.trainers.saved import agent_settings
 
@@ -98,7 +99,7 @@ def show(answer: Answer, messages: bool) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m marcog_trl", description="Works with saved teams.")
+    parser = OneLineParser(prog="python -m marcog_trl", description="Works with saved teams.")
     commands = parser.add_subparsers(required=True)
     command = commands.add_parser(
         "solve", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, help="solves a problem"

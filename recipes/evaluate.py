@@ -25,11 +25,14 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from endings import Kept, interrupts, one_line
-from trl import TrlParser
 
 from marcog_trl import MultiAgentConfig, evaluate_team, load_problems
+from marcog_trl.trainers.base_models import check_model
 from marcog_trl.trainers.baselines import single_agent, untrained_team
+from marcog_trl.trainers.evaluation import check_arguments
+from marcog_trl.trainers.launch import column_names, read_arguments
 from marcog_trl.trainers.overrides import nearest, parse_override
+from marcog_trl.trainers.ranges import Range, check_number
 from marcog_trl.trainers.report import print_figures
 from marcog_trl.trainers.saved import agent_settings, load_trainer
 
@@ -81,37 +84,43 @@ class EvaluationArguments:
         default=False, metadata={"help": "Whether an evaluation with other settings in the output file is replaced."}
     )
 
+    def __post_init__(self):
+        check_arguments(self.num_samples, self.batch_size, self.k, self.sampling, self.output)
+        check_number("seed", self.seed, Range(0, 2**32 - 1), whole=True, default=0)
+        column_names(self.dataset_columns)
+        if self.adapter is None and self.model_name_or_path is None:
+            raise ValueError(
+                "There is nothing to evaluate. Set --adapter outputs/quickstart, or --model_name_or_path."
+            )
+        if self.adapter is not None and self.model_name_or_path is not None:
+            raise ValueError("--adapter and --model_name_or_path exclude each other. Use one of them.")
+        if self.untrained and self.single_agent:
+            raise ValueError(
+                "--untrained and --single_agent exclude each other: a single agent is untrained. Use one of them."
+            )
+
 
 def read_settings(args):
     """The settings of the team that differ from the saved ones."""
-    for pair in args.dataset_columns:
-        if "=" not in pair:
-            raise ValueError(f"dataset_columns={pair!r} has no '='; prompt=question works")
     agents = agent_settings(args.num_agents, args.agents)
     settings = {"isolation": args.isolation, **dict(map(parse_override, args.override))}
     known = [f.name for f in fields(MultiAgentConfig)]
     for name in settings:
         if name not in known:
             near = nearest(name, known)
-            raise ValueError(f"--override has an unknown key {name!r}" + (near and f"; {near} works"))
+            raise ValueError(f"--override has an unknown key {name!r}." + (near and f" Did you mean {near}?"))
         if name in agents:
-            raise ValueError(f"--override has {name}, which --num_agents or --agents gives too; one of them works")
+            raise ValueError(f"--override has {name}, which --num_agents or --agents gives too. Use one of them.")
     return settings | agents
 
 
 def load(args, problems, settings):
     """The trainer that holds the team, and what it is."""
-    if (args.adapter is None) == (args.model_name_or_path is None):
-        raise ValueError(
-            f"adapter={args.adapter!r} and model_name_or_path={args.model_name_or_path!r}: one of them, such as --adapter "
-            "outputs/quickstart, works"
-        )
-    if args.untrained and args.single_agent:
-        raise ValueError("untrained=True and single_agent=True: one of them works; a single agent is untrained")
     # A trainer wants a batch of problems to train on, and at most one problem per process may be there; of a stream it
     # wants none
     problems, settings = problems.to_iterable_dataset(), {"max_steps": 1, **settings}
     if args.adapter is None:
+        check_model("model_name_or_path", args.model_name_or_path)
         return untrained_team(args.model_name_or_path, problems, **settings), "untrained model"
     if args.single_agent:
         return single_agent(
@@ -124,8 +133,7 @@ def load(args, problems, settings):
 def measure(args):
     """The team, what it is, its figures, and the number of problems."""
     settings = read_settings(args)
-    columns = dict(pair.split("=", 1) for pair in args.dataset_columns)
-    problems = load_problems(args.dataset_name, args.dataset_test_split, columns=columns)
+    problems = load_problems(args.dataset_name, args.dataset_test_split, columns=column_names(args.dataset_columns))
     trainer, team = load(args, problems, settings)
     with trainer.model.disable_adapter() if args.untrained else nullcontext():
         figures = evaluate_team(
@@ -155,7 +163,7 @@ def kept_by(output):
 def main():
     kept = Kept()
     with interrupts(kept), one_line(ValueError, OSError):
-        (args,) = TrlParser((EvaluationArguments,)).parse_args_and_config()
+        args = read_arguments(EvaluationArguments)
         kept.now = lambda: kept_by(args.output)
         with redirect_stdout(sys.stderr):  # libraries print there too
             trainer, team, figures, number = measure(args)

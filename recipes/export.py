@@ -13,10 +13,11 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 
 from endings import Kept, interrupts, one_line
-from trl import TrlParser
 
 from marcog_trl import Team, load_problems
 from marcog_trl.trainers.export import PushError, check_repo_id, export_team, push_team
+from marcog_trl.trainers.launch import read_arguments
+from marcog_trl.trainers.ranges import COUNT, check_number
 from marcog_trl.trainers.saved import agent_settings, find_team
 
 
@@ -45,9 +46,10 @@ class ExportArguments:
 def check(args):
     """Refuses a command line before any work is done."""
     if args.adapter is None and args.push is None:
-        raise ValueError("neither adapter nor push says what to do; --adapter outputs/quickstart works")
+        raise ValueError("There is nothing to export or push. Set --adapter outputs/quickstart, or --push user/team.")
     if args.adapter is None and (args.num_agents is not None or args.agents is not None):
-        raise ValueError("num_agents and agents make another team of an adapter; --adapter outputs/quickstart works")
+        raise ValueError("--num_agents and --agents need --adapter. Set --adapter outputs/quickstart, for example.")
+    check_number("num_problems", args.num_problems, COUNT, whole=True, default=64)
     if args.push is not None:
         check_repo_id(args.push)
 
@@ -67,7 +69,7 @@ def export(args):
 def main():
     kept, writes = Kept(), True
     with interrupts(kept), one_line(ValueError, OSError, PushError):
-        (args,) = TrlParser((ExportArguments,)).parse_args_and_config()
+        args = read_arguments(ExportArguments)
         check(args)
         if args.adapter is not None:
             with redirect_stdout(sys.stderr):  # libraries print there too

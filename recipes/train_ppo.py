@@ -52,7 +52,7 @@ def train(trainer_class, config_class, reward_funcs=None, argv=None, recipe=None
             stack.enter_context(only_run_in(training_args.output_dir))
             resume = resume_choice(training_args.resume_from_checkpoint)
             checkpoint = start_from(training_args, resume, script_args.overwrite_output_dir)
-            check_run(training_args, model_args)
+            check_run(script_args, training_args, model_args)
             name = model_args.model_name_or_path
             trainer = trainer_class(
                 model=name,
@@ -63,6 +63,7 @@ def train(trainer_class, config_class, reward_funcs=None, argv=None, recipe=None
                 quantization_config=get_quantization_config(model_args),
                 peft_config=get_peft_config(model_args),
             )
+            trainer.get_optimizer_cls_and_kwargs(training_args, trainer.model)  # which may need a package
             if checkpoint is not None:
                 check_checkpoint(trainer, checkpoint)
             trainer.accelerator.print(f"Code execution: {trainer.executor.isolation}")

@@ -3,9 +3,12 @@
 
 import argparse
 import ast
+import difflib
 import sys
+from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
+from typing import Any, NoReturn
 
 from .executor import CodeExecutor
 from .isolation import ISOLATION_LEVELS
@@ -43,8 +46,49 @@ def guess_format(source: str) -> TestFormat:
     return "asserts"
 
 
+class OneLineParser(argparse.ArgumentParser):
+    """Takes flags that are written out, and says in one line what is wrong with others."""
+
+    def __init__(self, **options: Any):
+        super().__init__(**options, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {' '.join(message.split())}\n")
+
+    def parse_args(self, args=None, namespace=None):
+        flags = {flag for action in self._all_actions() for flag in action.option_strings}
+        for argument in sys.argv[1:] if args is None else args:
+            name = argument.partition("=")[0]
+            if name.startswith("--") and name not in flags:
+                near = difflib.get_close_matches(name, flags, n=1)
+                self.error(f"unknown flag {name}." + (f" Did you mean {near[0]}?" if near else ""))
+        return super().parse_args(args, namespace)
+
+    def _all_actions(self) -> Iterator[argparse.Action]:
+        """Its own, and those of its commands."""
+        for action in self._actions:
+            yield action
+            for command in action.choices.values() if isinstance(action, argparse._SubParsersAction) else ():
+                yield from command._all_actions()
+
+
+def read_file(path: Path) -> str:
+    """
+    The text of a file.
+
+    Raises:
+        ValueError: If there is none, or it is not text.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"cannot read {str(path)!r}: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"cannot read {str(path)!r}: it is not UTF-8 text ({error.reason}).") from None
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m marcog_trl.execution", description=__doc__)
+    parser = OneLineParser(prog="python -m marcog_trl.execution", description=__doc__)
     parser.add_argument("file", type=Path, help="the program")
     parser.add_argument("--tests", type=Path, required=True, help="asserts, check(candidate), or unittest classes")
     parser.add_argument("--setup", type=Path, help="imports and helpers of the tests")
@@ -54,14 +98,14 @@ def main() -> int:
     parser.add_argument("--memory-mb", type=int, default=512)
     parser.add_argument("--isolation", choices=ISOLATION_LEVELS, default="strict")
     args = parser.parse_args()
-    source = args.tests.read_text()
     try:
+        source = read_file(args.tests)
         test_format: TestFormat = args.test_format or guess_format(source)
         job = Job(
-            code=args.file.read_text(),
+            code=read_file(args.file),
             tests=split_asserts(source) if test_format == "asserts" else source,
             test_format=test_format,
-            setup=args.setup.read_text() if args.setup else "",
+            setup=read_file(args.setup) if args.setup else "",
             entry_point=args.entry_point,
         )
         plan(job)  # here a user wrote the tests, and is told what is wrong with them
@@ -69,7 +113,9 @@ def main() -> int:
         with CodeExecutor(num_workers=1, isolation=args.isolation, **limits) as executor:
             print(f"isolation: {executor.isolation}")
             (verdict,) = executor.run([job])
-    except (ValueError, SyntaxError, RuntimeError) as error:
+    except SyntaxError as error:
+        parser.error(f"{str(args.tests)!r} is not Python: {error.msg}, line {error.lineno}.")
+    except (ValueError, RuntimeError) as error:
         parser.error(str(error))
     for number, result in enumerate(verdict.tests, start=1):
         print(f"{number:4d}  {result.status:8s} {result.seconds * 1e3:8.1f} ms  {result.message}".rstrip())

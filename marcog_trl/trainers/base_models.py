@@ -38,9 +38,7 @@ def check_model(field: str, name: str, tokenizer: bool = True, **model_init_kwar
     try:
         AutoConfig.from_pretrained(name, **options)
     except (OSError, ValueError) as error:
-        raise ValueError(
-            f"{field}={name!r} cannot be loaded: {_line(error)} Check the name, and, for a model on the Hub, the connection."
-        ) from error
+        raise ValueError(f"{field}={name!r} cannot be loaded: {_line(error)}") from error
     if tokenizer:
         try:
             found = AutoTokenizer.from_pretrained(name, **options)

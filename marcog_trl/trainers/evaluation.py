@@ -28,6 +28,7 @@ from marcog_trl.problems import check_problems
 from marcog_trl.rollout import Episode, Row
 from marcog_trl.trainers.data_checks import check_dataset
 from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
+from marcog_trl.trainers.ranges import COUNT, check_number
 from marcog_trl.trainers.team_files import write_json
 
 
@@ -89,9 +90,10 @@ def evaluate_team(
 
     Source: pass@k of Chen et al. 2021 (https://huggingface.co/papers/2107.03374).
     """
+    check_arguments(num_samples, batch_size, k, sampling, output)
+    _check_sampling(trainer, sampling)
     ks = which_k(k, num_samples)
     rows = _check_problems(trainer, problems)
-    _check_arguments(trainer, num_samples, batch_size, ks, sampling, output)
     accelerator = trainer.accelerator
     is_main, world, rank = accelerator.is_main_process, accelerator.num_processes, accelerator.process_index
     journal = None
@@ -166,34 +168,39 @@ def _check_problems(trainer: MultiAgentTrainer, problems: Dataset) -> list[dict[
     return rows
 
 
-def _check_arguments(
-    trainer: MultiAgentTrainer,
-    num_samples: int,
-    batch_size: int,
-    ks: list[int],
-    sampling: str,
-    output: str | Path | None,
+def check_arguments(
+    num_samples: int, batch_size: int, k: Sequence[int] | None, sampling: str, output: str | Path | None
 ) -> None:
-    for name, value in (("num_samples", num_samples), ("batch_size", batch_size)):
-        if value < 1:
-            raise ValueError(f"{name}={value} is not positive; 10 works")
+    """
+    Checks what [`evaluate_team`] is called with, without a team.
+
+    Raises:
+        ValueError: If a number is out of range, `sampling` is unknown, or `output` cannot be a JSON file.
+    """
+    check_number("num_samples", num_samples, COUNT, whole=True, default=10)
+    check_number("batch_size", batch_size, COUNT, whole=True, default=128)
+    ks = which_k(k, num_samples)
     for size in ks:
         if not 1 <= size <= num_samples:
-            works = f"num_samples={size} or k={[num_samples]} works" if size > 0 else "k=[1] works"
-            raise ValueError(f"k={ks} has {size}, which is not in 1 to num_samples={num_samples}; {works}")
+            instead = f"num_samples={size}, or k={[num_samples]}" if size > 0 else "k=[1]"
+            raise ValueError(f"k={ks} has {size}, which is not in 1 to num_samples={num_samples}. Set {instead}.")
     if sampling not in ("keyed", "stream"):
-        raise ValueError(f"sampling={sampling!r} is unknown; 'keyed' or 'stream' works")
+        raise ValueError(f"sampling={sampling!r} is unknown. Use 'keyed' or 'stream'.")
+    if output is not None and Path(output).suffix != ".json":
+        raise ValueError(f"output={str(output)!r} must end in .json. Set output='evaluation.json', for example.")
+    for folder in Path(output).parents if output is not None else ():
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"output={str(output)!r} lies in {str(folder)!r}, which is a file. Choose a folder.")
+
+
+def _check_sampling(trainer: MultiAgentTrainer, sampling: str) -> None:
+    """Refuses keyed samples of a generation whose random numbers cannot be set."""
     for name, other in (
         ("use_vllm", trainer.use_vllm),
         ("use_transformers_continuous_batching", trainer.use_transformers_continuous_batching),
     ):
         if sampling == "keyed" and other:
-            raise ValueError(f"sampling='keyed' cannot reach the random numbers of {name}=True; 'stream' works")
-    if output is not None and Path(output).suffix != ".json":
-        raise ValueError(f"output={str(output)!r} does not end in .json; 'evaluation.json' works")
-    for folder in Path(output).parents if output is not None else ():
-        if folder.exists() and not folder.is_dir():
-            raise ValueError(f"output={str(output)!r} lies in {str(folder)!r}, which is a file; a folder works")
+            raise ValueError(f"sampling='keyed' does not support {name}=True. Set sampling='stream'.")
 
 
 def _settings(

@@ -532,8 +532,9 @@ def clear_push_errors(repo_id: str | None, folder: str | Path) -> Iterator[None]
             again = f"python recipes/export.py --output_dir {shlex.quote(str(folder))} --push {repo_id or 'user/team'}"
             way = f"{str(folder)!r} keeps everything; to push it again: {again}"
         else:
-            way = "a token with write access (hf auth login), or push_to_hub=False, works"
-        raise PushError(f"the push to {repo_id!r} failed: {reason} -- {way}") from error
+            way = "log in with a token with write access (hf auth login), or set push_to_hub=False"
+        name = repo_id or Path(folder).absolute().name  # as the Trainer calls a repository without a name
+        raise PushError(f"the push to {name!r} failed: {reason} -- {way}") from error
 
 
 # Model cards

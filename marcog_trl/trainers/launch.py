@@ -11,11 +11,14 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn, cast, get_type_hints
 
+import torch
 import yaml
 from datasets import Dataset
 from huggingface_hub import get_token
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
+from transformers import get_scheduler
+from transformers.utils import is_liger_kernel_available
 from trl import ModelConfig, ScriptArguments, TrlParser
 
 from marcog_trl.embedded import MODEL_NAME, build_default_model
@@ -218,9 +221,12 @@ def read_arguments(cls: type, argv: Sequence[str] | None = None) -> Any:
     argv = sys.argv[1:] if argv is None else list(argv)
     if argv[-1:] == ["--config"]:
         raise ValueError("--config needs a file. Write --config file.yaml.")
-    arguments, unknown = _Parser((cls,)).parse_args_and_config(argv, return_remaining_strings=True)
-    if unknown:
-        raise _unknown_flag(unknown[0], [f.name for f in fields(cls)])
+    parser = _Parser((cls,))
+    for argument in argv:
+        name = argument.partition("=")[0]
+        if name.startswith("--") and name != "--config" and name not in parser._option_string_actions:
+            raise _unknown_flag(argument, [f.name for f in fields(cls)])
+    (arguments,) = parser.parse_args_and_config(argv)
     return arguments
 
 
@@ -458,16 +464,18 @@ def resume_choice(value: str | None) -> str | bool | None:
     return {"true": True, "false": None, "none": None}.get(str(value).lower(), value)
 
 
-def check_run(args: MultiAgentConfig, model: ModelConfig) -> None:
+def check_run(script: TeamArguments, args: MultiAgentConfig, model: ModelConfig) -> None:
     """
-    Checks what a run needs beside its settings: accounts, and the base model's files.
+    Checks what a run needs beside its settings: accounts, packages, and the files of its models.
 
     Args:
+        script ([`TeamArguments`]): The recipe's arguments.
         args (`MultiAgentConfig`): The trainer's configuration.
         model ([`~trl.ModelConfig`]): The model, as [`parse`] returns it.
 
     Raises:
-        ValueError: If there is no account for Weights & Biases or the Hub, or the model cannot be loaded.
+        ValueError: If there is no account for Weights & Biases or the Hub, a package or a setting of the scheduler is missing,
+            or a model cannot be loaded.
     """
     if "wandb" in cast(list[str], args.report_to):
         import wandb
@@ -489,6 +497,24 @@ def check_run(args: MultiAgentConfig, model: ModelConfig) -> None:
                 f"push_to_hub=True needs a token with write access, to push to {name!r}. Run `hf auth login`, or set "
                 "--push_to_hub false."
             )
+    if args.use_liger_kernel and not is_liger_kernel_available():
+        raise ValueError("use_liger_kernel=True needs the package liger-kernel. Run `pip install liger-kernel`.")
+    try:
+        get_scheduler(
+            args.lr_scheduler_type,
+            torch.optim.SGD([torch.zeros(1)]),
+            num_warmup_steps=0,
+            num_training_steps=1,
+            scheduler_specific_kwargs=cast(dict, args.lr_scheduler_kwargs),
+        )
+    except (TypeError, ValueError) as error:  # of the scheduler's own arguments
+        raise ValueError(
+            f"lr_scheduler_type={args.lr_scheduler_type.value!r} does not work with "
+            f"lr_scheduler_kwargs={args.lr_scheduler_kwargs!r}: {error}."
+        ) from error
+    for name in script.reward:
+        if "/" in name:  # a reward model; others are names of functions
+            check_model("reward", name)
     check_model("model_name_or_path", str(model.model_name_or_path), **cast(dict, args.model_init_kwargs))
 
 

@@ -154,11 +154,9 @@ class MultiAgentConfig(GRPOConfig):
             "vllm_importance_sampling_clip_min turn_weights curriculum_steps num_completions_to_print".split(),
             NOT_NEGATIVE,
         ),
-        **dict.fromkeys(
-            "min_p ref_model_mixup_alpha top_entropy_quantile gamma_turn curriculum_pass_rate".split(), UNIT
-        ),
+        **dict.fromkeys("min_p ref_model_mixup_alpha gamma_turn curriculum_pass_rate".split(), UNIT),
         **dict.fromkeys(("adam_beta1", "adam_beta2", "label_smoothing_factor"), Range(0, 1, below=True)),
-        **dict.fromkeys(("top_p", "vllm_gpu_memory_utilization"), Range(0, 1, above=True)),
+        **dict.fromkeys(("top_p", "top_entropy_quantile", "vllm_gpu_memory_utilization"), Range(0, 1, above=True)),
         **dict.fromkeys(("seed", "data_seed"), Range(0, 2**32 - 1)),
         **dict.fromkeys(("vllm_server_port", "vllm_group_port"), Range(1, 65535)),
         "max_steps": Range(-1),
@@ -303,6 +301,7 @@ class MultiAgentConfig(GRPOConfig):
 
     def __post_init__(self):
         check_numbers(self, self._ranges)
+        self._check_mappings()
         if self.max_steps == 0:
             raise ValueError("max_steps=0 trains nothing. Set max_steps=1, or max_steps=-1 to train num_train_epochs.")
         if self.max_steps == -1 and self.num_train_epochs == 0:
@@ -349,6 +348,8 @@ class MultiAgentConfig(GRPOConfig):
         _choice("feedback", self.feedback, FEEDBACK_MODES)
         _choice("agent_loss_weighting", self.agent_loss_weighting, ("agent", "token"))
         _choice("on_reward_error", self.on_reward_error, ("raise", "mask"))
+        if self.class_split is not None:
+            _choice("class_split", self.class_split, ("random", "pick", "one"))
         _choice("isolation", self.isolation, ("strict", "best_effort", "none"))
         if not self._scales_rewards:
             _choice("scale_rewards", self.scale_rewards, ("none", "group", "batch"))
@@ -412,6 +413,20 @@ class MultiAgentConfig(GRPOConfig):
             raise ValueError(
                 "generation_kwargs has return_dict_in_generate=True, which is not supported. Leave it out."
             )
+
+    def _check_mappings(self) -> None:
+        """Refuses what is neither a mapping nor one in JSON."""
+        for name in (
+            "activation_checkpointing_kwargs", "gradient_checkpointing_kwargs", "lr_scheduler_kwargs", "model_init_kwargs",
+            "transformers_continuous_batching_config", "generation_kwargs", "chat_template_kwargs", "roles",
+        ):  # fmt: skip
+            value = getattr(self, name)
+            try:
+                mapping = json.loads(value) if isinstance(value, str) else value
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{name}={value!r} is not valid JSON: {error}.") from None
+            if mapping is not None and not isinstance(mapping, dict):
+                raise ValueError(f"{name}={value!r} must be a mapping, on the command line in JSON.")
 
     def _check_report_to(self) -> None:
         """Refuses logging integrations that are unknown or not installed, which the Trainer finds after loading the model."""
