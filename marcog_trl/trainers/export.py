@@ -281,7 +281,7 @@ def export_team(
     """
     team, path = Path(team), Path(path).absolute()
     if not (team / TEAM_FILE).is_file():
-        raise ValueError(f"{str(team)!r} has no {TEAM_FILE}; a folder written by a trainer's save_model works")
+        raise ValueError(f"{str(team)!r} has no {TEAM_FILE}. Use a folder that a trainer's save_model wrote.")
     saved, current = _read_json(team / TEAM_FILE), trainer.team_description()
     for key in ("workflow", "modules"):
         if saved[key] != current[key]:

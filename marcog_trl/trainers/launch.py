@@ -17,7 +17,7 @@ from datasets import Dataset
 from huggingface_hub import get_token
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
-from transformers import get_scheduler
+from transformers import SchedulerType, get_scheduler
 from transformers.utils import is_liger_kernel_available
 from trl import ModelConfig, ScriptArguments, TrlParser
 
@@ -509,7 +509,7 @@ def check_run(script: TeamArguments, args: MultiAgentConfig, model: ModelConfig)
         )
     except (TypeError, ValueError) as error:  # of the scheduler's own arguments
         raise ValueError(
-            f"lr_scheduler_type={args.lr_scheduler_type.value!r} does not work with "
+            f"lr_scheduler_type={SchedulerType(args.lr_scheduler_type).value!r} does not work with "
             f"lr_scheduler_kwargs={args.lr_scheduler_kwargs!r}: {error}."
         ) from error
     for name in script.reward:

@@ -447,16 +447,16 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("options", "match"),
         [
-            ({"k": [1, 5]}, r"k=\[1, 5\] has 5, which is not in 1 to num_samples=2; num_samples=5 or k=\[2\] works"),
+            ({"k": [1, 5]}, r"k=\[1, 5\] has 5, which is not in 1 to num_samples=2\. Set num_samples=5, or k=\[2\]"),
             ({"k": [0]}, r"k=\[0\] has 0"),
             ({"k": 1}, r"k=1 is no list of whole numbers; k=\[1\] works"),
-            ({"num_samples": 0}, "num_samples=0 is not positive"),
-            ({"batch_size": 0}, "batch_size=0 is not positive"),
-            ({"sampling": "best"}, "sampling='best' is unknown; 'keyed' or 'stream' works"),
-            ({"output": "figures.txt"}, "output='figures.txt' does not end in .json"),
+            ({"num_samples": 0}, "num_samples=0 must be at least 1"),
+            ({"batch_size": 0}, "batch_size=0 must be at least 1"),
+            ({"sampling": "best"}, "sampling='best' is unknown. Use 'keyed' or 'stream'"),
+            ({"output": "figures.txt"}, "output='figures.txt' must end in .json"),
             (
                 {"output": f"{__file__}/figures.json"},
-                r"lies in '.*test_evaluation\.py', which is a file; a folder works",
+                r"lies in '.*test_evaluation\.py', which is a file\. Choose a folder",
             ),
             ({"problems": with_tests().select([])}, "problems is empty"),
             ({"problems": with_tests().remove_columns("test_format")}, "problems has no column 'test_format'"),
@@ -488,7 +488,9 @@ class TestRefusals:
 
     def test_keyed_sampling_needs_random_numbers_that_can_be_reached(self, trainer, monkeypatch):
         monkeypatch.setattr(trainer, "use_vllm", True)
-        with pytest.raises(ValueError, match="cannot reach the random numbers of use_vllm=True; 'stream' works"):
+        with pytest.raises(
+            ValueError, match=r"sampling='keyed' does not support use_vllm=True\. Set sampling='stream'"
+        ):
             evaluate_team(trainer, trainer.train_dataset)
 
 

@@ -391,8 +391,8 @@ class TestCommandLine:
         [
             ("def f(x:", None, "the problem is not Python"),
             ("x = 1", None, "the problem defines no function"),
-            ("def f(x): ...", "assert ((", "the tests are not Python: .*; 'assert f\\(1\\) == 2' works"),
-            ("def f(x): ...", "", "the tests are empty; 'assert f\\(1\\) == 2', or no --tests, works"),
+            ("def f(x): ...", "assert ((", r"the tests are not Python: .*\. Write 'assert f\(1\) == 2', for example"),
+            ("def f(x): ...", "", r"the tests are empty\. Write 'assert .*, or leave out --tests"),
             ("def f(x): ...", "# later\n", "the tests are empty"),
             ("def f(x): ...\nassert f(1)", "assert f(2)", "has tests after its function, and --tests has others"),
         ],
@@ -411,7 +411,7 @@ class TestCommandLine:
         with pytest.raises(SystemExit) as stopped:
             main(arguments)
         assert stopped.value.code == 2
-        message = "error: roles has a text for 'helper2', who is not in the team ['helper', 'main']; 'helper' works\n"
+        message = "error: roles has a text for 'helper2', who is not in the team ['helper', 'main'].\n"
         assert capsys.readouterr().err.endswith(message)
 
     def test_errors_are_one_line(self, tmp_path, capsys):

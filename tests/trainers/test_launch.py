@@ -364,7 +364,7 @@ class TestTrain:
         with pytest.raises(SystemExit, match=r"^error: flash_attn is not installed; pip install flash_attn$"):
             train(Needy, *flags)
 
-    def test_every_flag_is_used_or_refused(self, train, monkeypatch):
+    def test_every_flag_is_used_or_refused(self, train, tiny_model, monkeypatch):
         """After the command line has been read, something looks at each field."""
         read: set[str] = set()
 
@@ -383,11 +383,13 @@ class TestTrain:
         for name in ("evaluate_team", "write_results", "plot_curves", "print_table"):
             monkeypatch.setattr(sys.modules["train_ppo"], name, MagicMock())
         for flags in ([], ["--load_in_4bit", "--dataset_test_split", "train[:2]", "--allow_overlap"]):
-            train(MagicMock(), "--model_name_or_path", "m", "--eval_strategy", "steps", *flags)
+            train(MagicMock(), "--model_name_or_path", tiny_model, "--eval_strategy", "steps", *flags)
         assert {f.name for cls in (TeamArguments, ModelConfig) for f in fields(cls)} <= read
 
     def test_what_is_not_there_is_one_line(self, train, monkeypatch):
-        with pytest.raises(SystemExit, match=r"^error: while loading '/nowhere': "):
+        with pytest.raises(
+            SystemExit, match=r"^error: model_name_or_path='/nowhere' is not a folder, and not a model"
+        ):
             train(MultiAgentPPOTrainer, "--model_name_or_path", "/nowhere")
         monkeypatch.setenv("MARCOG_TRL_CACHE", "/proc/nowhere")
         with pytest.raises(SystemExit, match="'/proc/nowhere'; MARCOG_TRL_CACHE=/a/folder/of/yours works") as ended:

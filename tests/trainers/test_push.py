@@ -414,7 +414,7 @@ class TestRecipe:
 
     def test_says_what_is_wrong(self, recipe, saved, tmp_path):
         out = tmp_path / "out"
-        with pytest.raises(SystemExit, match=r"error: neither adapter nor push says what to do; --adapter .* works"):
+        with pytest.raises(SystemExit, match=r"error: There is nothing to export or push\. Set --adapter"):
             recipe("--output_dir", out)
         with pytest.raises(
             SystemExit, match=r"error: '.*/out' has no team\.json; a folder that recipes/export\.py or"
