@@ -1,6 +1,7 @@
 """What the program may do with objects of the tests that it was passed."""
 
 import inspect
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -26,6 +27,8 @@ def write(value: Any, number: int, encode: Callable[[Any], Any]) -> list:
         return ["er", number, encode(kind), encode(value.args), str(value)]
     if kind in (types.FunctionType, types.MethodType, types.BuiltinFunctionType) or isinstance(value, type):
         return ["cb", number, str(getattr(value, "__name__", "callback")), _parameters(value)]
+    if kind is re.Pattern:
+        return ["re", number, encode(value.pattern), value.flags]
     if is_lent(value):
         names = {name for each in kind.__mro__ if each is not object for name in vars(each)}
         return ["ob", number, kind.__name__, sorted(names & (_LENT | {"__next__"}))]

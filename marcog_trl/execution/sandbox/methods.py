@@ -1,8 +1,12 @@
 """The special methods of stand-ins.
 
-An object of the program can be called, indexed, iterated and asked for attributes. It is never shown what it is compared or
+An object of the program can be called, indexed, iterated and asked for attributes. It is not shown what it is compared or
 combined with, and its word on a comparison is not taken. Where that leaves a question open, the session records it, and the
 test does not pass.
+
+Objects of a class that the tests use by its name are another matter: their operators are what is under test. They are asked,
+but they equal one another only if they hold the same, and what is no object of the program never comes of combining them with
+a value of the tests.
 """
 
 from collections.abc import Callable
@@ -34,8 +38,12 @@ def _is_equal(self: Any, other: Any, name: str) -> Any:
         other_kind = remote.kind_of(other)
         if other_kind.base is None:
             custom = (kind.own | other_kind.own) & {"__eq__", "__ne__"}
-            if custom and remote.ask(self, "equal", other) is not False:
-                remote.session.doubt(_no_word(kind, "=="))
+            if not custom or remote.ask(self, "equal", other) is False:
+                return False
+            if remote.is_tested(kind, other_kind) and remote.ask(self, "equals", other) is True:
+                if remote.ask(self, "state") == remote.ask(other, "state"):
+                    return True
+            remote.session.doubt(_no_word(kind, "=="))
             return False
     if kind.base is not None:
         result = remote.plain(self) == remote.plain(other)
@@ -58,6 +66,10 @@ def _comparison(name: str, symbol: str) -> Callable:
     def method(self: Any, other: Any) -> Any:
         kind = remote.kind_of(self)
         if kind.base is None or f"__{name}__" in kind.own:
+            if remote.is_foreign(other) and remote.is_tested(kind, remote.kind_of(other)):
+                said, reverse = remote.ask(self, name, other), remote.ask(other, name, self)
+                if said is not reverse or (said is False and symbol in "<>") or (said is True and self == other):
+                    return said
             raise remote.session.doubt(_no_word(kind, symbol))
         return getattr(kind.base, f"__{name}__")(remote.plain(self), remote.plain(other))
 
@@ -74,7 +86,11 @@ def _contains(self: Any, value: Any) -> bool:
         found = False
     if "__contains__" not in kind.own:
         return found
-    if (found or remote.is_foreign(value) or remote.session.was_told(value)) and remote.ask(
+    if remote.is_tested(kind):
+        said = remote.ask(self, "contains", value)
+        if said is found or remote.is_foreign(value) or remote.session.was_told(value):
+            return said is True
+    elif (found or remote.is_foreign(value) or remote.session.was_told(value)) and remote.ask(
         self, "contains", value
     ) is found:
         return found
@@ -92,6 +108,10 @@ def _binary(special_name: str, name: str, reflected: bool) -> Callable:
             function = getattr(kind.base, special_name)
             return function(remote.plain(self), remote.plain(other))
         if not remote.is_foreign(other):  # it may be what is expected: that is not the program's business
+            if remote.is_tested(kind) and name != "sub":  # expected values are subtracted, to see how near they are
+                result = remote.ask(other, name, self) if reflected else remote.ask(self, name, other)
+                if remote.is_foreign(result):
+                    return result
             raise remote.session.doubt(
                 f"{kind.name} of the program cannot be combined with {type(other).__name__} of the tests"
             )

@@ -34,6 +34,21 @@ def _said_equal(server: Any, a: Any, b: Any) -> bool:
     return bool(a == b) or not a != b
 
 
+def _state(server: Any, thing: Any) -> dict:
+    """What an object holds, by name."""
+    slots = [name for kind in type(thing).__mro__ for name in _listed(kind.__dict__.get("__slots__", ()))]
+    held = {
+        name: getattr(thing, name)
+        for name in slots
+        if name not in ("__dict__", "__weakref__") and hasattr(thing, name)
+    }
+    return {**held, **getattr(thing, "__dict__", {})}
+
+
+def _listed(slots: Any) -> list[str]:
+    return [slots] if isinstance(slots, str) else list(slots)
+
+
 def _has(server: Any, thing: Any, name: str) -> bool:
     return hasattr(thing, name)
 
@@ -59,6 +74,9 @@ OPERATIONS: dict[str, Any] = {
     "delitem": lambda server, thing, key: operator.delitem(thing, key),
     "contains": lambda server, thing, value: bool(value in thing),
     "equal": _said_equal,
+    "equals": lambda server, a, b: bool(a == b) and not a != b,
+    "state": _state,
+    **{name: lambda server, a, b, name=name: bool(getattr(operator, name)(a, b)) for name in special.ORDER},
     "hash": _unary(hash),
     "len": _unary(len),
     "iter": _unary(iter),

@@ -38,6 +38,11 @@ def is_foreign(thing: Any) -> bool:
     return session.place_of(thing) is not None
 
 
+def is_tested(*kinds: Kind) -> bool:
+    """Whether classes are under test: tests that use a class by its name mean its own operators and comparisons."""
+    return all(not session.tested.isdisjoint(type.mro(kind.public)) for kind in kinds)
+
+
 def plain(thing: Any) -> Any:
     """The builtin value that an object of the program derives from; anything else as it is."""
     kind = session.kinds.get(type(thing))

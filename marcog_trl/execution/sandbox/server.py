@@ -7,6 +7,7 @@ import _thread
 import builtins
 import importlib
 import inspect
+import re
 import socket
 import sys
 import time
@@ -234,7 +235,7 @@ class Server:
         """Stands for an object of the tests."""
 
         def method(special_name: str) -> Any:
-            return lambda thing, *args: self.ask(special_name, number, args, {})
+            return lambda thing, /, *args, **kwargs: self.ask(special_name, number, args, kwargs)
 
         def read(thing: Any, name: str) -> Any:
             if name[:1] == "_":
@@ -411,6 +412,7 @@ _MAKERS: dict[str, Any] = {
     "cb": Server.callback,
     "it": Server.remote_iterator,
     "ob": Server.remote_object,
+    "re": lambda server, number, pattern, flags: re.compile(server.codec.decode(pattern), flags),
     "ek": Server.remote_kind,
     "er": Server.remote_error,
 }

@@ -51,6 +51,7 @@ class Session:
         self.dead = True
         self.refuted: BaseException | None = None  # why the present test cannot pass, whatever it makes of it
         self.generation = 0
+        self.tested: frozenset[type] = frozenset()  # classes of the program that the tests use by their names
         self.asked = 0  # times that the program was asked for something
         self.changes = 0  # times that it may have changed something
         self.ours: list[Any] = []  # that the program was passed
@@ -90,6 +91,7 @@ class Session:
         except (wire.BrokenChannel, TypeError, KeyError) as error:
             raise self.lost(error) from None
         self.codec.snapshot()
+        self.tested = frozenset(value for value in exports.values() if isinstance(value, type))
         return exports
 
     def lost(self, error: BaseException) -> SolutionGone:
@@ -313,7 +315,8 @@ class Session:
             self.echo.not_sent()
             self.talking = False
             raise self.doubt(f"cannot pass {error} to the program") from None
-        self.tell(args)
+        if what != "contains":  # it was told what the test looks for in order to be asked
+            self.tell(args)
         if kwargs:
             self.tell(kwargs.values())
         codec.snapshot()
