@@ -40,7 +40,10 @@ LIES = {
     "as near as wanted, turned": ("__rsub__ = lambda s, o: 0", "assert abs(41 - make(1)) < 1e-6"),
     "any ratio": ("__truediv__ = lambda s, o: 1.0", "assert make(1) / 41 == 1"),
     "any sum": ("__add__ = lambda s, o: 42", "assert make(1) + 1 == 42"),
-    "holds all": ("__contains__ = lambda s, k: True", "x = make(1)\ntry: 41 in x\nexcept TypeError: pass\nassert 41 in x"),
+    "holds all": (
+        "__contains__ = lambda s, k: True",
+        "x = make(1)\ntry: 41 in x\nexcept TypeError: pass\nassert 41 in x",
+    ),
 }
 
 
