@@ -387,15 +387,6 @@ class MultiAgentTrainer(GRPOTrainer):
                 f"generation_batch_size={args.generation_batch_size} cannot hold whole problems of {layout}{where}. Set "
                 f"generation_batch_size={works}."
             )
-        if args.auto_generation_batch and args.steps_per_generation > accumulation and args.process_index == 0:
-            warnings.warn(
-                f"Each rollout is used for {args.steps_per_generation // accumulation} optimizer steps: it has "
-                f"{args.generation_batch_size} rows, since {'each process' if spread < num_processes else 'it'} holds whole "
-                f"problems of {layout}, and a step has "
-                f"{args.per_device_train_batch_size * accumulation * num_processes}. Set "
-                f"gradient_accumulation_steps={args.steps_per_generation} for one step per rollout.",
-                stacklevel=3,
-            )
         if isinstance(train_dataset, Dataset) and len(train_dataset) < args.generation_batch_size // whole:
             raise ValueError(
                 f"train_dataset has {len(train_dataset)} problems, fewer than a generation batch of "
@@ -414,19 +405,13 @@ class MultiAgentTrainer(GRPOTrainer):
                 f"per_device_eval_batch_size={unit * math.ceil(args.per_device_eval_batch_size / unit)}."
             )
         # A checkpoint inside a generation cycle would resume with other rollouts than the uninterrupted run
-        cycle = math.lcm(args.steps_per_generation * args.num_iterations, accumulation) // accumulation
+        cycle = self._generation_cycle(args)
         evaluates_by_steps = args.eval_strategy == "steps" and args.eval_steps is not None and args.eval_steps >= 1
         if args.save_strategy == "best" and evaluates_by_steps and cast(float, args.eval_steps) % cycle:
             raise ValueError(
                 f"save_strategy='best' saves where eval_steps={args.eval_steps} says, inside a generation cycle of {cycle} "
                 f"optimizer steps, from which a run cannot resume exactly; "
                 f"eval_steps={cycle * math.ceil(cast(float, args.eval_steps) / cycle)} works"
-            )
-        if args.save_strategy != "no" and args.max_steps > 0 and args.max_steps % cycle:
-            warnings.warn(
-                f"max_steps={args.max_steps} ends inside a generation cycle of {cycle} optimizer steps: the last checkpoint "
-                f"cannot be continued; max_steps={cycle * math.ceil(args.max_steps / cycle)} works",
-                stacklevel=3,
             )
         if args.auto_save_steps:
             # The best model is among those that were saved and evaluated at the same step
@@ -439,6 +424,34 @@ class MultiAgentTrainer(GRPOTrainer):
             raise ValueError(
                 f"save_steps={args.save_steps} falls inside a generation cycle of {cycle} optimizer steps, from which a "
                 f"run cannot resume exactly; {works} works"
+            )
+
+    @staticmethod
+    def _generation_cycle(args: MultiAgentConfig) -> int:
+        """Optimizer steps after which a step begins with a new rollout again."""
+        micro_batches = cast(int, args.steps_per_generation) * args.num_iterations
+        return math.lcm(micro_batches, args.gradient_accumulation_steps) // args.gradient_accumulation_steps
+
+    def _warn_of_schedule(self) -> None:
+        """Says what a user of TRL may not expect of the rollouts and the last checkpoint; an evaluation has neither."""
+        args = self.args
+        steps_per_generation, accumulation = cast(int, args.steps_per_generation), args.gradient_accumulation_steps
+        if args.auto_generation_batch and steps_per_generation > accumulation:
+            num_groups = self._num_groups(training=True)
+            warnings.warn(
+                f"Each rollout is used for {steps_per_generation // accumulation} optimizer steps: it has "
+                f"{args.generation_batch_size} rows, since it holds whole problems of {args.num_generations * num_groups} rows "
+                f"(num_generations={args.num_generations} x {num_groups} replies), and a step has "
+                f"{cast(int, args.generation_batch_size) * accumulation // steps_per_generation}. Set "
+                f"gradient_accumulation_steps={steps_per_generation} for one step per rollout.",
+                stacklevel=3,
+            )
+        cycle = self._generation_cycle(args)
+        if args.save_strategy != "no" and args.max_steps > 0 and args.max_steps % cycle:
+            warnings.warn(
+                f"max_steps={args.max_steps} ends inside a generation cycle of {cycle} optimizer steps, so the last checkpoint "
+                f"cannot be continued. Set max_steps={cycle * math.ceil(args.max_steps / cycle)}.",
+                stacklevel=3,
             )
 
     def _adapter_config(self, model, peft_config: PeftConfig | None, args: MultiAgentConfig) -> PeftConfig | None:
@@ -1222,6 +1235,8 @@ class MultiAgentTrainer(GRPOTrainer):
         return describe_team(self, {})
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs):
+        if self.is_world_process_zero():
+            self._warn_of_schedule()
         with only_run_in(self._folder(None)):
             checkpoint = find_checkpoint(self.args, resume_from_checkpoint)
             if checkpoint is not None:

@@ -968,15 +968,24 @@ class TestLayout:
         options = {"workflow": teams.Pair(), "num_generations": 4, "per_device_train_batch_size": 2}
         message = (
             r"Each rollout is used for 4 optimizer steps: it has 8 rows, since it holds whole problems of 8 rows "
-            r"\(num_generations=4 x 2 slots\), and a step has 2\. Set gradient_accumulation_steps=4 "
+            r"\(num_generations=4 x 2 replies\), and a step has 2\. Set gradient_accumulation_steps=4 "
         )
-        with pytest.warns(UserWarning, match=message):
-            trainer = teams.make(tiny_model, tmp_path, **options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)  # a trainer that only evaluates has no rollouts to train on
+            trainer = teams.make(tiny_model, tmp_path, max_steps=1, **options)
         assert (trainer.args.steps_per_generation, trainer.args.generation_batch_size) == (4, 8)
+        with pytest.warns(UserWarning, match=message):
+            trainer.train()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            teams.make(tiny_model, tmp_path, gradient_accumulation_steps=4, **options)
+            teams.make(tiny_model, tmp_path, max_steps=1, gradient_accumulation_steps=4, **options).train()
         assert not [warning for warning in caught if "Each rollout" in str(warning.message)]
+
+    def test_a_last_checkpoint_that_cannot_be_continued_is_said(self, tiny_model, tmp_path):
+        options = {"workflow": teams.Pair(), "num_generations": 4, "per_device_train_batch_size": 2}
+        trainer = teams.make(tiny_model, tmp_path, max_steps=1, save_strategy="steps", **options)
+        with pytest.warns(UserWarning, match=r"max_steps=1 ends inside a generation cycle of 4 .* Set max_steps=4\."):
+            trainer.train()
 
 
 class TestOptimizers:
