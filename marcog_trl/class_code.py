@@ -17,7 +17,7 @@ from marcog_trl.agents import context_of
 
 
 _INDENT = "    "
-_BLOCK = "if True:"
+_BLOCK = "if True:\n"
 """What is put before indented lines so that they parse as they stand; taking their indentation off would change strings."""
 
 
@@ -138,15 +138,16 @@ def read_part(text: str, skeleton: Skeleton) -> ClassPart:
         [`ClassPart`]: What was found; of a method that is written twice, the last version.
     """
     text = code.normalise(text)
-    blocks, tail = code.fences(text)
+    work = code.Work()
+    blocks, tail = code.fences(text, work)
     blocks += [] if tail is None else [tail]
-    part = _read(blocks, skeleton) if blocks else None
+    part = _read(blocks, skeleton, work) if blocks else None
     if part is not None and (part.methods or part.error is not None):
         return part
-    return _read([text], skeleton)
+    return _read([text], skeleton, work)
 
 
-def _read(texts: Sequence[str], skeleton: Skeleton) -> ClassPart:
+def _read(texts: Sequence[str], skeleton: Skeleton, work: code.Work) -> ClassPart:
     given_class = _class_of(skeleton.source, skeleton.name)
     assert given_class is not None
     given = {function.name: function for function in _functions(given_class.body)}
@@ -155,7 +156,7 @@ def _read(texts: Sequence[str], skeleton: Skeleton) -> ClassPart:
     module: list[Statement] = []
     unusable = {skeleton.name}  # what statements that are left out would have bound
     errors: list[str] = []
-    for source, inner, outer, cut in (piece for text in texts for piece in _pieces(text, errors)):
+    for source, inner, outer, cut in (piece for text in texts for piece in _pieces(text, errors, work)):
         written: dict[str, list[str]] = {}
         body = list(inner)
         for node in outer:
@@ -219,39 +220,37 @@ def _shape(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[tuple]:
 _Piece = tuple[str, list[ast.stmt], list[ast.stmt], ast.stmt | None]
 
 
-def _pieces(text: str, errors: list[str]) -> Iterator[_Piece]:
+def _pieces(text: str, errors: list[str], work: code.Work) -> Iterator[_Piece]:
     """
     The parts of a text that parse: source, statements that stand indented, statements that do not, and that one of them, or
     of their classes, of which only the beginning parses. What begins as code and is not whole is added to `errors`.
     """
-    tree = code.parse(text)
+    lines = code.Lines(text, work)
+    tree, _ = lines.parse(0, len(lines))
     if tree is not None:
         yield text, [], tree.body, None
         return
-    lines = text.split("\n")
-    budget = [code.PARSES_PER_TEXT]
     start = 0
-    while start < len(lines):
-        line = lines[start].lstrip()
-        is_indented = line != lines[start]
+    while start < len(lines) and work.left > 0:
+        line = lines.lines[start].lstrip()
+        is_indented = line != lines.lines[start]
         is_definition = line.startswith(("def ", "async def ", "class ", "@"))
         if not is_definition and (is_indented or not line[:1].isidentifier()):
             start += 1
             continue
-        head = [_BLOCK] if is_indented else []
-        rest = [*head, *lines[start:]]
-        end = code.longest_end(rest, 0, len(rest), budget)
-        source = "\n".join(rest[:end])
+        head = _BLOCK if is_indented else ""
+        end = lines.longest_end(start, head)
+        source = lines.text(start, end, head) if end > start else ""
         tree = code.parse(source)
         assert tree is not None
-        inner: list[ast.stmt] = tree.body[0].body if is_indented and end else []  # type: ignore[attr-defined]
+        inner: list[ast.stmt] = tree.body[0].body if is_indented and end > start else []  # type: ignore[attr-defined]
         outer = tree.body[1:] if is_indented else tree.body
-        cut = _cut(outer or inner, rest[end:])
-        if is_definition and (cut is not None or not end):
-            error = code.parse_or_error("\n".join(rest))[1]
-            errors += [] if error is None else [code.place(error, start - len(head))]
+        cut = _cut(outer or inner, lines.lines[end:])
+        if is_definition and (cut is not None or end == start) and not errors:
+            error = lines.parse(start, len(lines), head)[1]
+            errors += [] if error is None else [code.place(error, start - head.count("\n"))]
         yield source, inner, outer, cut
-        start += max(1, end - len(head))
+        start = max(start + 1, end)
 
 
 def _cut(body: Sequence[ast.stmt], rest: Sequence[str]) -> ast.stmt | None:
@@ -274,12 +273,20 @@ def _statement(source: str, node: ast.stmt, indent: str) -> Statement:
     return Statement(frozenset(names or {text}), frozenset(uses), text)
 
 
+@lru_cache(maxsize=64)  # each statement of a source asks
+def _lines(source: str) -> list[str]:
+    return source.split("\n")
+
+
 def _source(source: str, node: ast.stmt, indent: str) -> str:
     """A statement's text at another indentation; what is inside strings stays as it is."""
     if not {"body", "cases"} & set(node._fields):  # a simple statement, whose further lines may be indented at will
-        return indent + (ast.get_source_segment(source, node) or "")
+        own = [line.encode() for line in _lines(source)[node.lineno - 1 : node.end_lineno]]  # columns count bytes
+        own[-1] = own[-1][: node.end_col_offset]
+        own[0] = own[0][node.col_offset :]
+        return indent + b"\n".join(own).decode()
     decorators = node.decorator_list if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) else []
-    lines = source.split("\n")
+    lines = _lines(source)
     first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
     old = lines[first - 1][: len(lines[first - 1]) - len(lines[first - 1].lstrip())]
     in_strings = {

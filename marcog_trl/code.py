@@ -5,15 +5,108 @@ Nothing here runs code, and nothing here knows of tests, agents or training.
 """
 
 import ast
+import itertools
+import re
 import textwrap
 import warnings
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-PARSES_PER_TEXT = 300
-"""A completion is cut into parsable pieces with at most so many attempts, so that a hostile one costs bounded time."""
+_WORK = 40_000
+"""What reading one reply may cost, in tokens parsed, which bounds the time that a hostile reply takes. A reply of 64 KiB has
+10,000 to 20,000 tokens of code."""
+_WORK_PER_PARSE = 30
+_WORK_PER_SCOPE = 40
+_CHARACTERS_PER_WORK = 32
+"""An attempt to parse costs something, however early it fails: Python looks at every character."""
+_TOKEN = re.compile(r"\w+|[^\w\s]")
+_SCOPE = re.compile(r"\b(?:def|class|lambda|for)\b")
+_AT_ITS_PLACE = ("invalid syntax", "unexpected indent", "unindent does not match any outer indentation level")
+"""Errors that Python reports at the token at which it stopped reading. Others may point at something far before."""
+_PROBE = 16
+"""Lines of a long text that are parsed first."""
+
+
+@lru_cache(maxsize=4096)
+def _work_of(line: str) -> int:
+    return 1 + len(_TOKEN.findall(line)) + _WORK_PER_SCOPE * len(_SCOPE.findall(line))
+
+
+class Work:
+    """What may still be spent on reading one reply; its parts share it."""
+
+    def __init__(self) -> None:
+        self.left = _WORK
+
+
+class Lines:
+    """
+    A text that is parsed piece by piece, as long as the work lasts.
+
+    Args:
+        text (`str`): The text.
+        work ([`Work`]): What may be spent on it.
+    """
+
+    def __init__(self, text: str, work: Work):
+        self.lines = text.split("\n")
+        self.work = work
+        self._before = [0, *itertools.accumulate(map(_work_of, self.lines))]
+        self._characters = [0, *itertools.accumulate(len(line) + 1 for line in self.lines)]
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def text(self, start: int, end: int, head: str = "") -> str:
+        """The lines `start` to `end`, after a head that ends its own line."""
+        return head + "\n".join(self.lines[start:end])
+
+    def _cost(self, start: int, end: int, read: int) -> int:
+        """What it costs to parse `lines[start:end]` if Python reads on to the line `read`."""
+        characters = self._characters[end] - self._characters[start]
+        return _WORK_PER_PARSE + characters // _CHARACTERS_PER_WORK + self._before[read] - self._before[start]
+
+    def parse(self, start: int, end: int, head: str = "") -> tuple[ast.Module | None, Exception | None]:
+        """As [`parse_or_error`], of `lines[start:end]`; neither a tree nor an error if there is no work left for it."""
+        if self._cost(start, end, end) > self.work.left:
+            return None, None
+        tree, error = parse_or_error(self.text(start, end, head))
+        read = end
+        if isinstance(error, SyntaxError) and error.msg in _AT_ITS_PLACE and error.lineno is not None:
+            read = min(end, start + max(0, error.lineno - head.count("\n")))
+        self.work.left -= self._cost(start, end, read)
+        return tree, error
+
+    def longest_end(self, start: int, head: str = "") -> int:
+        """
+        The last `end` such that `lines[start:end]` parses. An error at a line means that no longer text parses either, so
+        each attempt jumps to the line before the error. Of what is nested too deep, the first half is tried.
+        """
+        end = len(self)
+        if end - start > _PROBE:
+            error = self.parse(start, start + _PROBE, head)[1]
+            if isinstance(error, SyntaxError) and error.msg in _AT_ITS_PLACE and error.lineno is not None:
+                line = error.lineno - head.count("\n")
+                end = start + line - 1 if line < _PROBE else end
+        while end > start:
+            reach = range(start, end + 1)
+            end = start + bisect_right(reach, self.work.left, key=lambda line: self._cost(start, line, line)) - 1
+            if end <= start:  # not even a line can be afforded
+                self.work.left = 0
+                return start
+            tree, error = self.parse(start, end, head)
+            if tree is not None:
+                return end
+            if isinstance(error, RecursionError | MemoryError):
+                end = (start + end) // 2
+                continue
+            lineno = error.lineno if isinstance(error, SyntaxError) else None
+            end = min(end - 1, start + lineno - head.count("\n") - 1 if lineno else end - 1)
+        return start
 
 
 def parse(code: str) -> ast.Module | None:
@@ -36,10 +129,27 @@ def parse_or_error(code: str) -> tuple[ast.Module | None, Exception | None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes and the like are the model's, not the user's
             tree = ast.parse(code)
-            compile(tree, "<completion>", "exec", dont_inherit=True)
+            with _without_finally(tree):
+                compile(tree, "<completion>", "exec", dont_inherit=True)
         return tree, None
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # null bytes, surrogates, deep nesting
         return None, error.with_traceback(None)
+
+
+@contextmanager
+def _without_finally(tree: ast.Module) -> Iterator[None]:
+    """Python compiles what stands in `finally` twice and more, nested 20 deep a million times: let it stand in `try`."""
+    blocks = [node for node in ast.walk(tree) if isinstance(node, ast.Try | ast.TryStar) and node.finalbody]
+    before = [(node.body, node.finalbody) for node in blocks]
+    for node in blocks:
+        node.body, node.finalbody = [*node.body, *node.finalbody], []
+        if not node.handlers:
+            node.finalbody = [ast.copy_location(ast.Pass(), node)]
+    try:
+        yield
+    finally:
+        for node, (body, finalbody) in zip(blocks, before, strict=True):
+            node.body, node.finalbody = body, finalbody
 
 
 # Extraction
@@ -63,20 +173,24 @@ def extract_code(text: str, entry_point: str | None = None, prompt: str | None =
     Returns:
         `str`: Code that parses; `""` if there is none.
     """
-    text, entry_point = normalise(text), entry_point or None
-    pieces: list[str] = []
+    text, entry_point, work = normalise(text), entry_point or None, Work()
+    candidates = list(_candidates(text, entry_point, work))
+    pieces: dict[int, str] = {}
     code, best = None, 0
-    for piece in _candidates(text, entry_point):
-        pieces.append(piece)
-        rank = _rank(piece, entry_point)
+    for i, (source, read) in enumerate(candidates):
+        if entry_point is not None and entry_point not in source:
+            continue  # only if there is nothing better
+        pieces[i] = read(source)
+        rank = _rank(pieces[i], entry_point)
         if rank > best:
-            code, best = piece, rank
+            code, best = pieces[i], rank
         if rank == 2:
             break
     if code is None and prompt is not None and entry_point is not None:
-        code = _continue(normalise(prompt), text, entry_point)
+        code = _continue(normalise(prompt), text, entry_point, work)
     if code is None:
-        code = max(pieces, key=len, default="")
+        found = [pieces[i] if i in pieces else read(source) for i, (source, read) in enumerate(candidates)]
+        code = max(found, key=len, default="")
     return _supply(code, normalise(prompt), entry_point) if code and prompt else code
 
 
@@ -93,28 +207,32 @@ def syntax_error(text: str, entry_point: str | None = None, prompt: str | None =
         `str` or `None`: "line 3, column 5: '(' was never closed", counted within the fenced block if there is one; `None`
         if what was asked for is whole, whatever stands around it, or if there is no code.
     """
-    text, entry_point = normalise(text), entry_point or None
-    blocks, tail = fences(text)
+    text, entry_point, work = normalise(text), entry_point or None, Work()
+    blocks, tail = fences(text, work)
     candidates = [*reversed(blocks), *([] if tail is None else [tail]), text]
     # The block that was meant: one that defines the entry point, else the last, be it broken.
-    block = max(candidates, key=lambda c: _rank(_longest(c, entry_point), entry_point))
-    error = parse_or_error(block)[1]
-    if error is None:
+    ranks = [
+        _rank(_longest(source, entry_point, work), entry_point) if entry_point is None or entry_point in source else 0
+        for source in candidates
+    ]
+    rank = max(ranks)
+    block = Lines(candidates[ranks.index(rank)], work)
+    tree, error = block.parse(0, len(block))
+    if tree is not None or error is None:
         return None
-    if prompt is not None and entry_point is not None and not _rank(_longest(block, entry_point), entry_point):
-        if _continue(normalise(prompt), text, entry_point) is not None:
+    if prompt is not None and entry_point is not None and not rank:
+        if _continue(normalise(prompt), text, entry_point, work) is not None:
             return None
-    lines = block.split("\n")
-    starts = [i for i, line in enumerate(lines) if line.startswith(("def ", "async def ", "class "))]
-    named = [i for i in starts if entry_point in lines[i].replace("(", " ").replace(":", " ").split()]
+    starts = [i for i, line in enumerate(block.lines) if line.startswith(("def ", "async def ", "class "))]
+    named = [i for i in starts if entry_point in block.lines[i].replace("(", " ").replace(":", " ").split()]
     if not starts:  # prose, unless a fence says that it is code
-        return None if block is text else place(error)
+        return None if candidates[ranks.index(rank)] is text else place(error)
     start = (named or starts)[-1]
-    end = longest_end(lines, start, len(lines), [PARSES_PER_TEXT])
-    rest = [line for line in lines[end:] if line.strip()]
-    if end > start and not (rest and rest[0][0].isspace()):
+    end = block.longest_end(start)
+    rest = next((line for line in block.lines[end:] if line.strip()), "")
+    if end > start and not rest[:1].isspace():
         return None
-    error = parse_or_error("\n".join(lines[start:]))[1]
+    error = block.parse(start, len(block))[1]
     return None if error is None else place(error, start)
 
 
@@ -140,7 +258,9 @@ def combine(*sources: str) -> str:
     for source in sources:
         tree = parse(source)
         if tree is not None:
-            found = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
+            found = {
+                node: None for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"
+            }
             future += [line for line in map(ast.unparse, found) if line not in future]
             source = _without(source, tree, found)
         rest.append(source.strip("\n"))
@@ -165,26 +285,32 @@ def _rank(code: str, entry_point: str | None) -> int:
     return 0 if found is None else 1 if is_stub(found) else 2
 
 
-def _candidates(text: str, entry_point: str | None) -> Iterator[str]:
-    """Pieces of code in order of preference."""
+def _candidates(text: str, entry_point: str | None, work: Work) -> Iterator[tuple[str, Callable[[str], str]]]:
+    """Texts that may be code, in order of preference, and what reads the code in them."""
+
+    def as_it_is(source: str) -> str:
+        lines = Lines(source, work)
+        tree, _ = lines.parse(0, len(lines))
+        return "" if tree is None else _tidy(source, tree)
+
+    def longest(source: str) -> str:
+        return _longest(source, entry_point, work)
+
     whole = _dedent(text)
-    tree = parse(whole)
-    if tree is not None:
-        yield _tidy(whole, tree)
-    blocks, tail = fences(text)
+    yield whole, as_it_is
+    blocks, tail = fences(text, work)
     for block in reversed(blocks):
-        yield _longest(block, entry_point)
+        yield block, longest
     if tail is not None:
-        yield _longest(tail, entry_point)
-    yield _longest(whole, entry_point)
+        yield tail, longest
+    yield whole, longest
 
 
-def fences(text: str) -> tuple[list[str], str | None]:
+def fences(text: str, work: Work) -> tuple[list[str], str | None]:
     """The complete fenced blocks, and what follows a fence that is never closed. A fence may end the last line of code."""
     blocks: list[str] = []
-    budget = PARSES_PER_TEXT
     opened: list[str] | None = None
-    indent = 0
+    indent, affordable = 0, True
     for line in text.split("\n"):
         content = line.lstrip()
         if content.startswith("```"):
@@ -196,13 +322,16 @@ def fences(text: str) -> tuple[list[str], str | None]:
         elif opened is not None:
             opened.append(line[min(indent, len(line) - len(content)) :])
             last = opened[-1].rstrip()
-            if last.endswith("```") and last.count("```") % 2 and content[0] != "#" and budget:
-                budget -= 1
+            if last.endswith("```") and last.count("```") % 2 and content[0] != "#" and affordable:
                 block = _dedent("\n".join([*opened[:-1], last.removesuffix("```")]))
                 as_body = f"def body():\n{textwrap.indent(block, '    ')}"
-                if parse(block) is not None or parse(as_body) is not None:  # else the fence is in a string
-                    blocks.append(block)
-                    opened = None
+                for attempt in (Lines(block, work), Lines(as_body, work)):
+                    tree, error = attempt.parse(0, len(attempt))
+                    affordable = tree is not None or error is not None
+                    if tree is not None:  # else the fence is in a string
+                        blocks.append(block)
+                        opened = None
+                        break
     return blocks, None if opened is None else _dedent("\n".join(opened))
 
 
@@ -211,47 +340,28 @@ def _dedent(text: str) -> str:
     return textwrap.dedent(text) if text.lstrip("\n")[:1].isspace() else text
 
 
-def _longest(text: str, entry_point: str | None) -> str:
+def _longest(text: str, entry_point: str | None, work: Work) -> str:
     """The longest run of lines that parses; one that defines the entry point goes before any other, a stub of it last."""
-    lines = text.split("\n")
-    budget = [PARSES_PER_TEXT]
+    lines = Lines(text, work)
     pieces = []
     start = 0
-    while start < len(lines):
-        end = start
-        if lines[start][:1].isidentifier() or lines[start].startswith(_STARTS):
-            end = longest_end(lines, start, len(lines), budget)
+    while start < len(lines) and work.left > 0:
+        line, end = lines.lines[start], start
+        if line[:1].isidentifier() or line.startswith(_STARTS):
+            end = lines.longest_end(start)
         if end > start:
-            piece = "\n".join(lines[start:end])
+            piece = lines.text(start, end)
             tree = parse(piece)
             pieces.append(_tidy(piece, tree) if tree is not None else "")
-            if not pieces[-1] and lines[start].startswith(("'", '"')):
+            if not pieces[-1] and line.startswith(("'", '"')):
                 end = start  # a string may hold what is meant
         start = max(end, start + 1)
     return max(pieces, key=lambda piece: (_rank(piece, entry_point), len(piece)), default="")
 
 
-def longest_end(lines: list[str], start: int, end: int, budget: list[int]) -> int:
-    """
-    The last `end` such that `lines[start:end]` parses. An error at a line means that no longer text parses either, so each
-    attempt jumps to the line before the error. Of what is nested too deep, the first half is tried.
-    """
-    while end > start and budget[0] > 0:
-        budget[0] -= 1
-        error = parse_or_error("\n".join(lines[start:end]))[1]
-        if error is None:
-            return end
-        if isinstance(error, RecursionError | MemoryError):
-            end = (start + end) // 2
-            continue
-        lineno = error.lineno if isinstance(error, SyntaxError) else None
-        end = min(end - 1, start + lineno - 1 if lineno else end - 1)
-    return start
-
-
 def _tidy(code: str, tree: ast.Module) -> str:
     """Drop prose that happens to parse ("Sure", "Note: this"): names that would be looked up at load, to no use."""
-    prose = [node for node in tree.body if _is_prose(node)]
+    prose = {node for node in tree.body if _is_prose(node)}
     kept = [node for node in tree.body if node not in prose]
     if all(isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) for node in kept):
         return ""  # quoted, or what a program prints
@@ -268,7 +378,7 @@ def _is_prose(node: ast.stmt) -> bool:
     return not any(isinstance(leaf, acts) for leaf in ast.walk(node))
 
 
-def _without(code: str, tree: ast.Module, nodes: Sequence[ast.stmt]) -> str:
+def _without(code: str, tree: ast.Module, nodes: Collection[ast.stmt]) -> str:
     """The code without some statements of its top level, unless they share a line with others."""
     if not nodes:
         return code
@@ -281,18 +391,25 @@ def _lines_of(node: ast.stmt) -> range:
     return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
-def _continue(prompt: str, text: str, entry_point: str) -> str | None:
+def _head_of(prompt: str) -> str:
+    """What stands in a prompt's last fenced block, else all of it."""
+    blocks = fences(prompt, Work())[0]
+    return blocks[-1] if blocks else prompt
+
+
+def _continue(prompt: str, text: str, entry_point: str, work: Work) -> str | None:
     """The code of `prompt` continued by a function body, if that defines more than the prompt's stub."""
-    blocks, tail = fences(text)
-    head = fences(prompt)[0][-1] if fences(prompt)[0] else prompt
-    alone = find(parse(_longest(head, entry_point)), entry_point)
+    blocks, tail = fences(text, work)
+    head = _head_of(prompt)
+    alone = find(parse(_longest(head, entry_point, Work())), entry_point)
     codes = []
     for body in (text, *blocks[-1:], *([] if tail is None else [tail])):
-        if parse(body) is not None:
+        lines = Lines(body, work)
+        if lines.parse(0, len(lines))[0] is not None:
             continue  # a module of its own
         first_stripped = "    " + body.lstrip()  # chat templates strip the first line's indent and leave the others'
         for candidate in (body, first_stripped, textwrap.indent(textwrap.dedent(body), "    ")):
-            code = _longest(f"{head}\n{candidate}", entry_point)
+            code = _longest(f"{head}\n{candidate}", entry_point, work)
             function = find(parse(code), entry_point)
             # A class with stubs for methods is no stub itself: it must have got something
             if function is None or is_stub(function) or (alone is not None and shape(alone) == shape(function)):
@@ -303,8 +420,7 @@ def _continue(prompt: str, text: str, entry_point: str) -> str | None:
 
 def _supply(code: str, prompt: str, entry_point: str | None) -> str:
     """Put the prompt's imports and helpers before code that lacks them."""
-    source = fences(prompt)[0][-1] if fences(prompt)[0] else prompt
-    context, tree = parse(_longest(source, entry_point)), parse(code)
+    context, tree = parse(_longest(_head_of(prompt), entry_point, Work())), parse(code)
     if context is None or tree is None:
         return code
     bound = {name for node in top_level(tree) for name in bound_names(node)}

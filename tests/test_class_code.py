@@ -2,6 +2,7 @@
 
 import ast
 import json
+import time
 from pathlib import Path
 from textwrap import dedent, indent
 
@@ -260,3 +261,15 @@ def test_deep_nesting_is_no_matter():
     part = f"def area(self):\n    return {' + '.join(['1'] * 900)}"
     assert run(merged(part))(1).area() == 900
     assert list(read(f"def area(self):\n    return {'(' * 900}1{')' * 900}").methods) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["x = 1\n" * 10_000, "def a(self): return 1\n" * 2900, "  def a(self): return 1\n" * 2700]
+)
+def test_many_statements_cost_bounded_time(text):
+    skeleton = skeleton_of(
+        {"task_id": "x", "entry_point": "C", "prompt": 'class C:\n    def a(self):\n        """D."""\n'}
+    )
+    start = time.process_time()
+    merge_class(skeleton, {"main": read_part(text, skeleton)})
+    assert time.process_time() - start < 2
