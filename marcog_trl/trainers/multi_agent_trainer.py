@@ -56,7 +56,7 @@ from marcog_trl.trainers.run_report import ReportCallback
 from marcog_trl.trainers.scoring import Scorer, named_reward
 from marcog_trl.trainers.team_files import TEAM_FILE, describe_team, write_json
 from marcog_trl.trainers.trace import episode_trace
-from marcog_trl.workflows import Centralized, make_workflow
+from marcog_trl.workflows import Centralized, Rounds, make_workflow
 
 
 # What TRL logs of each micro-batch as a mean over tokens
@@ -147,6 +147,25 @@ class _OrderOfEpoch(Sampler):
 
     def __len__(self) -> int:
         return len(self.sampler)
+
+
+def _agree_with_workflow(args: MultiAgentConfig, workflow: Workflow) -> None:
+    """Lets the settings say what a workflow that was passed as an instance is; others that were set are refused."""
+    brought: dict[str, Any] = {"num_turns": workflow.num_turns, "num_agents": len(workflow.agents)}
+    brought["roles"] = {agent.name: agent.role for agent in workflow.agents}
+    brought |= dict.fromkeys(("feedback", "visible_tests", "class_split", "expert_model", "expert_base_url"))
+    if isinstance(workflow, Rounds):
+        brought |= {"feedback": workflow.feedback, "visible_tests": workflow.visible_tests}
+    defaults = {f.name: f.default for f in dataclasses.fields(args)}
+    for name, value in brought.items():
+        asked = getattr(args, name)
+        agrees = asked.items() <= value.items() if isinstance(asked, dict) else asked == value
+        if asked != defaults[name] and not agrees:
+            raise ValueError(
+                f"{name}={asked!r} contradicts the {type(workflow).__name__} that was passed as workflow. Give {name} to the "
+                "workflow, or pass the workflow's name."
+            )
+    args.num_turns = workflow.num_turns
 
 
 class MultiAgentTrainer(GRPOTrainer):
@@ -335,6 +354,9 @@ class MultiAgentTrainer(GRPOTrainer):
             if args.class_split is not None:
                 options["split"] = args.class_split
             workflow = make_workflow(workflow or args.workflow, **options)
+        else:
+            workflow.validate()
+            _agree_with_workflow(args, workflow)
         if args.centralized:
             workflow = Centralized(workflow)
         workflow.validate()

@@ -1024,3 +1024,18 @@ class TestOptimizers:
         before = teams.trainable(trainer)
         trainer.train()
         assert not any(torch.equal(tensor, before[name]) for name, tensor in teams.trainable(trainer).items())
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_turns": 3}, {"num_agents": 4}, {"roles": {"a": "Be brief."}}, {"visible_tests": 2}]
+)
+def test_settings_that_contradict_a_workflow_instance_are_refused(tmp_path, options):
+    """Before any model is looked for: this one does not exist."""
+    with pytest.raises(ValueError, match=f"{next(iter(options))}=.* contradicts the Pair"):
+        teams.make("nobody/no-such-model", tmp_path, workflow=teams.Pair(num_turns=2), **options)
+
+
+def test_settings_follow_a_workflow_instance(tiny_model, tmp_path):
+    trainer = teams.make(tiny_model, tmp_path, workflow=teams.Pair(num_turns=2), roles={"a": "You are a."})
+    team = trainer.team_description()
+    assert team["num_turns"] == team["settings"]["num_turns"] == 2
