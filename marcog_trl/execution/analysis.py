@@ -27,6 +27,7 @@ _STATELESS = frozenset(
     ).split()
 )
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
+_LOG_NAMES = frozenset(("logging", "assertLogs", "assertNoLogs"))
 _LARGEST_BATCH = 64  # calls
 _REACH_ALL = frozenset(
     "setattr delattr vars globals exec eval compile __import__ open __builtins__ mock patch".split()
@@ -159,18 +160,17 @@ def _methods(name: str, classes: dict[str, ast.ClassDef], above: set[str]) -> tu
     return is_case, sorted(method for method in methods if method.startswith("test"))
 
 
-def leaves_nothing(trees: list[ast.Module], modules: tuple[tuple[str, str], ...]) -> bool:
+def leaves_nothing(nodes: list[ast.AST], modules: tuple[tuple[str, str], ...]) -> bool:
     """
     Whether tests can have changed nothing, once they have run or were interrupted, that the next program's tests could see.
 
     Args:
-        trees (`list[ast.Module]`): The set-up and the tests.
+        nodes (`list[ast.AST]`): All nodes of the set-up and the tests.
         modules (`tuple[tuple[str, str], ...]`): Modules that they use without importing them.
 
     Returns:
         `bool`: `True` if they use only modules without state, and store nothing in them.
     """
-    nodes = [node for tree in trees for node in ast.walk(tree)]
     imported = {name for name, _ in modules}
     sources = {module for _, module in modules}
     for node in nodes:
@@ -211,30 +211,27 @@ def _reaches(node: ast.AST, imported: set[str]) -> bool:
     return is_numpys or any(name.startswith(_CHANGE_STATE) for name in names)
 
 
-def patched_modules(trees: list[ast.Module], modules: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+def patched_modules(nodes: list[ast.AST], modules: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
     """Modules in which tests may replace something: those that they import, and those of dotted names in texts, as in
     `mock.patch("time.sleep")`."""
     found = {"builtins", *(module for _, module in modules)}
-    for tree in trees:
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                found |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom):
-                found |= {node.module or ""}
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _DOTTED.fullmatch(node.value):
-                parts = node.value.split(".")
-                found |= {".".join(parts[:k]) for k in range(1, len(parts))}
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {node.module or ""}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _DOTTED.fullmatch(node.value):
+            parts = node.value.split(".")
+            found |= {".".join(parts[:k]) for k in range(1, len(parts))}
     return tuple(sorted(found - {"", "__future__"}))
 
 
-def looks_at_logs(trees: list[ast.Module]) -> bool:
+def looks_at_logs(nodes: list[ast.AST]) -> bool:
     """Whether tests look at what is logged."""
-    words = {"logging", "assertLogs", "assertNoLogs"}
-    nodes = (node for tree in trees for node in ast.walk(tree))
     return any(
-        (isinstance(node, ast.Name) and node.id in words)
-        or (isinstance(node, ast.Attribute) and node.attr in words)
-        or (isinstance(node, ast.alias) and node.name.partition(".")[0] in words)
+        (isinstance(node, ast.Name) and node.id in _LOG_NAMES)
+        or (isinstance(node, ast.Attribute) and node.attr in _LOG_NAMES)
+        or (isinstance(node, ast.alias) and node.name.partition(".")[0] in _LOG_NAMES)
         for node in nodes
     )
 

@@ -258,9 +258,10 @@ def _plan(test_format: str, tests: str | tuple, setup: str, entry_point: str | N
 
 def _reach(trees: list[ast.Module], modules: tuple[tuple[str, str], ...]) -> dict[str, Any]:
     """What tests do beyond calling the program, as arguments of `Plan`."""
-    reusable = analysis.leaves_nothing(trees, modules)
-    patched = () if reusable else analysis.patched_modules(trees, modules)
-    return {"reusable": reusable, "patched": patched, "logs": analysis.looks_at_logs(trees)}
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    reusable = analysis.leaves_nothing(nodes, modules)
+    patched = () if reusable else analysis.patched_modules(nodes, modules)
+    return {"reusable": reusable, "patched": patched, "logs": analysis.looks_at_logs(nodes)}
 
 
 def _calls(
