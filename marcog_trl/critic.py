@@ -107,6 +107,10 @@ class ValueHead(nn.Module):
             x = x + self.team(standardize(team_state))[:, None]
         return self.out(F.silu(x)).squeeze(-1) + self.start
 
+    def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
+        state_dict.setdefault(f"{prefix}start", torch.zeros(()))  # values of earlier versions started at 0
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
 
 def pool_team_states(
     states: torch.Tensor,

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch import nn
 
 from marcog_trl.critic import Float32Linear, ValueHead, pool_team_states
 
@@ -73,6 +74,15 @@ class TestValueHead:
             ValueHead(8, team=True)(torch.randn(1, 2, 8))
         with pytest.raises(ValueError, match="team=False and team_state is given"):
             ValueHead(8, team=False)(torch.randn(1, 2, 8), torch.randn(1, 8))
+
+    def test_a_head_of_an_earlier_version_loads(self):
+        """It had no `start`, and its values started at 0."""
+        saved = ValueHead(8, team=True).state_dict()
+        del saved["start"]
+        head = ValueHead(8, team=True)
+        head.start.fill_(2.0)
+        nn.ModuleDict({"value_head": head}).load_state_dict({f"value_head.{key}": saved[key] for key in saved})
+        assert head.start == 0.0
 
 
 def test_detached_weights_pass_the_gradient_to_the_input_only():
