@@ -47,7 +47,8 @@ What it does not promise:
 - The wall clock counts what the machine is busy with besides.
 """
 
-from .executor import CodeExecutor, available_cores, shared_executor
+from .cores import available_cores
+from .executor import CodeExecutor, shared_executor
 from .isolation import Isolation
 from .jobs import Job, TestResult, Verdict
 

@@ -48,6 +48,8 @@ class Job:
             Limit of the program's address space in MiB; `None` takes the executor's.
         test_timeout (`float`, *optional*):
             Wall-clock limit of each test in seconds, within that of the job; `None` takes the executor's.
+        files (`bool`, *optional*):
+            Whether the program and its tests share a scratch folder; `None` takes the executor's `files`.
 
     Raises:
         ValueError: If `code` or `setup` is not text.
@@ -61,6 +63,7 @@ class Job:
     timeout: float | None = None
     memory_mb: int | None = None
     test_timeout: float | None = None
+    files: bool | None = None
 
     def __post_init__(self):
         for field in ("code", "setup"):

@@ -1,7 +1,6 @@
 """Published problem sets: reference solutions pass, and versions of them with one fault fail, where they do natively."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from marcog_trl.problems import load_problems, make_job
 
 DATA = Path(__file__).parents[1] / "data"
 # ClassEval test methods that do not pass although the solution is the reference, with what their messages say
-NO_FILES = "unable to open database file"  # all its tests write test.db: programs and tests may not write files
+NO_FILES = "unable to open database file"  # all its tests write test.db: without Landlock, no program may write files
 LONG_PAST = "Lists differ"  # takes 2024-01-02 for an upcoming date; fails natively as well
 CLASSEVAL_EXCEPTIONS = {
     "ClassEval_14": {
@@ -52,7 +51,7 @@ def classeval():
 
 
 def classeval_exceptions(executor, row):
-    files = not executor.isolation.landlock_abi and os.access("/", os.W_OK)  # nothing forbids them here
+    files = executor.isolation.landlock_abi or not executor.isolation.seccomp  # whether there can be a scratch folder
     return {} if files and row["task_id"] == "ClassEval_14" else CLASSEVAL_EXCEPTIONS.get(row["task_id"], {})
 
 

@@ -238,7 +238,7 @@ def test_an_unreadable_answer_fails_whoever_waits(monkeypatch, caplog):
     def unreadable(*fields):
         raise TypeError("no such field")
 
-    monkeypatch.setattr("marcog_trl.execution.executor.TestResult", unreadable)
+    monkeypatch.setattr("marcog_trl.execution.pool.TestResult", unreadable)
     with CodeExecutor(num_workers=1, isolation="best_effort") as executor:
         future = executor.submit([Job("def f(): return 1", ["assert f() == 1"])])
         with pytest.raises(RuntimeError, match="the executor failed: no such field"):
@@ -342,7 +342,7 @@ def test_many_jobs_leave_nothing_behind(executor):
 
 
 def test_workers_share_the_node(monkeypatch):
-    monkeypatch.setattr("marcog_trl.execution.executor.available_cores", lambda: 8)
+    monkeypatch.setattr("marcog_trl.execution.cores.available_cores", lambda: 8)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     assert CodeExecutor(isolation="best_effort").num_workers == 2
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "16")

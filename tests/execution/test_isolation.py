@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from marcog_trl.execution import CodeExecutor, Job, isolation
-from marcog_trl.execution.sandbox import confine
+from marcog_trl.execution.sandbox import calls, seccomp
 
 
 def test_the_tier_is_told():
@@ -79,7 +79,16 @@ ARM = {"read": 63, "clone": 220, "clone3": 435, "execve": 221, "kill": 129, "tgk
        "socketpair": 199, "sendto": 206, "sendmsg": 211, "ptrace": 117, "memfd_create": 279, "shmget": 194, "fchmodat": 53, "fcntl": 25,
        "ioctl": 29, "prctl": 167, "prlimit64": 261, "openat": 56, "mount": 40, "io_uring_setup": 425, "process_vm_readv": 270,
        "seccomp": 277, "unlinkat": 35, "setns": 268, "mmap": 222, "pidfd_send_signal": 424, "utimensat": 88}  # fmt: skip
-ALLOW, EPERM, ENOSYS = 0x7FFF0000, 0x00050001, 0x00050026
+X86 |= {"stat": 4, "lstat": 6, "newfstatat": 262, "statx": 332, "access": 21, "readlink": 89, "chdir": 80, "setsockopt": 54, "getsockopt": 55,
+        "getpeername": 52, "clock_gettime": 228, "clock_nanosleep": 230, "sched_getaffinity": 204, "sched_getparam": 143, "getpgid": 121,
+        "getsid": 124, "capget": 125, "fadvise64": 221, "madvise": 28, "mincore": 27, "rt_sigqueueinfo": 129, "rt_tgsigqueueinfo": 297,
+        "statfs": 137, "timerfd_create": 283, "sendfile": 40, "fsync": 74, "open": 2}  # fmt: skip
+ARM |= {"newfstatat": 79, "statx": 291, "faccessat": 48, "readlinkat": 78, "chdir": 49, "setsockopt": 208, "getsockopt": 209,
+        "getpeername": 205, "clock_gettime": 113, "clock_nanosleep": 115, "sched_getaffinity": 123, "sched_getparam": 121, "getpgid": 155,
+        "getsid": 156, "capget": 90, "fadvise64": 223, "madvise": 233, "mincore": 232, "rt_sigqueueinfo": 138, "rt_tgsigqueueinfo": 240,
+        "statfs": 43, "timerfd_create": 85, "sendfile": 71, "fsync": 82}  # fmt: skip
+ALLOW, ASK, DONE, EPERM, ENOENT, ENOSYS = 0x7FFF0000, 0x7FC00000, 0x00050000, 0x00050001, 0x00050002, 0x00050026
+AT_FDCWD = -100
 
 
 def evaluate(program, arch, number, *args):
@@ -103,12 +112,11 @@ def evaluate(program, arch, number, *args):
 
 
 @pytest.mark.parametrize(("machine", "numbers"), [("x86_64", X86), ("aarch64", ARM)])
-def test_the_filters_decide_as_meant(monkeypatch, machine, numbers):
-    monkeypatch.setattr(confine.platform, "machine", lambda: machine)
-    arch = confine._AUDIT_ARCH[machine]
-    confinement = confine.Confinement(landlock=True, seccomp=True, packages=[])
-    process, early = confinement._process_filter(7), confinement._process_filter(1)
-    bare, child = confinement._process_filter(0), confinement._child_filter(4321)
+def test_the_filters_decide_as_meant(machine, numbers):
+    arch = calls.AUDIT_ARCH[machine]
+    process, early, bare = (seccomp.process_filter(machine, abi, files=False) for abi in (7, 1, 0))
+    files, early_files = (seccomp.process_filter(machine, abi, files=True) for abi in (7, 1))
+    child, threads = seccomp.child_filter(machine, 4321), seccomp.thread_filter(machine)
 
     def both(name, *args):
         answers = [evaluate(program, arch, numbers[name], *args) for program in (process, child)]
@@ -132,6 +140,20 @@ def test_the_filters_decide_as_meant(monkeypatch, machine, numbers):
         "setns",
         "pidfd_send_signal",
         "utimensat",
+        "setsockopt",
+        "getpeername",
+        "sched_getparam",
+        "getpgid",
+        "getsid",
+        "capget",
+        "fadvise64",
+        "mincore",
+        "rt_sigqueueinfo",
+        "rt_tgsigqueueinfo",
+        "statfs",
+        "timerfd_create",
+        "sendfile",
+        "fsync",
     }:
         assert both(name) == EPERM, name
     assert both("clone", 17) == EPERM and both("clone", 0x3D0F00) == ALLOW
@@ -151,6 +173,24 @@ def test_the_filters_decide_as_meant(monkeypatch, machine, numbers):
     assert (
         both("fcntl", 3, 4) == ALLOW and both("fcntl", 3, 8) == both("fcntl", 3, 10) == both("fcntl", 3, 15) == EPERM
     )
+    assert both("sendto", 3, 0, 0, 1) == EPERM and both("sendto", 3, 0, 0, 0x40) == ALLOW  # urgent; MSG_DONTWAIT
+    assert (
+        both("getsockopt", 3, 1, 4) == ALLOW and both("getsockopt", 3, 1, 77) == both("getsockopt", 3, 6, 4) == EPERM
+    )
+    for clock in ("clock_gettime", "clock_nanosleep"):
+        assert both(clock, 0) == both(clock, 3) == ALLOW and both(clock, ~77 << 3 | 2) == EPERM
+    assert both("sched_getaffinity", 0) == ALLOW and both("sched_getaffinity", 77) == ENOSYS
+    assert both("madvise", 0, 0, 4) == ALLOW and both("madvise", 0, 0, 21) == EPERM  # MADV_DONTNEED, MADV_PAGEOUT
+    for lock in (5, 6, 7, 36, 37, 38):
+        assert both("fcntl", 3, lock) == EPERM
+        assert evaluate(files, arch, numbers["fcntl"], 3, lock) == (ALLOW if lock < 8 else EPERM)
+    for look in {"stat", "lstat", "access", "faccessat", "readlink", "readlinkat"} & set(numbers):
+        assert both(look) == ENOENT and evaluate(files, arch, numbers[look]) == ALLOW
+    assert both("newfstatat", AT_FDCWD, 1, 1, 0) == ENOENT and both("newfstatat", 3, 1, 1, 0x1000) == ALLOW
+    assert both("statx") == ENOSYS and both("chdir") == DONE
+    assert [evaluate(files, arch, numbers[name]) for name in ("statx", "newfstatat", "chdir", "fsync")] == [ALLOW] * 4
+    assert evaluate(threads, arch, numbers["clone"], 0x3D0F00) == ASK
+    assert evaluate(threads, arch, numbers["clone"], 17) == evaluate(threads, arch, numbers["read"]) == ALLOW
     assert both("ioctl", 0, 0x5401) == ALLOW and both("ioctl", 0, 0x5412) == EPERM
     assert both("prctl", 1, 9) == both("prctl", 15) == ALLOW and both("prctl", 1, 0) == both("prctl", 22) == EPERM
     assert both("prlimit64", 0) == ALLOW and both("prlimit64", 77) == EPERM
@@ -162,6 +202,12 @@ def test_the_filters_decide_as_meant(monkeypatch, machine, numbers):
     assert [evaluate(program, arch, numbers["openat"], 3, 0, writing) for program in (process, early, bare)] == [
         ALLOW,
         EPERM,
+        EPERM,
+    ]
+    by_path = [evaluate(program, arch, numbers["openat"], 3, 0, 0x200000) for program in (process, bare, files)]
+    assert by_path == [EPERM, EPERM, ALLOW]  # O_PATH opens what may not be read
+    assert [evaluate(early_files, arch, numbers["openat"], 3, 0, flags) for flags in (writing, os.O_TRUNC)] == [
+        ALLOW,
         EPERM,
     ]
     assert [evaluate(program, arch, numbers["openat"], 3, 0, 0) for program in (process, early, bare)] == [ALLOW] * 3

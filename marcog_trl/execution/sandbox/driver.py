@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from . import assertions, wire
+from . import assertions, limits, wire
 from .judge import shorten
 from .zygote import Zygote
 
@@ -22,7 +22,6 @@ from .zygote import Zygote
 _TRIES = 4  # children that may have died while they waited, before a job is given up
 _GRACE = 1.0  # seconds that a judge has to say what test it was at when the solution was taken from it
 _ALARM_BYTES = 1 << 16  # larger messages are decoded under an alarm
-_JUDGE_MEMORY_MB = 2048
 _MOST_PROGRAMS = 64  # that one judge sees
 _CHECKED_OUTPUT = 1 << 20  # characters of an output that a checker sees
 _BROKE = "the program's process broke its channel"
@@ -193,7 +192,7 @@ class Driver:
         self.start = time.monotonic()
         self.job = job
         self.deadline = self.start + job["timeout"]
-        self.cpu_seconds = int(job["timeout"]) + 1
+        self.cpu_seconds = limits.cpu_seconds(job["timeout"])
         self.children: list[Child] = []
         results = Results(job["total"])
         try:
@@ -307,7 +306,7 @@ class Driver:
         if size < _ALARM_BYTES:
             yield
             return
-        signal.setitimer(signal.ITIMER_REAL, max(0.01, self.deadline - time.monotonic()), 0.05)
+        signal.setitimer(signal.ITIMER_REAL, min(max(0.01, self.deadline - time.monotonic()), wire.LONGEST_WAIT), 0.05)
         try:
             yield
         finally:
@@ -390,7 +389,7 @@ class Driver:
     def put_to_judge(self, tests: dict, channel: socket.socket) -> "Judge":
         """Gives the channel to a solution process to the judge of the last job, if that has the same tests, or to a new
         one."""
-        memory_mb = max(_JUDGE_MEMORY_MB, self.job["memory_mb"])
+        memory_mb = max(limits.JUDGE_MEMORY_MB, self.job["memory_mb"])
         terms = {**tests, "memory_mb": memory_mb, "cpu_seconds": self.cpu_seconds * _MOST_PROGRAMS}
         judge, self.judge = self.judge, None
         fits = judge is not None and judge.running and judge.programs < _MOST_PROGRAMS and judge.terms == terms
@@ -483,7 +482,7 @@ class Driver:
         cases = [[*self.job["tests"][k], output] for k, output in zip(open_tests, outputs, strict=True)]
         payload = {"format": "outputs", "setup": self.job["setup"], "tests": cases, "exports": [], "modules": []}
         payload["patched"] = []
-        judge = self.child("judge", {**payload, "entry_point": None, "memory_mb": _JUDGE_MEMORY_MB}, [])
+        judge = self.child("judge", {**payload, "entry_point": None, "memory_mb": limits.JUDGE_MEMORY_MB}, [])
         problem: tuple[str, str] | None = None
         for k in open_tests:
             if problem is None:

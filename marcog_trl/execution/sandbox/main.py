@@ -1,48 +1,67 @@
 """Entry of a worker process: takes jobs from the executor's socket, has fresh children run them, answers with verdicts.
 
-Started as a script in an isolated interpreter: `main.py SOCKET_FD PARENT_PID`. This process holds the expected values,
-enforces the limits from outside, and runs neither programs nor tests.
+Started as a script in an isolated interpreter: `main.py worker SOCKET_FD PARENT_PID`. This process holds the expected values,
+enforces the limits from outside, and runs neither programs nor tests. As `main.py zygote SOCKET_FD PARENT_PID` it is one of
+the processes that a worker starts to fork children from.
 """
 
 import ctypes
 import os
 import select
+import signal
 import socket
 import sys
 
 
+_OPTIONS = ["-s", "-P", "-S", "-B"]  # isolated as by -I, but for the variables that the executor sets
+
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-
-from sandbox import wire
-from sandbox.confine import Confinement, die_with_parent
-from sandbox.driver import Driver
-from sandbox.zygote import Zygote
-
-
+if sys.argv[1] == "zygote":
+    from sandbox import forks
+else:
+    from sandbox import wire
+    from sandbox.confine import die_with_parent
+    from sandbox.driver import Driver
+    from sandbox.zygotes import Zygotes
 sys.path.pop(0)
 sys.path[:] = [path for path in sys.path if os.path.abspath(path) != os.path.dirname(os.path.abspath(__file__))]
 
 
 def main() -> None:
-    sock = socket.socket(fileno=int(sys.argv[1]))
-    parent = int(sys.argv[2])
+    descriptor, parent = int(sys.argv[2]), int(sys.argv[3])
+    os.set_inheritable(descriptor, False)  # zygotes and programs do not get it
+    sock = socket.socket(fileno=descriptor)
+    if sys.argv[1] == "zygote":
+        try:
+            forks.serve(sock, parent)
+        finally:
+            os._exit(1)
+    _take_signals_back()
     if sys.platform.startswith("linux"):
         die_with_parent(ctypes.CDLL(None))
-    hello = wire.receive(sock)
-    zygote = Zygote(Confinement(hello["landlock"], hello["seccomp"], hello["packages"]), sock)
-    wire.send(sock, {"refused": zygote.refusal})
-    if zygote.refusal is not None:
+    zygotes = Zygotes(wire.receive(sock), [sys.executable, *_OPTIONS, os.path.abspath(__file__), "zygote"])
+    wire.send(sock, zygotes.report())
+    if zygotes.plain.refusal is not None:
         return
-    driver = Driver(zygote)
+    driver = Driver(zygotes.plain)
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
     while True:
-        while not select.select([sock], [], [], 1.0)[0]:
+        while not poll.poll(1000):
             if os.getppid() != parent:
                 return
         try:
             job = wire.receive(sock, largest=1 << 31)  # the executor is trusted, and may have large tests
         except EOFError:
             return
-        wire.send(sock, driver.run(job))
+        wire.send(sock, zygotes.run(driver, job, lambda: wire.send(sock, {"starting": True})))
+
+
+def _take_signals_back() -> None:
+    """Has signals do what they do by default, whatever the process that started us has had them do."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    for number in (signal.SIGCHLD, signal.SIGALRM, signal.SIGXCPU, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
 
 
 if __name__ == "__main__":

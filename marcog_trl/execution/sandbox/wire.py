@@ -35,6 +35,8 @@ MOST_FIELDS = 255  # of a named tuple: making its class takes long
 _EXACT_INT = 1 << 2000  # larger ones are written in hexadecimal: decimal conversion is limited and slow
 _FRACTION_BITS = 1 << 16  # reducing larger ones to lowest terms takes long
 
+LONGEST_WAIT = 3600.0  # seconds that are waited at a time; the kernel takes no more than 2 million
+
 TIMEOUT = object()
 
 
@@ -95,6 +97,8 @@ class Reader:
         self.largest = largest
         self.buffer = bytearray()
         self.size = 0  # bytes of the last frame
+        self.poll = select.poll()
+        self.poll.register(sock, select.POLLIN)
 
     def receive(self, deadline: float) -> Any:
         """The next frame, or `TIMEOUT` if `deadline` (seconds on the monotonic clock) comes first; otherwise as the
@@ -104,14 +108,18 @@ class Reader:
             if frame is not None:
                 return frame
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self.sock], [], [], left)[0]:
+            if left <= 0:
                 return TIMEOUT
-            self.fill()
+            if self.poll.poll(min(left, LONGEST_WAIT) * 1000):
+                self.fill()
 
     def fill(self) -> None:
-        """Reads what is there; raises EOFError when the peer is gone."""
+        """Reads what is there, without waiting for more; raises EOFError when the peer is gone."""
         try:
-            data = self.sock.recv(1 << 18)
+            data = self.sock.recv(1 << 18, socket.MSG_DONTWAIT)
+        except BlockingIOError:  # an urgent byte, which can be seen and not read
+            time.sleep(0.001)
+            return
         except ConnectionError:
             data = b""
         if not data:

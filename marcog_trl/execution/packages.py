@@ -1,0 +1,114 @@
+"""Which installed packages programs may import: numpy, those that the user names, and what these require."""
+
+import importlib.metadata
+import importlib.util
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+DEFAULT = "numpy"
+
+
+@dataclass
+class Packages:
+    """
+    Installed packages that programs may import.
+
+    Attributes:
+        modules (`dict[str, str]`): Path of each top-level module by name: a file, or a package's folder.
+        readable (`list[str]`): Files and folders that hold the packages.
+        load (`list[str]`): Modules that are imported once, before programs that import them start.
+    """
+
+    modules: dict[str, str] = field(default_factory=dict)
+    readable: list[str] = field(default_factory=list)
+    load: list[str] = field(default_factory=list)
+
+
+def find_packages(names: Sequence[str]) -> Packages:
+    """
+    Finds installed packages and what they require.
+
+    Args:
+        names (`Sequence[str]`): Names to import (`"sklearn"`) or to install (`"scikit-learn"`).
+
+    Returns:
+        `Packages`: numpy, if it is installed, and the packages named.
+
+    Raises:
+        ValueError: If `names` is no list of names, or if a package is not installed.
+    """
+    if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
+        raise ValueError(f"packages={names!r} must be a list of names. Set packages=['pandas'], for example.")
+    found = Packages()
+    if names:
+        providers = importlib.metadata.packages_distributions()
+        distributions: dict[str, None] = {}
+        for name in names:
+            _add_required(_distributions(name, providers, names), distributions)
+        for module, owners in providers.items():
+            if any(_normal(owner) in distributions for owner in owners):
+                _add_module(module, found)
+        named = {_normal(name) for name in names}
+        for module, owners in providers.items():
+            if module in found.modules and (module in names or named & {_normal(owner) for owner in owners}):
+                found.load.append(module)
+    if DEFAULT not in found.modules:
+        _add_module(DEFAULT, found)
+    if DEFAULT in found.modules and DEFAULT not in found.load:
+        found.load.append(DEFAULT)
+    return found
+
+
+def _distributions(name: str, providers: Mapping[str, list[str]], names: Sequence[str]) -> list[str]:
+    owners = providers.get(name)
+    if owners:
+        return list(owners)
+    try:
+        importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        raise ValueError(
+            f"packages={list(names)!r}: {name!r} is not installed. Install it, or remove it from packages."
+        ) from None
+    return [name]
+
+
+def _add_required(names: Iterable[str], distributions: dict[str, None]) -> None:
+    """Adds distributions and those that they require, as far as they are installed."""
+    from packaging.requirements import Requirement
+
+    todo = list(names)
+    while todo:
+        name = _normal(todo.pop())
+        if name in distributions:
+            continue
+        try:
+            required = importlib.metadata.requires(name) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        distributions[name] = None
+        for text in required:
+            requirement = Requirement(text)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                todo.append(requirement.name)
+
+
+def _add_module(name: str, found: Packages) -> None:
+    spec = importlib.util.find_spec(name) if name.isidentifier() else None
+    if spec is None:
+        return
+    places = [Path(place) for place in spec.submodule_search_locations or ()]
+    if not places and spec.origin is not None and spec.has_location:
+        places = [Path(spec.origin)]
+    if not places:
+        return
+    found.modules[name] = str(places[0])
+    for path in (*places, *(place.with_name(f"{name}.libs") for place in places)):
+        if path.exists():
+            found.readable.append(str(path))
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

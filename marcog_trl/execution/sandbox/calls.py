@@ -1,0 +1,167 @@
+"""The system calls that programs may make, each group with its reason, as numbers of x86_64 and aarch64.
+
+A call is here because CPython, numpy or threads cannot do without it, or because many programs use it and it reaches nothing
+outside of their process. Calls that take the place of one of these on the other architecture are `None` there. What is not
+here is refused. `seccomp.py` makes filters of these tables.
+"""
+
+Numbers = tuple[int | None, int | None]  # (x86_64, aarch64)
+
+COLUMNS = {"x86_64": 0, "aarch64": 1}
+AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+
+# Reading and writing open files: the standard streams, the channel to the worker, modules that are imported
+_OPEN_FILES: dict[str, Numbers] = {
+    "read": (0, 63),
+    "write": (1, 64),
+    "readv": (19, 65),  # with writev the way in which musl reads and writes, and in which glibc prints that it aborts
+    "writev": (20, 66),
+    "pread64": (17, 67),
+    "pwrite64": (18, 68),
+    "lseek": (8, 62),
+    "close": (3, 57),
+    "close_range": (436, 436),
+    "fstat": (5, 80),
+    "ftruncate": (77, 46),  # of files that are open for writing: what a script prints, what is in the scratch folder
+    "getdents64": (217, 61),  # lists open folders, for imports
+    "dup": (32, 23),
+    "dup2": (33, None),
+    "dup3": (292, 24),
+}
+# Memory: the interpreter's allocators, numpy's arrays, module mmap
+_MEMORY: dict[str, Numbers] = {
+    "brk": (12, 214),
+    "mmap": (9, 222),
+    "munmap": (11, 215),
+    "mremap": (25, 216),
+    "mprotect": (10, 226),
+    "msync": (26, 227),
+}
+# Threads and locks
+_THREADS: dict[str, Numbers] = {
+    "futex": (202, 98),
+    "set_robust_list": (273, 99),
+    "rseq": (334, 293),
+    "sched_yield": (24, 124),
+    "gettid": (186, 178),
+    "exit": (60, 93),
+    "exit_group": (231, 94),
+    "wait4": (61, 260),  # of the zygote, which waits for its children; programs have none
+}
+# A process's own signals: module signal, faulthandler, time limits that programs set for themselves
+_SIGNALS: dict[str, Numbers] = {
+    "rt_sigaction": (13, 134),
+    "rt_sigprocmask": (14, 135),
+    "rt_sigreturn": (15, 139),
+    "rt_sigpending": (127, 136),
+    "rt_sigtimedwait": (128, 137),
+    "sigaltstack": (131, 132),
+    "restart_syscall": (219, 128),  # the kernel has interrupted calls go on by it
+    "pause": (34, None),
+    "alarm": (37, None),
+    "getitimer": (36, 102),
+    "setitimer": (38, 103),
+}
+# Clocks, and sleeping
+_CLOCKS: dict[str, Numbers] = {
+    "nanosleep": (35, 101),
+    "gettimeofday": (96, 169),
+    "time": (201, None),
+    "times": (100, 153),
+    "getrusage": (98, 165),
+}
+# Waiting for one's own pipes and pairs: module select, asyncio's loop
+_WAITING: dict[str, Numbers] = {
+    "pipe": (22, None),
+    "pipe2": (293, 59),
+    "poll": (7, None),
+    "ppoll": (271, 73),
+    "select": (23, None),
+    "pselect6": (270, 72),
+    "epoll_create1": (291, 20),
+    "epoll_ctl": (233, 21),
+    "epoll_wait": (232, None),
+    "epoll_pwait": (281, 22),
+    "recvfrom": (45, 207),
+    "recvmsg": (47, 212),  # the way in which children get the descriptors of a job
+    "getsockname": (51, 204),  # how a socket object finds out what its descriptor is
+}
+# What a process may know of itself and the machine
+_FACTS: dict[str, Numbers] = {
+    "getpid": (39, 172),
+    "getppid": (110, 173),
+    "getuid": (102, 174),
+    "geteuid": (107, 175),
+    "getgid": (104, 176),
+    "getegid": (108, 177),
+    "getcwd": (79, 17),
+    "umask": (95, 166),  # its own, which no other process sees
+    "uname": (63, 160),  # module platform
+    "sysinfo": (99, 179),  # memory of the machine, which glibc's qsort asks for
+    "getrandom": (318, 278),
+}
+ALLOWED: dict[str, Numbers] = {
+    **_OPEN_FILES,
+    **_MEMORY,
+    **_THREADS,
+    **_SIGNALS,
+    **_CLOCKS,
+    **_WAITING,
+    **_FACTS,
+}
+
+# Opening is allowed, and governed by Landlock; early versions of it and a missing one leave some flags to the filter.
+OPENING: dict[str, Numbers] = {"open": (2, None), "openat": (257, 56)}
+# Calls that change the file system by name: Landlock refuses them, and says so with the error that programs expect.
+CHANGING_FILES: dict[str, Numbers] = {
+    "rename": (82, None),
+    "renameat": (264, 38),
+    "renameat2": (316, 276),
+    "mkdir": (83, None),
+    "mkdirat": (258, 34),
+    "rmdir": (84, None),
+    "unlink": (87, None),
+    "unlinkat": (263, 35),
+    "link": (86, None),
+    "linkat": (265, 37),
+    "symlink": (88, None),
+    "symlinkat": (266, 36),
+    "creat": (85, None),
+}
+# Calls that tell about files by name, those that may not be read included, for Landlock does not govern them. Only programs
+# with a scratch folder may make them; to others no such file exists.
+LOOKING_AT_FILES: dict[str, Numbers] = {
+    "stat": (4, None),
+    "lstat": (6, None),
+    "newfstatat": (262, 79),
+    "statx": (332, 291),
+    "access": (21, None),
+    "faccessat": (269, 48),
+    "faccessat2": (439, 439),
+    "readlink": (89, None),
+    "readlinkat": (267, 78),
+}
+CHANGING_FOLDER: dict[str, Numbers] = {"chdir": (80, 49)}
+# What else files in a scratch folder take: sqlite writes through to the disk
+WRITING_THROUGH: dict[str, Numbers] = {"fsync": (74, 82), "fdatasync": (75, 83), "fchdir": (81, 50)}
+
+# Calls whose arguments are looked at, and the values that are allowed.
+CLONE, CLONE3, FORK = (56, 220), (435, 435), (57, None)
+KILL, TKILL, TGKILL = (62, 129), (200, 130), (234, 131)
+SOCKETPAIR, SENDTO, SECCOMP, PRCTL = (53, 199), (44, 206), (317, 277), (157, 167)
+IOCTL, IOCTLS = (16, 29), (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+"""TCGETS (is this a terminal?), TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX"""
+FCNTL, FCNTLS, FCNTL_LOCKS = (72, 25), (0, 1, 2, 3, 4, 1030), (5, 6, 7)
+"""Duplicating, and flags of one's own descriptors; never owners, leases, seals. Locks are seen by other processes, and are
+for programs with a scratch folder, where sqlite takes them."""
+PRLIMIT = (302, 261)
+"""One's own limits only (the first argument is 0), which only sink."""
+SCHED_GETAFFINITY = (204, 123)
+"""Cores of this process only (the first argument is 0)."""
+CLOCKS: tuple[Numbers, ...] = ((228, 113), (229, 114), (230, 115))
+"""clock_gettime, clock_getres, clock_nanosleep: clocks of the system and of this process, whose numbers are below 12; the CPU
+clocks of other processes have negative ones."""
+MADVISE, ADVICE = (28, 233), (0, 1, 2, 3, 4, 8, 14, 15, 16, 17)
+"""What allocators say about their own memory; nothing that empties the page cache, which all processes share."""
+GETSOCKOPT, SOCKET_OPTIONS = (55, 209), (3, 4, 38, 39)
+"""SO_TYPE, SO_ERROR, SO_PROTOCOL, SO_DOMAIN: how a socket object finds out what its descriptor is; nothing about its peer."""

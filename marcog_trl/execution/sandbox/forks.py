@@ -1,0 +1,168 @@
+"""A confined process whose only work is to fork children. Receives descriptors and nothing else, so that no job's text is
+ever in its memory, and therefore in none of its children's but the one that reads it for itself.
+"""
+
+import _sitebuiltins
+import builtins
+import contextlib
+import gc
+import os
+import signal
+import socket
+import struct
+import sys
+
+from . import judge, rehearsal, sight, solution, wire
+from .confine import Confinement
+from .mount import mount
+
+
+ENDED = struct.Struct("<id")  # exit status, CPU seconds
+
+# What programs import most. Each module makes every fork a little slower, asyncio and unittest.mock twice as slow.
+_PRELOADED = (
+    "abc array ast base64 bisect cmath collections contextlib copy dataclasses datetime decimal enum fractions functools "
+    "heapq io itertools json math numbers operator os random re statistics string struct textwrap time traceback types "
+    "typing"
+)
+
+
+def serve(sock: socket.socket, driver: int) -> None:
+    """What a zygote does, until the driver is gone."""
+    terms = wire.receive(sock)
+    load, modules = terms.pop("load"), terms.pop("modules")
+    confinement = Confinement(**terms)
+    _prepare(load, modules)
+    single = _is_single()
+    if confinement.folder is not None:
+        mount(confinement.folder)
+    try:
+        _confine(confinement, sock, driver)
+    except OSError as error:
+        wire.send(sock, {"refused": str(error)})
+        return
+    hello = {"left_out": confinement.left_out, "single": single}
+    wire.send(sock, {"refused": None, **hello})
+    gc.collect()
+    gc.freeze()
+    alive: set[int] = set()
+    while True:
+        message, fds, _, _ = socket.recv_fds(sock, 1, 2)
+        if message == b"F":
+            pid = os.fork()
+            if pid == 0:
+                _be_a_child(sock, fds[0], fds[1], confinement)
+            alive.add(pid)
+            os.close(fds[0])
+            os.close(fds[1])
+            sock.sendall(pid.to_bytes(4, "little"))
+        elif message in (b"R", b"W"):
+            pid = int.from_bytes(wire.read_exactly(sock, 4), "little")
+            _, status, usage = os.wait4(pid, 0)
+            alive.discard(pid)
+            if not confinement.seccomp:
+                _end_orphans(alive)
+            if message == b"W":
+                cpu = usage.ru_utime + usage.ru_stime
+                sock.sendall(ENDED.pack(os.waitstatus_to_exitcode(status), cpu))
+        elif message == b"S":
+            sock.sendall(b"S")
+        else:
+            return
+
+
+def _prepare(load: list[str], modules: dict[str, str]) -> None:
+    """Imports what programs import most and what this worker's programs are known to import."""
+    register, os.register_at_fork = os.register_at_fork, lambda **hooks: None
+    import random  # without its hook, which seeds every child anew
+
+    random.seed(0)  # children are seeded alike
+    os.register_at_fork = register
+    for name in _PRELOADED.split():
+        __import__(name)
+    rehearsal.rehearse()
+    builtins.exit, builtins.quit = _sitebuiltins.Quitter("exit", ""), _sitebuiltins.Quitter("quit", "")
+    sys.argv[:] = [""]
+    sight.show_modules(modules)
+    for name in load:
+        with contextlib.suppress(Exception):  # programs that import it are told the same, each for itself
+            __import__(name)
+    for name in [name for name in sys.modules if name.partition(".")[0] == __package__.partition(".")[0]]:
+        del sys.modules[name]  # programs find no module of ours
+
+
+def _confine(confinement: Confinement, sock: socket.socket, driver: int) -> None:
+    """Confines this process, and hands the driver the descriptors by which it sees to threads and the scratch folder. They
+    come first: once confined, this process can send no descriptors."""
+    given: dict[bytes, int] = {}
+    sent = False
+    if confinement.folder is not None:
+        os.chdir(confinement.folder)
+        given[b"F"] = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+
+    def hand_over(listener: int | None) -> None:
+        nonlocal sent
+        if listener is not None:
+            given[b"L"] = listener
+        socket.send_fds(sock, [b"".join(given).ljust(2, b"-")], list(given.values()))
+        sent = True
+        for fd in given.values():
+            os.close(fd)
+
+    try:
+        confinement.confine_process(driver, hand_over)
+    finally:
+        if not sent:
+            hand_over(None)
+    if confinement.seccomp and confinement.folder is None:
+        sight.look_by_opening()
+
+
+def _is_single() -> bool:
+    """Whether this process has one thread: others would be missing in its forks."""
+    try:
+        return len(os.listdir("/proc/self/task")) == 1
+    except OSError:
+        return True  # without /proc: what numpy and the like start is turned off by variables of the environment
+
+
+def _end_orphans(alive: set[int]) -> None:
+    """Kills the processes that a program left behind, which are children of this one now."""
+    while True:
+        try:
+            with open(f"/proc/self/task/{os.getpid()}/children") as file:
+                orphans = {int(pid) for pid in file.read().split()} - alive
+        except OSError:
+            return  # not Linux, or without this file: the session has been killed, and that is all that can be done
+        if not orphans:
+            return
+        for pid in orphans:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def _be_a_child(zygote: socket.socket, fd: int, streams: int, confinement: Confinement) -> None:
+    """Reads what to do, does it, and never returns."""
+    try:
+        zygote.close()
+        for stream in (0, 1, 2):
+            os.dup2(streams, stream)
+        os.close(streams)
+        control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=fd)
+        confinement.confine_child()  # most of what it takes to start, done before there is work
+        header, fds, _, _ = socket.recv_fds(control, 4, 2)
+        if len(header) < 4:
+            return
+        payload = wire.parse(wire.read_exactly(control, int.from_bytes(header, "little")))
+        confinement.job_limits.apply(payload["memory_mb"] << 20, payload["cpu_seconds"])
+        role = payload["role"]
+        if role == "direct":
+            solution.serve_direct(control, payload)
+        elif role == "script":
+            solution.run_script(control, payload, fds)
+        elif role == "solution":
+            solution.serve_judge(control, payload, fds[0])
+        else:
+            judge.serve(control, payload, fds[0] if fds else None)
+    finally:
+        os._exit(0)

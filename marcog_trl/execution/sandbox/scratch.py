@@ -1,0 +1,160 @@
+"""A folder for the files of programs whose tests work with files: one for each worker, emptied after each job.
+
+Where the kernel lets us mount (as root, or in a user namespace) it is a file system in memory with a fixed size, which
+nobody else sees, and which ends with its zygote. Elsewhere it is a folder in shared memory (or among temporary files), and
+a thread of the worker looks 50 times a second whether it holds too much; the program that filled it is killed.
+"""
+
+import contextlib
+import fcntl
+import os
+import secrets
+import stat
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from .mount import LARGEST, MOST_FILES
+
+
+_PREFIX = "marcog-scratch-"
+_INTERVAL = 0.02  # seconds between two looks
+_STALE = 60.0  # seconds after which a folder that nobody holds is removed
+
+
+def reserve() -> str:
+    """Path of a folder that `make` can make."""
+    place = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else tempfile.gettempdir()
+    return os.path.join(place, f"{_PREFIX}{os.getpid()}-{secrets.token_hex(8)}")
+
+
+def make(path: str) -> None:
+    """Makes the folder, unless that has been done, and holds it. Removes those of executors that were killed before they
+    could."""
+    if os.path.exists(path):
+        return
+    os.mkdir(path, 0o700)
+    hold(path)
+    place = os.path.dirname(path)
+    for name in os.listdir(place):
+        if name.startswith(_PREFIX):
+            with contextlib.suppress(OSError):  # another user's, or one that is in use
+                other = os.path.join(place, name)
+                if time.time() - os.stat(other).st_mtime > _STALE:
+                    os.close(hold(other))
+                    remove(other)
+
+
+def hold(folder: str) -> int:
+    """A descriptor of the folder, which nobody else can hold until it is closed; raises OSError if somebody does."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def remove(folder: str) -> None:
+    """Removes a folder, if it is there, with all in it. No program may use it any more."""
+    if not os.path.exists(folder):
+        return
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        empty(fd)
+    finally:
+        os.close(fd)
+    os.rmdir(folder)
+
+
+def empty(fd: int) -> None:
+    """Removes all that is in the open folder, however deep, without following links."""
+    number = 0
+    while names := os.listdir(fd):
+        for name in names:
+            if not _is_folder(name, fd):
+                os.unlink(name, dir_fd=fd)
+                continue
+            below = _enter(name, fd)
+            try:
+                for inner in os.listdir(below):
+                    if not _is_folder(inner, below):
+                        os.unlink(inner, dir_fd=below)
+                        continue
+                    os.close(_enter(inner, below))  # moving a folder takes the right to write in it
+                    number += 1
+                    while _exists(f".{number}", fd):
+                        number += 1
+                    os.rename(inner, f".{number}", src_dir_fd=below, dst_dir_fd=fd)
+            finally:
+                os.close(below)
+            os.rmdir(name, dir_fd=fd)
+
+
+def _is_folder(name: str, fd: int) -> bool:
+    return stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
+
+
+def _exists(name: str, fd: int) -> bool:
+    try:
+        os.stat(name, dir_fd=fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _enter(name: str, fd: int) -> int:
+    os.chmod(name, 0o700, dir_fd=fd)  # a program may have taken the right to read it from itself
+    return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+
+
+def holds_too_much(fd: int) -> bool:
+    """Whether below the open folder there are more bytes or files than may be, folders without end, or hidden ones."""
+    size = files = 0
+    open_folders = [(os.dup(fd), 0)]
+    try:
+        while open_folders:
+            folder, depth = open_folders.pop()
+            try:
+                for name in os.listdir(folder):
+                    try:
+                        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                        if stat.S_ISDIR(found.st_mode):
+                            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+                            open_folders.append((os.open(name, flags, dir_fd=folder), depth + 1))
+                    except PermissionError:
+                        return True
+                    except OSError:
+                        continue  # removed meanwhile
+                    size, files = size + found.st_blocks * 512, files + 1
+                    if size > LARGEST or files > MOST_FILES or len(open_folders) > 64 or depth > 64:
+                        return True
+            finally:
+                os.close(folder)
+    finally:
+        for folder, _ in open_folders:
+            os.close(folder)
+    return False
+
+
+@contextlib.contextmanager
+def watched(fd: int, stop_programs: Callable[[], None]) -> Iterator[threading.Event]:
+    """Looks at the open folder for as long as the block runs, and stops the programs once it holds too much. Yields whether
+    that has happened."""
+    done, overfull = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        while not done.wait(_INTERVAL):
+            if holds_too_much(fd):
+                overfull.set()
+                stop_programs()
+
+    thread = threading.Thread(target=watch, daemon=True, name="marcog-scratch")
+    thread.start()
+    try:
+        yield overfull
+    finally:
+        done.set()
+        thread.join()

@@ -1,0 +1,98 @@
+"""The zygotes of a worker: which one a job's children come from, and the scratch folder of those jobs that have one."""
+
+import os
+import re
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from . import scratch
+from .driver import Driver, Judge
+from .zygote import Zygote
+
+
+class Zygotes:
+    """
+    Starts zygotes when they are first needed: the plain one at once, those with packages loaded or with a scratch folder with
+    the first job that asks for them.
+
+    Args:
+        terms (`dict`): What the executor said: `landlock`, `seccomp`, `strict` and `readable` of `Confinement`; `modules` and
+            `load` of `Zygote`; `folder`, the path that the scratch folder is to have.
+        command (`list[str]`): Command line of a zygote.
+    """
+
+    def __init__(self, terms: dict[str, Any], command: list[str]):
+        self.folder, self.load = terms.pop("folder"), terms.pop("load")
+        self.terms = terms
+        self.command = command
+        self.zygotes: dict[tuple[bool, bool], Zygote] = {}
+        self.plain = self._start(files=False, loaded=False)
+
+    def report(self) -> dict[str, Any]:
+        """What the executor has to know of how programs are confined."""
+        zygote = self.plain
+        return {"refused": zygote.refusal, "left_out": zygote.left_out, "threads": zygote.threads_are_bounded}
+
+    def run(self, driver: Driver, job: dict[str, Any], announce: Callable[[], None]) -> dict[str, Any]:
+        """
+        Runs a job.
+
+        Args:
+            driver (`Driver`): What runs it.
+            job (`dict`): The job.
+            announce (`Callable`): Called if a zygote has to be started first, which takes time.
+
+        Returns:
+            `dict`: The verdict as a frame.
+        """
+        zygote = self._fitting(job, announce)
+        if zygote.refusal is not None:
+            return {"infrastructure": zygote.refusal}
+        driver.zygote = zygote
+        if zygote.folder is None:
+            return driver.run(job)
+        with scratch.watched(zygote.folder, lambda: _stop_programs(driver)) as overfull:
+            verdict = driver.run(job)
+        zygote.settle()
+        scratch.empty(zygote.folder)
+        if overfull.is_set() and verdict["status"] != "passed":
+            verdict["message"] = (
+                f"the program wrote more than {scratch.LARGEST >> 20} MiB or {scratch.MOST_FILES} files"
+            )
+        return verdict
+
+    def _start(self, files: bool, loaded: bool) -> Zygote:
+        if files:
+            scratch.make(self.folder)
+        terms = {**self.terms, "folder": self.folder if files else None, "load": self.load if loaded else []}
+        zygote = self.zygotes[files, loaded] = Zygote(self.command, terms)
+        return zygote
+
+    def _fitting(self, job: dict[str, Any], announce: Callable[[], None]) -> Zygote:
+        # a folder that anybody may write to needs Landlock, or nothing that could keep programs from writing elsewhere
+        files = job["files"] and (self.terms["landlock"] or not self.terms["seccomp"])
+        loaded = self._imports_packages(job)
+        if (files, loaded) not in self.zygotes:
+            announce()
+            zygote = self._start(files, loaded)
+            if not zygote.single:  # a fork would lack the threads that a package has started
+                zygote.close()
+                self.load = []
+                return self._fitting(job, announce)
+        return self.zygotes[files, loaded]
+
+    def _imports_packages(self, job: dict[str, Any]) -> bool:
+        if not self.load:
+            return False
+        tests = [job["tests"]] if isinstance(job["tests"], str) else job["tests"] or []
+        text = "\n".join([job["code"], job["setup"], *(test for test in tests if isinstance(test, str))])
+        names = "|".join(map(re.escape, self.load))
+        found = re.search(rf"^[ \t]*(?:import|from)\b.*\b(?:{names})\b", text, re.MULTILINE)
+        return found is not None or any(module in self.load for _, module in job["modules"])
+
+
+def _stop_programs(driver: Driver) -> None:
+    for child in driver.children:
+        if child.running and not isinstance(child, Judge):
+            os.kill(child.pid, signal.SIGKILL)  # it ended a moment ago at most, and no other has its number yet
