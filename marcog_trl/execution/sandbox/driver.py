@@ -393,6 +393,7 @@ class Driver:
         terms = {**tests, "memory_mb": memory_mb, "cpu_seconds": self.cpu_seconds * _MOST_PROGRAMS}
         judge, self.judge = self.judge, None
         fits = judge is not None and judge.running and judge.programs < _MOST_PROGRAMS and judge.terms == terms
+        fits = fits and judge.zygote is self.zygote  # one with the same folder
         if judge is None or not (fits and judge.give(channel)):
             if judge is not None:
                 judge.end()
