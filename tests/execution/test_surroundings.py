@@ -151,7 +151,9 @@ def test_why_no_worker_starts_is_said_each_time(monkeypatch, tmp_path):
     monkeypatch.setattr(pool, "_WORKER", broken)
     with CodeExecutor(num_workers=1, isolation="best_effort") as executor:
         for _ in range(2):
-            with pytest.raises(RuntimeError, match="no worker could be started: worker [0-9]+ died: the disk is full"):
+            with pytest.raises(
+                RuntimeError, match=r"no worker could be started: worker [0-9]+ died: the disk is full"
+            ):
                 executor.run([GOOD])
 
 
@@ -177,5 +179,5 @@ def test_best_effort_starts_without_that_rule(monkeypatch, caplog):
     assert "Landlock refused the rule for /proc/self/ns/net, so programs cannot read it" in caplog.text
     with CodeExecutor(num_workers=1, isolation="strict") as executor:
         executor._pool.packages.readable.append("/proc/self/ns/net")
-        with pytest.raises(RuntimeError, match="a worker could not be confined.*Landlock rule for /proc/self/ns/net"):
+        with pytest.raises(RuntimeError, match=r"a worker could not be confined.*Landlock rule for /proc/self/ns/net"):
             executor.run([GOOD])

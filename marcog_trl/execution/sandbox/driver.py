@@ -122,6 +122,10 @@ class Judge(Child):
         self.terms = terms
         self.programs = 1
 
+    def fits(self, zygote: Zygote, terms: dict) -> bool:
+        """Whether it can judge one more program, on these terms and with the folder and packages of this zygote."""
+        return self.running and self.programs < _MOST_PROGRAMS and self.terms == terms and self.zygote is zygote
+
     def give(self, channel: socket.socket) -> bool:
         """Sends it the channel to the next solution process; returns whether it is still there to take it."""
         self.programs += 1
@@ -392,9 +396,7 @@ class Driver:
         memory_mb = max(limits.JUDGE_MEMORY_MB, self.job["memory_mb"])
         terms = {**tests, "memory_mb": memory_mb, "cpu_seconds": self.cpu_seconds * _MOST_PROGRAMS}
         judge, self.judge = self.judge, None
-        fits = judge is not None and judge.running and judge.programs < _MOST_PROGRAMS and judge.terms == terms
-        fits = fits and judge.zygote is self.zygote  # one with the same folder
-        if judge is None or not (fits and judge.give(channel)):
+        if judge is None or not (judge.fits(self.zygote, terms) and judge.give(channel)):
             if judge is not None:
                 judge.end()
             judge = Judge(self.zygote, terms, channel)
