@@ -93,12 +93,13 @@ class Attacked:
             self.wrong.append("the worker was lost")
             self.executor.run([GOOD])
         deadline = time.monotonic() + 2.0
-        while below(worker) > 3:  # the zygote and two children that wait for the next job
+        zygotes = len(Path(f"/proc/{worker}/task/{worker}/children").read_text().split())
+        while below(worker) > 3 * zygotes:  # each with two children that wait for the next job
             if time.monotonic() > deadline:
                 self.wrong.append("processes are left")
                 break
             time.sleep(0.01)
-        if len(os.listdir(f"/proc/{worker}/fd")) > self.descriptors + 2:
+        if len(os.listdir(f"/proc/{worker}/fd")) > self.descriptors + 2 + 6 * (zygotes - 1):
             self.wrong.append("descriptors are left in the worker")
 
     def close(self):
