@@ -24,8 +24,9 @@ is kept for the next program with the same tests, which run in a fresh namespace
 What it promises:
 
 - No program runs in the calling process, or in a process that knows an expected value.
-- With `isolation="strict"` (Linux with Landlock and seccomp), programs cannot read files but the standard library's, write
-  any file, open sockets, make processes, signal others, read other processes' memory, or keep anything from one job to the
+- With `isolation="strict"` (Linux with Landlock and seccomp), programs cannot read files but those of the standard library
+  and of the packages that they may import, write files but in their scratch folder, see other files or processes, open
+  sockets, make processes, signal others, read other processes' memory, or keep anything from one job to the
   next. With `"best_effort"` this holds as far as the kernel goes along; `CodeExecutor.isolation` says how far. Elsewhere
   than on Linux there are only limits.
 - Limits on wall-clock time, CPU time, memory, output and descriptors hold, and no process outlives its verdict.
@@ -36,7 +37,8 @@ What it does not promise:
 - The kernel is shared: an exploit of the kernel escapes. Put the whole training into a virtual machine if that matters.
 - Weak tests and memorised answers remain hackable, and so is a test that takes a helper from the program: put helpers that
   the tests rely on into `Job.setup`.
-- Programs have no scratch folder and no network, and import only the standard library and numpy.
+- Programs have no network. They import the standard library, numpy, and what `CodeExecutor(packages=[...])` names. They have
+  a scratch folder only if their tests work with files, or if `files=True`.
 - The program's own `__eq__`, `__lt__` and `__contains__` are not believed, and operators do not show it values of the tests.
   `Point(1, 2) == Point(1, 2)` is false unless the tests or the set-up define `Point` too: then their `__eq__` compares. A
   test that turns on what cannot be judged fails, whatever it expects, and the verdict's message says why. That also loses

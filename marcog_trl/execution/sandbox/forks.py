@@ -12,7 +12,7 @@ import socket
 import struct
 import sys
 
-from . import judge, rehearsal, sight, solution, wire
+from . import echo, judge, rehearsal, sight, solution, wire
 from .confine import Confinement
 from .mount import mount
 
@@ -80,13 +80,14 @@ def _prepare(load: list[str], modules: dict[str, str]) -> None:
     os.register_at_fork = register
     for name in _PRELOADED.split():
         __import__(name)
-    rehearsal.rehearse()
     builtins.exit, builtins.quit = _sitebuiltins.Quitter("exit", ""), _sitebuiltins.Quitter("quit", "")
     sys.argv[:] = [""]
     sight.show_modules(modules)
     for name in load:
         with contextlib.suppress(Exception):  # programs that import it are told the same, each for itself
             __import__(name)
+    echo.tape.record()
+    rehearsal.rehearse()
     for name in [name for name in sys.modules if name.partition(".")[0] == __package__.partition(".")[0]]:
         del sys.modules[name]  # programs find no module of ours
 
