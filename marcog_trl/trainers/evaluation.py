@@ -90,6 +90,10 @@ def evaluate_team(
 
     Source: pass@k of Chen et al. 2021 (https://huggingface.co/papers/2107.03374).
     """
+    if not isinstance(trainer, MultiAgentTrainer):
+        raise TypeError(
+            f"trainer={trainer!r:.80} is not a trainer of a team. Pass one, such as Team.from_pretrained(path).trainer."
+        )
     check_arguments(num_samples, batch_size, k, sampling, output)
     _check_sampling(trainer, sampling)
     ks = which_k(k, num_samples)

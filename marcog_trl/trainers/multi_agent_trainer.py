@@ -21,10 +21,10 @@ import transformers.trainer
 from accelerate.utils import gather_object, is_peft_model
 from datasets import Dataset, IterableDataset
 from huggingface_hub import CommitInfo
-from peft import LoraConfig, PeftConfig
+from peft import LoraConfig, PeftConfig, PeftModel
 from rich.console import Console
 from torch.utils.data import Sampler
-from transformers import EarlyStoppingCallback
+from transformers import EarlyStoppingCallback, PreTrainedModel
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
@@ -229,14 +229,18 @@ class MultiAgentTrainer(GRPOTrainer):
         environment_factory=None,
         workflow: Workflow | str | None = None,
     ):
+        if not isinstance(model, str | PreTrainedModel | PeftModel):
+            raise TypeError(f"model={model!r:.80} is not a model. Pass a causal LM, or the name or path of one.")
         if args is None:
-            name = model if isinstance(model, str) else model.config.name_or_path
+            name = model if isinstance(model, str) else str(model.config.name_or_path)
             args = self._config_class(
                 f"{name.rstrip('/').split('/')[-1]}-{self._config_class.__name__.removesuffix('Config')}"
             )
         if not isinstance(args, self._config_class):
+            given = f"the class {args.__name__}" if isinstance(args, type) else f"a {type(args).__name__}"
+            needed = self._config_class.__name__
             raise TypeError(
-                f"args is a {type(args).__name__}; {type(self).__name__} takes a {self._config_class.__name__}"
+                f"args is {given}, but {type(self).__name__} needs a {needed}. Pass {needed}('outputs/team'), for example."
             )
         for name, value in (
             ("tools", tools), ("rollout_func", rollout_func), ("environment_factory", environment_factory)
@@ -335,11 +339,14 @@ class MultiAgentTrainer(GRPOTrainer):
         self._episode_to_show: Episode | None = None
         self._inputs: list[dict[str, Any]] = []
         self._threshold_was_tried = False
+        self._warned_of_context = False
 
     # What is checked and completed before any work starts
 
     @staticmethod
     def _make_workflow(workflow: Workflow | str | None, args: MultiAgentConfig) -> Workflow:
+        if workflow is not None and not isinstance(workflow, str | Workflow):
+            raise TypeError(f"workflow={workflow!r} is not a workflow. Pass an instance of Workflow, or a name.")
         if not isinstance(workflow, Workflow):
             options: dict[str, Any] = {"num_turns": args.num_turns}
             if args.num_turns > 1 or (workflow or args.workflow) == "pipeline":
@@ -613,6 +620,7 @@ class MultiAgentTrainer(GRPOTrainer):
     def _generate_rows(self, rows: list[Row]) -> tuple[list[list[int]], list[list[float]] | None]:
         """Answers one stage in one generate call; without rows, takes part in the other processes' call."""
         prompt_ids = [row.prompt_ids for row in rows] or [[self._tokenizer.eos_token_id]]
+        self._check_context(rows)
         if self.use_vllm and (self.vllm_mode == "server" or self.vllm_tensor_parallel_size > 1):
             # There TRL joins the prompts of several processes, and counts on as many from each
             most = max(gather_object([len(prompt_ids)]))
@@ -624,6 +632,21 @@ class MultiAgentTrainer(GRPOTrainer):
         ):
             completion_ids, logprobs = self._generate_single_turn(prompt_ids, None, {}, 1)
         return completion_ids, logprobs
+
+    def _check_context(self, rows: list[Row]) -> None:
+        """Warns once of replies that may reach beyond the positions that the model was trained on."""
+        context = self.model.config.get_text_config().to_dict().get("max_position_embeddings")
+        longest = max(rows, key=lambda row: len(row.prompt_ids), default=None)
+        if longest is None or context is None or self._warned_of_context:
+            return
+        if len(longest.prompt_ids) + cast(int, self.max_completion_length) > context:
+            self._warned_of_context = True
+            warnings.warn(
+                f"A prompt of agent {longest.slot.agent!r} has {len(longest.prompt_ids)} tokens, which with "
+                f"max_completion_length={self.max_completion_length} exceeds the model's context of {context} tokens. Shorten "
+                "the prompts, or lower max_completion_length.",
+                stacklevel=2,
+            )
 
     @contextmanager
     def _kept_as_it_is(self) -> Iterator[None]:

@@ -208,8 +208,11 @@ def find_team(path: str | Path) -> Path:
         `Path`: A folder with a `team.json`.
 
     Raises:
+        TypeError: If `path` is not a path.
         ValueError: If there is none, or one that this version cannot read.
     """
+    if not isinstance(path, str | Path):
+        raise TypeError(f"path={path!r} is not a path. {_SAVED}")
     folder = Path(path)
     if not folder.is_dir() and len(folder.parts) == 2 and not folder.is_absolute():
         try:

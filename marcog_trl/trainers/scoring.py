@@ -460,6 +460,11 @@ def named_reward(reward_func):
     """The reward function of a name of this package; everything else, Hub ids and paths included, is left to TRL."""
     if isinstance(reward_func, str) and "/" not in reward_func and not Path(reward_func).exists():
         return make_reward(reward_func)
+    if isinstance(reward_func, type) or not (callable(reward_func) or isinstance(reward_func, str)):
+        raise TypeError(
+            f"reward_funcs has {reward_func!r}, which is not a reward. Pass a function of completions, a reward model, or a name "
+            "such as 'execution_reward'."
+        )
     return reward_func
 
 

@@ -720,10 +720,12 @@ class TestBadInput:
 
     def test_another_trainer_s_configuration_is_refused(self, tmp_path):
         args = GRPOConfig(str(tmp_path), report_to="none", use_cpu=True, bf16=False)
-        with pytest.raises(TypeError, match="args is a GRPOConfig; MultiAgentPPOTrainer takes a MultiAgentPPOConfig"):
+        with pytest.raises(
+            TypeError, match="args is a GRPOConfig, but MultiAgentPPOTrainer needs a MultiAgentPPOConfig"
+        ):
             MultiAgentPPOTrainer("nobody/no-such-model", teams.letters, args, problems())
         args = MultiAgentPPOConfig(str(tmp_path), report_to="none")
-        with pytest.raises(TypeError, match="args is a MultiAgentPPOConfig; SHPPOTrainer takes a SHPPOConfig"):
+        with pytest.raises(TypeError, match="args is a MultiAgentPPOConfig, but SHPPOTrainer needs a SHPPOConfig"):
             SHPPOTrainer("nobody/no-such-model", teams.letters, args, problems())
 
     def test_an_adapter_that_cannot_be_trained_is_refused(self, tiny_model, tmp_path):
@@ -1039,3 +1041,30 @@ def test_settings_follow_a_workflow_instance(tiny_model, tmp_path):
     trainer = teams.make(tiny_model, tmp_path, workflow=teams.Pair(num_turns=2), roles={"a": "You are a."})
     team = trainer.team_description()
     assert team["num_turns"] == team["settings"]["num_turns"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"model": None}, "model=None is not a model"),
+        ({"model": 5}, "model=5 is not a model"),
+        ({"args": MultiAgentPPOConfig}, "args is the class MultiAgentPPOConfig"),
+        ({"workflow": teams.Pair}, "workflow=<class .*Pair'> is not a workflow"),
+        ({"workflow": 5}, "workflow=5 is not a workflow"),
+        ({"reward_funcs": 5}, "reward_funcs has 5, which is not a reward"),
+        ({"reward_funcs": [dict]}, "reward_funcs has <class 'dict'>, which is not a reward"),
+    ],
+)
+def test_arguments_of_a_wrong_type_are_refused(tmp_path, arguments, message):
+    args = MultiAgentPPOConfig(tmp_path, report_to="none", use_cpu=True)
+    given = {"model": "nobody/no-such-model", "reward_funcs": teams.letters, "args": args, **arguments}
+    with pytest.raises(TypeError, match=message):
+        MultiAgentPPOTrainer(**given, train_dataset=teams.dataset())
+
+
+def test_a_prompt_beyond_the_context_is_said_once(tiny_model, tmp_path):
+    data = Dataset.from_dict({"prompt": ["def f(x): " * 400] * 2})
+    trainer = teams.make(tiny_model, tmp_path, workflow=teams.Pair(num_turns=2), data=data, max_steps=1)
+    with pytest.warns(UserWarning, match=r"exceeds the model's context of 1024 tokens") as caught:
+        trainer.train()
+    assert len([warning for warning in caught if "context" in str(warning.message)]) == 1
