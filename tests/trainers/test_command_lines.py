@@ -1,6 +1,6 @@
 """What is wrong with a command line is said in one line, before a model is loaded."""
 
-import importlib
+import importlib.util
 import json
 import shutil
 import sys
@@ -47,6 +47,14 @@ def data(tmp_path):
     return {name: str(file) for name, file in files.items()}
 
 
+def load(recipe):
+    """A recipe as a module; not by its name, which `evaluate` shares with a package."""
+    spec = importlib.util.spec_from_file_location(f"recipes_{recipe}", RECIPES / f"{recipe}.py")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.fixture
 def line(monkeypatch, capsys, tmp_path):
     """`line(recipe, *argv)`: the one line in which a recipe ends."""
@@ -58,9 +66,9 @@ def line(monkeypatch, capsys, tmp_path):
         monkeypatch.setattr(sys, "argv", [f"{recipe}.py", *argv])
         with pytest.raises(SystemExit) as ended:
             if recipe in CONFIGS:
-                importlib.import_module("train_ppo").train(load_too_early, CONFIGS[recipe])
+                load("train_ppo").train(load_too_early, CONFIGS[recipe])
             else:
-                importlib.import_module(recipe).main()
+                load(recipe).main()
         message = str(ended.value.code)
         assert message.startswith("error: ") and "\n" not in message, message
         return message
