@@ -56,7 +56,7 @@ from marcog_trl.trainers.run_report import ReportCallback
 from marcog_trl.trainers.scoring import Scorer, named_reward
 from marcog_trl.trainers.team_files import TEAM_FILE, describe_team, write_json
 from marcog_trl.trainers.trace import episode_trace
-from marcog_trl.workflows import Centralized, Rounds, make_workflow
+from marcog_trl.workflows import Centralized, ClassTeam, Rounds, make_workflow
 
 
 # What TRL logs of each micro-batch as a mean over tokens
@@ -155,7 +155,13 @@ def _agree_with_workflow(args: MultiAgentConfig, workflow: Workflow) -> None:
     brought["roles"] = {agent.name: agent.role for agent in workflow.agents}
     brought |= dict.fromkeys(("feedback", "visible_tests", "class_split", "expert_model", "expert_base_url"))
     if isinstance(workflow, Rounds):
-        brought |= {"feedback": workflow.feedback, "visible_tests": workflow.visible_tests}
+        # 0 is the configuration's word for all tests
+        visible_tests = workflow.visible_tests if isinstance(workflow.visible_tests, int) else 0
+        brought |= {"feedback": workflow.feedback, "visible_tests": visible_tests}
+        if isinstance(workflow.expert, ExpertEdits):
+            brought |= {"expert_model": workflow.expert.model, "expert_base_url": workflow.expert.base_url}
+    if isinstance(workflow, ClassTeam):
+        brought["class_split"] = workflow.split
     defaults = {f.name: f.default for f in dataclasses.fields(args)}
     for name, value in brought.items():
         asked = getattr(args, name)
@@ -166,6 +172,14 @@ def _agree_with_workflow(args: MultiAgentConfig, workflow: Workflow) -> None:
                 "workflow, or pass the workflow's name."
             )
     args.num_turns = workflow.num_turns
+    if isinstance(workflow, Rounds):
+        args.visible_tests = brought["visible_tests"]
+        # A function, and an expert of another kind, cannot be written into team.json
+        if isinstance(workflow.feedback, str) and (workflow.expert is None or brought["expert_model"] is not None):
+            args.feedback = workflow.feedback
+            args.expert_model, args.expert_base_url = brought["expert_model"], brought["expert_base_url"]
+    if isinstance(workflow, ClassTeam):
+        args.class_split = workflow.split
 
 
 class MultiAgentTrainer(GRPOTrainer):
@@ -231,6 +245,10 @@ class MultiAgentTrainer(GRPOTrainer):
     ):
         if not isinstance(model, str | PreTrainedModel | PeftModel):
             raise TypeError(f"model={model!r:.80} is not a model. Pass a causal LM, or the name or path of one.")
+        if peft_config is not None and not isinstance(peft_config, PeftConfig):
+            raise TypeError(
+                f"peft_config={peft_config!r:.80} is not a PeftConfig. Pass an instance, such as LoraConfig(r=16)."
+            )
         if args is None:
             name = model if isinstance(model, str) else str(model.config.name_or_path)
             args = self._config_class(

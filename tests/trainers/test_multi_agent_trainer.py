@@ -28,6 +28,7 @@ from marcog_trl.trainers import (
     SHPPOConfig,
     SHPPOTrainer,
 )
+from marcog_trl.workflows import make_workflow
 
 
 CHAT = [[{"role": "system", "content": "Code only."}, {"role": "user", "content": f"def f{i}(x):"}] for i in range(4)]
@@ -1051,6 +1052,8 @@ def test_settings_follow_a_workflow_instance(tiny_model, tmp_path):
         ({"args": MultiAgentPPOConfig}, "args is the class MultiAgentPPOConfig"),
         ({"workflow": teams.Pair}, "workflow=<class .*Pair'> is not a workflow"),
         ({"workflow": 5}, "workflow=5 is not a workflow"),
+        ({"peft_config": LoraConfig}, "peft_config=<class .*LoraConfig'> is not a PeftConfig"),
+        ({"peft_config": {"r": 4}}, "peft_config={'r': 4} is not a PeftConfig"),
         ({"reward_funcs": 5}, "reward_funcs has 5, which is not a reward"),
         ({"reward_funcs": [dict]}, "reward_funcs has <class 'dict'>, which is not a reward"),
     ],
@@ -1068,3 +1071,25 @@ def test_a_prompt_beyond_the_context_is_said_once(tiny_model, tmp_path):
     with pytest.warns(UserWarning, match=r"exceeds the model's context of 1024 tokens") as caught:
         trainer.train()
     assert len([warning for warning in caught if "context" in str(warning.message)]) == 1
+
+
+def with_tests():
+    return teams.dataset(8, entry_point=["f"] * 8, test=[["assert f"]] * 8, test_format=["asserts"] * 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "settings"),
+    [
+        ("single", {"feedback": "passed", "visible_tests": 3}, {}),
+        ("single", {"visible_tests": "all"}, {"visible_tests": 0}),
+        ("collaboration", {"feedback": "plain", "visible_tests": -1}, {}),
+    ],
+)
+def test_team_json_describes_a_workflow_instance(tiny_model, tmp_path, name, options, settings):
+    workflow = make_workflow(name, num_turns=2, **options)
+    trainer = teams.make(tiny_model, tmp_path, data=with_tests(), workflow=workflow)
+    described = trainer.team_description()["settings"]
+    expected = {"num_turns": 2, **options, **settings}
+    assert {key: described[key] for key in expected} == expected
+    # What was described agrees with the instance when the team is made again
+    teams.make(tiny_model, tmp_path / "again", data=with_tests(), workflow=workflow, **expected)
