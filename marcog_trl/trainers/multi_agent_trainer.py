@@ -378,7 +378,8 @@ class MultiAgentTrainer(GRPOTrainer):
                 options["roles"] = args.roles
             if args.class_split is not None:
                 options["split"] = args.class_split
-            workflow = make_workflow(workflow or args.workflow, **options)
+            args.workflow = workflow or args.workflow  # which a saved team is made from again
+            workflow = make_workflow(args.workflow, **options)
         else:
             workflow.validate()
             _agree_with_workflow(args, workflow)

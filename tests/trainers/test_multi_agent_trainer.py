@@ -1093,3 +1093,8 @@ def test_team_json_describes_a_workflow_instance(tiny_model, tmp_path, name, opt
     assert {key: described[key] for key in expected} == expected
     # What was described agrees with the instance when the team is made again
     teams.make(tiny_model, tmp_path / "again", data=with_tests(), workflow=workflow, **expected)
+
+
+def test_team_json_has_the_name_that_was_passed_as_workflow(tiny_model, tmp_path):
+    trainer = teams.make(tiny_model, tmp_path, data=with_tests(), workflow="collaboration")
+    assert trainer.team_description()["settings"]["workflow"] == "collaboration"
