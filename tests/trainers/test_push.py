@@ -478,7 +478,7 @@ class TestPushToHub:
     def test_without_rights_it_fails_before_any_work(self, online, tiny_model, tmp_path, monkeypatch):
         monkeypatch.setenv("HF_TOKEN", "hf_stranger")
         with pytest.raises(
-            PushError, match=r"You have no rights .* -- a token with write access .* push_to_hub=False"
+            PushError, match=r"You have no rights .* -- log in with a token with write access .* push_to_hub=False"
         ):
             make(tiny_model, tmp_path, push_to_hub=True, hub_model_id="someone/team")
 
