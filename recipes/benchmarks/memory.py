@@ -6,14 +6,20 @@ Peak memory of SHPPO with 2 and with 8 agents at the same number of rows, each i
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import tempfile
 import warnings
+from pathlib import Path
 
 
 warnings.filterwarnings("ignore", category=FutureWarning)
+
+
+def resident_mib(which: str) -> float:
+    """`which`: "VmRSS", what is resident now, or "VmHWM", its peak. (`ru_maxrss` would begin with the peak of the parent.)"""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split(f"{which}:")[1].split()[0]) / 1024
 
 
 def measure(options: argparse.Namespace) -> None:
@@ -31,10 +37,11 @@ def measure(options: argparse.Namespace) -> None:
     )  # fmt: skip
     dataset = Dataset.from_dict({"prompt": ["def f(xs): add one to every number " * 8] * 64})
     trainer = SHPPOTrainer(folder, reward, args, dataset, workflow=make_team(options.agents))
-    start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = resident_mib("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak of the set-up
     trainer.train()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(json.dumps({"agents": options.agents, "peak_mib": peak / 1024, "training_mib": (peak - start) / 1024}))
+    peak = resident_mib("VmHWM")
+    print(json.dumps({"agents": options.agents, "peak_mib": peak, "training_mib": peak - start}))
 
 
 def main():

@@ -82,10 +82,10 @@ def test_a_saved_team_says_how_its_base_was_quantised(tiny_model, tmp_path):
     trainer.save_model()
     assert json.loads((tmp_path / "team.json").read_text())["quantization_config"]["load_in_4bit"]
     arguments = (tmp_path, teams.dataset(), teams.Pair(), teams.letters)
-    with pytest.warns(UserWarning, match="on a base model that was quantised .*, and is loaded on one that is not"):
+    with pytest.warns(UserWarning, match="trained on a quantised base model .*, and is loaded on one that is not"):
         unquantised = load_trainer(*arguments).model.get_base_model()
     assert not getattr(unquantised, "is_quantized", False)
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*was quantised")
+        warnings.filterwarnings("error", message=".*quantised base model")
         loaded = load_trainer(*arguments, quantization_config=quantised)
     assert loaded.model.get_base_model().is_quantized

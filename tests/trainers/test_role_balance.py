@@ -58,7 +58,7 @@ def learn(trainer_class, tokenizer, path, max_steps, **options):
         max_completion_length=LENGTHS["long"],
         generation_kwargs={"suppress_tokens": tokenizer.all_special_ids},
         max_steps=max_steps,
-        learning_rate=5e-3,
+        learning_rate=2e-3,
         max_grad_norm=1.0,
         **TRAINERS[trainer_class],
         **options,
