@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from marcog_trl.agents import Agent, Consult, Execute, Slot, Workflow
+    from marcog_trl.evaluation.evaluate import evaluate_team
     from marcog_trl.problems import load_problems
     from marcog_trl.rewards import (
         class_reward,
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
         execution_reward,
         graded_reward,
     )
+    from marcog_trl.team.team import Team
     from marcog_trl.trainers import (
         MultiAgentConfig,
         MultiAgentGRPOConfig,
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
         SHPPOConfig,
         SHPPOTrainer,
     )
-    from marcog_trl.trainers.evaluation import evaluate_team
-    from marcog_trl.trainers.inference import Team
     from marcog_trl.workflows import (
         Centralized,
         ClassTeam,
@@ -48,8 +48,8 @@ _MODULES = {
         "MultiAgentConfig", "MultiAgentGRPOConfig", "MultiAgentGRPOTrainer", "MultiAgentPPOConfig",
         "MultiAgentPPOTrainer", "MultiAgentTrainer", "ReportCallback", "SHPPOConfig", "SHPPOTrainer",
     ),
-    "marcog_trl.trainers.evaluation": ("evaluate_team",),
-    "marcog_trl.trainers.inference": ("Team",),
+    "marcog_trl.evaluation.evaluate": ("evaluate_team",),
+    "marcog_trl.team.team": ("Team",),
     "marcog_trl.workflows": (
         "Centralized", "ClassTeam", "Collaboration", "Discussion", "Pipeline", "Single", "make_workflow",
     ),

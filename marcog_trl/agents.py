@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from marcog_trl import code
 from marcog_trl.execution import Job
+from marcog_trl.parsing import extract as code
+from marcog_trl.parsing.prompts import Prompt, context_of, messages_of
 from marcog_trl.problems import make_job
 
 
-Prompt = str | list[dict[str, str]]
 """Plain text, or chat messages with the keys `role` and `content`."""
 
 
@@ -258,11 +258,6 @@ def ask(role: str, prompt: Prompt) -> list[dict[str, str]]:
     return [*before, {**last, "content": f"{role}\n\n{last['content']}"}]
 
 
-def messages_of(prompt: Prompt) -> list[dict[str, str]]:
-    """A prompt as chat messages."""
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-
-
 def with_text(chat: Prompt, text: str) -> list[dict[str, str]]:
     """The chat with a text added to its last message."""
     *before, last = messages_of(chat)
@@ -270,19 +265,6 @@ def with_text(chat: Prompt, text: str) -> list[dict[str, str]]:
 
 
 # Code
-
-
-def context_of(problem: Mapping[str, Any]) -> str:
-    """
-    The text of a problem that may hold code which solutions continue or rely on.
-
-    Args:
-        problem (`Mapping`): One dataset row.
-
-    Returns:
-        `str`: Its `starter_code`, else the text of its prompt.
-    """
-    return problem.get("starter_code") or messages_of(problem["prompt"])[-1]["content"]
 
 
 def solution_job(problem: Mapping[str, Any], solution: str) -> Job:
@@ -296,7 +278,7 @@ def solution_job(problem: Mapping[str, Any], solution: str) -> Job:
         solution (`str`): What `Workflow.solution` returned, or a completion.
 
     Returns:
-        `Job`: Its code is what [`~marcog_trl.code.extract_code`] finds.
+        `Job`: Its code is what [`~marcog_trl.parsing.extract.extract_code`] finds.
     """
     return make_job(problem, code.extract_code(solution, problem.get("entry_point"), context_of(problem)))
 

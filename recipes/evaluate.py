@@ -27,13 +27,13 @@ from pathlib import Path
 from endings import Kept, interrupts, one_line
 
 from marcog_trl import MultiAgentConfig, evaluate_team, load_problems
-from marcog_trl.trainers.base_models import check_model
-from marcog_trl.trainers.baselines import single_agent, untrained_team
-from marcog_trl.trainers.evaluation import check_arguments
-from marcog_trl.trainers.launch import column_names, read_arguments
-from marcog_trl.trainers.overrides import nearest, parse_override
+from marcog_trl.cli.arguments import nearest, parse_override
+from marcog_trl.cli.launch import column_names, read_arguments
+from marcog_trl.evaluation.baselines import single_agent, untrained_team
+from marcog_trl.evaluation.evaluate import check_arguments
+from marcog_trl.report.results import print_figures
+from marcog_trl.team.base_models import check_model
 from marcog_trl.trainers.ranges import Range, check_number
-from marcog_trl.trainers.report import print_figures
 from marcog_trl.trainers.saved import agent_settings, load_trainer
 
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from endings import Kept, interrupts, one_line
 
 from marcog_trl import Team, load_problems
-from marcog_trl.trainers.export import PushError, check_repo_id, export_team, push_team
-from marcog_trl.trainers.launch import read_arguments
+from marcog_trl.cli.launch import read_arguments
+from marcog_trl.team.export import PushError, check_repo_id, export_team, push_team
 from marcog_trl.trainers.ranges import COUNT, check_number
 from marcog_trl.trainers.saved import agent_settings, find_team
 

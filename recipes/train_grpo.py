@@ -15,7 +15,7 @@ It is MultiAgentGRPO with `workflow="single"`, `advantage="mean"` and, unless an
 from train_ppo import train
 
 from marcog_trl import MultiAgentGRPOConfig, MultiAgentGRPOTrainer
-from marcog_trl.trainers.launch import Recipe
+from marcog_trl.cli.launch import Recipe
 
 
 def main():

@@ -14,7 +14,7 @@ A Qwen2.5-Coder team on CoopHumanEval, in two turns:
 from train_ppo import TEAM, train
 
 from marcog_trl import MultiAgentGRPOConfig, MultiAgentGRPOTrainer
-from marcog_trl.trainers.launch import Recipe
+from marcog_trl.cli.launch import Recipe
 
 
 def main():

@@ -20,6 +20,9 @@ from endings import Kept, interrupts, one_line
 from trl import get_peft_config, get_quantization_config
 
 from marcog_trl import MultiAgentPPOConfig, MultiAgentPPOTrainer, evaluate_team
+from marcog_trl.cli.launch import Recipe, check_run, parse, resume_choice, set_max_steps
+from marcog_trl.report.results import plot_curves, print_table, write_results
+from marcog_trl.team.export import PushError
 from marcog_trl.trainers.checkpoints import (
     CheckpointError,
     check_checkpoint,
@@ -29,9 +32,6 @@ from marcog_trl.trainers.checkpoints import (
     only_run_in,
     start_from,
 )
-from marcog_trl.trainers.export import PushError
-from marcog_trl.trainers.launch import Recipe, check_run, parse, resume_choice, set_max_steps
-from marcog_trl.trainers.report import plot_curves, print_table, write_results
 
 
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "builtin.yaml"

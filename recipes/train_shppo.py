@@ -13,7 +13,7 @@ A Qwen2.5-Coder team on HumanEval:
 from train_ppo import TEAM, train
 
 from marcog_trl import SHPPOConfig, SHPPOTrainer
-from marcog_trl.trainers.launch import Recipe
+from marcog_trl.cli.launch import Recipe
 
 
 def main():

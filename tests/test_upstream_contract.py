@@ -29,7 +29,7 @@ from trl.trainer.utils import (
     use_adapter,
 )
 
-from marcog_trl.heterogeneity.layer import VARIANTS
+from marcog_trl.heterogeneity.cores import VARIANTS
 from marcog_trl.trainers import MultiAgentTrainer
 
 

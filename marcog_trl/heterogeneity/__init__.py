@@ -1,5 +1,6 @@
 """The heterogeneity layer: one shared LoRA adapter whose agents are told apart by latents."""
 
+from marcog_trl.heterogeneity.cores import LoraCores, adapted_layers, block_mask, check_peft_config
 from marcog_trl.heterogeneity.fold import (
     fold_adapters,
     save_folded_adapters,
@@ -7,7 +8,6 @@ from marcog_trl.heterogeneity.fold import (
     split_adapter,
     stack_config,
 )
-from marcog_trl.heterogeneity.layer import LoraCores, adapted_layers, block_mask, check_peft_config
 from marcog_trl.heterogeneity.losses import (
     inference_loss,
     latent_distance_range,

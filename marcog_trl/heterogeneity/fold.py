@@ -19,7 +19,7 @@ from peft.utils.integrations import gather_params_ctx
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from marcog_trl.heterogeneity.layer import adapted_layers
+from marcog_trl.heterogeneity.cores import adapted_layers
 
 
 def fold_adapters(

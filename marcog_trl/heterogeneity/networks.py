@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from marcog_trl.critic import Float32Linear, standardize
+from marcog_trl.algorithms.critic import Float32Linear, standardize
 
 
 def _orthogonal(layer: Float32Linear, gain: float) -> Float32Linear:

@@ -3,8 +3,8 @@ Problem sets in one schema: `task_id`, `prompt`, `entry_point`, `test`, `test_fo
 `starter_code`.
 """
 
-from marcog_trl.problems.jobs import check_problems, make_job
 from marcog_trl.problems.loading import load_problems
+from marcog_trl.problems.schema import check_problems, make_job
 
 
 __all__ = ["check_problems", "load_problems", "make_job"]

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from marcog_trl.agents import Prompt
-from marcog_trl.class_code import read_part, skeleton_of
 from marcog_trl.execution import CodeExecutor, Job, Verdict
+from marcog_trl.parsing.classes import read_part, skeleton_of
 from marcog_trl.rewards.scoring import (
     Completion,
     judge,

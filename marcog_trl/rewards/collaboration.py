@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from marcog_trl import code
-from marcog_trl.agents import Prompt, context_of, numbered
+from marcog_trl.agents import Prompt, numbered
 from marcog_trl.execution import CodeExecutor, Job, Verdict
+from marcog_trl.parsing import extract as code
+from marcog_trl.parsing.prompts import context_of
 from marcog_trl.rewards.scoring import (
     Completion,
     judge,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from marcog_trl import code
-from marcog_trl.agents import Prompt, context_of
+from marcog_trl.agents import Prompt
 from marcog_trl.execution import CodeExecutor, Job, TestResult, Verdict
+from marcog_trl.parsing import extract as code
+from marcog_trl.parsing.prompts import context_of
 from marcog_trl.rewards.scoring import (
     Completion,
     InfrastructureFailure,

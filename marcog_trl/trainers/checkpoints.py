@@ -24,7 +24,8 @@ from transformers import TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from marcog_trl.trainers.team_files import TEAM_FILE, differing, write_json
+from marcog_trl.files import write_json
+from marcog_trl.team.description import TEAM_FILE, differing
 
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from transformers.integrations.integration_utils import (
 from trl import GRPOConfig
 
 from marcog_trl.execution.jobs import LEAST_MEMORY_MB
-from marcog_trl.feedback import FEEDBACK_MODES
 from marcog_trl.trainers.ranges import COUNT, NOT_NEGATIVE, POSITIVE, UNIT, Range, check_numbers
+from marcog_trl.workflows.feedback import FEEDBACK_MODES
 
 
 # TRL checks these while it trains

@@ -16,14 +16,14 @@ from accelerate.utils import is_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
-from marcog_trl.advantages import gae, normalize_advantages, value_loss
 from marcog_trl.agents import Slot
-from marcog_trl.critic import ValueHead, pool_team_states
-from marcog_trl.rollout import Row
+from marcog_trl.algorithms.advantages import gae, normalize_advantages, value_loss
+from marcog_trl.algorithms.critic import ValueHead, pool_team_states
+from marcog_trl.rollout.engine import Row
+from marcog_trl.team.description import MODULES_FILE
+from marcog_trl.team.modules import ATTRIBUTE, Flight, TeamModule
 from marcog_trl.trainers.multi_agent_ppo_config import MultiAgentPPOConfig
 from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer, Rollout
-from marcog_trl.trainers.team_files import MODULES_FILE
-from marcog_trl.trainers.team_module import ATTRIBUTE, Flight, TeamModule
 
 
 POLICY, CRITIC = "policy", "critic"

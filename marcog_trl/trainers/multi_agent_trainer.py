@@ -31,13 +31,18 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
-from marcog_trl.advantages import SumOverProcesses, agent_weights, group_advantages, turn_returns
 from marcog_trl.agents import Slot, Workflow, solution_job
+from marcog_trl.algorithms.advantages import SumOverProcesses, agent_weights, group_advantages, turn_returns
 from marcog_trl.execution import CodeExecutor
 from marcog_trl.execution.isolation import IsolationLevel
-from marcog_trl.expert import ExpertEdits
-from marcog_trl.rollout import Episode, Row, Score, encode_prompts, play
-from marcog_trl.trainers import export
+from marcog_trl.files import write_json
+from marcog_trl.report.console import episode_trace
+from marcog_trl.report.page import ReportCallback
+from marcog_trl.rollout.engine import Episode, Row, Score, encode_prompts, play
+from marcog_trl.team import export
+from marcog_trl.team.data_checks import check_dataset, usable
+from marcog_trl.team.description import TEAM_FILE, describe_team
+from marcog_trl.team.merging import merged_adapter
 from marcog_trl.trainers.adapter_targets import outside_zero3, resolve_all_linear
 from marcog_trl.trainers.checkpoints import (
     COMPLETE_FILE,
@@ -48,15 +53,11 @@ from marcog_trl.trainers.checkpoints import (
     mark_complete,
     only_run_in,
 )
-from marcog_trl.trainers.curriculum import CurriculumSampler, make_curriculum
-from marcog_trl.trainers.data_checks import check_dataset, usable
-from marcog_trl.trainers.merging import merged_adapter
 from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
-from marcog_trl.trainers.run_report import ReportCallback
+from marcog_trl.trainers.sampling import CurriculumSampler, make_curriculum
 from marcog_trl.trainers.scoring import Scorer, named_reward
-from marcog_trl.trainers.team_files import TEAM_FILE, describe_team, write_json
-from marcog_trl.trainers.trace import episode_trace
 from marcog_trl.workflows import Centralized, ClassTeam, Rounds, make_workflow
+from marcog_trl.workflows.expert import ExpertEdits
 
 
 # What TRL logs of each micro-batch as a mean over tokens
@@ -1385,13 +1386,13 @@ class MultiAgentTrainer(GRPOTrainer):
     # Sharing
 
     def export_agents(self, path: str | Path, problems: Iterable[dict[str, Any]] | None = None) -> dict[str, dict]:
-        """Writes one ordinary PEFT adapter per agent; see [`~marcog_trl.trainers.export.export_agents`]."""
+        """Writes one ordinary PEFT adapter per agent; see [`~marcog_trl.team.export.export_agents`]."""
         return export.export_agents(self, path, problems)
 
     def push_agents_to_hub(
         self, repo_id: str, problems: Iterable[dict[str, Any]] | None = None, **options: Any
     ) -> CommitInfo | None:
-        """Pushes the team and its agents as ordinary adapters; see [`~marcog_trl.trainers.export.push_agents`]."""
+        """Pushes the team and its agents as ordinary adapters; see [`~marcog_trl.team.export.push_agents`]."""
         return export.push_agents(self, repo_id, problems, **options)
 
     def push_to_hub(self, *args, **kwargs):

@@ -20,13 +20,13 @@ from safetensors import safe_open
 from transformers import AutoTokenizer
 
 from marcog_trl.agents import Workflow
-from marcog_trl.trainers.base_models import check_model
+from marcog_trl.cli.arguments import nearest
+from marcog_trl.team.base_models import check_model
+from marcog_trl.team.description import FORMAT_VERSION, MODULES_FILE, TEAM_FILE, differing, settings_of
 from marcog_trl.trainers.multi_agent_grpo_trainer import MultiAgentGRPOTrainer
 from marcog_trl.trainers.multi_agent_ppo_trainer import MultiAgentPPOTrainer
 from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
-from marcog_trl.trainers.overrides import nearest
 from marcog_trl.trainers.shppo_trainer import SHPPOTrainer
-from marcog_trl.trainers.team_files import FORMAT_VERSION, MODULES_FILE, TEAM_FILE, differing, settings_of
 from marcog_trl.workflows import make_workflow
 
 

@@ -32,13 +32,13 @@ from marcog_trl.heterogeneity import (
     split_adapter,
     stack_config,
 )
-from marcog_trl.rollout import Row, encode_prompts
+from marcog_trl.rollout.engine import Row, encode_prompts
+from marcog_trl.team.modules import Flight, LatentTargets, TeamModule
+from marcog_trl.team.vllm import AgentGeneration, check_served_adapter
 from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
 from marcog_trl.trainers.multi_agent_ppo_trainer import MultiAgentPPOTrainer
 from marcog_trl.trainers.multi_agent_trainer import Rollout
 from marcog_trl.trainers.shppo_config import SHPPOConfig
-from marcog_trl.trainers.team_module import Flight, LatentTargets, TeamModule
-from marcog_trl.trainers.vllm_agents import AgentGeneration, check_served_adapter
 
 
 LATENT, INFERENCE = "latent", "inference"

@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from marcog_trl.agents import Agent, Consult, Execute, Play, Prompt, Slot, Workflow, messages_of
+from marcog_trl.agents import Agent, Consult, Execute, Play, Prompt, Slot, Workflow
+from marcog_trl.parsing.prompts import messages_of
 
 
 class Centralized(Workflow):

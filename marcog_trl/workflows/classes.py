@@ -6,9 +6,10 @@ import random
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from marcog_trl.agents import Advisor, Agent, Prompt, ask, check_number, context_of, messages_of, numbered, with_text
-from marcog_trl.class_code import merge_class, read_part, skeleton_of
-from marcog_trl.feedback import Feedback, Level, VisibleTests
+from marcog_trl.agents import Advisor, Agent, Prompt, ask, check_number, numbered, with_text
+from marcog_trl.parsing.classes import merge_class, read_part, skeleton_of
+from marcog_trl.parsing.prompts import context_of, messages_of
+from marcog_trl.workflows.feedback import Feedback, Level, VisibleTests
 from marcog_trl.workflows.rounds import Rounds
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from marcog_trl import code
-from marcog_trl.agents import Advisor, Agent, check_number, context_of, numbered
-from marcog_trl.feedback import Feedback, Level, VisibleTests
+from marcog_trl.agents import Advisor, Agent, check_number, numbered
+from marcog_trl.parsing import extract as code
+from marcog_trl.parsing.prompts import context_of
+from marcog_trl.workflows.feedback import Feedback, Level, VisibleTests
 from marcog_trl.workflows.rounds import Rounds
 
 

@@ -7,9 +7,10 @@ from collections.abc import Generator, Mapping
 from functools import cached_property
 from typing import Any
 
-from marcog_trl import code
-from marcog_trl.agents import Advisor, Agent, Prompt, Slot, check_number, context_of, messages_of, numbered
-from marcog_trl.feedback import Feedback, VisibleTests
+from marcog_trl.agents import Advisor, Agent, Prompt, Slot, check_number, numbered
+from marcog_trl.parsing import extract as code
+from marcog_trl.parsing.prompts import context_of, messages_of
+from marcog_trl.workflows.feedback import Feedback, VisibleTests
 from marcog_trl.workflows.rounds import Rounds
 
 

@@ -5,19 +5,10 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from marcog_trl import code
-from marcog_trl.agents import (
-    Advisor,
-    Agent,
-    Execute,
-    Prompt,
-    check_number,
-    context_of,
-    numbered,
-    solution_job,
-    with_text,
-)
-from marcog_trl.feedback import Feedback, VisibleTests, visible_results
+from marcog_trl.agents import Advisor, Agent, Execute, Prompt, check_number, numbered, solution_job, with_text
+from marcog_trl.parsing import extract as code
+from marcog_trl.parsing.prompts import context_of
+from marcog_trl.workflows.feedback import Feedback, VisibleTests, visible_results
 from marcog_trl.workflows.rounds import Rounds
 
 

@@ -6,24 +6,12 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from marcog_trl import code
-from marcog_trl.agents import (
-    Advisor,
-    Agent,
-    Consult,
-    Execute,
-    Play,
-    Prompt,
-    Workflow,
-    ask,
-    check_number,
-    context_of,
-    messages_of,
-    solution_job,
-)
+from marcog_trl.agents import Advisor, Agent, Consult, Execute, Play, Prompt, Workflow, ask, check_number, solution_job
 from marcog_trl.execution import Job, Verdict
-from marcog_trl.expert import expert_question
-from marcog_trl.feedback import FEEDBACK_MODES, Feedback, Level, VisibleTests, shown_tests, visible_results
+from marcog_trl.parsing import extract as code
+from marcog_trl.parsing.prompts import context_of, messages_of
+from marcog_trl.workflows.expert import expert_question
+from marcog_trl.workflows.feedback import FEEDBACK_MODES, Feedback, Level, VisibleTests, shown_tests, visible_results
 
 
 class Rounds(Workflow):
@@ -42,7 +30,7 @@ class Rounds(Workflow):
             number counts from the end; `0`, `None` and `"all"` show all.
         roles (`Mapping[str, str]`, *optional*): Role texts that replace an agent's own, by agent name.
         expert (`Callable`, *optional*): Answers chats with texts, for `feedback="expert_edits"`, such as an
-            [`~marcog_trl.expert.ExpertEdits`].
+            [`~marcog_trl.workflows.expert.ExpertEdits`].
 
     Raises:
         ValueError: If an argument has a value that is not known, or `expert_edits` has no expert.

@@ -21,9 +21,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from marcog_trl import evaluate_team, load_problems
 from marcog_trl.embedded import load_default_model
+from marcog_trl.evaluation.baselines import untrained_team
 from marcog_trl.execution import CodeExecutor, Job
 from marcog_trl.problems import make_job
-from marcog_trl.trainers.baselines import untrained_team
 
 
 warnings.filterwarnings("ignore", category=FutureWarning)

@@ -50,7 +50,8 @@ import yaml
 from filelock import FileLock, Timeout
 
 from marcog_trl import Collaboration, Workflow, code
-from marcog_trl.agents import ask, context_of
+from marcog_trl.agents import ask
+from marcog_trl.parsing.prompts import context_of
 
 
 CONFIG = Path(__file__).parents[1] / "configs" / "builtin.yaml"
@@ -265,7 +266,7 @@ def make_examples(tokenizer, count):
     """Prompts of all kinds with replies that have the default model's mistakes as often as it was taught them."""
     from marcog_trl.embedded import Recipe, _reply, draw_habits
     from marcog_trl.problems.builtin import generate
-    from marcog_trl.rollout import encode_prompts
+    from marcog_trl.rollout.engine import encode_prompts
 
     rng, plan = random.Random("lessons"), Recipe()
     habits = draw_habits(plan)
@@ -433,7 +434,7 @@ def run(name, options, folder):
     import torch
 
     from marcog_trl import load_problems
-    from marcog_trl.trainers.report import write_results
+    from marcog_trl.report.results import write_results
 
     warnings.filterwarnings("ignore", category=FutureWarning)
     torch.set_num_threads(1)

@@ -21,7 +21,7 @@ import torch
 from transformers import PrinterCallback, TrainerCallback
 
 from marcog_trl import MultiAgentPPOConfig, MultiAgentPPOTrainer, SHPPOConfig, SHPPOTrainer
-from marcog_trl.trainers.launch import Recipe, parse
+from marcog_trl.cli.launch import Recipe, parse
 
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

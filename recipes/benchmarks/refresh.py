@@ -20,7 +20,7 @@ from datasets import Dataset
 from marcog_trl import Agent, SHPPOConfig, SHPPOTrainer, Workflow
 from marcog_trl.embedded import build_default_model
 from marcog_trl.heterogeneity import fold_adapters
-from marcog_trl.trainers.vllm_agents import write_adapters
+from marcog_trl.team.vllm import write_adapters
 
 
 warnings.filterwarnings("ignore", category=FutureWarning)

@@ -20,10 +20,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from train_ppo import TEAM, train
 
 from marcog_trl import SHPPOConfig, SHPPOTrainer, evaluate_team, load_problems
-from marcog_trl.trainers.launch import Recipe
-from marcog_trl.trainers.report import write_results
+from marcog_trl.cli.launch import Recipe
+from marcog_trl.report.results import write_results
+from marcog_trl.team.description import TEAM_FILE
 from marcog_trl.trainers.saved import agent_settings, find_team, load_trainer
-from marcog_trl.trainers.team_files import TEAM_FILE
 
 
 HEADER = (

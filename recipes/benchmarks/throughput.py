@@ -232,8 +232,8 @@ def bare_loop(trainer, options):
 def measure_execution(options):
     """Steps of recipes/train_shppo.py's team."""
     from marcog_trl import SHPPOConfig, SHPPOTrainer
+    from marcog_trl.cli.launch import Recipe, parse
     from marcog_trl.embedded import build_default_model
-    from marcog_trl.trainers.launch import Recipe, parse
 
     with tempfile.TemporaryDirectory() as folder:
         config = Path(__file__).parents[1] / "configs" / "builtin.yaml"

@@ -7,7 +7,6 @@ import pytest
 import teams
 import torch
 from peft import PeftModel
-from test_export import PROMPT, live_logits
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from marcog_trl import MultiAgentPPOTrainer, SHPPOTrainer
@@ -64,14 +63,14 @@ def test_an_exported_agent_is_the_live_one(tiny_model, tmp_path):
             parameter.data = parameter.data.float()
     in_float32(trainer.model)
     trainer.export_agents(tmp_path / "agents")
-    live = {agent: live_logits(trainer, agent) for agent in "ab"}
+    live = {agent: teams.live_logits(trainer, agent) for agent in "ab"}
     assert (live["a"] - live["b"]).abs().max() > 0.1
     for agent, expected in live.items():
         base = AutoModelForCausalLM.from_pretrained(tiny_model, quantization_config=BitsAndBytesConfig(**FOUR_BITS))
         exported = PeftModel.from_pretrained(base, tmp_path / "agents" / agent).eval()
         in_float32(exported)
         with torch.no_grad():
-            found = exported(input_ids=torch.tensor([PROMPT])).logits
+            found = exported(input_ids=torch.tensor([teams.PROMPT])).logits
         assert (found - expected).abs().max() < 1e-5
 
 

@@ -4,8 +4,8 @@ import pytest
 import teams
 import torch
 from datasets import Dataset
-from test_shppo_learning import PROBLEMS, WORDS, base_model
-from test_shppo_learning import tokenizer as tokenizer  # a fixture
+from few_words import PROBLEMS, WORDS, base_model
+from few_words import tokenizer as tokenizer  # a fixture
 
 from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOTrainer
 from marcog_trl.agents import Agent, Workflow

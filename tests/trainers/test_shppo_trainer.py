@@ -7,8 +7,8 @@ from peft import IA3Config, PeftModel
 from transformers import AutoModelForCausalLM
 
 from marcog_trl import MultiAgentPPOTrainer, SHPPOConfig, SHPPOTrainer
-from marcog_trl.trainers import team_module
-from marcog_trl.trainers.team_module import Flight
+from marcog_trl.team import modules
+from marcog_trl.team.modules import Flight
 
 
 MODES = {
@@ -84,7 +84,7 @@ class TestGradients:
 
         for other in ("latent", "inference"):
             if loss != other:
-                monkeypatch.setattr(team_module, f"{other}_loss", nothing)
+                monkeypatch.setattr(modules, f"{other}_loss", nothing)
         watch = teams.Watch()
         trainer = teams.make(
             tiny_model,
@@ -366,7 +366,7 @@ class TestLatents:
 
     def test_latent_losses_weigh_every_team_turn_the_same(self, tiny_model, tmp_path, monkeypatch):
         """However many rows carry it, and over micro-batches."""
-        monkeypatch.setattr(team_module, "latent_loss", lambda value, *args: torch.zeros_like(value))
+        monkeypatch.setattr(modules, "latent_loss", lambda value, *args: torch.zeros_like(value))
         for size, steps in ((10, 1), (1, 10)):
             trainer = teams.make(
                 tiny_model,

@@ -5,7 +5,7 @@ import teams
 import torch
 
 from marcog_trl import Agent, MultiAgentGRPOTrainer, Workflow
-from marcog_trl.advantages import tree_returns
+from marcog_trl.algorithms.advantages import tree_returns
 
 
 class Memory(Workflow):

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "trainers"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
 import teams
 from trl.generation import vllm_generation

@@ -5,7 +5,7 @@ from players import AUX, MAIN, PROBLEM, Executor, last, play
 
 from marcog_trl.agents import Agent, Slot
 from marcog_trl.rewards import collaboration_reward
-from marcog_trl.rollout import play as play_batch
+from marcog_trl.rollout.engine import play as play_batch
 from marcog_trl.workflows import Centralized, Collaboration, Pipeline
 
 

@@ -7,8 +7,8 @@ import pytest
 from players import Executor, last, play
 
 from marcog_trl.agents import solution_job
-from marcog_trl.class_code import read_part, skeleton_of
 from marcog_trl.execution import CodeExecutor
+from marcog_trl.parsing.classes import read_part, skeleton_of
 from marcog_trl.problems import load_problems
 from marcog_trl.workflows import Centralized, ClassTeam, make_workflow
 

@@ -1,0 +1,1 @@
+"""The formulas, in plain torch."""

@@ -1,0 +1,6 @@
+"""Measures teams on problems, and pass@k."""
+
+from marcog_trl.evaluation.estimates import estimate_pass_at_k
+
+
+__all__ = ["estimate_pass_at_k"]

@@ -1,6 +1,0 @@
-"""pass@k as a module of Hugging Face `evaluate`."""
-
-from marcog_trl.metrics.pass_at_k.pass_at_k import PassAtK
-
-
-__all__ = ["PassAtK"]

@@ -1,0 +1,1 @@
+"""Reads code out of prompts and replies."""

@@ -1,0 +1,1 @@
+"""Plays workflows in batches."""

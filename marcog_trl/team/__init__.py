@@ -1,0 +1,1 @@
+"""A team outside of training: loads, plays, saves, exports."""

@@ -1,0 +1,226 @@
+"""
+The small networks of a team, attached to the language model that the team shares.
+
+One `nn.Module` is a child of the causal LM, so that the optimizer, gradient clipping, DDP and DeepSpeed see it. It runs
+inside the LM's forward: a hook before the decoder gives the rows in flight their cores and computes the latent losses, a
+hook after it computes values from the last hidden state.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from marcog_trl.algorithms.critic import ValueHead
+from marcog_trl.heterogeneity.cores import LoraCores, block_mask
+from marcog_trl.heterogeneity.losses import inference_loss, latent_loss
+from marcog_trl.heterogeneity.networks import CoreDecoder, InferenceNet, LatentNet
+
+
+ATTRIBUTE = "marcog_team"
+
+
+@dataclass
+class LatentTargets:
+    """
+    What the latent losses of a micro-batch need; every row carries its team-turn.
+
+    Args:
+        obs (`torch.Tensor` of shape `(B, N, 2H)`): Observations of the agents of the turn.
+        eps (`torch.Tensor` of shape `(B, N, d)`): Noise of their latents.
+        live (`torch.Tensor` of shape `(B, N)`): 1 for agents that act in the turn.
+        target (`torch.Tensor` of shape `(B,)`): Mean of the agents' returns, in reward units.
+        entropy_coef, distance_coef (`float`): Weights of the losses.
+        distance (`str`), distance_range (`tuple`): See [`latent_diversity`].
+    """
+
+    obs: torch.Tensor
+    eps: torch.Tensor
+    live: torch.Tensor
+    target: torch.Tensor
+    entropy_coef: float
+    distance_coef: float
+    distance: str
+    distance_range: tuple[torch.Tensor, torch.Tensor] | None
+
+
+@dataclass
+class Flight:
+    """
+    The rows of the forward passes in flight, and what comes out beside log-probabilities.
+
+    Args:
+        keep (`int`): Number of last tokens that want a value; 0 for none.
+        team_state (`torch.Tensor` of shape `(B, H)`, *optional*): Pooled prompt states.
+        z (`torch.Tensor` of shape `(B, d)`, *optional*): Latents of the rows. In generation, where a prompt may have several
+            rows beside each other, there may be one for each prompt, or one for all.
+        obs, eps (`torch.Tensor` of shape `(B, 2H)` and `(B, d)`, *optional*): Set to compute z with gradient instead.
+        agent (`torch.Tensor` of shape `(B,)`, *optional*): Indices of the rows' agents, where each has ranks of its own;
+            likewise.
+        latent_targets (`LatentTargets`, *optional*): Set to compute the latent losses.
+        frozen (`bool`): Whether all passes have the same prompts and weights, as in generation: cores are decoded once.
+        last_state (`bool`): Whether to keep the hidden state of the last token.
+        states (`list` of `(B, H)`, *optional*):
+            Set to an empty list before generation, it receives the hidden state that precedes each generated token.
+    """
+
+    keep: int = 0
+    team_state: torch.Tensor | None = None
+    z: torch.Tensor | None = None
+    obs: torch.Tensor | None = None
+    eps: torch.Tensor | None = None
+    agent: torch.Tensor | None = None
+    latent_targets: LatentTargets | None = None
+    frozen: bool = False
+    last_state: bool = False
+    states: list[torch.Tensor] | None = None
+    # What the hooks leave behind
+    rows: int = 0  # that cores were decoded for
+    values: torch.Tensor | None = None
+    hidden: torch.Tensor | None = None
+    latent_loss: torch.Tensor | None = None
+    inference_loss: torch.Tensor | None = None
+
+
+class TeamModule(nn.Module):
+    """
+    Value head, core decoder and latent networks of a team; each may be absent.
+
+    Args:
+        value_head (`ValueHead`, *optional*): The critic.
+        critic_backprop (`bool`, *optional*, defaults to `False`): Whether the value loss reaches the policy.
+        cores (`LoraCores`, *optional*): The adapter's hooks.
+        core_decoder (`CoreDecoder`, *optional*): From latents to cores.
+        latent_net (`LatentNet`, *optional*): From observations to latents.
+        inference_net (`InferenceNet`, *optional*): The team's value of its latents.
+        agents (`list[str]`, *optional*): Names of the agents, by index.
+    """
+
+    def __init__(
+        self,
+        value_head: ValueHead | None = None,
+        critic_backprop: bool = False,
+        cores: LoraCores | None = None,
+        core_decoder: CoreDecoder | None = None,
+        latent_net: LatentNet | None = None,
+        inference_net: InferenceNet | None = None,
+        agents: Sequence[str] = ("main",),
+    ):
+        super().__init__()
+        self.value_head = value_head
+        self.core_decoder = core_decoder
+        self.latent_net = latent_net
+        self.inference_net = inference_net
+        self.critic_backprop = critic_backprop
+        self.agents = list(agents)
+        self._cores = cores
+        self._flight: Flight | None = None
+        self._warned = False
+
+    def attach(self, causal_lm: PreTrainedModel) -> None:
+        """Makes the team a child of the causal LM and hooks it to its decoder."""
+        causal_lm.add_module(ATTRIBUTE, self)
+        # They are no part of the language model, which users may merge and save
+        ours = {f"{ATTRIBUTE}.{name}" for name in self.state_dict()}
+        causal_lm._keys_to_ignore_on_save = {*(causal_lm._keys_to_ignore_on_save or ()), *ours}
+        decoder = causal_lm.get_decoder()
+        decoder.register_forward_pre_hook(self._before_decoder, with_kwargs=True)
+        decoder.register_forward_hook(self._after_decoder)
+
+    @contextmanager
+    def rows(self, flight: Flight) -> Iterator[Flight]:
+        """Tells which rows the forward passes inside the context hold."""
+        outer, self._flight = self._flight, flight
+        try:
+            yield flight
+        finally:
+            # Cores stay set: gradient checkpointing runs the layers again in the backward pass
+            self._flight = outer
+            if outer is not None:
+                outer.rows = 0
+
+    def _before_decoder(self, module: nn.Module, args: tuple, kwargs: Mapping[str, Any]) -> None:
+        flight = self._flight
+        if self._cores is None:
+            return
+        if flight is None or (flight.agent is None and flight.z is None):
+            self._cores.clear()
+            if flight is None and self._cores.acts:
+                self._warn_of_no_agent()
+            return
+        given = [*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds")]
+        rows = next(len(tensor) for tensor in given if tensor is not None)
+        if flight.frozen and flight.rows == rows:
+            return
+        flight.rows = rows
+
+        def each(of_prompt: torch.Tensor) -> torch.Tensor:
+            """Of the rows; generate lays those of a prompt, such as its beams, out beside each other."""
+            several = flight.frozen and rows % len(of_prompt) == 0
+            return of_prompt.repeat_interleave(rows // len(of_prompt), dim=0) if several else of_prompt
+
+        if flight.agent is not None:
+            agent = each(flight.agent)
+            masks = {rank: block_mask(agent, len(self.agents), rank) for rank in set(self._cores.ranks)}
+            self._cores.set_mask([masks[rank] for rank in self._cores.ranks])
+            return
+        assert self.core_decoder is not None
+        z = flight.z
+        if flight.obs is not None and flight.eps is not None:
+            assert self.latent_net is not None
+            mu, sigma = self.latent_net(flight.obs)
+            z = mu + sigma * flight.eps
+        assert z is not None
+        self._cores.set(self.core_decoder(each(z)))
+        if flight.latent_targets is not None:
+            self._latent_losses(flight, flight.latent_targets)
+
+    def _warn_of_no_agent(self) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                "The shared adapter ran outside of a rollout, without an agent, which is no policy of the team. Call the model "
+                f"inside `with trainer.use_agent({self.agents[0]!r}, inputs):` to have it speak as an agent.",
+                stacklevel=2,
+            )
+
+    def _latent_losses(self, flight: Flight, targets: LatentTargets) -> None:
+        assert self.latent_net is not None and self.inference_net is not None
+        mu, sigma = self.latent_net(targets.obs)
+        flight.inference_loss = inference_loss(
+            self.inference_net(targets.obs, mu.detach(), sigma.detach(), targets.live), targets.target
+        )
+        flight.latent_loss = latent_loss(
+            self.inference_net(targets.obs, mu, sigma, targets.live, detach_weights=True),
+            sigma,
+            mu + sigma * targets.eps,
+            targets.live,
+            targets.entropy_coef,
+            targets.distance_coef,
+            targets.distance,
+            targets.distance_range,
+        )
+
+    def _after_decoder(self, module: nn.Module, args: Any, output: Any) -> None:
+        flight = self._flight
+        if flight is None:
+            return
+        hidden = output[0]
+        if flight.last_state:
+            flight.hidden = hidden[:, -1].detach()
+        if flight.states is not None:
+            if hidden.size(1) > 1:  # prompts, or a chunk of them
+                flight.states.clear()
+            flight.states.append(hidden[:, -1].detach())
+        if flight.keep and self.value_head is not None:
+            # The state before the first completion token is the prompt's last one
+            before = hidden[:, -flight.keep - 1 : -1]
+            before = before if self.critic_backprop else before.detach()
+            flight.values = self.value_head(before, flight.team_state)

@@ -1,0 +1,337 @@
+import threading
+
+import pytest
+import torch
+
+from marcog_trl.algorithms.advantages import (
+    agent_weights,
+    gae,
+    group_advantages,
+    normalize_advantages,
+    turn_returns,
+    value_loss,
+)
+
+
+def gae_by_loop(rewards, values, mask, gamma, lam, next_row, gamma_turn, lam_turn):
+    """The recursion as the paper writes it, token by token, along each chain of rows."""
+    B, T = rewards.shape
+    advantages = torch.zeros_like(rewards)
+    starts = set(range(B)) - {int(row) for row in next_row if row >= 0}
+    for start in starts:
+        chain, row = [], start
+        while row >= 0:
+            chain.append(row)
+            row = int(next_row[row])
+        tokens = [(row, t) for row in chain for t in range(T) if mask[row, t]]
+        following_value = following_advantage = 0.0
+        following_row = None
+        for row, t in reversed(tokens):
+            same = following_row in (None, row)
+            discount, trace = (gamma, lam) if same else (gamma_turn, lam_turn)
+            delta = rewards[row, t] + discount * following_value - values[row, t]
+            advantages[row, t] = delta + discount * trace * following_advantage
+            following_value, following_advantage, following_row = values[row, t], advantages[row, t], row
+    return advantages
+
+
+class Processes:
+    """Runs a function on parts of a batch in threads whose `sums` really meet, as collectives do."""
+
+    def __init__(self, count):
+        self.count, self.barrier, self.parts = count, threading.Barrier(count, timeout=30), [None] * count
+
+    def run(self, function, parts):
+        results = [None] * self.count
+
+        def work(rank):
+            def sums(x):
+                self.parts[rank] = x
+                self.barrier.wait()
+                total = sum(self.parts)
+                self.barrier.wait()
+                return total
+
+            results[rank] = function(parts[rank], sums)
+
+        threads = [threading.Thread(target=work, args=(rank,)) for rank in range(self.count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return results
+
+
+class TestGae:
+    def test_one_row_by_hand(self):
+        rewards = torch.tensor([[0.0, 0.0, 1.0]])
+        values = torch.tensor([[0.5, 0.6, 0.7]])
+        advantages, returns = gae(rewards, values, torch.ones(1, 3), gamma=1.0, lam=0.5)
+        # deltas 0.1, 0.1, 0.3; then 0.3, 0.1 + 0.5 · 0.3, 0.1 + 0.5 · 0.25
+        torch.testing.assert_close(advantages, torch.tensor([[0.225, 0.25, 0.3]]))
+        torch.testing.assert_close(returns, torch.tensor([[0.725, 0.85, 1.0]]))
+
+    def test_default_is_lambda_1_without_discount(self):
+        advantages, _ = gae(torch.tensor([[0.0, 0.0, 1.0]]), torch.full((1, 3), 0.25), torch.ones(1, 3))
+        torch.testing.assert_close(advantages, torch.tensor([[0.75, 0.75, 0.75]]))
+
+    def test_gaps_and_padding_are_skipped(self):
+        nan = float("nan")
+        rewards = torch.tensor([[nan, 0.0, nan, 0.0, 9.0, 1.0, nan]])
+        values = torch.tensor([[9.0, 0.5, nan, 0.6, 9.0, 0.7, 9.0]])
+        mask = torch.tensor([[0, 1, 0, 1, 0, 1, 0]])
+        advantages, returns = gae(rewards, values, mask, gamma=1.0, lam=0.5)
+        torch.testing.assert_close(advantages, torch.tensor([[0, 0.225, 0, 0.25, 0, 0.3, 0]]))
+        torch.testing.assert_close(returns, torch.tensor([[0, 0.725, 0, 0.85, 0, 1.0, 0]]))
+
+    def test_two_turns_by_hand(self):
+        rewards = torch.tensor([[4.0, 0.0], [1.0, 2.0]])  # the second row is the first turn
+        values = torch.tensor([[3.0, 0.0], [0.5, 0.25]])
+        mask = torch.tensor([[1, 0], [1, 1]])
+        advantages, returns = gae(
+            rewards, values, mask, gamma=0.5, lam=0.5, next_row=torch.tensor([-1, 0]), gamma_turn=0.8, lam_turn=0.25
+        )
+        # second turn: 4 − 3 = 1. First turn, last token: 2 + 0.8 · 3 − 0.25 + 0.8 · 0.25 · 1 = 4.35;
+        # first token: 1 + 0.5 · 0.25 − 0.5 + 0.25 · 4.35 = 1.7125
+        torch.testing.assert_close(advantages, torch.tensor([[1.0, 0.0], [1.7125, 4.35]]))
+        torch.testing.assert_close(returns, torch.tensor([[4.0, 0.0], [2.2125, 4.6]]))
+
+    def test_lam_turn_defaults_to_lam(self):
+        rewards, values, mask = torch.rand(3, 4), torch.rand(3, 4), torch.ones(3, 4)
+        chain = torch.tensor([1, 2, -1])
+        expected = gae(rewards, values, mask, lam=0.7, next_row=chain, lam_turn=0.7)
+        torch.testing.assert_close(gae(rewards, values, mask, lam=0.7, next_row=chain), expected)
+        assert not torch.equal(gae(rewards, values, mask, lam=0.7, next_row=chain, lam_turn=0.5)[0], expected[0])
+
+    def test_iac_setting(self):
+        torch.manual_seed(0)
+        rewards, values, mask = torch.rand(2, 3), torch.rand(2, 3), torch.ones(2, 3)
+        advantages, _ = gae(
+            rewards, values, mask, gamma=1.0, lam=1.0, next_row=torch.tensor([1, -1]), gamma_turn=0.9, lam_turn=0.0
+        )
+        rest = rewards.flip(1).cumsum(1).flip(1)
+        torch.testing.assert_close(advantages[0], rest[0] + 0.9 * values[1, 0] - values[0])
+        torch.testing.assert_close(advantages[1], rest[1] - values[1])
+
+    def test_value_after_the_last_row_is_zero_even_when_truncated(self):
+        advantages, returns = gae(torch.zeros(1, 2), torch.tensor([[0.0, 5.0]]), torch.ones(1, 2), lam=0.0)
+        torch.testing.assert_close(advantages, torch.tensor([[5.0, -5.0]]))
+        torch.testing.assert_close(returns, torch.tensor([[5.0, 0.0]]))
+
+    @pytest.mark.parametrize("lam", [0.0, 0.3, 1.0])
+    @pytest.mark.parametrize("gamma", [0.0, 0.9, 1.0])
+    def test_equals_the_recursion_on_random_chains(self, gamma, lam):
+        generator = torch.Generator().manual_seed(7)
+        B, T = 12, 9
+        rewards, values = torch.randn(2, B, T, generator=generator, dtype=torch.float64)
+        mask = torch.rand(B, T, generator=generator) < 0.6
+        mask[torch.arange(B), torch.randint(T, (B,), generator=generator)] = True
+        next_row = torch.tensor([5, -1, 0, -1, 1, 3, -1, 11, 7, -1, 8, -1])  # chains of up to four rows, in disorder
+        settings = {"gamma": gamma, "lam": lam, "gamma_turn": 0.8, "lam_turn": 0.6}
+        advantages, returns = gae(rewards, values, mask, next_row=next_row, **settings)
+        expected = gae_by_loop(rewards, values, mask, next_row=next_row, **settings)
+        torch.testing.assert_close(advantages, expected)
+        torch.testing.assert_close(returns, torch.where(mask, expected + values, 0.0))
+
+    def test_episodes_do_not_leak(self):
+        torch.manual_seed(0)
+        rewards, values, mask = torch.rand(4, 5), torch.rand(4, 5), torch.ones(4, 5)
+        chain = torch.tensor([1, -1, 3, -1])
+        before, _ = gae(rewards, values, mask, next_row=chain)
+        rewards[2:] += 1
+        after, _ = gae(rewards, values, mask, next_row=chain)
+        assert torch.equal(before[:2], after[:2])
+        assert (before[2:] != after[2:]).all()
+
+    def test_rows_without_live_tokens(self):
+        mask = torch.tensor([[0, 0], [1, 1]])
+        chain = torch.tensor([1, -1])
+        advantages, returns = gae(torch.ones(2, 2), torch.ones(2, 2), mask, next_row=chain)  # a dead row's link: fine
+        assert not advantages[0].any() and not returns[0].any() and advantages[1].any()
+        with pytest.raises(ValueError, match=r"next_row\[1\]=0 has no live tokens"):
+            gae(torch.ones(2, 2), torch.ones(2, 2), mask, next_row=torch.tensor([-1, 0]))
+
+    def test_bad_input(self):
+        with pytest.raises(ValueError, match="shapes"):
+            gae(torch.ones(2, 2), torch.ones(2, 3), torch.ones(2, 2))
+        with pytest.raises(ValueError, match="circle"):
+            gae(torch.ones(2, 2), torch.ones(2, 2), torch.ones(2, 2), next_row=torch.tensor([1, 0]))
+
+    def test_long_rows_keep_their_precision(self):
+        rewards = torch.zeros(1, 4096)
+        rewards[0, -1] = 1.0
+        advantages, _ = gae(rewards, torch.zeros(1, 4096), torch.ones(1, 4096), lam=0.999)
+        expected = 0.999 ** torch.arange(4095, -1, -1, dtype=torch.float64)
+        torch.testing.assert_close(advantages[0].double(), expected, rtol=1e-5, atol=0)
+
+
+def test_turn_returns():
+    rewards = torch.tensor([[1.0, 2.0, 4.0], [0.0, 0.0, 8.0]])
+    torch.testing.assert_close(turn_returns(rewards), torch.tensor([[7.0, 6.0, 4.0], [8.0, 8.0, 8.0]]))
+    torch.testing.assert_close(turn_returns(rewards, 0.5), torch.tensor([[3.0, 4.0, 4.0], [2.0, 4.0, 8.0]]))
+
+
+class TestNormalizeAdvantages:
+    def test_by_hand(self):
+        advantages = torch.tensor([[1.0, 3.0, float("nan")], [10.0, 99.0, 14.0]])
+        mask = torch.tensor([[1, 1, 0], [1, 0, 1]])
+        per_agent = normalize_advantages(advantages, mask, torch.tensor([0, 1]))
+        torch.testing.assert_close(per_agent, torch.tensor([[-1.0, 1.0, 0.0], [-1.0, 0.0, 1.0]]))
+        together = normalize_advantages(advantages, mask)
+        # mean 7, variance (36 + 16 + 9 + 49) / 4 = 27.5
+        torch.testing.assert_close(together, torch.tensor([[-6.0, -4.0, 0.0], [3.0, 0.0, 7.0]]) / 27.5**0.5)
+
+    def test_degenerate_groups_give_zero(self):
+        advantages, mask = torch.tensor([[5.0, 7.0], [0.1, 0.1], [2.0, 3.0]]), torch.tensor([[1, 0], [1, 1], [0, 0]])
+        normalized = normalize_advantages(advantages, mask, torch.tensor([0, 1, 2]))
+        torch.testing.assert_close(normalized, torch.zeros(3, 2), rtol=0, atol=1e-3)
+
+    def test_statistics_are_global(self):
+        torch.manual_seed(0)
+        advantages, mask, agents = torch.randn(8, 5) + 3, torch.rand(8, 5) < 0.7, torch.arange(8) % 2
+        whole = normalize_advantages(advantages, mask, agents)
+        rows = torch.tensor([0, 1, 2]), torch.tensor([3, 4, 5, 6, 7])
+        parts = Processes(2).run(
+            lambda part, sums: normalize_advantages(advantages[part], mask[part], agents[part], sums), rows
+        )
+        torch.testing.assert_close(torch.cat(parts), whole)
+        for agent in range(2):
+            tokens = whole[agents == agent][mask[agents == agent]]
+            torch.testing.assert_close(tokens.mean(), torch.tensor(0.0), atol=1e-6, rtol=0)
+            torch.testing.assert_close(tokens.std(correction=0), torch.tensor(1.0))
+
+    def test_large_mean(self):
+        advantages = 1e4 + torch.tensor([[0.0, 1.0]])
+        torch.testing.assert_close(normalize_advantages(advantages, torch.ones(1, 2)), torch.tensor([[-1.0, 1.0]]))
+
+    def test_process_without_the_last_group(self):
+        advantages, mask, agents = torch.randn(4, 3), torch.ones(4, 3), torch.tensor([0, 0, 1, 2])
+        rows = torch.tensor([0, 1]), torch.tensor([2, 3])
+        parts = Processes(2).run(
+            lambda part, sums: normalize_advantages(advantages[part], mask[part], agents[part], sums, num_groups=3),
+            rows,
+        )
+        torch.testing.assert_close(torch.cat(parts), normalize_advantages(advantages, mask, agents))
+
+
+class TestAgentWeights:
+    mask = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0], [0, 0, 0], [0, 0, 0]])
+    agents = torch.tensor([0, 1, 0, 1, 2])
+
+    def test_tokens_by_hand(self):
+        # agents have 5, 1 and 0 tokens: 6 / (2 · 5), 6 / (2 · 1), and nothing for the absent one
+        weights = agent_weights(self.mask, self.agents, 3)
+        torch.testing.assert_close(weights, torch.tensor([0.6, 3.0, 0.6, 3.0, 0.0]))
+
+    def test_rows_by_hand(self):
+        weights = agent_weights(self.mask, self.agents, 3, unit="row")
+        torch.testing.assert_close(weights, torch.tensor([0.75, 1.5, 0.75, 1.5, 0.0]))
+
+    def test_every_agent_gets_the_same_share_and_the_total_stays(self):
+        torch.manual_seed(0)
+        mask, agents = torch.rand(12, 7) < 0.5, torch.arange(12) % 3
+        weighted = agent_weights(mask, agents, 3)[:, None] * mask
+        shares = torch.stack([weighted[agents == agent].sum() for agent in range(3)])
+        torch.testing.assert_close(shares, (mask.sum() / 3).expand(3))
+
+    def test_counts_are_global(self):
+        rows = torch.tensor([0, 1]), torch.tensor([2, 3, 4])
+        parts = Processes(2).run(
+            lambda part, sums: agent_weights(self.mask[part], self.agents[part], 3, reduce=sums), rows
+        )
+        torch.testing.assert_close(torch.cat(parts), agent_weights(self.mask, self.agents, 3))
+
+    def test_unknown_unit(self):
+        with pytest.raises(ValueError, match="unit='episode'"):
+            agent_weights(self.mask, self.agents, 3, unit="episode")
+
+
+class TestGroupAdvantages:
+    returns = torch.tensor([1.0, 2.0, 6.0, 0.0, 0.0, 3.0])
+
+    @pytest.mark.parametrize(
+        ("kind", "expected"),
+        [
+            ("mean", [-2.0, -1.0, 3.0, -1.0, -1.0, 2.0]),
+            ("rloo", [-3.0, -1.5, 4.5, -1.5, -1.5, 3.0]),
+            ("max", [-5.0, -4.0, 0.0, -3.0, -3.0, 0.0]),
+            ("none", [1.0, 2.0, 6.0, 0.0, 0.0, 3.0]),
+        ],
+    )
+    def test_by_hand(self, kind, expected):
+        torch.testing.assert_close(group_advantages(self.returns, 3, kind), torch.tensor(expected))
+
+    @pytest.mark.parametrize(
+        ("kind", "expected"),
+        [
+            ("mean", [-0.5, 0.5, 0.0, 0.0, 0.0, 0.0]),
+            ("rloo", [-1.0, 1.0, 0.0, 0.0, 0.0, 0.0]),
+            ("max", [-1.0, 0.0, 0.0, 0.0, 0.0, 0.0]),
+            ("none", [1.0, 2.0, 0.0, 0.0, 0.0, 3.0]),
+        ],
+    )
+    def test_masked_siblings_do_not_count(self, kind, expected):
+        mask = torch.tensor([1, 1, 0, 0, 0, 1])
+        returns = self.returns.masked_fill(mask == 0, float("nan"))
+        torch.testing.assert_close(group_advantages(returns, 3, kind, mask), torch.tensor(expected))
+
+    def test_group_scale_is_grpo(self):
+        group = self.returns.view(2, 3)
+        expected = (group - group.mean(1, keepdim=True)) / (group.std(1, keepdim=True) + 1e-4)
+        torch.testing.assert_close(group_advantages(self.returns, 3, scale="group"), expected.view(-1))
+
+    def test_scale_divides_and_never_centres(self):
+        unscaled = group_advantages(self.returns, 3, "none")
+        scaled = group_advantages(self.returns, 3, "none", scale="batch")
+        torch.testing.assert_close(scaled, unscaled / (self.returns.std() + 1e-4))
+
+    @pytest.mark.parametrize("scale", ["group", "batch", "agent"])
+    def test_returns_without_spread_are_not_divided(self, scale):
+        """Not even where rounding makes them differ: solved siblings keep their return."""
+        agents = torch.zeros(6, dtype=torch.long)
+        for returns in (torch.ones(6), torch.full((6,), 0.7) + 1e-7 * torch.arange(6)):
+            scaled = group_advantages(returns, 3, "none", scale=scale, agents=agents)
+            torch.testing.assert_close(scaled, returns)
+            assert not group_advantages(returns, 3, "mean", scale=scale, agents=agents).abs().gt(0.01).any()
+
+    def test_agent_scale_is_global(self):
+        torch.manual_seed(0)
+        returns, agents, mask = torch.randn(12), torch.arange(12) // 2 % 3, torch.arange(12) != 5
+        whole = group_advantages(returns, 2, "mean", mask, "agent", agents)
+        for agent in range(3):
+            rows = (agents == agent) & mask
+            expected = group_advantages(returns, 2, "mean", mask)[rows] / (returns[rows].std() + 1e-4)
+            torch.testing.assert_close(whole[rows], expected)
+        rows = torch.arange(6), torch.arange(6, 12)
+        parts = Processes(2).run(
+            lambda part, sums: group_advantages(returns[part], 2, "mean", mask[part], "agent", agents[part], sums),
+            rows,
+        )
+        torch.testing.assert_close(torch.cat(parts), whole)
+
+    def test_bad_input(self):
+        with pytest.raises(ValueError, match="6 rows do not fill groups of num_generations=4"):
+            group_advantages(self.returns, 4)
+        with pytest.raises(ValueError, match="kind='median'"):
+            group_advantages(self.returns, 3, "median")
+        with pytest.raises(ValueError, match="scale='row'"):
+            group_advantages(self.returns, 3, scale="row")
+        with pytest.raises(ValueError, match="needs agents"):
+            group_advantages(self.returns, 3, scale="agent")
+
+
+class TestValueLoss:
+    def test_by_hand(self):
+        values = torch.tensor([[1.0, 2.0, 0.0, 9.0]])
+        old_values = torch.tensor([[1.1, 0.0, 0.0, 0.0]])
+        returns = torch.tensor([[3.0, 3.0, 1.0, float("nan")]])
+        mask = torch.tensor([[1, 1, 1, 0]])
+        loss = value_loss(values, old_values, returns, mask, cliprange=0.2)
+        # unclipped 2² / 2; clipped to 0.2: 2.8² / 2 beats 1² / 2; unclipped 1² / 2; masked
+        torch.testing.assert_close(loss, torch.tensor([[2.0, 3.92, 0.5, 0.0]]))
+
+    def test_gradient_stops_at_the_clip_only_while_it_would_improve(self):
+        values = torch.tensor([[0.5, -0.5]], requires_grad=True)
+        loss = value_loss(values, torch.zeros(1, 2), torch.ones(1, 2), torch.ones(1, 2), cliprange=0.2)
+        loss.sum().backward()
+        torch.testing.assert_close(values.grad, torch.tensor([[0.0, -1.5]]))

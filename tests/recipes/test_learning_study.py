@@ -1,0 +1,154 @@
+"""The learning study of `recipes/benchmarks/learning.py`: its family, its intervals, a unit of each kind, its report."""
+
+import importlib.util
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from marcog_trl import load_problems
+from marcog_trl.agents import solution_job
+from marcog_trl.execution import CodeExecutor
+
+
+SCRIPT = Path(__file__).parents[2] / "recipes" / "benchmarks" / "learning.py"
+
+
+@pytest.fixture(scope="module")
+def study():
+    spec = importlib.util.spec_from_file_location("learning_study", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def problems():
+    return load_problems("builtin", "test").select(range(3))
+
+
+def options(**changes):
+    return SimpleNamespace(
+        **{"seeds": [0, 1], "only": None, "ablations": False, "tokens": 1, "output_dir": Path("study")} | changes
+    )
+
+
+class TestSameQuestion:
+    def test_agents_are_asked_the_same_and_role_texts_are_not_in_it(self, study, problems):
+        workflow = study.SameQuestion()
+        asked = next(workflow.play(problems[0]))
+        helper, main = asked.values()
+        assert helper == main
+        assert not any(agent.role in message["content"] for agent in workflow.agents for message in helper)
+        assert len({agent.role for agent in workflow.agents}) == 2
+
+    def test_either_may_write_either(self, study, problems):
+        workflow, row = study.SameQuestion(), problems[0]
+        with CodeExecutor(isolation="best_effort", num_workers=1) as executor:
+            for replies in ({"helper": row["aux"], "main": row["main"]}, {"helper": row["main"], "main": row["aux"]}):
+                assert study.complementary(row, list(replies.values()))
+                [verdict] = executor.run([solution_job(row, workflow.solution(row, replies))])
+                assert verdict.status == "passed"
+
+    def test_both_the_same_or_one_that_wrote_both_is_refused(self, study, problems):
+        workflow, row = study.SameQuestion(), problems[0]
+        both = row["canonical_solution"]
+        for first, second in (
+            (row["aux"], row["aux"]), (row["main"], row["main"]), (both, row["aux"]), (row["main"], both), (both, ""),
+            (row["main"], "no code"),
+        ):  # fmt: skip
+            assert not study.complementary(row, [first, second])
+            assert workflow.solution(row, {"helper": first, "main": second}) == ""
+
+
+class TestIntervals:
+    def test_of_one_seed_is_over_problems(self, study):
+        values = np.array([[0.0, 1.0, 1.0, 0.0, 1.0]])
+        mean, half = study.interval(values)
+        assert mean == pytest.approx(0.6)
+        assert half == pytest.approx(2.776445 * math.sqrt(0.3 / 5), rel=1e-4)  # t with 4 degrees of freedom
+
+    def test_of_seeds_and_problems_by_hand(self, study):
+        values = np.array([[0.0, 1.0], [1.0, 1.0], [0.5, 1.0]])
+        # means of the problems 0.5 and 1, of the seeds 0.5, 1 and 0.75
+        by_problem, by_seed = 0.125 / 2, 0.0625 / 3
+        freedom = (by_problem + by_seed) ** 2 / (by_problem**2 / 1 + by_seed**2 / 2)
+        mean, half = study.interval(values)
+        assert mean == pytest.approx(0.75)
+        assert half == pytest.approx(study.student_t(freedom) * math.sqrt(by_problem + by_seed))
+
+    @pytest.mark.parametrize(("freedom", "expected"), [(1, 12.7062), (2, 4.30265), (10, 2.22814), (1000, 1.96234)])
+    def test_quantiles_are_those_of_the_tables(self, study, freedom, expected):
+        assert study.student_t(freedom) == pytest.approx(expected, rel=1e-3)
+
+    def test_covers_the_mean_of_crossed_effects(self, study):
+        rng = np.random.default_rng(0)
+        hits = 0
+        for _ in range(200):
+            values = rng.normal(size=(3, 1)) * 0.1 + rng.normal(size=(1, 40)) * 0.5 + rng.normal(size=(3, 40)) * 0.3
+            mean, half = study.interval(values)
+            hits += abs(mean) <= half
+        assert 0.92 < hits / 200 < 1
+
+
+def test_units_are_those_asked_for(study):
+    every = study.units(options())
+    assert {"builtin/shppo/0", "builtin/shppo/1", "symmetry/separate/1", "builtin/untrained/0"} <= set(every)
+    assert "builtin/untrained/1" not in every  # nothing depends on its seed
+    assert not any("no_distance" in name for name in every)
+    assert "symmetry/shppo_no_distance/1" in study.units(options(ablations=True))
+    assert study.units(options(only=["symmetry/shppo"], seeds=[2])) == ["symmetry/shppo/2"]
+
+
+def test_units_run_and_are_reported(study, tiny_model, problems, tmp_path):
+    """A unit of every kind on a random model; what it leaves is what the report reads."""
+    names = ("untrained", "shared_ppo", "magrpo", "shppo", "shppo_no_value", "separate")
+    train = load_problems("builtin", "train").select(range(16))
+    for name in names:
+        plan = study.FAMILIES["symmetry"][name]
+        small = {"num_generations": 2, "per_device_train_batch_size": 4, "max_completion_length": 8}
+        plan = study.Condition(**{**vars(plan), "settings": plan.settings | small})
+        result = study.run_unit(plan, 0, tiny_model, 40, train, problems, points=2, num_samples=1)
+        assert [len(values) for values in result["final"].values()] == [len(problems)] * 4
+        assert (result["ledger"]["tokens"] >= 40) == plan.trained
+        assert len(result["curve"]) == plan.trained
+        assert set(result["dissected"]) == (
+            {"cores_zero", "latents_swapped", "latents_equal"} if name == "shppo" else set()
+        )
+        study.result_path(tmp_path, "x").parent.mkdir(exist_ok=True)
+        path = study.result_path(tmp_path, f"symmetry/{name}/0")
+        path.write_text(json.dumps({"unit": f"symmetry/{name}/0", "tokens": 40, **result}))
+    assert result["ledger"]["evaluator_calls"] > 0 and result["ledger"]["sandbox_seconds"] > 0
+    study.report(tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert all(f"| {study.FAMILIES['symmetry'][name].label} | 1 |" in text for name in names)
+    assert "points above the shared policy" in text and "C = 0" in text
+    assert {path.name for path in tmp_path.glob("*.png")} == {"symmetry-bars.png", "symmetry-curves.png"}
+    with pytest.raises(SystemExit, match="has no results"):
+        study.report(tmp_path / "empty")
+
+
+def test_what_is_there_or_in_work_is_not_run_again(study, tmp_path, monkeypatch):
+    ran = []
+
+    def run(command, **kwargs):
+        unit = command[command.index("--unit") + 1]
+        ran.append(unit)
+        if unit.endswith("/1"):
+            return SimpleNamespace(returncode=1)
+        study.result_path(tmp_path, unit).write_text("{}")
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(study.subprocess, "run", run)
+    asked = options(only=["symmetry/shppo", "symmetry/separate"])
+    busy = study.result_path(tmp_path, "symmetry/separate/0").with_suffix(".lock")
+    busy.parent.mkdir()
+    with study.FileLock(busy):
+        assert study.run_missing(asked, tmp_path) == ["symmetry/shppo/1", "symmetry/separate/1"]
+    assert ran == ["symmetry/shppo/0", "symmetry/shppo/1", "symmetry/separate/1"]
+    ran.clear()
+    study.run_missing(asked, tmp_path)  # one crashed and is run again; one was being run elsewhere
+    assert ran == ["symmetry/separate/0", "symmetry/shppo/1", "symmetry/separate/1"]

@@ -1,0 +1,200 @@
+"""What is drawn of a log, what is left out, and that it can be told apart."""
+
+import math
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+
+from marcog_trl.report.figures import (
+    LATENTS,
+    NAMES,
+    Plane,
+    agent_style,
+    draw,
+    draw_overview,
+    make_pictures,
+    principal_plane,
+    read_history,
+    smoothed,
+    to_png,
+)
+
+
+AGENTS = ["helper", "main"]
+
+
+def log(step, **more):
+    """A log of an SHPPO run."""
+    entry = {"step": step, "reward": 0.1 * step, "execution_reward/solved": 0.5, "execution_reward/pass_rate": 0.6}
+    entry |= {"kl": 0.01, "entropy": 1.0, "critic/value_loss": 0.3, "critic/explained_variance": 0.1}
+    entry |= {"latent/distance": 0.2, "agents/behavioural_diversity": 0.0, "latent/core_norm": 0.1}
+    for i, agent in enumerate(AGENTS):
+        entry |= {f"agents/{agent}/{name}": 0.5 + i for name in ("reward", "gradient_share", "completion_length")}
+    entry[LATENTS] = {agent: [i + 0.1 * step, 0.0, 0.0] for i, agent in enumerate(AGENTS)}
+    return {**entry, **more}
+
+
+def by_name(history, agents=AGENTS):
+    return {picture.name: picture for picture in make_pictures(history, agents)}
+
+
+class TestMakePictures:
+    def test_all_of_a_run_is_shown(self):
+        pictures = by_name([log(1), log(2)])
+        assert tuple(pictures) == NAMES
+        shown = [plot.title for picture in pictures.values() for plot in picture.plots]
+        assert len(shown) == len(set(shown)) == 14
+
+    @pytest.mark.parametrize(
+        ("absent", "without"),
+        [
+            ("critic", {"critic"}),
+            ("gradient_share", {"gradients"}),
+            (LATENTS, {"latents"}),
+            ("agents/helper/reward agents/main/reward", {"agent_rewards"}),
+            ("kl entropy", {"kl_entropy"}),
+            ("latent/ diversity", {"diversity"}),
+        ],
+    )
+    def test_what_was_not_logged_is_left_out(self, absent, without):
+        entry = {key: value for key, value in log(1).items() if not any(part in key for part in absent.split())}
+        assert set(NAMES) - set(by_name([entry])) == without
+
+    @pytest.mark.parametrize("history", [[], [{"step": 1, "train_loss": 2.0}], [{"step": 1, "reward": None}]])
+    def test_nothing_is_shown_of_nothing(self, history):
+        assert make_pictures(history, AGENTS) == []
+
+    def test_one_agent_has_no_rewards_beside_the_teams(self):
+        entry = {"step": 1, "reward": 0.5, "agents/solo/reward": 0.5, "agents/solo/completion_length": 3.0}
+        assert list(by_name([entry], ["solo"])) == ["reward", "replies"]
+
+    def test_held_out_problems_turns_and_single_rewards_have_curves_of_their_own(self):
+        more = {"rewards/first/mean": 0.1, "rewards/second/mean": 0.2, "execution_reward/turn_2/solved": 0.9}
+        history = [log(1, **more), {"step": 1, "eval_reward": 0.4, "eval_execution_reward/solved": 0.3}, log(2)]
+        reward, solved = by_name(history)["reward"].plots
+        assert [curve.label for curve in reward.curves] == ["sum of all", "sum of all, held-out", "first", "second"]
+        labels = {curve.label: curve for curve in solved.curves}
+        assert set(labels) == {"solved", "solved, held-out", "solved, turn 2", "tests passed"}
+        assert labels["solved, held-out"].held_out and labels["solved, held-out"].points[1].tolist() == [0.3]
+        assert labels["solved, turn 2"].points[0].tolist() == [1]
+
+    def test_an_agent_has_its_colour_everywhere(self):
+        agents = [f"agent{i}" for i in range(8)]
+        names = ("reward", "gradient_share", "completion_length")
+        entry = {f"agents/{agent}/{name}": 1.0 for agent in agents for name in names}
+        entry |= {"step": 1, LATENTS: {agent: [float(i)] for i, agent in enumerate(agents)}}
+        styles = {agent: set() for agent in agents}
+        for picture in make_pictures([entry], agents):
+            for plot in picture.plots:
+                for label, style in (
+                    [(agent, color) for agent, color, *_ in plot.paths]
+                    if isinstance(plot, Plane)
+                    else [(curve.label, curve.color) for curve in plot.curves]
+                ):
+                    styles[label].add(style)
+        assert all(len(colors) == 1 for colors in styles.values())
+        assert len({agent_style(i) for i in range(8)}) == 8
+
+    def test_values_that_are_no_finite_number_are_left_out(self):
+        history = [{"step": s, "kl": kl, "name": "x"} for s, kl in enumerate([1.0, math.nan, math.inf, None, 2.0])]
+        steps, values = read_history(history)["kl"]
+        assert steps.tolist() == [0, 4] and values.tolist() == [1.0, 2.0]
+        assert "name" not in read_history(history)
+
+
+class TestPrincipalPlane:
+    def test_points_in_a_plane_keep_their_distances(self):
+        generator = np.random.default_rng(0)
+        flat = generator.normal(size=(30, 2)) * [3.0, 1.0]
+        basis, _ = np.linalg.qr(generator.normal(size=(8, 8)))
+        coordinates, shares = principal_plane(flat @ basis[:2] + 5.0)
+        between = np.linalg.norm(flat[:, None] - flat[None], axis=-1)
+        assert np.allclose(np.linalg.norm(coordinates[:, None] - coordinates[None], axis=-1), between)
+        assert shares[0] > shares[1] and math.isclose(sum(shares), 1.0)
+
+    def test_the_sign_does_not_depend_on_what_comes_later(self):
+        points = np.random.default_rng(1).normal(size=(50, 4)) * [4.0, 2.0, 0.1, 0.1]
+        early, late = principal_plane(points[:40])[0], principal_plane(points)[0]
+        assert min(np.corrcoef(early[:, i], late[:40, i])[0, 1] for i in (0, 1)) > 0.9
+
+    @pytest.mark.parametrize("points", [[[1.0, 2.0, 3.0]], [[1.0], [2.0]], [[0.0, 0.0]] * 3])
+    def test_fewer_than_two_directions(self, points):
+        coordinates, shares = principal_plane(np.array(points))
+        assert coordinates.shape == (len(points), 2) and np.isfinite(coordinates).all()
+        assert shares[1] == 0.0
+
+
+class TestSmoothed:
+    def test_is_the_mean_of_the_neighbours(self):
+        values = np.array([0.0, 1.0] * 6)
+        mean, width = smoothed(values)
+        assert width == 5
+        assert np.allclose(mean[[0, 1, 5, 11]], [1 / 3, 2 / 4, 3 / 5, 2 / 3])
+
+    @pytest.mark.parametrize("values", [np.arange(100.0), np.ones(100), np.array([0.0, 1.0] * 4), np.array([])])
+    def test_leaves_smooth_and_short_curves_as_they_are(self, values):
+        assert smoothed(values) is None
+
+
+class TestDraw:
+    @pytest.mark.parametrize(("count", "num_agents"), [(1, 2), (2, 1), (60, 2), (60, 8)])
+    def test_every_picture_is_a_png_with_its_legends_outside_of_the_data(self, count, num_agents):
+        generator = np.random.default_rng(0)
+        agents = [f"{AGENTS[i % 2]}{i}" for i in range(num_agents)]
+        history = []
+        for s in range(count):
+            names = ("reward", "gradient_share", "completion_length")
+            own = {f"agents/{agent}/{name}": generator.random() for agent in agents for name in names}
+            history.append(log(s, **own, **{LATENTS: {agent: generator.normal(size=4).tolist() for agent in agents}}))
+        history.append({f"eval_{name}": 0.5 for name in history[0]} | {"step": count})
+        for picture in make_pictures(history, agents):
+            figure = draw(picture)
+            assert to_png(figure).startswith(b"\x89PNG")
+            inside = figure.bbox
+            for axis, plot in zip(figure.axes, picture.plots, strict=True):
+                assert axis.get_title(loc="left") == plot.title and axis.get_xlabel() and axis.get_ylabel()
+                legend = axis.get_legend()
+                if legend is not None:
+                    box = legend.get_window_extent()
+                    assert not box.overlaps(axis.get_window_extent())
+                    assert inside.x0 <= box.x0 and box.x1 <= inside.x1 and inside.y0 <= box.y0
+
+    def test_a_noisy_curve_is_shown_beside_its_mean(self):
+        history = [{"step": s, "kl": float(s % 2)} for s in range(40)]
+        (axis,) = draw(by_name(history)["kl_entropy"]).axes
+        raw, mean = (line.get_ydata() for line in axis.lines)
+        assert raw.tolist() == [0.0, 1.0] * 20 and np.ptp(mean[2:-2]) < 0.3
+        assert axis.lines[0].get_linewidth() < axis.lines[1].get_linewidth()
+        assert "mean of 5 logs" in axis.figure.get_supxlabel()
+
+    def test_far_outliers_do_not_flatten_the_rest(self):
+        history = [{"step": s, "critic/explained_variance": -500.0 if s == 0 else 0.1 * s} for s in range(6)]
+        (axis,) = draw(by_name(history)["critic"]).axes
+        assert axis.get_ylim()[0] > -1.2 and "1 lower not shown" in axis.get_ylabel()
+
+    def test_names_are_taken_literally(self):
+        agents = ["_hidden", "a$b$", "x" * 60]
+        history = [{"step": 1, **{f"agents/{agent}/reward": 1.0 for agent in agents}}]
+        (axis,) = draw(by_name(history, agents)["agent_rewards"]).axes
+        figure = axis.figure
+        assert to_png(figure) and len(axis.get_legend().get_texts()) == 3
+
+    def test_long_runs_are_drawn_with_bounded_work(self):
+        generator = np.random.default_rng(0)
+        history = [
+            {"step": s, LATENTS: {agent: generator.normal(size=8).tolist() for agent in AGENTS}} for s in range(5000)
+        ]
+        plane, _ = draw(by_name(history)["latents"]).axes
+        assert all(len(paths.get_segments()) <= 201 for paths in plane.collections)
+
+    def test_agents_start_at_a_ring_and_end_at_a_disc_of_their_colour(self):
+        plane, _ = draw(by_name([log(s) for s in range(5)])["latents"]).axes
+        for i, (ring, disc) in enumerate(zip(plane.lines[::2], plane.lines[1::2], strict=True)):
+            assert to_rgb(ring.get_markerfacecolor()) == (1, 1, 1)
+            assert to_rgb(disc.get_markerfacecolor()) == to_rgb(agent_style(i)[0])
+            assert disc.get_xdata()[0] - ring.get_xdata()[0] == pytest.approx(0.4)
+
+    def test_the_overview_has_all_plots(self):
+        pictures = make_pictures([log(1), log(2)], AGENTS)
+        assert len(draw_overview(pictures).axes) == sum(len(picture.plots) for picture in pictures)

@@ -1,0 +1,656 @@
+"""A team goes to the Hub whole, and comes back: against a local server that speaks the Hub's protocol."""
+
+import json
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+from concurrent.futures import Future
+from pathlib import Path
+
+import hub_server
+import pytest
+import teams
+import torch
+from huggingface_hub import constants
+from safetensors import safe_open
+from safetensors.torch import load, load_file
+from transformers import set_seed
+
+from marcog_trl import SHPPOTrainer
+from marcog_trl.team import export
+from marcog_trl.team.export import PushError, export_agents, export_team, push_agents, push_team, write_card
+from marcog_trl.team.modules import Flight
+from marcog_trl.trainers.saved import load_trainer
+
+
+ROOT = Path(__file__).parents[2]
+TESTED = teams.dataset(2, test=[["assert f"]] * 2, test_format=["asserts"] * 2, entry_point=["f"] * 2)
+REPOSITORY = {
+    "adapter_config.json",
+    "adapter_model.safetensors",
+    "team.json",
+    "team_modules.safetensors",
+    "README.md",
+    "tokenizer.json",
+    "agents/export.json",
+    "agents/helper/adapter_config.json",
+    "agents/helper/adapter_model.safetensors",
+    "agents/main/adapter_config.json",
+    "agents/main/adapter_model.safetensors",
+}
+
+
+@pytest.fixture
+def hub():
+    with hub_server.serve() as hub:
+        yield hub
+
+
+@pytest.fixture
+def online(hub, monkeypatch):
+    """The same Hub for this process."""
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + template[template.index("/{repo_id}") :])
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr("transformers.utils.hub._hf_api", None)  # kept from the first call on
+    monkeypatch.setenv("HF_TOKEN", hub_server.TOKEN)
+    return hub
+
+
+def run(hub, home, *command, cwd=ROOT, **variables):
+    environment = hub_server.environment(hub.url, home, **variables)
+    return subprocess.run(
+        [sys.executable, *map(str, command)], env=environment, cwd=cwd, capture_output=True, text=True, timeout=240
+    )
+
+
+def make(model, path, **options):
+    trainer = teams.make(
+        model, path, SHPPOTrainer, workflow="collaboration", data=TESTED, reward="execution_reward", num_workers=1,
+        isolation="best_effort", per_device_train_batch_size=4, **options,
+    )  # fmt: skip
+    teams.randomize(trainer.team)
+    teams.script(trainer)
+    return trainer
+
+
+def write_results(folder):
+    figures = {
+        "solved": 0.25,
+        "solved_interval": 0.05,
+        "reward": 1.5,
+        "tests_passed": 0.5,
+        "parses": 1.0,
+        "samples": 8,
+    }
+    figures |= {"solved_greedy": 0.5, "solved_greedy_interval": 0.1}
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    results = {"untrained": figures, "trained": {**figures, "solved": 0.75}, "seconds": 3.0}
+    (Path(folder) / "results.json").write_text(json.dumps(results))
+
+
+@pytest.fixture(scope="module")
+def saved(tiny_model, tmp_path_factory):
+    """The folder of a trained team in agent scope, with pickles and a checkpoint beside it."""
+    path = tmp_path_factory.mktemp("saved") / "run"
+    trainer = make(tiny_model, path, latent_scope="agent", save_strategy="steps", save_steps=1)
+    trainer.train()
+    trainer.save_model()
+    trainer.create_model_card("run", "builtin")
+    trainer.close_executor()
+    write_results(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def written(saved, tmp_path_factory):
+    """What `export_team` writes of it, and the team's trainer."""
+    trainer = load_trainer(saved, TESTED, isolation="best_effort")
+    path = tmp_path_factory.mktemp("written") / "team"
+    export_team(trainer, saved, path)
+    trainer.close_executor()
+    return path, trainer
+
+
+def files_of(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+class TestExportTeam:
+    def test_writes_the_team_as_it_was_and_its_agents(self, saved, written):
+        files, before = files_of(written[0]), files_of(saved)
+        assert REPOSITORY | {"results.json"} <= set(files)
+        for name in files:
+            if "/" not in name and name != "README.md":
+                assert files[name] == before[name], name
+        assert not [name for name in files if name.endswith((".bin", ".pt", ".partial")) or "checkpoint" in name]
+        assert [path.name for path in written[0].parent.iterdir()] == ["team"]
+
+    def test_it_loads_as_the_same_team(self, written):
+        path, trainer = written
+        loaded = load_trainer(path, TESTED, isolation="best_effort")
+        loaded.close_executor()
+        weights = teams.trainable(loaded)
+        assert all(torch.equal(weights[name], tensor) for name, tensor in teams.trainable(trainer).items())
+
+    def test_a_team_without_a_trainers_card_gets_one(self, tiny_model, tmp_path):
+        trainer = make(tiny_model, tmp_path / "run", parameter_sharing="separate")
+        trainer.save_model()
+        trainer.close_executor()
+        assert "Training procedure" not in (tmp_path / "run" / "README.md").read_text()
+        export_team(trainer, tmp_path / "run", tmp_path / "team")
+        card = (tmp_path / "team" / "README.md").read_text()
+        assert "Each agent was trained with an adapter of its own." in card and "2404.03869" in card
+        assert REPOSITORY <= set(files_of(tmp_path / "team"))
+
+    def test_a_team_of_another_size_is_written_as_what_it_is(self, saved, tmp_path):
+        shutil.copytree(saved, tmp_path / "saved", ignore=shutil.ignore_patterns("checkpoint-*"))
+        saved = tmp_path / "saved"
+        for name in ("report.html", "curves.png"):
+            (saved / name).write_text("of the training")
+        roles = {"helper2": "Write aux2, which counts."}
+        trainer = load_trainer(saved, TESTED, isolation="best_effort", num_agents=3, roles=roles)
+        report = export_team(trainer, saved, tmp_path / "team")
+        trainer.close_executor()
+        files = files_of(tmp_path / "team")
+        assert list(report) == ["helper", "helper2", "main"]
+        assert not {"results.json", "report.html", "curves.png"} & set(files)
+        assert {f"agents/{agent}/adapter_model.safetensors" for agent in report} <= set(files)
+        card = files["README.md"].decode()
+        assert "A team of 3 LLM agents" in card and "| helper2 | Write aux2, which counts. |" in card
+        assert "trained with other agents or role texts (`helper`, `main`), and not trained further with these" in card
+        loaded = load_trainer(tmp_path / "team", TESTED, isolation="best_effort")
+        loaded.close_executor()
+        assert loaded.workflow.agents == trainer.workflow.agents and len(loaded.agents) == 3
+        assert json.loads(files["team.json"])["rewards"] == ["execution_reward"]
+        small = load_trainer(tmp_path / "team", TESTED, isolation="best_effort", num_agents=2)
+        small.close_executor()
+        assert small.args.roles is None and small.agents == ["helper", "main"]
+
+    def test_refuses_bad_folders(self, written, tiny_model, tmp_path):
+        path, trainer = written
+        with pytest.raises(ValueError, match=r"has no team\.json\. Use a folder that a trainer's save_model wrote"):
+            export_team(trainer, tmp_path, tmp_path / "out")
+        with pytest.raises(ValueError, match=r"team' exists; a new folder works"):
+            export_team(trainer, path, path)
+        team = json.loads((path / "team.json").read_text())
+        (tmp_path / "team.json").write_text(json.dumps({**team, "workflow": "Single"}))
+        with pytest.raises(
+            ValueError, match=r"the trainer's workflow is 'Collaboration', that of .* is 'Single'; the same works"
+        ):
+            export_team(trainer, tmp_path, tmp_path / "out")
+        assert [path.name for path in tmp_path.iterdir()] == ["team.json"]
+
+
+class TestCard:
+    def test_says_what_the_team_is_how_it_was_trained_and_how_to_use_it(self, saved, written):
+        card = (written[0] / "README.md").read_text()
+        assert card.startswith("---\n") and "\n# run\n" in card and "- shppo" in card
+        team = json.loads((saved / "team.json").read_text())
+        for agent in team["agents"]:
+            assert f"| {agent['name']} | {agent['role']} | `agents/{agent['name']}` |" in card
+        assert "workflow: `Collaboration`, 1 turn; rewards: `execution_reward`" in card and "on `builtin`" in card
+        assert "| solved (sampled) | 0.250 ± 0.050 | 0.750 ± 0.050 |" in card
+        assert "| mean reward | 1.500 | 1.500 |" in card
+        assert "--enable-lora --max-loras 2 --max-lora-rank 8" in card
+        assert "--lora-modules helper=agents/helper main=agents/main" in card
+        assert "@article{guo2025heterogeneous" in card and "vonwerra2020trl" in card and "TRL: 1." in card
+        assert "which is the agent exactly" in card and "KL per token" not in card
+
+    def test_says_with_what_settings_if_it_was_trained(self, saved, written, tiny_model, tmp_path):
+        for folder in (saved, written[0]):
+            card = (folder / "README.md").read_text()
+            assert card.count("| optimizer steps | 1 |") == card.count("| `latent_learning_rate` | 0.0001 |") == 1
+            assert card.index("## Training procedure") < card.index("optimizer steps") < card.index("### Framework")
+        trainer = make(tiny_model, tmp_path)
+        trainer.create_model_card("run")
+        assert "optimizer steps" not in (tmp_path / "README.md").read_text()
+
+    def test_without_exported_agents_it_does_not_speak_of_them(self, saved):
+        card = (saved / "README.md").read_text()
+        assert 'Team.from_pretrained(".")' in card and "| helper | Write" in card
+        assert "vllm serve" not in card and "PeftModel" not in card and "agents/helper" not in card
+
+    def test_can_be_written_again(self, written, tmp_path):
+        (tmp_path / "team").mkdir()
+        for name, content in files_of(written[0]).items():
+            (tmp_path / "team" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "team" / name).write_bytes(content)
+        card = tmp_path / "team" / "README.md"
+        before = card.read_text()
+        write_card(tmp_path / "team")
+        assert card.read_text() == before
+        write_card(tmp_path / "team", "someone/else")
+        assert 'team = "someone/else"' in card.read_text() and "\n# else\n" in card.read_text()
+        assert "hf download someone/else --local-dir team" in card.read_text()
+        write_card(tmp_path / "team")
+        assert card.read_text() == before
+
+    def test_does_not_say_where_files_lie_on_this_machine(self, written, tiny_model):
+        card = (written[0] / "README.md").read_text()
+        assert str(Path(tiny_model).parent) not in card and "path/to/tiny" in card
+
+    def test_says_how_far_agents_in_observation_scope_are_from_the_live_ones(self, tiny_model, tmp_path):
+        trainer = make(tiny_model, tmp_path, latent_learning_rate=0.0)
+        report = export_agents(trainer, tmp_path / "agents")
+        trainer.create_model_card("run")
+        write_card(tmp_path, team=trainer.team_description())
+        card = (tmp_path / "README.md").read_text()
+        for agent, own in report.items():
+            assert re.search(rf"\| {agent} \|.*\| {own['kl_per_token']:.2g} \({own['tokens']} tokens\) \|", card)
+
+    def test_does_not_speak_of_other_agents_that_were_exported_before(self, tiny_model, tmp_path):
+        export_agents(teams.make(tiny_model, tmp_path, workflow=teams.Pair("ab")), tmp_path / "agents")
+        trainer = teams.make(tiny_model, tmp_path, workflow=teams.Pair("ac"))
+        trainer.create_model_card("run")
+        write_card(tmp_path, team=trainer.team_description())
+        assert "vllm" not in (tmp_path / "README.md").read_text()
+
+    def test_roles_of_several_lines_stay_in_their_cell(self, tiny_model, tmp_path):
+        workflow = teams.Pair()
+        workflow.agents = (teams.Agent("a", "First | second\nthird"), teams.Agent("b", "Other"))
+        trainer = teams.make(tiny_model, tmp_path, workflow=workflow)
+        trainer.create_model_card("run")
+        write_card(tmp_path, team=trainer.team_description())
+        assert "| a | First \\| second third |" in (tmp_path / "README.md").read_text()
+
+    def test_of_somebody_else_is_not_touched(self, saved, tmp_path):
+        (tmp_path / "README.md").write_text("# Mine\n")
+        with pytest.raises(ValueError, match="has no section '## Training procedure'"):
+            write_card(tmp_path, team=json.loads((saved / "team.json").read_text()))
+        assert (tmp_path / "README.md").read_text() == "# Mine\n"
+
+
+class TestPushTeam:
+    def test_is_one_commit_of_the_whole_folder(self, online, written):
+        push_team(written[0], "someone/team")
+        assert {name: online.repos["someone/team"][name] for name in REPOSITORY} == {
+            name: content for name, content in files_of(written[0]).items() if name in REPOSITORY
+        }
+        assert online.commits == [sorted(files_of(written[0]))]
+        push_team(written[0], "someone/team")  # again, into a repository that exists
+        assert len(online.commits) == 2
+
+    def test_agents_that_the_team_no_longer_has_go_in_the_same_commit(self, online, saved, written, tmp_path):
+        trainer = load_trainer(saved, TESTED, isolation="best_effort", num_agents=3)
+        export_team(trainer, saved, tmp_path / "team")
+        trainer.close_executor()
+        push_team(tmp_path / "team", "someone/team")
+        assert "agents/helper2/adapter_config.json" in online.repos["someone/team"]
+        online.repos["someone/team"]["notes.md"] = b"mine"
+        push_team(written[0], "someone/team")
+        assert set(online.repos["someone/team"]) == {
+            *files_of(tmp_path / "team"),
+            *files_of(written[0]),
+            "notes.md",
+        } - {
+            "agents/helper2/adapter_config.json",
+            "agents/helper2/adapter_model.safetensors",
+        }
+        assert len(online.commits) == 2
+
+    @pytest.mark.parametrize("name", ["team.json", "agents/export.json", "results.json"])
+    @pytest.mark.parametrize(("content", "message"), [("{", "is no JSON: "), ("[]", r"has \[\] and no ")])
+    def test_a_file_that_cannot_be_read_is_named(self, online, written, tmp_path, name, content, message):
+        shutil.copytree(written[0], tmp_path / "team")
+        (tmp_path / "team" / name).write_text(content)
+        with pytest.raises(ValueError, match=rf"team/{name}' {message}.*; one that this package wrote works"):
+            push_team(tmp_path / "team", "someone/team")
+        assert not online.created
+
+    def test_the_way_to_push_again_is_one_for_a_shell(self, online, written, tmp_path):
+        path = tmp_path / "my team's"
+        shutil.copytree(written[0], path)
+        online.refuses_commits = True
+        with pytest.raises(PushError) as raised:
+            push_team(path, "someone/team")
+        words = shlex.split(str(raised.value).partition("to push it again: ")[2])
+        assert words == ["python", "recipes/export.py", "--output_dir", str(path), "--push", "someone/team"]
+
+    @pytest.mark.parametrize("reason", ["rights", "room", "network"])
+    def test_a_failure_is_clear_keeps_everything_and_can_be_mended(self, online, written, monkeypatch, reason):
+        before = {name: content for name, content in files_of(written[0]).items() if name != "README.md"}
+        token, message = (
+            hub_server.TOKEN,
+            {"rights": "You have no rights", "room": "The storage is full"}.get(reason, ""),
+        )
+        if reason == "rights":
+            token = "hf_stranger"
+        elif reason == "room":
+            online.refuses_commits = True
+        else:
+            monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+        with pytest.raises(PushError, match=rf"the push to 'someone/team' failed: .*{message}") as raised:
+            push_team(written[0], "someone/team", token=token)
+        way = f"to push it again: python recipes/export.py --output_dir {written[0]} --push someone/team"
+        assert str(raised.value).endswith(way)
+        assert not online.repos.get("someone/team")
+        after = files_of(written[0])
+        assert {name: after[name] for name in before} == before and after.keys() == before.keys() | {"README.md"}
+        monkeypatch.setattr(constants, "ENDPOINT", online.url)
+        online.refuses_commits = False
+        push_team(written[0], "someone/team")
+        assert REPOSITORY <= set(online.repos["someone/team"])
+
+    def test_refuses_what_is_no_team_before_it_asks_the_hub(self, online, saved, written, tmp_path):
+        with pytest.raises(
+            ValueError, match=r"has no team\.json; a folder that recipes/export\.py or push_agents_to_hub"
+        ):
+            push_team(tmp_path, "someone/team")
+        with pytest.raises(ValueError, match=r"has no agents/export\.json"):
+            push_team(saved, "someone/team")
+        shutil.copytree(written[0], tmp_path / "lacking")
+        (tmp_path / "lacking" / "agents" / "main" / "adapter_model.safetensors").unlink()
+        with pytest.raises(ValueError, match=r"lacking' has no agents/main/adapter_model\.safetensors; a folder that"):
+            push_team(tmp_path / "lacking", "someone/team")
+        with pytest.raises(ValueError, match="repo_id='team' has no owner; 'user/team' works"):
+            push_team(written[0], "team")
+        with pytest.raises(ValueError, match="a b"):
+            push_team(written[0], "someone/a b")
+        assert not online.created
+
+    def test_an_agents_push_saves_first_and_then_pushes(self, online, tiny_model, tmp_path):
+        write_results(tmp_path)
+        trainer = make(tiny_model, tmp_path)
+        online.refuses_commits = True
+        with pytest.raises(PushError, match="The storage is full"):
+            push_agents(trainer, "someone/team", dataset_name="builtin")
+        assert REPOSITORY <= set(files_of(tmp_path))
+        online.refuses_commits = False
+        push_team(tmp_path, "someone/team")
+        repository = online.repos["someone/team"]
+        assert REPOSITORY <= set(repository) and "training_args.bin" not in repository
+        card = repository["README.md"].decode()
+        assert "# team" in card and "KL per token" in card and "| solved (sampled) | 0.250" in card
+        modules = load(repository["team_modules.safetensors"])
+        assert all(torch.equal(modules[name], tensor) for name, tensor in trainer.team.state_dict().items())
+
+
+# Appended to the card's snippet, in a process of its own
+COMPARE = """
+import sys
+
+import torch
+
+logits = {}
+for agent in ("helper", "main"):
+    model.set_adapter(agent)
+    with torch.no_grad():
+        logits[agent] = model.eval()(**inputs).logits
+assert "marcog_trl" not in sys.modules and "trl" not in sys.modules
+torch.save((inputs["input_ids"], logits), sys.argv[1])
+"""
+
+
+@pytest.fixture
+def recipe(online, monkeypatch):
+    """Runs the recipe with a command line."""
+
+    def run_recipe(*arguments):
+        monkeypatch.setattr(sys, "argv", ["export.py", *map(str, arguments)])
+        monkeypatch.syspath_prepend(ROOT / "recipes")  # as where it is started
+        runpy.run_path(str(ROOT / "recipes" / "export.py"), run_name="__main__")
+
+    return run_recipe
+
+
+class TestRecipe:
+    def test_exports_pushes_and_pushes_again(self, online, recipe, saved, tmp_path, monkeypatch, capsys):
+        out = tmp_path / "team"
+        monkeypatch.setenv("HF_TOKEN", "hf_stranger")
+        with pytest.raises(SystemExit, match=r"error: the push to 'someone/team' failed: .*You have no rights"):
+            recipe("--adapter", saved, "--output_dir", out, "--isolation", "best_effort", "--push", "someone/team")
+        assert f"{out}/agents/main: the agent itself" in capsys.readouterr().out
+        assert REPOSITORY <= set(files_of(out)) and not online.commits
+        monkeypatch.setenv("HF_TOKEN", hub_server.TOKEN)
+        recipe("--output_dir", out, "--push", "someone/team")
+        assert f"Pushed: {online.url}/someone/team/commit/" in capsys.readouterr().out
+        assert online.commits == [sorted(files_of(out))]
+
+    def test_says_what_is_wrong(self, recipe, saved, tmp_path):
+        out = tmp_path / "out"
+        with pytest.raises(SystemExit, match=r"error: There is nothing to export or push\. Set --adapter"):
+            recipe("--output_dir", out)
+        with pytest.raises(
+            SystemExit, match=r"error: '.*/out' has no team\.json; a folder that recipes/export\.py or"
+        ):
+            recipe("--output_dir", out, "--push", "someone/team")
+        with pytest.raises(SystemExit, match=r"error: '.*' exists; a new folder works"):
+            recipe("--output_dir", saved, "--adapter", saved, "--isolation", "best_effort")
+        with pytest.raises(SystemExit, match=r"error: repo_id='noowner' has no owner; 'user/noowner' works"):
+            recipe("--output_dir", out, "--adapter", saved, "--isolation", "best_effort", "--push", "noowner")
+        assert not out.exists()
+        with pytest.raises(SystemExit, match=r"error: .*foo"):
+            recipe("--output_dir", out, "--adapter", saved, "--foo", 1)
+        with pytest.raises(SystemExit, match=r"error: .*nothere\.yaml"):
+            recipe("--config", tmp_path / "nothere.yaml")
+
+    def test_two_processes_say_it_once(self, hub, saved, tmp_path):
+        launch = ["-m", "accelerate.commands.launch", "--config_file", ROOT / "recipes/ddp.yaml", "--num_processes", 2]
+        command = [*launch, ROOT / "recipes" / "export.py", "--adapter", saved, "--isolation", "best_effort"]
+        variables = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        done = run(hub, tmp_path, *command, "--output_dir", tmp_path / "out", "--push", "someone/team", **variables)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert done.stdout.count("helper: the agent itself") == done.stdout.count("Pushed: ") == 1
+        assert len(hub.commits) == 1
+        done = run(hub, tmp_path, *command, "--output_dir", "/proc/team", **variables)
+        assert (
+            done.returncode
+            and "Traceback" not in done.stderr.partition("ChildFailedError")[0].rpartition("error: ")[0]
+        )
+
+
+class TestLoading:
+    @pytest.fixture
+    def snippets(self, online, written):
+        push_team(written[0], "someone/team")
+        return re.findall(r"```python\n(.*?)```", online.repos["someone/team"]["README.md"].decode(), re.DOTALL)
+
+    def test_the_cards_snippet_loads_the_agents_into_vanilla_peft(self, online, written, snippets, tmp_path):
+        trainer = written[1]
+        snippet = snippets[0].replace("path/to/tiny", trainer.model.config.name_or_path)
+        done = run(online, tmp_path / "home", "-c", snippet + COMPARE, tmp_path / "logits.pt", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr[-3000:]
+        ids, logits = torch.load(tmp_path / "logits.pt")
+        trainer.model.eval()
+        with torch.no_grad():
+            mu, _ = trainer.team.latent_net(trainer._role_observations)
+            for agent, z in zip(trainer.agents, mu, strict=True):
+                with trainer.team.rows(Flight(z=z[None])):
+                    expected = trainer.model(input_ids=ids).logits
+                    assert (expected - logits[agent]).abs().max() < 1e-5 * max(1, expected.abs().max())
+        assert (logits["helper"] - logits["main"]).abs().max() > 1e-3
+
+    def test_the_cards_snippet_loads_the_whole_team(self, snippets, tmp_path, monkeypatch):
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+        names = {}
+        exec(snippets[1], names)
+        assert names["team"].agents == ["helper", "main"]
+        names["team"].close()
+
+
+class TestPushToHub:
+    def test_without_rights_it_fails_before_any_work(self, online, tiny_model, tmp_path, monkeypatch):
+        monkeypatch.setenv("HF_TOKEN", "hf_stranger")
+        with pytest.raises(
+            PushError, match=r"You have no rights .* -- log in with a token with write access .* push_to_hub=False"
+        ):
+            make(tiny_model, tmp_path, push_to_hub=True, hub_model_id="someone/team")
+
+    def test_a_failure_later_says_how_to_push_again(self, online, tiny_model, tmp_path, monkeypatch):
+        trainer = make(tiny_model, tmp_path, hub_model_id="someone/team")
+        monkeypatch.setenv("HF_TOKEN", "hf_stranger")
+        with pytest.raises(
+            PushError, match=r"^the push to 'someone/team' failed: [^']*no rights.* -- .* to push it again"
+        ):
+            trainer.push_to_hub()
+        assert REPOSITORY <= set(files_of(tmp_path))
+        monkeypatch.setenv("HF_TOKEN", hub_server.TOKEN)
+        push_team(tmp_path, "someone/team")
+        assert REPOSITORY <= set(online.repos["someone/team"])
+
+
+def test_a_recipe_whose_last_push_fails_keeps_its_results(hub, tiny_model, tmp_path):
+    hub.refuses_commits = True
+    out = tmp_path / "run"
+    options = ["--model_name_or_path", tiny_model, "--max_steps", 1, "--num_samples", 0, "--logging_steps", 1]
+    options += ["--num_generations", 2, "--max_completion_length", 4, "--per_device_train_batch_size", 8]
+    options += ["--push_to_hub", "true", "--hub_model_id", "someone/team", "--output_dir", out]
+    recipe = ROOT / "recipes" / "train_shppo.py"
+    done = run(hub, tmp_path / "home", recipe, *options, DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr[-3000:]
+    error = done.stderr.splitlines()[-1]
+    assert error.startswith("error: the push to 'someone/team' failed: ") and "The storage is full" in error
+    assert error.endswith(f"to push it again: python recipes/export.py --output_dir {out} --push someone/team")
+    assert REPOSITORY | {"results.json", "curves.png", "report.html"} <= set(files_of(out)) and not hub.commits
+
+
+SCRIPT = """
+import sys
+import teams
+from marcog_trl import SHPPOTrainer
+
+model, path, ends_with_push, scope = sys.argv[1:]
+options = {"push_to_hub": True, "hub_model_id": "someone/team", "latent_scope": scope}
+if ends_with_push == "False":
+    options |= {"save_strategy": "steps", "save_steps": 1, "hub_strategy": "every_save", "hub_always_push": True}
+    options |= {"max_steps": 2, "per_device_train_batch_size": 4}
+data = teams.dataset(4, entry_point=["f"] * 4)
+
+
+def reward(completions, replies, **kwargs):
+    return teams.letters(["".join(texts.values()) for texts in replies])
+
+
+trainer = teams.make(model, path, SHPPOTrainer, workflow="collaboration", data=data, reward=reward, **options)
+trainer.train()
+if ends_with_push == "True":
+    trainer.push_to_hub(dataset_name="builtin")
+"""
+
+
+def unpack(files, folder):
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
+def check_agents(files, folder):
+    """Agents in a repository are those of the adapter beside them, folded from the modules beside it."""
+    unpack(files, folder)
+    loaded = load_trainer(folder, TESTED, reward_funcs=teams.letters, isolation="best_effort")
+    loaded.close_executor()
+    export_agents(loaded, folder / "again")
+    for agent in loaded.agents:
+        pushed = load(files[f"agents/{agent}/adapter_model.safetensors"])
+        for name, tensor in load_file(folder / "again" / agent / "adapter_model.safetensors").items():
+            assert (pushed[name] - tensor).abs().max() < 1e-6, (agent, name)
+    return loaded
+
+
+def test_a_trainers_push_takes_agents_away_that_it_does_not_have(online, tiny_model, tmp_path):
+    trainer = make(tiny_model, tmp_path, hub_model_id="someone/team")
+    trainer.push_to_hub()
+    before = dict(online.repos["someone/team"])
+    online.repos["someone/team"] |= {"agents/helper2/adapter_config.json": b"{}", "notes.md": b"mine"}
+    trainer.push_to_hub()
+    trainer.close_executor()
+    assert set(online.repos["someone/team"]) == {*before, "notes.md"}
+
+
+def test_a_pushed_team_is_whole(hub, tiny_model, tmp_path):
+    done = run(hub, tmp_path / "home", "-c", SCRIPT, tiny_model, tmp_path / "run", True, "observation")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert hub.created[0]["name"] == "team"
+    files = hub.repos["someone/team"]
+    assert REPOSITORY <= set(files) and hub.commits
+    pulled = tmp_path / "pulled"
+    unpack(files, pulled)
+    card = (pulled / "README.md").read_text()
+    assert "shppo" in card and "2404.03869" in card
+    assert 'PeftModel.from_pretrained(model, team, subfolder="agents/helper"' in card
+    assert "| optimizer steps | 1 |" in card
+    loaded = load_trainer(pulled, TESTED, reward_funcs=teams.letters)
+    loaded.close_executor()
+    assert loaded.agents == ["helper", "main"]
+    with safe_open(pulled / "team_modules.safetensors", "pt") as modules:
+        for name, tensor in loaded.team.state_dict().items():
+            assert torch.equal(modules.get_tensor(name), tensor), name
+        assert any(name.startswith("latent_net") for name in modules.keys())
+
+
+class TestEverySave:
+    @pytest.mark.parametrize("mode", ["one", "ddp", "zero3"])
+    def test_every_push_is_of_one_step_with_any_number_of_processes(self, hub, tiny_model, tmp_path, mode):
+        (tmp_path / "script.py").write_text(SCRIPT)
+        launch = [
+            "-m",
+            "accelerate.commands.launch",
+            "--config_file",
+            ROOT / f"recipes/{mode}.yaml",
+            "--num_processes",
+            2,
+        ]
+        command = [tmp_path / "script.py", tiny_model, tmp_path / "run", False, "agent"]
+        variables = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+        done = run(hub, tmp_path / "home", *(launch if mode != "one" else []), *command, **variables)
+        assert done.returncode == 0, done.stderr[-3000:]
+        pushed = [files for files in hub.states if "team.json" in files]
+        assert len({files["adapter_model.safetensors"] for files in pushed}) == 2  # steps
+        for i, files in enumerate(pushed):
+            assert REPOSITORY <= set(files)
+            check_agents(files, tmp_path / str(i))
+            assert 'subfolder="agents/helper"' in files["README.md"].decode()
+
+    @pytest.fixture
+    def trainer(self, online, tiny_model, tmp_path):
+        options = {"push_to_hub": True, "hub_model_id": "someone/team", "hub_strategy": "every_save"}
+        trainer = make(tiny_model, tmp_path, save_strategy="steps", save_steps=1, max_steps=2, **options)
+        yield trainer
+        trainer.close_executor()
+
+    def test_in_observation_scope_training_goes_on_as_if_nothing_had_been(self, online, trainer, tiny_model, tmp_path):
+        options = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
+        other = make(tiny_model, tmp_path / "other", **options)
+        for each in (trainer, other):
+            del each._generate_single_turn  # samples
+            set_seed(0)
+            each.train()
+            each.close_executor()
+        expected, weights = teams.trainable(other), teams.trainable(trainer)
+        assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
+        exported = json.loads(online.repos["someone/team"]["agents/export.json"])
+        assert exported["latent_scope"] == "observation" and exported["agents"]["main"]["tokens"] > 0
+
+    def test_while_a_push_is_under_way_nothing_changes(self, online, trainer, tmp_path):
+        trainer.train()
+        trainer._finish_current_push()
+        before, commits = files_of(tmp_path), len(online.commits)
+        teams.randomize(trainer.team)
+        running = Future()
+        trainer.push_in_progress.jobs.append(running)
+        trainer._push_from_checkpoint(str(tmp_path / "checkpoint-1"))
+        assert files_of(tmp_path) == before and len(online.commits) == commits
+        running.set_result(None)
+        trainer._push_from_checkpoint(str(tmp_path / "checkpoint-1"))
+        trainer._finish_current_push()
+        assert files_of(tmp_path) != before and len(online.commits) == commits + 1
+
+    def test_agents_that_cannot_be_written_are_left_out_with_a_warning(self, online, trainer, tmp_path, monkeypatch):
+        trainer.train()
+        trainer._finish_current_push()
+
+        def refuse(*args):
+            raise ValueError("agent 'main' never spoke")
+
+        monkeypatch.setattr(export, "export_agents", refuse)
+        with pytest.warns(UserWarning, match="step 2 is pushed without agents: agent 'main' never spoke"):
+            trainer._push_from_checkpoint(str(tmp_path / "checkpoint-2"))
+        assert not (tmp_path / "agents").exists()
+        assert 'subfolder="agents' not in (tmp_path / "README.md").read_text()
+        trainer._finish_current_push()

@@ -1,0 +1,431 @@
+"""A saved team solves problems, also with more agents than it was trained with, from Python and from the command line."""
+
+import json
+import shutil
+import warnings
+
+import pytest
+import teams
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
+
+from marcog_trl import MultiAgentPPOTrainer, SHPPOTrainer, Team
+from marcog_trl.cli.solve import main, read_problem
+from marcog_trl.execution import isolation
+
+
+TESTED = teams.dataset(2, test=[["assert f"]] * 2, test_format=["asserts"] * 2, entry_point=["f"] * 2)
+PROBLEM = {"prompt": "def f(x):\n    '''Twice x.'''\n", "entry_point": "f"}
+TESTS = {"test": ["assert f(1) == 2"], "test_format": "asserts"}
+
+DESCRIPTION = {
+    "format_version": 1, "trainer": "SHPPOTrainer", "base_model": "m", "agents": [{"name": "a", "role": "b"}],
+    "workflow": "Single", "rewards": [], "settings": {},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def saved(tiny_model, tmp_path_factory):
+    """`saved(workflow, ...)`: folder of a team."""
+    folders = {}
+
+    def save(workflow, trainer_class=SHPPOTrainer, **options):
+        key = workflow, trainer_class, str(options)
+        if key not in folders:
+            folders[key] = tmp_path_factory.mktemp("team")
+            trainer = teams.make(
+                tiny_model, folders[key], trainer_class, workflow=workflow, data=TESTED, reward=teams.letters,
+                isolation="best_effort", num_workers=1, per_device_train_batch_size=1, **options,
+            )  # fmt: skip
+            teams.randomize(trainer.model.get_base_model().marcog_team)
+            trainer.save_model()
+            trainer.close_executor()
+        return folders[key]
+
+    return save
+
+
+@pytest.fixture
+def load():
+    loaded = []
+
+    def from_pretrained(path, **options):
+        loaded.append(Team.from_pretrained(path, isolation="best_effort", num_workers=1, **options))
+        return loaded[-1]
+
+    yield from_pretrained
+    for team in loaded:
+        team.close()
+
+
+def recite(team, *calls):
+    """Makes the agents reply with the given texts."""
+    encode = team.trainer._tokenizer.encode
+    teams.recite(team.trainer, *[[encode(text, add_special_tokens=False) for text in call] for call in calls])
+
+
+class TestSolve:
+    def test_gives_messages_code_and_verdict(self, saved, load):
+        team = load(saved("collaboration"))
+        assert team.agents == ["helper", "main"]
+        recite(team, ["def aux(x):\n    return x", "def f(x):\n    return 2 * aux(x)"])
+        answer = team.solve(PROBLEM | TESTS)
+        assert [(m["agent"], m["turn"], m["reply"]) for m in answer.messages] == [
+            ("helper", 1, "def aux(x):\n    return x"), ("main", 1, "def f(x):\n    return 2 * aux(x)"),
+        ]  # fmt: skip
+        assert "Twice x." in answer.messages[0]["prompt"][-1]["content"]
+        assert answer.code.startswith("def aux(x):") and answer.verdict.status == "passed"
+
+    def test_without_tests_there_is_no_verdict(self, saved, load):
+        team = load(saved("collaboration"))
+        recite(team, ["", "def f(x):\n    return 3"])
+        answer = team.solve(PROBLEM)
+        assert answer.verdict is None and answer.code == "def f(x):\n    return 3"
+
+    def test_many_problems_keep_their_order_whatever_the_batch(self, saved, load):
+        team = load(saved("collaboration"))
+        problems = [PROBLEM | {"entry_point": f"f{i}", "prompt": f"def f{i}(x):\n"} for i in range(5)]
+        answers = team.solve(problems, batch_size=2)
+        again = team.solve(problems)
+        assert [[m["reply"] for m in answer.messages] for answer in answers] == [
+            [m["reply"] for m in answer.messages] for answer in again
+        ]
+        for i, answer in enumerate(answers):
+            assert f"def f{i}(x)" in answer.messages[1]["prompt"][-1]["content"]
+
+    def test_what_it_does_is_what_the_trainer_did(self, saved, load, tiny_model):
+        path = saved("collaboration")
+        replies = [m["reply"] for m in load(path).solve(PROBLEM).messages]
+        assert replies == [m["reply"] for m in load(path).solve(PROBLEM).messages]
+        # The adapter's and the latents' part in it: the base model alone writes something else
+        plain = load(path)
+        with plain.trainer.model.disable_adapter():
+            assert [m["reply"] for m in plain.solve(PROBLEM).messages] != replies
+
+    def test_a_prompt_alone_is_a_problem_of_a_single_agent(self, saved, load):
+        team = load(saved("single", MultiAgentPPOTrainer))
+        assert len(team.solve("Say something.").messages) == 1
+
+
+class TestOtherSizes:
+    @pytest.mark.parametrize(
+        ("workflow", "num_agents", "agents"),
+        [
+            ("collaboration", 4, ["helper", "helper2", "helper3", "main"]),
+            ("pipeline", 1, ["coder"]),
+            ("pipeline", 5, ["planner", "coder", "debugger", "debugger2", "debugger3"]),
+            ("discussion", 3, ["solver", "solver2", "solver3"]),
+        ],
+    )
+    def test_a_team_works_with_more_or_fewer_agents(self, saved, load, workflow, num_agents, agents):
+        team = load(saved(workflow), num_agents=num_agents)
+        assert team.agents == agents
+        assert {m["agent"] for m in team.solve(PROBLEM | TESTS).messages} == set(agents)
+
+    def test_and_with_other_role_texts(self, saved, load):
+        team = load(saved("collaboration"), roles={"helper": "Write aux in the style of Knuth."})
+        assert "Knuth" in team.solve(PROBLEM).messages[0]["prompt"][-1]["content"]
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("workflow", "options", "message"),
+        [
+            ("single", {"num_agents": 2}, "num_agents=2 is no option of workflow 'single'"),
+            ("collaboration", {"num_agents": 1}, "num_agents=1 leaves no helper. Set num_agents=2"),
+            ("collaboration", {"roles": {"tester": "Test."}}, "roles has a text for 'tester', who is not in the team"),
+        ],
+    )
+    def test_a_team_that_cannot_be_is_refused(self, saved, load, workflow, options, message):
+        with pytest.raises(ValueError, match=message):
+            load(saved(workflow, MultiAgentPPOTrainer), **options)
+
+    def test_agents_with_adapters_of_their_own_cannot_be_more(self, saved, load):
+        path = saved("collaboration", parameter_sharing="separate")
+        with pytest.raises(ValueError, match=r"num_agents=3 does not fit .* \['helper', 'main'\] has its own adapter"):
+            load(path, num_agents=3)
+
+    def test_what_a_workflow_needs_is_asked_for(self, saved, load):
+        with pytest.raises(ValueError, match="row 1: it has no 'entry_point', which workflow Collaboration needs"):
+            load(saved("collaboration")).solve([PROBLEM, {"prompt": "Write."}])
+        with pytest.raises(ValueError, match="row 0: it has no 'test', which workflow Pipeline needs"):
+            load(saved("pipeline")).solve(PROBLEM)
+
+    @pytest.mark.parametrize(
+        ("problem", "options", "message"),
+        [
+            ({**PROBLEM, "test": ["assert f(1) == 2"]}, {}, "has no 'test_format', which a problem with tests needs"),
+            ({**PROBLEM, "prompt": 5}, {}, "its prompt=5 is neither text nor a list of chat messages"),
+            (
+                {**PROBLEM, "task_id": "x", "test": ["assert f(1) = 2"], "test_format": "asserts"},
+                {},
+                "task_id 'x': .*not parse",
+            ),
+            (PROBLEM, {"batch_size": -1}, "batch_size=-1 is not positive; 128 works"),
+        ],
+    )
+    def test_what_is_no_problem_is_refused(self, saved, load, problem, options, message):
+        with pytest.raises(ValueError, match=message):
+            load(saved("collaboration")).solve([problem], **options)
+
+    @pytest.mark.parametrize("problems", [None, 5, [None], [PROBLEM, 5]])
+    def test_what_is_neither_a_problem_nor_a_text_is_refused(self, saved, load, problems):
+        with pytest.raises(TypeError, match=r"is not a problem.* Pass a dict or a text"):
+            load(saved("collaboration")).solve(problems)
+
+    def test_what_is_no_team_is_refused(self, load, tmp_path):
+        with pytest.raises(ValueError, match=r"has no team\.json"):
+            load(tmp_path)
+        with pytest.raises(
+            ValueError, match="'nobody/nothing' is not a folder, and not a repository that can be read: "
+        ):
+            load("nobody/nothing")
+
+    @pytest.mark.parametrize(
+        ("sharing", "missing", "message"),
+        [
+            (
+                "latent",
+                "adapter_config.json",
+                r"has no adapter_config\.json\. Use a folder that a trainer's save_model wrote",
+            ),
+            ("latent", "adapter_model.safetensors", r"has no adapter_model\.safetensors"),
+            ("latent", "tokenizer.json", r"has none of .*tokenizer\.json"),
+            ("separate", "agents/main/adapter_model.safetensors", r"agents/main' has no adapter_model\.safetensors"),
+        ],
+    )
+    def test_a_team_that_lacks_a_file_is_refused(self, saved, load, tmp_path, sharing, missing, message):
+        shutil.copytree(saved("collaboration", parameter_sharing=sharing), tmp_path / "team")
+        (tmp_path / "team" / missing).unlink()
+        with pytest.raises(ValueError, match=message):
+            load(tmp_path / "team")
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            ("{", r"team\.json' is not valid JSON: .*\. Use a folder that"),
+            ("[]", "has format_version=None\\. This version reads 1"),
+            (
+                json.dumps({**DESCRIPTION, "agents": None}),
+                "has agents=None, which is not a list of names and role texts. Use",
+            ),
+            (json.dumps({**DESCRIPTION, "agents": ["a"]}), r"has agents=\['a'\], which is not a list of names"),
+            (json.dumps({**DESCRIPTION, "settings": []}), r"has settings=\[\], which is not a mapping"),
+            (
+                json.dumps({**DESCRIPTION, "trainer": ["a"]}),
+                r"has trainer=\['a'\], which is not one of MultiAgentTrainer, ",
+            ),
+            ('{"format_version": 1, "trainer": "SHPPOTrainer"}', r"team\.json' has no 'base_model'\. Use a folder"),
+        ],
+    )
+    def test_a_description_that_cannot_be_read_is_refused(self, load, tmp_path, content, message):
+        (tmp_path / "team.json").write_text(content)
+        with pytest.raises(ValueError, match=message):
+            load(tmp_path)
+
+    def test_a_description_of_other_agents_than_the_workflow_s_is_refused(self, saved, load, tmp_path):
+        shutil.copytree(saved("collaboration"), tmp_path / "team")
+        content = json.loads((tmp_path / "team" / "team.json").read_text())
+        content["agents"].pop()
+        (tmp_path / "team" / "team.json").write_text(json.dumps(content))
+        message = r"has the agents \['helper'\], but its workflow Collaboration has \['helper', 'main'\]"
+        with pytest.raises(ValueError, match=message):
+            load(tmp_path / "team")
+
+    def test_a_base_model_that_is_gone_can_be_given(self, saved, load, tiny_model, tmp_path):
+        shutil.copytree(saved("collaboration"), tmp_path / "team")
+        for name, key in (("team.json", "base_model"), ("adapter_config.json", "base_model_name_or_path")):
+            content = json.loads((tmp_path / "team" / name).read_text())
+            (tmp_path / "team" / name).write_text(json.dumps({**content, key: "/nowhere/model"}))
+        with pytest.raises(
+            ValueError,
+            match=r"base_model='/nowhere/model' is not a folder, .* It is the base model of .*: set base_model to where it is",
+        ):
+            load(tmp_path / "team")
+        assert load(tmp_path / "team", base_model=tiny_model).agents == ["helper", "main"]
+
+    def test_an_adapter_of_another_base_model_is_refused(self, saved, load, tmp_path):
+        path = saved("collaboration")
+        for file in path.iterdir():
+            if file.is_file():
+                (tmp_path / file.name).write_bytes(file.read_bytes())
+        config = json.loads((tmp_path / "adapter_config.json").read_text())
+        config["base_model_name_or_path"] = "somebody/else"
+        (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+        with pytest.raises(ValueError, match=r"is for 'somebody/else', but team\.json names"):
+            load(tmp_path)
+
+
+def edit(path, **changes):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+class TestFilesThatDoNotFit:
+    @pytest.fixture
+    def team(self, saved, tmp_path):
+        """A copy of a saved team."""
+
+        def copy(**options):
+            shutil.copytree(saved("collaboration", **options), tmp_path / "team")
+            return tmp_path / "team"
+
+        return copy
+
+    @pytest.mark.parametrize(
+        "name", ["adapter_model.safetensors", "team_modules.safetensors", "adapter_config.json", "tokenizer.json"]
+    )
+    def test_one_that_is_cut_off_is_named(self, team, load, name):
+        path = team()
+        (path / name).write_bytes((path / name).read_bytes()[:-100])
+        with pytest.raises(
+            ValueError, match=rf"team/{name}' cannot be read: .*. Use a folder that a trainer's save_model wrote"
+        ):
+            load(path)
+
+    @pytest.mark.parametrize("trainer_class", [SHPPOTrainer, MultiAgentPPOTrainer])
+    @pytest.mark.parametrize("change", [{"hidden_size": 32}, {"num_hidden_layers": 1}, {"num_hidden_layers": 3}])
+    def test_a_base_model_of_another_shape_is_refused(self, team, load, tiny_model, tmp_path, trainer_class, change):
+        config = AutoConfig.from_pretrained(tiny_model)
+        config.update(change)
+        config.layer_types = ["full_attention"] * config.num_hidden_layers
+        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "base")
+        message = r"the weights of '.*/team', on the base model '.*/base', cannot be read: .* Set base_model to the one that they"
+        with pytest.raises(ValueError, match=message):
+            load(
+                team(trainer_class=trainer_class, lora={"target_modules": ["q_proj", "v_proj"]}),
+                base_model=str(tmp_path / "base"),
+            )
+
+    def test_modules_of_another_size_are_refused(self, team, load):
+        path = team()
+        settings = json.loads((path / "team.json").read_text())["settings"]
+        edit(path / "team.json", settings={**settings, "latent_size": 3})
+        with pytest.raises(ValueError, match=r"team\.json' contradicts itself|the weights of '.*/team'"):
+            load(path)
+
+    def test_a_role_text_that_was_changed_is_refused_with_the_way_to_change_it(self, team, load):
+        path = team()
+        agents = json.loads((path / "team.json").read_text())["agents"]
+        edit(path / "team.json", agents=[{**agents[0], "role": "Other."}, *agents[1:]])
+        message = r"team\.json' contradicts itself: agents is .*Other.* For other role texts, pass roles="
+        with pytest.raises(ValueError, match=message):
+            load(path)
+
+    def test_unknown_settings_are_refused(self, team, load):
+        path = team()
+        with pytest.raises(ValueError, match=r"SHPPOTrainer has no setting 'temprature'\. Did you mean 'temperature'"):
+            load(path, temprature=1.0)
+        settings = json.loads((path / "team.json").read_text())["settings"]
+        edit(path / "team.json", settings={**settings, "colour": 1})
+        with pytest.raises(ValueError, match=r"team\.json' has the unknown setting 'colour'\. Remove it"):
+            load(path)
+
+    def test_agents_with_adapters_of_their_own_may_be_named(self, team, load):
+        roles = {"helper": "Help.", "main": "Work."}
+        loaded = load(team(parameter_sharing="separate"), num_agents=2, roles=roles)
+        assert [agent.role for agent in loaded.trainer.workflow.agents] == list(roles.values())
+
+    def test_a_quantised_base_is_missed_and_can_be_given(self, team, load):
+        path = team()
+        edit(path / "team.json", quantization_config={"load_in_4bit": True})
+        with pytest.warns(
+            UserWarning,
+            match=r"on a quantised base model \(\{'load_in_4bit': True\}\), and is loaded on one that is not quantised",
+        ):
+            load(path)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*on a quantised base")
+            loaded = load(path, quantization_config=BitsAndBytesConfig(load_in_4bit=True))
+        assert loaded.trainer.model.get_base_model().is_quantized
+        assert len(loaded.solve(PROBLEM).messages) == 2
+
+
+class TestCommandLine:
+    def test_prints_the_solution_and_the_verdict(self, saved, tmp_path, capsys, monkeypatch):
+        problem = tmp_path / "problem.py"
+        problem.write_text("def f(x):\n    '''Twice x.'''\n\n\nassert f(1) == 2\nassert f(2) == 4\n")
+        solve = Team.solve
+
+        def scripted(team, *args, **kwargs):
+            print("[WARNING] of a library")
+            recite(team, ["def aux(x):\n    return x", "def f(x):\n    return x + 1"])
+            return solve(team, *args, **kwargs)
+
+        monkeypatch.setattr(Team, "solve", scripted)
+        arguments = [
+            "solve",
+            "--team",
+            str(saved("collaboration")),
+            "--problem",
+            str(problem),
+            "--isolation",
+            "best_effort",
+        ]
+        assert main(arguments) == 1
+        printed = capsys.readouterr()
+        assert printed.out == "def aux(x):\n    return x\n\n\ndef f(x):\n    return x + 1\n"
+        assert "failed: 1 of 2 tests passed" in printed.err and "[WARNING] of a library" in printed.err
+
+    def test_reads_problems_with_tests_of_every_format(self):
+        stub = "import math\n\n\ndef area(r):\n    '''Area of a disc.'''\n"
+        problem = read_problem(stub)
+        assert problem == {"prompt": stub, "entry_point": "area"}
+        problem = read_problem(f"{stub}\nassert area(0) == 0\n")
+        assert problem["test"] == ["\nassert area(0) == 0"] and problem["test_format"] == "asserts"
+        assert problem["prompt"] == stub and problem["setup"].strip() == "import math"
+        problem = read_problem(stub, "def check(candidate):\n    assert candidate(0) == 0\n")
+        assert problem["test_format"] == "check"
+
+    def test_classes_before_the_function_are_the_program_s(self):
+        """Their objects would be strangers to the program if the tests had classes of their own."""
+        source = "import math\n\n\nclass Node:\n    pass\n\n\ndef f(node):\n    ...\n\n\nassert f(Node()) is None\n"
+        problem = read_problem(source)
+        assert "class Node" in problem["prompt"] and "class" not in problem["setup"] and "math" in problem["setup"]
+
+    @pytest.mark.parametrize("tests", [None, "assert f(1) == 2"])
+    def test_a_comment_is_no_test(self, tests):
+        problem = read_problem("def f(x):\n    '''Twice x.'''\n\n\n# assert f(1) == 2\n", tests)
+        assert problem.get("test") == (["assert f(1) == 2"] if tests and "assert" in tests else None)
+
+    @pytest.mark.parametrize(
+        ("source", "tests", "message"),
+        [
+            ("def f(x:", None, "the problem is not Python"),
+            ("x = 1", None, "the problem defines no function"),
+            ("def f(x): ...", "assert ((", r"the tests are not Python: .*\. Write 'assert f\(1\) == 2', for example"),
+            ("def f(x): ...", "", r"the tests are empty\. Write 'assert .*, or leave out --tests"),
+            ("def f(x): ...", "# later\n", "the tests are empty"),
+            ("def f(x): ...\nassert f(1)", "assert f(2)", "has tests after its function, and --tests has others"),
+        ],
+    )
+    def test_refuses_what_is_no_problem(self, source, tests, message):
+        with pytest.raises(ValueError, match=message):
+            read_problem(source, tests)
+
+    def test_other_agents_come_from_a_file(self, saved, tmp_path, capsys):
+        (tmp_path / "problem.py").write_text("def f(x):\n    '''Twice x.'''\n")
+        (tmp_path / "agents.yaml").write_text("helper2: Write aux2 in the style of Knuth.\n")
+        arguments = ["solve", "--team", str(saved("collaboration")), "--problem", str(tmp_path / "problem.py")]
+        arguments += ["--isolation", "best_effort", "--messages", "--agents", str(tmp_path / "agents.yaml")]
+        assert main([*arguments, "--num_agents", "3"]) == 0
+        assert "--- helper2, turn 1" in capsys.readouterr().err
+        with pytest.raises(SystemExit) as stopped:
+            main(arguments)
+        assert stopped.value.code == 2
+        message = "error: roles has a text for 'helper2', who is not in the team ['helper', 'main'].\n"
+        assert capsys.readouterr().err.endswith(message)
+
+    def test_errors_are_one_line(self, tmp_path, capsys):
+        (tmp_path / "p.py").write_text("def f(x):\n    '''Twice x.'''\n")
+        with pytest.raises(SystemExit) as stopped:
+            main(["solve", "--team", str(tmp_path), "--problem", str(tmp_path / "p.py")])
+        assert stopped.value.code == 2
+        assert capsys.readouterr().err.startswith("error: ")
+
+    def test_confinement_that_is_not_possible_is_one_line(self, saved, tmp_path, capsys, monkeypatch):
+        monkeypatch.setattr(isolation, "probe", lambda: (0, True))
+        (tmp_path / "p.py").write_text("def f(x):\n    '''Twice x.'''\n\n\nassert f(1) == 2\n")
+        with pytest.raises(SystemExit) as stopped:
+            main(["solve", "--team", str(saved("collaboration")), "--problem", str(tmp_path / "p.py")])
+        assert stopped.value.code == 2
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert error.startswith("error: isolation='strict' is not possible here: missing Landlock")

@@ -1,0 +1,155 @@
+"""Problems come stage by stage, also after a resume."""
+
+import json
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import teams
+
+from marcog_trl import MultiAgentGRPOTrainer
+from marcog_trl.rewards.scoring import needs_tests
+from marcog_trl.trainers.sampling import Curriculum
+
+
+VALUES = ["easy"] * 4 + ["hard"] * 4 + ["medium"] * 2
+
+
+class TestDraw:
+    def test_a_stage_shows_each_of_its_problems_before_any_comes_again(self):
+        curriculum = Curriculum(VALUES, ["easy", "easy+hard"], 2, starts=[0, 3])
+        drawn = [curriculum.draw(batch) for batch in range(7)]
+        assert sorted(drawn[0] + drawn[1]) == [0, 1, 2, 3]
+        assert set(drawn[2]) < {0, 1, 2, 3}
+        assert sorted(chain.from_iterable(drawn[3:7])) == list(range(8))
+        assert drawn == [curriculum.draw(batch) for batch in range(7)]
+        rounds = [tuple(chain.from_iterable(curriculum.draw(3 + 4 * r + i) for i in range(4))) for r in range(4)]
+        assert len(set(rounds)) == 4
+
+    def test_a_pass_rate_reached_ends_the_stage(self):
+        curriculum = Curriculum(VALUES, ["easy", "medium", "hard"], 2, pass_rate=0.5, window=2)
+        for rate in (0.2, 0.6, 0.6):
+            curriculum.note(rate)
+            curriculum.on_step_end(None, None, None)
+        # Decided after the third batch; the fourth may have been drawn already
+        assert curriculum.starts == [0, 4]
+        curriculum.note(0.9)  # a batch of the first stage still
+        for rate in (0.9, None, 0.9):
+            assert len(curriculum.starts) == 2
+            curriculum.note(rate)
+            curriculum.on_step_end(None, None, None)
+        assert curriculum.starts == [0, 4, 8]
+        assert [curriculum.stage_of(batch) for batch in (0, 3, 4, 7, 8, 99)] == [0, 0, 1, 1, 2, 2]
+
+
+def run(model, path, steps, resume=None, **options):
+    """Trains and gives the prompts of every step."""
+    seen = []
+
+    def rate(completions, **kwargs):
+        return [0.5] * len(completions)
+
+    def reward(prompts, completions, **kwargs):
+        seen.append(sorted(set(prompts)))
+        return teams.letters(completions)
+
+    columns = {
+        "level": VALUES,
+        "test": [["assert f(1) == 1"]] * 10,
+        "test_format": ["asserts"] * 10,
+        "entry_point": ["f"] * 10,
+    }
+    trainer = teams.make(
+        model, path, MultiAgentGRPOTrainer, reward=needs_tests(reward), data=teams.dataset(10, **columns),
+        workflow=teams.Pair(), max_steps=steps, per_device_train_batch_size=8, curriculum_column="level",
+        curriculum_stages=["easy", "medium", "hard"], isolation="best_effort", num_workers=1, shuffle_dataset=True,
+        save_strategy="steps", save_steps=2, **options,
+    )  # fmt: skip
+    teams.script(trainer)
+    # What the solutions pass is set by the test: the first two steps half of their tests, and all from then on
+    rates = iter([0.5, 0.5] + [1.0] * 20)
+    skip = 0 if resume is None else int(Path(resume).name.split("-")[1])
+    for _ in range(skip):
+        next(rates)
+    trainer._pass_rate = lambda episodes: next(rates)
+    trainer.train(resume_from_checkpoint=resume)
+    trainer.executor.close()
+    return seen, teams.logged(trainer, "curriculum/stage")
+
+
+def levels(prompts):
+    return {VALUES[int(prompt[5:-4])] for prompt in prompts}
+
+
+@pytest.mark.parametrize("by", [{"curriculum_steps": [2, 5]}, {"curriculum_pass_rate": 0.9, "curriculum_window": 2}])
+def test_a_resumed_run_sees_the_problems_of_the_uninterrupted_one(tiny_model, tmp_path, by):
+    seen, stages = run(tiny_model, tmp_path, 9, **by)
+    expected = [1, 1, 2, 2, 2, 3, 3, 3, 3] if "curriculum_steps" in by else [1, 1, 1, 1, 1, 2, 2, 2, 3]
+    assert stages == expected
+    names = {1: {"easy"}, 2: {"medium"}, 3: {"hard"}}
+    assert [levels(prompts) for prompts in seen] == [names[stage] for stage in stages]
+    for step in (4, 6):
+        again, stages = run(tiny_model, tmp_path, 9, resume=str(tmp_path / f"checkpoint-{step}"), **by)
+        assert again == seen[step:]
+        assert stages == expected
+
+
+def test_may_be_added_to_a_run_that_had_none(tiny_model, tmp_path):
+    options = {
+        "data": teams.dataset(10, level=VALUES), "workflow": teams.Pair(), "per_device_train_batch_size": 8,
+        "save_strategy": "steps", "save_steps": 2,
+    }  # fmt: skip
+    teams.make(tiny_model, tmp_path, MultiAgentGRPOTrainer, max_steps=2, **options).train()
+    options |= {"curriculum_column": "level", "curriculum_stages": ["easy", "medium"], "curriculum_steps": [1]}
+    trainer = teams.make(tiny_model, tmp_path, MultiAgentGRPOTrainer, max_steps=4, **options)
+    trainer.train(resume_from_checkpoint=True)
+    saved = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())
+    assert saved["stateful_callbacks"]["Curriculum"]["attributes"]["batches"] == 2
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"curriculum_steps": [3]}, r"curriculum_steps=\[3\] needs a column; curriculum_column='difficulty' works"),
+            ({"curriculum_column": "difficulty"}, "curriculum_column='difficulty' is no column of train_dataset, which has"),
+            ({"curriculum_column": "level"}, "curriculum_steps=None and curriculum_pass_rate=None: one of them says"),
+            (
+                {"curriculum_column": "level", "curriculum_steps": [3, 2]},
+                r"curriculum_steps=\[3, 2\] must rise and have one step fewer than the 3 stages .*; \[100, 200\] works",
+            ),
+            (
+                {"curriculum_column": "level", "curriculum_pass_rate": 1.5},
+                "curriculum_pass_rate=1.5 must be at least 0 and at most 1",
+            ),
+            (
+                {"curriculum_column": "level", "curriculum_pass_rate": 0.5, "per_device_train_batch_size": 8},
+                "curriculum_pass_rate=0.5 needs a reward that runs tests; 'execution_reward' works",
+            ),
+            (
+                {"curriculum_column": "level", "curriculum_stages": ["easy", "harder"], "curriculum_steps": [3]},
+                r"names 'harder', which no problem has; \['easy', 'hard', 'medium'\] work",
+            ),
+            (
+                {"curriculum_column": "level", "curriculum_steps": [3, 6], "per_device_train_batch_size": 16},
+                "curriculum stage 'medium' has 2 problems, fewer than the 4 of a generation batch",
+            ),
+            (
+                {"curriculum_column": "level", "curriculum_steps": [3, 6], "dataloader_num_workers": 1},
+                "dataloader_num_workers=1 would draw problems before a curriculum has decided; 0 works",
+            ),
+            (
+                {
+                    "curriculum_column": "level", "curriculum_steps": [3, 6], "per_device_train_batch_size": 8,
+                    "restore_callback_states_from_checkpoint": True,
+                },
+                "restore_callback_states_from_checkpoint=True makes callbacks anew .*; False works",
+            ),
+        ],
+    )  # fmt: skip
+    def test_is_refused(self, tiny_model, tmp_path, options, message):
+        with pytest.raises(ValueError, match=message):
+            teams.make(
+                tiny_model, tmp_path, MultiAgentGRPOTrainer, data=teams.dataset(10, level=VALUES),
+                workflow=teams.Pair(), **options,
+            )  # fmt: skip

@@ -1,0 +1,448 @@
+import json
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from marcog_trl.workflows.expert import ExpertEdits, expert_question
+
+
+KEY = "sk-secret-0123456789"
+
+
+def question(text):
+    return [{"role": "user", "content": text}]
+
+
+def completion(content):
+    return json.dumps({"choices": [{"index": 0, "message": {"role": "assistant", "content": content}}]})
+
+
+class Endpoint:
+    """
+    A local `/v1/chat/completions`. `answer(text, attempt)` is called with the question's text and which request with this
+    text it is, from 0. It returns a status, a body and headers, or None to hang up without an answer.
+    """
+
+    def __init__(self):
+        self.requests = []
+        self.seen = []
+        self.answer = lambda text, attempt: (200, completion(f"edit {text}"), {})
+        self.lock = threading.Lock()
+        self.port = 0
+
+    def start(self):
+        endpoint = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                text = body["messages"][-1]["content"]
+                with endpoint.lock:
+                    attempt = endpoint.seen.count(text)
+                    endpoint.seen.append(text)
+                    endpoint.requests.append((self.path, self.headers, body))
+                answer = endpoint.answer(text, attempt)
+                if answer is None:
+                    return
+                status, content, headers = answer
+                try:
+                    self.send_response(status)
+                    for name, value in {"Content-Type": "application/json", **headers}.items():
+                        self.send_header(name, value)
+                    self.end_headers()
+                    self.wfile.write(content.encode())
+                except (BrokenPipeError, ConnectionResetError):  # the client did not wait
+                    pass
+
+            def log_message(self, *args):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
+        self.port = self.server.server_port
+        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+    def stop(self):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture
+def endpoint():
+    endpoint = Endpoint()
+    endpoint.start()
+    yield endpoint
+    endpoint.stop()
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    for name in (
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "ALL_PROXY",
+        "http_proxy",
+        "https_proxy",
+        "all_proxy",
+        "OPENAI_BASE_URL",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
+
+
+def expert_at(endpoint, **options):
+    expert = ExpertEdits("expert-1", f"http://127.0.0.1:{endpoint.port}/v1", **{"timeout": 5.0, **options})
+    expert.check()
+    return expert
+
+
+def quiet(expert, questions):
+    """Answers of a call that must not warn."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return expert(questions)
+
+
+# What is asked and answered
+
+
+def test_answers_come_in_the_order_of_the_questions(endpoint):
+    def answer(text, attempt):
+        time.sleep(0.02 * (9 - int(text)))  # the first ones take longest
+        return 200, completion(f"  edit {text}\n"), {}
+
+    endpoint.answer = answer
+    expert = expert_at(endpoint, concurrency=4)
+    assert quiet(expert, [question(str(i)) for i in range(9)]) == [f"edit {i}" for i in range(9)]
+    assert (expert.asked, expert.failed) == (9, 0)
+    assert len(endpoint.requests) == 9
+
+
+def test_a_request_carries_key_model_and_settings(endpoint, monkeypatch):
+    monkeypatch.setenv("EXPERT_KEY", "another-key")
+    expert = expert_at(endpoint, api_key_env="EXPERT_KEY", max_tokens=77, temperature=0.5)
+    assert quiet(expert, [question("a")]) == ["edit a"]
+    [(path, headers, body)] = endpoint.requests
+    assert path == "/v1/chat/completions"
+    assert headers["Authorization"] == "Bearer another-key"
+    assert body == {"model": "expert-1", "messages": question("a"), "max_tokens": 77, "temperature": 0.5}
+
+
+def test_the_endpoint_may_come_from_the_environment(endpoint, monkeypatch):
+    monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{endpoint.port}/v1")
+    expert = ExpertEdits("expert-1")
+    expert.check()
+    assert quiet(expert, [question("a")]) == ["edit a"]
+
+
+def test_equal_questions_of_one_call_are_asked_once(endpoint):
+    expert = expert_at(endpoint)
+    assert quiet(expert, [question("a"), question("b"), question("a")]) == ["edit a", "edit b", "edit a"]
+    assert sorted(endpoint.seen) == ["a", "b"]
+    assert (expert.asked, expert.failed) == (2, 0)
+    assert quiet(expert, [question("a")]) == ["edit a"]
+    assert len(endpoint.seen) == 3  # another call asks again
+
+
+def test_no_question_is_no_request(endpoint):
+    works = endpoint.answer
+    endpoint.answer = lambda text, attempt: works(text, attempt) if attempt else (500, "", {})
+    expert = expert_at(endpoint)
+    assert expert([]) == []
+    assert (expert.asked, expert.failed, endpoint.requests) == (0, 0, [])
+    assert quiet(expert, [question("a")]) == ["edit a"]  # and the endpoint is not taken to be down
+
+
+def test_questions_go_out_together_and_no_more_than_allowed(endpoint):
+    together = threading.Barrier(3, timeout=5)  # breaks unless three requests are under way at once
+    under_way, most = set(), []
+
+    def answer(text, attempt):
+        with endpoint.lock:
+            under_way.add(text)
+            most.append(len(under_way))
+        together.wait()
+        time.sleep(0.1)
+        with endpoint.lock:
+            under_way.discard(text)
+        return 200, completion(text), {}
+
+    endpoint.answer = answer
+    expert = expert_at(endpoint, concurrency=3)
+    assert quiet(expert, [question(str(i)) for i in range(9)]) == [str(i) for i in range(9)]
+    assert max(most) == 3
+
+
+# Failures
+
+
+def test_server_errors_are_retried(endpoint):
+    endpoint.answer = lambda text, attempt: (500, "", {}) if attempt < 2 else (200, completion("better"), {})
+    expert = expert_at(endpoint, max_retries=2)
+    assert quiet(expert, [question("a")]) == ["better"]
+    assert len(endpoint.seen) == 3
+
+
+def test_retries_end(endpoint):
+    endpoint.answer = lambda text, attempt: (503, "loading", {}) if text == "bad" else (200, completion("fine"), {})
+    expert = expert_at(endpoint, max_retries=2)
+    with pytest.warns(RuntimeWarning, match=r"1 of 2 questions .* InternalServerError: "):
+        assert expert([question("bad"), question("good")]) == [None, "fine"]
+    assert endpoint.seen.count("bad") == 3
+    assert (expert.asked, expert.failed) == (2, 1)
+
+
+@pytest.mark.parametrize("retry_after", ["0", "0.4"])
+def test_rate_limits_are_waited_for(endpoint, retry_after):
+    limited = (429, "{}", {"Retry-After": retry_after})
+    endpoint.answer = lambda text, attempt: limited if attempt == 0 else (200, completion("better"), {})
+    start = time.monotonic()
+    assert quiet(expert_at(endpoint), [question("a")]) == ["better"]
+    assert time.monotonic() - start >= float(retry_after)
+    assert len(endpoint.seen) == 2
+
+
+@pytest.mark.parametrize("status", [400, 401, 404])
+def test_refusals_are_not_retried_and_do_not_tell_the_key(endpoint, status):
+    refusal = json.dumps({"error": {"message": f"no access with {KEY}", "code": "refused"}})
+    endpoint.answer = lambda text, attempt: (status, refusal, {})
+    expert = expert_at(endpoint)
+    with pytest.warns(RuntimeWarning) as caught:
+        assert expert([question("a")]) == [None]
+    assert len(endpoint.seen) == 1
+    [warning] = caught
+    text = str(warning.message)
+    assert f"Error code: {status}" in text and "no access with ***" in text
+    assert "expert-1" in text and f"http://127.0.0.1:{endpoint.port}/v1" in text
+    assert KEY not in text
+    assert warning.filename == __file__
+
+
+def test_only_the_first_failure_warns_and_all_are_counted(endpoint):
+    endpoint.answer = lambda text, attempt: (400, "{}", {}) if "bad" in text else (200, completion("fine"), {})
+    expert = expert_at(endpoint)
+    assert quiet(expert, [question("good")]) == ["fine"]
+    with pytest.warns(RuntimeWarning) as caught:
+        assert expert([question("bad 1"), question("good"), question("bad 2")]) == [None, "fine", None]
+    assert len(caught) == 1
+    assert quiet(expert, [question("bad 3")]) == [None]
+    assert quiet(expert, [question("good")]) == ["fine"]
+    assert (expert.asked, expert.failed) == (6, 3)
+
+
+def test_slow_answers_time_out_and_are_retried(endpoint):
+    def answer(text, attempt):
+        time.sleep(0.0 if text == "quick" or (text == "warming up" and attempt) else 1.0)
+        return 200, completion("done"), {}
+
+    endpoint.answer = answer
+    expert = expert_at(endpoint, timeout=0.3, max_retries=1)
+    with pytest.warns(RuntimeWarning, match=r"APITimeoutError: Request timed out"):
+        assert expert([question("slow"), question("warming up"), question("quick")]) == [None, "done", "done"]
+    assert endpoint.seen.count("slow") == 2
+    assert (expert.asked, expert.failed) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "this is { no JSON",
+        "",
+        "null",
+        "[]",
+        '{"choices": []}',
+        '{"choices": null}',
+        '{"choices": [{"message": null}]}',
+        '{"error": "busy"}',
+        "[" * 100_000,
+    ],
+    ids=lambda body: repr(body[:20]),
+)
+def test_answers_that_are_no_chat_completion_fail(endpoint, body):
+    endpoint.answer = lambda text, attempt: (200, body, {})
+    expert = expert_at(endpoint)
+    with pytest.warns(RuntimeWarning, match="no chat completion") as caught:
+        assert expert([question("a")]) == [None]
+    assert body[:100] in str(caught[0].message)
+    assert (expert.asked, expert.failed) == (1, 1)
+
+
+def test_a_web_page_is_no_answer(endpoint):
+    endpoint.answer = lambda text, attempt: (200, "<html>" + "x" * 10_000, {"Content-Type": "text/html"})
+    with pytest.warns(RuntimeWarning, match="no chat completion: <html>") as caught:
+        assert expert_at(endpoint)([question("a")]) == [None]
+    assert len(str(caught[0].message)) < 1000
+
+
+@pytest.mark.parametrize("content", [None, "", " \n", [{"type": "text", "text": "edit"}]])
+def test_empty_answers_fail(endpoint, content):
+    endpoint.answer = lambda text, attempt: (200, completion(content), {})
+    expert = expert_at(endpoint)
+    with pytest.warns(RuntimeWarning, match="empty"):
+        assert expert([question("a")]) == [None]
+    assert (expert.asked, expert.failed) == (1, 1)
+
+
+def test_a_question_that_cannot_be_sent_fails_alone(endpoint):
+    expert = expert_at(endpoint)
+    with pytest.warns(RuntimeWarning, match="UnicodeEncodeError"):
+        assert expert([question("lone \ud800"), question("a")]) == [None, "edit a"]
+
+
+# An endpoint that goes away
+
+
+def test_an_endpoint_that_dies_and_comes_back(endpoint):
+    expert = expert_at(endpoint, max_retries=1)
+    assert quiet(expert, [question("a"), question("b")]) == ["edit a", "edit b"]
+    endpoint.stop()
+    with pytest.warns(RuntimeWarning, match=r"APIConnectionError: .*refused") as caught:
+        assert expert([question("a"), question("b")]) == [None, None]
+    assert len(caught) == 1
+    assert quiet(expert, [question("c")]) == [None]
+    endpoint.start()
+    assert quiet(expert, [question("a"), question("b")]) == ["edit a", "edit b"]
+    assert (expert.asked, expert.failed) == (7, 3)
+
+
+@pytest.mark.parametrize("failure", [None, (502, "bad gateway", {})], ids=["hangs up", "502"])
+def test_an_endpoint_that_is_down_costs_one_request_a_call(endpoint, failure):
+    works = endpoint.answer
+    endpoint.answer = lambda text, attempt: failure
+    expert = expert_at(endpoint, max_retries=2, concurrency=2)
+    questions = [question(str(i)) for i in range(5)]
+    with pytest.warns(RuntimeWarning, match="5 of 5 questions"):
+        assert expert(questions) == [None] * 5
+    assert sorted(endpoint.seen) == ["0"] * 3 + ["1"] * 3  # as many as go out together, with retries
+    for _ in range(2):
+        endpoint.seen.clear()
+        assert quiet(expert, questions) == [None] * 5
+        assert endpoint.seen == ["0"]
+    assert (expert.asked, expert.failed) == (15, 15)
+
+    endpoint.answer = lambda text, attempt: works(text, attempt) if text == "0" or attempt else failure
+    endpoint.seen.clear()
+    assert quiet(expert, questions) == [f"edit {i}" for i in range(5)]
+    assert endpoint.seen[0] == "0" and sorted(endpoint.seen) == list("011223344")  # the others with retries
+    endpoint.answer = lambda text, attempt: works(text, attempt) if attempt else failure
+    endpoint.seen.clear()
+    assert quiet(expert, questions) == [f"edit {i}" for i in range(5)]  # and in the next call all of them
+
+
+def test_one_answer_among_failures_keeps_the_endpoint_up(endpoint):
+    works = endpoint.answer
+    endpoint.answer = lambda text, attempt: None if text in "bcd" else works(text, attempt)
+    expert = expert_at(endpoint, max_retries=0, concurrency=3)
+    with pytest.warns(RuntimeWarning, match="3 of 5"):
+        answers = expert([question(text) for text in "abcde"])
+    assert answers == ["edit a", None, None, None, "edit e"]
+
+
+def test_refusals_of_everything_do_not_count_as_down(endpoint):
+    works = endpoint.answer
+    endpoint.answer = lambda text, attempt: (400, "{}", {})
+    expert = expert_at(endpoint)
+    with pytest.warns(RuntimeWarning):
+        assert expert([question("a"), question("b")]) == [None, None]
+    endpoint.answer = lambda text, attempt: works(text, attempt) if text == "b" else (400, "{}", {})
+    assert quiet(expert, [question("a"), question("b")]) == [None, "edit b"]
+
+
+# Before training
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"model": " "},
+        {"timeout": 0.0},
+        {"timeout": float("nan")},
+        {"timeout": float("inf")},
+        {"max_retries": -1},
+        {"concurrency": 0},
+        {"max_tokens": 0},
+        {"temperature": -0.1},
+        {"temperature": float("nan")},
+        {"base_url": "localhost:8000/v1"},
+        {"base_url": "http://"},
+    ],
+    ids=str,
+)
+def test_settings_are_checked(option):
+    [name] = option
+    expert = ExpertEdits(**{"model": "expert-1", "base_url": "http://localhost:8000/v1", **option})
+    with pytest.raises(ValueError, match=rf"ExpertEdits\.{name}=.* works"):
+        expert.check()
+
+
+def test_a_password_in_the_url_is_refused_and_not_shown():
+    with pytest.raises(ValueError, match=r"ExpertEdits\.base_url") as caught:
+        ExpertEdits("expert-1", "http://me:hunter2@localhost/v1").check()
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_good_check_sends_nothing(endpoint):
+    expert_at(endpoint)
+    assert endpoint.requests == []
+
+
+@pytest.mark.parametrize("key", [None, ""])
+def test_a_missing_key_is_named(monkeypatch, key):
+    monkeypatch.delenv("EXPERT_KEY", raising=False)
+    if key is not None:
+        monkeypatch.setenv("EXPERT_KEY", key)
+    with pytest.raises(ValueError, match="EXPERT_KEY"):
+        ExpertEdits("expert-1", api_key_env="EXPERT_KEY").check()
+
+
+@pytest.mark.parametrize("key", ["two words", "line\n", "schlüssel"])
+def test_a_key_that_no_header_takes_is_refused_and_not_shown(monkeypatch, key):
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    with pytest.raises(ValueError, match="OPENAI_API_KEY") as caught:
+        ExpertEdits("expert-1").check()
+    assert key not in str(caught.value)
+
+
+def test_without_openai_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(ImportError, match=r"pip install marcog-trl\[expert\]"):
+        ExpertEdits("expert-1").check()
+
+
+def test_the_module_needs_no_openai():
+    code = "import sys; sys.modules['openai'] = None; from marcog_trl.workflows.expert import ExpertEdits; ExpertEdits('m')"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+# The question
+
+
+def test_a_question_holds_task_answer_and_results():
+    problem = {"prompt": "Write f.", "entry_point": "f", "test": "assert f(1) == 2", "canonical_solution": "SECRET"}
+    [message] = expert_question(problem, "Write only aux.", "def aux():\n    return 1\n", "Tests: 0 of 1 passed")
+    assert message["role"] == "user"
+    text = message["content"]
+    parts = [
+        text.index(part)
+        for part in (
+            "Write only aux.",
+            "Write f.",
+            "def aux():\n    return 1",
+            "Tests: 0 of 1 passed",
+            "Suggest edits",
+        )
+    ]
+    assert parts == sorted(parts)
+    assert "SECRET" not in text and "assert f(1)" not in text
+
+
+def test_a_question_takes_chat_prompts_and_empty_replies():
+    prompt = [{"role": "system", "content": "You code."}, {"role": "user", "content": "Write f."}]
+    [message] = expert_question({"prompt": prompt}, "Write aux.", " \n", "Tests: 0 of 1 passed")
+    assert "Write aux.\n\nYou code.\n\nWrite f." in message["content"]
+    assert "The agent's answer:\n(empty)" in message["content"]
