@@ -26,7 +26,7 @@ from marcog_trl.evaluation.estimates import estimate_pass_at_k, which_k
 from marcog_trl.files import write_json
 from marcog_trl.parsing.extract import syntax_error
 from marcog_trl.problems import check_problems
-from marcog_trl.rollout.engine import Episode, Row
+from marcog_trl.rollout.records import Episode, Row
 from marcog_trl.team.data_checks import check_dataset
 from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
 from marcog_trl.trainers.ranges import COUNT, check_number

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from marcog_trl.parsing.prompts import messages_of
-from marcog_trl.rollout.engine import Episode, Row, Turn
+from marcog_trl.rollout.records import Episode, Row, Turn
 
 
 def episode_trace(episode: Episode, title: str) -> RenderableType:

@@ -3,294 +3,29 @@ Plays workflows in batches.
 
 The engine advances every episode of a batch to its next request, answers all code-execution requests in one call to
 the executor and all requests to speak in one call to `generate`, so that the number of generate calls is the number of
-stages, whatever the number of problems, agents and branches. It knows nothing about losses, models or trl: training, evaluation
-and tests hand it the functions that it needs.
+stages, whatever the number of problems, agents and branches. It knows nothing about losses, models or TRL: training,
+evaluation and tests pass it the functions that it needs.
 """
 
 from __future__ import annotations
 
-import copy
 import itertools
 import re
 import uuid
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from marcog_trl.agents import Advisor, Consult, Execute, Prompt, Slot, Workflow
-from marcog_trl.execution import CodeExecutor, Job, Verdict, shared_executor
-from marcog_trl.problems.schema import fault_of_prompt
-
-
-Request = dict[str | Slot, Prompt] | Execute | Consult
-Answer = dict[str, str] | list[Verdict] | list[str | None]
-
-
-@dataclass
-class Row:
-    """
-    One reply of one agent: the unit of the batch and of the loss.
-
-    Args:
-        episode (`int`): Index of the episode in its batch; of several that share the reply, the first.
-        slot (`Slot`): Agent, turn and act of the reply.
-        stage (`int`): Number of the generate call, within the episode's batch, that produced the reply.
-        prompt (`str` or `list[dict]`): What the agent was asked, before tokenization.
-        prompt_ids (`list[int]`): The prompt's token ids.
-        completion_ids (`list[int]`): The reply's token ids, the terminal EOS included.
-        logprobs (`list[float]`, *optional*): Log-probability of each completion token, where the backend gives it.
-        text (`str`): The decoded reply.
-        node (`int`): Id of the history at which the reply was given. In a tree the siblings of a group share it.
-        parent (`int`): Id of the history one turn before, -1 in the first turn.
-        sibling (`int`): Which of the replies of its agent at this node, from 0.
-    """
-
-    episode: int
-    slot: Slot
-    stage: int
-    prompt: Prompt
-    prompt_ids: list[int]
-    completion_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] | None = None
-    text: str = ""
-    node: int = -1
-    parent: int = -1
-    sibling: int = 0
-
-
-@dataclass(frozen=True)
-class Score:
-    """
-    What the reward functions said of one turn of one episode.
-
-    Args:
-        values (`tuple[float, ...]`): By reward function, in reward units, averaged over agents; NaN where it gave none.
-        columns (`Mapping[str, Any]`): What they logged of this episode with `log_extra`.
-        metrics (`Mapping[str, float]`): What they logged with `log_metric`, names without the turn: of this episode where the
-            function told it (see [`~marcog_trl.rewards.EpisodeMean`]), else of all episodes that were scored with it.
-        failed (`bool`): Whether a function failed, and the episode is masked for it.
-    """
-
-    values: tuple[float, ...]
-    columns: Mapping[str, Any]
-    metrics: Mapping[str, float]
-    failed: bool = False
-
-
-@dataclass
-class Turn:
-    """
-    What one turn of an episode came to.
-
-    Args:
-        replies (`Mapping[str, str]`): The last reply of each agent that spoke in this turn, as `Workflow.parts` gives it.
-        solution (`str`): The code (or, for a single agent, the reply) that is scored.
-        verdicts (`list[tuple[Job, Verdict]]`): What the workflow executed during the turn, and, once it is scored, `tested`.
-        tested (`tuple[Job, Verdict]`, *optional*): The solution with all tests of the problem, and what came of it; `None`
-            before scoring, and where no reward needs it.
-        score ([`Score`], *optional*): What the reward functions said; `None` before scoring.
-        rewards (`dict[str, float]`, *optional*): Reward of each agent, in reward units; `None` if the episode is
-            masked, and before scoring.
-    """
-
-    replies: Mapping[str, str]
-    solution: str
-    verdicts: list[tuple[Job, Verdict]]
-    rewards: dict[str, float] | None = None
-    tested: tuple[Job, Verdict] | None = None
-    score: Score | None = None
-
-
-@dataclass
-class Episode:
-    """
-    One play of a workflow on one problem.
-
-    Args:
-        problem (`Mapping`): The dataset row: a read-only copy of this episode's own.
-        rows (`list[Row]`): Replies in the order in which they were given.
-        turns (`list[Turn]`): One entry per turn played.
-        answers (`list`): Every answer that the workflow received, in order: what [`replay`] needs.
-        masked (`bool`): Whether the episode is left out of every loss: no reward function had a reward for a turn of it, a
-            function failed, or the infrastructure did.
-        advice (`list[str | None]`): What advisors answered, in order; `None` where they had no answer.
-    """
-
-    problem: Mapping[str, Any]
-    rows: list[Row] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)
-    answers: list[Answer] = field(default_factory=list)
-    masked: bool = False
-    advice: list[str | None] = field(default_factory=list)
+from marcog_trl.agents import Advisor, Consult, Execute, Prompt, Workflow
+from marcog_trl.execution import CodeExecutor, shared_executor
+from marcog_trl.rollout.player import EpisodePlayer
+from marcog_trl.rollout.records import Answer, AsGiven, Episode, Request, Row
 
 
 class Generate(Protocol):
     """Answers one stage: one completion per row, in order. Called with no rows where only other processes have some."""
 
     def __call__(self, rows: list[Row]) -> tuple[list[list[int]], list[list[float]] | None]: ...
-
-
-class _Player:
-    """An episode in flight: the workflow's generator, the request that it waits on, and its record."""
-
-    def __init__(self, workflow: Workflow, problem: Mapping[str, Any], index: int):
-        self.workflow = workflow
-        self.title = type(workflow).__name__
-        self.index = index
-        self.problem = problem
-        # Lists and dicts inside are this episode's own, so that nothing leaks from one episode to the next
-        self.episode = Episode(MappingProxyType(copy.deepcopy(dict(problem))))
-        self.turn = 0
-        self.node = self.parent = -1
-        self.sibling = 0
-        self._replies: dict[str, str] = {}
-        self._verdicts: list[tuple[Job, Verdict]] = []
-        self._slots = {
-            agent.name: [slot for slot in workflow.slots if slot.agent == agent.name] for agent in workflow.agents
-        }
-        self._used = dict.fromkeys(self._slots, 0)  # of each agent's slots, those that are filled or passed over
-        self._turn_begun = 0  # turn of the last reply
-        self._asked: dict[Slot, Prompt] = {}
-        play = workflow.play(self.episode.problem)
-        if not isinstance(play, Generator):
-            raise TypeError(
-                f"{self.title}.play returned {play!r}, since it has no `yield`. Let it yield {{agent name: prompt}}."
-            )
-        self._play = cast(Generator[Request, Answer, None], play)
-        self.request: Request | None = self._advance(None)
-        if self.request is None:
-            raise ValueError(f"{self.title}.play asked nobody. Let it yield {{agent name: prompt}}.")
-
-    def _advance(self, answer: Answer | None) -> Request | None:
-        try:
-            request = next(self._play) if answer is None else self._play.send(answer)
-        except StopIteration:
-            return None
-        if isinstance(request, Execute):
-            if not request.jobs:
-                raise ValueError(f"{self.title}.play yielded Execute without jobs. Give it at least one.")
-        elif isinstance(request, dict) and request:
-            self._asked = self._slots_of(request)
-        elif not isinstance(request, Consult):
-            raise TypeError(
-                f"{self.title}.play yielded {request!r}. Yield a non-empty dict of agent name -> prompt, "
-                "Execute([job, ...]) or Consult(advisor, [question, ...])."
-            )
-        return request
-
-    def _slots_of(self, request: dict[str | Slot, Prompt]) -> dict[Slot, Prompt]:
-        """Which slots a request to speak fills: those that it names, else the next one of an agent."""
-        asked: dict[Slot, Prompt] = {}
-        for key, prompt in request.items():
-            agent = key.agent if isinstance(key, Slot) else key
-            if agent not in self._slots:
-                raise ValueError(
-                    f"{self.title}.play asked agent {agent!r}, which is not in its agents {list(self._slots)}."
-                )
-            slots, used = self._slots[agent], self._used[agent]
-            if not isinstance(key, Slot):
-                # Slots of a turn that is over stay empty
-                found = next((slot for slot in slots[used:] if slot.turn >= self._turn_begun), None)
-                if found is None:
-                    raise ValueError(
-                        f"{self.title}.play asked agent {agent!r} for one more reply than its slots {slots} hold. Declare "
-                        "one Slot per reply."
-                    )
-            elif key in slots[used:] and key.turn >= self._turn_begun:
-                found = key
-            else:
-                why = "was filled or passed over before" if key in slots else f"is not in its slots {slots}"
-                raise ValueError(f"{self.title}.play asked for {key}, which {why}.")
-            fault = fault_of_prompt(prompt)
-            if fault is not None:
-                raise ValueError(f"{self.title}.play asked agent {agent!r} something that cannot be asked: {fault}.")
-            if any(slot.agent == agent for slot in asked):
-                raise ValueError(f"{self.title}.play asked agent {agent!r} twice at the same moment.")
-            asked[found] = prompt
-        if len({slot.turn for slot in asked}) > 1:
-            raise ValueError(
-                f"{self.title}.play asked for replies of different turns at once: {list(asked)}. Where a turn leaves a slot "
-                "empty, name the slot in the request that follows: {Slot('main', turn=1): prompt}."
-            )
-        return asked
-
-    def answer(self, answer: Answer) -> None:
-        self.episode.answers.append(answer)
-        if isinstance(self.request, Execute):
-            self._verdicts += zip(self.request.jobs, answer, strict=True)  # type: ignore[arg-type]
-        elif isinstance(self.request, Consult):
-            self.episode.advice += answer  # type: ignore[arg-type]
-        elif isinstance(self.request, dict):
-            for slot in self._asked:
-                self._used[slot.agent] = self._slots[slot.agent].index(slot) + 1
-                self._turn_begun = slot.turn
-            self._replies.update(answer)  # type: ignore[arg-type]
-        self.request = self._advance(answer)
-
-    def answer_rows(self, rows: list[Row]) -> None:
-        """Answers the pending request to speak."""
-        self.episode.rows += rows
-        self.answer({row.slot.agent: row.text for row in rows})
-
-    def goes_on(self, turn: int) -> bool:
-        """Whether the episode had this turn and may have another one."""
-        return len(self.episode.turns) == turn + 1 and self.request is not None
-
-    def next_slots(self) -> list[Slot]:
-        """The slots that the pending request to speak fills."""
-        assert isinstance(self.request, dict)
-        return list(self._asked)
-
-    def prompt_for(self, slot: Slot) -> Prompt:
-        """What the pending request asks; the dataset's own prompt, word for word, is [`AsGiven`]."""
-        prompt = self._asked[slot]
-        return AsGiven(prompt) if isinstance(prompt, str) and prompt == self.problem.get("prompt") else prompt
-
-    def fork(self, index: int, sibling: int) -> _Player:
-        """The same episode once more, as number `index`: what was said and scored is shared, what follows is its own."""
-        copy = _Player(self.workflow, self.problem, index)
-        copy.node, copy.parent, copy.sibling = self.node, self.parent, sibling
-        for answer in self.episode.answers:
-            copy.answer(answer)
-        if self.request is None:
-            copy.stop()
-        copy.turn, copy._verdicts = self.turn, list(self._verdicts)
-        copy._replies = dict(self._replies)
-        copy.episode.rows, copy.episode.turns = list(self.episode.rows), list(self.episode.turns)
-        copy.episode.masked = self.episode.masked
-        return copy
-
-    def stop(self) -> None:
-        """Ends the episode here."""
-        self._play.close()
-        self.request = None
-
-    def speaks_now(self) -> bool:
-        """Whether the episode waits for replies of the current turn."""
-        return isinstance(self.request, dict) and self.next_slots()[0].turn == self.turn
-
-    def end_turn(self) -> None:
-        """Closes the current turn. Turns are consecutive: where nobody speaks, the episode is over."""
-        if self._replies:
-            parts = self.workflow.parts(self.episode.problem, self._replies)
-            if not isinstance(parts, Mapping):
-                raise TypeError(f"{self.title}.parts returned {parts!r:.80}. Return a dict of name -> text.")
-            solution = self.workflow.solution(self.episode.problem, parts)
-            if not isinstance(solution, str):
-                raise TypeError(f"{self.title}.solution returned {solution!r:.80}. Return the solution as text.")
-            self.episode.turns.append(Turn(parts, solution, self._verdicts))
-        elif not self.turn:
-            raise ValueError(
-                f"{self.title}.play let nobody speak in the first turn. Let it yield {{agent name: prompt}}."
-            )
-        elif isinstance(self.request, dict) and self.next_slots()[0].turn > self.turn:
-            raise ValueError(
-                f"{self.title}.play let nobody speak in turn {self.turn}, but asks for {self.next_slots()} next. Turns must "
-                "be consecutive."
-            )
-        self._replies, self._verdicts = {}, []
-        self.turn += 1
 
 
 def play(
@@ -331,7 +66,7 @@ def play(
     """
     workflow.validate()
     engine = _Engine(generate, encode, decode, executor, total)
-    players = [_Player(workflow, problem, index) for index, problem in enumerate(problems)]
+    players = [EpisodePlayer(workflow, problem, index) for index, problem in enumerate(problems)]
     for turn in range(workflow.num_turns):
         for player in players:
             # Every episode has a history of its own
@@ -385,7 +120,7 @@ def play_tree(
     """
     workflow.validate()
     engine = _Engine(generate, encode, decode, executor, total)
-    players = [_Player(workflow, problem, index) for index, problem in enumerate(problems)]
+    players = [EpisodePlayer(workflow, problem, index) for index, problem in enumerate(problems)]
     levels: list[list[Episode]] = []
     next_node = 0
     for turn in range(workflow.num_turns):
@@ -414,11 +149,11 @@ def play_tree(
     return levels
 
 
-def _forks(players: list[_Player], count: int) -> list[_Player]:
+def _forks(players: list[EpisodePlayer], count: int) -> list[EpisodePlayer]:
     return [player.fork(player.index * count + i, i) for player in players for i in range(count)]
 
 
-def _check_ended(players: list[_Player]) -> None:
+def _check_ended(players: list[EpisodePlayer]) -> None:
     for player in players:
         if isinstance(player.request, dict):
             raise ValueError(
@@ -438,7 +173,7 @@ class _Engine:
     total: Callable[[int], int]
     stage: int = 0
 
-    def settle(self, players: list[_Player]) -> None:
+    def settle(self, players: list[EpisodePlayer]) -> None:
         """Executes and asks advisors, until every episode waits for replies or is over."""
         while True:
             executing = [player for player in players if isinstance(player.request, Execute)]
@@ -449,7 +184,7 @@ class _Engine:
                 for player in executing:
                     player.answer([next(verdicts) for _ in player.request.jobs])  # type: ignore[union-attr]
             elif consulting:
-                asked: dict[Advisor, list[_Player]] = {}
+                asked: dict[Advisor, list[EpisodePlayer]] = {}
                 for player in consulting:
                     asked.setdefault(player.request.advisor, []).append(player)  # type: ignore[union-attr]
                 for advisor, waiting in asked.items():
@@ -458,7 +193,7 @@ class _Engine:
                 return
 
     @staticmethod
-    def _consult(advisor: Advisor, players: list[_Player]) -> None:
+    def _consult(advisor: Advisor, players: list[EpisodePlayer]) -> None:
         asked = [cast(Consult, player.request).questions for player in players]
         answers = advisor([question for questions in asked for question in questions])
         expected = sum(map(len, asked))
@@ -468,7 +203,7 @@ class _Engine:
         for player, questions in zip(players, asked, strict=True):
             player.answer(list(itertools.islice(remaining, len(questions))))
 
-    def play_turn(self, players: list[_Player], turn: int) -> None:
+    def play_turn(self, players: list[EpisodePlayer], turn: int) -> None:
         """All stages of a turn, one reply for each request."""
         while True:
             self.settle(players)
@@ -481,13 +216,13 @@ class _Engine:
         for player in players:
             player.end_turn()
 
-    def play_cross_turn(self, players: list[_Player], turn: int, samples: int) -> list[_Player]:
+    def play_cross_turn(self, players: list[EpisodePlayer], turn: int, samples: int) -> list[EpisodePlayer]:
         """A turn of one stage, `samples` replies for each request; the episodes of all combinations of them."""
         num_slots = sum(slot.turn == turn for slot in players[0].workflow.slots) if players else 0
         speaking = [player for player in players if player.speaks_now()]
         rows = iter(self._speak(speaking, turn, samples) if self.total(len(speaking)) else [])
         combinations = samples**num_slots
-        forks: list[_Player] = []
+        forks: list[EpisodePlayer] = []
         for player in players:
             copies = _forks([player], combinations)
             forks += copies
@@ -505,7 +240,7 @@ class _Engine:
             player.end_turn()
         return forks
 
-    def _speak(self, speaking: list[_Player], turn: int, samples: int = 1) -> list[Row]:
+    def _speak(self, speaking: list[EpisodePlayer], turn: int, samples: int = 1) -> list[Row]:
         """`samples` replies for each pending request of each player, in one call."""
         rows = []
         for player in speaking:
@@ -532,7 +267,7 @@ class _Engine:
         return rows
 
 
-def _check_simultaneous(player: _Player, num_slots: int) -> None:
+def _check_simultaneous(player: EpisodePlayer, num_slots: int) -> None:
     asked = player.next_slots()
     if len(asked) != num_slots:
         raise ValueError(
@@ -559,7 +294,7 @@ def replay(workflow: Workflow, problem: Mapping[str, Any], answers: Sequence[Ans
     Raises:
         ValueError: If the workflow ends before all answers are used.
     """
-    player = _Player(workflow, problem, 0)
+    player = EpisodePlayer(workflow, problem, 0)
     requests = [player.request]
     for answer in answers:
         if player.request is None:
@@ -569,13 +304,6 @@ def replay(workflow: Workflow, problem: Mapping[str, Any], answers: Sequence[Ans
         player.answer(answer)
         requests.append(player.request)
     return [request for request in requests if request is not None]
-
-
-class AsGiven(str):
-    """
-    A text prompt that is the dataset's own, word for word. TRL's users may have put it through a chat template themselves,
-    so that the special tokens in it are meant.
-    """
 
 
 _CUT = f"\ue000{uuid.uuid4().hex}\ue001"

@@ -9,7 +9,8 @@ from datasets import Dataset
 
 from marcog_trl.agents import Slot
 from marcog_trl.algorithms.advantages import tree_returns
-from marcog_trl.rollout.engine import Row, play_tree, replay
+from marcog_trl.rollout.engine import play_tree, replay
+from marcog_trl.rollout.records import Row
 from marcog_trl.trainers.multi_agent_grpo_config import MultiAgentGRPOConfig
 from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer, Rollout
 

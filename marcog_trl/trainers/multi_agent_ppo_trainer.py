@@ -19,7 +19,7 @@ from torch import nn
 from marcog_trl.agents import Slot
 from marcog_trl.algorithms.advantages import gae, normalize_advantages, value_loss
 from marcog_trl.algorithms.critic import ValueHead, pool_team_states
-from marcog_trl.rollout.engine import Row
+from marcog_trl.rollout.records import Row
 from marcog_trl.team.description import MODULES_FILE
 from marcog_trl.team.modules import ATTRIBUTE, Flight, TeamModule
 from marcog_trl.trainers.multi_agent_ppo_config import MultiAgentPPOConfig

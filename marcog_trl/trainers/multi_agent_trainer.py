@@ -38,7 +38,8 @@ from marcog_trl.execution.isolation import IsolationLevel
 from marcog_trl.files import write_json
 from marcog_trl.report.console import episode_trace
 from marcog_trl.report.page import ReportCallback
-from marcog_trl.rollout.engine import Episode, Row, Score, encode_prompts, play
+from marcog_trl.rollout.engine import encode_prompts, play
+from marcog_trl.rollout.records import Episode, Row, Score
 from marcog_trl.team import export
 from marcog_trl.team.data_checks import check_dataset, usable
 from marcog_trl.team.description import TEAM_FILE, describe_team

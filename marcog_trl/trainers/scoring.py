@@ -29,7 +29,7 @@ from marcog_trl.agents import solution_job
 from marcog_trl.execution import CodeExecutor
 from marcog_trl.rewards import make_reward
 from marcog_trl.rewards.scoring import EpisodeMean, InfrastructureFailure
-from marcog_trl.rollout.engine import Episode, Score, Turn
+from marcog_trl.rollout.records import Episode, Score, Turn
 from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
 
 

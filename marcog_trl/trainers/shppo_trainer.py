@@ -32,7 +32,8 @@ from marcog_trl.heterogeneity import (
     split_adapter,
     stack_config,
 )
-from marcog_trl.rollout.engine import Row, encode_prompts
+from marcog_trl.rollout.engine import encode_prompts
+from marcog_trl.rollout.records import Row
 from marcog_trl.team.modules import Flight, LatentTargets, TeamModule
 from marcog_trl.team.vllm import AgentGeneration, check_served_adapter
 from marcog_trl.trainers.multi_agent_config import MultiAgentConfig

@@ -9,7 +9,7 @@ from peft import LoraConfig
 from transformers import TrainerCallback
 
 from marcog_trl.agents import Agent, Slot, Workflow
-from marcog_trl.rollout.engine import Row
+from marcog_trl.rollout.records import Row
 from marcog_trl.trainers import (
     MultiAgentConfig,
     MultiAgentGRPOConfig,

@@ -10,7 +10,7 @@ from rich.console import Console
 from marcog_trl import MultiAgentGRPOTrainer
 from marcog_trl.execution import Job, Verdict
 from marcog_trl.report.console import episode_trace
-from marcog_trl.rollout.engine import Episode, Row, Turn
+from marcog_trl.rollout.records import Episode, Row, Turn
 
 
 def test_metrics_are_by_agent_and_turn(tiny_model, tmp_path):

@@ -1,0 +1,175 @@
+"""Plays one episode of a workflow."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Generator, Mapping
+from types import MappingProxyType
+from typing import Any, cast
+
+from marcog_trl.agents import Consult, Execute, Prompt, Slot, Workflow
+from marcog_trl.execution import Job, Verdict
+from marcog_trl.problems.schema import fault_of_prompt
+from marcog_trl.rollout.records import Answer, AsGiven, Episode, Request, Row, Turn
+
+
+class EpisodePlayer:
+    """An episode in flight: the workflow's generator, the request that it waits on, and its record."""
+
+    def __init__(self, workflow: Workflow, problem: Mapping[str, Any], index: int):
+        self.workflow = workflow
+        self.title = type(workflow).__name__
+        self.index = index
+        self.problem = problem
+        # Lists and dicts inside are this episode's own, so that nothing leaks from one episode to the next
+        self.episode = Episode(MappingProxyType(copy.deepcopy(dict(problem))))
+        self.turn = 0
+        self.node = self.parent = -1
+        self.sibling = 0
+        self._replies: dict[str, str] = {}
+        self._verdicts: list[tuple[Job, Verdict]] = []
+        self._slots = {
+            agent.name: [slot for slot in workflow.slots if slot.agent == agent.name] for agent in workflow.agents
+        }
+        self._used = dict.fromkeys(self._slots, 0)  # of each agent's slots, those that are filled or passed over
+        self._turn_begun = 0  # turn of the last reply
+        self._asked: dict[Slot, Prompt] = {}
+        play = workflow.play(self.episode.problem)
+        if not isinstance(play, Generator):
+            raise TypeError(
+                f"{self.title}.play returned {play!r}, since it has no `yield`. Let it yield {{agent name: prompt}}."
+            )
+        self._play = cast(Generator[Request, Answer, None], play)
+        self.request: Request | None = self._advance(None)
+        if self.request is None:
+            raise ValueError(f"{self.title}.play asked nobody. Let it yield {{agent name: prompt}}.")
+
+    def _advance(self, answer: Answer | None) -> Request | None:
+        try:
+            request = next(self._play) if answer is None else self._play.send(answer)
+        except StopIteration:
+            return None
+        if isinstance(request, Execute):
+            if not request.jobs:
+                raise ValueError(f"{self.title}.play yielded Execute without jobs. Give it at least one.")
+        elif isinstance(request, dict) and request:
+            self._asked = self._slots_of(request)
+        elif not isinstance(request, Consult):
+            raise TypeError(
+                f"{self.title}.play yielded {request!r}. Yield a non-empty dict of agent name -> prompt, "
+                "Execute([job, ...]) or Consult(advisor, [question, ...])."
+            )
+        return request
+
+    def _slots_of(self, request: dict[str | Slot, Prompt]) -> dict[Slot, Prompt]:
+        """Which slots a request to speak fills: those that it names, else the next one of an agent."""
+        asked: dict[Slot, Prompt] = {}
+        for key, prompt in request.items():
+            agent = key.agent if isinstance(key, Slot) else key
+            if agent not in self._slots:
+                raise ValueError(
+                    f"{self.title}.play asked agent {agent!r}, which is not in its agents {list(self._slots)}."
+                )
+            slots, used = self._slots[agent], self._used[agent]
+            if not isinstance(key, Slot):
+                # Slots of a turn that is over stay empty
+                found = next((slot for slot in slots[used:] if slot.turn >= self._turn_begun), None)
+                if found is None:
+                    raise ValueError(
+                        f"{self.title}.play asked agent {agent!r} for one more reply than its slots {slots} hold. Declare "
+                        "one Slot per reply."
+                    )
+            elif key in slots[used:] and key.turn >= self._turn_begun:
+                found = key
+            else:
+                why = "was filled or passed over before" if key in slots else f"is not in its slots {slots}"
+                raise ValueError(f"{self.title}.play asked for {key}, which {why}.")
+            fault = fault_of_prompt(prompt)
+            if fault is not None:
+                raise ValueError(f"{self.title}.play asked agent {agent!r} something that cannot be asked: {fault}.")
+            if any(slot.agent == agent for slot in asked):
+                raise ValueError(f"{self.title}.play asked agent {agent!r} twice at the same moment.")
+            asked[found] = prompt
+        if len({slot.turn for slot in asked}) > 1:
+            raise ValueError(
+                f"{self.title}.play asked for replies of different turns at once: {list(asked)}. Where a turn leaves a slot "
+                "empty, name the slot in the request that follows: {Slot('main', turn=1): prompt}."
+            )
+        return asked
+
+    def answer(self, answer: Answer) -> None:
+        self.episode.answers.append(answer)
+        if isinstance(self.request, Execute):
+            self._verdicts += zip(self.request.jobs, answer, strict=True)  # type: ignore[arg-type]
+        elif isinstance(self.request, Consult):
+            self.episode.advice += answer  # type: ignore[arg-type]
+        elif isinstance(self.request, dict):
+            for slot in self._asked:
+                self._used[slot.agent] = self._slots[slot.agent].index(slot) + 1
+                self._turn_begun = slot.turn
+            self._replies.update(answer)  # type: ignore[arg-type]
+        self.request = self._advance(answer)
+
+    def answer_rows(self, rows: list[Row]) -> None:
+        """Answers the pending request to speak."""
+        self.episode.rows += rows
+        self.answer({row.slot.agent: row.text for row in rows})
+
+    def goes_on(self, turn: int) -> bool:
+        """Whether the episode had this turn and may have another one."""
+        return len(self.episode.turns) == turn + 1 and self.request is not None
+
+    def next_slots(self) -> list[Slot]:
+        """The slots that the pending request to speak fills."""
+        assert isinstance(self.request, dict)
+        return list(self._asked)
+
+    def prompt_for(self, slot: Slot) -> Prompt:
+        """What the pending request asks; the dataset's own prompt, word for word, is [`AsGiven`]."""
+        prompt = self._asked[slot]
+        return AsGiven(prompt) if isinstance(prompt, str) and prompt == self.problem.get("prompt") else prompt
+
+    def fork(self, index: int, sibling: int) -> EpisodePlayer:
+        """The same episode once more, as number `index`: what was said and scored is shared, what follows is its own."""
+        copy = EpisodePlayer(self.workflow, self.problem, index)
+        copy.node, copy.parent, copy.sibling = self.node, self.parent, sibling
+        for answer in self.episode.answers:
+            copy.answer(answer)
+        if self.request is None:
+            copy.stop()
+        copy.turn, copy._verdicts = self.turn, list(self._verdicts)
+        copy._replies = dict(self._replies)
+        copy.episode.rows, copy.episode.turns = list(self.episode.rows), list(self.episode.turns)
+        copy.episode.masked = self.episode.masked
+        return copy
+
+    def stop(self) -> None:
+        """Ends the episode here."""
+        self._play.close()
+        self.request = None
+
+    def speaks_now(self) -> bool:
+        """Whether the episode waits for replies of the current turn."""
+        return isinstance(self.request, dict) and self.next_slots()[0].turn == self.turn
+
+    def end_turn(self) -> None:
+        """Closes the current turn. Turns are consecutive: where nobody speaks, the episode is over."""
+        if self._replies:
+            parts = self.workflow.parts(self.episode.problem, self._replies)
+            if not isinstance(parts, Mapping):
+                raise TypeError(f"{self.title}.parts returned {parts!r:.80}. Return a dict of name -> text.")
+            solution = self.workflow.solution(self.episode.problem, parts)
+            if not isinstance(solution, str):
+                raise TypeError(f"{self.title}.solution returned {solution!r:.80}. Return the solution as text.")
+            self.episode.turns.append(Turn(parts, solution, self._verdicts))
+        elif not self.turn:
+            raise ValueError(
+                f"{self.title}.play let nobody speak in the first turn. Let it yield {{agent name: prompt}}."
+            )
+        elif isinstance(self.request, dict) and self.next_slots()[0].turn > self.turn:
+            raise ValueError(
+                f"{self.title}.play let nobody speak in turn {self.turn}, but asks for {self.next_slots()} next. Turns must "
+                "be consecutive."
+            )
+        self._replies, self._verdicts = {}, []
+        self.turn += 1
