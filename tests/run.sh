@@ -7,4 +7,5 @@ export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS="${OMP_NUM_
 ruff check .
 ruff format --check .
 mypy
+lint-imports --no-logo
 python -m pytest -q -n 2 --dist loadfile "$@"

@@ -1,10 +1,14 @@
-"""What the package says of itself: its dependencies."""
+"""The package as it is installed: its dependencies, and a wheel that runs without the checkout."""
 
 import ast
+import os
+import shutil
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -38,3 +42,64 @@ def test_what_is_imported_is_declared():
     }
     assert imported(at_import=True) <= declared
     assert declared <= imported(at_import=False) <= declared | extras
+
+
+# Uses every kind of file that the package reads at run time: templates, metric modules, the workers' sources
+USE = """
+import sys
+from pathlib import Path
+
+import evaluate
+
+import marcog_trl
+from marcog_trl.execution import CodeExecutor, Job
+
+folder = Path(marcog_trl.__file__).parent
+assert str(folder.parent) == sys.argv[1], folder
+for name in marcog_trl.__all__:
+    getattr(marcog_trl, name)
+evaluate.load(str(folder / "evaluation" / "pass_at_k"))
+with CodeExecutor(1, isolation="best_effort") as executor:
+    [verdict] = executor.run([Job("def f(x): return x", ["assert f(1) == 1"])])
+assert verdict.status == "passed", verdict
+"""
+
+
+class TestWheel:
+    @pytest.fixture(scope="class")
+    def installed(self, tmp_path_factory):
+        """Folder with the package, installed from a wheel."""
+        folder = tmp_path_factory.mktemp("wheel")
+        ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+        shutil.copytree(ROOT / "marcog_trl", folder / "source" / "marcog_trl", ignore=ignored)
+        for name in ("pyproject.toml", "README.md", "LICENSE"):
+            shutil.copy(ROOT / name, folder / "source")
+        pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+        offline = ["--no-deps", "--no-index"]
+        build = ["wheel", *offline, "--no-build-isolation", "--wheel-dir", folder, folder / "source"]
+        subprocess.run([*pip, *build], check=True)
+        [wheel] = folder.glob("*.whl")
+        subprocess.run([*pip, "install", *offline, "--target", folder / "site", wheel], check=True)
+        return folder / "site"
+
+    def run(self, installed, *argv):
+        """What Python prints with the installed package, far from the checkout."""
+        environment = os.environ | {"PYTHONPATH": str(installed), "PYTHONWARNINGS": "ignore"}
+        done = subprocess.run(
+            [sys.executable, *argv], cwd=installed.parent, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def test_has_every_file(self, installed):
+        def files(package):
+            own = (path.relative_to(package) for path in package.rglob("*") if path.is_file())
+            return {path for path in own if path.suffix not in (".pyc", ".md")}
+
+        assert files(ROOT / "marcog_trl") <= files(installed / "marcog_trl")
+
+    def test_runs(self, installed):
+        self.run(installed, "-c", USE, str(installed))
+
+    def test_has_a_command_line(self, installed):
+        assert "--problem" in self.run(installed, "-m", "marcog_trl", "solve", "--help")
