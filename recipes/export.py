@@ -16,7 +16,8 @@ from endings import Kept, interrupts, one_line
 
 from marcog_trl import Team, load_problems
 from marcog_trl.cli.launch import read_arguments
-from marcog_trl.team.export import PushError, check_repo_id, export_team, push_team
+from marcog_trl.team.export import export_team
+from marcog_trl.team.hub import PushError, check_repo_id, push_team
 from marcog_trl.trainers.ranges import COUNT, check_number
 from marcog_trl.trainers.saved import agent_settings, find_team
 

@@ -22,7 +22,7 @@ from trl import get_peft_config, get_quantization_config
 from marcog_trl import MultiAgentPPOConfig, MultiAgentPPOTrainer, evaluate_team
 from marcog_trl.cli.launch import Recipe, check_run, parse, resume_choice, set_max_steps
 from marcog_trl.report.results import plot_curves, print_table, write_results
-from marcog_trl.team.export import PushError
+from marcog_trl.team.hub import PushError
 from marcog_trl.trainers.checkpoints import (
     CheckpointError,
     check_checkpoint,

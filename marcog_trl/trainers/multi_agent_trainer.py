@@ -40,7 +40,7 @@ from marcog_trl.report.console import episode_trace
 from marcog_trl.report.page import ReportCallback
 from marcog_trl.rollout.engine import encode_prompts, play
 from marcog_trl.rollout.records import Episode, Row, Score
-from marcog_trl.team import export
+from marcog_trl.team import card, export, hub
 from marcog_trl.team.data_checks import check_dataset, usable
 from marcog_trl.team.description import TEAM_FILE, describe_team
 from marcog_trl.team.merging import merged_adapter
@@ -1393,31 +1393,31 @@ class MultiAgentTrainer(GRPOTrainer):
     def push_agents_to_hub(
         self, repo_id: str, problems: Iterable[dict[str, Any]] | None = None, **options: Any
     ) -> CommitInfo | None:
-        """Pushes the team and its agents as ordinary adapters; see [`~marcog_trl.team.export.push_agents`]."""
-        return export.push_agents(self, repo_id, problems, **options)
+        """Pushes the team and its agents as ordinary adapters; see [`~marcog_trl.team.hub.push_agents`]."""
+        return hub.push_agents(self, repo_id, problems, **options)
 
     def push_to_hub(self, *args, **kwargs):
         # First of all, so that nothing is lost where the Hub does not take it
         names = {name: kwargs[name] for name in ("model_name", "dataset_name") if name in kwargs}
-        export.save_repository(self, **names)
-        with export.clear_push_errors(self.args.hub_model_id, self._folder(None)):
+        hub.save_repository(self, **names)
+        with hub.clear_push_errors(self.args.hub_model_id, self._folder(None)):
             commit = super().push_to_hub(*args, **kwargs)
             if self.is_world_process_zero():
                 where = {name: kwargs[name] for name in ("token", "revision") if name in kwargs}
-                export.drop_other_agents(
+                hub.drop_other_agents(
                     cast(str, self.hub_model_id), self._folder(None), **{"token": self.args.hub_token, **where}
                 )
         return commit
 
     def init_hf_repo(self, *args, **kwargs) -> None:
-        with export.clear_push_errors(self.args.hub_model_id, self._folder(None)):
+        with hub.clear_push_errors(self.args.hub_model_id, self._folder(None)):
             super().init_hf_repo(*args, **kwargs)
 
     def create_model_card(self, *args, **kwargs) -> None:
         super().create_model_card(*args, **kwargs)
-        export.finish_card(self)
+        card.finish_card(self)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         self._mark_complete(Path(checkpoint_folder))  # what is pushed can be continued
-        if export.begin_checkpoint_push(self, checkpoint_folder):
+        if hub.begin_checkpoint_push(self, checkpoint_folder):
             super()._push_from_checkpoint(checkpoint_folder)

@@ -20,8 +20,10 @@ from safetensors.torch import load, load_file
 from transformers import set_seed
 
 from marcog_trl import SHPPOTrainer
-from marcog_trl.team import export
-from marcog_trl.team.export import PushError, export_agents, export_team, push_agents, push_team, write_card
+from marcog_trl.team import hub as hub_module
+from marcog_trl.team.card import write_card
+from marcog_trl.team.export import export_agents, export_team
+from marcog_trl.team.hub import PushError, push_agents, push_team
 from marcog_trl.team.modules import Flight
 from marcog_trl.trainers.saved import load_trainer
 
@@ -648,7 +650,7 @@ class TestEverySave:
         def refuse(*args):
             raise ValueError("agent 'main' never spoke")
 
-        monkeypatch.setattr(export, "export_agents", refuse)
+        monkeypatch.setattr(hub_module, "export_agents", refuse)
         with pytest.warns(UserWarning, match="step 2 is pushed without agents: agent 'main' never spoke"):
             trainer._push_from_checkpoint(str(tmp_path / "checkpoint-2"))
         assert not (tmp_path / "agents").exists()
