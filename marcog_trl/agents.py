@@ -14,12 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from marcog_trl.execution import Job
-from marcog_trl.parsing import extract as code
-from marcog_trl.parsing.prompts import Prompt, context_of, messages_of
-from marcog_trl.problems import make_job
-
-
-"""Plain text, or chat messages with the keys `role` and `content`."""
+from marcog_trl.parsing.prompts import Prompt, messages_of
 
 
 @dataclass(frozen=True)
@@ -262,25 +257,6 @@ def with_text(chat: Prompt, text: str) -> list[dict[str, str]]:
     """The chat with a text added to its last message."""
     *before, last = messages_of(chat)
     return [*before, {**last, "content": f"{last['content'].rstrip()}\n\n{text}"}]
-
-
-# Code
-
-
-def solution_job(problem: Mapping[str, Any], solution: str) -> Job:
-    """
-    The job that all of a problem's tests make of a solution. Workflows and rewards both ask here, so that what a workflow
-    has executed need not be executed again for the reward. Limits are the problem's own (`timeout` for all tests together,
-    `test_timeout` for each, in seconds) where it has such columns, else the executor's.
-
-    Args:
-        problem (`Mapping`): One dataset row.
-        solution (`str`): What `Workflow.solution` returned, or a completion.
-
-    Returns:
-        `Job`: Its code is what [`~marcog_trl.parsing.extract.extract_code`] finds.
-    """
-    return make_job(problem, code.extract_code(solution, problem.get("entry_point"), context_of(problem)))
 
 
 def numbered(name: str, i: int) -> str:

@@ -16,7 +16,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marcog_trl.execution.__main__ import OneLineParser, guess_format, read_file, split_asserts
+from marcog_trl.execution.__main__ import OneLineParser, read_file
+from marcog_trl.execution.formats import guess_format, split_asserts
 from marcog_trl.execution.isolation import ISOLATION_LEVELS
 from marcog_trl.problems.loading import helpers_before
 

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from marcog_trl.parsing import extract as code
+from marcog_trl.parsing.budget import Budget, Lines
+from marcog_trl.parsing.extract import extract_code, fences, normalise
 from marcog_trl.parsing.prompts import context_of
+from marcog_trl.parsing.syntax import bound_names, combine, find, is_stub, parse, place, shape, statements, top_level
 
 
 _INDENT = "    "
@@ -98,21 +100,21 @@ def skeleton_of(problem: Mapping[str, Any]) -> Skeleton:
 
 @lru_cache(maxsize=512)
 def _skeleton(context: str, name: str) -> Skeleton | None:
-    source = code.extract_code(context, name)
+    source = extract_code(context, name)
     node = _class_of(source, name)
     if node is None:
         return None
     asked = [
         function.name
         for function in _functions(node.body)
-        if code.is_stub(function)
+        if is_stub(function)
         and not (function.name == "__init__" and any(isinstance(line, ast.Pass) for line in function.body))
     ]
     return Skeleton(name, source, tuple(dict.fromkeys(asked))) if asked else None
 
 
 def _class_of(source: str, name: str) -> ast.ClassDef | None:
-    found = code.find(code.parse(source), name)
+    found = find(parse(source), name)
     return found if isinstance(found, ast.ClassDef) else None
 
 
@@ -137,17 +139,17 @@ def read_part(text: str, skeleton: Skeleton) -> ClassPart:
     Returns:
         [`ClassPart`]: What was found; of a method that is written twice, the last version.
     """
-    text = code.normalise(text)
-    work = code.Work()
-    blocks, tail = code.fences(text, work)
+    text = normalise(text)
+    budget = Budget()
+    blocks, tail = fences(text, budget)
     blocks += [] if tail is None else [tail]
-    part = _read(blocks, skeleton, work) if blocks else None
+    part = _read(blocks, skeleton, budget) if blocks else None
     if part is not None and (part.methods or part.error is not None):
         return part
-    return _read([text], skeleton, work)
+    return _read([text], skeleton, budget)
 
 
-def _read(texts: Sequence[str], skeleton: Skeleton, work: code.Work) -> ClassPart:
+def _read(texts: Sequence[str], skeleton: Skeleton, budget: Budget) -> ClassPart:
     given_class = _class_of(skeleton.source, skeleton.name)
     assert given_class is not None
     given = {function.name: function for function in _functions(given_class.body)}
@@ -156,7 +158,7 @@ def _read(texts: Sequence[str], skeleton: Skeleton, work: code.Work) -> ClassPar
     module: list[Statement] = []
     unusable = {skeleton.name}  # what statements that are left out would have bound
     errors: list[str] = []
-    for source, inner, outer, cut in (piece for text in texts for piece in _pieces(text, errors, work)):
+    for source, inner, outer, cut in (piece for text in texts for piece in _pieces(text, errors, budget)):
         written: dict[str, list[str]] = {}
         body = list(inner)
         for node in outer:
@@ -205,33 +207,33 @@ def _is_constant(node: ast.stmt) -> bool:
 
 def _is_empty(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Whether a method is a stub, `raise NotImplementedError` included."""
-    match code.statements(node):
+    match statements(node):
         case [ast.Raise(exc=ast.Name(id="NotImplementedError") | ast.Call(func=ast.Name(id="NotImplementedError")))]:
             return True
-    return code.is_stub(node)
+    return is_stub(node)
 
 
 def _shape(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[tuple]:
     """What is equal for functions that differ in layout, comments and docstring only."""
-    parts: list[ast.AST] = [node.args, *node.decorator_list, *code.statements(node)]
-    return [code.shape(part) for part in parts]
+    parts: list[ast.AST] = [node.args, *node.decorator_list, *statements(node)]
+    return [shape(part) for part in parts]
 
 
 _Piece = tuple[str, list[ast.stmt], list[ast.stmt], ast.stmt | None]
 
 
-def _pieces(text: str, errors: list[str], work: code.Work) -> Iterator[_Piece]:
+def _pieces(text: str, errors: list[str], budget: Budget) -> Iterator[_Piece]:
     """
     The parts of a text that parse: source, statements that stand indented, statements that do not, and that one of them, or
     of their classes, of which only the beginning parses. What begins as code and is not whole is added to `errors`.
     """
-    lines = code.Lines(text, work)
+    lines = Lines(text, budget)
     tree, _ = lines.parse(0, len(lines))
     if tree is not None:
         yield text, [], tree.body, None
         return
     start = 0
-    while start < len(lines) and work.left > 0:
+    while start < len(lines) and budget.left > 0:
         line = lines.lines[start].lstrip()
         is_indented = line != lines.lines[start]
         is_definition = line.startswith(("def ", "async def ", "class ", "@"))
@@ -241,14 +243,14 @@ def _pieces(text: str, errors: list[str], work: code.Work) -> Iterator[_Piece]:
         head = _BLOCK if is_indented else ""
         end = lines.longest_end(start, head)
         source = lines.text(start, end, head) if end > start else ""
-        tree = code.parse(source)
+        tree = parse(source)
         assert tree is not None
         inner: list[ast.stmt] = tree.body[0].body if is_indented and end > start else []  # type: ignore[attr-defined]
         outer = tree.body[1:] if is_indented else tree.body
         cut = _cut(outer or inner, lines.lines[end:])
         if is_definition and (cut is not None or end == start) and not errors:
             error = lines.parse(start, len(lines), head)[1]
-            errors += [] if error is None else [code.place(error, start - head.count("\n"))]
+            errors += [] if error is None else [place(error, start - head.count("\n"))]
         yield source, inner, outer, cut
         start = max(start + 1, end)
 
@@ -267,8 +269,8 @@ def _cut(body: Sequence[ast.stmt], rest: Sequence[str]) -> ast.stmt | None:
 
 def _statement(source: str, node: ast.stmt, indent: str) -> Statement:
     text = _source(source, node, indent)
-    nodes = [node, *code.top_level(node)] if isinstance(node, ast.Try | ast.If) else [node]
-    names = {name for part in nodes for name in code.bound_names(part)} - {"*"}
+    nodes = [node, *top_level(node)] if isinstance(node, ast.Try | ast.If) else [node]
+    names = {name for part in nodes for name in bound_names(part)} - {"*"}
     uses = {leaf.id for leaf in ast.walk(node) if isinstance(leaf, ast.Name)}
     return Statement(frozenset(names or {text}), frozenset(uses), text)
 
@@ -317,7 +319,7 @@ def merge_class(skeleton: Skeleton, parts: Mapping[str, ClassPart], owners: Mapp
     Returns:
         `str`: Source of the module that holds the class.
     """
-    tree = code.parse(skeleton.source)
+    tree = parse(skeleton.source)
     given = _class_of(skeleton.source, skeleton.name)
     assert tree is not None and given is not None
     methods: dict[str, str] = {}
@@ -354,7 +356,7 @@ def merge_class(skeleton: Skeleton, parts: Mapping[str, ClassPart], owners: Mapp
     module.sort(key=lambda statement: not statement.text.startswith("from __future__"))
     before = "\n".join(statement.text for statement in module if skeleton.name not in statement.uses)
     after = [statement.text for statement in module if skeleton.name in statement.uses]
-    return code.combine(before, "\n\n".join([_header(given), *body]), *after)
+    return combine(before, "\n\n".join([_header(given), *body]), *after)
 
 
 def _first(groups: Iterable[Sequence[Statement]]) -> list[Statement]:

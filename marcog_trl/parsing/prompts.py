@@ -5,6 +5,7 @@ from typing import Any
 
 
 Prompt = str | list[dict[str, str]]
+"""Plain text, or chat messages with the keys `role` and `content`."""
 
 
 def messages_of(prompt: Prompt) -> list[dict[str, str]]:

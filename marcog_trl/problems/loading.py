@@ -14,8 +14,8 @@ from typing import Any
 from datasets import Dataset, ReadInstruction, Value, concatenate_datasets, load_dataset
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
-from marcog_trl.execution.__main__ import split_asserts
-from marcog_trl.parsing.extract import bound_names, combine, find, parse, top_level
+from marcog_trl.execution.formats import split_asserts
+from marcog_trl.parsing.syntax import bound_names, combine, find, parse, top_level
 from marcog_trl.problems.builtin import SIZES, generate
 from marcog_trl.problems.schema import check_problems
 from marcog_trl.problems.sets import SETS, KnownSet, first_call

@@ -7,6 +7,8 @@ from typing import Any
 
 from marcog_trl.execution import Job
 from marcog_trl.execution.jobs import plan
+from marcog_trl.parsing.extract import extract_code
+from marcog_trl.parsing.prompts import context_of
 
 
 MOST_FAULTS = 100  # that one error spells out
@@ -42,6 +44,22 @@ def make_job(problem: Mapping[str, Any], code: str, **limits: Any) -> Job:
         entry_point=problem.get("entry_point") or None,
         **(own | limits),
     )
+
+
+def solution_job(problem: Mapping[str, Any], solution: str) -> Job:
+    """
+    The job that all of a problem's tests make of a solution. Workflows and rewards both ask here, so that what a workflow
+    has executed need not be executed again for the reward. Limits are the problem's own (`timeout` for all tests together,
+    `test_timeout` for each, in seconds) where it has such columns, else the executor's.
+
+    Args:
+        problem (`Mapping`): One dataset row.
+        solution (`str`): What `Workflow.solution` returned, or a completion.
+
+    Returns:
+        `Job`: Its code is what [`~marcog_trl.parsing.extract.extract_code`] finds.
+    """
+    return make_job(problem, extract_code(solution, problem.get("entry_point"), context_of(problem)))
 
 
 def check_problems(name: str, problems: Iterable[Mapping[str, Any]], needed: Mapping[str, str]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from marcog_trl.parsing.extract import bound_names, parse
+from marcog_trl.parsing.syntax import bound_names, parse
 
 
 MOST_TESTS = 50  # up to which a contest's generated tests join its public and private ones, all of which count

@@ -11,7 +11,7 @@ from marcog_trl.rewards.collaboration import collaboration_reward
 from marcog_trl.rewards.delta import delta_reward
 from marcog_trl.rewards.execution import execution_reward
 from marcog_trl.rewards.graded import graded_reward
-from marcog_trl.rewards.scoring import EpisodeMean, InfrastructureFailure
+from marcog_trl.rewards.values import EpisodeMean, InfrastructureFailure
 
 
 __all__ = [

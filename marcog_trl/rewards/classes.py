@@ -8,12 +8,11 @@ from typing import Any
 from marcog_trl.agents import Prompt
 from marcog_trl.execution import CodeExecutor, Job, Verdict
 from marcog_trl.parsing.classes import read_part, skeleton_of
-from marcog_trl.rewards.scoring import (
+from marcog_trl.rewards.requirements import needs_entry_point, needs_tests
+from marcog_trl.rewards.verdicts import (
     Completion,
     judge,
     log_means,
-    needs_entry_point,
-    needs_tests,
     problems_of,
     reward_or_failure,
     test_components,

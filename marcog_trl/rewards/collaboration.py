@@ -8,14 +8,15 @@ from typing import Any
 
 from marcog_trl.agents import Prompt, numbered
 from marcog_trl.execution import CodeExecutor, Job, Verdict
-from marcog_trl.parsing import extract as code
+from marcog_trl.parsing.extract import extract_code, syntax_error
+from marcog_trl.parsing.predicates import calls, defines, ignores_result, is_thin_wrapper, returns_value
 from marcog_trl.parsing.prompts import context_of
-from marcog_trl.rewards.scoring import (
+from marcog_trl.parsing.syntax import combine
+from marcog_trl.rewards.requirements import needs_entry_point, needs_tests
+from marcog_trl.rewards.verdicts import (
     Completion,
     judge,
     log_means,
-    needs_entry_point,
-    needs_tests,
     problems_of,
     reward_or_failure,
     test_components,
@@ -141,24 +142,22 @@ def _team(problem: Mapping[str, Any], replies: Mapping[str, str], solution: str)
             "workflow='collaboration' works"
         )
     entry_point, context = problem["entry_point"], context_of(problem)
-    main = code.extract_code(replies["main"], entry_point, context)
+    main = extract_code(replies["main"], entry_point, context)
     names = [numbered("aux", i) for i in range(1, len(helpers) + 1)]
-    written = {
-        name: code.extract_code(replies[helper], name, context) for name, helper in zip(names, helpers, strict=True)
-    }
-    whole = code.syntax_error(replies["main"], entry_point, context) is None and all(
-        code.syntax_error(replies[helper], name, context) is None for name, helper in zip(names, helpers, strict=True)
+    written = {name: extract_code(replies[helper], name, context) for name, helper in zip(names, helpers, strict=True)}
+    whole = syntax_error(replies["main"], entry_point, context) is None and all(
+        syntax_error(replies[helper], name, context) is None for name, helper in zip(names, helpers, strict=True)
     )
-    parses = whole and bool(code.extract_code(solution, entry_point, context))
+    parses = whole and bool(extract_code(solution, entry_point, context))
     return _structure(entry_point, main, written, parses, own_helpers=False)
 
 
 def _single(problem: Mapping[str, Any], completion: str) -> tuple[str, _Structure]:
     entry_point, context = problem["entry_point"], context_of(problem)
-    main = code.extract_code(completion, entry_point, context)
-    helper = main if code.defines(main, "aux") else code.extract_code(completion, "aux", context)
-    whole = all(code.syntax_error(completion, name, context) is None for name in ("aux", entry_point))
-    solution = main if helper == main else code.combine(helper, main)
+    main = extract_code(completion, entry_point, context)
+    helper = main if defines(main, "aux") else extract_code(completion, "aux", context)
+    whole = all(syntax_error(completion, name, context) is None for name in ("aux", entry_point))
+    solution = main if helper == main else combine(helper, main)
     return solution, _structure(entry_point, main, {"aux": helper}, whole, own_helpers=True)
 
 
@@ -170,17 +169,13 @@ def _structure(
     def share(values: list[bool]) -> float:
         return sum(values) / len(helpers)
 
-    defined = [name for name, text in helpers.items() if code.returns_value(text, name)]
-    called = [
-        name
-        for name in defined
-        if code.calls(main, entry_point, name) and (own_helpers or not code.defines(main, name))
-    ]
+    defined = [name for name, text in helpers.items() if returns_value(text, name)]
+    called = [name for name in defined if calls(main, entry_point, name) and (own_helpers or not defines(main, name))]
     return _Structure(
         helper_definition=len(defined) / len(helpers),
-        main_definition=float(code.returns_value(main, entry_point)),
+        main_definition=float(returns_value(main, entry_point)),
         syntax=float(parses),
         calls_helper=len(called) / len(helpers),
-        not_wrapper=share([not code.is_thin_wrapper(main, entry_point, name) for name in called]),
-        result_ignored=share([code.ignores_result(main, entry_point, name) for name in called]),
+        not_wrapper=share([not is_thin_wrapper(main, entry_point, name) for name in called]),
+        result_ignored=share([ignores_result(main, entry_point, name) for name in called]),
     )

@@ -8,16 +8,9 @@ from typing import Any
 
 from marcog_trl.agents import Prompt
 from marcog_trl.execution import CodeExecutor, Job, Verdict
-from marcog_trl.rewards.scoring import (
-    Completion,
-    InfrastructureFailure,
-    judge,
-    log_means,
-    needs_tests,
-    problems_of,
-    test_components,
-    text_of,
-)
+from marcog_trl.rewards.requirements import needs_tests
+from marcog_trl.rewards.values import InfrastructureFailure
+from marcog_trl.rewards.verdicts import Completion, judge, log_means, problems_of, test_components, text_of
 
 
 @needs_tests

@@ -7,13 +7,14 @@ from typing import Any
 
 from marcog_trl.agents import Prompt
 from marcog_trl.execution import CodeExecutor, Job, Verdict
-from marcog_trl.parsing import extract as code
+from marcog_trl.parsing.extract import extract_code, syntax_error
+from marcog_trl.parsing.predicates import defines
 from marcog_trl.parsing.prompts import context_of
-from marcog_trl.rewards.scoring import (
+from marcog_trl.rewards.requirements import needs_tests
+from marcog_trl.rewards.verdicts import (
     Completion,
     judge,
     log_means,
-    needs_tests,
     problems_of,
     reward_or_failure,
     test_components,
@@ -68,9 +69,9 @@ def execution_reward(
     syntax: list[float | None] = []
     for problem, solution in zip(problems, solutions, strict=True):
         name, context = problem.get("entry_point"), context_of(problem)
-        found = code.extract_code(solution, name, context)
-        definition.append(float(code.defines(found, name) if name else bool(found)))
-        syntax.append(float(bool(found) and code.syntax_error(solution, name, context) is None))
+        found = extract_code(solution, name, context)
+        definition.append(float(defines(found, name) if name else bool(found)))
+        syntax.append(float(bool(found) and syntax_error(solution, name, context) is None))
     components = {"definition": definition, "syntax": syntax, **test_components(results)}
     log_means(log_metric, "execution_reward", components, turn)
     return rewards

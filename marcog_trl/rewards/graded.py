@@ -7,18 +7,12 @@ from typing import Any
 
 from marcog_trl.agents import Prompt
 from marcog_trl.execution import CodeExecutor, Job, TestResult, Verdict
-from marcog_trl.parsing import extract as code
+from marcog_trl.parsing.extract import extract_code, syntax_error
+from marcog_trl.parsing.predicates import defines
 from marcog_trl.parsing.prompts import context_of
-from marcog_trl.rewards.scoring import (
-    Completion,
-    InfrastructureFailure,
-    judge,
-    log_means,
-    needs_tests,
-    problems_of,
-    test_components,
-    text_of,
-)
+from marcog_trl.rewards.requirements import needs_tests
+from marcog_trl.rewards.values import InfrastructureFailure
+from marcog_trl.rewards.verdicts import Completion, judge, log_means, problems_of, test_components, text_of
 
 
 ALL_PASSED = 1.0
@@ -112,11 +106,11 @@ def _happened(
 ) -> set[str]:
     """What went wrong. Where there is no whole code, what executing the rest came to says nothing."""
     entry_point, context = problem.get("entry_point"), context_of(problem)
-    found = code.extract_code(solution, entry_point, context)
-    is_defined = code.defines(found, entry_point) if entry_point else bool(found)
+    found = extract_code(solution, entry_point, context)
+    is_defined = defines(found, entry_point) if entry_point else bool(found)
     # What a team's agents wrote in vain is not in its solution any more
     texts = [solution] if is_defined else [solution, *replies]
-    if any(code.syntax_error(text, entry_point, context) is not None for text in texts):
+    if any(syntax_error(text, entry_point, context) is not None for text in texts):
         return {"syntax_error"}
     return {_cause(result) for result in tests if result.status not in ("passed", "skipped")} if found else {"no_code"}
 

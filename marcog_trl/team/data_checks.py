@@ -16,8 +16,8 @@ from trl.trainer.utils import get_callable_name
 
 from marcog_trl.agents import Workflow
 from marcog_trl.problems.schema import fault_of, list_faults
+from marcog_trl.rewards.requirements import needs
 from marcog_trl.rollout.engine import replay
-from marcog_trl.trainers.scoring import needs
 
 
 _GIVEN = ("replies", "turn", "verdicts", "previous_solution", "previous_verdicts", "executor")

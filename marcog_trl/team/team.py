@@ -11,10 +11,11 @@ from typing import Any, overload
 import torch
 from datasets import Dataset, IterableDataset
 
-from marcog_trl.agents import Workflow, solution_job
+from marcog_trl.agents import Workflow
 from marcog_trl.execution import Verdict
-from marcog_trl.parsing import extract as code
+from marcog_trl.parsing.extract import extract_code
 from marcog_trl.parsing.prompts import context_of
+from marcog_trl.problems import solution_job
 from marcog_trl.problems.schema import list_faults
 from marcog_trl.team.data_checks import fault_in, needed_columns
 from marcog_trl.trainers.saved import load_trainer
@@ -159,7 +160,7 @@ class Team:
         answers = []
         for e, episode in enumerate(episodes):
             solution = episode.turns[-1].solution
-            found = code.extract_code(solution, episode.problem.get("entry_point"), context_of(episode.problem))
+            found = extract_code(solution, episode.problem.get("entry_point"), context_of(episode.problem))
             messages = [
                 {"agent": row.slot.agent, "turn": row.slot.turn + 1, "prompt": row.prompt, "reply": row.text}
                 for row in episode.rows

@@ -31,11 +31,12 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
-from marcog_trl.agents import Slot, Workflow, solution_job
+from marcog_trl.agents import Slot, Workflow
 from marcog_trl.algorithms.advantages import SumOverProcesses, agent_weights, group_advantages, turn_returns
 from marcog_trl.execution import CodeExecutor
 from marcog_trl.execution.isolation import IsolationLevel
 from marcog_trl.files import write_json
+from marcog_trl.problems import solution_job
 from marcog_trl.report.console import episode_trace
 from marcog_trl.report.page import ReportCallback
 from marcog_trl.rollout.engine import encode_prompts, play

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import functools
 import inspect
 import math
 import threading
@@ -25,10 +24,11 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from trl.trainer.utils import get_callable_name, is_async_callable
 
-from marcog_trl.agents import solution_job
 from marcog_trl.execution import CodeExecutor
+from marcog_trl.problems import solution_job
 from marcog_trl.rewards import make_reward
-from marcog_trl.rewards.scoring import EpisodeMean, InfrastructureFailure
+from marcog_trl.rewards.requirements import needs, wants_executor
+from marcog_trl.rewards.values import EpisodeMean, InfrastructureFailure
 from marcog_trl.rollout.records import Episode, Score, Turn
 from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
 
@@ -471,22 +471,6 @@ def named_reward(reward_func):
 def _is_model(reward_func: Any) -> bool:
     """Whether TRL makes a reward model of it, or it is one."""
     return isinstance(reward_func, torch.nn.Module | str)
-
-
-def _unwrap(func: Callable) -> Callable:
-    while isinstance(func, functools.partial):
-        func = func.func
-    return func
-
-
-def needs(reader, what: str) -> bool:
-    """Whether a workflow or a reward function needs the `"tests"`, or the `"entry_point"`, of every problem."""
-    return bool(getattr(_unwrap(reader), f"needs_{what}", False))
-
-
-def wants_executor(reward_func: Callable) -> bool:
-    """Whether a reward function is called with `executor`: where it runs tests, or has a parameter of that name."""
-    return needs(reward_func, "tests") or "executor" in inspect.signature(reward_func).parameters
 
 
 def _parameters(reward_func: Callable) -> set[str] | None:

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from marcog_trl.agents import Advisor, Agent, check_number, numbered
-from marcog_trl.parsing import extract as code
+from marcog_trl.parsing.extract import extract_code
+from marcog_trl.parsing.predicates import calls, defines, ignores_result, is_thin_wrapper
 from marcog_trl.parsing.prompts import context_of
+from marcog_trl.parsing.syntax import combine
 from marcog_trl.workflows.feedback import Feedback, Level, VisibleTests
 from marcog_trl.workflows.rounds import Rounds
 
@@ -58,9 +60,9 @@ class Collaboration(Rounds):
         super().__init__((*agents, main), num_turns, feedback, visible_tests, roles, expert)
 
     def solution(self, problem: Mapping[str, Any], replies: Mapping[str, str]) -> str:
-        return code.combine(
+        return combine(
             *(
-                code.extract_code(replies[agent.name], self._target(agent, problem), context_of(problem))
+                extract_code(replies[agent.name], self._target(agent, problem), context_of(problem))
                 for agent in self.agents
             )
         )
@@ -73,15 +75,15 @@ class Collaboration(Rounds):
         if agent.name != "main":
             return levels
         entry_point = problem["entry_point"]
-        found = code.extract_code(reply, entry_point, context_of(problem))
+        found = extract_code(reply, entry_point, context_of(problem))
         for function in self.functions.values():
-            if code.defines(found, function):
+            if defines(found, function):
                 state = "defined by you, which is not allowed"
-            elif not code.calls(found, entry_point, function):
+            elif not calls(found, entry_point, function):
                 state = "not called"
-            elif code.ignores_result(found, entry_point, function):
+            elif ignores_result(found, entry_point, function):
                 state = "called, but its result is not used"
-            elif code.is_thin_wrapper(found, entry_point, function):
+            elif is_thin_wrapper(found, entry_point, function):
                 state = f"called, but {entry_point} does nothing else"
             else:
                 state = "called"

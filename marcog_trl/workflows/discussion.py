@@ -8,8 +8,9 @@ from functools import cached_property
 from typing import Any
 
 from marcog_trl.agents import Advisor, Agent, Prompt, Slot, check_number, numbered
-from marcog_trl.parsing import extract as code
+from marcog_trl.parsing.extract import extract_code
 from marcog_trl.parsing.prompts import context_of, messages_of
+from marcog_trl.parsing.syntax import parse, shape
 from marcog_trl.workflows.feedback import Feedback, VisibleTests
 from marcog_trl.workflows.rounds import Rounds
 
@@ -66,9 +67,9 @@ class Discussion(Rounds):
 
     def solution(self, problem: Mapping[str, Any], replies: Mapping[str, str]) -> str:
         entry_point, context = problem.get("entry_point"), context_of(problem)
-        programs = [code.extract_code(replies[agent.name], entry_point, context) for agent in self.agents]
+        programs = [extract_code(replies[agent.name], entry_point, context) for agent in self.agents]
         # Programs that differ in layout and comments only are one; Counter keeps the order of the agents
-        trees = [code.parse(program) for program in programs]
-        shapes = [None if tree is None else code.shape(tree) for tree in trees]
+        trees = [parse(program) for program in programs]
+        shapes = [None if tree is None else shape(tree) for tree in trees]
         votes = Counter(shape for shape, program in zip(shapes, programs, strict=True) if program)
         return programs[shapes.index(votes.most_common(1)[0][0])] if votes else ""

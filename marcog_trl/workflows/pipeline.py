@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from marcog_trl.agents import Advisor, Agent, Execute, Prompt, check_number, numbered, solution_job, with_text
-from marcog_trl.parsing import extract as code
+from marcog_trl.agents import Advisor, Agent, Execute, Prompt, check_number, numbered, with_text
+from marcog_trl.parsing.extract import extract_code, syntax_error
 from marcog_trl.parsing.prompts import context_of
+from marcog_trl.problems import solution_job
 from marcog_trl.workflows.feedback import Feedback, VisibleTests, visible_results
 from marcog_trl.workflows.rounds import Rounds
 
@@ -68,8 +69,8 @@ class Pipeline(Rounds):
                     report = "\n".join([*levels, results])
                     # Code that was cut to what parses would hide the error that is to be corrected
                     entry_point, context = problem.get("entry_point"), context_of(problem)
-                    is_cut = code.syntax_error(text, entry_point, context) is not None
-                    shown = text if is_cut else code.extract_code(text, entry_point, context) or text
+                    is_cut = syntax_error(text, entry_point, context) is not None
+                    shown = text if is_cut else extract_code(text, entry_point, context) or text
                     text = f"Code:\n{shown}\n\n{report}"
                 chats[agent.name] = with_text(chats[agent.name], text)
             replies |= yield {agent.name: chats[agent.name]}
@@ -77,7 +78,7 @@ class Pipeline(Rounds):
         return replies
 
     def solution(self, problem: Mapping[str, Any], replies: Mapping[str, str]) -> str:
-        return code.extract_code(replies[self.agents[-1].name], problem.get("entry_point"), context_of(problem))
+        return extract_code(replies[self.agents[-1].name], problem.get("entry_point"), context_of(problem))
 
     def _target(self, agent: Agent, problem: Mapping[str, Any]) -> str | None:
         return None if agent.name == "planner" else problem.get("entry_point")

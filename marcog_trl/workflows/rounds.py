@@ -6,10 +6,12 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from marcog_trl.agents import Advisor, Agent, Consult, Execute, Play, Prompt, Workflow, ask, check_number, solution_job
+from marcog_trl.agents import Advisor, Agent, Consult, Execute, Play, Prompt, Workflow, ask, check_number
 from marcog_trl.execution import Job, Verdict
-from marcog_trl.parsing import extract as code
+from marcog_trl.parsing.extract import extract_code, syntax_error
+from marcog_trl.parsing.predicates import defines, returns_value
 from marcog_trl.parsing.prompts import context_of, messages_of
+from marcog_trl.problems import solution_job
 from marcog_trl.workflows.expert import expert_question
 from marcog_trl.workflows.feedback import FEEDBACK_MODES, Feedback, Level, VisibleTests, shown_tests, visible_results
 
@@ -155,13 +157,13 @@ class Rounds(Workflow):
         target = self._target(agent, problem)
         if target is None:
             return []
-        found = code.extract_code(reply, target, context_of(problem))
-        error = code.syntax_error(reply, target, context_of(problem))
+        found = extract_code(reply, target, context_of(problem))
+        error = syntax_error(reply, target, context_of(problem))
         syntax = Level("Syntax", error or "no error", error is None)
         if not target:  # a script
             return [Level("Code", "found" if found else "missing", bool(found)), syntax]
-        state = "found" if code.returns_value(found, target) else "found, but returns nothing"
-        state = state if code.defines(found, target) else "missing"
+        state = "found" if returns_value(found, target) else "found, but returns nothing"
+        state = state if defines(found, target) else "missing"
         return [Level(f"Definition of {target}", state, state == "found"), syntax]
 
 

@@ -393,7 +393,7 @@ def evaluate(setting):
 
     from marcog_trl import Collaboration, load_problems
     from marcog_trl.execution import CodeExecutor
-    from marcog_trl.rewards.scoring import judge
+    from marcog_trl.rewards.verdicts import judge
     from marcog_trl.rollout.engine import encode_prompts, play
 
     tokenizer = AutoTokenizer.from_pretrained(setting["model"])

@@ -8,8 +8,9 @@ from textwrap import dedent, indent
 
 import pytest
 
-from marcog_trl.parsing import extract as code
 from marcog_trl.parsing.classes import merge_class, read_part, skeleton_of
+from marcog_trl.parsing.predicates import defines
+from marcog_trl.parsing.syntax import parse
 
 
 DATA = json.loads((Path(__file__).parents[1] / "data" / "classeval_20.json").read_text(encoding="utf-8"))
@@ -51,7 +52,7 @@ def read(text):
 def merged(*texts, owners=None):
     parts = {f"agent{i}": read(text) for i, text in enumerate(texts)}
     source = merge_class(skeleton_of(PROBLEM), parts, owners)
-    assert code.parse(source) is not None, source
+    assert parse(source) is not None, source
     return source
 
 
@@ -254,7 +255,7 @@ def test_whatever_is_written_the_class_stays_python():
             place = len(text) * k // 40
             for reply in (text[:place], text[place:], text[place:] + text[:place], indent(text[place:], "  ")):
                 source = merge_class(skeleton, {"a": read_part(reply, skeleton)})
-                assert code.defines(source, row["class_name"]), reply
+                assert defines(source, row["class_name"]), reply
 
 
 def test_deep_nesting_is_no_matter():

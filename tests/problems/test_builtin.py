@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from marcog_trl.parsing.extract import combine
+from marcog_trl.parsing.syntax import combine
 from marcog_trl.problems import builtin
 from marcog_trl.problems.builtin import SIZES, STEPS, generate, pairings, write_aux, write_main
 

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from marcog_trl.agents import solution_job
 from marcog_trl.execution import CodeExecutor
-from marcog_trl.problems import load_problems, make_job
+from marcog_trl.problems import load_problems, make_job, solution_job
 
 
 DATA = Path(__file__).parents[1] / "data"

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from marcog_trl import load_problems
-from marcog_trl.agents import solution_job
 from marcog_trl.execution import CodeExecutor
+from marcog_trl.problems import solution_job
 
 
 SCRIPT = Path(__file__).parents[2] / "recipes" / "benchmarks" / "learning.py"

@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from marcog_trl.agents import solution_job
 from marcog_trl.execution import Verdict
+from marcog_trl.problems import solution_job
 from marcog_trl.rewards import InfrastructureFailure, delta_reward, make_reward
 
 

@@ -5,9 +5,8 @@ from functools import partial
 import pytest
 from trl.trainer.utils import get_callable_name
 
-from marcog_trl.agents import solution_job
 from marcog_trl.execution import Verdict
-from marcog_trl.problems import load_problems
+from marcog_trl.problems import load_problems, solution_job
 from marcog_trl.rewards import InfrastructureFailure, collaboration_reward, execution_reward, make_reward
 
 

@@ -4,7 +4,7 @@ import pytest
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
-from marcog_trl.rewards import _REWARDS, class_reward, make_reward, scoring
+from marcog_trl.rewards import _REWARDS, class_reward, make_reward, verdicts
 
 
 FUNCTION = {
@@ -33,7 +33,7 @@ OPTIONS = {"execution_reward": {"all_or_nothing": True}}
 )
 def test_rewards_work_in_grpo_trainer(tiny_model, tmp_path, executor, monkeypatch, row, rewards):
     # TRL hands no executor over: the process-wide one is asked for, here with the isolation that this machine has
-    monkeypatch.setattr(scoring, "shared_executor", lambda: executor)
+    monkeypatch.setattr(verdicts, "shared_executor", lambda: executor)
     config = GRPOConfig(
         tmp_path,
         per_device_train_batch_size=4,

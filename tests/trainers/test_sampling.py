@@ -8,7 +8,7 @@ import pytest
 import teams
 
 from marcog_trl import MultiAgentGRPOTrainer
-from marcog_trl.rewards.scoring import needs_tests
+from marcog_trl.rewards.requirements import needs_tests
 from marcog_trl.trainers.sampling import Curriculum
 
 

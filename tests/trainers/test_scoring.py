@@ -14,7 +14,7 @@ import torch
 from marcog_trl import MultiAgentPPOTrainer, MultiAgentTrainer, evaluate_team
 from marcog_trl.execution import Verdict
 from marcog_trl.rewards import EpisodeMean, InfrastructureFailure
-from marcog_trl.rewards.scoring import needs_tests
+from marcog_trl.rewards.requirements import needs_tests
 
 
 def problems(count=4):
@@ -117,7 +117,8 @@ class TestInfrastructure:
 
     def test_a_workflow_s_verdict_is_asked_for_again(self, tiny_model, tmp_path):
         """Where the executor failed while the episode was played."""
-        from marcog_trl.agents import Execute, solution_job
+        from marcog_trl.agents import Execute
+        from marcog_trl.problems import solution_job
 
         class Tries(Answers):
             def play(self, problem):

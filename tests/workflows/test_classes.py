@@ -6,10 +6,9 @@ from textwrap import indent
 import pytest
 from players import Executor, last, play
 
-from marcog_trl.agents import solution_job
 from marcog_trl.execution import CodeExecutor
 from marcog_trl.parsing.classes import read_part, skeleton_of
-from marcog_trl.problems import load_problems
+from marcog_trl.problems import load_problems, solution_job
 from marcog_trl.workflows import Centralized, ClassTeam, make_workflow
 
 

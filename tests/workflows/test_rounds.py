@@ -3,8 +3,8 @@
 import pytest
 from players import AUX, MAIN, PROBLEM, Executor, last, play
 
-from marcog_trl.agents import solution_job
 from marcog_trl.execution import CodeExecutor, TestResult, Verdict
+from marcog_trl.problems import solution_job
 from marcog_trl.workflows import Collaboration, Pipeline, Single, make_workflow
 
 

@@ -1,68 +1,18 @@
-"""What the reward functions share: solutions to verdicts in one call of the executor, and averages to the log."""
+"""What the shipped reward functions share: from solutions to verdicts in one call of the executor, and means to the log."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from marcog_trl.agents import Prompt, solution_job
+from marcog_trl.agents import Prompt
 from marcog_trl.execution import CodeExecutor, Job, Verdict, shared_executor
+from marcog_trl.problems import solution_job
+from marcog_trl.rewards.values import EpisodeMean, InfrastructureFailure
 
 
 Completion = str | list[dict[str, str]]
 """Plain text, or the assistant's messages."""
-
-
-class InfrastructureFailure(float):
-    """
-    What a reward function returns for an episode that it could not score through no fault of the solution: the executor
-    failed, a judge did not answer. Trainers of this package leave the episode out, whatever other rewards say. It is NaN,
-    so that TRL's own trainers treat it as they treat `None`: the reward does not apply.
-
-    Args:
-        reason (`str`, *optional*, defaults to `""`): What failed, for the warning.
-    """
-
-    reason: str
-
-    def __new__(cls, reason: str = "") -> InfrastructureFailure:
-        failure = super().__new__(cls, "nan")
-        failure.reason = reason
-        return failure
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.reason!r})"
-
-
-class EpisodeMean(float):
-    """
-    A mean over episodes, for `log_metric`, that keeps what it is the mean of, so that an evaluation can tell it problem by
-    problem. Elsewhere it is a number like any other.
-
-    Args:
-        values (`Sequence[float | None]` of length E): One value per episode; `None` where there is none. At least one is
-            a number.
-    """
-
-    values: tuple[float | None, ...]
-
-    def __new__(cls, values: Sequence[float | None]) -> EpisodeMean:
-        known = [value for value in values if value is not None]
-        mean = super().__new__(cls, sum(known) / len(known))
-        mean.values = tuple(values)
-        return mean
-
-
-def needs_tests(function: Callable) -> Callable:
-    """Marks a reward function that executes the tests of a problem: a dataset without them is refused before training."""
-    function.needs_tests = True  # type: ignore[attr-defined]
-    return function
-
-
-def needs_entry_point(function: Callable) -> Callable:
-    """Marks a reward function that looks for the function asked for: a dataset that does not name it is refused."""
-    function.needs_entry_point = True  # type: ignore[attr-defined]
-    return function
 
 
 def text_of(completion: Completion) -> str:
