@@ -12,6 +12,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from datasets import Dataset
+from huggingface_hub import ModelCard
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -23,6 +24,8 @@ from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer.utils import (
     RepeatSampler,
     get_callable_name,
+    get_comet_experiment_url,
+    get_trackio_space_url,
     is_async_callable,
     shuffle_sequence_dict,
     split_tensor_dict,
@@ -420,6 +423,14 @@ class TestState:
 
         assert get_callable_name(judge) == "judge" and is_async_callable(judge)
         assert not is_async_callable(print)
+
+    def test_the_card_of_a_trainer_has_the_metadata_that_ours_keeps(self, tiny_model, tmp_path):
+        trainer = make(tiny_model, tmp_path)
+        trainer.create_model_card("name", "problems")
+        data = ModelCard((tmp_path / "README.md").read_text()).data
+        assert data.model_name == "name" and data.datasets == "problems" and "trl" in data.tags
+        assert isinstance(trainer._name, str) and {"title", "id", "citation"} <= trainer._paper.keys()
+        assert get_comet_experiment_url() is None and get_trackio_space_url() is None  # outside of a run
 
 
 class TestModel:

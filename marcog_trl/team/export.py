@@ -22,7 +22,7 @@ from peft.utils.integrations import gather_params_ctx
 
 from marcog_trl.files import read_json, write_json
 from marcog_trl.heterogeneity import save_folded_adapters, save_split_adapters
-from marcog_trl.team.card import AGENTS_FOLDER, CARD_FILE, EXPORT_FILE, RESULTS_FILE, TRAINING, write_card
+from marcog_trl.team.card import AGENTS_FOLDER, CARD_FILE, EXPORT_FILE, RESULTS_FILE, is_team_card, write_card
 from marcog_trl.team.description import TEAM_FILE, settings_of
 from marcog_trl.team.modules import Flight
 from marcog_trl.trainers.checkpoints import on_main
@@ -149,7 +149,7 @@ def export_team(
         report = export_agents(trainer, partial / AGENTS_FOLDER, problems)
         if writes:
             card = partial / CARD_FILE
-            if not card.is_file() or TRAINING not in card.read_text():  # that of PEFT is an empty template
+            if not is_team_card(card):  # PEFT writes an empty template
                 trainer.create_model_card(team.absolute().name)
                 shutil.copy(Path(cast(str, trainer.args.output_dir)) / CARD_FILE, card)
             write_card(partial)

@@ -9,11 +9,13 @@ import subprocess
 import sys
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 
 import hub_server
 import pytest
 import teams
 import torch
+import wandb
 from huggingface_hub import constants
 from safetensors import safe_open
 from safetensors.torch import load, load_file
@@ -202,7 +204,7 @@ class TestCard:
         assert "--enable-lora --max-loras 2 --max-lora-rank 8" in card
         assert "--lora-modules helper=agents/helper main=agents/main" in card
         assert "@article{guo2025heterogeneous" in card and "vonwerra2020trl" in card and "TRL: 1." in card
-        assert "which is the agent exactly" in card and "KL per token" not in card
+        assert "It gives the same outputs as the agent in the team." in card and "KL per token" not in card
 
     def test_says_with_what_settings_if_it_was_trained(self, saved, written, tiny_model, tmp_path):
         for folder in (saved, written[0]):
@@ -212,6 +214,18 @@ class TestCard:
         trainer = make(tiny_model, tmp_path)
         trainer.create_model_card("run")
         assert "optimizer steps" not in (tmp_path / "README.md").read_text()
+
+    def test_links_to_the_run_in_a_tracker_and_keeps_the_link(self, tiny_model, tmp_path, monkeypatch):
+        monkeypatch.setattr(wandb, "run", SimpleNamespace(url="https://wandb.ai/someone/runs/1"))
+        trainer = make(tiny_model, tmp_path)
+        trainer.create_model_card("run")
+        monkeypatch.setattr(wandb, "run", None)
+        write_card(tmp_path, "someone/team", trainer.team_description())
+        trainer.close_executor()
+        assert (
+            "Logs of the run: [Weights & Biases](https://wandb.ai/someone/runs/1)."
+            in (tmp_path / "README.md").read_text()
+        )
 
     def test_without_exported_agents_it_does_not_speak_of_them(self, saved):
         card = (saved / "README.md").read_text()
@@ -263,7 +277,9 @@ class TestCard:
 
     def test_of_somebody_else_is_not_touched(self, saved, tmp_path):
         (tmp_path / "README.md").write_text("# Mine\n")
-        with pytest.raises(ValueError, match="has no section '## Training procedure'"):
+        with pytest.raises(
+            ValueError, match=r"README\.md' is not the card of a team of this version\. Write one with"
+        ):
             write_card(tmp_path, team=json.loads((saved / "team.json").read_text()))
         assert (tmp_path / "README.md").read_text() == "# Mine\n"
 
