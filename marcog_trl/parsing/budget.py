@@ -1,4 +1,4 @@
-"""Parses a text piece by piece, with a bound on the total work: a hostile reply must not take long to read."""
+"""Parses a text piece by piece within a budget, so that a hostile reply cannot take long to read."""
 
 import ast
 import itertools
@@ -10,18 +10,17 @@ from marcog_trl.parsing.syntax import parse_or_error
 
 
 _BUDGET = 40_000
-"""What reading one reply may cost, in tokens parsed, which bounds the time that a hostile reply takes. A reply of 64 KiB has
-10,000 to 20,000 tokens of code."""
+"""Tokens that may be parsed in order to read one reply. A reply of 64 KiB has 10,000 to 20,000 tokens of code."""
 _COST_PER_PARSE = 30
 _COST_PER_SCOPE = 40
 _CHARACTERS_PER_TOKEN = 32
-"""An attempt to parse costs something, however early it fails: Python looks at every character."""
+"""An attempt to parse has a cost even if it fails early, because Python looks at every character."""
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 _SCOPE = re.compile(r"\b(?:def|class|lambda|for)\b")
 _AT_ITS_PLACE = ("invalid syntax", "unexpected indent", "unindent does not match any outer indentation level")
-"""Errors that Python reports at the token at which it stopped reading. Others may point at something far before."""
+"""Errors that Python reports at the token where it stopped reading. Other errors may point to an earlier place."""
 _PROBE = 16
-"""Lines of a long text that are parsed first."""
+"""Number of lines of a long text that are parsed first."""
 
 
 @lru_cache(maxsize=4096)
@@ -30,7 +29,7 @@ def _cost_of(line: str) -> int:
 
 
 class Budget:
-    """What may still be spent on reading one reply; its parts share it."""
+    """How many more tokens may be parsed to read one reply. All parts of a reply share one budget."""
 
     def __init__(self) -> None:
         self.left = _BUDGET
@@ -38,11 +37,11 @@ class Budget:
 
 class Lines:
     """
-    A text that is parsed piece by piece, as long as the work lasts.
+    A text that is parsed piece by piece, until the budget is spent.
 
     Args:
         text (`str`): The text.
-        budget ([`Budget`]): What may be spent on it.
+        budget ([`Budget`]): Budget of the reply that the text belongs to.
     """
 
     def __init__(self, text: str, budget: Budget):
@@ -55,16 +54,16 @@ class Lines:
         return len(self.lines)
 
     def text(self, start: int, end: int, head: str = "") -> str:
-        """The lines `start` to `end`, after a head that ends its own line."""
+        """Lines `start` to `end`, after `head`, which must end with a newline."""
         return head + "\n".join(self.lines[start:end])
 
     def _cost(self, start: int, end: int, read: int) -> int:
-        """What it costs to parse `lines[start:end]` if Python reads on to the line `read`."""
+        """Cost of parsing `lines[start:end]` if Python stops reading at line `read`."""
         characters = self._characters[end] - self._characters[start]
         return _COST_PER_PARSE + characters // _CHARACTERS_PER_TOKEN + self._before[read] - self._before[start]
 
     def parse(self, start: int, end: int, head: str = "") -> tuple[ast.Module | None, Exception | None]:
-        """As [`parse_or_error`], of `lines[start:end]`; neither a tree nor an error if there is no work left for it."""
+        """[`parse_or_error`] of `lines[start:end]`; `(None, None)` if the budget does not allow it."""
         if self._cost(start, end, end) > self.budget.left:
             return None, None
         tree, error = parse_or_error(self.text(start, end, head))
@@ -76,8 +75,8 @@ class Lines:
 
     def longest_end(self, start: int, head: str = "") -> int:
         """
-        The last `end` such that `lines[start:end]` parses. An error at a line means that no longer text parses either, so
-        each attempt jumps to the line before the error. Of what is nested too deep, the first half is tried.
+        The last `end` such that `lines[start:end]` parses. If a text has an error at some line, then no longer text parses
+        either, so each attempt ends at the line before the error. If the text is nested too deeply, its first half is tried.
         """
         end = len(self)
         if end - start > _PROBE:
@@ -88,7 +87,7 @@ class Lines:
         while end > start:
             reach = range(start, end + 1)
             end = start + bisect_right(reach, self.budget.left, key=lambda line: self._cost(start, line, line)) - 1
-            if end <= start:  # not even a line can be afforded
+            if end <= start:  # the budget does not even allow one line
                 self.budget.left = 0
                 return start
             tree, error = self.parse(start, end, head)

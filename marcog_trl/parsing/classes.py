@@ -1,7 +1,7 @@
 """
-Reads the methods of a class out of what several agents wrote, and puts them into the class's skeleton, on the syntax tree.
+Finds the methods of a class in the replies of several agents, and merges them into the skeleton of the class.
 
-Nothing here runs code, and nothing here knows of prompts, tests or rewards.
+Nothing here runs code.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from marcog_trl.parsing.syntax import bound_names, combine, find, is_stub, parse
 
 _INDENT = "    "
 _BLOCK = "if True:\n"
-"""What is put before indented lines so that they parse as they stand; taking their indentation off would change strings."""
+"""Goes before indented lines so that they parse. Removing their indentation would change multi-line strings."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Statement:
     A statement on the level of a module or a class.
 
     Args:
-        names (`frozenset[str]`): What it binds; its own text if that cannot be said.
-        uses (`frozenset[str]`): Names that it mentions.
-        text (`str`): Its source, indented as its place in the class wants it.
+        names (`frozenset[str]`): Names that it binds; its own text if there are none.
+        uses (`frozenset[str]`): Names that it uses.
+        text (`str`): Its source, indented for its place in the class.
     """
 
     names: frozenset[str]
@@ -42,14 +42,14 @@ class Statement:
 @dataclass(frozen=True)
 class ClassPart:
     """
-    What one text holds of a class.
+    The parts of a class that one text holds.
 
     Args:
-        methods (`Mapping[str, str]`): Methods that are whole and do something → source, indented.
-        attributes (`tuple[Statement, ...]`): The other statements of the class's body.
+        methods (`Mapping[str, str]`): Name → indented source of the methods that are complete and not stubs.
+        attributes (`tuple[Statement, ...]`): Other statements of the class body.
         module (`tuple[Statement, ...]`): Imports, helpers and constants beside the class.
-        error (`str`, *optional*): Where the text stops being Python: "line 3, column 5: '(' was never closed", counted
-            within the fenced block if there is one.
+        error (`str`, *optional*): The first syntax error, such as "line 3, column 5: '(' was never closed", counted within
+            the fenced block if there is one.
     """
 
     methods: Mapping[str, str]
@@ -61,13 +61,13 @@ class ClassPart:
 @dataclass(frozen=True)
 class Skeleton:
     """
-    A class with methods that are left to write.
+    A class that has methods to write.
 
     Args:
         name (`str`): Name of the class.
         source (`str`): Source of the module that holds it.
-        asked (`tuple[str, ...]`): Methods to write: those without a body, in order. An `__init__` that is just `pass` is
-            taken for finished.
+        asked (`tuple[str, ...]`): Methods to write: those without a body, in order. An `__init__` that only has `pass`
+            counts as complete.
     """
 
     name: str
@@ -77,23 +77,23 @@ class Skeleton:
 
 def skeleton_of(problem: Mapping[str, Any]) -> Skeleton:
     """
-    The class that a problem wants completed.
+    The class that a problem asks to complete.
 
     Args:
-        problem (`Mapping`): One dataset row; the skeleton is in its `starter_code`, else in its prompt.
+        problem (`Mapping`): One dataset row. The skeleton is in its `starter_code`, else in its prompt.
 
     Returns:
         [`Skeleton`]: The class named `entry_point`.
 
     Raises:
-        ValueError: If there is no such class, or none of its methods is left to write.
+        ValueError: If there is no such class, or it has no methods to write.
     """
     skeleton = _skeleton(context_of(problem), problem.get("entry_point") or "")
     if skeleton is None:
         raise ValueError(
-            f"problem {problem.get('task_id')!r} has entry_point={problem.get('entry_point')!r}, which is no class with "
-            "methods to write in its starter_code or prompt, as ClassEval's are; workflow='single' with "
-            "'execution_reward' works for any problem"
+            f"Problem {problem.get('task_id')!r} has entry_point={problem.get('entry_point')!r}, but its starter_code or "
+            "prompt has no class of that name with methods to write. Use problems such as ClassEval's, or set "
+            "workflow='single' and use 'execution_reward'."
         )
     return skeleton
 
@@ -128,16 +128,16 @@ def _functions(body: Sequence[ast.stmt]) -> list[ast.FunctionDef | ast.AsyncFunc
 @lru_cache(maxsize=4096)  # solution, feedback and rewards read the same replies
 def read_part(text: str, skeleton: Skeleton) -> ClassPart:
     """
-    What a text holds of a class: `class` with methods, or bare methods, indented or not, fenced or not. A method that does
-    not parse does not take the others with it. Methods without a body, and those that are as in the skeleton, do not count
-    as written.
+    Find the parts of a class in a text: `class` with methods, or methods alone, indented or not, fenced or not. If one
+    method does not parse, the others are still found. Stubs, and methods that are the same as in the skeleton, are left
+    out.
 
     Args:
-        text (`str`): What an agent wrote.
+        text (`str`): Reply of an agent.
         skeleton ([`Skeleton`]): The class.
 
     Returns:
-        [`ClassPart`]: What was found; of a method that is written twice, the last version.
+        [`ClassPart`]: The parts; the last version of a method that the text has twice.
     """
     text = normalise(text)
     budget = Budget()
@@ -156,7 +156,7 @@ def _read(texts: Sequence[str], skeleton: Skeleton, budget: Budget) -> ClassPart
     methods: dict[str, str] = {}
     attributes: list[Statement] = []
     module: list[Statement] = []
-    unusable = {skeleton.name}  # what statements that are left out would have bound
+    unusable = {skeleton.name}  # names that left-out statements would have bound
     errors: list[str] = []
     for source, inner, outer, cut in (piece for text in texts for piece in _pieces(text, errors, budget)):
         written: dict[str, list[str]] = {}
@@ -174,7 +174,7 @@ def _read(texts: Sequence[str], skeleton: Skeleton, budget: Budget) -> ClassPart
                 statement = _statement(source, node, "")
                 if _is_constant(node) and not statement.uses & unusable:
                     module.append(statement)
-                else:  # tries the class out, as examples do, or is prose
+                else:  # an example of how to use the class, or prose
                     unusable |= statement.names
         for node in body:
             if node is cut:
@@ -190,7 +190,7 @@ def _read(texts: Sequence[str], skeleton: Skeleton, budget: Budget) -> ClassPart
 
 
 def _is_method(node: ast.FunctionDef | ast.AsyncFunctionDef, given: Mapping[str, Any]) -> bool:
-    """Whether a function that stands outside of any class is meant for it."""
+    """Whether a function outside of any class is meant to be a method of the class."""
     first = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args)][:1]
     marks = {decorator.id for decorator in node.decorator_list if isinstance(decorator, ast.Name)}
     return (
@@ -199,14 +199,14 @@ def _is_method(node: ast.FunctionDef | ast.AsyncFunctionDef, given: Mapping[str,
 
 
 def _is_constant(node: ast.stmt) -> bool:
-    """Whether a statement outside of any class may set up something that methods use."""
+    """Whether a statement outside of any class may define something that methods use."""
     if isinstance(node, ast.AnnAssign):
-        return node.value is not None  # "Note: this" is none
+        return node.value is not None  # "Note: this" is not a constant
     return isinstance(node, ast.Assign | ast.Try | ast.If)
 
 
 def _is_empty(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether a method is a stub, `raise NotImplementedError` included."""
+    """Whether a method is a stub or only raises `NotImplementedError`."""
     match statements(node):
         case [ast.Raise(exc=ast.Name(id="NotImplementedError") | ast.Call(func=ast.Name(id="NotImplementedError")))]:
             return True
@@ -214,7 +214,7 @@ def _is_empty(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 
 def _shape(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[tuple]:
-    """What is equal for functions that differ in layout, comments and docstring only."""
+    """A value that is equal for functions that differ in layout, comments and docstring only."""
     parts: list[ast.AST] = [node.args, *node.decorator_list, *statements(node)]
     return [shape(part) for part in parts]
 
@@ -224,8 +224,8 @@ _Piece = tuple[str, list[ast.stmt], list[ast.stmt], ast.stmt | None]
 
 def _pieces(text: str, errors: list[str], budget: Budget) -> Iterator[_Piece]:
     """
-    The parts of a text that parse: source, statements that stand indented, statements that do not, and that one of them, or
-    of their classes, of which only the beginning parses. What begins as code and is not whole is added to `errors`.
+    The pieces of a text that parse. For each: its source, the statements that are indented in the text, those that are not,
+    and the function of which only the beginning parses, if any. The first syntax error is added to `errors`.
     """
     lines = Lines(text, budget)
     tree, _ = lines.parse(0, len(lines))
@@ -256,7 +256,7 @@ def _pieces(text: str, errors: list[str], budget: Budget) -> Iterator[_Piece]:
 
 
 def _cut(body: Sequence[ast.stmt], rest: Sequence[str]) -> ast.stmt | None:
-    """The last function of a body, if the lines after it, which do not parse, belong to it."""
+    """The last function of a body, if the lines after it belong to it but do not parse."""
     last = body[-1] if body else None
     if isinstance(last, ast.ClassDef):
         return _cut(last.body, rest)
@@ -275,15 +275,19 @@ def _statement(source: str, node: ast.stmt, indent: str) -> Statement:
     return Statement(frozenset(names or {text}), frozenset(uses), text)
 
 
-@lru_cache(maxsize=64)  # each statement of a source asks
+@lru_cache(maxsize=64)  # called for each statement of a source
 def _lines(source: str) -> list[str]:
     return source.split("\n")
 
 
 def _source(source: str, node: ast.stmt, indent: str) -> str:
-    """A statement's text at another indentation; what is inside strings stays as it is."""
-    if not {"body", "cases"} & set(node._fields):  # a simple statement, whose further lines may be indented at will
-        own = [line.encode() for line in _lines(source)[node.lineno - 1 : node.end_lineno]]  # columns count bytes
+    """Source of a statement at another indentation. Multi-line strings stay as they are."""
+    if not {"body", "cases"} & set(
+        node._fields
+    ):  # a simple statement: the indentation of its other lines does not matter
+        own = [
+            line.encode() for line in _lines(source)[node.lineno - 1 : node.end_lineno]
+        ]  # columns are counted in bytes
         own[-1] = own[-1][: node.end_col_offset]
         own[0] = own[0][node.col_offset :]
         return indent + b"\n".join(own).decode()
@@ -308,13 +312,13 @@ def _source(source: str, node: ast.stmt, indent: str) -> str:
 
 def merge_class(skeleton: Skeleton, parts: Mapping[str, ClassPart], owners: Mapping[str, str] | None = None) -> str:
     """
-    The class, with the methods, attributes, imports and helpers that agents wrote. Of several versions, the owner's counts,
-    else that of the first agent that wrote one; methods that nobody wrote stay as they are in the skeleton.
+    Merge the methods, attributes, imports and helpers that agents wrote into the class. If several agents wrote a method,
+    the owner's version is used, else the first agent's. Methods that nobody wrote stay as they are in the skeleton.
 
     Args:
         skeleton ([`Skeleton`]): The class.
-        parts (`Mapping[str, ClassPart]`): Agent → what it wrote, in the order of the team.
-        owners (`Mapping[str, str]`, *optional*): Method → agent that was asked to write it.
+        parts (`Mapping[str, ClassPart]`): Agent → parts that it wrote, in the order of the team.
+        owners (`Mapping[str, str]`, *optional*): Method → agent that was to write it.
 
     Returns:
         `str`: Source of the module that holds the class.
@@ -360,7 +364,7 @@ def merge_class(skeleton: Skeleton, parts: Mapping[str, ClassPart], owners: Mapp
 
 
 def _first(groups: Iterable[Sequence[Statement]]) -> list[Statement]:
-    """The statements of all groups in order, without those that bind only what a group before theirs binds."""
+    """Statements of all groups, in order, without those whose names an earlier group binds."""
     kept: list[Statement] = []
     bound: set[str] = set()
     for group in groups:
@@ -370,6 +374,6 @@ def _first(groups: Iterable[Sequence[Statement]]) -> list[Statement]:
 
 
 def _header(node: ast.ClassDef) -> str:
-    """The `class` line, with decorators."""
+    """The `class` line and its decorators."""
     header = ast.ClassDef(node.name, node.bases, node.keywords, [ast.Pass()], node.decorator_list)
     return ast.unparse(ast.fix_missing_locations(header)).removesuffix(f"\n{_INDENT}pass")

@@ -1,7 +1,7 @@
 """
-Reads Python code out of what a model wrote.
+Finds the Python code in the reply of a model.
 
-Nothing here runs code, and nothing here knows of tests, agents or training.
+Nothing here runs code.
 """
 
 import ast
@@ -24,23 +24,24 @@ from marcog_trl.parsing.syntax import (
 )
 
 
-@lru_cache(maxsize=4096)  # joint actions share replies, and workflows, feedback and rewards all ask
+@lru_cache(maxsize=4096)  # workflows, feedback and rewards read the same replies
 def extract_code(text: str, entry_point: str | None = None, prompt: str | None = None) -> str:
     """
-    The code in a completion, complete with its own imports, helpers and decorators.
+    Extract the code of a completion, with its imports, helpers and decorators.
 
-    A text that is code as a whole is taken as it is. Otherwise the last complete fenced block that defines `entry_point`
-    counts, else the longest parsable piece that does, else the text continues `prompt` (a function body), else the longest
-    parsable piece. A function without a body counts only where no other is. Imports and helpers of `prompt` that the code
-    lacks are put before it. Extracting twice is extracting once.
+    If the whole text is code, it is returned. Otherwise the function returns the first of these that exists: the last
+    complete fenced block that defines `entry_point`; the longest piece that parses and defines it; `prompt` continued by
+    the text, if the text is a function body; the longest piece that parses. A stub (a function without a body) is returned
+    only if there is nothing better. Imports and helpers that `prompt` has and the code lacks are put before the code.
+    Extracting code from extracted code changes nothing.
 
     Args:
         text (`str`): Completion.
-        entry_point (`str`, *optional*): Function or class that is asked for; any code if `None` or `""`.
-        prompt (`str`, *optional*): The problem's text, if it may hold code that the completion continues or relies on.
+        entry_point (`str`, *optional*): Function or class to look for; any code if `None` or `""`.
+        prompt (`str`, *optional*): Text of the problem, if it may hold code that the completion continues or uses.
 
     Returns:
-        `str`: Code that parses; `""` if there is none.
+        `str`: Code that parses, or `""`.
     """
     text, entry_point, budget = normalise(text), entry_point or None, Budget()
     candidates = list(_candidates(text, entry_point, budget))
@@ -65,21 +66,21 @@ def extract_code(text: str, entry_point: str | None = None, prompt: str | None =
 
 def syntax_error(text: str, entry_point: str | None = None, prompt: str | None = None) -> str | None:
     """
-    Where the code in a completion stops being Python.
+    Find the syntax error in the code of a completion.
 
     Args:
         text (`str`): Completion.
-        entry_point (`str`, *optional*): Function or class that is asked for; any code if `None` or `""`.
-        prompt (`str`, *optional*): The problem's text, as in [`extract_code`].
+        entry_point (`str`, *optional*): Function or class to look for; any code if `None` or `""`.
+        prompt (`str`, *optional*): Text of the problem, as in [`extract_code`].
 
     Returns:
-        `str` or `None`: "line 3, column 5: '(' was never closed", counted within the fenced block if there is one; `None`
-        if what was asked for is whole, whatever stands around it, or if there is no code.
+        `str` or `None`: For example "line 3, column 5: '(' was never closed", counted within the fenced block if there is
+        one. `None` if there is no code, or if `entry_point` is complete, whatever the text around it.
     """
     text, entry_point, budget = normalise(text), entry_point or None, Budget()
     blocks, tail = fences(text, budget)
     candidates = [*reversed(blocks), *([] if tail is None else [tail]), text]
-    # The block that was meant: one that defines the entry point, else the last, be it broken.
+    # The block to look at: one that defines the entry point, else the last one, even if it is broken
     ranks = [
         _rank(_longest(source, entry_point, budget), entry_point)
         if entry_point is None or entry_point in source
@@ -108,17 +109,17 @@ def syntax_error(text: str, entry_point: str | None = None, prompt: str | None =
 
 
 def normalise(text: str) -> str:
-    """The text with Unix line ends, without byte order marks before lines, and without blank lines around it."""
+    """The text with Unix line ends, without byte order marks, and without blank lines at its start and end."""
     text = f"\n{text}".replace("\r\n", "\n").replace("\r", "\n").replace("\n\ufeff", "\n")
     return text.strip("\n").rstrip()
 
 
 _STARTS = ("@", "#", "(", "[", "{", "*", '"', "'")
-"""What code may start with, besides a name."""
+"""Characters that code may start with, besides those of a name."""
 
 
 def _rank(code: str, entry_point: str | None) -> int:
-    """0 if code is not what was asked for, 1 if it is a stub of it, 2 if it is more."""
+    """0 if the code does not define the entry point, 1 if it defines a stub of it, 2 if it defines more."""
     if entry_point is None:
         return 2 if code else 0
     found = find(parse(code), entry_point)
@@ -126,7 +127,7 @@ def _rank(code: str, entry_point: str | None) -> int:
 
 
 def _candidates(text: str, entry_point: str | None, budget: Budget) -> Iterator[tuple[str, Callable[[str], str]]]:
-    """Texts that may be code, in order of preference, and what reads the code in them."""
+    """Texts that may be code, in order of preference, each with the function that reads the code in it."""
 
     def as_it_is(source: str) -> str:
         lines = Lines(source, budget)
@@ -147,7 +148,7 @@ def _candidates(text: str, entry_point: str | None, budget: Budget) -> Iterator[
 
 
 def fences(text: str, budget: Budget) -> tuple[list[str], str | None]:
-    """The complete fenced blocks, and what follows a fence that is never closed. A fence may end the last line of code."""
+    """The complete fenced blocks, and the text after a fence that is never closed. A closing fence may end a line of code."""
     blocks: list[str] = []
     opened: list[str] | None = None
     indent, affordable = 0, True
@@ -176,12 +177,12 @@ def fences(text: str, budget: Budget) -> tuple[list[str], str | None]:
 
 
 def _dedent(text: str) -> str:
-    """Remove common indentation; text without any stays untouched, blank lines within strings included."""
+    """Remove common indentation. A text without any stays as it is, blank lines in strings included."""
     return textwrap.dedent(text) if text.lstrip("\n")[:1].isspace() else text
 
 
 def _longest(text: str, entry_point: str | None, budget: Budget) -> str:
-    """The longest run of lines that parses; one that defines the entry point goes before any other, a stub of it last."""
+    """The longest run of lines that parses; one that defines the entry point comes before a stub of it, and that before others."""
     lines = Lines(text, budget)
     pieces = []
     start = 0
@@ -194,22 +195,22 @@ def _longest(text: str, entry_point: str | None, budget: Budget) -> str:
             tree = parse(piece)
             pieces.append(_tidy(piece, tree) if tree is not None else "")
             if not pieces[-1] and line.startswith(("'", '"')):
-                end = start  # a string may hold what is meant
+                end = start  # the code may be inside a string
         start = max(end, start + 1)
     return max(pieces, key=lambda piece: (_rank(piece, entry_point), len(piece)), default="")
 
 
 def _tidy(code: str, tree: ast.Module) -> str:
-    """Drop prose that happens to parse ("Sure", "Note: this"): names that would be looked up at load, to no use."""
+    """Drop prose that happens to parse ("Sure", "Note: this"): it would raise a `NameError` when the code is loaded."""
     prose = {node for node in tree.body if _is_prose(node)}
     kept = [node for node in tree.body if node not in prose]
     if all(isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) for node in kept):
-        return ""  # quoted, or what a program prints
+        return ""  # quotes, or the output of a program
     return without(code, tree, prose).strip("\n").rstrip()
 
 
 def _is_prose(node: ast.stmt) -> bool:
-    """Whether a statement of the top level can have no effect; a docstring is left where it is."""
+    """Whether a statement of the top level has no effect. Docstrings do not count as prose."""
     if isinstance(node, ast.AnnAssign):
         return node.value is None
     if not isinstance(node, ast.Expr) or isinstance(node.value, ast.Constant):
@@ -219,13 +220,13 @@ def _is_prose(node: ast.stmt) -> bool:
 
 
 def _head_of(prompt: str) -> str:
-    """What stands in a prompt's last fenced block, else all of it."""
+    """The last fenced block of a prompt, else the whole prompt."""
     blocks = fences(prompt, Budget())[0]
     return blocks[-1] if blocks else prompt
 
 
 def _continue(prompt: str, text: str, entry_point: str, budget: Budget) -> str | None:
-    """The code of `prompt` continued by a function body, if that defines more than the prompt's stub."""
+    """The code of `prompt` continued by a function body, if the result defines more than the stub in the prompt."""
     blocks, tail = fences(text, budget)
     head = _head_of(prompt)
     alone = find(parse(_longest(head, entry_point, Budget())), entry_point)
@@ -234,11 +235,11 @@ def _continue(prompt: str, text: str, entry_point: str, budget: Budget) -> str |
         lines = Lines(body, budget)
         if lines.parse(0, len(lines))[0] is not None:
             continue  # a module of its own
-        first_stripped = "    " + body.lstrip()  # chat templates strip the first line's indent and leave the others'
+        first_stripped = "    " + body.lstrip()  # chat templates strip the indentation of the first line only
         for candidate in (body, first_stripped, textwrap.indent(textwrap.dedent(body), "    ")):
             code = _longest(f"{head}\n{candidate}", entry_point, budget)
             function = find(parse(code), entry_point)
-            # A class with stubs for methods is no stub itself: it must have got something
+            # A class whose methods are stubs is not a stub itself: it must have changed
             if function is None or is_stub(function) or (alone is not None and shape(alone) == shape(function)):
                 continue
             codes.append(code)
@@ -246,7 +247,7 @@ def _continue(prompt: str, text: str, entry_point: str, budget: Budget) -> str |
 
 
 def _supply(code: str, prompt: str, entry_point: str | None) -> str:
-    """Put the prompt's imports and helpers before code that lacks them."""
+    """Put imports and helpers of the prompt before code that lacks them."""
     context, tree = parse(_longest(_head_of(prompt), entry_point, Budget())), parse(code)
     if context is None or tree is None:
         return code

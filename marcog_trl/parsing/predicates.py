@@ -12,7 +12,7 @@ from marcog_trl.parsing.syntax import Function, bound_names, find, parse, statem
 
 def defines(code: str, name: str) -> bool:
     """
-    Whether code binds a name at its top level, by `def`, `class` or assignment.
+    Whether code defines a name at its top level, with `def`, `class` or an assignment.
 
     Args:
         code (`str`): Source text.
@@ -26,14 +26,14 @@ def defines(code: str, name: str) -> bool:
 
 def returns_value(code: str, name: str) -> bool:
     """
-    Whether code defines a function that can return something other than `None` (or yields).
+    Whether code defines a function that yields, or can return something other than `None`.
 
     Args:
         code (`str`): Source text.
         name (`str`): Name of the function.
 
     Returns:
-        `bool`: `False` if there is no such function. `return` in a function nested inside it does not count.
+        `bool`: `False` if there is no such function. A `return` of a nested function does not count.
     """
     function = find(parse(code), name)
     if isinstance(function, ast.Lambda):
@@ -50,7 +50,7 @@ def returns_value(code: str, name: str) -> bool:
 
 
 def _scope(function: ast.AST) -> Iterator[ast.AST]:
-    """A function's nodes without those of functions and classes inside it."""
+    """Nodes of a function, without those of nested functions and classes."""
     stack = list(ast.iter_child_nodes(function))
     while stack:
         node = stack.pop()
@@ -60,7 +60,7 @@ def _scope(function: ast.AST) -> Iterator[ast.AST]:
 
 
 def _reached(tree: ast.Module | None, name: str, stop: str) -> list[Function]:
-    """The function `name` and the module's functions that it uses, directly or through others, `stop` excluded."""
+    """The function `name`, and the functions of the module that it uses, directly or indirectly, except `stop`."""
     reached: list[Function] = []
     seen = {stop}
     pending = [name]
@@ -76,7 +76,7 @@ def _reached(tree: ast.Module | None, name: str, stop: str) -> list[Function]:
 
 
 def _uses(function: Function, helper: str) -> list[ast.Call]:
-    """The calls of `helper`, or of something that is handed `helper` as an argument, unless the name is local here."""
+    """The calls of `helper`, or with `helper` as an argument; none if `helper` is a local name of the function."""
     nodes = list(ast.walk(function))
     for node in nodes:
         is_local = (
@@ -100,8 +100,8 @@ def _uses(function: Function, helper: str) -> list[ast.Call]:
 
 def calls(code: str, name: str, helper: str = "aux") -> bool:
     """
-    Whether a function calls a helper, itself or through other functions of the code; handing it to a call
-    (`map(aux, xs)`) counts.
+    Whether a function calls a helper, directly or through other functions of the code. Passing the helper to another
+    function (`map(aux, xs)`) counts as a call.
 
     Args:
         code (`str`): Source text.
@@ -109,17 +109,17 @@ def calls(code: str, name: str, helper: str = "aux") -> bool:
         helper (`str`, *optional*, defaults to `"aux"`): Name of the helper.
 
     Returns:
-        `bool`: `False` where the name is a parameter or a local variable.
+        `bool`: `False` if the helper's name is a parameter or a local variable of the function.
     """
     return any(_uses(function, helper) for function in _reached(parse(code), name, helper))
 
 
 def is_thin_wrapper(code: str, name: str, helper: str = "aux") -> bool:
     """
-    Whether a function does nothing but return what a helper returns: `return aux(x, y)`, or `r = aux(x)` and `return r`.
+    Whether a function only returns what a helper returns: `return aux(x, y)`, or `r = aux(x)` and `return r`.
 
-    Arguments that are computed (`aux(sorted(x))`) are work of its own. A function that only calls another such function is
-    thin too.
+    A function that computes the arguments (`aux(sorted(x))`) is not a thin wrapper. One that only returns the result of
+    another thin wrapper is.
 
     Args:
         code (`str`): Source text.
@@ -147,7 +147,7 @@ def is_thin_wrapper(code: str, name: str, helper: str = "aux") -> bool:
 
 
 def _passes_on(function: Function) -> str | None:
-    """The name of the function whose result is returned as it is, if that is all that happens."""
+    """Name of the function whose result a function returns unchanged, if it does nothing else."""
     body = statements(function)
     match body:
         case [ast.Return(value=ast.Call() as call)]:
@@ -175,8 +175,8 @@ def _passes_on(function: Function) -> str | None:
 
 def ignores_result(code: str, name: str, helper: str = "aux") -> bool:
     """
-    Whether a function calls a helper and uses no result of it: every call is a statement of its own or is assigned to
-    variables that are never read.
+    Whether a function calls a helper but never uses its result: each call is a statement of its own, or its result is
+    assigned to variables that are never read.
 
     Args:
         code (`str`): Source text.

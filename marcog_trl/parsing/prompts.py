@@ -1,4 +1,4 @@
-"""Prompts as the problem and the workflow state them."""
+"""The text of prompts, which may be plain text or chat messages."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ def messages_of(prompt: Prompt) -> list[dict[str, str]]:
 
 def context_of(problem: Mapping[str, Any]) -> str:
     """
-    The text of a problem that may hold code which solutions continue or rely on.
+    The text of a problem that may hold code that solutions continue or use.
 
     Args:
         problem (`Mapping`): One dataset row.

@@ -27,12 +27,12 @@ def parse(code: str) -> ast.Module | None:
     return parse_or_error(code)[0]
 
 
-@lru_cache(maxsize=512)  # every predicate parses the same text again
+@lru_cache(maxsize=512)  # each predicate parses the same text
 def parse_or_error(code: str) -> tuple[ast.Module | None, Exception | None]:
-    """As [`parse`], and the error of a text that does not compile."""
+    """[`parse`], and the error if the text does not compile."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes and the like are the model's, not the user's
+            warnings.simplefilter("ignore")  # about invalid escapes, for example: the model wrote them, not the user
             tree = ast.parse(code)
             with _without_finally(tree):
                 compile(tree, "<completion>", "exec", dont_inherit=True)
@@ -43,7 +43,7 @@ def parse_or_error(code: str) -> tuple[ast.Module | None, Exception | None]:
 
 @contextmanager
 def _without_finally(tree: ast.Module) -> Iterator[None]:
-    """Python compiles what stands in `finally` twice and more, nested 20 deep a million times: let it stand in `try`."""
+    """Move `finally` blocks into `try`: Python compiles them at least twice, so 20 nested ones a million times."""
     blocks = [node for node in ast.walk(tree) if isinstance(node, ast.Try | ast.TryStar) and node.finalbody]
     before = [(node.body, node.finalbody) for node in blocks]
     for node in blocks:
@@ -58,14 +58,14 @@ def _without_finally(tree: ast.Module) -> Iterator[None]:
 
 
 def place(error: Exception, lines_before: int = 0) -> str:
-    """What an error of [`parse_or_error`] says, and at which line and column of a text with so many lines before."""
+    """Message of an error of [`parse_or_error`], with its line and column in a text that has `lines_before` more lines."""
     if isinstance(error, SyntaxError) and error.lineno is not None:
         return f"line {error.lineno + lines_before}, column {error.offset or 1}: {error.msg}"
     return str(error)
 
 
 def top_level(node: ast.AST) -> Iterator[ast.stmt]:
-    """Statements that bind names of the module: its body, with `if`, `try` and the like opened."""
+    """Statements that can bind names of the module: those of its body, and those inside `if`, `try`, `for` and so on."""
     pending = [*ast.iter_child_nodes(node)][::-1]  # `elif` nests, too deep for recursion
     while pending:
         child = pending.pop()
@@ -76,7 +76,7 @@ def top_level(node: ast.AST) -> Iterator[ast.stmt]:
 
 
 def shape(tree: ast.AST) -> tuple:
-    """What is equal for code that differs in layout and comments only; `ast.dump` would recurse."""
+    """A value that is equal for code that differs in layout and comments only. (`ast.dump` recurses too deeply.)"""
 
     def mark(value: object) -> tuple:
         if isinstance(value, list):
@@ -87,7 +87,7 @@ def shape(tree: ast.AST) -> tuple:
 
 
 def find(tree: ast.Module | None, name: str) -> Function | ast.ClassDef | ast.expr | None:
-    """What defines a name at the top level; the last definition wins, as it does in Python."""
+    """The node that defines a name at the top level: the last one, as in Python."""
     found: Function | ast.ClassDef | ast.expr | None = None
     for node in top_level(tree) if tree is not None else ():
         match node:
@@ -117,7 +117,7 @@ def bound_names(node: ast.stmt) -> Iterator[str]:
 
 
 def statements(function: Function) -> list[ast.stmt]:
-    """A function's body without its docstring; a lambda's as a `return`."""
+    """Body of a function, without its docstring. The body of a lambda is a `return`."""
     if isinstance(function, ast.Lambda):
         return [ast.Return(value=function.body)]
     match function.body:
@@ -127,7 +127,7 @@ def statements(function: Function) -> list[ast.stmt]:
 
 
 def is_stub(function: ast.AST) -> bool:
-    """Whether a function's body does nothing: a docstring, `pass`, `...`, definitions that nothing uses."""
+    """Whether the body of a function does nothing: it has only a docstring, `pass`, `...` or definitions."""
     if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
         return False
     idle = (ast.Pass, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
@@ -139,13 +139,13 @@ def is_stub(function: ast.AST) -> bool:
 
 def combine(*sources: str) -> str:
     """
-    One module from several, in order; `from __future__` lines come first, where Python wants them.
+    Join several sources to one module, in order. `from __future__` imports come first, as Python demands.
 
     Args:
-        *sources (`str`): Code; empty ones are left out.
+        *sources (`str`): Source code; empty sources are left out.
 
     Returns:
-        `str`: The combination. Names defined later win.
+        `str`: The module. If a name is defined twice, the later definition holds.
     """
     future: list[str] = []
     rest = []
@@ -162,7 +162,7 @@ def combine(*sources: str) -> str:
 
 
 def without(code: str, tree: ast.Module, nodes: Collection[ast.stmt]) -> str:
-    """The code without some statements of its top level, unless they share a line with others."""
+    """Remove statements of the top level from the code, unless they share a line with other statements."""
     if not nodes:
         return code
     kept = {line for node in tree.body if node not in nodes for line in _lines_of(node)}

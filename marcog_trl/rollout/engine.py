@@ -1,10 +1,9 @@
 """
 Plays workflows in batches.
 
-The engine advances every episode of a batch to its next request, answers all code-execution requests in one call to
-the executor and all requests to speak in one call to `generate`, so that the number of generate calls is the number of
-stages, whatever the number of problems, agents and branches. It knows nothing about losses, models or TRL: training,
-evaluation and tests pass it the functions that it needs.
+The engine runs all episodes of a batch to their next request. It answers all requests to run code with one call of the
+executor, and all requests for replies with one call of `generate`: one call per stage, whatever the number of problems,
+agents and branches. The caller passes the functions that generate, encode, decode and score.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from typing import Any, Protocol, cast
 from marcog_trl.agents import Advisor, Consult, Execute, Prompt, Workflow
 from marcog_trl.execution import CodeExecutor, shared_executor
 from marcog_trl.rollout.player import EpisodePlayer
-from marcog_trl.rollout.records import Answer, AsGiven, Episode, Request, Row
+from marcog_trl.rollout.records import AsGiven, Episode, Request, Response, Row
 
 
 class Generate(Protocol):
-    """Answers one stage: one completion per row, in order. Called with no rows where only other processes have some."""
+    """Generates the replies of one stage: one completion per row, in order. `rows` is empty if only other processes have some."""
 
     def __call__(self, rows: list[Row]) -> tuple[list[list[int]], list[list[float]] | None]: ...
 
@@ -40,36 +39,36 @@ def play(
     ends: Callable[[Episode], bool] | None = None,
 ) -> list[Episode]:
     """
-    Plays one episode of a workflow per problem.
+    Play one episode of a workflow per problem.
 
     Args:
-        workflow (`Workflow`): Who speaks when, and who sees what.
-        problems (`Sequence[Mapping]` of length E): Dataset rows; repeat a row to play it several times.
+        workflow (`Workflow`): The workflow.
+        problems (`Sequence[Mapping]` of length E): Dataset rows. Repeat a row to play it several times.
         generate (`Callable`): `generate(rows) -> (completion_ids, logprobs or None)`, called once per stage.
         encode (`Callable`): `encode(prompts) -> prompt_ids`.
         decode (`Callable`): `decode(completion_ids) -> texts`.
-        executor (`CodeExecutor`, *optional*): Runs what workflows ask to execute. Defaults to the shared one.
-        score (`Callable`, *optional*): `score(episodes, turn)`, called once at the end of every turn; it sets the
-            `rewards` of that turn of the episodes that have it.
-        total (`Callable`, *optional*): Sums an `int` over all processes, so that every process makes the same number
-            of generate calls; with several processes it is a collective operation.
-        ends (`Callable`, *optional*): `ends(episode)`, asked after the scoring of each turn but the last: whether the
-            episode is over, whatever its workflow would still ask.
+        executor (`CodeExecutor`, *optional*): Runs the jobs of workflows. Defaults to the shared executor.
+        score (`Callable`, *optional*): `score(episodes, turn)`, called once at the end of each turn. It sets the `rewards`
+            of that turn in the episodes that played it.
+        total (`Callable`, *optional*): Sums an `int` over all processes (a collective operation), so that all processes
+            make the same number of generate calls. By default there is one process.
+        ends (`Callable`, *optional*): `ends(episode)`, called after the scoring of each turn except the last. Whether the
+            episode ends here, even if its workflow would go on.
 
     Returns:
         `list[Episode]`: E episodes, in the order of `problems`.
 
     Raises:
-        TypeError: If `play`, `parts` or `solution` of a workflow yields or returns something else than it must.
-        ValueError: If a workflow asks an agent that it does not have, for more replies than its slots, or with an empty
-            prompt.
+        TypeError: If `play`, `parts` or `solution` of the workflow yields or returns a value of a wrong type.
+        ValueError: If the workflow asks an agent that it does not have, asks for more replies than it has slots, or asks
+            with an empty prompt.
     """
     workflow.validate()
     engine = _Engine(generate, encode, decode, executor, total)
     players = [EpisodePlayer(workflow, problem, index) for index, problem in enumerate(problems)]
     for turn in range(workflow.num_turns):
         for player in players:
-            # Every episode has a history of its own
+            # Each episode has its own history
             player.node, player.parent = player.index * workflow.num_turns + turn, player.node
         engine.play_turn(players, turn)
         if score is not None:
@@ -96,27 +95,27 @@ def play_tree(
     ends: Callable[[list[Episode]], bool] | None = None,
 ) -> list[list[Episode]]:
     """
-    Plays a tree of episodes per problem: at every node, which is what one turn of an episode came to, agents answer
-    `num_generations` times, and every joint action of theirs becomes a child. All nodes of one depth are played together.
+    Play a tree of episodes per problem. Each agent replies `num_generations` times at a node, and each joint action of the
+    agents becomes a child node. All nodes of one depth are played together.
 
     Args:
-        workflow, generate, encode, decode, executor, score, total: See [`play`]. `score` is given all episodes of a depth;
-            one that ended before stands there with fewer turns, as many times as it would have descendants. What it masks has no
-            children.
-        problems (`Sequence[Mapping]` of length P): Dataset rows, each of them once.
-        num_generations (`int`): G, the replies of each agent at a node.
-        joint_mode (`str`, *optional*, defaults to `"align"`): `"align"`: the g-th replies of all agents are joint action g,
-            J = G of them. `"cross"`: every combination of their replies is one, J = G^N with N the agents, which must speak at
-            the same moment.
-        ends (`Callable`, *optional*): `ends(siblings)`, asked of the J children of every node but at the last turn: whether
-            none of them has children.
+        workflow, generate, encode, decode, executor, score, total: See [`play`]. `score` receives all episodes of a depth.
+            An episode that ended earlier has fewer turns, and occurs once per descendant that it could have had. Masked
+            episodes have no children.
+        problems (`Sequence[Mapping]` of length P): Dataset rows, without repetition.
+        num_generations (`int`): G, the number of replies of each agent at a node.
+        joint_mode (`str`, *optional*, defaults to `"align"`): `"align"`: joint action g consists of the g-th reply of each
+            agent, so that J = G. `"cross"`: each combination of replies is a joint action, so that J = G^N for N agents,
+            which must speak at the same moment.
+        ends (`Callable`, *optional*): `ends(siblings)`, called with the J children of a node, except at the last turn.
+            Whether none of them has children.
 
     Returns:
-        `list[list[Episode]]` of length K: For turn k, the P · J^(k+1) episodes up to it, siblings beside each other. They
+        `list[list[Episode]]` of length K: For each turn k, its P · J^(k+1) episodes, siblings next to each other. They
         share the rows and turns of their ancestors.
 
     Raises:
-        TypeError, ValueError: As [`play`]; `ValueError` also if agents do not speak at the same moment in cross mode.
+        TypeError, ValueError: As [`play`]. `ValueError` also if agents do not speak at the same moment in cross mode.
     """
     workflow.validate()
     engine = _Engine(generate, encode, decode, executor, total)
@@ -138,15 +137,23 @@ def play_tree(
         levels.append([player.episode for player in players])
         if score is not None:
             score(levels[-1], turn)
-        for start in range(0, len(players), joint_actions):
-            siblings = players[start : start + joint_actions]
-            if turn < workflow.num_turns - 1 and any(player.goes_on(turn) for player in siblings):
-                over = ends is not None and ends([player.episode for player in siblings])
-                for player in siblings:
-                    if over or player.episode.masked:
-                        player.stop()
+        if turn < workflow.num_turns - 1:
+            _stop_siblings(players, joint_actions, turn, ends)
     _check_ended(players)
     return levels
+
+
+def _stop_siblings(
+    players: list[EpisodePlayer], size: int, turn: int, ends: Callable[[list[Episode]], bool] | None
+) -> None:
+    """End the groups of `size` siblings for which `ends` says so, and masked episodes."""
+    for start in range(0, len(players), size):
+        siblings = players[start : start + size]
+        if any(player.goes_on(turn) for player in siblings):
+            over = ends is not None and ends([player.episode for player in siblings])
+            for player in siblings:
+                if over or player.episode.masked:
+                    player.stop()
 
 
 def _forks(players: list[EpisodePlayer], count: int) -> list[EpisodePlayer]:
@@ -174,7 +181,7 @@ class _Engine:
     stage: int = 0
 
     def settle(self, players: list[EpisodePlayer]) -> None:
-        """Executes and asks advisors, until every episode waits for replies or is over."""
+        """Run code and ask advisors until each episode waits for replies or is over."""
         while True:
             executing = [player for player in players if isinstance(player.request, Execute)]
             consulting = [player for player in players if isinstance(player.request, Consult)]
@@ -182,7 +189,7 @@ class _Engine:
                 jobs = [job for player in executing for job in player.request.jobs]  # type: ignore[union-attr]
                 verdicts = iter((self.executor or shared_executor()).run(jobs))
                 for player in executing:
-                    player.answer([next(verdicts) for _ in player.request.jobs])  # type: ignore[union-attr]
+                    player.respond([next(verdicts) for _ in player.request.jobs])  # type: ignore[union-attr]
             elif consulting:
                 asked: dict[Advisor, list[EpisodePlayer]] = {}
                 for player in consulting:
@@ -198,13 +205,15 @@ class _Engine:
         answers = advisor([question for questions in asked for question in questions])
         expected = sum(map(len, asked))
         if len(answers) != expected:
-            raise ValueError(f"the advisor {advisor} gave {len(answers)} answers to {expected} questions")
+            raise ValueError(
+                f"Advisor {advisor} returned {len(answers)} answers. Return one for each of the {expected} questions."
+            )
         remaining = iter(answers)
         for player, questions in zip(players, asked, strict=True):
-            player.answer(list(itertools.islice(remaining, len(questions))))
+            player.respond(list(itertools.islice(remaining, len(questions))))
 
     def play_turn(self, players: list[EpisodePlayer], turn: int) -> None:
-        """All stages of a turn, one reply for each request."""
+        """Play all stages of a turn, with one reply per request."""
         while True:
             self.settle(players)
             speaking = [player for player in players if player.speaks_now()]
@@ -217,22 +226,22 @@ class _Engine:
             player.end_turn()
 
     def play_cross_turn(self, players: list[EpisodePlayer], turn: int, samples: int) -> list[EpisodePlayer]:
-        """A turn of one stage, `samples` replies for each request; the episodes of all combinations of them."""
+        """Play a turn of one stage, with `samples` replies per request. Returns the episodes of all combinations."""
         num_slots = sum(slot.turn == turn for slot in players[0].workflow.slots) if players else 0
         speaking = [player for player in players if player.speaks_now()]
         rows = iter(self._speak(speaking, turn, samples) if self.total(len(speaking)) else [])
         combinations = samples**num_slots
         forks: list[EpisodePlayer] = []
         for player in players:
-            copies = _forks([player], combinations)
-            forks += copies
+            branches = _forks([player], combinations)
+            forks += branches
             if player.speaks_now():
                 _check_simultaneous(player, num_slots)
                 replies = [[next(rows) for _ in range(samples)] for _ in range(num_slots)]
-                for copy, joint_action in zip(copies, itertools.product(*replies), strict=True):
+                for branch, joint_action in zip(branches, itertools.product(*replies), strict=True):
                     for row in joint_action:
-                        row.episode = copy.index if row.episode < 0 else row.episode
-                    copy.answer_rows(list(joint_action))
+                        row.episode = branch.index if row.episode < 0 else row.episode
+                    branch.answer_rows(list(joint_action))
         self.settle(forks)
         for player in forks:
             if player.speaks_now():
@@ -241,19 +250,19 @@ class _Engine:
         return forks
 
     def _speak(self, speaking: list[EpisodePlayer], turn: int, samples: int = 1) -> list[Row]:
-        """`samples` replies for each pending request of each player, in one call."""
+        """Generate `samples` replies for each pending request of each player, in one call."""
         rows = []
         for player in speaking:
             for slot in player.next_slots():
                 prompt = player.prompt_for(slot)
                 for sample in range(samples):
-                    # Which episode shares a reply of several is known when they are combined
+                    # With several samples, the episode is known once the replies are combined
                     episode, sibling = (player.index, player.sibling) if samples == 1 else (-1, sample)
                     row = Row(episode, slot, self.stage, prompt, [], node=player.node, parent=player.parent)
                     row.sibling = sibling
                     rows.append(row)
         if rows:
-            # The siblings of a group ask the same thing: tokenize each prompt once
+            # The siblings of a group have the same prompts: tokenize each prompt once
             unique = {(type(row.prompt), repr(row.prompt)): row.prompt for row in rows}
             ids = dict(zip(unique, self.encode(list(unique.values())), strict=True))
             for row in rows:
@@ -271,56 +280,56 @@ def _check_simultaneous(player: EpisodePlayer, num_slots: int) -> None:
     asked = player.next_slots()
     if len(asked) != num_slots:
         raise ValueError(
-            f"joint_mode='cross' combines replies that are given at the same moment, but {player.title} asks "
+            f"joint_mode='cross' needs all agents to speak at the same moment, but {player.title} asks "
             f"{[slot.agent for slot in asked]} alone. Set joint_mode='align'."
         )
 
 
-def replay(workflow: Workflow, problem: Mapping[str, Any], answers: Sequence[Answer]) -> list[Request]:
+def replay(workflow: Workflow, problem: Mapping[str, Any], responses: Sequence[Response]) -> list[Request]:
     """
-    Feeds recorded answers to a fresh play of a workflow.
+    Replay an episode: send recorded responses to a new generator of the workflow.
 
-    A workflow is deterministic given the answers, so a prefix of an episode's record brings a fresh generator to the
-    same point: this is how an episode is forked or looked at again.
+    A workflow is deterministic given the responses, so the first responses of an episode bring a new generator to the same
+    point.
 
     Args:
-        workflow (`Workflow`): The workflow that was played.
-        problem (`Mapping`): The problem that was played.
-        answers (`Sequence`): [`Episode.answers`], or a prefix of it.
+        workflow (`Workflow`): The workflow.
+        problem (`Mapping`): The problem.
+        responses (`Sequence`): `Episode.responses`, or the first of them.
 
     Returns:
-        `list`: The requests that the workflow made, the one that it waits on included if it has not ended.
+        `list`: The requests of the workflow, including the pending one if it has not ended.
 
     Raises:
-        ValueError: If the workflow ends before all answers are used.
+        ValueError: If the workflow ends before all responses are used.
     """
     player = EpisodePlayer(workflow, problem, 0)
     requests = [player.request]
-    for answer in answers:
+    for response in responses:
         if player.request is None:
             raise ValueError(
-                f"the record has {len(answers)} answers, but the workflow ended after {len(requests) - 1}"
+                f"{len(responses)} responses are given, but {player.title}.play ended after {len(requests) - 1}. Pass the "
+                "responses of an episode of this workflow and problem."
             )
-        player.answer(answer)
+        player.respond(response)
         requests.append(player.request)
     return [request for request in requests if request is not None]
 
 
 _CUT = f"\ue000{uuid.uuid4().hex}\ue001"
-"""Stands where a text is cut into pieces that are tokenized apart. No text can hold it but by our doing."""
+"""Marks where a text is cut into pieces that are tokenized separately. Random, so that no text contains it."""
 
 
 def encode_prompts(processing_class: Any, prompts: list[Prompt], **chat_template_kwargs: Any) -> list[list[int]]:
     """
-    Tokenizes prompts for generation.
+    Tokenize prompts for generation.
 
-    Chat messages go through the tokenizer's chat template; where it has none (base models), their contents are joined
-    by blank lines. Plain text is tokenized as text.
+    Chat messages go through the chat template. If the tokenizer has none (base models), their contents are joined with
+    blank lines. Plain text is tokenized as text.
 
-    What problems, replies and feedback spell out stays text: `<|im_end|>` in it is not the token that ends a message, so
-    that no reply can speak in another's name. Special tokens come from the chat template and the tokenizer alone, and from
-    a text prompt of the dataset that is asked word for word ([`AsGiven`]), as in TRL. Other prompts have the token ids of
-    `apply_chat_template`.
+    Problems, replies and feedback cannot inject special tokens: `<|im_end|>` inside a message is tokenized as text. Special
+    tokens come from the chat template and the tokenizer only, and, as in TRL, from text prompts that the dataset gives
+    ([`~marcog_trl.rollout.records.AsGiven`]). Prompts without such text have the token ids of `apply_chat_template`.
 
     Args:
         processing_class (`PreTrainedTokenizerBase`): The tokenizer.
@@ -328,7 +337,7 @@ def encode_prompts(processing_class: Any, prompts: list[Prompt], **chat_template
         chat_template_kwargs: Passed to the chat template.
 
     Returns:
-        `list[list[int]]`: B lists of token ids, of their own lengths, without padding.
+        `list[list[int]]`: B lists of token ids, without padding.
     """
     cut = _Cutter(processing_class, repr(prompts), chat_template_kwargs)
     ids: list[list[int]] = []
@@ -347,7 +356,7 @@ def encode_prompts(processing_class: Any, prompts: list[Prompt], **chat_template
 
 
 def _encode_pieces(processing_class: Any, pieces: list[str], add_special_tokens: bool) -> list[int]:
-    """The token ids of the pieces of a text, in what the tokenizer puts around a whole text."""
+    """Token ids of the pieces of a text, between the tokens that the tokenizer adds to a text."""
     ids = list(processing_class(text=pieces[0], add_special_tokens=add_special_tokens)["input_ids"])
     if len(pieces) == 1:
         return ids
@@ -359,10 +368,10 @@ def _encode_pieces(processing_class: Any, pieces: list[str], add_special_tokens:
 
 class _Cutter:
     """
-    Cuts texts inside of all that would be read as a special token, after its first character.
+    Cuts a text after the first character of anything that would become a special token.
 
-    Those are the tokenizer's special tokens, and the added ones that the chat template puts around the messages of an
-    ordinary exchange. Tokens that the template itself looks for in a reply, such as `</think>`, are left to it.
+    These are the special tokens of the tokenizer, and the added tokens that the chat template puts around messages. Tokens
+    that the template looks for in a reply, such as `</think>`, stay whole.
     """
 
     def __init__(self, processing_class: Any, said: str, chat_template_kwargs: Mapping[str, Any]):
@@ -381,7 +390,7 @@ class _Cutter:
         self._start = re.compile(f"(?=(?:{'|'.join(map(re.escape, tokens))})).", re.DOTALL) if tokens else None
 
     def __call__(self, prompt: Any) -> Any:
-        """The text, or the messages, with cuts; roles are the workflow's own."""
+        """The text or the messages, with cuts. Roles come from the workflow and are not cut."""
         if isinstance(prompt, str):
             return prompt if self._start is None else self._start.sub(lambda found: found[0] + _CUT, prompt)
         if isinstance(prompt, Mapping):

@@ -10,18 +10,18 @@ from typing import Any, cast
 from marcog_trl.agents import Consult, Execute, Prompt, Slot, Workflow
 from marcog_trl.execution import Job, Verdict
 from marcog_trl.problems.schema import fault_of_prompt
-from marcog_trl.rollout.records import Answer, AsGiven, Episode, Request, Row, Turn
+from marcog_trl.rollout.records import AsGiven, Episode, Request, Response, Row, Turn
 
 
 class EpisodePlayer:
-    """An episode in flight: the workflow's generator, the request that it waits on, and its record."""
+    """Plays one episode: runs the generator of the workflow, and keeps its pending request and the record of the episode."""
 
     def __init__(self, workflow: Workflow, problem: Mapping[str, Any], index: int):
         self.workflow = workflow
         self.title = type(workflow).__name__
         self.index = index
         self.problem = problem
-        # Lists and dicts inside are this episode's own, so that nothing leaks from one episode to the next
+        # A deep copy, so that a workflow that changes it does not affect other episodes
         self.episode = Episode(MappingProxyType(copy.deepcopy(dict(problem))))
         self.turn = 0
         self.node = self.parent = -1
@@ -31,22 +31,22 @@ class EpisodePlayer:
         self._slots = {
             agent.name: [slot for slot in workflow.slots if slot.agent == agent.name] for agent in workflow.agents
         }
-        self._used = dict.fromkeys(self._slots, 0)  # of each agent's slots, those that are filled or passed over
-        self._turn_begun = 0  # turn of the last reply
+        self._used = dict.fromkeys(self._slots, 0)  # agent -> number of its slots that are filled or skipped
+        self._last_turn = 0  # turn of the last reply
         self._asked: dict[Slot, Prompt] = {}
         play = workflow.play(self.episode.problem)
         if not isinstance(play, Generator):
             raise TypeError(
                 f"{self.title}.play returned {play!r}, since it has no `yield`. Let it yield {{agent name: prompt}}."
             )
-        self._play = cast(Generator[Request, Answer, None], play)
+        self._play = cast(Generator[Request, Response, None], play)
         self.request: Request | None = self._advance(None)
         if self.request is None:
-            raise ValueError(f"{self.title}.play asked nobody. Let it yield {{agent name: prompt}}.")
+            raise ValueError(f"{self.title}.play asked no agent. Let it yield {{agent name: prompt}}.")
 
-    def _advance(self, answer: Answer | None) -> Request | None:
+    def _advance(self, response: Response | None) -> Request | None:
         try:
-            request = next(self._play) if answer is None else self._play.send(answer)
+            request = next(self._play) if response is None else self._play.send(response)
         except StopIteration:
             return None
         if isinstance(request, Execute):
@@ -62,7 +62,7 @@ class EpisodePlayer:
         return request
 
     def _slots_of(self, request: dict[str | Slot, Prompt]) -> dict[Slot, Prompt]:
-        """Which slots a request to speak fills: those that it names, else the next one of an agent."""
+        """The slots that a request for replies fills: those that it names, else the next slot of the agent."""
         asked: dict[Slot, Prompt] = {}
         for key, prompt in request.items():
             agent = key.agent if isinstance(key, Slot) else key
@@ -72,79 +72,80 @@ class EpisodePlayer:
                 )
             slots, used = self._slots[agent], self._used[agent]
             if not isinstance(key, Slot):
-                # Slots of a turn that is over stay empty
-                found = next((slot for slot in slots[used:] if slot.turn >= self._turn_begun), None)
+                # Slots of earlier turns stay empty
+                found = next((slot for slot in slots[used:] if slot.turn >= self._last_turn), None)
                 if found is None:
                     raise ValueError(
                         f"{self.title}.play asked agent {agent!r} for one more reply than its slots {slots} hold. Declare "
                         "one Slot per reply."
                     )
-            elif key in slots[used:] and key.turn >= self._turn_begun:
+            elif key in slots[used:] and key.turn >= self._last_turn:
                 found = key
             else:
-                why = "was filled or passed over before" if key in slots else f"is not in its slots {slots}"
+                why = "was filled or skipped before" if key in slots else f"is not in its slots {slots}"
                 raise ValueError(f"{self.title}.play asked for {key}, which {why}.")
             fault = fault_of_prompt(prompt)
             if fault is not None:
-                raise ValueError(f"{self.title}.play asked agent {agent!r} something that cannot be asked: {fault}.")
+                raise ValueError(f"{self.title}.play asked agent {agent!r} with an invalid prompt: {fault}.")
             if any(slot.agent == agent for slot in asked):
-                raise ValueError(f"{self.title}.play asked agent {agent!r} twice at the same moment.")
+                raise ValueError(f"{self.title}.play asked agent {agent!r} twice in one request.")
             asked[found] = prompt
         if len({slot.turn for slot in asked}) > 1:
             raise ValueError(
-                f"{self.title}.play asked for replies of different turns at once: {list(asked)}. Where a turn leaves a slot "
-                "empty, name the slot in the request that follows: {Slot('main', turn=1): prompt}."
+                f"{self.title}.play asked for replies of different turns in one request: {list(asked)}. If a turn leaves a "
+                "slot empty, name the slot in the next request: {Slot('main', turn=1): prompt}."
             )
         return asked
 
-    def answer(self, answer: Answer) -> None:
-        self.episode.answers.append(answer)
+    def respond(self, response: Response) -> None:
+        """Response the pending request, and run the workflow until its next one."""
+        self.episode.responses.append(response)
         if isinstance(self.request, Execute):
-            self._verdicts += zip(self.request.jobs, answer, strict=True)  # type: ignore[arg-type]
+            self._verdicts += zip(self.request.jobs, response, strict=True)  # type: ignore[arg-type]
         elif isinstance(self.request, Consult):
-            self.episode.advice += answer  # type: ignore[arg-type]
+            self.episode.advice += response  # type: ignore[arg-type]
         elif isinstance(self.request, dict):
             for slot in self._asked:
                 self._used[slot.agent] = self._slots[slot.agent].index(slot) + 1
-                self._turn_begun = slot.turn
-            self._replies.update(answer)  # type: ignore[arg-type]
-        self.request = self._advance(answer)
+                self._last_turn = slot.turn
+            self._replies.update(response)  # type: ignore[arg-type]
+        self.request = self._advance(response)
 
     def answer_rows(self, rows: list[Row]) -> None:
-        """Answers the pending request to speak."""
+        """Response the pending request for replies."""
         self.episode.rows += rows
-        self.answer({row.slot.agent: row.text for row in rows})
+        self.respond({row.slot.agent: row.text for row in rows})
 
     def goes_on(self, turn: int) -> bool:
-        """Whether the episode had this turn and may have another one."""
+        """Whether the episode played this turn and may play another one."""
         return len(self.episode.turns) == turn + 1 and self.request is not None
 
     def next_slots(self) -> list[Slot]:
-        """The slots that the pending request to speak fills."""
+        """The slots that the pending request for replies fills."""
         assert isinstance(self.request, dict)
         return list(self._asked)
 
     def prompt_for(self, slot: Slot) -> Prompt:
-        """What the pending request asks; the dataset's own prompt, word for word, is [`AsGiven`]."""
+        """Prompt of a slot in the pending request; an unchanged prompt of the dataset is [`AsGiven`]."""
         prompt = self._asked[slot]
         return AsGiven(prompt) if isinstance(prompt, str) and prompt == self.problem.get("prompt") else prompt
 
     def fork(self, index: int, sibling: int) -> EpisodePlayer:
-        """The same episode once more, as number `index`: what was said and scored is shared, what follows is its own."""
-        copy = EpisodePlayer(self.workflow, self.problem, index)
-        copy.node, copy.parent, copy.sibling = self.node, self.parent, sibling
-        for answer in self.episode.answers:
-            copy.answer(answer)
+        """Copy the episode as number `index`. The copies share the rows and turns so far."""
+        fork = EpisodePlayer(self.workflow, self.problem, index)
+        fork.node, fork.parent, fork.sibling = self.node, self.parent, sibling
+        for response in self.episode.responses:
+            fork.respond(response)
         if self.request is None:
-            copy.stop()
-        copy.turn, copy._verdicts = self.turn, list(self._verdicts)
-        copy._replies = dict(self._replies)
-        copy.episode.rows, copy.episode.turns = list(self.episode.rows), list(self.episode.turns)
-        copy.episode.masked = self.episode.masked
-        return copy
+            fork.stop()
+        fork.turn, fork._verdicts = self.turn, list(self._verdicts)
+        fork._replies = dict(self._replies)
+        fork.episode.rows, fork.episode.turns = list(self.episode.rows), list(self.episode.turns)
+        fork.episode.masked = self.episode.masked
+        return fork
 
     def stop(self) -> None:
-        """Ends the episode here."""
+        """End the episode now."""
         self._play.close()
         self.request = None
 
@@ -153,7 +154,7 @@ class EpisodePlayer:
         return isinstance(self.request, dict) and self.next_slots()[0].turn == self.turn
 
     def end_turn(self) -> None:
-        """Closes the current turn. Turns are consecutive: where nobody speaks, the episode is over."""
+        """Close the current turn. If no agent spoke in it, the episode is over."""
         if self._replies:
             parts = self.workflow.parts(self.episode.problem, self._replies)
             if not isinstance(parts, Mapping):
@@ -164,12 +165,12 @@ class EpisodePlayer:
             self.episode.turns.append(Turn(parts, solution, self._verdicts))
         elif not self.turn:
             raise ValueError(
-                f"{self.title}.play let nobody speak in the first turn. Let it yield {{agent name: prompt}}."
+                f"{self.title}.play asked no agent in the first turn. Let it yield {{agent name: prompt}}."
             )
         elif isinstance(self.request, dict) and self.next_slots()[0].turn > self.turn:
             raise ValueError(
-                f"{self.title}.play let nobody speak in turn {self.turn}, but asks for {self.next_slots()} next. Turns must "
-                "be consecutive."
+                f"{self.title}.play asked no agent in turn {self.turn}, but asks for {self.next_slots()} next. Turns "
+                "must be consecutive."
             )
         self._replies, self._verdicts = {}, []
         self.turn += 1

@@ -1,4 +1,4 @@
-"""What is recorded of a rollout: rows, turns and episodes."""
+"""The records of a rollout: rows, turns and episodes."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from marcog_trl.execution import Job, Verdict
 
 Request = dict[str | Slot, Prompt] | Execute | Consult
 """What a workflow yields."""
-Answer = dict[str, str] | list[Verdict] | list[str | None]
-"""What a workflow is sent for a request: replies by agent, verdicts by job, or an advisor's answers."""
+Response = dict[str, str] | list[Verdict] | list[str | None]
+"""What a workflow receives for a request: agent → reply, one verdict per job, or one answer per question."""
 
 
 class AsGiven(str):
     """
-    A text prompt that is the dataset's own, word for word. TRL's users may have put it through a chat template themselves,
-    so that the special tokens in it are meant.
+    A text prompt taken from the dataset without any change. The user may have applied a chat template to it, so it may
+    contain special tokens.
     """
 
 
 @dataclass
 class Row:
     """
-    One reply of one agent: the unit of the batch and of the loss.
+    One reply of one agent: the unit of a batch and of the loss.
 
     Args:
-        episode (`int`): Index of the episode in its batch; of several that share the reply, the first.
+        episode (`int`): Index of the episode in the batch; the first one if several episodes share the reply.
         slot (`Slot`): Agent, turn and act of the reply.
-        stage (`int`): Number of the generate call, within the episode's batch, that produced the reply.
-        prompt (`str` or `list[dict]`): What the agent was asked, before tokenization.
-        prompt_ids (`list[int]`): The prompt's token ids.
-        completion_ids (`list[int]`): The reply's token ids, the terminal EOS included.
-        logprobs (`list[float]`, *optional*): Log-probability of each completion token, where the backend gives it.
+        stage (`int`): Number of the generate call of the batch that produced the reply, from 0.
+        prompt (`str` or `list[dict]`): Prompt of the agent, before tokenization.
+        prompt_ids (`list[int]`): Token ids of the prompt.
+        completion_ids (`list[int]`): Token ids of the reply, including the EOS at its end.
+        logprobs (`list[float]`, *optional*): Log-probability of each completion token, if the backend returns it.
         text (`str`): The decoded reply.
-        node (`int`): Id of the history at which the reply was given. In a tree the siblings of a group share it.
-        parent (`int`): Id of the history one turn before, -1 in the first turn.
-        sibling (`int`): Which of the replies of its agent at this node, from 0.
+        node (`int`): Id of the history that the reply follows. In a tree, siblings share it.
+        parent (`int`): Id of the history one turn earlier; -1 in the first turn.
+        sibling (`int`): Number of the reply among those of its agent at this node, from 0.
     """
 
     episode: int
@@ -58,14 +58,14 @@ class Row:
 @dataclass(frozen=True)
 class Score:
     """
-    What the reward functions said of one turn of one episode.
+    Results of the reward functions for one turn of one episode.
 
     Args:
-        values (`tuple[float, ...]`): By reward function, in reward units, averaged over agents; NaN where it gave none.
-        columns (`Mapping[str, Any]`): What they logged of this episode with `log_extra`.
-        metrics (`Mapping[str, float]`): What they logged with `log_metric`, names without the turn: of this episode where the
-            function told it (see [`~marcog_trl.rewards.EpisodeMean`]), else of all episodes that were scored with it.
-        failed (`bool`): Whether a function failed, and the episode is masked for it.
+        values (`tuple[float, ...]`): One value per reward function, in reward units, averaged over agents; NaN if it gave none.
+        columns (`Mapping[str, Any]`): Values that they logged for this episode with `log_extra`.
+        metrics (`Mapping[str, float]`): Values that they logged with `log_metric`, under names without the turn. The value
+            of this episode if the function logged an [`~marcog_trl.rewards.EpisodeMean`], else that of the whole call.
+        failed (`bool`): Whether a function failed, so that the episode is masked.
     """
 
     values: tuple[float, ...]
@@ -77,17 +77,17 @@ class Score:
 @dataclass
 class Turn:
     """
-    What one turn of an episode came to.
+    One turn of an episode.
 
     Args:
         replies (`Mapping[str, str]`): The last reply of each agent that spoke in this turn, as `Workflow.parts` gives it.
-        solution (`str`): The code (or, for a single agent, the reply) that is scored.
-        verdicts (`list[tuple[Job, Verdict]]`): What the workflow executed during the turn, and, once it is scored, `tested`.
-        tested (`tuple[Job, Verdict]`, *optional*): The solution with all tests of the problem, and what came of it; `None`
-            before scoring, and where no reward needs it.
-        score ([`Score`], *optional*): What the reward functions said; `None` before scoring.
-        rewards (`dict[str, float]`, *optional*): Reward of each agent, in reward units; `None` if the episode is
-            masked, and before scoring.
+        solution (`str`): The text that is scored: code, or the reply of a single agent.
+        verdicts (`list[tuple[Job, Verdict]]`): What the workflow executed in the turn; after scoring also `tested`.
+        rewards (`dict[str, float]`, *optional*): Reward of each agent, in reward units; `None` before scoring, or if the
+            episode is masked.
+        tested (`tuple[Job, Verdict]`, *optional*): The job that runs all tests on the solution, and its verdict; `None`
+            before scoring, or if no reward needs it.
+        score ([`Score`], *optional*): Results of the reward functions; `None` before scoring.
     """
 
     replies: Mapping[str, str]
@@ -104,18 +104,18 @@ class Episode:
     One play of a workflow on one problem.
 
     Args:
-        problem (`Mapping`): The dataset row: a read-only copy of this episode's own.
-        rows (`list[Row]`): Replies in the order in which they were given.
-        turns (`list[Turn]`): One entry per turn played.
-        answers (`list`): Every answer that the workflow received, in order: what [`replay`] needs.
-        masked (`bool`): Whether the episode is left out of every loss: no reward function had a reward for a turn of it, a
-            function failed, or the infrastructure did.
-        advice (`list[str | None]`): What advisors answered, in order; `None` where they had no answer.
+        problem (`Mapping`): The dataset row: a read-only copy for this episode.
+        rows (`list[Row]`): Replies, in order.
+        turns (`list[Turn]`): Turns that were played, in order.
+        responses (`list`): Everything that the workflow received, in order, as [`~marcog_trl.rollout.engine.replay`] needs it.
+        masked (`bool`): Whether the episode is left out of all losses, because a reward function or the infrastructure
+            failed, or no reward function applies to one of its turns.
+        advice (`list[str | None]`): Answers of advisors, in order; `None` where an advisor had no answer.
     """
 
     problem: Mapping[str, Any]
     rows: list[Row] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
-    answers: list[Answer] = field(default_factory=list)
+    responses: list[Response] = field(default_factory=list)
     masked: bool = False
     advice: list[str | None] = field(default_factory=list)

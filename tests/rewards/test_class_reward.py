@@ -148,5 +148,5 @@ def test_what_it_needs():
     with pytest.raises(ValueError, match="no column 'entry_point'"):
         class_reward([SKELETON], [ALL], test=[TEST], test_format=["unittest"])
     columns = {name: [value] for name, value in PROBLEM.items()} | {"entry_point": ["f"]}
-    with pytest.raises(ValueError, match=r"problem 'bank/1' has entry_point='f', .*'execution_reward' works"):
+    with pytest.raises(ValueError, match=r"Problem 'bank/1' has entry_point='f', .*'execution_reward'"):
         class_reward([SKELETON], [ALL], **columns)

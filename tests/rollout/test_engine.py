@@ -126,7 +126,7 @@ class TestPlay:
         episodes, _, executor = run(workflow, 4)
         executed = [job for jobs in executor.calls for job in jobs]
         for index, (episode, problem) in enumerate(zip(episodes, problems(4), strict=True)):
-            requests = replay(workflow, problem, episode.answers)
+            requests = replay(workflow, problem, episode.responses)
             asked = [request for request in requests if isinstance(request, dict)]
             by_stage = {}
             for row in episode.rows:
@@ -137,12 +137,12 @@ class TestPlay:
             assert jobs == [job for turn in episode.turns for job, _ in turn.verdicts]
             assert all(job in executed for job in jobs)
             # A prefix brings a fresh play to the same point
-            assert replay(workflow, problem, episode.answers[:1]) == requests[:2]
+            assert replay(workflow, problem, episode.responses[:1]) == requests[:2]
 
     def test_a_record_that_is_too_long_is_refused(self):
         [episode], *_ = run(make_workflow("single"), 1)
-        with pytest.raises(ValueError, match="2 answers, but the workflow ended after 1"):
-            replay(make_workflow("single"), problems(1)[0], [*episode.answers, {"solver": "more"}])
+        with pytest.raises(ValueError, match=r"2 responses are given, but Single\.play ended after 1"):
+            replay(make_workflow("single"), problems(1)[0], [*episode.responses, {"solver": "more"}])
 
     def test_rows_carry_slot_stage_texts_and_history(self):
         episodes, _, _ = run(make_workflow("collaboration", num_turns=2, feedback="plain"), 2)
@@ -334,13 +334,13 @@ class TestErrors:
             (
                 flawed({"a": "?", "b": "?"}, slots=[Slot("a"), Slot("b", 1)], num_turns=2),
                 ValueError,
-                "replies of different turns at once",
+                "replies of different turns in one request",
             ),
             (flawed(Execute([])), ValueError, "yielded Execute without jobs"),
             (flawed({}), TypeError, "yielded {}. Yield a non-empty dict"),
             (flawed("hello"), TypeError, "yielded 'hello'. Yield a non-empty dict"),
-            (flawed(), ValueError, "asked nobody. Let it yield"),
-            (flawed({"a": ""}), ValueError, "asked agent 'a' something that cannot be asked: its prompt='' is blank"),
+            (flawed(), ValueError, "asked no agent. Let it yield"),
+            (flawed({"a": ""}), ValueError, "asked agent 'a' with an invalid prompt: its prompt='' is blank"),
             (flawed({"a": " \n"}), ValueError, "is blank"),
             (flawed({"a": None}), ValueError, "neither text nor a list of chat messages"),
             (flawed({"a": []}), ValueError, "neither text nor a list of chat messages"),
@@ -349,7 +349,7 @@ class TestErrors:
             (flawed({"a": [{"role": "user", "content": None}]}), ValueError, "has no text as its 'content'"),
             (flawed({"a": [{"content": "?"}]}), ValueError, "has no 'role'"),
             (flawed({Slot("a", 3): "?"}), ValueError, "asked for Slot.agent='a', turn=3, act=0., which is not in its"),
-            (flawed({"a": "?"}, {Slot("a"): "?"}), ValueError, "asked for Slot.*was filled or passed over before"),
+            (flawed({"a": "?"}, {Slot("a"): "?"}), ValueError, "asked for Slot.*was filled or skipped before"),
             (flawed({"a": "?", Slot("a", 1): "?"}, slots=[Slot("a"), Slot("a", 1)], num_turns=2), ValueError, "twice"),
             (flawed(5), TypeError, "yielded 5"),
             # A reply whose slot belongs to a turn that is over
@@ -363,7 +363,7 @@ class TestErrors:
             (
                 flawed({"a": "?"}, {"b": "?"}, slots=[Slot("a"), Slot("a", 1), Slot("b", 2)], num_turns=3),
                 ValueError,
-                "let nobody speak in turn 1, but asks for .Slot.agent='b', turn=2",
+                "asked no agent in turn 1, but asks for .Slot.agent='b', turn=2",
             ),
         ],
     )
@@ -596,7 +596,7 @@ class TestAdvice:
     def test_an_advisor_that_loses_answers_is_an_error(self):
         workflow = Advised()
         workflow.advise = lambda questions: ["one"]
-        with pytest.raises(ValueError, match="gave 1 answers to 2 questions"):
+        with pytest.raises(ValueError, match=r"returned 1 answers\. Return one for each of the 2 questions"):
             play(
                 workflow, [{"prompt": "p"}], lambda rows: ([[0]] * len(rows), None),
                 lambda prompts: [[0]] * len(prompts), lambda ids: [""] * len(ids),
