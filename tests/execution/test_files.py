@@ -125,13 +125,15 @@ FILLING = {
 # Refuses what it takes to mount, so that the folder is one of the file system
 UNMOUNTABLE = """
 import ctypes, platform
-from marcog_trl.execution.sandbox import calls, seccomp
-libc, program, machine = ctypes.CDLL(None, use_errno=True), seccomp.Program(), platform.machine()
-program.load_number()
-program.when({"x86_64": 272, "aarch64": 97}[machine], seccomp._answer(seccomp.ERRNO | 1))
-program.ret(seccomp.ALLOW)
+from marcog_trl.execution.sandbox import bpf
+libc, instructions, refusal = ctypes.CDLL(None, use_errno=True), bpf.Instructions(), bpf.Instructions()
+machine = platform.machine()
+refusal.ret(bpf.ERRNO | 1)
+instructions.load_number()
+instructions.when({"x86_64": 272, "aarch64": 97}[machine], refusal)
+instructions.ret(bpf.ALLOW)
 assert libc.prctl(38, 1, 0, 0, 0) == 0
-seccomp.Filter(program, machine, libc).install(LISTEN)
+bpf.Filter(instructions, machine, libc).install(LISTEN)
 """
 
 

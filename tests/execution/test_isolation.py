@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from marcog_trl.execution import CodeExecutor, Job, isolation
-from marcog_trl.execution.sandbox import calls, seccomp
+from marcog_trl.execution.sandbox import seccomp, syscalls
 
 
 def test_the_tier_is_told():
@@ -113,7 +113,7 @@ def evaluate(program, arch, number, *args):
 
 @pytest.mark.parametrize(("machine", "numbers"), [("x86_64", X86), ("aarch64", ARM)])
 def test_the_filters_decide_as_meant(machine, numbers):
-    arch = calls.AUDIT_ARCH[machine]
+    arch = syscalls.AUDIT_ARCH[machine]
     process, early, bare = (seccomp.process_filter(machine, abi, files=False) for abi in (7, 1, 0))
     files, early_files = (seccomp.process_filter(machine, abi, files=True) for abi in (7, 1))
     child, threads = seccomp.child_filter(machine, 4321), seccomp.thread_filter(machine)

@@ -1,7 +1,4 @@
-"""Runs the TestCase classes of a module in the order and with the fixtures of `unittest`, one record per test method.
-
-Knows nothing about programs or processes.
-"""
+"""Runs the TestCase classes of a module in the order and with the fixtures of `unittest`, one record per test method."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -13,7 +10,7 @@ class NotRun(Exception):
 
 
 class LeftOut(NotRun):
-    """A test method that the tests skip, whatever the program is."""
+    """A test method that is skipped for every program."""
 
 
 def tests_of(module: Any) -> list[Any]:
@@ -37,32 +34,56 @@ def run(
     fail: Callable[[int, BaseException], None],
 ) -> None:
     """
-    Runs tests. A test that was skipped before anything was asked of the program is left out.
+    Runs tests. Tests that are skipped before the program is asked for anything are left out.
 
     Args:
         tests (`list`): Test cases.
-        record (`Callable`): From a test's index to the context that sees how it ends.
-        progress (`Callable`): A pair: the process of the program, which changes after its death, and how often it was asked.
-        fail (`Callable`): Told the index of a test, and the exception of a fixture that ran after it.
+        record (`Callable`): Takes a test's index and returns the context manager that sees how the test ends.
+        progress (`Callable`): Returns a pair: the process of the program, which changes after its death, and how often
+            the program was asked for something.
+        fail (`Callable`): Takes a test's index, and the exception of a fixture that ran after that test.
     """
+    import unittest
+
+    result = _result_class()(progress)
+    for index, test in enumerate(tests):
+        process, _ = progress()
+        with record(index):
+            result.begin(test)
+            unittest.TestSuite([test]).run(result)
+            result.conclude()
+        if progress()[0] != process:
+            result._previousTestClass = None  # what its fixture made was in the process that has died
+        for problem in result.late:
+            fail(index - 1, problem)
+        result.late.clear()
+    result._testRunEntered = False
+    unittest.TestSuite().run(result)
+    for problem in result.late:
+        fail(len(tests) - 1, problem)
+
+
+def _result_class() -> Any:
+    """A function, because it needs `unittest`, which is large and only loaded by the tests."""
     import unittest
 
     class Result(unittest.TestResult):
         """What becomes of one test at a time."""
 
-        def __init__(self) -> None:
+        def __init__(self, progress: Callable[[], Any]) -> None:
             super().__init__()
             self._previousTestClass = None
-            self._testRunEntered = True  # so that fixtures of a class last from one suite of one test to the next
-            self.late: list[BaseException] = []  # of fixtures that end what came before
-            self.broken: dict[Any, BaseException] = {}  # fixtures that began a class, or the module, without success
+            self._testRunEntered = True  # so that class fixtures last across suites of one test
+            self.progress = progress
+            self.late: list[BaseException] = []  # raised by fixtures that end an earlier class or the module
+            self.broken: dict[Any, BaseException] = {}  # raised by fixtures that begin a class, or the module (None)
 
         def begin(self, test: Any) -> None:
-            self.kind, self.asked = type(test), progress()
+            self.kind, self.asked = type(test), self.progress()
             self.events: list[BaseException | None] = []
 
         def note(self, test: Any, event: BaseException | None) -> None:
-            if isinstance(event, LeftOut) and progress() != self.asked:
+            if isinstance(event, LeftOut) and self.progress() != self.asked:
                 event = NotRun(f"{event}, after the program was asked")
             if isinstance(test, unittest.TestCase):
                 self.events.append(event)
@@ -100,19 +121,4 @@ def run(
         def addUnexpectedSuccess(self, test: Any) -> None:
             self.note(test, NotRun("succeeded, which was not expected"))
 
-    result = Result()
-    for index, test in enumerate(tests):
-        process, _ = progress()
-        with record(index):
-            result.begin(test)
-            unittest.TestSuite([test]).run(result)
-            result.conclude()
-        if progress()[0] != process:
-            result._previousTestClass = None  # what its fixture made was in the process that has died
-        for problem in result.late:
-            fail(index - 1, problem)
-        result.late.clear()
-    result._testRunEntered = False
-    unittest.TestSuite().run(result)
-    for problem in result.late:
-        fail(len(tests) - 1, problem)
+    return Result

@@ -11,7 +11,8 @@ import struct
 import sys
 from collections.abc import Callable
 
-from . import calls, limits, seccomp
+from . import limits, seccomp, syscalls
+from .bpf import ANY_PID, Filter, Instructions
 from .landlock import Ruleset, readable_paths
 
 
@@ -87,8 +88,8 @@ class Confinement:
         else:
             self.child_filter.install()
 
-    def _filter(self, program: seccomp.Program) -> seccomp.Filter:
-        return seccomp.Filter(program, self.machine, self.libc)
+    def _filter(self, instructions: Instructions) -> Filter:
+        return Filter(instructions, self.machine, self.libc)
 
     def _listen_for_threads(self) -> int | None:
         try:
@@ -112,14 +113,14 @@ class Confinement:
 
     def _drop_capabilities(self) -> None:
         header = struct.pack("Ii", 0x20080522, 0)
-        column = calls.COLUMNS.get(self.machine)
+        column = syscalls.COLUMNS.get(self.machine)
         number = None if column is None else (126, 91)[column]
         if number is not None and self.libc.syscall(number, header, bytes(24)) != 0:
             raise OSError(ctypes.get_errno(), "capset: " + os.strerror(ctypes.get_errno()))
 
 
-def _child_filter(machine: str) -> seccomp.Program:
-    return seccomp.child_filter(machine, seccomp.ANY_PID)
+def _child_filter(machine: str) -> Instructions:
+    return seccomp.child_filter(machine, ANY_PID)
 
 
 _ZERO, _SIGKILL = ctypes.c_ulong(0), ctypes.c_ulong(9)

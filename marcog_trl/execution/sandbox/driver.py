@@ -3,10 +3,7 @@
 Everything that a child reports is taken as data: a value to compare, a judge's word on a test, or a breach.
 """
 
-import json
 import os
-import re
-import select
 import signal
 import socket
 import time
@@ -15,16 +12,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from . import assertions, limits, wire
+from .children import BROKE, MOST_PROGRAMS, Child, JudgeProcess
 from .judge import shorten
+from .results import Results
 from .zygote import Zygote
 
 
-_TRIES = 4  # children that may have died while they waited, before a job is given up
-_GRACE = 1.0  # seconds that a judge has to say what test it was at when the solution was taken from it
+_JUDGE_GRACE = 1.0  # seconds for a judge to name the test it was running, after its solution process was ended
 _ALARM_BYTES = 1 << 16  # larger messages are decoded under an alarm
-_MOST_PROGRAMS = 64  # that one judge sees
 _CHECKED_OUTPUT = 1 << 20  # characters of an output that a checker sees
-_BROKE = "the program's process broke its channel"
 
 
 class OutOfTime(BaseException):
@@ -41,143 +37,6 @@ class Opaque:
         return f"<{self.why}>"
 
 
-class Child:
-    """A child process at work: its channel, and its end."""
-
-    def __init__(self, zygote: Zygote, payload: dict, fds: list[int]):
-        self.zygote = zygote
-        body = json.dumps(payload).encode()
-        for _ in range(_TRIES):
-            self.pid, self.sock = zygote.take()
-            try:
-                socket.send_fds(self.sock, [len(body).to_bytes(4, "little")], fds)
-                break
-            except OSError:  # it was killed while it waited
-                zygote.end(self.pid)
-        try:
-            self.sock.sendall(body)
-        except OSError:
-            pass  # it is gone; reading will say so
-        self.reader = wire.Reader(self.sock, wire.LARGEST_ANSWER)
-        self.running = True
-
-    def receive(self, deadline: float) -> Any:
-        """The next frame, a dict; `wire.TIMEOUT` at the deadline; `None` when the child is gone or broke the channel."""
-        try:
-            frame = self.reader.receive(deadline)
-        except (EOFError, wire.BrokenChannel):
-            return None
-        return frame if frame is wire.TIMEOUT or type(frame) is dict else None
-
-    def is_there(self) -> bool:
-        try:
-            return self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
-        except BlockingIOError:
-            return True
-        except ConnectionError:
-            return False
-
-    def send(self, value: Any, deadline: float) -> None:
-        """Sends a frame to a child that may not read it, or be gone: then there is no answer until the deadline."""
-        body = json.dumps(value, separators=(",", ":")).encode()
-        rest = memoryview(wire.HEADER.pack(len(body)) + body)
-        try:
-            while rest:
-                try:
-                    rest = rest[self.sock.send(rest, socket.MSG_DONTWAIT) :]
-                except BlockingIOError:
-                    poll = select.poll()
-                    poll.register(self.sock, select.POLLOUT)
-                    if not poll.poll(max(0.0, deadline - time.monotonic()) * 1e3):
-                        return
-        except OSError:
-            return
-
-    def end(self) -> None:
-        if self.running:
-            self.running = False
-            self.sock.close()
-            self.zygote.end(self.pid)
-
-    def autopsy(self, cpu_limit: float) -> tuple[str, str]:
-        """Ends the child and says as status and message what its end means: it used up its CPU time, or it died."""
-        self.running = False
-        self.sock.close()
-        self.exit, cpu = self.zygote.autopsy(self.pid)
-        if cpu >= cpu_limit and self.exit in (-signal.SIGXCPU, -signal.SIGKILL):
-            return "timeout", "CPU time used up"
-        if self.exit == -signal.SIGKILL:
-            return "error", _BROKE + " or was killed"
-        if self.exit < 0:
-            names = {number.value: number.name for number in signal.Signals}  # real-time signals have none
-            return "error", f"the program's process died of {names.get(-self.exit, f'signal {-self.exit}')}"
-        return "error", f"the program's process ended with exit status {self.exit}"
-
-
-class Judge(Child):
-    """A judge and what it was given to judge by; takes one program after another."""
-
-    def __init__(self, zygote: Zygote, terms: dict, channel: socket.socket):
-        super().__init__(zygote, {**terms, "role": "judge"}, [channel.fileno()])
-        self.terms = terms
-        self.programs = 1
-
-    def fits(self, zygote: Zygote, terms: dict) -> bool:
-        """Whether it can judge one more program, on these terms and with the folder and packages of this zygote."""
-        return self.running and self.programs < _MOST_PROGRAMS and self.terms == terms and self.zygote is zygote
-
-    def give(self, channel: socket.socket) -> bool:
-        """Sends it the channel to the next solution process; returns whether it is still there to take it."""
-        self.programs += 1
-        try:
-            socket.send_fds(self.sock, [b"A"], [channel.fileno()])
-        except OSError:
-            return False
-        return True
-
-
-class Results:
-    """The results of a job's tests, as they come in."""
-
-    def __init__(self, total: int):
-        self.reset(total)
-
-    def reset(self, total: int) -> None:
-        self.entries: list[list | None] = [None] * total
-        self.lost = 0  # tests that timed out or took their process with them
-        self.last = time.monotonic()
-
-    def put(self, index: int, status: str, message: str = "", raised: bool = False) -> None:
-        now = time.monotonic()
-        self.entries[index] = [status, message, now - self.last, raised]
-        self.last = now
-        if status in ("timeout", "error"):
-            self.lost += 1
-
-    def first_open(self) -> int | None:
-        return next((k for k, entry in enumerate(self.entries) if entry is None), None)
-
-    def fill(self, status: str, message: str, raised: bool = False) -> None:
-        self.entries = [[status, message, 0.0, raised] if entry is None else entry for entry in self.entries]
-
-    def verdict(self, start: float) -> dict:
-        self.fill("skipped", "not reached")
-        entries = [[status, _printable(text), *rest] for status, text, *rest in filter(None, self.entries)]
-        entries = [entry for entry in entries if entry[0] != "left out"] or [
-            ["failed", "all tests are skipped", 0.0, False]
-        ]
-        seen = {entry[0] for entry in entries}
-        status = next((name for name in ("timeout", "error", "failed", "skipped") if name in seen), "passed")
-        order = (status, "timeout", "error", "failed", "skipped")
-        message = next((entry[1] for name in order for entry in entries if entry[0] == name and name != "passed"), "")
-        return {
-            "status": "failed" if status == "skipped" else status,
-            "tests": entries,
-            "message": message,
-            "seconds": time.monotonic() - start,
-        }
-
-
 class Driver:
     """
     Runs jobs, one at a time.
@@ -188,7 +47,7 @@ class Driver:
 
     def __init__(self, zygote: Zygote):
         self.zygote = zygote
-        self.judge: Judge | None = None  # of the last job, for the next program with the same tests
+        self.judge: JudgeProcess | None = None  # of the last job, for the next program with the same tests
         signal.signal(signal.SIGALRM, _ring)
 
     def run(self, job: dict) -> dict:
@@ -209,7 +68,7 @@ class Driver:
         except (OSError, EOFError):
             raise  # of our own processes: the next worker tries again
         except Exception as error:  # no program has itself excused by what it makes of us
-            results.fill("error", f"{_BROKE}: {type(error).__name__}")
+            results.fill("error", f"{BROKE}: {type(error).__name__}")
         finally:
             for child in self.children:
                 child.end()
@@ -237,7 +96,7 @@ class Driver:
             status, message = child.autopsy(self.cpu_seconds)
             results.fill(status, message + " while loading")
         elif "load" not in frame or not (frame["load"] is None or type(frame["load"]) is str):
-            results.fill("error", _BROKE)
+            results.fill("error", BROKE)
         elif frame["load"] is not None:
             results.fill("error", frame["load"][:1000])
         else:
@@ -300,7 +159,7 @@ class Driver:
         except OutOfTime:
             return "timeout", "time limit reached while a value was read"
         except (wire.BrokenChannel, KeyError):
-            return "error", _BROKE
+            return "error", BROKE
         except Exception as error:  # a comparison that raises is a test that fails
             return "failed", f"{type(error).__name__}: {error}"[:300]
 
@@ -346,7 +205,7 @@ class Driver:
             if frame is wire.TIMEOUT:
                 return True
             if frame is None:
-                status, message = judge.autopsy(self.cpu_seconds * _MOST_PROGRAMS)
+                status, message = judge.autopsy(self.cpu_seconds * MOST_PROGRAMS)
                 if judge.exit == -signal.SIGKILL and status != "timeout" and not self.was_killed(solution):
                     return False
                 results.fill("failed", message.replace("the program's", "the judge's"))
@@ -390,16 +249,16 @@ class Driver:
         solution.autopsy(self.cpu_seconds)
         return solution.exit < 0
 
-    def put_to_judge(self, tests: dict, channel: socket.socket) -> "Judge":
+    def put_to_judge(self, tests: dict, channel: socket.socket) -> JudgeProcess:
         """Gives the channel to a solution process to the judge of the last job, if that has the same tests, or to a new
         one."""
         memory_mb = max(limits.JUDGE_MEMORY_MB, self.job["memory_mb"])
-        terms = {**tests, "memory_mb": memory_mb, "cpu_seconds": self.cpu_seconds * _MOST_PROGRAMS}
+        terms = {**tests, "memory_mb": memory_mb, "cpu_seconds": self.cpu_seconds * MOST_PROGRAMS}
         judge, self.judge = self.judge, None
         if judge is None or not (judge.fits(self.zygote, terms) and judge.give(channel)):
             if judge is not None:
                 judge.end()
-            judge = Judge(self.zygote, terms, channel)
+            judge = JudgeProcess(self.zygote, terms, channel)
         self.children.append(judge)
         return judge
 
@@ -425,7 +284,7 @@ class Driver:
                 return wire.TIMEOUT
             self.lost = ("timeout", "time limit reached")
             solution.end()
-            deadline = min(self.deadline, time.monotonic() + _GRACE)
+            deadline = min(self.deadline, time.monotonic() + _JUDGE_GRACE)
 
     def raised(self, results: Results, message: str, by_program: bool) -> None:
         """The tests ended early: those that were not reached have failed, or the last if all were."""
@@ -522,14 +381,6 @@ def _memory_file(content: bytes) -> Any:
 
 def _nothing(value: Any) -> Any:
     raise wire.BrokenChannel("a value that cannot be here")
-
-
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-
-
-def _printable(text: str) -> str:
-    """A message that any terminal, log or file takes: control characters and surrogates are spelt out."""
-    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def _ring(number: int, frame: Any) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from . import scratch
-from .driver import Driver, Judge
+from .children import JudgeProcess
+from .driver import Driver
 from .zygote import Zygote
 
 
@@ -94,5 +95,5 @@ class Zygotes:
 
 def _stop_programs(driver: Driver) -> None:
     for child in driver.children:
-        if child.running and not isinstance(child, Judge):
+        if child.running and not isinstance(child, JudgeProcess):
             os.kill(child.pid, signal.SIGKILL)  # it ended a moment ago at most, and no other has its number yet

@@ -1,180 +1,36 @@
-"""What travels between the processes: length-prefixed JSON frames, and a codec of Python values into tagged JSON.
+"""Writes Python values as tagged JSON and builds them again, and keeps the containers that both sides share.
 
-Only values of exact, known types are written out; everything else becomes an opaque handle that its owner keeps. Decoding
-builds such values and nothing more: it calls nothing that the sender could choose. Containers that can change are *nodes*:
-both sides keep them, and each message carries what changed in them since the last, so that a list that was passed to a
+Anything but a value of a known type becomes an opaque handle, which its owner keeps. Containers that can change are *nodes*:
+both sides keep them, and each message carries what has changed in them since the last one. So a list that was passed to a
 function is still the same list afterwards.
-
-Knows nothing about jobs, tests or processes.
 """
 
 import base64
 import collections
-import datetime
-import decimal
-import fractions
-import functools
-import json
-import re
-import select
-import socket
-import struct
 import sys
-import time
-import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from .frames import BrokenChannel
+from .values import (
+    EXACT_INT,
+    NAMED_TUPLES,
+    NUMPY_DTYPE,
+    PLAIN,
+    READERS,
+    TYPE_NAMES,
+    VIEWS,
+    WRITERS,
+    Uncrossable,
+    encode_text,
+    numpy_for,
+    pairs,
+    write_rare,
+)
 
-HEADER = struct.Struct("<I")
-LARGEST = 16 << 20  # bytes in a frame
-LARGEST_ANSWER = 2 << 20  # bytes of a value that is compared with a literal
+
 DEEPEST = 200  # levels of nesting in a value
-MOST_NODES = 1024  # containers of one message that stay shared; those beyond travel as copies
-MOST_FIELDS = 255  # of a named tuple: making its class takes long
-_EXACT_INT = 1 << 2000  # larger ones are written in hexadecimal: decimal conversion is limited and slow
-_FRACTION_BITS = 1 << 16  # reducing larger ones to lowest terms takes long
-
-LONGEST_WAIT = 3600.0  # seconds that are waited at a time; the kernel takes no more than 2 million
-
-TIMEOUT = object()
-
-
-class BrokenChannel(Exception):
-    """The peer sent what it never would if it were sound."""
-
-
-class Uncrossable(Exception):
-    """A value that cannot be written out, and why."""
-
-
-# Frames
-
-
-def send(sock: socket.socket, value: Any, largest: int = LARGEST) -> None:
-    """Sends one frame; raises BrokenChannel if it would be larger than `largest` bytes."""
-    body = json.dumps(value, separators=(",", ":")).encode()
-    if len(body) > largest:
-        raise BrokenChannel(f"a message of {len(body)} bytes is larger than {largest}")
-    sock.sendall(HEADER.pack(len(body)) + body)
-
-
-def read_exactly(sock: socket.socket, count: int) -> bytes:
-    """Reads `count` bytes; raises EOFError if the peer goes before."""
-    data = sock.recv(count)
-    if len(data) == count:
-        return data
-    pieces, missing = [data], count - len(data)
-    while missing and pieces[-1]:
-        pieces.append(sock.recv(min(missing, 1 << 20)))
-        missing -= len(pieces[-1])
-    if missing:
-        raise EOFError("the peer closed the channel")
-    return b"".join(pieces)
-
-
-def receive(sock: socket.socket, largest: int = LARGEST) -> Any:
-    """The next frame; raises EOFError when the peer is gone and BrokenChannel when it sent something else."""
-    (size,) = HEADER.unpack(read_exactly(sock, HEADER.size))
-    if size > largest:
-        raise BrokenChannel(f"a message of {size} bytes is larger than {largest}")
-    return parse(read_exactly(sock, size))
-
-
-def parse(body: bytes) -> Any:
-    """JSON into objects; raises BrokenChannel if it is none."""
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError, MemoryError) as error:
-        raise BrokenChannel(f"not a message: {type(error).__name__}") from None
-
-
-class Reader:
-    """Frames of at most `largest` bytes from a peer that may lie, stall or vanish."""
-
-    def __init__(self, sock: socket.socket, largest: int = LARGEST):
-        self.sock = sock
-        self.largest = largest
-        self.buffer = bytearray()
-        self.size = 0  # bytes of the last frame
-        self.poll = select.poll()
-        self.poll.register(sock, select.POLLIN)
-
-    def receive(self, deadline: float) -> Any:
-        """The next frame, or `TIMEOUT` if `deadline` (seconds on the monotonic clock) comes first; otherwise as the
-        function `receive`."""
-        while True:
-            frame = self.take()
-            if frame is not None:
-                return frame
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return TIMEOUT
-            if self.poll.poll(min(left, LONGEST_WAIT) * 1000):
-                self.fill()
-
-    def fill(self) -> None:
-        """Reads what is there, without waiting for more; raises EOFError when the peer is gone."""
-        try:
-            data = self.sock.recv(1 << 18, socket.MSG_DONTWAIT)
-        except BlockingIOError:  # an urgent byte, which can be seen and not read
-            time.sleep(0.001)
-            return
-        except ConnectionError:
-            data = b""
-        if not data:
-            raise EOFError("the peer closed the channel")
-        self.buffer += data
-
-    def take(self) -> Any:
-        """A frame that has arrived completely, or `None`."""
-        if len(self.buffer) < HEADER.size:
-            return None
-        (size,) = HEADER.unpack_from(self.buffer)
-        if size > self.largest:
-            raise BrokenChannel(f"a message of {size} bytes is larger than {self.largest}")
-        if len(self.buffer) < HEADER.size + size:
-            return None
-        self.size = size
-        body = bytes(self.buffer[HEADER.size : HEADER.size + size])
-        del self.buffer[: HEADER.size + size]
-        frame = parse(body)
-        if frame is None:
-            raise BrokenChannel("an empty message")
-        return frame
-
-
-# Values
-
-_PLAIN = frozenset({int, float, str, bool, type(None)})
-_TYPES: dict[str, type] = {
-    cls.__name__: cls
-    for cls in (
-        *(
-            int,
-            float,
-            str,
-            bool,
-            bytes,
-            bytearray,
-            complex,
-            list,
-            tuple,
-            dict,
-            set,
-            frozenset,
-            range,
-            slice,
-            type(None),
-        ),
-        *(collections.deque, collections.OrderedDict, collections.defaultdict, collections.Counter),
-        *(decimal.Decimal, fractions.Fraction),
-        *(datetime.date, datetime.time, datetime.datetime, datetime.timedelta, datetime.timezone),
-    )
-}
-TYPE_NAMES = {cls: name for name, cls in _TYPES.items()}
-_NUMPY_DTYPE = re.compile(r"[<>|=]([biufcSU]\d+|[mM]8(\[\w+\])?)")
-_VIEWS = {type({}.keys()): "vk", type({}.values()): "vv", type({}.items()): "vi"}
+MOST_NODES = 1024  # shared containers in one message; further ones travel as copies
 
 
 class Codec:
@@ -220,11 +76,11 @@ class Codec:
 
     def _encode(self, value: Any, depth: int) -> Any:
         kind = type(value)
-        if kind in _PLAIN:
-            if kind is int and not -_EXACT_INT < value < _EXACT_INT:
+        if kind in PLAIN:
+            if kind is int and not -EXACT_INT < value < EXACT_INT:
                 return ["i", format(value, "x")]
             if kind is str and not value.isascii():
-                return _encode_text(value)
+                return encode_text(value)
             return value
         if depth <= 0:
             raise Uncrossable(f"nested more than {DEEPEST} levels deep")
@@ -239,7 +95,7 @@ class Codec:
                 return ["f", *[self._encode(item, depth) for item in value]]
             number = self._register(value)
             return [_TAGS[kind], number, *self._content(value, depth)]
-        write = _WRITERS.get(kind)
+        write = WRITERS.get(kind)
         if write is not None:
             return write(self, value, depth)
         if kind is type and value in TYPE_NAMES:
@@ -250,9 +106,9 @@ class Codec:
             if number is not None and self.nodes.get(number) is value:
                 return ["n", number]
             return self._encode_numpy(value, kind is numpy.ndarray, depth)
-        if kind in _VIEWS:
-            return [_VIEWS[kind], *[self._encode(item, depth) for item in value]]
-        rare = _write_rare(kind, value)
+        if kind in VIEWS:
+            return [VIEWS[kind], *[self._encode(item, depth) for item in value]]
+        rare = write_rare(kind, value)
         if rare is not None:
             return rare
         name = self.twin(kind)
@@ -262,7 +118,7 @@ class Codec:
                 return ["n", number]
             return ["O", self._register(value), name, *self._content(value, depth)]
         # the program's own named tuples have methods, which a copy would lack
-        if tuple in kind.__mro__ and (self.side == 0 or not self.shared or kind.__module__ == __name__):
+        if tuple in kind.__mro__ and (self.side == 0 or not self.shared or kind.__module__ == NAMED_TUPLES):
             fields = kind.__dict__.get("_fields")
             if type(fields) is tuple and kind.__bases__ == (tuple,) and all(type(name) is str for name in fields):
                 return [
@@ -295,7 +151,7 @@ class Codec:
 
     def _encode_numpy(self, value: Any, is_array: bool, depth: int) -> list:
         dtype = value.dtype.str
-        if not _NUMPY_DTYPE.fullmatch(dtype):
+        if not NUMPY_DTYPE.fullmatch(dtype):
             raise Uncrossable(f"numpy data of type {value.dtype} cannot cross")
         data = base64.b64encode(value.tobytes()).decode()
         if is_array and not self.shared:
@@ -337,7 +193,7 @@ class Codec:
             self._adopt(data[1], value)
             self._fill(value, data[2:])
             return value
-        read = _READERS.get(tag)
+        read = READERS.get(tag)
         if read is not None:
             return read(self, data)
         if tag == "O":
@@ -363,14 +219,14 @@ class Codec:
             value[:] = base64.b64decode(content[0])
         elif _is_array(value):
             value[...] = (
-                _numpy(value.dtype.str).frombuffer(base64.b64decode(content[0]), value.dtype).reshape(value.shape)
+                numpy_for(value.dtype.str).frombuffer(base64.b64decode(content[0]), value.dtype).reshape(value.shape)
             )
         elif kind is collections.deque:
             items = [self._decode(item) for item in content[1:]]
             value.clear()
             value.extend(items)
         elif kind not in _TAGS:
-            found = _own_attributes(kind, _pairs([self._decode(item) for item in content]))
+            found = _own_attributes(kind, pairs([self._decode(item) for item in content]))
             vars(value).clear()
             vars(value).update(found)
         else:
@@ -503,14 +359,6 @@ def _gradually(items: Iterable) -> set:
     return found
 
 
-def _encode_text(value: str) -> Any:
-    try:
-        value.encode()
-    except UnicodeEncodeError:  # surrogates, which JSON would join into pairs
-        return ["u", base64.b64encode(value.encode("utf-8", "surrogatepass")).decode()]
-    return value
-
-
 _TAGS: dict[type, str] = {
     list: "l",
     dict: "d",
@@ -524,152 +372,3 @@ _TAGS: dict[type, str] = {
 NODES = frozenset(_TAGS)  # types of containers that can change
 _CONTAINERS = NODES | {tuple, frozenset}
 _MAKERS: dict[str, Callable[[], Any]] = {tag: kind for kind, tag in _TAGS.items()}
-
-
-def _write_timezone(codec: Codec, value: datetime.timezone, depth: int) -> list:
-    return ["tz", *_timedelta(value.utcoffset(None))]
-
-
-def _write_rare(kind: type, value: Any) -> list | None:
-    """Tagged JSON of a value of a module that is not loaded unless the program or its tests loaded it."""
-    if kind is getattr(sys.modules.get("uuid"), "UUID", None):
-        return ["U", value.hex]
-    if kind is not getattr(sys.modules.get("zoneinfo"), "ZoneInfo", None):
-        return None
-    if value.key is None:
-        raise Uncrossable("a time zone without a key cannot cross")
-    return ["zi", value.key]
-
-
-def _attributes(found: dict) -> dict:
-    """Attributes of a namespace, without hooks such as `__array_interface__`, on whose word numpy reads memory."""
-    if any(type(name) is not str or name[:2] == "__" for name in found):
-        raise Uncrossable("a namespace with attributes that begin with two underscores")
-    return dict(found)
-
-
-def _write_fraction(codec: Codec, value: fractions.Fraction, depth: int) -> list:
-    if max(value.numerator.bit_length(), value.denominator.bit_length()) > _FRACTION_BITS:
-        raise Uncrossable("a fraction of very large numbers")
-    return ["F", codec._encode(value.numerator, depth), codec._encode(value.denominator, depth)]
-
-
-def _read_fraction(codec: Codec, data: list) -> fractions.Fraction:
-    numerator, denominator = codec._decode(data[1]), codec._decode(data[2])
-    if max(numerator.bit_length(), denominator.bit_length()) > _FRACTION_BITS:
-        raise BrokenChannel("a fraction of very large numbers")
-    return fractions.Fraction(numerator, denominator)
-
-
-def _timedelta(value: datetime.timedelta) -> tuple[int, int, int]:
-    return value.days, value.seconds, value.microseconds
-
-
-_WRITERS: dict[type, Callable[[Codec, Any, int], list]] = {
-    bytes: lambda codec, v, depth: ["b", base64.b64encode(v).decode()],
-    complex: lambda codec, v, depth: ["c", v.real, v.imag],
-    range: lambda codec, v, depth: ["r", *[codec._encode(x, depth) for x in (v.start, v.stop, v.step)]],
-    slice: lambda codec, v, depth: ["sl", *[codec._encode(x, depth) for x in (v.start, v.stop, v.step)]],
-    type(Ellipsis): lambda codec, v, depth: ["e"],
-    type(NotImplemented): lambda codec, v, depth: ["ni"],
-    decimal.Decimal: lambda codec, v, depth: ["D", str(v)],
-    fractions.Fraction: _write_fraction,
-    datetime.date: lambda codec, v, depth: ["da", v.year, v.month, v.day],
-    datetime.time: lambda codec, v, depth: [
-        "ti",
-        *(v.hour, v.minute, v.second, v.microsecond, codec._encode(v.tzinfo, depth), v.fold),
-    ],
-    datetime.datetime: lambda codec, v, depth: [
-        "dt",
-        *(v.year, v.month, v.day, v.hour, v.minute, v.second, v.microsecond, codec._encode(v.tzinfo, depth), v.fold),
-    ],
-    datetime.timedelta: lambda codec, v, depth: ["td", *_timedelta(v)],
-    datetime.timezone: _write_timezone,
-    types.SimpleNamespace: lambda codec, v, depth: ["sn", *codec._content(_attributes(v.__dict__), depth)],
-}
-
-
-def _read_zone(codec: Codec, data: list) -> Any:
-    import zoneinfo
-
-    return zoneinfo.ZoneInfo(data[1])
-
-
-def _read_uuid(codec: Codec, data: list) -> Any:
-    import uuid
-
-    return uuid.UUID(hex=data[1])
-
-
-def _read_namedtuple(codec: Codec, data: list) -> Any:
-    name, fields, items = data[1], data[2], [codec._decode(item) for item in data[3:]]
-    if not codec.shared:
-        return tuple(items)  # equal to the same literals
-    return _namedtuple(name, tuple(fields))._make(items)
-
-
-@functools.lru_cache(maxsize=64)
-def _namedtuple(name: str, fields: tuple[str, ...]) -> Any:
-    if len(fields) > MOST_FIELDS:
-        raise BrokenChannel(f"a named tuple of {len(fields)} fields")
-    return collections.namedtuple(name, fields)  # validates that these are plain names
-
-
-def _read_array(codec: Codec, data: list) -> Any:
-    if not codec.shared:
-        return codec.special(data)
-    numpy = _numpy(data[1])
-    value = numpy.frombuffer(base64.b64decode(data[3]), dtype=data[1]).reshape(tuple(data[2])).copy()
-    codec._adopt(data[4], value)
-    return value
-
-
-def _read_scalar(codec: Codec, data: list) -> Any:
-    if "numpy" not in sys.modules and not codec.shared:
-        return codec._decode(data[3])
-    return _numpy(data[1]).frombuffer(base64.b64decode(data[2]), dtype=data[1])[0]
-
-
-def _numpy(dtype: str) -> Any:
-    if not _NUMPY_DTYPE.fullmatch(dtype):
-        raise BrokenChannel(f"numpy data of type {dtype[:40]!r}")
-    import numpy  # only where the program has it too
-
-    return numpy
-
-
-def _pairs(flat: list) -> dict:
-    return {flat[k]: flat[k + 1] for k in range(0, len(flat), 2)}
-
-
-def _all(codec: Codec, items: list) -> list:
-    return [codec._decode(item) for item in items]
-
-
-_READERS: dict[str, Callable[[Codec, list], Any]] = {
-    "i": lambda codec, d: int(d[1], 16),
-    "u": lambda codec, d: base64.b64decode(d[1]).decode("utf-8", "surrogatepass"),
-    "b": lambda codec, d: base64.b64decode(d[1]),
-    "c": lambda codec, d: complex(d[1], d[2]),
-    "r": lambda codec, d: range(*_all(codec, d[1:4])),
-    "sl": lambda codec, d: slice(*_all(codec, d[1:4])),
-    "e": lambda codec, d: ...,
-    "ni": lambda codec, d: NotImplemented,
-    "D": lambda codec, d: decimal.Decimal(d[1]),
-    "F": _read_fraction,
-    "da": lambda codec, d: datetime.date(*d[1:4]),
-    "ti": lambda codec, d: datetime.time(d[1], d[2], d[3], d[4], codec._decode(d[5]), fold=d[6]),
-    "dt": lambda codec, d: datetime.datetime(*d[1:8]).replace(tzinfo=codec._decode(d[8]), fold=d[9]),
-    "td": lambda codec, d: datetime.timedelta(*d[1:4]),
-    "tz": lambda codec, d: datetime.timezone(datetime.timedelta(*d[1:4])),
-    "zi": _read_zone,
-    "U": _read_uuid,
-    "sn": lambda codec, d: types.SimpleNamespace(**_attributes(_pairs(_all(codec, d[1:])))),
-    "T": lambda codec, d: _TYPES[d[1]],
-    "vk": lambda codec, d: {key: None for key in _all(codec, d[1:])}.keys(),  # noqa: C420 - not in one call
-    "vv": lambda codec, d: dict(enumerate(_all(codec, d[1:]))).values(),
-    "vi": lambda codec, d: {key: value for key, value in _all(codec, d[1:])}.items(),  # noqa: C416 - likewise
-    "N": _read_namedtuple,
-    "A": _read_array,
-    "a": _read_scalar,
-}

@@ -1,0 +1,111 @@
+"""The worker's end of the processes that run programs and tests: their channels, and how they end."""
+
+import json
+import select
+import signal
+import socket
+import time
+from typing import Any
+
+from . import wire
+from .zygote import Zygote
+
+
+BROKE = "the program's process broke its channel"
+_TRIES = 4  # children that may have died while they waited, before a job is given up
+MOST_PROGRAMS = 64  # per judge process
+
+
+class Child:
+    """A child process at work: its channel, and its end."""
+
+    def __init__(self, zygote: Zygote, payload: dict, fds: list[int]):
+        self.zygote = zygote
+        body = json.dumps(payload).encode()
+        for _ in range(_TRIES):
+            self.pid, self.sock = zygote.take()
+            try:
+                socket.send_fds(self.sock, [len(body).to_bytes(4, "little")], fds)
+                break
+            except OSError:  # it was killed while it waited
+                zygote.end(self.pid)
+        try:
+            self.sock.sendall(body)
+        except OSError:
+            pass  # it is gone; reading will say so
+        self.reader = wire.FrameReader(self.sock, wire.LARGEST_ANSWER)
+        self.running = True
+
+    def receive(self, deadline: float) -> Any:
+        """The next frame, a dict; `wire.TIMEOUT` at the deadline; `None` when the child is gone or broke the channel."""
+        try:
+            frame = self.reader.receive(deadline)
+        except (EOFError, wire.BrokenChannel):
+            return None
+        return frame if frame is wire.TIMEOUT or type(frame) is dict else None
+
+    def is_there(self) -> bool:
+        try:
+            return self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+        except BlockingIOError:
+            return True
+        except ConnectionError:
+            return False
+
+    def send(self, value: Any, deadline: float) -> None:
+        """Sends a frame to a child that may not read it, or be gone: then there is no answer until the deadline."""
+        body = json.dumps(value, separators=(",", ":")).encode()
+        rest = memoryview(wire.HEADER.pack(len(body)) + body)
+        try:
+            while rest:
+                try:
+                    rest = rest[self.sock.send(rest, socket.MSG_DONTWAIT) :]
+                except BlockingIOError:
+                    poll = select.poll()
+                    poll.register(self.sock, select.POLLOUT)
+                    if not poll.poll(max(0.0, deadline - time.monotonic()) * 1e3):
+                        return
+        except OSError:
+            return
+
+    def end(self) -> None:
+        if self.running:
+            self.running = False
+            self.sock.close()
+            self.zygote.end(self.pid)
+
+    def autopsy(self, cpu_limit: float) -> tuple[str, str]:
+        """Ends the child and says as status and message what its end means: it used up its CPU time, or it died."""
+        self.running = False
+        self.sock.close()
+        self.exit, cpu = self.zygote.autopsy(self.pid)
+        if cpu >= cpu_limit and self.exit in (-signal.SIGXCPU, -signal.SIGKILL):
+            return "timeout", "CPU time used up"
+        if self.exit == -signal.SIGKILL:
+            return "error", BROKE + " or was killed"
+        if self.exit < 0:
+            names = {number.value: number.name for number in signal.Signals}  # real-time signals have none
+            return "error", f"the program's process died of {names.get(-self.exit, f'signal {-self.exit}')}"
+        return "error", f"the program's process ended with exit status {self.exit}"
+
+
+class JudgeProcess(Child):
+    """A judge and what it was given to judge by; takes one program after another."""
+
+    def __init__(self, zygote: Zygote, terms: dict, channel: socket.socket):
+        super().__init__(zygote, {**terms, "role": "judge"}, [channel.fileno()])
+        self.terms = terms
+        self.programs = 1
+
+    def fits(self, zygote: Zygote, terms: dict) -> bool:
+        """Whether it can judge one more program, on these terms and with the folder and packages of this zygote."""
+        return self.running and self.programs < MOST_PROGRAMS and self.terms == terms and self.zygote is zygote
+
+    def give(self, channel: socket.socket) -> bool:
+        """Sends it the channel to the next solution process; returns whether it is still there to take it."""
+        self.programs += 1
+        try:
+            socket.send_fds(self.sock, [b"A"], [channel.fileno()])
+        except OSError:
+            return False
+        return True
