@@ -12,12 +12,12 @@ from .zygote import Zygote
 
 
 BROKE = "the program's process broke its channel"
-_TRIES = 4  # children that may have died while they waited, before a job is given up
+_TRIES = 4  # children to try, because some may have died while they waited for a job
 MOST_PROGRAMS = 64  # per judge process
 
 
 class Child:
-    """A child process at work: its channel, and its end."""
+    """A child process at work."""
 
     def __init__(self, zygote: Zygote, payload: dict, fds: list[int]):
         self.zygote = zygote
@@ -27,17 +27,17 @@ class Child:
             try:
                 socket.send_fds(self.sock, [len(body).to_bytes(4, "little")], fds)
                 break
-            except OSError:  # it was killed while it waited
+            except OSError:  # killed while it waited
                 zygote.end(self.pid)
         try:
             self.sock.sendall(body)
         except OSError:
-            pass  # it is gone; reading will say so
+            pass  # it is gone, which reading will show
         self.reader = wire.FrameReader(self.sock, wire.LARGEST_ANSWER)
         self.running = True
 
     def receive(self, deadline: float) -> Any:
-        """The next frame, a dict; `wire.TIMEOUT` at the deadline; `None` when the child is gone or broke the channel."""
+        """The next frame, a dict; `wire.TIMEOUT` at the deadline; `None` if the child is gone or broke the channel."""
         try:
             frame = self.reader.receive(deadline)
         except (EOFError, wire.BrokenChannel):
@@ -53,7 +53,7 @@ class Child:
             return False
 
     def send(self, value: Any, deadline: float) -> None:
-        """Sends a frame to a child that may not read it, or be gone: then there is no answer until the deadline."""
+        """Sends a frame. If the child does not read it before the deadline, or is gone, no answer will come."""
         body = json.dumps(value, separators=(",", ":")).encode()
         rest = memoryview(wire.HEADER.pack(len(body)) + body)
         try:
@@ -75,7 +75,7 @@ class Child:
             self.zygote.end(self.pid)
 
     def autopsy(self, cpu_limit: float) -> tuple[str, str]:
-        """Ends the child and says as status and message what its end means: it used up its CPU time, or it died."""
+        """Ends the child and returns a status and a message that say how it ended: out of CPU time, or dead."""
         self.running = False
         self.sock.close()
         self.exit, cpu = self.zygote.autopsy(self.pid)
@@ -90,7 +90,7 @@ class Child:
 
 
 class JudgeProcess(Child):
-    """A judge and what it was given to judge by; takes one program after another."""
+    """A child that runs the same tests on one program after another."""
 
     def __init__(self, zygote: Zygote, terms: dict, channel: socket.socket):
         super().__init__(zygote, {**terms, "role": "judge"}, [channel.fileno()])
@@ -98,11 +98,11 @@ class JudgeProcess(Child):
         self.programs = 1
 
     def fits(self, zygote: Zygote, terms: dict) -> bool:
-        """Whether it can judge one more program, on these terms and with the folder and packages of this zygote."""
+        """Whether it can judge one more program, with these terms and with this zygote's folder and packages."""
         return self.running and self.programs < MOST_PROGRAMS and self.terms == terms and self.zygote is zygote
 
     def give(self, channel: socket.socket) -> bool:
-        """Sends it the channel to the next solution process; returns whether it is still there to take it."""
+        """Sends it the channel to the next solution process; returns `False` if it is gone."""
         self.programs += 1
         try:
             socket.send_fds(self.sock, [b"A"], [channel.fileno()])

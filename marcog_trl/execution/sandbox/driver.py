@@ -1,6 +1,6 @@
-"""Runs one job after another in children of the zygote and turns what they report into verdicts.
+"""Runs one job after another in children of the zygote, and turns what they report into verdicts.
 
-Everything that a child reports is taken as data: a value to compare, a judge's word on a test, or a breach.
+What a child reports is data only: a value to compare, or a judge's result of a test. Anything else is an error.
 """
 
 import os
@@ -20,15 +20,15 @@ from .zygote import Zygote
 
 _JUDGE_GRACE = 1.0  # seconds for a judge to name the test it was running, after its solution process was ended
 _ALARM_BYTES = 1 << 16  # larger messages are decoded under an alarm
-_CHECKED_OUTPUT = 1 << 20  # characters of an output that a checker sees
+_CHECKED_OUTPUT = 1 << 20  # characters of a script's output that `check_output` gets
 
 
 class OutOfTime(BaseException):
-    """The alarm rang while a value was being decoded."""
+    """Decoding a value took too long."""
 
 
 class Opaque:
-    """A value that did not cross: equal to nothing."""
+    """Replaces a value that could not be sent. It equals nothing."""
 
     def __init__(self, why: str):
         self.why = why
@@ -47,7 +47,7 @@ class Driver:
 
     def __init__(self, zygote: Zygote):
         self.zygote = zygote
-        self.judge: JudgeProcess | None = None  # of the last job, for the next program with the same tests
+        self.judge: JudgeProcess | None = None  # from the last job, for the next program with the same tests
         signal.signal(signal.SIGALRM, _ring)
 
     def run(self, job: dict) -> dict:
@@ -66,8 +66,8 @@ class Driver:
             else:
                 self.judged(results)
         except (OSError, EOFError):
-            raise  # of our own processes: the next worker tries again
-        except Exception as error:  # no program has itself excused by what it makes of us
+            raise  # raised by the worker's own processes: the job is tried again in another worker
+        except Exception as error:  # caused by the program, which must not count as a failure of the machine
             results.fill("error", f"{BROKE}: {type(error).__name__}")
         finally:
             for child in self.children:
@@ -88,7 +88,7 @@ class Driver:
         return results.lost < self.job["max_timeouts"] and time.monotonic() < self.deadline
 
     def loaded(self, child: Child, results: Results) -> bool:
-        """Waits until the program is loaded; if that fails, says so in the results."""
+        """Waits until the program is loaded; returns `False`, with the reason in the results, if it cannot be."""
         frame = child.receive(self.deadline)
         if frame is wire.TIMEOUT:
             results.fill("timeout", "time limit reached while the program was loading")
@@ -130,7 +130,8 @@ class Driver:
                 return
 
     def batch(self, position: int) -> list:
-        """The calls that may be sent together with this one: no argument is anything that a test before it expects."""
+        """The calls that can be sent together with this one, because no argument is a value that an earlier test among
+        them expects."""
         calls = self.job["calls"]
         end = next((k for k in range(position + 1, len(calls)) if calls[k]["waits"]), len(calls))
         return [call["call"] for call in calls[position:end]]
@@ -141,13 +142,13 @@ class Driver:
             return "failed", frame["x"][:1000], True
         asks_truth = call["operator"] in ("true", "false")
         if "o" in frame and asks_truth and type(frame.get("b")) is not bool:
-            return "failed", f"TypeError: its truth is not known: {str(frame.get('b'))[:200]}", True
+            return "failed", f"TypeError: its truth value is unknown: {str(frame.get('b'))[:200]}", True
         codec = wire.Codec(0, _nothing, _nothing, shared=False)
         try:
             with self.alarm(size):
                 if "o" not in frame:
                     found: Any = codec.decode(frame["r"])
-                else:  # a value that did not cross; of its truth, the program's word is all that there is
+                else:  # a value that could not be sent: its truth value is what the program says
                     found = frame["b"] if asks_truth else Opaque(str(frame["o"])[:200])
                 expected = codec.decode(call["expected"])
                 if assertions.holds(found, call["operator"], expected):
@@ -160,12 +161,12 @@ class Driver:
             return "timeout", "time limit reached while a value was read"
         except (wire.BrokenChannel, KeyError):
             return "error", BROKE
-        except Exception as error:  # a comparison that raises is a test that fails
+        except Exception as error:  # the comparison raised, so the test fails
             return "failed", f"{type(error).__name__}: {error}"[:300]
 
     @contextmanager
     def alarm(self, size: int) -> Iterator[None]:
-        """Interrupts the decoding of a value that was made to take long."""
+        """Interrupts the decoding of a large message at the job's deadline."""
         if size < _ALARM_BYTES:
             yield
             return
@@ -175,10 +176,10 @@ class Driver:
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
-    # Tests that take a judge
+    # Tests that need a judge
 
     def judged(self, results: Results) -> None:
-        if not self.try_judged(results):  # something on this machine killed the judge, which no program can
+        if not self.try_judged(results):  # something on the machine killed the judge; programs cannot
             for child in self.children:
                 child.end()
             self.lost = None
@@ -210,7 +211,7 @@ class Driver:
                     return False
                 results.fill("failed", message.replace("the program's", "the judge's"))
                 return True
-            if "count" in frame:  # more or fewer tests than their text tells
+            if "count" in frame:  # more or fewer tests than the text shows
                 results.reset(frame["count"])
                 continue
             status = frame["s"]
@@ -243,15 +244,14 @@ class Driver:
                 return True
 
     def was_killed(self, solution: Child) -> bool:
-        """Whether a signal has ended the program's process, which ends by itself, or goes on, when its judge is gone."""
+        """Whether a signal has ended the program's process. The death of its judge does not: it ends normally then."""
         if solution.is_there():
             return False
         solution.autopsy(self.cpu_seconds)
         return solution.exit < 0
 
     def put_to_judge(self, tests: dict, channel: socket.socket) -> JudgeProcess:
-        """Gives the channel to a solution process to the judge of the last job, if that has the same tests, or to a new
-        one."""
+        """Passes the channel of a solution process to the last job's judge if that has the same tests, or to a new one."""
         memory_mb = max(limits.JUDGE_MEMORY_MB, self.job["memory_mb"])
         terms = {**tests, "memory_mb": memory_mb, "cpu_seconds": self.cpu_seconds * MOST_PROGRAMS}
         judge, self.judge = self.judge, None
@@ -262,7 +262,7 @@ class Driver:
         self.children.append(judge)
         return judge
 
-    lost: tuple[str, str] | None = None  # what became of a solution process that was taken from the judge
+    lost: tuple[str, str] | None = None  # status and message of a solution process that was ended under its judge
 
     def solution(self, program: dict) -> tuple[Child, socket.socket]:
         """A solution process and the judge's end of the channel to it."""
@@ -272,13 +272,13 @@ class Driver:
         return child, ours
 
     def next_report(self, judge: Child, solution: Child, results: Results) -> Any:
-        """The judge's next report; `None` when it is gone; `wire.TIMEOUT`, put into the results, when time is up."""
+        """The judge's next report; `None` if the judge is gone; `wire.TIMEOUT`, after filling the results, if time is up."""
         deadline = self.test_deadline(results)
         while True:
             frame = judge.receive(deadline)
             if frame is not wire.TIMEOUT:
                 return frame
-            if self.lost is not None or deadline >= self.deadline:  # the judge itself does not come to an end
+            if self.lost is not None or deadline >= self.deadline:  # the judge itself hangs
                 index = results.first_open()
                 results.put(len(results.entries) - 1 if index is None else index, "timeout", "time limit reached")
                 return wire.TIMEOUT
@@ -287,13 +287,13 @@ class Driver:
             deadline = min(self.deadline, time.monotonic() + _JUDGE_GRACE)
 
     def raised(self, results: Results, message: str, by_program: bool) -> None:
-        """The tests ended early: those that were not reached have failed, or the last if all were."""
+        """The tests ended early. Those that were not reached have failed, or the last one if all were reached."""
         if results.first_open() is None:
             results.entries[-1] = ["failed", message, 0.0, by_program]
         results.fill("failed", message, by_program)
 
     def worst(self, before: list | None, status: str, message: str, raised: bool) -> tuple[str, str, bool]:
-        """A test that runs several times has failed if it failed once."""
+        """Combines two results of a test that runs several times: it passes if it passed each time."""
         if before is not None and before[0] != "passed":
             return before[0], before[1], before[3]
         return status, message, raised
@@ -327,7 +327,7 @@ class Driver:
             self.check_outputs(outputs, results)
 
     def judge_output(self, sink: Any, expected: str, outputs: list | None) -> tuple[str, str]:
-        """Compares what a script printed, word by word, or keeps it for the tests' own checker."""
+        """Compares what a script printed, word by word, or keeps it for the tests' own `check_output`."""
         size = os.fstat(sink.fileno()).st_size
         found = os.pread(sink.fileno(), min(size, wire.LARGEST), 0).decode("utf-8", "replace")
         if outputs is not None:
@@ -360,7 +360,7 @@ class Driver:
 
 
 def _written(call: list, codec: wire.Codec) -> str:
-    """A call as a test would write it."""
+    """A call, written as in a test."""
     name, args, kwargs = call
     arguments = [shorten(codec.decode(arg)) for arg in args]
     arguments += [f"{key}={shorten(codec.decode(value))}" for key, value in kwargs.items()]

@@ -5,20 +5,20 @@ from collections.abc import Callable
 from typing import Any
 
 
-MOST_KEPT = 64  # exceptions of a program; those before are forgotten
+MOST_KEPT = 64  # exceptions of a program to remember
 _MOST_NOTES = 32
 _MOST_LINKS = 64  # of a chain of exceptions
-# Test frameworks steer by exceptions of their own: a program that raises one has failed, no more
-_STEERING = frozenset(("unittest", "doctest", "bdb", "pdb"))
+# Modules whose exceptions control a test run. If a program raises one, it has failed and nothing else happens.
+_CONTROLLING = frozenset(("unittest", "doctest", "bdb", "pdb"))
 
 
 def is_standard(module: Any) -> bool:
     top = module.partition(".")[0] if type(module) is str else ""
-    return top in sys.stdlib_module_names and top not in _STEERING and module in sys.modules
+    return top in sys.stdlib_module_names and top not in _CONTROLLING and module in sys.modules
 
 
 def standard(module: Any, name: Any) -> type[BaseException] | None:
-    """The exception class of that name, if it is of the standard library and loaded here."""
+    """The exception class of that name, if it belongs to the standard library and its module is loaded here."""
     if not is_standard(module) or type(name) is not str:
         return None
     found = vars(sys.modules[module]).get(name)
@@ -26,12 +26,12 @@ def standard(module: Any, name: Any) -> type[BaseException] | None:
 
 
 def make(kind: Any, args: tuple) -> BaseException | None:
-    """An exception of a kind; never runs what the program wrote."""
+    """An exception of a class; never runs code of the program."""
     if type(kind) is type:
         try:
             return kind(*args)
         except Exception:
-            pass  # it is made of other things than it keeps
+            pass  # its constructor takes other arguments than it keeps
     base = kind
     while type(base) is not type:
         base = base.__base__
@@ -44,7 +44,7 @@ def make(kind: Any, args: tuple) -> BaseException | None:
 
 
 def complete(error: BaseException, data: dict, decode: Callable[[Any], Any]) -> None:
-    """Gives an exception its attributes and notes, and what led to it."""
+    """Gives an exception its attributes, notes, cause and context."""
     for name, written in data["v"].items():
         value = decode(written[0])
         if name == "__notes__":

@@ -6,19 +6,19 @@ from typing import Any
 from . import remote
 
 
-_AT_ONCE = 256  # items that are read ahead
-_ONE_BY_ONE = 16  # items that are read one by one first
-_MOST_SEEN = 256  # items of an object that are remembered, to see whether it has others at the next look
+_AT_ONCE = 256  # items to read ahead at most
+_ONE_BY_ONE = 16  # items to read one by one before reading ahead
+_MOST_SEEN = 256  # items of an object to remember, to compare with those of the next iteration
 _COMPARED = frozenset((int, float, str, bytes, bool, type(None)))
 
 
-class Reader:
+class ItemReader:
     """
     Takes items out of an iterator of the program.
 
     Args:
         thing (`Any`): The iterator's stand-in.
-        quick (`bool`): Whether to read ahead, where nothing in the program shows how far it has been read.
+        quick (`bool`): Whether to read ahead, which is possible if the program cannot see how far it has been read.
     """
 
     def __init__(self, thing: Any, quick: bool):
@@ -27,7 +27,7 @@ class Reader:
         self.taken = 0
         self.ahead: list[Any] = []  # in reverse
         self.end = "more"
-        self.value: Any = None  # that the iterator returned
+        self.value: Any = None  # what the iterator returned
 
     def next(self) -> Any:
         if not self.ahead:
@@ -50,9 +50,13 @@ class Reader:
 
 
 def look(thing: Any, items: Iterator[Any]) -> Iterator[Any]:
-    """The items of an object of the program, which must be the same at the next look if nothing was done in between: a test
-    may look several times at what it takes for one answer."""
-    place, asked = remote.session.place_of(thing), remote.session.changes
+    """
+    Iterates over an object of the program.
+
+    Doubts the test if the object has other items in the next iteration although nothing was done in between: a test may
+    iterate several times over what it takes for one value.
+    """
+    place, asked = remote.registry.place_of(thing), remote.session.changes
     seen: list[Any] = []
     for item in items:
         if len(seen) < _MOST_SEEN:
@@ -71,8 +75,8 @@ def _alike(before: list, now: list) -> bool:
 
 
 def generator(thing: Any) -> Iterator[Any]:
-    """A generator that does as one of the program: what is sent or thrown into it goes there, and so does its closing."""
-    reader = Reader(thing, True)
+    """A generator that passes what is sent or thrown into it, and its closing, on to a generator of the program."""
+    reader = ItemReader(thing, True)
 
     def body() -> Any:
         what, value = "next", None
@@ -96,7 +100,7 @@ def generator(thing: Any) -> Iterator[Any]:
 
 
 def coroutine(thing: Any) -> Any:
-    """A coroutine that awaits an awaitable of the program, on a loop there that turns whenever this one is."""
+    """A coroutine that awaits an awaitable of the program. The loop in the program's process runs when this one does."""
 
     async def body() -> Any:
         import asyncio  # large, and loaded by tests that await

@@ -1,4 +1,4 @@
-"""The judge's side: runs the tests, against stand-ins for the program's objects. Never runs a line of the program."""
+"""The judge's side: runs the tests against stand-ins for the program's objects. Never runs a line of the program."""
 
 import _thread
 import ast
@@ -36,7 +36,7 @@ shorten = _Repr().repr
 
 
 class Mismatch(str):
-    """The message of a comparison that does not hold."""
+    """The message of a comparison that is false."""
 
     __slots__ = ()
 
@@ -44,7 +44,7 @@ class Mismatch(str):
 def mismatch(left: Any, symbol: str, right: Any) -> Mismatch:
     try:
         text = f"{shorten(left)} {symbol} {shorten(right)} does not hold"
-        kinds = [remote.kind_of(value) for value in (left, right) if type(value) in remote.session.kinds]
+        kinds = [remote.kind_of(value) for value in (left, right) if type(value) in remote.registry.kinds]
         if any(kind.base is None for kind in kinds):
             text += f" (an object of the program, of type {kinds[0].name}, equals only itself)"
         return Mismatch(text)
@@ -55,8 +55,8 @@ def mismatch(left: Any, symbol: str, right: Any) -> Mismatch:
 
 
 class Judge:
-    """Runs the same tests on one program after another, and reports on each test. Programs share nothing but the modules
-    that the tests import."""
+    """Runs the same tests on one program after another, and reports each test's result. Programs share nothing but the
+    modules that the tests import."""
 
     def __init__(self, control: socket.socket, payload: dict):
         self.control = control
@@ -69,11 +69,11 @@ class Judge:
         wire.send(self.control, {"t": index, "s": status, "m": message[:1000], "r": raised, "again": again})
 
     def begin(self) -> None:
-        """What tests that leave nothing else may leave for the next program: names, random numbers, settings."""
+        """Resets what even reusable tests may change for the next program: names, random numbers, settings."""
         import decimal
         import random
 
-        # as fixed as the tests, and unknown to the program
+        # the same for each program, which cannot know it
         random.seed(repr(self.payload["tests"]))
         decimal.setcontext(decimal.Context())
         module = types.ModuleType("tests")
@@ -83,7 +83,7 @@ class Judge:
         self.session = Session(self.payload["exports"], self.space, echo.Echo(self.payload["patched"]))
 
     def run(self, fd: int | None) -> bool:
-        """Runs the tests on the program behind `fd`; returns whether it may be done again."""
+        """Runs the tests on the program behind `fd`; returns whether this judge can take another program."""
         self.begin()
         try:
             exports = {} if fd is None else self.session.attach(socket.socket(fileno=fd))
@@ -103,7 +103,7 @@ class Judge:
         except BaseException as error:
             status, message = "raised", self.describe(error)
             raised = self.session.refuted is None and self.is_of_program(error)
-        # a thread of the tests would go on under the next program
+        # a thread of the tests would still run under the next program
         again = fd is not None and not self.session.dead and not _thread._count()
         self.report(None, status, message, raised, again)
         return again
@@ -143,7 +143,7 @@ class Judge:
             raise cases.NotRun("the tests have no test method")
         if len(tests) != len(self.payload["names"]):
             wire.send(self.control, {"count": len(tests)})
-        cases.run(tests, self.record, lambda: (self.session.generation, self.session.asked), self.fail)
+        cases.run(tests, self.record, lambda: (self.session.registry.generation, self.session.asked), self.fail)
 
     def fail(self, index: int, error: BaseException) -> None:
         self.report(index, "failed", self.describe(error), self.is_of_program(error))
@@ -155,23 +155,23 @@ class Judge:
                     raise AssertionError(f"check_output refused {shorten(output)}")
 
     def restore(self, exports: dict[str, Any]) -> None:
-        """The entry point is the program's, whatever the setup defined."""
+        """Makes the entry point the program's, even if the set-up has defined the name."""
         name = self.payload["entry_point"]
         if name in exports:
             self.space[name] = exports[name]
 
-    def record(self, index: int) -> "Record":
-        return Record(self, index)
+    def record(self, index: int) -> "TestRecord":
+        return TestRecord(self, index)
 
     def describe(self, error: BaseException) -> str:
         if isinstance(error, AssertionError) and len(error.args) == 1 and type(error.args[0]) is Mismatch:
             return "AssertionError: " + str.__str__(error.args[0])
-        place = self.session.place_of(error)
+        place = self.session.registry.place_of(error)
         return describe(error, "<tests>") if place is None or place.said is None else place.said
 
     def is_of_program(self, error: BaseException) -> bool:
-        """Whether an exception came out of the program, or of a name that the program should define."""
-        place = self.session.place_of(error)
+        """Whether an exception came from the program, or from a name that the program should define."""
+        place = self.session.registry.place_of(error)
         return (place is not None and place.said is not None) or (
             isinstance(error, NameError) and error.name in self.payload["exports"]
         )
@@ -189,16 +189,19 @@ class Judge:
                 self.report(None, "gone")
 
     def renew(self, exports: dict[str, Any]) -> None:
-        """Puts the fresh process's containers in place of those of the process that has ended, where the tests still have
-        them under the program's names. Stand-ins and constants stay as they are; a name that the tests have bound, also by
-        `import *`, is not the program's any more."""
+        """
+        Replaces the containers of a process that has ended with those of the fresh one, where the tests still have them
+        under the program's names.
+
+        Stand-ins and constants stay. A name that the tests have bound, also by `import *`, is no longer the program's.
+        """
         for name, before in self.exports.items():
             if name in exports and type(before) in wire.NODES and self.space.get(name) is before:
                 self.space[name] = self.exports[name] = exports[name]
 
 
-class Record:
-    """Reports what became of the test inside it, and goes on with the next."""
+class TestRecord:
+    """Reports how the test in its `with` block ended, and lets the next one run."""
 
     __slots__ = ("index", "judge")
 
@@ -213,7 +216,7 @@ class Record:
         judge = self.judge
         refuted, judge.session.refuted = judge.session.refuted, None
         error = error or refuted
-        if judge.session.dead:  # whatever the test made of it
+        if judge.session.dead:  # even if the test succeeded
             judge.report(self.index, "gone")
             judge.replace()
         elif error is None:

@@ -178,9 +178,9 @@ def _iterate(self: Any) -> Any:
 
 
 def _next(self: Any) -> Any:
-    place = remote.session.place_of(self)
+    place = remote.registry.place_of(self)
     if place.reader is None:
-        place.reader = flows.Reader(self, remote.kind_of(self).quick)
+        place.reader = flows.ItemReader(self, remote.kind_of(self).quick)
     return place.reader.next()
 
 

@@ -1,8 +1,10 @@
-"""What a judge may ask for: each operation takes the server and the program's objects."""
+"""What a judge may ask for. Each operation takes the server and objects of the program."""
 
 import copy
 import math
 import operator
+import sys
+import time
 from typing import Any
 
 from . import special
@@ -10,7 +12,7 @@ from .plain_values import plain
 
 
 def _exit(thing: Any, name: str, error: BaseException | None) -> Any:
-    """Leaves a context as after an exception, or after none."""
+    """Calls `__exit__` or `__aexit__` with an exception, or with none."""
     leave = getattr(type(thing), name)
     if error is None:
         return leave(thing, None, None, None)
@@ -26,16 +28,12 @@ def _call_exit(server: Any, thing: Any, error: BaseException | None) -> bool:
         raise
 
 
-def _generic(server: Any, thing: Any, key: Any) -> Any:
-    return thing[key]
-
-
 def _said_equal(server: Any, a: Any, b: Any) -> bool:
     return bool(a == b) or not a != b
 
 
 def _state(server: Any, thing: Any) -> dict:
-    """What an object holds, by name."""
+    """The attributes of an object by name, those in slots included."""
     slots = [name for kind in type(thing).__mro__ for name in _listed(kind.__dict__.get("__slots__", ()))]
     held = {
         name: getattr(thing, name)
@@ -49,8 +47,59 @@ def _listed(slots: Any) -> list[str]:
     return [slots] if isinstance(slots, str) else list(slots)
 
 
-def _has(server: Any, thing: Any, name: str) -> bool:
-    return hasattr(thing, name)
+def _next(server: Any, iterator: Any, count: int) -> tuple:
+    """Up to `count` items, fewer if they take their time; then `"more"`, `"stop"` with the iterator's return value, or
+    `"later"` if it raised an exception, which `_pending` raises."""
+    items: list[Any] = []
+    start = time.perf_counter()
+    while len(items) < count and (not items or time.perf_counter() - start < 0.005):
+        try:
+            items.append(next(iterator))
+        except StopIteration as stop:
+            return tuple(items), "stop", stop.value
+        except BaseException:
+            if not items:
+                raise
+            server.pending = sys.exc_info()[1]
+            return tuple(items), "later", None
+    return tuple(items), "more", None
+
+
+def _pending(server: Any) -> None:
+    error, server.pending = server.pending, None
+    if error is not None:
+        raise error
+
+
+# Coroutines run on a loop of this process, in slices, so that several that the tests await run side by side
+
+
+def _start(server: Any, thing: Any) -> Any:
+    import asyncio  # large, and rarely needed
+
+    async def awaited() -> Any:
+        return await thing
+
+    if server.loop is None:
+        server.loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(server.loop)
+    return server.loop.create_task(awaited())
+
+
+def _step(server: Any, task: Any) -> tuple:
+    """Runs the loop for a moment, or until the task is done; returns whether it is done, and its result."""
+    import asyncio
+
+    if not task.done():
+        server.loop.run_until_complete(asyncio.wait({task}, timeout=0.002))
+    return (True, task.result()) if task.done() else (False, None)
+
+
+def _cancel(server: Any, task: Any) -> None:
+    import asyncio
+
+    task.cancel()
+    server.loop.run_until_complete(asyncio.wait({task}, timeout=0.002))
 
 
 def _binary(function: Any) -> Any:
@@ -67,9 +116,9 @@ OPERATIONS: dict[str, Any] = {
     "getattr": lambda server, thing, name: getattr(thing, name),
     "setattr": lambda server, thing, name, value: setattr(thing, name, value),
     "delattr": lambda server, thing, name: delattr(thing, name),
-    "has": _has,
+    "has": lambda server, thing, name: hasattr(thing, name),
     "getitem": lambda server, thing, key: thing[key],
-    "class_getitem": _generic,
+    "class_getitem": lambda server, thing, key: thing[key],
     "setitem": lambda server, thing, key, value: operator.setitem(thing, key, value),
     "delitem": lambda server, thing, key: operator.delitem(thing, key),
     "contains": lambda server, thing, value: bool(value in thing),
@@ -81,8 +130,8 @@ OPERATIONS: dict[str, Any] = {
     "len": _unary(len),
     "iter": _unary(iter),
     "reversed": _unary(reversed),
-    "next": lambda server, *args: server.op_next(*args),
-    "pending": lambda server: server.op_pending(),
+    "next": _next,
+    "pending": _pending,
     "send": lambda server, thing, value: thing.send(value),
     "throw": lambda server, thing, error: thing.throw(error),
     "close": lambda server, thing: thing.close(),
@@ -99,9 +148,9 @@ OPERATIONS: dict[str, Any] = {
     "anext": lambda server, thing: type(thing).__anext__(thing),
     "aenter": lambda server, thing: type(thing).__aenter__(thing),
     "aexit": lambda server, thing, error: _exit(thing, "__aexit__", error),
-    "start": lambda server, thing: server.op_start(thing),
-    "step": lambda server, task: server.op_step(task),
-    "cancel": lambda server, task: server.op_cancel(task),
+    "start": _start,
+    "step": _step,
+    "cancel": _cancel,
     "isinstance": lambda server, thing, kind: bool(isinstance(thing, kind)),
     "issubclass": lambda server, thing, kind: bool(issubclass(thing, kind)),
     "copy": lambda server, thing: copy.copy(thing),

@@ -1,5 +1,6 @@
 """Classes that derive from a builtin value type, and the values that their instances hold."""
 
+import types
 from typing import Any
 
 
@@ -17,6 +18,8 @@ PLAIN_VALUE: dict[type, Any] = {
     frozenset: lambda value: frozenset(frozenset.__iter__(value)),
 }
 IMMUTABLE = frozenset((int, float, complex, str, bytes, tuple, frozenset))
+# Types that the tests have too, without a way to make the program's instances of them
+COMMON_TYPES: tuple[type, ...] = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)
 
 
 def plain_base(kind: type) -> Any:

@@ -1,5 +1,7 @@
-"""Runs a program and its tests a few times where children are forked from. The interpreter has then adapted the code that
-every child runs, which saves each of them from adapting it in memory of its own.
+"""Runs a program and its tests a few times in the process that children are forked from.
+
+The interpreter specializes code that runs often. Doing so before forking saves each child from it, and from a copy of the
+memory that it changes.
 """
 
 import socket
@@ -17,21 +19,21 @@ _PROGRAM = {"code": _CODE, "exports": ["f", "g"], "entry_point": "f", "logs": Fa
 
 
 def rehearse() -> None:
-    """Leaves nothing behind but code that has run."""
-    import random  # only here, where it has been loaded without its hook on forks
+    """Leaves nothing behind but specialized code."""
+    import random  # not at the top: `forks` has loaded it without its hook on forks
 
     for _ in range(_TIMES):
         _direct()
         replies = _solution()
         _judge(replies)
-    remote.session = None
+    remote.session = remote.registry = None
     for name in ("solution", "tests"):
         del sys.modules[name]
     random.seed(0)
 
 
 def _exchange(frames: list[Any]) -> tuple[socket.socket, socket.socket]:
-    """A channel on whose second end the frames have arrived, and no more will come."""
+    """Two ends of a channel. At the second one the frames have arrived, and no more will come."""
     ours, theirs = socket.socketpair()
     for frame in frames:
         wire.send(ours, frame)
@@ -46,7 +48,7 @@ def _direct() -> None:
 
 
 def _solution() -> list[Any]:
-    """What the program's process answers to the tests."""
+    """The answers of the program's process to the tests."""
     calls: list[Any] = [
         ("call", [["H", 0], 1]),
         ("call", [["H", 0], 2]),

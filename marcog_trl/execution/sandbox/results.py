@@ -5,14 +5,14 @@ import time
 
 
 class Results:
-    """The results of a job's tests, as they come in."""
+    """The results of a job's tests, as they arrive."""
 
     def __init__(self, total: int):
         self.reset(total)
 
     def reset(self, total: int) -> None:
         self.entries: list[list | None] = [None] * total
-        self.lost = 0  # tests that timed out or took their process with them
+        self.lost = 0  # tests that timed out or ended their process
         self.last = time.monotonic()
 
     def put(self, index: int, status: str, message: str = "", raised: bool = False) -> None:
@@ -50,5 +50,5 @@ _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def _printable(text: str) -> str:
-    """A message that any terminal, log or file takes: control characters and surrogates are spelt out."""
+    """The text with control characters and surrogates escaped, so that any terminal, log or file can take it."""
     return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)

@@ -1,6 +1,6 @@
 """The program's side of a judged run: keeps the program's objects and does with them what the judge asks for.
 
-Nothing here is trusted once the program runs: it shares this process. Whatever it makes of this, the judge gets data.
+Nothing here can be trusted once the program runs, because it shares this process. The judge gets data only.
 """
 
 import _thread
@@ -9,23 +9,18 @@ import importlib
 import inspect
 import re
 import socket
-import sys
-import time
 import types
 from typing import Any
 
 from . import echo, special, wire
 from .operations import OPERATIONS
-from .plain_values import IMMUTABLE, PLAIN_VALUE, plain_base
+from .plain_values import COMMON_TYPES, IMMUTABLE, PLAIN_VALUE, plain_base
 
 
 _LONGEST_TEXT = 2000  # characters of an exception's text
-_LONGEST_CHAIN = 16  # exceptions that led to an exception
+_LONGEST_CHAIN = 16  # causes and contexts of an exception
 _MOST_ARGS = 8  # of an exception
 _MOST_ATTRIBUTES = 64  # of an exception
-
-
-_COMMON = frozenset((types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType))
 
 
 class Server:
@@ -36,8 +31,8 @@ class Server:
         sock (`socket.socket`): The channel to the judge.
         names (`list[str]`): Names that the tests take from the program.
         module (`types.ModuleType`): The program.
-        describe (`Callable`): Gives an exception's type, message and line as text.
-        tape (`Tape`): What the program prints, warns of and logs.
+        describe (`Callable`): Returns an exception's type, message and line as text.
+        tape (`Tape`): Records what the program prints, warns of and logs.
     """
 
     def __init__(
@@ -49,17 +44,17 @@ class Server:
         self.describe = describe
         self.module = module
         self.codec = wire.Codec(1, self.hand_out, self.take_back, twin=self.twin)
-        # the first handles go to the exports, in order, in every process of this program
+        # the exports have the first numbers, in order, in every process of this program
         self.objects: list[Any] = [module.__dict__.get(name) for name in names]
         self.numbers: dict[int, int] = {}
         for number, value in enumerate(self.objects):
             self.numbers.setdefault(id(value), number)
-        self.known: set[int] = set()  # numbers that the judge can tell what they are
-        self.told: list[int] = []  # those that it is told in the present message
-        self.lent: dict[int, Any] = {}  # objects of the tests, by the judge's numbers
-        self.borrowed: dict[int, int] = {}  # id of what stands for such an object here -> its number
+        self.known: set[int] = set()  # numbers of objects that were described to the judge
+        self.told: list[int] = []  # those that the present message describes
+        self.lent: dict[int, Any] = {}  # proxies for objects of the tests, by the judge's numbers
+        self.borrowed: dict[int, int] = {}  # id of such a proxy -> its number
         self.both: frozenset[str] = frozenset()  # names of classes that the tests define too
-        self.lock = _thread.RLock()  # of the channel: threads of the program call functions of the tests
+        self.lock = _thread.RLock()  # of the channel: threads of the program may call functions of the tests
         self.busy = False
         self.pending: BaseException | None = None
         self.loop: Any = None
@@ -69,7 +64,7 @@ class Server:
         own = [name for name, value in module.__dict__.items() if self.is_own_class(value, name)]
         wire.send(sock, {"exports": hello, "classes": own})
 
-    # Values of ours on their way out
+    # Objects of the program on their way out
 
     def hand_out(self, value: Any) -> list:
         lent = self.borrowed.get(id(value))
@@ -88,7 +83,7 @@ class Server:
             return ["g" if kind is types.GeneratorType else "co", number]
         base: Any = plain_base(kind)
         if base in IMMUTABLE:
-            described = self.hand_out_kind(kind)  # in the order in which it is read
+            described = self.hand_out_kind(kind)  # first, because it is read first
             data = self.codec.encode(PLAIN_VALUE[base](value))
             self.tell(number)
             return ["v", number, described, data]
@@ -116,11 +111,11 @@ class Server:
         self.codec.rollback()
 
     def hand_out_kind(self, kind: Any) -> list:
-        """What a class is: its name, its bases, and which special methods it and its own class have."""
+        """Describes a class: its name, its bases, and the special methods of the class and its metaclass."""
         name: Any = wire.TYPE_NAMES.get(kind)
         if name is not None:
             return ["T", name]
-        if kind in _COMMON:
+        if kind in COMMON_TYPES:
             return ["P", kind.__name__]
         name = kind.__name__
         if issubclass(kind, BaseException) and vars(builtins).get(name) is kind:
@@ -160,7 +155,7 @@ class Server:
             text = str(error)[:_LONGEST_TEXT]
         except BaseException:
             text = ""
-        described = self.hand_out_kind(type(error))  # all in the order in which it is read
+        described = self.hand_out_kind(type(error))  # everything is written in the order in which it is read
         args = OSError.__reduce__(error)[1] if isinstance(error, OSError) else error.args  # with the file's name
         written = self.attempt(args) if len(args) <= _MOST_ARGS else None
         found = list(vars(error).items())[:_MOST_ATTRIBUTES]
@@ -192,7 +187,7 @@ class Server:
             del self.told[mark[1] :]
             return None
 
-    # Values of theirs on their way in
+    # Objects of the tests on their way in
 
     def take_back(self, data: list) -> Any:
         tag, number = data[0], data[1]
@@ -203,7 +198,7 @@ class Server:
         if tag == "S":
             return getattr(importlib.import_module(number), data[2])
         if number not in self.lent:
-            self.lend(number, _MAKERS[tag](self, *data[1:]))
+            self.lend(number, _PROXIES[tag](self, *data[1:]))
         return self.lent[number]
 
     def lend(self, number: int, value: Any) -> None:
@@ -232,7 +227,7 @@ class Server:
             yield item
 
     def remote_object(self, number: int, name: str, names: list[str]) -> Any:
-        """Stands for an object of the tests."""
+        """A proxy for an object of the tests."""
 
         def method(special_name: str) -> Any:
             return lambda thing, /, *args, **kwargs: self.ask(special_name, number, args, kwargs)
@@ -249,17 +244,17 @@ class Server:
         return type(name, (), {**space, "__getattr__": read, "__setattr__": write, "__slots__": ("__weakref__",)})()
 
     def remote_kind(self, number: int, name: str, bases: list) -> Any:
-        """Stands for an exception class of the tests."""
+        """A proxy for an exception class of the tests."""
         return type(name, tuple(self.codec.decode(base) for base in bases), {"__module__": "tests"})
 
     def remote_error(self, number: int, kind: Any, args: Any, text: str) -> Any:
-        """Stands for an exception of the tests."""
+        """A proxy for an exception of the tests."""
         kind, args = self.codec.decode(kind), self.codec.decode(args)
         error = kind.__new__(kind, *args)
         error.args = args
         return error
 
-    # Classes that both sides define: their instances are copied with each message
+    # Classes that both sides define: each message copies what their instances hold
 
     def is_own_class(self, kind: Any, name: str) -> bool:
         return (
@@ -272,7 +267,7 @@ class Server:
         )
 
     def twin(self, name: Any) -> Any:
-        """The program's class of that name, or the name of a class, if the tests define it too; otherwise `None`."""
+        """From a name to the program's class, or from a class to its name, if the tests define it too; otherwise `None`."""
         if isinstance(name, str):
             return self.module.__dict__.get(name)
         known = name.__name__ in self.both and self.module.__dict__.get(name.__name__) is name
@@ -281,7 +276,7 @@ class Server:
     # Operations
 
     def ask(self, what: str, number: int, args: tuple, kwargs: dict) -> Any:
-        """Has the judge call one of its own functions, which this process was passed."""
+        """Has the judge do something with an object of the tests, such as call a function that the program was passed."""
         with self.lock:
             if not self.busy:
                 raise RuntimeError("a function of the tests was called when no test was waiting")
@@ -302,7 +297,7 @@ class Server:
             self.codec.snapshot()
             while True:
                 frame = wire.receive(self.sock)
-                if "o" in frame:  # the judge's function needs something of ours in turn
+                if "o" in frame:  # meanwhile the tests ask for something in turn
                     self.answer(frame)
                     continue
                 self.codec.apply(frame["u"])
@@ -336,7 +331,7 @@ class Server:
         self.codec.snapshot()
         problem: BaseException | None = None
         value = None
-        if not was_busy:  # other threads of the program may ask meanwhile
+        if not was_busy:  # so that other threads of the program can ask meanwhile
             self.lock.release()
         try:
             value = OPERATIONS[frame["o"]](self, *args, **kwargs)
@@ -356,59 +351,11 @@ class Server:
         self.busy = was_busy
 
     def events(self) -> dict[str, list]:
-        """The part of a message that says what the program printed, warned of and logged since the last."""
+        """The part of a message that tells what the program has printed, warned of and logged since the last message."""
         return {"e": self.tape.take(self.codec.encode)} if self.tape.events else {}
 
-    def op_next(self, iterator: Any, count: int) -> tuple:
-        """Up to `count` items, fewer if they take their time, and how it ended if it did."""
-        items: list[Any] = []
-        start = time.perf_counter()
-        while len(items) < count and (not items or time.perf_counter() - start < 0.005):
-            try:
-                items.append(next(iterator))
-            except StopIteration as stop:
-                return tuple(items), "stop", stop.value
-            except BaseException:
-                if not items:
-                    raise
-                self.pending = sys.exc_info()[1]
-                return tuple(items), "later", None
-        return tuple(items), "more", None
 
-    def op_pending(self) -> None:
-        error, self.pending = self.pending, None
-        if error is not None:
-            raise error
-
-    # Coroutines run on a loop of this process, in slices, so that several that the tests await run side by side
-
-    def op_start(self, thing: Any) -> Any:
-        import asyncio  # large, and rarely needed
-
-        async def awaited() -> Any:
-            return await thing
-
-        if self.loop is None:
-            self.loop = asyncio.new_event_loop()
-            asyncio.set_event_loop(self.loop)
-        return self.loop.create_task(awaited())
-
-    def op_step(self, task: Any) -> tuple:
-        """Runs the loop for a moment, or until the task is done; returns whether it is, and its result."""
-        import asyncio
-
-        if not task.done():
-            self.loop.run_until_complete(asyncio.wait({task}, timeout=0.002))
-        return (True, task.result()) if task.done() else (False, None)
-
-    def op_cancel(self, task: Any) -> None:
-        import asyncio
-
-        task.cancel()
-        self.loop.run_until_complete(asyncio.wait({task}, timeout=0.002))
-
-
-_MAKERS: dict[str, Any] = {
+_PROXIES: dict[str, Any] = {
     "cb": Server.callback,
     "it": Server.remote_iterator,
     "ob": Server.remote_object,

@@ -1,14 +1,13 @@
-"""The judge's channel to the program's process: which stand-in is for which object, and what is asked and answered."""
+"""The judge's channel to the program's process: what the tests ask of the program's objects, and the answers."""
 
 import _thread
 import builtins
 import socket
-import sys
 import types
 from typing import Any
 
-from . import echo, errors, flows, lending, remote, stand_ins, wire
-from .plain_values import IMMUTABLE
+from . import echo, lending, remote, wire
+from .registry import Registry
 
 
 _MOST_KEPT = 256  # nodes after which both sides forget them all
@@ -19,27 +18,12 @@ class SolutionGone(BaseException):
     """The program's process has ended or broke the channel."""
 
 
-class Place:
-    """What object of the program something stands for."""
-
-    __slots__ = ("generation", "message", "number", "reader", "said", "seen", "thing")
-
-    def __init__(self, thing: Any, number: int, generation: int | None):
-        self.thing = thing
-        self.number = number
-        self.generation = generation  # of the process that has it; None where every process of the program has it
-        self.reader: flows.Reader | None = None
-        self.seen: tuple[int, list] | None = None  # when it was last iterated over, and its items
-        self.message = ""  # of an exception
-        self.said: str | None = None  # of an exception that the program raised: how it describes it
-
-
 class Session:
     """
-    The channel to the solution process and the stand-ins for its objects.
+    The channel to the solution process.
 
     Args:
-        names (`list[str]`): What the tests take from the program.
+        names (`list[str]`): Names that the tests take from the program.
         space (`dict`): The tests' namespace.
         repeat (`Echo`): Repeats what the program prints, and knows what the tests have patched.
     """
@@ -49,35 +33,25 @@ class Session:
         self.space = space
         self.echo = repeat
         self.dead = True
-        self.refuted: BaseException | None = None  # why the present test cannot pass, whatever it makes of it
-        self.generation = 0
+        self.refuted: BaseException | None = None  # why the present test cannot pass, even if it succeeds
         self.tested: frozenset[type] = frozenset()  # classes of the program that the tests use by their names
-        self.asked = 0  # times that the program was asked for something
-        self.changes = 0  # times that it may have changed something
-        self.ours: list[Any] = []  # that the program was passed
-        self.our_numbers: dict[int, int] = {}
-        self.stand_ins: dict[int, Any] = {}
-        self.places: dict[int, Place] = {}  # by the id of what stands there, which is kept
-        self.kinds: dict[type, remote.Kind] = dict(stand_ins.COMMON.values())
-        self.instance_types: dict[int, type] = {}  # number of a class -> class of the stand-ins of its instances
-        self.metas: dict[Any, type] = {}
-        self.raised: list[Any] = []  # exceptions with a place
+        self.asked = 0  # how often the program was asked for something
+        self.changes = 0  # how often it may have changed something
+        self.lent: list[Any] = []  # objects of the tests that the program was passed
+        self.lent_numbers: dict[int, int] = {}  # id of such an object -> its number
+        self.registry = Registry(len(names), self.lent)
         self.told: set[Any] = set()  # plain values that the program was shown
         self.classes: list[str] = []  # names of classes of the program that the tests may define too
         self.lock = _thread.RLock()
         self.talking = False
-        self.unclosed: list[Any] = []
+        self.unclosed: list[Any] = []  # generators to close with the next message
         remote.session = self
 
     def attach(self, sock: socket.socket) -> dict[str, Any]:
         """Talks to a fresh process from now on; returns what it exports, by name."""
         self.sock = sock
-        self.generation += 1
-        self.codec = wire.Codec(0, self.hand_over, self.stand_in, twin=self.twin)
-        # the exports have the same numbers in every process of the program, and the tests hold their stand-ins
-        count = len(self.names)
-        self.stand_ins = {number: made for number, made in self.stand_ins.items() if number < count}
-        self.instance_types = {number: kind for number, kind in self.instance_types.items() if number < count}
+        self.codec = wire.Codec(0, self.hand_over, self.registry.stand_in, twin=self.twin)
+        self.registry.begin(self.codec)
         self.dead = False
         self.talking = False
         self.echo.begin()
@@ -98,15 +72,6 @@ class Session:
         self.dead = True
         return SolutionGone(str(error))
 
-    def receive(self) -> dict:
-        try:
-            frame = wire.receive(self.sock)
-        except (EOFError, OSError, wire.BrokenChannel) as error:
-            raise self.lost(error) from None
-        if type(frame) is not dict:
-            raise self.lost(wire.BrokenChannel("not a message"))
-        return frame
-
     def doubt(self, text: str) -> TypeError:
         """Records that the present test cannot be judged, so that it does not pass; returns an error that says why."""
         error = TypeError(text)
@@ -114,11 +79,8 @@ class Session:
             self.refuted = error
         return error
 
-    def place_of(self, thing: Any) -> Place | None:
-        place = self.places.get(id(thing))
-        return place if place is not None and place.thing is thing else None
-
     def was_told(self, value: Any) -> bool:
+        """Whether the program was shown this plain value."""
         return type(value) in _HASHABLE and value in self.told
 
     def tell(self, values: Any) -> None:
@@ -128,32 +90,33 @@ class Session:
             elif type(value) in (list, tuple, set, dict) and len(value) <= _MOST_TOLD:
                 self.told.update(item for item in value if type(item) in _HASHABLE)
 
-    # Values of ours on their way out
+    # Objects on their way to the program
 
     def hand_over(self, value: Any) -> list:
-        place = self.place_of(value)
+        """A value of no plain type as tagged JSON; raises Uncrossable."""
+        place = self.registry.place_of(value)
         if place is not None:
-            if place.generation not in (self.generation, None):
+            if place.generation not in (self.registry.generation, None):
                 raise wire.Uncrossable("an object of the program's earlier process, which has ended")
             return ["H", place.number]
         if isinstance(value, (type, types.BuiltinFunctionType)):
             name = value.__name__
             if vars(builtins).get(name) is value:
                 return ["B", name]
-        number = self.our_numbers.get(id(value))
+        number = self.lent_numbers.get(id(value))
         if number is None:
-            number = self.our_numbers[id(value)] = len(self.ours)
-            self.ours.append(value)
+            number = self.lent_numbers[id(value)] = len(self.lent)
+            self.lent.append(value)
         return lending.write(value, number, self.codec.encode)
 
     def twin(self, kind: Any) -> Any:
-        """The tests' class of a name, or the name of a class, if the program defines it too; otherwise `None`."""
+        """From a name to the tests' class, or from a class to its name, if the program defines it too; otherwise `None`."""
         if isinstance(kind, str):
             return self.space.get(kind) if kind in self.both() else None
         return kind.__name__ if kind.__module__ == "tests" and kind.__name__ in self.both(kind) else None
 
     def both(self, kind: Any = None) -> list[str]:
-        """Names of the classes that both sides define."""
+        """Names of the classes that both the program and the tests define; with `kind`, only that class's."""
         found = [(name, self.space.get(name)) for name in self.classes]
         return [
             name
@@ -161,111 +124,11 @@ class Session:
             if type(other) is type
             and other.__module__ == "tests"
             and other.__dictoffset__ != 0
-            and not issubclass(other, (BaseException, *_VALUES))
+            and not issubclass(other, (BaseException, *_VALUE_TYPES))
             and (kind is None or kind is other)
         ]
 
-    # Values of theirs on their way in
-
-    def stand_in(self, data: list) -> Any:
-        tag, number = data[0], data[1]
-        if type(number) is not int or number < 0:
-            return self.named(tag, number)
-        if tag == "mine":
-            return self.ours[number]
-        if tag == "K":
-            return self.kind(number, data[2])
-        if tag == "E":
-            return self.stand_ins[number] if number in self.stand_ins else self.error(number, data[2], data[3])
-        kind = self.kind_of_number(data[2]) if len(data) > 2 else None
-        if number in self.stand_ins:
-            return self.stand_ins[number]
-        if tag == "g" or tag == "co":
-            thing = _Handle()
-            self.settle(number, thing)
-            made: Any = flows.generator(thing) if tag == "g" else flows.coroutine(thing)
-            self.places[id(made)] = Place(made, number, self.places[id(thing)].generation)
-            self.stand_ins[number] = made
-            return made
-        if kind is None or tag not in ("h", "v"):
-            raise wire.BrokenChannel("a malformed handle")
-        base: Any = self.kinds[kind].base
-        if tag == "h":
-            made = object.__new__(kind)
-        elif base in IMMUTABLE:
-            value = self.codec.decode(data[3])
-            if type(value) is not base:
-                raise wire.BrokenChannel("a value of another type than its class derives from")
-            made = base.__new__(kind, value)
-        else:
-            raise wire.BrokenChannel("a malformed handle")
-        self.settle(number, made)
-        return made
-
-    def named(self, tag: str, name: Any) -> Any:
-        if tag == "P" and name in stand_ins.COMMON:
-            return stand_ins.COMMON[name][1].public
-        found = vars(builtins).get(name) if tag == "B" and type(name) is str else None
-        if not (isinstance(found, type) and issubclass(found, BaseException)):
-            raise wire.BrokenChannel("a malformed handle")
-        return found
-
-    def settle(self, number: int, made: Any) -> Place:
-        self.stand_ins[number] = made
-        place = Place(made, number, None if number < len(self.names) else self.generation)
-        self.places[id(made)] = place
-        return place
-
-    def kind(self, number: int, facts: dict) -> Any:
-        if number in self.stand_ins:
-            return self.stand_ins[number]
-        found = errors.standard(facts["module"], facts["name"])
-        bases = [self.codec.decode(base) for base in facts["bases"]]
-        if found is not None:
-            public = found
-        else:
-            for base in bases:
-                if not isinstance(base, type):
-                    raise wire.BrokenChannel("a class that derives from no class")
-            public, self.instance_types[number] = stand_ins.make_kind(facts, bases)
-            if facts["module"] in _ABSTRACT and facts["name"] in vars(sys.modules[facts["module"]]):
-                vars(sys.modules[facts["module"]])[facts["name"]].register(public)
-        self.settle(number, public)
-        return public
-
-    def kind_of_number(self, data: list) -> type:
-        """The class of the stand-ins of the instances of a class."""
-        if data[0] == "P":
-            return stand_ins.COMMON[data[1]][0]
-        if data[0] == "T":
-            raise wire.BrokenChannel("a value that should be plain")
-        self.stand_in(data)
-        return self.instance_types[data[1]]
-
-    def error(self, number: int, kind_data: list, data: dict) -> BaseException:
-        kind = self.codec.decode(kind_data)
-        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
-            raise wire.BrokenChannel("an exception of no kind")
-        args = None if data["a"] is None else self.codec.decode(data["a"][0])
-        message = str(data["m"])
-        made = errors.make(kind, args if type(args) is tuple else (message,))
-        if made is None:
-            made = Exception(message)
-        place = self.settle(number, made)
-        place.message = message
-        self.raised.append(made)
-        errors.complete(made, data, self.codec.decode)
-        return made
-
-    def forget_errors(self) -> None:
-        """Lets go of exceptions, which hold the frames that they went through."""
-        for error in self.raised[: -errors.MOST_KEPT]:
-            place = self.places.pop(id(error), None)
-            if place is not None:
-                self.stand_ins.pop(place.number, None)
-        del self.raised[: -errors.MOST_KEPT]
-
-    # Operations
+    # Requests
 
     def ask(self, what: str, /, *args: Any, **kwargs: Any) -> Any:
         """Has the solution process do something with its objects; returns what it returned or raises what it raised."""
@@ -275,10 +138,10 @@ class Session:
             return self._ask(what, args, kwargs)
 
     def close(self, thing: Any) -> None:
-        """Closes a generator of the program: now, or with the next message if one is on its way."""
-        place = self.place_of(thing)
-        if place is None or place.generation != self.generation or self.dead:
-            return  # of a process that has ended, and of an earlier program
+        """Closes a generator of the program: now, or with the next message if one is being sent."""
+        place = self.registry.place_of(thing)
+        if place is None or place.generation != self.registry.generation or self.dead:
+            return  # of a process that has ended, or of an earlier program
         with self.lock:
             if self.talking:
                 self.unclosed.append(thing)
@@ -290,6 +153,15 @@ class Session:
             raise SolutionGone("the program's process has ended")
         self.asked += 1
         self.changes += what not in _LOOKS
+        self._send_request(what, args, kwargs)
+        if what != "contains":  # there, being asked tells the program what the test looks for
+            self.tell(args)
+        if kwargs:
+            self.tell(kwargs.values())
+        self.codec.snapshot()
+        return self._receive_answer()
+
+    def _send_request(self, what: str, args: tuple, kwargs: dict[str, Any]) -> None:
         codec = self.codec
         forget = len(codec.nodes) > _MOST_KEPT
         if forget:
@@ -301,7 +173,7 @@ class Session:
             frame = {
                 "o": what,
                 "z": forget,
-                "u": codec.changes(),  # first, as it is read
+                "u": codec.changes(),  # first, because it is read first
                 "a": [codec.encode(arg) for arg in args],
                 "k": {key: codec.encode(value) for key, value in kwargs.items()},
             }
@@ -315,12 +187,10 @@ class Session:
             self.echo.not_sent()
             self.talking = False
             raise self.doubt(f"cannot pass {error} to the program") from None
-        if what != "contains":  # it was told what the test looks for in order to be asked
-            self.tell(args)
-        if kwargs:
-            self.tell(kwargs.values())
-        codec.snapshot()
-        problems: list[BaseException] = []  # that the tests make of what the program prints or warns of
+
+    def _receive_answer(self) -> Any:
+        codec = self.codec
+        problems: list[BaseException] = []  # raised by the tests when they hear what the program prints or warns of
         while True:
             reply = self.receive()
             try:
@@ -349,15 +219,24 @@ class Session:
             raise problem
 
     def problem(self, data: list) -> BaseException:
-        """The exception that the program raised, or one of the tests' that went through it."""
+        """The exception that the program raised, or one of the tests' that passed through it."""
         error = self.codec.decode(data)
         if not isinstance(error, BaseException):
             raise wire.BrokenChannel("an exception of no kind")
-        place = self.place_of(error)
+        place = self.registry.place_of(error)
         if place is not None:
             place.said = str(data[3]["d"])[:500]
-            self.forget_errors()
+            self.registry.forget_errors()
         return error
+
+    def receive(self) -> dict:
+        try:
+            frame = wire.receive(self.sock)
+        except (EOFError, OSError, wire.BrokenChannel) as error:
+            raise self.lost(error) from None
+        if type(frame) is not dict:
+            raise self.lost(wire.BrokenChannel("not a message"))
+        return frame
 
     def send(self, frame: dict) -> None:
         try:
@@ -368,8 +247,8 @@ class Session:
             raise self.lost(error) from None
 
     def oblige(self, reply: dict) -> dict:
-        """Does for the program what it asks of one of the tests' own objects."""
-        thing, what = self.ours[reply["h"]], reply["ask"]
+        """Does what the program asks of an object of the tests; returns the answer as a frame."""
+        thing, what = self.lent[reply["h"]], reply["ask"]
         args = [self.codec.decode(arg) for arg in reply["a"]]
         kwargs = {key: self.codec.decode(value) for key, value in reply["k"].items()}
         self.codec.snapshot()
@@ -383,7 +262,7 @@ class Session:
             raise
         except Exception as error:
             if isinstance(error, AssertionError) and self.refuted is None:
-                self.refuted = error  # whatever the program makes of it
+                self.refuted = error  # even if the program catches it
             value, key = error, "x"
         self.codec.begin()
         try:
@@ -398,7 +277,7 @@ class Session:
 
 
 def _heard(events: list) -> list[BaseException]:
-    """Exceptions that come of telling the tests, such as a warning that they make an error."""
+    """Exceptions that are raised when the tests hear of events, for example where they turn warnings into errors."""
     found: list[BaseException] = []
     for event in events:
         try:
@@ -408,16 +287,10 @@ def _heard(events: list) -> list[BaseException]:
     return found
 
 
+# operations that change nothing in the program
 _LOOKS = frozenset(
     "iter next pending len bool getitem contains getattr has str repr hash equal isinstance base".split()
 )
-_ABSTRACT = ("collections.abc", "numbers")  # modules whose classes take in what has their methods
 _MALFORMED = (wire.BrokenChannel, KeyError, TypeError, IndexError, ValueError, AttributeError, RecursionError)
 _HASHABLE = frozenset((int, float, str, bytes, bool, type(None)))
-_VALUES = (int, float, complex, str, bytes, bytearray, tuple, list, dict, set, frozenset)
-
-
-class _Handle:
-    """Stands for a generator or a coroutine of the program, for what the tests see of it."""
-
-    __slots__ = ()
+_VALUE_TYPES = (int, float, complex, str, bytes, bytearray, tuple, list, dict, set, frozenset)

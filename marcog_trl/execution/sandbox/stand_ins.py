@@ -10,7 +10,7 @@ from typing import Any
 
 from . import methods, remote, special
 from .methods import METHODS, OBJECT
-from .plain_values import IMMUTABLE, PLAIN_VALUE
+from .plain_values import COMMON_TYPES, IMMUTABLE, PLAIN_VALUE
 
 
 # Attributes
@@ -38,7 +38,7 @@ def _get(self: Any, name: str) -> Any:
         return object.__getattribute__(self, name)
     if name in kind.fields:
         return tuple.__getitem__(self, kind.fields[name])
-    if remote.session.place_of(self) is None:  # made here, out of a class of the program
+    if remote.registry.place_of(self) is None:  # made here, out of a class of the program
         return object.__getattribute__(self, name)
     return _remote_attribute(self, name)
 
@@ -81,7 +81,7 @@ def _directory(self: Any) -> list[str]:
 
 
 def _text_of_error(self: Any) -> str:
-    place = remote.session.place_of(self)
+    place = remote.registry.place_of(self)
     return BaseException.__str__(self) if place is None else place.message
 
 
@@ -138,7 +138,7 @@ class ForeignType(type):
 
 
 def _no_member(cls: Any) -> bool:
-    kind = remote.session.kinds.get(cls)
+    kind = remote.registry.kinds.get(cls)
     if kind is not None and kind.checks:
         raise remote.session.doubt(
             f"{cls.__name__} of the program is not asked what its instances are: its word is not taken"
@@ -180,7 +180,7 @@ def make_kind(facts: dict, bases: list[Any]) -> tuple[type, type]:
         made = _of(name, tuple(bases), space, meta)
         return made, _register(made, facts, made)
     public = _of(name, tuple(bases), {"__module__": facts["module"], "__slots__": ()}, meta)
-    remote.session.kinds[public] = _describe(facts, public)
+    remote.registry.kinds[public] = _describe(facts, public)
     space = {**_space(facts, has), "__slots__": ("__weakref__",)}
     return public, _register(_of(name, (), space), facts, public)
 
@@ -197,7 +197,7 @@ def _of(name: str, bases: tuple, space: dict, meta: type = ForeignType) -> Any:
 
 
 def _register(made: Any, facts: dict, public: type) -> type:
-    remote.session.kinds[made] = _describe(facts, public)
+    remote.registry.kinds[made] = _describe(facts, public)
     return made
 
 
@@ -262,12 +262,12 @@ def _meta_of(names: frozenset[str], bases: list) -> Any:
     if not names:
         return above[0] if above else ForeignType
     key = names, above
-    if key not in remote.session.metas:
+    if key not in remote.registry.metas:
         space = {name: OBJECT.get(name, METHODS.get(name)) for name in names}
         made = type.__new__(type, "type", above or (ForeignType,), space)
-        remote.session.metas[key] = made
-        remote.session.kinds[made] = remote.Kind("type", names, names, None, made, {}, _NOTHING, False, False)
-    return remote.session.metas[key]
+        remote.registry.metas[key] = made
+        remote.registry.kinds[made] = remote.Kind("type", names, names, None, made, {}, _NOTHING, False, False)
+    return remote.registry.metas[key]
 
 
 def _common(public: type, has: frozenset[str]) -> tuple[type, remote.Kind]:
@@ -278,7 +278,6 @@ def _common(public: type, has: frozenset[str]) -> tuple[type, remote.Kind]:
 
 
 _CALLABLE = frozenset(("__call__",))
-_COMMON: tuple[type, ...] = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)
 COMMON: dict[str, tuple[type, remote.Kind]] = {
-    public.__name__: _common(public, _NOTHING if public is types.ModuleType else _CALLABLE) for public in _COMMON
+    public.__name__: _common(public, _NOTHING if public is types.ModuleType else _CALLABLE) for public in COMMON_TYPES
 }

@@ -35,15 +35,15 @@ MOST_NODES = 1024  # shared containers in one message; further ones travel as co
 
 class Codec:
     """
-    Writes values out and builds them again, and keeps the nodes that both sides share.
+    Writes values and builds them again, and keeps the nodes that both sides share.
 
     Args:
-        side (`int`): 0 on one end of the channel, 1 on the other, so that their nodes have different numbers.
-        foreign (`Callable`): Writes out a value of no known type, or raises Uncrossable.
+        side (`int`): 0 at one end of the channel, 1 at the other, so that their nodes have different numbers.
+        foreign (`Callable`): Writes a value of no known type, or raises Uncrossable.
         special (`Callable`): Builds the value of a tag that this module does not know, or raises BrokenChannel.
-        shared (`bool`, *optional*, defaults to `True`): Whether to keep nodes; without, all containers are copies.
-        twin (`Callable`, *optional*): Gives the name of a class that both sides define, or the class of such a name, or
-            `None`. Instances of such classes are nodes; by default there are none.
+        shared (`bool`, *optional*, defaults to `True`): Whether to keep nodes. If `False`, all containers are copied.
+        twin (`Callable`, *optional*): Maps a class that both sides define to its name, such a name to its class, and
+            anything else to `None`. Instances of these classes are nodes. By default there are none.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Codec:
             if number is not None and self.nodes.get(number) is value:
                 return ["n", number]
             return ["O", self._register(value), name, *self._content(value, depth)]
-        # the program's own named tuples have methods, which a copy would lack
+        # named tuples that the program defines have methods, which a copy would lack
         if tuple in kind.__mro__ and (self.side == 0 or not self.shared or kind.__module__ == NAMED_TUPLES):
             fields = kind.__dict__.get("_fields")
             if type(fields) is tuple and kind.__bases__ == (tuple,) and all(type(name) is str for name in fields):
@@ -130,7 +130,7 @@ class Codec:
         return self.foreign(value)
 
     def _content(self, value: Any, depth: int) -> list:
-        """What is in a container: its parameters, then its items."""
+        """The content of a container: its parameters, then its items."""
         kind = type(value)
         if kind is list or kind is set:
             return [self._encode(item, depth) for item in value]
@@ -142,7 +142,7 @@ class Codec:
             content += [self._encode(item, depth) for item in value]
             return content
         if kind is collections.defaultdict:
-            # what makes the default may not cross, and a copy is only compared
+            # the default factory may be uncrossable, and a copy is only compared
             content.append(self._encode(value.default_factory, depth) if self.shared else None)
         for key, item in _items(value):
             content.append(self._encode(key, depth))
@@ -240,12 +240,12 @@ class Codec:
     # Nodes
 
     def begin(self) -> None:
-        """Starts a message, and allows it its nodes."""
+        """Begins a message, with a new allowance of nodes."""
         self.budget = MOST_NODES
         self.fresh: list[int] = []
 
     def rollback(self, mark: int = 0) -> None:
-        """Forgets the nodes of the message that was begun, but for the first `mark`: they will not be sent."""
+        """Forgets the nodes of the present message, all but the first `mark`, because they will not be sent."""
         for number in self.fresh[mark:]:
             value = self.nodes.pop(number)
             del self.numbers[id(value)]
@@ -270,11 +270,11 @@ class Codec:
         self.numbers[id(value)] = number
 
     def snapshot(self) -> None:
-        """Remembers what all nodes hold now."""
+        """Remembers the present content of all nodes."""
         self.snapshots = {number: _shallow(value) for number, value in self.nodes.items()}
 
     def changes(self) -> list:
-        """What nodes hold now, for those that have changed since the last snapshot; raises Uncrossable."""
+        """The content of the nodes that have changed since the last snapshot; raises Uncrossable."""
         changed = []
         for number, before in self.snapshots.items():
             value = self.nodes[number]
@@ -283,7 +283,7 @@ class Codec:
         return changed
 
     def apply(self, changes: list) -> None:
-        """Puts the peer's changes into our nodes; raises BrokenChannel if they are malformed."""
+        """Applies the peer's changes to the nodes of this side; raises BrokenChannel if they are malformed."""
         try:
             for number, *content in changes:
                 self._fill(self.nodes[number], content)
@@ -293,7 +293,7 @@ class Codec:
             raise BrokenChannel(f"malformed changes: {type(error).__name__}") from None
 
     def drop(self) -> None:
-        """Forgets all nodes: both sides do so at the same time."""
+        """Forgets all nodes. Both sides do so at the same time."""
         self.nodes.clear()
         self.numbers.clear()
         self.snapshots.clear()
@@ -317,7 +317,7 @@ def _items(value: Any) -> Any:
 
 
 def _own_attributes(kind: type, found: dict) -> dict:
-    """Attributes of an object of a class that both sides define: data, none of which hides a method of the class."""
+    """Checks that an object of a class that both sides define has data only, which hides no method of the class."""
     for name in found:
         if type(name) is not str or name[:2] == "__":
             raise Uncrossable("an object with attributes that begin with two underscores")
@@ -352,7 +352,7 @@ def _same(before: Any, value: Any) -> bool:
 
 
 def _gradually(items: Iterable) -> set:
-    """A set, not built in one call: signals are seen between items."""
+    """A set, built item by item, so that signal handlers can run in between."""
     found = set()
     for item in items:
         found.add(item)

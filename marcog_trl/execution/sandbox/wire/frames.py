@@ -29,7 +29,7 @@ def send(sock: socket.socket, value: Any, largest: int = LARGEST) -> None:
 
 
 def read_exactly(sock: socket.socket, count: int) -> bytes:
-    """Reads `count` bytes; raises EOFError if the peer goes before."""
+    """Reads `count` bytes; raises EOFError if the peer closes the channel first."""
     data = sock.recv(count)
     if len(data) == count:
         return data
@@ -43,7 +43,7 @@ def read_exactly(sock: socket.socket, count: int) -> bytes:
 
 
 def receive(sock: socket.socket, largest: int = LARGEST) -> Any:
-    """The next frame; raises EOFError when the peer is gone and BrokenChannel when it sent something else."""
+    """The next frame; raises EOFError if the peer is gone, and BrokenChannel if it sent anything but a frame."""
     (size,) = HEADER.unpack(read_exactly(sock, HEADER.size))
     if size > largest:
         raise BrokenChannel(f"a message of {size} bytes is larger than {largest}")
@@ -51,7 +51,7 @@ def receive(sock: socket.socket, largest: int = LARGEST) -> Any:
 
 
 def parse(body: bytes) -> Any:
-    """JSON into objects; raises BrokenChannel if it is none."""
+    """Parses JSON; raises BrokenChannel if it is malformed."""
     try:
         return json.loads(body)
     except (ValueError, RecursionError, MemoryError) as error:
@@ -59,7 +59,7 @@ def parse(body: bytes) -> Any:
 
 
 class FrameReader:
-    """Frames of at most `largest` bytes from a peer that may lie, stall or vanish."""
+    """Reads frames of at most `largest` bytes from a peer that may lie, stall or vanish."""
 
     def __init__(self, sock: socket.socket, largest: int = LARGEST):
         self.sock = sock
@@ -70,8 +70,8 @@ class FrameReader:
         self.poll.register(sock, select.POLLIN)
 
     def receive(self, deadline: float) -> Any:
-        """The next frame, or `TIMEOUT` if `deadline` (seconds on the monotonic clock) comes first; otherwise as the
-        function `receive`."""
+        """The next frame, or `TIMEOUT` if `deadline` (seconds on the monotonic clock) passes first. Raises what the
+        function `receive` raises."""
         while True:
             frame = self.take()
             if frame is not None:
@@ -83,10 +83,10 @@ class FrameReader:
                 self.fill()
 
     def fill(self) -> None:
-        """Reads what is there, without waiting for more; raises EOFError when the peer is gone."""
+        """Reads what has arrived, without waiting for more; raises EOFError if the peer is gone."""
         try:
             data = self.sock.recv(1 << 18, socket.MSG_DONTWAIT)
-        except BlockingIOError:  # an urgent byte, which can be seen and not read
+        except BlockingIOError:  # an urgent byte, which poll reports and recv does not return
             time.sleep(0.001)
             return
         except ConnectionError:
@@ -96,7 +96,7 @@ class FrameReader:
         self.buffer += data
 
     def take(self) -> Any:
-        """A frame that has arrived completely, or `None`."""
+        """A frame that has arrived as a whole, or `None`."""
         if len(self.buffer) < HEADER.size:
             return None
         (size,) = HEADER.unpack_from(self.buffer)

@@ -75,7 +75,7 @@ def _write_timezone(codec: "Codec", value: datetime.timezone, depth: int) -> lis
 
 
 def write_rare(kind: type, value: Any) -> list | None:
-    """Tagged JSON of a value of a module that is not loaded unless the program or its tests loaded it."""
+    """Tagged JSON of a value whose module is only loaded if the program or its tests loaded it."""
     if kind is getattr(sys.modules.get("uuid"), "UUID", None):
         return ["U", value.hex]
     if kind is not getattr(sys.modules.get("zoneinfo"), "ZoneInfo", None):
@@ -86,7 +86,7 @@ def write_rare(kind: type, value: Any) -> list | None:
 
 
 def _namespace_attributes(found: dict) -> dict:
-    """Attributes of a namespace, without hooks such as `__array_interface__`, on whose word numpy reads memory."""
+    """Attributes of a namespace, without hooks such as `__array_interface__`, which numpy trusts when it reads memory."""
     if any(type(name) is not str or name[:2] == "__" for name in found):
         raise Uncrossable("a namespace with attributes that begin with two underscores")
     return dict(found)
@@ -177,7 +177,7 @@ def _read_scalar(codec: "Codec", data: list) -> Any:
 def numpy_for(dtype: str) -> Any:
     if not NUMPY_DTYPE.fullmatch(dtype):
         raise BrokenChannel(f"numpy data of type {dtype[:40]!r}")
-    import numpy  # only where the program has it too
+    import numpy  # only if the program has numpy too
 
     return numpy
 
