@@ -26,31 +26,31 @@ class CodeExecutor:
     """
     Runs untrusted Python programs against tests, in confined worker processes.
 
-    Worker processes start with the first job and are shared by all threads; jobs are handed out one at a time, so a slow
-    program delays nobody but itself. A fork of the owning process gets workers of its own when it first submits a job.
+    Worker processes start with the first job and are shared by all threads. Each worker gets one job at a time, so a slow
+    program delays only itself. A fork of the owning process starts workers of its own when it first submits a job.
 
     Args:
         num_workers (`int`, *optional*):
-            Number of worker processes. `None` takes the cores that this process may use (affinity and control group),
-            divided by `LOCAL_WORLD_SIZE`, the number of training processes on the node.
+            Number of worker processes. Defaults to the number of cores that this process may use (affinity and control
+            group), divided by `LOCAL_WORLD_SIZE`, the number of training processes on the node.
         timeout (`float`, *optional*, defaults to `10.0`):
-            Wall-clock limit of a job in seconds, loading included, for jobs without one of their own.
+            Wall-clock limit of a job in seconds, loading included, unless the job has its own.
         test_timeout (`float`, *optional*):
-            Wall-clock limit of each test in seconds, for jobs without one of their own. `None` leaves a test what is left
-            of its job's time.
+            Wall-clock limit of each test in seconds, unless the job has its own. With `None`, only the limit of the job
+            applies.
         max_timeouts (`int`, *optional*, defaults to `3`):
-            After this many tests of a job that timed out (or killed the program), the rest are skipped.
+            When this many tests of a job have timed out or killed the program, the rest are skipped.
         memory_mb (`int`, *optional*, defaults to `512`):
-            Limit of a program's address space in MiB, for jobs without one of their own.
+            Limit of a program's address space in MiB, unless the job has its own.
         isolation (`str`, *optional*, defaults to `"strict"`):
-            `"strict"` refuses to start where Landlock or seccomp are missing; `"best_effort"` runs with what there is
-            and warns once; `"none"` applies resource limits only and is for trusted code.
+            `"strict"` raises an error if the kernel lacks Landlock or seccomp; `"best_effort"` uses what the kernel
+            offers and warns if something is missing; `"none"` applies resource limits only and is for trusted code.
         packages (`Sequence[str]`, *optional*, defaults to `()`):
             Installed packages that programs may import besides the standard library and numpy, such as
-            `["pandas", "sympy"]`, with what these require.
+            `["pandas", "sympy"]`. The packages that these require are included.
         files (`bool`, *optional*):
             Whether programs get a scratch folder of 64 MiB as working directory, shared with the tests and emptied after
-            each job, for jobs that do not say. `None` gives one to those whose tests work with files.
+            each job, unless the job has its own setting. With `None`, they get one if their tests work with files.
 
     Attributes:
         isolation (`Isolation`): What is really active.
@@ -58,7 +58,7 @@ class CodeExecutor:
     Raises:
         ValueError: If an argument is out of range, a package is not installed, or a hard limit (`ulimit -H`) of this
             process is too low for programs.
-        IsolationError: If `isolation="strict"` is not possible here: a `RuntimeError`, and a `ValueError` too.
+        IsolationError: If the kernel lacks what `isolation="strict"` needs. It is a `RuntimeError` and a `ValueError`.
 
     Example:
 
@@ -109,19 +109,19 @@ class CodeExecutor:
         """
         Starts executing jobs and returns at once.
 
+        Tests that cannot be run (they do not parse, or there are none) raise no error, because a model may have written
+        them. Their job gets a verdict with status `"error"` and the reason as its message.
+
         Args:
-            jobs (`Sequence[Job]`): The jobs. Jobs of one call run concurrently, as many as there are workers.
+            jobs (`Sequence[Job]`): The jobs. They run concurrently, as many as there are workers.
 
         Returns:
-            `Future[list[Verdict]]`: will hold one verdict per job, in the order of `jobs`.
-
-        Tests that are text but cannot be run (they do not parse, or there are none) may come from a model: their verdict
-        is `"error"`, with the reason as its message.
+            `Future[list[Verdict]]`: One verdict per job, in the order of `jobs`.
 
         Raises:
             TypeError: If `jobs` is a single job.
-            ValueError: If a job is not one (an unknown format, tests of another type than the format wants, a limit that
-                is not positive); the message names the job's index. Nothing has run then.
+            ValueError: If a field of a job is wrong (an unknown format, tests of the wrong type, a limit that is not
+                positive). The message begins with the job's index, and no job has run.
             RuntimeError: If the executor is closed.
         """
         if isinstance(jobs, Job):
@@ -159,16 +159,17 @@ class CodeExecutor:
             jobs (`Sequence[Job]`): The jobs.
 
         Returns:
-            `list[Verdict]`: one verdict per job, in the order of `jobs`.
+            `list[Verdict]`: One verdict per job, in the order of `jobs`.
 
         Raises:
+            TypeError: As for `submit`.
             ValueError: As for `submit`.
-            RuntimeError: If the executor is closed, before or meanwhile.
+            RuntimeError: If the executor is closed, or is closed meanwhile.
         """
         return self.submit(jobs).result()
 
     def close(self) -> None:
-        """Ends the worker processes. Futures that are not done get a `RuntimeError`. May be called again."""
+        """Ends the worker processes. Futures that are not done raise a `RuntimeError`. Can be called more than once."""
         self._finalizer()
 
     def __enter__(self) -> "CodeExecutor":
@@ -208,7 +209,7 @@ class CodeExecutor:
         return uses_files([job.setup, *tests])
 
     def _own_pool(self) -> Pool:
-        """This process's pool: a fork inherits the object, but neither the thread nor the right to the workers."""
+        """The pool of this process. A fork inherits the object, but not the pool's thread, and must not use its workers."""
         with self._fork_lock:
             if self._pool.pid != os.getpid():
                 for worker in self._pool.workers:
@@ -229,16 +230,16 @@ _shared_lock = threading.Lock()
 
 def shared_executor(**kwargs: Any) -> CodeExecutor:
     """
-    The process-wide default executor, made when first asked for and closed at exit.
+    The default executor of this process. The first call makes it, and it is closed at exit.
 
     Args:
-        **kwargs: Arguments of `CodeExecutor` for the call that makes it; later calls must not pass any that differ.
+        **kwargs: Arguments of `CodeExecutor` for the first call. Later calls must pass the same values, or none.
 
     Returns:
-        `CodeExecutor`: always the same one.
+        `CodeExecutor`: The same executor for each call.
 
     Raises:
-        ValueError: If it exists already and was made with another value of an argument that is passed.
+        ValueError: If the executor was made with another value of an argument.
     """
     global _shared
     with _shared_lock:

@@ -1,6 +1,6 @@
-"""What goes into the executor and what comes out: `Job`, `TestResult`, `Verdict`, and the checks of a job before it runs.
+"""Input and output of the executor: `Job`, `TestResult` and `Verdict`, and the checks of a job before it runs.
 
-Knows nothing about processes. Test code is parsed here, never executed.
+Test code is parsed here, never executed.
 """
 
 import ast
@@ -15,7 +15,7 @@ from .sandbox import assertions, wire
 
 
 TestFormat = Literal["asserts", "check", "stdio", "unittest"]
-LEAST_MEMORY_MB = 64  # the interpreter itself takes most of it
+LEAST_MEMORY_MB = 64  # most of it is for the interpreter itself
 TEST_FORMATS = ("asserts", "check", "stdio", "unittest")
 Status = Literal["passed", "failed", "timeout", "error", "infrastructure"]
 TestStatus = Literal["passed", "failed", "timeout", "error", "skipped"]
@@ -28,28 +28,27 @@ class Job:
 
     Args:
         code (`str`):
-            The untrusted program, as a module. It is not run as `__main__`, except for `stdio`.
+            The untrusted program. It runs as a module named `solution`; for `stdio`, as `__main__`.
         tests (`str` or sequence of `str` or of pairs of `str`):
-            `asserts`: a sequence of statements, each one test, run in order in one namespace. `check`: source that
-            defines `check(candidate)`. `stdio`: a sequence of `(stdin, expected_stdout)` pairs. `unittest`: source
-            with `TestCase` classes. A list is kept as a tuple.
+            `asserts`: a sequence of texts, each one test, run in order in one namespace. `check`: source that defines
+            `check(candidate)`. `stdio`: a sequence of `(stdin, expected_stdout)` pairs. `unittest`: source with
+            `TestCase` classes. A list is stored as a tuple.
         test_format (`str`, *optional*, defaults to `"asserts"`):
             One of `"asserts"`, `"check"`, `"stdio"`, `"unittest"`.
         setup (`str`, *optional*, defaults to `""`):
-            Imports and helpers that the tests need. Runs where the tests run, before them; the program never sees it.
-            For `stdio`, a `check_output(stdin, expected, output)` that it defines decides in place of the comparison,
-            which is word by word.
+            Imports and helpers of the tests. It runs before them in their process; the program never sees it. For
+            `stdio`, it may define `check_output(stdin, expected, output)`, which replaces the comparison word by word.
         entry_point (`str`, *optional*):
-            Name that the program must define. `None` exports every name that the tests use and do not define
-            (builtins excluded). Required by `check`, whose `candidate` it is.
+            Name that the program must define. `None` takes every name that the tests use and do not define from the
+            program, except builtins. Required for `check`, where it is the `candidate`.
         timeout (`float`, *optional*):
-            Wall-clock limit of the whole job in seconds, loading included; `None` takes the executor's.
+            Wall-clock limit of the whole job in seconds, loading included. Defaults to the executor's.
         memory_mb (`int`, *optional*):
-            Limit of the program's address space in MiB; `None` takes the executor's.
+            Limit of the program's address space in MiB. Defaults to the executor's.
         test_timeout (`float`, *optional*):
-            Wall-clock limit of each test in seconds, within that of the job; `None` takes the executor's.
+            Wall-clock limit of each test in seconds, within that of the job. Defaults to the executor's.
         files (`bool`, *optional*):
-            Whether the program and its tests share a scratch folder; `None` takes the executor's `files`.
+            Whether the program and its tests share a scratch folder. Defaults to the executor's `files`.
 
     Raises:
         ValueError: If `code` or `setup` is not text.
@@ -77,20 +76,20 @@ class Job:
 @dataclass(frozen=True)
 class TestResult:
     """
-    What became of one test.
+    The result of one test.
 
     Attributes:
         status (`str`): `"passed"`, `"failed"` (a wrong value or an exception), `"timeout"`, `"error"` (the program
-            could not be loaded, lacks the entry point, or died, or the tests cannot be run), or `"skipped"` (not reached, or not run after
-            `max_timeouts`).
-        message (`str`): Why it did not pass; empty when it passed.
+            could not be loaded, lacks the entry point, or died, or the tests cannot be run), or `"skipped"` (not
+            reached, or not run after `max_timeouts`).
+        message (`str`): Why it did not pass; empty if it passed.
         seconds (`float`): Wall-clock time of this test in seconds.
-        raised (`bool`): Whether it `"failed"` by an exception that came out of the program, an `AssertionError` of the
-            program's own included; `False` if a value was wrong: an assertion of the tests did not hold, or they could do
-            nothing with what they got. Decided outside of the program's process, by where the exception came from.
+        raised (`bool`): Whether it `"failed"` with an exception that came from the program, such as an `AssertionError`
+            that the program raised. `False` if a value was wrong: an assertion of the tests was false, or the tests
+            could not use the value. Decided outside the program's process, by where the exception came from.
     """
 
-    __test__ = False  # not a test class, whatever pytest thinks of the name
+    __test__ = False  # so that pytest does not collect it
 
     status: TestStatus
     message: str = ""
@@ -101,17 +100,16 @@ class TestResult:
 @dataclass(frozen=True)
 class Verdict:
     """
-    What executing one job returned.
+    The result of one job.
 
     Attributes:
-        status (`str`): The worst that happened: `"infrastructure"`, `"timeout"`, `"error"`, `"failed"`, `"passed"`,
-            worst first. `"infrastructure"` means that the executor failed, not the program: the program is neither
-            right nor wrong.
+        status (`str`): The worst result: `"infrastructure"`, `"timeout"`, `"error"`, `"failed"` or `"passed"`, worst
+            first. `"infrastructure"` means that the executor failed; it says nothing about the program.
         passed (`int`): Number of tests that passed.
-        total (`int`): Number of tests, whatever became of them; at least 1.
+        total (`int`): Number of tests, at least 1.
         tests (`tuple[TestResult, ...]`): One result per test, in order.
-        message (`str`): The first thing that went wrong; empty when everything passed.
-        seconds (`float`): Wall-clock time of the job in seconds, from the moment a worker began with it.
+        message (`str`): The first problem; empty if everything passed.
+        seconds (`float`): Wall-clock time of the job in seconds, from the time when a worker began with it.
     """
 
     status: Status
@@ -123,58 +121,58 @@ class Verdict:
 
 
 class UnusableTests(ValueError):
-    """The text of the tests, or of their setup, cannot be run: it does not parse, or it tests nothing."""
+    """The tests or their set-up cannot be run: they do not parse, or they test nothing."""
 
 
 def unusable(job: Job, reason: str) -> Verdict:
-    """The verdict of a job whose tests cannot be run. A model may have written them, so this is not an exception."""
+    """The verdict on a job whose tests cannot be run. A model may have written them, so this is not an exception."""
     total = max(1, len(job.tests)) if isinstance(job.tests, tuple) else 1
     return Verdict("error", 0, total, (TestResult("error", reason),) * total, reason)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the tests of a job need: computed once for all the programs that share them."""
+    """What the tests of a job need. Computed once for all programs that share the tests."""
 
     total: int
     exports: tuple[str, ...]
-    modules: tuple[tuple[str, str], ...] = ()  # (name, module) that the tests use and only forget to import
-    names: tuple[str, ...] = ()  # of the test methods that the text shows, in the order in which unittest runs them
-    reusable: bool = False  # whether these tests leave nothing in a judge that the next program could notice
+    modules: tuple[tuple[str, str], ...] = ()  # (name, module) pairs that the tests use without importing them
+    names: tuple[str, ...] = ()  # test methods that the text shows, in the order in which unittest runs them
+    reusable: bool = False  # whether the tests leave nothing in a judge that the next program's tests could see
     patched: tuple[str, ...] = ()  # modules in which the tests may replace something
     logs: bool = False  # whether the tests look at what is logged
-    checker: bool = False  # whether the setup defines check_output, which judges the output of scripts
-    calls: list[dict[str, Any]] | None = None  # where every test is a call with literals, compared with a literal
+    checker: bool = False  # whether the set-up defines check_output
+    calls: list[dict[str, Any]] | None = None  # the tests as calls, if each compares a call of literals with a literal
 
 
 def plan(job: Job) -> Plan:
     """
-    Checks a job and finds out what its tests need from the program.
+    Checks a job and finds what its tests need from the program.
 
     Args:
         job (`Job`): The job.
 
     Returns:
-        `Plan`: number of tests, names to take from the program, and labels of the tests where they have names.
+        `Plan`: The number of tests, the names to take from the program, and how to run the tests.
 
     Raises:
-        UnusableTests: If the text of the tests or of `setup` cannot be run.
-        ValueError: If the job cannot be run for another reason; the message says what is wrong with it.
+        UnusableTests: If the tests or `setup` cannot be run.
+        ValueError: If a field of the job is wrong.
     """
     if not isinstance(job, Job):
         raise ValueError(f"expected a Job, got {type(job).__name__}")
     if job.entry_point is not None and not (isinstance(job.entry_point, str) and job.entry_point.isidentifier()):
-        raise ValueError(f"entry_point={job.entry_point!r} is not a Python name; 'add' would be one")
+        raise ValueError(f"entry_point={job.entry_point!r} must be the name of a function or class of the program.")
     check_limit("timeout", job.timeout, optional=True)
     check_limit("test_timeout", job.test_timeout, optional=True)
     check_count("memory_mb", job.memory_mb, least=LEAST_MEMORY_MB, optional=True)
     if job.test_format not in TEST_FORMATS:
-        raise ValueError(f"test_format={job.test_format!r} is not one of {', '.join(TEST_FORMATS)}")
+        raise ValueError(f"test_format={job.test_format!r} must be one of {', '.join(TEST_FORMATS)}.")
     if job.test_format in ("asserts", "stdio"):
         if not isinstance(job.tests, tuple):
             raise ValueError(f"{job.test_format} tests must be a list, got {type(job.tests).__name__}")
         if not job.tests:
-            raise UnusableTests("no tests: a program without tests can neither pass nor fail")
+            raise UnusableTests("no tests: a job needs at least one test")
     elif not isinstance(job.tests, str):
         raise ValueError(f"{job.test_format} tests must be one text, got {type(job.tests).__name__}")
     for k, test in enumerate(job.tests if isinstance(job.tests, tuple) else ()):
@@ -185,7 +183,7 @@ def plan(job: Job) -> Plan:
         ):
             raise ValueError(f"tests[{k}] must be a (stdin, expected_stdout) pair of texts, got {test!r:.80}")
         if job.test_format == "stdio" and not _is_unicode(test[0]):
-            raise UnusableTests(f"tests[{k}] has a lone surrogate in stdin, which no file can hold: {test[0]!r:.80}")
+            raise UnusableTests(f"tests[{k}] has a lone surrogate in stdin, which cannot be encoded: {test[0]!r:.80}")
     try:
         return _plan(job.test_format, job.tests, job.setup, job.entry_point)
     except (RecursionError, MemoryError) as error:
@@ -201,22 +199,19 @@ def _is_unicode(text: str) -> bool:
 
 
 def check_limit(name: str, value: float | int | None, optional: bool = False) -> None:
-    """Raises `ValueError` unless `value` is a finite positive number (or `None`, where that is allowed)."""
+    """Raises `ValueError` unless `value` is a finite positive number (or `None`, if `optional`)."""
     if value is None and optional:
         return
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
-        raise ValueError(f"{name}={value!r} must be a positive number{' or None' if optional else ''}; 10 would do")
+        raise ValueError(f"{name}={value!r} must be a positive number{' or None' if optional else ''}.")
 
 
 def check_count(name: str, value: int | None, least: int = 1, optional: bool = False) -> None:
-    """Raises `ValueError` unless `value` is a whole number of at least `least` (or `None`, where that is allowed)."""
+    """Raises `ValueError` unless `value` is an integer of at least `least` (or `None`, if `optional`)."""
     if value is None and optional:
         return
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(
-            f"{name}={value!r} must be a whole number of at least {least}{' or None' if optional else ''}; "
-            f"{max(least, 2)} would do"
-        )
+        raise ValueError(f"{name}={value!r} must be an integer of at least {least}{' or None' if optional else ''}.")
 
 
 @lru_cache(maxsize=4096)
@@ -248,10 +243,12 @@ def _plan(test_format: str, tests: str | tuple, setup: str, entry_point: str | N
     check = assertions.check_function(tree)
     if check is None:
         raise UnusableTests(
-            f"tests={tests!r:.80} defines no function check(candidate), which test_format='check' needs"
+            f"tests={tests!r:.80} must define a function check(candidate), because test_format='check'"
         )
     if entry_point is None:
-        raise ValueError("test_format='check' needs entry_point, the name that is passed as candidate")
+        raise ValueError(
+            "test_format='check' needs entry_point, the name of the function that is passed as candidate."
+        )
     units = assertions.units(check)
     calls = None
     if units and assertions.is_plain_check(tree, check):
@@ -260,7 +257,7 @@ def _plan(test_format: str, tests: str | tuple, setup: str, entry_point: str | N
 
 
 def _reach(trees: list[ast.Module], modules: tuple[tuple[str, str], ...]) -> dict[str, Any]:
-    """What tests do beyond calling the program, as arguments of `Plan`."""
+    """What tests do besides calling the program, as arguments of `Plan`."""
     nodes = [node for tree in trees for node in ast.walk(tree)]
     reusable = analysis.leaves_nothing(nodes, modules)
     patched = () if reusable else analysis.patched_modules(nodes, modules)
@@ -270,7 +267,7 @@ def _reach(trees: list[ast.Module], modules: tuple[tuple[str, str], ...]) -> dic
 def _calls(
     bodies: list[list[ast.stmt]], exports: tuple[str, ...], setup: ast.Module, rename: str | None = None
 ) -> list[dict[str, Any]] | None:
-    """The tests as calls to make and literals to compare with, or `None` if they must be run as they are."""
+    """The tests as calls and the literals to compare with; `None` if the tests have to be run."""
     if not all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in setup.body):
         return None
     codec = wire.Codec(0, _uncrossable, _uncrossable, shared=False)
@@ -299,7 +296,7 @@ def _uncrossable(value: Any) -> Any:
 def _parse(source: str, label: str) -> ast.Module:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # such as invalid escapes, which are no fault of the user's
+            warnings.simplefilter("ignore")  # for example about invalid escapes in the tests
             tree = ast.parse(source)
             compile(tree, f"<{label}>", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

@@ -293,7 +293,7 @@ def test_public_sets_are_read_from_the_hub(monkeypatch, name, split, expected):
         (
             [{"prompt": "p", "test": "print(f(1))"}],
             {},
-            r"tests='print\(f\(1\)\)' defines no function check\(candidate\)",
+            r"tests='print\(f\(1\)\)' must define a function check\(candidate\)",
         ),
         ([{"prompt": "p", "test": "assert f(1) =="}], {}, r"tests='assert f\(1\) ==' does not parse: .*line 1"),
         ([{"prompt": "p", "test": ["return 1"]}], {}, r"tests\[0\]='return 1' does not parse: 'return' outside"),

@@ -1,6 +1,6 @@
-"""Reads assert statements on the syntax tree: which can be judged without running test code, and which can be told apart.
+"""Analyzes assert statements on the syntax tree: which need no test code to be run, and which count as tests of their own.
 
-Knows nothing about processes; never runs anything.
+Never runs anything.
 """
 
 import ast
@@ -18,7 +18,7 @@ LEFT, RIGHT, RECORD = "__left__", "__right__", "__record__"  # names that instru
 
 @dataclass(frozen=True)
 class Direct:
-    """`assert name(*args, **kwargs) operator expected`, all of it literal; without an operator, the call's truth."""
+    """`assert name(*args, **kwargs) operator expected` with literals only, or `assert [not] name(*args, **kwargs)`."""
 
     name: str
     args: tuple
@@ -29,13 +29,13 @@ class Direct:
 
 def direct(node: ast.stmt) -> Direct | None:
     """
-    The comparison that a statement amounts to, if its two sides are a call with literal arguments and a literal.
+    Reads a statement as the comparison of a call with literal arguments with a literal.
 
     Args:
         node (`ast.stmt`): A statement of a test.
 
     Returns:
-        `Direct` or `None`: what to call and what to expect, or `None` if it takes running the statement to know.
+        `Direct` or `None`: what to call and what to expect, or `None` if the statement has to be run.
     """
     if not isinstance(node, ast.Assert) or (node.msg is not None and not _says_nothing(node.msg)):
         return None
@@ -73,14 +73,14 @@ def _direct(test: ast.expr) -> Direct | None:
 
 
 def _says_nothing(message: ast.expr) -> bool:
-    """Whether a message, which is made only when the assert has failed, can change nothing after it."""
+    """Whether an assert's message cannot bind names or suspend. It is evaluated only if the assert fails."""
     return not any(
         isinstance(node, (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)) for node in ast.walk(message)
     )
 
 
 class _Folder(ast.NodeTransformer):
-    """Computes arithmetic between numbers, such as the `3 * 19` and `2 ** 10` in the arguments of tests."""
+    """Evaluates arithmetic between small numbers, such as `3 * 19` and `2 ** 10` in the arguments of tests."""
 
     _OPERATIONS: ClassVar[dict[type, Callable[[Any, Any], Any]]] = {
         ast.Add: operator.add,
@@ -136,7 +136,7 @@ def holds(found: Any, operator: str, expected: Any) -> bool:
 
 
 def check_function(tree: ast.Module) -> ast.FunctionDef | None:
-    """The last function named `check` on the module's level."""
+    """The last function named `check` at the top level of a module."""
     found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check"]
     return found[-1] if found else None
 
@@ -145,14 +145,14 @@ def units(check: ast.FunctionDef) -> list[ast.Assert]:
     """
     The asserts of a check function that count as a test of their own.
 
-    Those are the asserts that are not inside `try`, `with`, an inner function or a class: there, what follows an assert
-    that fails is the test's own business. Asserts of a true constant count as nothing.
+    These are the asserts outside `try`, `with`, inner functions and classes, where the test itself decides what follows a
+    failed assert. Asserts of a true constant do not count.
 
     Args:
         check (`ast.FunctionDef`): The function.
 
     Returns:
-        `list[ast.Assert]`: the asserts in the order of the text; empty if the function is one test as a whole.
+        `list[ast.Assert]`: the asserts in the order of the text; empty if the whole function is one test.
     """
     found: list[ast.Assert] = []
 
@@ -170,7 +170,7 @@ def units(check: ast.FunctionDef) -> list[ast.Assert]:
 
 
 def is_plain_check(tree: ast.Module, check: ast.FunctionDef) -> bool:
-    """Whether a check module holds, beyond direct asserts on its argument, nothing that would have to be run."""
+    """Whether a check module has no code that must be run, apart from the asserts of the check function."""
     arguments = check.args
     if len(arguments.args) != 1 or arguments.vararg or arguments.kwarg or arguments.kwonlyargs or check.decorator_list:
         return False
@@ -190,7 +190,7 @@ def _is_noise(node: ast.stmt) -> bool:
 
 
 def explain(node: ast.Assert) -> list[ast.stmt]:
-    """Statements equal to an assert, which keep both sides of a comparison for the message."""
+    """Statements that do the same as an assert, and keep both sides of its comparison for the message."""
     test = node.test
     if not isinstance(test, ast.Compare) or len(test.ops) != 1 or node.msg is not None:
         return [node]
@@ -221,7 +221,7 @@ _SYMBOLS: dict[type, str] = {
 
 
 def explained(tree: ast.Module) -> ast.Module:
-    """A module whose own asserts are explained."""
+    """The module, with its top-level asserts replaced by `explain`."""
     body: list[ast.stmt] = []
     for node in tree.body:
         body += explain(node) if isinstance(node, ast.Assert) else [node]
@@ -238,7 +238,7 @@ def instrument(tree: ast.Module, check: ast.FunctionDef) -> int:
         check (`ast.FunctionDef`): The function; changed in place.
 
     Returns:
-        `int`: the number of units; 0 if the function is one test as a whole, and unchanged.
+        `int`: the number of units; 0 if the whole function is one test, which is left unchanged.
     """
     numbers = {id(node): k for k, node in enumerate(units(check))}
 

@@ -1,7 +1,7 @@
-"""Confinement of one process and its children by Landlock, seccomp and resource limits, by way of ctypes.
+"""Confines a process and its children with Landlock, seccomp and resource limits, through ctypes.
 
-Knows nothing about jobs. `confine_process` is called once, in a process that may still fork; `confine_child` after each
-fork, where it takes away forking and signals to others.
+`confine_process` is called once, in a process that may fork. `confine_child` is called after each fork; it forbids the child
+to fork and to signal other processes.
 """
 
 import ctypes
@@ -18,17 +18,17 @@ from .landlock import Ruleset, readable_paths
 
 class Confinement:
     """
-    What a zygote applies to itself and its children.
+    The confinement of a zygote and its children.
 
     Args:
         landlock (`bool`): Whether to guard files with Landlock.
         seccomp (`bool`): Whether to filter system calls.
-        strict (`bool`): Whether it is an error if the kernel refuses one of Landlock's rules.
+        strict (`bool`): Whether to raise an error if the kernel refuses one of Landlock's rules.
         readable (`list[str]`): Files and folders of installed packages that programs may read.
-        folder (`str`, *optional*): The scratch folder of programs; `None` for those that have none.
+        folder (`str`, *optional*): The scratch folder of programs; `None` if they have none.
 
     Attributes:
-        left_out (`list[str]`): What programs cannot read because the kernel refused the rule.
+        left_out (`list[str]`): Paths that programs cannot read because the kernel refused the rule.
     """
 
     def __init__(self, landlock: bool, seccomp: bool, strict: bool, readable: list[str], folder: str | None = None):
@@ -44,12 +44,12 @@ class Confinement:
 
     def confine_process(self, parent: int, hand_over: Callable[[int | None], None]) -> None:
         """
-        Confines this process, which may go on forking, and all its future children.
+        Confines this process, which may still fork, and all its future children.
 
         Args:
-            parent (`int`): Process id of the parent, with which this process ends.
+            parent (`int`): Process id of the parent. This process ends when the parent does.
             hand_over (`Callable[[int | None], None]`):
-                Gets the descriptor at which the making of threads has to be allowed; `None` where the kernel offers none.
+                Takes the descriptor on which the kernel asks before a thread is made; `None` if the kernel does not ask.
 
         Raises:
             OSError: If the kernel refuses, or if an inherited limit is too low.
@@ -63,9 +63,9 @@ class Confinement:
         if os.getppid() != parent:
             os._exit(1)
         if not self.seccomp:
-            self._prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans come to this process, which ends them
+            self._prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans become children of this process, which ends them
         _volunteer_for_the_oom_killer()
-        self._prctl(4, 0)  # PR_SET_DUMPABLE: nobody reads this memory through /proc
+        self._prctl(4, 0)  # PR_SET_DUMPABLE: other processes cannot read this memory through /proc
         if self._prctl(38, 1) != 0:  # PR_SET_NO_NEW_PRIVS
             raise OSError(ctypes.get_errno(), "no_new_privs: " + os.strerror(ctypes.get_errno()))
         self._drop_capabilities()
@@ -76,7 +76,7 @@ class Confinement:
 
     def confine_child(self) -> None:
         """
-        Takes from a freshly forked child what only its parent may do.
+        Forbids a freshly forked child what only its parent may do.
 
         Raises:
             OSError: If the kernel refuses.
@@ -84,7 +84,7 @@ class Confinement:
         if sys.platform.startswith("linux"):
             die_with_parent(self.libc)
         if self.child_filter is None:
-            os.setsid()  # children are possible then, and go with their session
+            os.setsid()  # the program can fork then, and its children are killed with the session
         else:
             self.child_filter.install()
 
@@ -95,7 +95,7 @@ class Confinement:
         try:
             return self._filter(seccomp.thread_filter(self.machine)).install(listen=True)
         except OSError:
-            return None  # an old kernel, or one of the filters that we have inherited has its listener already
+            return None  # an old kernel, or an inherited filter that already has a listener
 
     def _restrict_files(self) -> int:
         rules = Ruleset(self.libc, self.strict)
@@ -127,14 +127,14 @@ _ZERO, _SIGKILL = ctypes.c_ulong(0), ctypes.c_ulong(9)
 
 
 def die_with_parent(libc: ctypes.CDLL) -> None:
-    """Has the kernel kill this process when the thread that made it ends (Linux only)."""
+    """Has the kernel kill this process when the thread that started it ends (Linux only)."""
     libc.prctl(1, _SIGKILL, _ZERO, _ZERO, _ZERO)  # PR_SET_PDEATHSIG
 
 
 def _volunteer_for_the_oom_killer() -> None:
-    """Where memory runs out, programs go first."""
+    """Has the kernel kill this process and its children first if memory runs out."""
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("900")
     except OSError:
-        pass  # without /proc the kernel chooses by size alone
+        pass  # without /proc, the kernel chooses by size

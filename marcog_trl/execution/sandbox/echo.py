@@ -1,9 +1,8 @@
-"""What the tests see of a program besides values: what it prints, warns of and logs. And the other way round: what the tests
-have put in place of functions and variables of modules.
+"""Takes what the program prints, warns of and logs to the tests, and what the tests have patched to the program.
 
-The tests run in another process than the program. So what the program prints since the last answer travels with the next,
-and is printed, warned of or logged again where the tests redirect, record or forbid it; and what the tests patch travels to
-the program with what they ask of it.
+The tests and the program run in different processes. Each answer of the program carries its output since the last one, which
+is then printed, warned of or logged again where the tests redirect, record or forbid it. Each request of the tests carries
+what they have replaced in modules.
 """
 
 import contextlib
@@ -23,7 +22,7 @@ _LARGEST = 1 << 20  # characters in one answer
 _MOST = 1000  # warnings and log records in one answer
 _MISSING = object()
 _STREAMS = ("stdout", "stderr")
-# What tests change in passing, and what reaches the program in another way
+# What tests change without meaning the program, and what reaches the program in another way
 _OWN_OF_SYS = frozenset("stdin stdout stderr modules path meta_path path_hooks path_importer_cache".split())
 _OWN_MODULES = frozenset("warnings tests unittest unittest.mock unittest.case logging linecache".split())
 _HEAP_TYPE = 1 << 9
@@ -33,13 +32,13 @@ _HEAP_TYPE = 1 << 9
 
 
 class Tape:
-    """Keeps what the program prints, warns of and logs until it is asked for."""
+    """Records what the program prints, warns of and logs."""
 
     def __init__(self) -> None:
         self.forget()
 
     def record(self) -> None:
-        """Starts, before the processes of programs are forked: what it takes would cost each of them a tenth of its time."""
+        """Starts recording. Done before the processes of programs are forked, because it would slow each of them by 10 %."""
         for fd, name in enumerate(_STREAMS, start=1):
             stream = _Stream(self, fd, name)
             setattr(sys, name, stream)
@@ -49,7 +48,7 @@ class Tape:
         warnings.showwarning = self.warn  # type: ignore[assignment]
 
     def leave_warnings(self) -> None:
-        """Has warnings of this process, which is that of the tests, go where they usually go."""
+        """Restores the usual handling of warnings, in the process of the tests."""
         filters, warnings.showwarning = self.usual
         warnings.resetwarnings()
         warnings.filters[:] = filters  # type: ignore[index]
@@ -73,7 +72,7 @@ class Tape:
             self.events.append(["warning", str(message)[:10_000], category, lineno])
 
     def record_logs(self) -> None:
-        """Has all records pass, also those that nothing listens to in this process."""
+        """Records all log records, also those without a handler in this process."""
         import logging
 
         root, handle, tape = logging.getLogger(), logging.Logger.handle, self
@@ -90,7 +89,7 @@ class Tape:
         logging.Logger.handle = keep  # type: ignore[method-assign, assignment]
 
     def take(self, encode: Callable[[Any], Any]) -> list[list]:
-        """What there is, for the wire."""
+        """The events since the last call, ready to be sent."""
         events = self.events
         self.forget()
         taken = []
@@ -106,7 +105,7 @@ tape = Tape()
 
 
 class _Stream(io.TextIOWrapper):
-    """Standard output of a program: what is written as text is kept, and nobody reads the rest."""
+    """Standard output or error of a program. Text is recorded; bytes are written to the file and ignored."""
 
     def __init__(self, tape: Tape, fd: int, name: str):
         super().__init__(io.BufferedWriter(io.FileIO(fd, "w", closefd=False)), encoding="utf-8", errors="replace")
@@ -121,13 +120,13 @@ class _Stream(io.TextIOWrapper):
 
 
 class Patched:
-    """What the tests have put in place of attributes of modules of this process."""
+    """Replaces attributes of modules in the program's process as the tests have in theirs."""
 
     def __init__(self) -> None:
         self.before: dict[tuple[str, str], Any] = {}
 
     def apply(self, patches: list[list]) -> None:
-        """Puts exactly these in place: `[module, name, value]`, where the name may be that of a class's attribute."""
+        """Makes exactly these replacements: `[module, name, value]`, where `name` may be `Class.attribute`."""
         wanted = {(module, name): value for module, name, value in patches}
         for module, name in [key for key in self.before if key not in wanted]:
             self.put(module, name, self.before.pop((module, name)))
@@ -138,7 +137,7 @@ class Patched:
                 try:
                     owner, last = _owner(importlib.import_module(module), name)
                 except (ImportError, AttributeError):
-                    continue  # it is not here, and the program cannot use it either
+                    continue  # it does not exist here, so the program cannot use it either
                 self.before[module, name] = vars(owner).get(last, _MISSING)
             self.put(module, name, value)
 
@@ -171,7 +170,7 @@ def _owner(module: Any, name: str) -> tuple[Any, str]:
 
 class Echo:
     """
-    Repeats to the tests what the program printed, warned of and logged, and finds out what they have patched.
+    Repeats for the tests what the program printed, warned of and logged, and finds what the tests have patched.
 
     Args:
         modules (`list[str]`): Modules that the tests may patch.
@@ -190,11 +189,11 @@ class Echo:
                     self.originals[module, kind] = dict(vars(owner))
 
     def begin(self) -> None:
-        """Begins with a fresh process of the program, in which nothing is patched."""
+        """Begins with a fresh process of the program, in which nothing is patched yet."""
         self.sent = []
 
     def hear(self, events: list, decode: Callable[[Any], Any]) -> list[Callable[[], Any]]:
-        """What is to be called so that the tests hear of each event; each may raise what the tests make of it."""
+        """One function per event, which repeats it for the tests. It may raise, for example where warnings are errors."""
         return [self.event(decode, *event) for event in events]
 
     def event(self, decode: Callable[[Any], Any], kind: str, text: str, *rest: Any) -> Callable[[], Any]:
@@ -213,7 +212,7 @@ class Echo:
         raise wire.BrokenChannel("a malformed echo")
 
     def patches(self) -> list[tuple[str, str, Any]] | None:
-        """What the tests have now in place of what modules had, or `None` if that is as at the last time."""
+        """What the tests have replaced in modules, or `None` if nothing has changed since the last call."""
         found = []
         for (module, kind), before in self.originals.items():
             owner = getattr(sys.modules[module], kind) if kind else sys.modules[module]
@@ -236,7 +235,7 @@ class Echo:
 
 
 def _owners(module: Any) -> Iterator[tuple[str, Any]]:
-    """A module, and the classes in it that can be patched, with their names."""
+    """A module, named "", and the classes in it that can be patched, with their names."""
     yield "", module
     for name, value in vars(module).items():
         if isinstance(value, type) and value.__module__ == module.__name__ and value.__flags__ & _HEAP_TYPE:
@@ -260,7 +259,7 @@ def _print(name: str, text: str) -> None:
 
 
 def _log(name: str, level: int, text: str, shown: bool) -> None:
-    """Logs where the tests' own levels let it pass or, without any, if it would have been shown."""
+    """Logs a record if the tests' own levels let it pass or, without any, if the program would have shown it."""
     import logging
 
     logger = logging.getLogger(name)

@@ -1,5 +1,7 @@
-"""A confined process whose only work is to fork children. Receives descriptors and nothing else, so that no job's text is
-ever in its memory, and therefore in none of its children's but the one that reads it for itself.
+"""The zygote: a confined process that only forks children.
+
+It receives descriptors and no text. So the text of a job is never in its memory, nor in that of any child but the one that
+reads it.
 """
 
 import _sitebuiltins
@@ -19,7 +21,7 @@ from .mount import mount
 
 ENDED = struct.Struct("<id")  # exit status, CPU seconds
 
-# What programs import most. Each module makes every fork a little slower, asyncio and unittest.mock twice as slow.
+# What programs import most. Each module makes every fork a little slower; asyncio or unittest.mock would double its time.
 _PRELOADED = (
     "abc array ast base64 bisect cmath collections contextlib copy dataclasses datetime decimal enum fractions functools "
     "heapq io itertools json math numbers operator os random re statistics string struct textwrap time traceback types "
@@ -28,7 +30,7 @@ _PRELOADED = (
 
 
 def serve(sock: socket.socket, driver: int) -> None:
-    """What a zygote does, until the driver is gone."""
+    """Does the work of a zygote until the driver is gone."""
     terms = wire.receive(sock)
     load, modules = terms.pop("load"), terms.pop("modules")
     confinement = Confinement(**terms)
@@ -72,11 +74,11 @@ def serve(sock: socket.socket, driver: int) -> None:
 
 
 def _prepare(load: list[str], modules: dict[str, str]) -> None:
-    """Imports what programs import most and what this worker's programs are known to import."""
+    """Imports what programs import most, and the packages that this worker's programs import."""
     register, os.register_at_fork = os.register_at_fork, lambda **hooks: None
-    import random  # without its hook, which seeds every child anew
+    import random  # without its hook on forks, which would seed each child anew
 
-    random.seed(0)  # children are seeded alike
+    random.seed(0)  # all children begin with the same seed
     os.register_at_fork = register
     for name in _PRELOADED.split():
         __import__(name)
@@ -84,17 +86,17 @@ def _prepare(load: list[str], modules: dict[str, str]) -> None:
     sys.argv[:] = [""]
     sight.show_modules(modules)
     for name in load:
-        with contextlib.suppress(Exception):  # programs that import it are told the same, each for itself
+        with contextlib.suppress(Exception):  # programs that import it get the same error
             __import__(name)
     echo.tape.record()
     rehearsal.rehearse()
     for name in [name for name in sys.modules if name.partition(".")[0] == __package__.partition(".")[0]]:
-        del sys.modules[name]  # programs find no module of ours
+        del sys.modules[name]  # so that programs do not find the modules of the sandbox
 
 
 def _confine(confinement: Confinement, sock: socket.socket, driver: int) -> None:
-    """Confines this process, and hands the driver the descriptors by which it sees to threads and the scratch folder. They
-    come first: once confined, this process can send no descriptors."""
+    """Confines this process, and sends the driver the descriptors for counting threads and for the scratch folder. They are
+    sent first, because a confined process cannot send descriptors."""
     given: dict[bytes, int] = {}
     sent = False
     if confinement.folder is not None:
@@ -120,21 +122,21 @@ def _confine(confinement: Confinement, sock: socket.socket, driver: int) -> None
 
 
 def _is_single() -> bool:
-    """Whether this process has one thread: others would be missing in its forks."""
+    """Whether this process has a single thread. Others would be missing in its forks."""
     try:
         return len(os.listdir("/proc/self/task")) == 1
     except OSError:
-        return True  # without /proc: what numpy and the like start is turned off by variables of the environment
+        return True  # without /proc; environment variables keep numpy and others from starting threads
 
 
 def _end_orphans(alive: set[int]) -> None:
-    """Kills the processes that a program left behind, which are children of this one now."""
+    """Kills the processes that a program has left behind, which are now children of this process."""
     while True:
         try:
             with open(f"/proc/self/task/{os.getpid()}/children") as file:
                 orphans = {int(pid) for pid in file.read().split()} - alive
         except OSError:
-            return  # not Linux, or without this file: the session has been killed, and that is all that can be done
+            return  # not Linux, or this file is missing: killing the session is all that can be done
         if not orphans:
             return
         for pid in orphans:
@@ -143,14 +145,14 @@ def _end_orphans(alive: set[int]) -> None:
 
 
 def _be_a_child(zygote: socket.socket, fd: int, streams: int, confinement: Confinement) -> None:
-    """Reads what to do, does it, and never returns."""
+    """Reads a job, does it, and ends the process."""
     try:
         zygote.close()
         for stream in (0, 1, 2):
             os.dup2(streams, stream)
         os.close(streams)
         control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=fd)
-        confinement.confine_child()  # most of what it takes to start, done before there is work
+        confinement.confine_child()  # most of the start-up time, spent before there is a job
         header, fds, _, _ = socket.recv_fds(control, 4, 2)
         if len(header) < 4:
             return

@@ -1,4 +1,4 @@
-"""What a process and its children may do with files, by Landlock. The rules can only become stricter."""
+"""Rules of Landlock for what a process and its children may do with files. Rules can only become stricter."""
 
 import ctypes
 import glob
@@ -18,12 +18,12 @@ _SCRATCH = _WRITE_FILE | _READ_FILE | _READ_DIR | _REMOVE_DIR | _REMOVE_FILE | _
 
 class Ruleset:
     """
-    Rules in the making.
+    A set of rules.
 
     Args:
         libc (`ctypes.CDLL`): The C library, with `use_errno`.
-        strict (`bool`): Whether a rule that the kernel refuses is an error. Otherwise it is left out, and programs cannot
-            use the path.
+        strict (`bool`): Whether to raise an error if the kernel refuses a rule. Otherwise the rule is left out, and programs
+            cannot use the path.
 
     Attributes:
         abi (`int`): Version of Landlock.
@@ -48,19 +48,19 @@ class Ruleset:
             raise _error("Landlock")
 
     def read(self, path: str) -> None:
-        """Allows to read a file, or a folder with all below it."""
+        """Allows reading a file, or a folder and everything in it."""
         self._allow(path, _READ_FILE | (_READ_DIR if os.path.isdir(path) else 0))
 
     def write(self, path: str) -> None:
-        """Allows to read and write one file."""
+        """Allows reading and writing one file."""
         self._allow(path, _READ_FILE | _WRITE_FILE | _TRUNCATE)
 
     def use(self, folder: str) -> None:
-        """Allows everything in a folder but to execute and to make devices, pipes and sockets."""
+        """Allows everything in a folder except executing files and making devices, pipes and sockets."""
         self._allow(folder, _SCRATCH | _TRUNCATE | _REFER)
 
     def restrict(self) -> None:
-        """From here on the rules hold for this process and its children."""
+        """Applies the rules to this process and its future children."""
         if self.libc.syscall(_RESTRICT_SELF, self.fd, 0) != 0:
             raise _error("Landlock")
         os.close(self.fd)
@@ -69,7 +69,7 @@ class Ruleset:
         try:
             fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except OSError:
-            return  # what is not there needs no rule
+            return  # a missing file needs no rule
         try:
             rule = struct.pack("=Qi", access & self.handled, fd)
             if self.libc.syscall(_ADD_RULE, self.fd, _RULE_PATH_BENEATH, rule, 0) != 0:
@@ -86,8 +86,8 @@ def _error(what: str) -> OSError:
 
 
 def readable_paths() -> list[str]:
-    """What every program may read: the standard library, shared libraries, time zones, sources of noughts and noise. Not
-    among them are installed packages, where test data may lie."""
+    """Paths that every program may read: the standard library, shared libraries, time zones, `/dev/zero` and `/dev/random`.
+    Installed packages are not among them, because they may contain test data."""
     library = os.path.dirname(os.__file__)
     readable = [
         os.path.join(library, name) for name in os.listdir(library) if name not in ("site-packages", "dist-packages")

@@ -1,4 +1,4 @@
-"""What the program may do with objects of the tests that it was passed."""
+"""Lends objects of the tests to the program: how they are described to it, and what it may do with them."""
 
 import inspect
 import re
@@ -10,13 +10,13 @@ from typing import Any
 from . import errors, special, wire
 
 
-# Objects of the tests that the program may use through a stand-in: those of their own classes, and of these modules
+# Modules of the classes whose objects the program may use beyond calling them
 _LENT_MODULES = frozenset(("tests", "_io", "unittest.mock"))
 _LENT = frozenset(special.SPECIAL) - {"__eq__", "__ne__", "__hash__", "__class_getitem__", "__next__"}
 
 
 def write(value: Any, number: int, encode: Callable[[Any], Any]) -> list:
-    """An object of the tests, as the program is told of it; raises `wire.Uncrossable`."""
+    """Describes an object of the tests to the program; raises Uncrossable."""
     kind = type(value)
     if isinstance(value, type) and issubclass(value, BaseException):
         name = value.__name__
@@ -44,12 +44,12 @@ def is_lent(thing: Any) -> bool:
     kind = type(thing)
     if kind is object:
         return True
-    cases = sys.modules.get("unittest.case")  # with a test case the program could skip its test
+    cases = sys.modules.get("unittest.case")  # a program that gets a test case could skip its test
     return kind.__module__ in _LENT_MODULES and not (cases is not None and isinstance(thing, cases.TestCase))
 
 
 def use(thing: Any, what: str, args: list, kwargs: dict) -> Any:
-    """Does with an object of the tests what the program asks for."""
+    """Does what the program asks of an object of the tests; raises BrokenChannel if it may not ask for it."""
     if what == "next":
         return next(thing)
     if what == "call":
@@ -63,7 +63,7 @@ def use(thing: Any, what: str, args: list, kwargs: dict) -> Any:
             raise wire.BrokenChannel("an attribute that is out of reach")
         of_class = name in dir(kind)
         if of_class and (kind.__module__ == "unittest.mock" or (what == "setattr" and callable(getattr(kind, name)))):
-            # what the tests go by, such as a mock's count of calls
+            # what the tests rely on, such as a mock's count of calls
             raise AttributeError(f"{kind.__name__!r} object keeps {name!r} from the program")
         return getattr(thing, name) if what == "getattr" else setattr(thing, *args)
     if what in _LENT or what == "__next__":
@@ -72,7 +72,7 @@ def use(thing: Any, what: str, args: list, kwargs: dict) -> Any:
 
 
 def _parameters(function: Any) -> list | None:
-    """Names and kinds of a function's parameters, and whether each may be left out."""
+    """Name and kind of each of a function's parameters, and whether it is optional."""
     try:
         found = inspect.signature(function).parameters.values()
     except (ValueError, TypeError):

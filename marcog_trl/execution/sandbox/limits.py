@@ -1,23 +1,23 @@
-"""Resource limits of programs, and whether the limits that this process has inherited leave room for them."""
+"""Resource limits of programs, and checks that the limits of this process allow them."""
 
 import resource
 import sys
 
 
-FILE_SIZE = 16 << 20  # bytes that a program may write to one file: its output, or one in its scratch folder
+FILE_SIZE = 16 << 20  # bytes that a program may write to one file: its output, or a file in its scratch folder
 OPEN_FILES, LEAST_OPEN_FILES = 128, 32
-SIGNALS = 64  # that wait for a process; the kernel counts those of all processes of a user
+SIGNALS = 64  # pending signals, which the kernel counts over all processes of a user
 JUDGE_MEMORY_MB = 2048
 MOST_CPU_SECONDS = 10**9
 
 
 def cpu_seconds(timeout: float) -> int:
-    """Limit of a program's CPU time in seconds, given that of its wall-clock time."""
+    """Limit of a program's CPU time in seconds, for a wall-clock limit of `timeout` seconds."""
     return int(min(timeout, MOST_CPU_SECONDS)) + 1
 
 
 def too_low() -> str | None:
-    """Says which hard limit of this process is too low for any program, and what to do; `None` if none is."""
+    """Says which hard limit of this process is too low for any program, and what to do; `None` if all are high enough."""
     for which, name, option, least, unit in (
         (resource.RLIMIT_NOFILE, "open files", "n", LEAST_OPEN_FILES, ""),
         (resource.RLIMIT_FSIZE, "file size", "f", FILE_SIZE, " bytes"),
@@ -29,7 +29,7 @@ def too_low() -> str | None:
 
 
 def too_low_for_memory(memory_mb: int) -> str | None:
-    """Says that the hard limit on address space is below `memory_mb` MiB, and what to do; `None` if it is not."""
+    """Says so, and what to do, if the hard limit on address space is below `memory_mb` MiB; otherwise `None`."""
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     if hard == resource.RLIM_INFINITY or hard >= memory_mb << 20:
         return None
@@ -40,7 +40,7 @@ def too_low_for_memory(memory_mb: int) -> str | None:
 
 
 def too_low_for_time(timeout: float) -> str | None:
-    """Says that the hard limit on CPU time is below what `timeout` seconds take, and what to do; `None` if it is not."""
+    """Says so, and what to do, if the hard limit on CPU time is too low for `timeout` seconds; otherwise `None`."""
     hard, needed = resource.getrlimit(resource.RLIMIT_CPU)[1], cpu_seconds(timeout) + 1
     if hard == resource.RLIM_INFINITY or hard >= needed:
         return None
@@ -71,7 +71,7 @@ def limit_process() -> None:
 
 
 class JobLimits:
-    """The limits that differ from job to job, within the hard limits at the time when this is made."""
+    """The limits that differ between jobs. They never exceed the hard limits at the time of construction."""
 
     def __init__(self) -> None:
         self.memory = _hard(resource.RLIMIT_AS)
@@ -79,7 +79,7 @@ class JobLimits:
 
     def apply(self, memory_bytes: int, cpu_seconds: int) -> None:
         """
-        Sets the limits of this process's job.
+        Sets the limits of this process.
 
         Args:
             memory_bytes (`int`): Limit of the address space in bytes.

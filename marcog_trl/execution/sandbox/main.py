@@ -1,8 +1,8 @@
-"""Entry of a worker process: takes jobs from the executor's socket, has fresh children run them, answers with verdicts.
+"""Entry point of a worker: takes jobs from the executor's socket, has fresh children run them, and answers with verdicts.
 
-Started as a script in an isolated interpreter: `main.py worker SOCKET_FD PARENT_PID`. This process holds the expected values,
-enforces the limits from outside, and runs neither programs nor tests. As `main.py zygote SOCKET_FD PARENT_PID` it is one of
-the processes that a worker starts to fork children from.
+It runs as a script in an isolated interpreter: `main.py worker SOCKET_FD PARENT_PID`. This process holds the expected values,
+enforces the limits from outside, and runs neither programs nor tests. `main.py zygote SOCKET_FD PARENT_PID` is the entry point
+of the zygotes, the processes that a worker starts to fork children.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ sys.path[:] = [path for path in sys.path if os.path.abspath(path) != os.path.dir
 
 def main() -> None:
     descriptor, parent = int(sys.argv[2]), int(sys.argv[3])
-    os.set_inheritable(descriptor, False)  # zygotes and programs do not get it
+    os.set_inheritable(descriptor, False)  # zygotes and programs must not get it
     sock = socket.socket(fileno=descriptor)
     if sys.argv[1] == "zygote":
         try:
@@ -51,14 +51,14 @@ def main() -> None:
             if os.getppid() != parent:
                 return
         try:
-            job = wire.receive(sock, largest=1 << 31)  # the executor is trusted, and may have large tests
+            job = wire.receive(sock, largest=1 << 31)  # the executor is trusted, and its tests may be large
         except EOFError:
             return
         wire.send(sock, zygotes.run(driver, job, lambda: wire.send(sock, {"starting": True})))
 
 
 def _take_signals_back() -> None:
-    """Has signals do what they do by default, whatever the process that started us has had them do."""
+    """Restores the default handling of signals, which this process may have inherited otherwise."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     for number in (signal.SIGCHLD, signal.SIGALRM, signal.SIGXCPU, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)

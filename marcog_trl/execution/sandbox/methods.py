@@ -1,12 +1,12 @@
 """The special methods of stand-ins.
 
-An object of the program can be called, indexed, iterated and asked for attributes. It is not shown what it is compared or
-combined with, and its word on a comparison is not taken. Where that leaves a question open, the session records it, and the
-test does not pass.
+The tests can call, index and iterate over an object of the program, and read its attributes. The object is not shown what the
+tests compare or combine it with, and its own answer to a comparison does not count. Where this leaves the result open, the
+session records a doubt, and the test does not pass.
 
-Objects of a class that the tests use by its name are another matter: their operators are what is under test. They are asked,
-but they equal one another only if they hold the same, and what is no object of the program never comes of combining them with
-a value of the tests.
+If the tests use a class by its name, the operators of its objects are under test. They are asked, with two limits: two objects
+are equal only if they also hold the same attributes, and combining an object with a value of the tests must give an object of
+the program.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from . import flows, remote, special
 _DATA = frozenset("builtins decimal fractions datetime collections uuid".split())
 
 
-# Comparisons: decided here
+# Comparisons are decided in this process
 
 
 def equal(self: Any, other: Any) -> Any:
@@ -52,7 +52,7 @@ def _is_equal(self: Any, other: Any, name: str) -> Any:
     elif type(other).__module__ in _DATA:
         result = False
     else:
-        return NotImplemented  # an object of the tests decides
+        return NotImplemented  # the other object belongs to the tests, and decides
     if not result and (name in kind.own or (kind.base is None and "__eq__" in kind.own)):
         remote.session.doubt(_no_word(kind, "=="))
     return result
@@ -98,7 +98,7 @@ def _contains(self: Any, value: Any) -> bool:
     return False
 
 
-# Operators: between objects of the program they are its business, and what a test combines with them is not
+# Operators between objects of the program run there. Values of the tests are not shown to them.
 
 
 def _binary(special_name: str, name: str, reflected: bool) -> Callable:
@@ -107,8 +107,8 @@ def _binary(special_name: str, name: str, reflected: bool) -> Callable:
         if kind.base is not None and special_name not in kind.own:
             function = getattr(kind.base, special_name)
             return function(remote.plain(self), remote.plain(other))
-        if not remote.is_foreign(other):  # it may be what is expected: that is not the program's business
-            if remote.is_tested(kind) and name != "sub":  # expected values are subtracted, to see how near they are
+        if not remote.is_foreign(other):  # it may be an expected value, which the program must not see
+            if remote.is_tested(kind) and name != "sub":  # tests subtract expected values to see how near they are
                 result = remote.ask(other, name, self) if reflected else remote.ask(self, name, other)
                 if remote.is_foreign(result):
                     return result
@@ -148,7 +148,7 @@ def _number(name: str, kind: type) -> Callable:
     return method
 
 
-# Sequences: what derives from a builtin one has the items that it holds
+# Sequences: an object of a class that derives from a builtin one has the items that it holds
 
 
 def _length(self: Any) -> int:
@@ -193,7 +193,7 @@ def _call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
 
 
 def _exit(self: Any, kind: Any, value: Any, trace: Any) -> bool:
-    if kind is None or issubclass(kind, AssertionError):  # a test that fails is not the program's to excuse
+    if kind is None or issubclass(kind, AssertionError):  # the program must not suppress a failed assertion
         remote.ask(self, "exit", None)
         return False
     return remote.ask(self, "exit", value) is True

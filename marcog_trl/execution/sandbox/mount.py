@@ -1,18 +1,18 @@
-"""Mounts a file system in memory of a fixed size, where the kernel lets us."""
+"""Mounts a file system in memory with a fixed size, if the kernel allows it."""
 
 import ctypes
 import os
 
 
-LARGEST, MOST_FILES = 64 << 20, 1024  # bytes in all, and files and folders in all
+LARGEST, MOST_FILES = 64 << 20, 1024  # bytes in total, files and folders in total
 _NEWNS, _NEWUSER = 0x20000, 0x10000000
 _PRIVATE = 0x44000  # MS_REC | MS_PRIVATE
 _MOUNT_FLAGS = 0xE  # MS_NOSUID | MS_NODEV | MS_NOEXEC
 
 
 def mount(folder: str) -> bool:
-    """Mounts a file system in memory on the folder, for this process and its children; returns whether that is possible."""
-    pid = os.fork()  # a first attempt, in a process that may be left half way
+    """Mounts a file system in memory on the folder, for this process and its children; returns `False` if that fails."""
+    pid = os.fork()  # tries it first in another process, because a failure may leave its process half changed
     if pid == 0:
         os._exit(0 if _mount(folder) else 1)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0 and _mount(folder)

@@ -23,7 +23,7 @@ COMMON_TYPES: tuple[type, ...] = (types.FunctionType, types.BuiltinFunctionType,
 
 
 def plain_base(kind: type) -> Any:
-    """The builtin value type that a class derives from, or `None`."""
+    """The builtin value type that a class derives from; `None` if there is none."""
     return next((base for base in kind.__mro__ if base in PLAIN_VALUE), None)
 
 

@@ -20,7 +20,7 @@ _PROGRAM = {"code": _CODE, "exports": ["f", "g"], "entry_point": "f", "logs": Fa
 
 def rehearse() -> None:
     """Leaves nothing behind but specialized code."""
-    import random  # not at the top: `forks` has loaded it without its hook on forks
+    import random  # not at the top of the module: `forks` loads it first, without its hook on forks
 
     for _ in range(_TIMES):
         _direct()

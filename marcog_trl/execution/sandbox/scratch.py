@@ -1,8 +1,8 @@
-"""A folder for the files of programs whose tests work with files: one for each worker, emptied after each job.
+"""A folder for the files of programs whose tests work with files: one per worker, emptied after each job.
 
-Where the kernel lets us mount (as root, or in a user namespace) it is a file system in memory with a fixed size, which
-nobody else sees, and which ends with its zygote. Elsewhere it is a folder in shared memory (or among temporary files), and
-a thread of the worker looks 50 times a second whether it holds too much; the program that filled it is killed.
+If the kernel allows mounting (for root, or in a user namespace), it is a file system in memory with a fixed size, which no
+other process sees, and which ends with its zygote. Otherwise it is a folder in shared memory or among the temporary files. A
+thread of the worker checks its size 50 times a second, and kills the program if there is too much in it.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ from .mount import LARGEST, MOST_FILES
 
 
 _PREFIX = "marcog-scratch-"
-_INTERVAL = 0.02  # seconds between two looks
-_STALE = 60.0  # seconds after which a folder that nobody holds is removed
+_INTERVAL = 0.02  # seconds between two checks
+_STALE = 60.0  # seconds after which a folder that no process holds is removed
 
 
 def reserve() -> str:
@@ -30,8 +30,7 @@ def reserve() -> str:
 
 
 def make(path: str) -> None:
-    """Makes the folder, unless that has been done, and holds it. Removes those of executors that were killed before they
-    could."""
+    """Makes and holds the folder, unless it exists. Removes the folders of executors that were killed."""
     if os.path.exists(path):
         return
     os.mkdir(path, 0o700)
@@ -39,7 +38,7 @@ def make(path: str) -> None:
     place = os.path.dirname(path)
     for name in os.listdir(place):
         if name.startswith(_PREFIX):
-            with contextlib.suppress(OSError):  # another user's, or one that is in use
+            with contextlib.suppress(OSError):  # it belongs to another user, or is in use
                 other = os.path.join(place, name)
                 if time.time() - os.stat(other).st_mtime > _STALE:
                     os.close(hold(other))
@@ -47,7 +46,7 @@ def make(path: str) -> None:
 
 
 def hold(folder: str) -> int:
-    """A descriptor of the folder, which nobody else can hold until it is closed; raises OSError if somebody does."""
+    """A descriptor of the folder, which no other process can hold until it is closed; raises OSError if one does."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -58,7 +57,7 @@ def hold(folder: str) -> int:
 
 
 def remove(folder: str) -> None:
-    """Removes a folder, if it is there, with all in it. No program may use it any more."""
+    """Removes a folder, if it exists, with everything in it. No program may use it any more."""
     if not os.path.exists(folder):
         return
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -70,7 +69,7 @@ def remove(folder: str) -> None:
 
 
 def empty(fd: int) -> None:
-    """Removes all that is in the open folder, however deep, without following links."""
+    """Removes everything in the open folder, at any depth, without following links."""
     number = 0
     while names := os.listdir(fd):
         for name in names:
@@ -83,7 +82,7 @@ def empty(fd: int) -> None:
                     if not _is_folder(inner, below):
                         os.unlink(inner, dir_fd=below)
                         continue
-                    os.close(_enter(inner, below))  # moving a folder takes the right to write in it
+                    os.close(_enter(inner, below))  # which makes it writable, as moving it requires
                     number += 1
                     while _exists(f".{number}", fd):
                         number += 1
@@ -106,12 +105,12 @@ def _exists(name: str, fd: int) -> bool:
 
 
 def _enter(name: str, fd: int) -> int:
-    os.chmod(name, 0o700, dir_fd=fd)  # a program may have taken the right to read it from itself
+    os.chmod(name, 0o700, dir_fd=fd)  # a program may have made it unreadable
     return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
 
 
 def holds_too_much(fd: int) -> bool:
-    """Whether below the open folder there are more bytes or files than may be, folders without end, or hidden ones."""
+    """Whether the open folder contains too many bytes or files, too many levels of folders, or unreadable folders."""
     size = files = 0
     open_folders = [(os.dup(fd), 0)]
     try:
@@ -141,8 +140,8 @@ def holds_too_much(fd: int) -> bool:
 
 @contextlib.contextmanager
 def watched(fd: int, stop_programs: Callable[[], None]) -> Iterator[threading.Event]:
-    """Looks at the open folder for as long as the block runs, and stops the programs once it holds too much. Yields whether
-    that has happened."""
+    """Checks the open folder while the block runs, and stops the programs if there is too much in it. Yields an event that
+    says whether this has happened."""
     done, overfull = threading.Event(), threading.Event()
 
     def watch() -> None:

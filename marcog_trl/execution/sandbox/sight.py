@@ -1,7 +1,7 @@
 """What programs see of the file system: modules that they may import, and files that they may read.
 
-The kernel refuses to confined processes to look at files by name (`seccomp.py`), for it would tell them of any file. The
-functions of `os` that do so open the file in place of that, which Landlock governs, and look at what they have opened.
+Confined processes cannot ask the kernel about files by name (`seccomp.py`), because it would tell them about any file. The
+functions of `os` that do so are replaced: they open the file, which Landlock controls, and ask about the open file.
 """
 
 import errno
@@ -15,7 +15,7 @@ from typing import Any
 
 class Finder:
     """
-    Finds modules at the top level in a fixed table, so that nobody has to list the folders in which they are.
+    Finds top-level modules in a fixed table, so that the folders that contain them need not be listed.
 
     Args:
         modules (`dict[str, str]`): Path by name: a file, or a package's folder.
@@ -39,7 +39,7 @@ class Finder:
 
 
 def library_modules() -> dict[str, str]:
-    """Path by name of the modules and packages of the standard library that are written in Python."""
+    """Paths of the modules and packages of the standard library that are written in Python, by name."""
     library = os.path.dirname(os.__file__)
     found = {}
     for entry in os.scandir(library):
@@ -51,14 +51,14 @@ def library_modules() -> dict[str, str]:
 
 
 def show_modules(modules: dict[str, str]) -> None:
-    """Has the standard library and the given modules found, and nothing else that is installed."""
+    """Makes the standard library and the given modules importable, and nothing else that is installed."""
     library = os.path.dirname(os.__file__)
     sys.path[:] = [path for path in sys.path if path != library]
     sys.meta_path.append(Finder({**modules, **library_modules()}))
 
 
 def look_by_opening() -> None:
-    """Has `os.stat`, `os.lstat` and `os.access` look at files that may be read; others do not exist for them."""
+    """Replaces `os.stat`, `os.lstat` and `os.access`: files that the program may not read do not exist for them."""
     real_stat, fstat, opened, close = posix.stat, posix.fstat, posix.open, posix.close
     looking = posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK
 

@@ -1,7 +1,7 @@
 """The solution's side: runs the program and answers calls. Never sees a test or an expected value.
 
-Nothing here is trusted once the program runs: it shares this process and can change all of it. What leaves the process is
-data, and what the data are worth is decided by those who read it.
+Nothing here can be trusted once the program runs, because the program shares this process and can change all of it. Only data
+leaves the process, and those who read it decide what it is worth.
 """
 
 import atexit
@@ -19,7 +19,7 @@ from . import echo, plain_values, server, wire
 
 
 def describe(error: BaseException, name: str = "<solution>") -> str:
-    """The exception's type and message and the line of `name` that it came from."""
+    """The exception's type and message, and the line of the file `name` that it came from."""
     if isinstance(error, SyntaxError) and error.filename == name:
         return f"{type(error).__name__}: {error.msg} (line {error.lineno}, column {error.offset})"[:500]
     try:
@@ -31,7 +31,7 @@ def describe(error: BaseException, name: str = "<solution>") -> str:
 
 
 def load(payload: dict) -> tuple[types.ModuleType, str | None]:
-    """Runs the program as a module and returns it, and what went wrong or `None`."""
+    """Runs the program as a module; returns the module, and what went wrong or `None`."""
     module = types.ModuleType("solution")
     sys.modules["solution"] = module
     try:
@@ -46,7 +46,7 @@ def load(payload: dict) -> tuple[types.ModuleType, str | None]:
 
 
 def serve_direct(control: socket.socket, payload: dict) -> None:
-    """Makes one call after another and reports what each returned. Gets more calls when it has answered those it has."""
+    """Makes one call after another and reports what each returned. After the last one, it receives more calls."""
     module, problem = load(payload)
     wire.send(control, {"load": problem})
     if problem is not None:
@@ -76,7 +76,7 @@ def serve_direct(control: socket.socket, payload: dict) -> None:
 
 
 def _truth(value: Any) -> bool | str:
-    """Whether a value counts as true, or why that cannot be said."""
+    """The truth value of a value, or the exception that finding it raised, as text."""
     try:
         return bool(value)
     except BaseException as error:
@@ -106,7 +106,7 @@ def run_script(control: socket.socket, payload: dict, fds: list[int]) -> None:
     stdout = io.TextIOWrapper(
         io.BufferedWriter(io.FileIO(1, "w", closefd=False)), encoding="utf-8", errors="surrogateescape"
     )
-    for name, stream, mode in (("stdin", stdin, "r"), ("stdout", stdout, "w")):  # as the interpreter's own
+    for name, stream, mode in (("stdin", stdin, "r"), ("stdout", stdout, "w")):  # like the interpreter's own streams
         vars(stream)["mode"] = mode
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
@@ -134,8 +134,8 @@ def run_script(control: socket.socket, payload: dict, fds: list[int]) -> None:
 
 
 def _finish(module: types.ModuleType, stdout: io.TextIOWrapper) -> None:
-    """What the interpreter does at the end of a script: waits for threads, calls what is registered, takes the module
-    apart, and writes what is left in buffers."""
+    """Does what the interpreter does at the end of a script: waits for threads, calls functions registered with `atexit`,
+    clears the module, and writes what is left in buffers."""
     if "threading" in sys.modules:
         sys.modules["threading"]._shutdown()
     atexit._run_exitfuncs()
@@ -144,7 +144,7 @@ def _finish(module: types.ModuleType, stdout: io.TextIOWrapper) -> None:
         last.flush()
     for name in list(vars(module)):  # files that the script left open
         vars(module)[name] = None
-    with contextlib.suppress(ValueError):  # closed or detached by the script, which has put another in its place
+    with contextlib.suppress(ValueError):  # the script has closed or detached the stream
         stdout.flush()
 
 
@@ -156,6 +156,6 @@ def serve_judge(control: socket.socket, payload: dict, fd: int) -> None:
     wire.send(control, {"load": problem})
     if problem is not None:
         return
-    echo.tape.forget()  # what it did before any test
+    echo.tape.forget()  # what it printed before any test
     with socket.socket(fileno=fd) as sock:
         server.Server(sock, payload["exports"], module, describe, echo.tape).serve()

@@ -1,4 +1,4 @@
-"""Names of special methods, by what a judge's stand-in and the program's process do for them. Knows nothing else."""
+"""Names of special methods, grouped by how a stand-in forwards them to the program's process."""
 
 UNARY = ("neg", "pos", "abs", "invert", "trunc", "floor", "ceil")
 BINARY = tuple("add sub mul truediv floordiv mod divmod pow matmul and or xor lshift rshift".split())
@@ -10,10 +10,9 @@ OTHERS = tuple(
     "eq ne hash bool len iter next reversed contains getitem setitem delitem class_getitem call str repr format bytes "
     "fspath round enter exit await aiter anext aenter aexit".split()
 )
-NAMES = frozenset((*UNARY, *BINARY, *REFLECTED, *IN_PLACE, *ORDER, *NUMBERS, *OTHERS))
-SPECIAL = {f"__{name}__": name for name in NAMES}
+SPECIAL = {f"__{name}__": name for name in (*UNARY, *BINARY, *REFLECTED, *IN_PLACE, *ORDER, *NUMBERS, *OTHERS)}
 
-# On the word of these a library would read memory, or take what it compares, copies or counts
+# Libraries trust these when they read memory, compare, copy or count. So they are out of reach for the tests.
 HOOKS = frozenset(
     "__array__ __array_function__ __array_interface__ __array_struct__ __array_ufunc__ __array_wrap__ __array_priority__ "
     "__buffer__ __dlpack__ __cuda_array_interface__ __getstate__ __getnewargs__ __getnewargs_ex__ __reduce__ __length_hint__ "

@@ -1,8 +1,8 @@
-"""Stand-ins for the program's objects on the judge's side: one class for each of its classes.
+"""The classes of stand-ins for the program's objects on the judge's side: one for each class of the program.
 
-A stand-in's class has the special methods that the program's class has, and no others, so what Python says of an object
-(whether it is iterable, can be hashed, is of the type of another) is what it says of the program's. Which object of the
-program a stand-in is for is kept in the session, not on the stand-in.
+A stand-in's class has the special methods that the program's class has, and no others. So Python says the same of a stand-in
+as of the object: whether it is iterable, can be hashed, or has the type of another. The registry keeps which object a stand-in
+is for; the stand-in itself does not.
 """
 
 import types
@@ -38,7 +38,7 @@ def _get(self: Any, name: str) -> Any:
         return object.__getattribute__(self, name)
     if name in kind.fields:
         return tuple.__getitem__(self, kind.fields[name])
-    if remote.registry.place_of(self) is None:  # made here, out of a class of the program
+    if remote.registry.place_of(self) is None:  # made in this process, from a class of the program
         return object.__getattribute__(self, name)
     return _remote_attribute(self, name)
 
@@ -55,7 +55,7 @@ def _delete(self: Any, name: str) -> None:
 
 
 class _Copied:
-    """What `copy` makes a copy of: which of its two functions is at work shows when they come to copy this."""
+    """What `copy` copies in place of a stand-in. Only `copy.deepcopy` calls its `__deepcopy__`."""
 
     def __init__(self, thing: Any, deep: bool):
         self.thing = thing
@@ -156,14 +156,14 @@ _NOTHING: frozenset[str] = frozenset()
 
 def make_kind(facts: dict, bases: list[Any]) -> tuple[type, type]:
     """
-    The class that stands for a class of the program.
+    Makes the stand-in for a class of the program.
 
     Args:
-        facts (`dict`): What the program says of it, as `Server.hand_out_kind` writes it.
-        bases (`list`): What stands for the classes that it derives from.
+        facts (`dict`): The program's description of the class, written by `Server.hand_out_kind`.
+        bases (`list`): The stand-ins for the classes that it derives from.
 
     Returns:
-        `tuple[type, type]`: What tests see as the class, and the class of the stand-ins of its instances: mostly the same.
+        `tuple[type, type]`: The class that tests see, and the class of its instances' stand-ins. Mostly they are the same.
     """
     name, has, own = facts["name"], frozenset(facts["has"]), frozenset(facts["own"])
     value = _VALUES.get(facts["base"])
@@ -188,7 +188,7 @@ def make_kind(facts: dict, bases: list[Any]) -> tuple[type, type]:
 def _of(name: str, bases: tuple, space: dict, meta: type = ForeignType) -> Any:
     try:
         made: Any = type.__new__(meta, name, bases, space)
-    except TypeError:  # bases that do not go together here: their word is not needed
+    except TypeError:  # bases that cannot be combined here, and that are not needed
         errors = tuple(base for base in bases if issubclass(base, BaseException))
         made = type.__new__(meta, name, errors[:1], {**space, "__slots__": ()})
     if "__slots__" in space:
@@ -238,7 +238,7 @@ def _space(facts: dict, names: frozenset[str], error: Any = None) -> dict[str, A
         }
     )
     immutable = _VALUES.get(facts["base"]) in IMMUTABLE
-    if error is not None or immutable:  # made of what it was made of there, and shown alike
+    if error is not None or immutable:  # made from the same value as the original, so it is shown alike
         space.update({name: method for name, method in OBJECT.items() if name in facts["own"]})
     else:
         space.update(OBJECT)
@@ -257,7 +257,7 @@ def _hash_of(facts: dict) -> Any:
 
 
 def _meta_of(names: frozenset[str], bases: list) -> Any:
-    """The class of a class, which may be one that has a length, items and members."""
+    """The class of a stand-in for a class. It may give the class a length, items and members."""
     above = tuple(dict.fromkeys(type(base) for base in bases if issubclass(type(base), ForeignType)))
     if not names:
         return above[0] if above else ForeignType
@@ -271,7 +271,7 @@ def _meta_of(names: frozenset[str], bases: list) -> Any:
 
 
 def _common(public: type, has: frozenset[str]) -> tuple[type, remote.Kind]:
-    """The class of stand-ins for objects of a class that the tests have too, but can make no objects of."""
+    """The class of stand-ins for the program's instances of one of the `COMMON_TYPES`."""
     facts = {"name": public.__name__, "module": "builtins", "has": has, "own": has, "base": None, "unhashable": False}
     made = _of(public.__name__, (), {**_space(facts, has), "__slots__": ("__weakref__",)})
     return made, remote.Kind(public.__name__, has, has, None, public, {}, _NOTHING, False, False)

@@ -1,8 +1,8 @@
 """The system calls that programs may make, each group with its reason, as numbers of x86_64 and aarch64.
 
-A call is here because CPython, numpy or threads cannot do without it, or because many programs use it and it reaches nothing
-outside of their process. Calls that take the place of one of these on the other architecture are `None` there. What is not
-here is refused. `seccomp.py` makes filters of these tables.
+A call is listed because CPython, numpy or threads need it, or because many programs use it and it reaches nothing outside
+their process. `None` means that an architecture does not have the call. Calls that are not listed are refused. `seccomp.py`
+makes filters from these tables.
 """
 
 Numbers = tuple[int | None, int | None]  # (x86_64, aarch64)
@@ -14,7 +14,7 @@ AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _OPEN_FILES: dict[str, Numbers] = {
     "read": (0, 63),
     "write": (1, 64),
-    "readv": (19, 65),  # with writev the way in which musl reads and writes, and in which glibc prints that it aborts
+    "readv": (19, 65),  # with writev: how musl reads and writes, and how glibc prints that it aborts
     "writev": (20, 66),
     "pread64": (17, 67),
     "pwrite64": (18, 68),
@@ -22,7 +22,7 @@ _OPEN_FILES: dict[str, Numbers] = {
     "close": (3, 57),
     "close_range": (436, 436),
     "fstat": (5, 80),
-    "ftruncate": (77, 46),  # of files that are open for writing: what a script prints, what is in the scratch folder
+    "ftruncate": (77, 46),  # files that are open for writing: the output of a script, files in the scratch folder
     "getdents64": (217, 61),  # lists open folders, for imports
     "dup": (32, 23),
     "dup2": (33, None),
@@ -46,9 +46,9 @@ _THREADS: dict[str, Numbers] = {
     "gettid": (186, 178),
     "exit": (60, 93),
     "exit_group": (231, 94),
-    "wait4": (61, 260),  # of the zygote, which waits for its children; programs have none
+    "wait4": (61, 260),  # for the zygote, which waits for its children; programs have none
 }
-# A process's own signals: module signal, faulthandler, time limits that programs set for themselves
+# Signals of the process itself: module signal, faulthandler, time limits that programs set for themselves
 _SIGNALS: dict[str, Numbers] = {
     "rt_sigaction": (13, 134),
     "rt_sigprocmask": (14, 135),
@@ -56,21 +56,21 @@ _SIGNALS: dict[str, Numbers] = {
     "rt_sigpending": (127, 136),
     "rt_sigtimedwait": (128, 137),
     "sigaltstack": (131, 132),
-    "restart_syscall": (219, 128),  # the kernel has interrupted calls go on by it
+    "restart_syscall": (219, 128),  # by which the kernel resumes interrupted calls
     "pause": (34, None),
     "alarm": (37, None),
     "getitimer": (36, 102),
     "setitimer": (38, 103),
 }
-# Clocks, and sleeping
-_CLOCKS: dict[str, Numbers] = {
+# Time and sleeping
+_TIMES: dict[str, Numbers] = {
     "nanosleep": (35, 101),
     "gettimeofday": (96, 169),
     "time": (201, None),
     "times": (100, 153),
     "getrusage": (98, 165),
 }
-# Waiting for one's own pipes and pairs: module select, asyncio's loop
+# Waiting for pipes and socket pairs of the process: module select, loop of asyncio
 _WAITING: dict[str, Numbers] = {
     "pipe": (22, None),
     "pipe2": (293, 59),
@@ -83,10 +83,10 @@ _WAITING: dict[str, Numbers] = {
     "epoll_wait": (232, None),
     "epoll_pwait": (281, 22),
     "recvfrom": (45, 207),
-    "recvmsg": (47, 212),  # the way in which children get the descriptors of a job
-    "getsockname": (51, 204),  # how a socket object finds out what its descriptor is
+    "recvmsg": (47, 212),  # how children receive the descriptors of a job
+    "getsockname": (51, 204),  # how a socket object learns what its descriptor is
 }
-# What a process may know of itself and the machine
+# What a process may know about itself and the machine
 _FACTS: dict[str, Numbers] = {
     "getpid": (39, 172),
     "getppid": (110, 173),
@@ -95,9 +95,9 @@ _FACTS: dict[str, Numbers] = {
     "getgid": (104, 176),
     "getegid": (108, 177),
     "getcwd": (79, 17),
-    "umask": (95, 166),  # its own, which no other process sees
+    "umask": (95, 166),  # only of this process, and invisible to others
     "uname": (63, 160),  # module platform
-    "sysinfo": (99, 179),  # memory of the machine, which glibc's qsort asks for
+    "sysinfo": (99, 179),  # memory of the machine, which qsort of glibc asks for
     "getrandom": (318, 278),
 }
 ALLOWED: dict[str, Numbers] = {
@@ -105,14 +105,14 @@ ALLOWED: dict[str, Numbers] = {
     **_MEMORY,
     **_THREADS,
     **_SIGNALS,
-    **_CLOCKS,
+    **_TIMES,
     **_WAITING,
     **_FACTS,
 }
 
-# Opening is allowed, and governed by Landlock; early versions of it and a missing one leave some flags to the filter.
+# Opening is allowed, and controlled by Landlock. Without Landlock, and with early versions, the filter checks some flags.
 OPENING: dict[str, Numbers] = {"open": (2, None), "openat": (257, 56)}
-# Calls that change the file system by name: Landlock refuses them, and says so with the error that programs expect.
+# Calls that change the file system by name. Landlock refuses them with the error that programs expect.
 CHANGING_FILES: dict[str, Numbers] = {
     "rename": (82, None),
     "renameat": (264, 38),
@@ -128,8 +128,8 @@ CHANGING_FILES: dict[str, Numbers] = {
     "symlinkat": (266, 36),
     "creat": (85, None),
 }
-# Calls that tell about files by name, those that may not be read included, for Landlock does not govern them. Only programs
-# with a scratch folder may make them; to others no such file exists.
+# Calls that ask about files by name. Landlock does not control them, so they would also tell about files that may not be
+# read. Only programs with a scratch folder may make them; for others, no such file exists.
 LOOKING_AT_FILES: dict[str, Numbers] = {
     "stat": (4, None),
     "lstat": (6, None),
@@ -142,26 +142,26 @@ LOOKING_AT_FILES: dict[str, Numbers] = {
     "readlinkat": (267, 78),
 }
 CHANGING_FOLDER: dict[str, Numbers] = {"chdir": (80, 49)}
-# What else files in a scratch folder take: sqlite writes through to the disk
+# What else programs with a scratch folder need: sqlite writes through to the disk
 WRITING_THROUGH: dict[str, Numbers] = {"fsync": (74, 82), "fdatasync": (75, 83), "fchdir": (81, 50)}
 
-# Calls whose arguments are looked at, and the values that are allowed.
+# Calls whose arguments are checked, and the values that are allowed.
 CLONE, CLONE3, FORK = (56, 220), (435, 435), (57, None)
 KILL, TKILL, TGKILL = (62, 129), (200, 130), (234, 131)
 SOCKETPAIR, SENDTO, SECCOMP, PRCTL = (53, 199), (44, 206), (317, 277), (157, 167)
 IOCTL, IOCTLS = (16, 29), (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 """TCGETS (is this a terminal?), TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX"""
 FCNTL, FCNTLS, FCNTL_LOCKS = (72, 25), (0, 1, 2, 3, 4, 1030), (5, 6, 7)
-"""Duplicating, and flags of one's own descriptors; never owners, leases, seals. Locks are seen by other processes, and are
-for programs with a scratch folder, where sqlite takes them."""
+"""Duplicating descriptors, and flags of the process's own descriptors; not owners, leases or seals. Other processes see locks,
+so only programs with a scratch folder may take them, as sqlite must."""
 PRLIMIT = (302, 261)
-"""One's own limits only (the first argument is 0), which only sink."""
+"""Limits of this process only (the first argument is 0), which can only be lowered."""
 SCHED_GETAFFINITY = (204, 123)
 """Cores of this process only (the first argument is 0)."""
 CLOCKS: tuple[Numbers, ...] = ((228, 113), (229, 114), (230, 115))
-"""clock_gettime, clock_getres, clock_nanosleep: clocks of the system and of this process, whose numbers are below 12; the CPU
-clocks of other processes have negative ones."""
+"""clock_gettime, clock_getres, clock_nanosleep: clocks of the system and of this process, whose numbers are below 12. The CPU
+clocks of other processes have negative numbers."""
 MADVISE, ADVICE = (28, 233), (0, 1, 2, 3, 4, 8, 14, 15, 16, 17)
-"""What allocators say about their own memory; nothing that empties the page cache, which all processes share."""
+"""What allocators tell the kernel about their memory; nothing that empties the page cache, which all processes share."""
 GETSOCKOPT, SOCKET_OPTIONS = (55, 209), (3, 4, 38, 39)
-"""SO_TYPE, SO_ERROR, SO_PROTOCOL, SO_DOMAIN: how a socket object finds out what its descriptor is; nothing about its peer."""
+"""SO_TYPE, SO_ERROR, SO_PROTOCOL, SO_DOMAIN: how a socket object learns what its descriptor is; nothing about its peer."""

@@ -1,5 +1,8 @@
-"""Bounds the threads of programs. No resource limit of the kernel does: root's are not counted, and those of another user
-together with all else that the user runs. So the kernel asks the worker before a program makes a thread."""
+"""Limits the number of a program's threads.
+
+The kernel's resource limits cannot do this: they do not count threads of root, and count those of another user together with
+everything else that the user runs. Instead, a filter of system calls asks the worker before a program makes a thread.
+"""
 
 import errno
 import fcntl
@@ -9,14 +12,14 @@ import struct
 import threading
 
 
-MOST_THREADS = 256  # of a process at a time
+MOST_THREADS = 256  # per process at a time
 _RECEIVE, _SEND = 0xC0502100, 0xC0182101  # ioctls of <linux/seccomp.h>
-_NOTIFICATION = 80  # bytes: a number of 8, a thread's id of 4, and what was called
+_NOTIFICATION = 80  # bytes: a number (8), the id of a thread (4), and the system call
 _CONTINUE = 1
 
 
 def supervise(listener: int) -> None:
-    """Answers for the processes behind the listener of a filter, in a thread of its own, until there are none."""
+    """Starts a thread that answers the questions of a filter, until no process with the filter is left."""
     threading.Thread(target=_serve, args=(listener,), daemon=True, name="marcog-threads").start()
 
 
@@ -34,17 +37,17 @@ def _serve(listener: int) -> None:
             fcntl.ioctl(listener, _RECEIVE, question)
             number, thread = struct.unpack_from("QI", question)
             running = _threads_of(thread)
-            made = made + 1 if running is None else 0  # without /proc: as if none of them ended
+            made = made + 1 if running is None else 0  # without /proc, assume that no thread has ended
             refused = (made if running is None else running) >= MOST_THREADS
             answer = struct.pack("QqiI", number, 0, -errno.EAGAIN if refused else 0, 0 if refused else _CONTINUE)
             fcntl.ioctl(listener, _SEND, bytearray(answer))
         except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.EINTR):  # whoever asked has gone
+            if error.errno not in (errno.ENOENT, errno.EINTR):  # otherwise, the process that asked is gone
                 raise
 
 
 def _threads_of(thread: int) -> int | None:
-    """Number of threads of a thread's process; `None` where /proc does not say."""
+    """Number of threads in a thread's process; `None` if /proc does not say."""
     try:
         with open(f"/proc/{thread}/status") as file:
             return next(int(line.split()[1]) for line in file if line.startswith("Threads:"))

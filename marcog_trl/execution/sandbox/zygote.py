@@ -1,4 +1,4 @@
-"""The driver's end of a zygote, the process that forks the children in which programs and tests run."""
+"""The driver's end of a zygote, which forks the children that run programs and tests."""
 
 import os
 import signal
@@ -12,18 +12,18 @@ from .forks import ENDED
 
 class Zygote:
     """
-    The driver's end of a zygote, which is an interpreter of its own: a fork of the driver would remember earlier jobs.
+    Starts a zygote and talks to it. It is a fresh interpreter, because a fork of the driver would remember earlier jobs.
 
     Args:
-        command (`list[str]`): The command line of a zygote, to which the number of a descriptor and our process id are added.
+        command (`list[str]`): The command line of a zygote. The number of a descriptor and the process id are added to it.
         terms (`dict`): Arguments of `Confinement`, and `modules` (path by name of modules that programs may import), `load`
             (names of those to import beforehand) and `folder` (path of a scratch folder, or `None`).
 
     Attributes:
-        refusal (`str` or `None`): Why the confinement is not possible, if it is not.
-        left_out (`list[str]`): What programs cannot read because the kernel refused the rule.
-        threads_are_bounded (`bool`): Whether the number of a program's threads is.
-        single (`bool`): Whether what was loaded has started no threads, which a fork would lack.
+        refusal (`str` or `None`): Why the process could not be confined; `None` if it is confined.
+        left_out (`list[str]`): Paths that programs cannot read because the kernel refused the rule.
+        threads_are_bounded (`bool`): Whether the number of a program's threads is limited.
+        single (`bool`): Whether the zygote has a single thread. A fork would lack others that a package has started.
         folder (`int` or `None`): Descriptor of the scratch folder.
     """
 
@@ -60,16 +60,16 @@ class Zygote:
             sock.close()
 
     def order(self) -> None:
-        """Asks for a child, to be taken later."""
+        """Asks for a child, which `take` returns later."""
         ours, theirs = socket.socketpair()
-        streams = os.open(os.devnull, os.O_RDWR)  # opened anew, so that what a program sets there is seen by no other
+        streams = os.open(os.devnull, os.O_RDWR)  # opened for each child, so that they share no file description
         socket.send_fds(self.sock, [b"F"], [theirs.fileno(), streams])
         os.close(streams)
         theirs.close()
         self.ordered.append(ours)
 
     def take(self) -> tuple[int, socket.socket]:
-        """A fresh child: its process id and the channel to it."""
+        """Returns a fresh child: its process id and the channel to it."""
         if not self.ready:
             if not self.ordered:
                 self.order()
@@ -77,7 +77,7 @@ class Zygote:
         return self.ready.popleft()
 
     def settle(self) -> None:
-        """Waits until all children that were ended are gone."""
+        """Waits until all children that were ended are reaped."""
         while self.ordered:
             self._collect()
         self.sock.sendall(b"S")
@@ -89,7 +89,7 @@ class Zygote:
         self.sock.sendall(b"R" + pid.to_bytes(4, "little"))
 
     def autopsy(self, pid: int) -> tuple[int, float]:
-        """Kills a child unless it has ended by itself; returns its exit status (negative: the signal that ended it) and
+        """Kills a child unless it has ended by itself; returns its exit status (negative for the signal that ended it) and
         the CPU time that it used, in seconds."""
         while self.ordered:
             self._collect()
@@ -98,12 +98,12 @@ class Zygote:
         return ENDED.unpack(wire.read_exactly(self.sock, ENDED.size))
 
     def _kill(self, pid: int) -> None:
-        os.kill(pid, signal.SIGKILL)  # it exists until it is reaped, and only we have it reaped
+        os.kill(pid, signal.SIGKILL)  # it exists until it is reaped, which only this class asks for
         if self.may_have_children:
             try:
                 os.killpg(pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
-                pass  # it had not yet begun a session of its own, or nothing is left of it
+                pass  # it has no session of its own yet, or nothing is left of it
 
     def _collect(self) -> None:
         pid = int.from_bytes(wire.read_exactly(self.sock, 4), "little")

@@ -1,4 +1,4 @@
-"""The zygotes of a worker: which one a job's children come from, and the scratch folder of those jobs that have one."""
+"""The zygotes of a worker: chooses the one that forks a job's children, and empties the scratch folder after a job."""
 
 import os
 import re
@@ -14,12 +14,12 @@ from .zygote import Zygote
 
 class Zygotes:
     """
-    Starts zygotes when they are first needed: the plain one at once, those with packages loaded or with a scratch folder with
-    the first job that asks for them.
+    Starts zygotes when they are first needed: the plain one at once, and those with packages or with a scratch folder with
+    the first job that needs them.
 
     Args:
-        terms (`dict`): What the executor said: `landlock`, `seccomp`, `strict` and `readable` of `Confinement`; `modules` and
-            `load` of `Zygote`; `folder`, the path that the scratch folder is to have.
+        terms (`dict`): Settings of the executor: `landlock`, `seccomp`, `strict` and `readable` of `Confinement`; `modules`
+            and `load` of `Zygote`; `folder`, the path of the scratch folder.
         command (`list[str]`): Command line of a zygote.
     """
 
@@ -31,7 +31,7 @@ class Zygotes:
         self.plain = self._start(files=False, loaded=False)
 
     def report(self) -> dict[str, Any]:
-        """What the executor has to know of how programs are confined."""
+        """What the executor has to know about the confinement of programs."""
         zygote = self.plain
         return {"refused": zygote.refusal, "left_out": zygote.left_out, "threads": zygote.threads_are_bounded}
 
@@ -40,9 +40,9 @@ class Zygotes:
         Runs a job.
 
         Args:
-            driver (`Driver`): What runs it.
+            driver (`Driver`): Runs the job.
             job (`dict`): The job.
-            announce (`Callable`): Called if a zygote has to be started first, which takes time.
+            announce (`Callable`): Called if a zygote has to be started first, which is slow.
 
         Returns:
             `dict`: The verdict as a frame.
@@ -71,13 +71,13 @@ class Zygotes:
         return zygote
 
     def _fitting(self, job: dict[str, Any], announce: Callable[[], None]) -> Zygote:
-        # a folder that anybody may write to needs Landlock, or nothing that could keep programs from writing elsewhere
+        # without Landlock, programs that may write to a folder may write anywhere, which is accepted only without seccomp
         files = job["files"] and (self.terms["landlock"] or not self.terms["seccomp"])
         loaded = self._imports_packages(job)
         if (files, loaded) not in self.zygotes:
             announce()
             zygote = self._start(files, loaded)
-            if not zygote.single:  # a fork would lack the threads that a package has started
+            if not zygote.single:  # its forks would lack the threads that a package has started
                 zygote.close()
                 self.load = []
                 return self._fitting(job, announce)
@@ -96,4 +96,4 @@ class Zygotes:
 def _stop_programs(driver: Driver) -> None:
     for child in driver.children:
         if child.running and not isinstance(child, JudgeProcess):
-            os.kill(child.pid, signal.SIGKILL)  # it ended a moment ago at most, and no other has its number yet
+            os.kill(child.pid, signal.SIGKILL)  # its process id cannot belong to another process yet
