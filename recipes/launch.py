@@ -4,30 +4,7 @@
     python recipes/launch.py --config_file recipes/zero2.yaml recipes/train_shppo.py --seed 1
 """
 
-import logging
-import signal
-import sys
-
-from accelerate.commands.launch import launch_command, launch_command_parser
-from endings import INTERRUPTED
-from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
-
-def main():
-    logging.disable(logging.ERROR)  # the launcher's own account of a process that failed
-    try:
-        launch_command(launch_command_parser().parse_args())
-    except ChildFailedError as error:
-        _, failure = error.get_first_failure()
-        if failure.exitcode < 0:
-            name = signal.Signals(-failure.exitcode).name
-            sys.exit(
-                f"error: process {failure.local_rank} was ended by {name}; SIGKILL often means too little memory."
-            )
-        sys.exit(failure.exitcode)
-    except (SignalException, KeyboardInterrupt):
-        sys.exit(INTERRUPTED)
+from marcog_trl.cli.launch import main
 
 
 if __name__ == "__main__":

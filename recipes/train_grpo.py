@@ -12,21 +12,19 @@ Qwen2.5-Coder on HumanEval:
 It is MultiAgentGRPO with `workflow="single"`, `advantage="mean"` and, unless another is given, `scale_rewards="group"`.
 """
 
-from train_ppo import train
+from pathlib import Path
 
-from marcog_trl import MultiAgentGRPOConfig, MultiAgentGRPOTrainer
-from marcog_trl.cli.launch import Recipe
+from marcog_trl.cli.recipe import TrainingRecipe
 
 
-def main():
-    recipe = Recipe(
-        ("grpo",),
-        defaults={"scale_rewards": "group"},
-        fixed={"workflow": "single", "advantage": "mean"},
-        elsewhere="train_magrpo.py",
-    )
-    train(MultiAgentGRPOTrainer, MultiAgentGRPOConfig, recipe=recipe)
-
+RECIPE = TrainingRecipe(
+    "MultiAgentGRPOTrainer",
+    default_config=Path(__file__).parent / "configs" / "builtin.yaml",
+    sections=("grpo",),
+    defaults={"scale_rewards": "group"},
+    fixed={"workflow": "single", "advantage": "mean"},
+    elsewhere="train_magrpo.py",
+)
 
 if __name__ == "__main__":
-    main()
+    RECIPE.run()

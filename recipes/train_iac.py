@@ -1,5 +1,5 @@
 """
-Trains a team with independent actor-critic: one critic that sees the agent's own row, advantages `return − V`.
+Trains a team with independent actor-critic: one critic that sees the agent's own row, and advantages `return − V`.
 
 The embedded default, without network or GPU:
 
@@ -9,8 +9,19 @@ It is MultiAgentPPO with `critic="agent"`, `gamma=1`, `lam=1`, `lam_turn=0` and 
 `--workflow single`, or the settings of a section `ac`, it is a single-agent actor-critic.
 """
 
-from train_ppo import train_actor_critic
+from pathlib import Path
 
+from marcog_trl.cli.recipe import TEAM, TrainingRecipe
+
+
+RECIPE = TrainingRecipe(
+    "MultiAgentPPOTrainer",
+    default_config=Path(__file__).parent / "configs" / "builtin.yaml",
+    sections=("iac", "ac"),
+    defaults=TEAM,
+    fixed={"critic": "agent", "gamma": 1, "lam": 1, "lam_turn": 0, "num_iterations": 1},
+    elsewhere="train_ppo.py",
+)
 
 if __name__ == "__main__":
-    train_actor_critic("agent", ("iac", "ac"))
+    RECIPE.run()

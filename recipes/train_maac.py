@@ -8,8 +8,19 @@ The embedded default, without network or GPU:
 It is MultiAgentPPO with `critic="team"`, `gamma=1`, `lam=1`, `lam_turn=0` and `num_iterations=1`.
 """
 
-from train_ppo import train_actor_critic
+from pathlib import Path
 
+from marcog_trl.cli.recipe import TEAM, TrainingRecipe
+
+
+RECIPE = TrainingRecipe(
+    "MultiAgentPPOTrainer",
+    default_config=Path(__file__).parent / "configs" / "builtin.yaml",
+    sections=("maac",),
+    defaults=TEAM,
+    fixed={"critic": "team", "gamma": 1, "lam": 1, "lam_turn": 0, "num_iterations": 1},
+    elsewhere="train_ppo.py",
+)
 
 if __name__ == "__main__":
-    train_actor_critic("team", ("maac",))
+    RECIPE.run()

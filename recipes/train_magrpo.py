@@ -11,16 +11,17 @@ A Qwen2.5-Coder team on CoopHumanEval, in two turns:
         --override magrpo.num_turns=2 magrpo.turn_gradient_weights=[1.5,0.5]
 """
 
-from train_ppo import TEAM, train
+from pathlib import Path
 
-from marcog_trl import MultiAgentGRPOConfig, MultiAgentGRPOTrainer
-from marcog_trl.cli.launch import Recipe
+from marcog_trl.cli.recipe import TEAM, TrainingRecipe
 
 
-def main():
-    sections = ("magrpo", "marloo", "maremax", "mareinforce")
-    train(MultiAgentGRPOTrainer, MultiAgentGRPOConfig, recipe=Recipe(sections, defaults=TEAM))
-
+RECIPE = TrainingRecipe(
+    "MultiAgentGRPOTrainer",
+    default_config=Path(__file__).parent / "configs" / "builtin.yaml",
+    sections=("magrpo", "marloo", "maremax", "mareinforce"),
+    defaults=TEAM,
+)
 
 if __name__ == "__main__":
-    main()
+    RECIPE.run()

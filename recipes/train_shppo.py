@@ -10,15 +10,17 @@ A Qwen2.5-Coder team on HumanEval:
     accelerate launch --config_file recipes/zero2.yaml recipes/train_shppo.py --config recipes/configs/qwen2.5-coder-1.5b.yaml
 """
 
-from train_ppo import TEAM, train
+from pathlib import Path
 
-from marcog_trl import SHPPOConfig, SHPPOTrainer
-from marcog_trl.cli.launch import Recipe
+from marcog_trl.cli.recipe import TEAM, TrainingRecipe
 
 
-def main():
-    train(SHPPOTrainer, SHPPOConfig, recipe=Recipe(("shppo", "ppo"), defaults=TEAM))
-
+RECIPE = TrainingRecipe(
+    "SHPPOTrainer",
+    default_config=Path(__file__).parent / "configs" / "builtin.yaml",
+    sections=("shppo", "ppo"),
+    defaults=TEAM,
+)
 
 if __name__ == "__main__":
-    main()
+    RECIPE.run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import tempfile
 import warnings
@@ -20,7 +21,6 @@ from safetensors import safe_open
 from transformers import AutoTokenizer
 
 from marcog_trl.agents import Workflow
-from marcog_trl.cli.arguments import nearest
 from marcog_trl.team.base_models import check_model
 from marcog_trl.team.description import FORMAT_VERSION, MODULES_FILE, TEAM_FILE, differing, settings_of
 from marcog_trl.trainers.multi_agent_grpo_trainer import MultiAgentGRPOTrainer
@@ -76,8 +76,9 @@ def load_trainer(
     known = [f.name for f in fields(trainer_class._config_class)]
     for name in settings:
         if name not in known:
-            near = nearest(name, known)
-            raise ValueError(f"{team['trainer']} has no setting {name!r}." + (near and f" Did you mean {near!r}?"))
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"{team['trainer']} has no setting {name!r}.{hint}")
     for name in saved:
         if name not in known:
             raise ValueError(f"{str(path / TEAM_FILE)!r} has the unknown setting {name!r}. Remove it from the file.")

@@ -15,9 +15,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from train_ppo import train
+from train_shppo import RECIPE
 
-from marcog_trl import SHPPOConfig, SHPPOTrainer, execution_reward
+from marcog_trl import execution_reward
+from marcog_trl.cli.train import train
 
 
 RATES = ("learning_rate", "critic_learning_rate", "latent_learning_rate", "inference_learning_rate")
@@ -40,9 +41,9 @@ def main():
     options, argv = parser.parse_known_args()
     argv += ["--output_dir", options.output_dir or f"outputs/control-{options.control}"]
     if options.control == "zero":
-        train(SHPPOTrainer, SHPPOConfig, argv=argv + [part for rate in RATES for part in (f"--{rate}", "0")])
+        train(RECIPE, argv + [part for rate in RATES for part in (f"--{rate}", "0")])
     else:
-        train(SHPPOTrainer, SHPPOConfig, shuffled_execution_reward, argv)
+        train(RECIPE, argv, reward_funcs=shuffled_execution_reward)
 
 
 if __name__ == "__main__":

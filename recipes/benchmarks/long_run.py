@@ -20,17 +20,18 @@ from pathlib import Path
 import torch
 from transformers import PrinterCallback, TrainerCallback
 
-from marcog_trl import MultiAgentPPOConfig, MultiAgentPPOTrainer, SHPPOConfig, SHPPOTrainer
-from marcog_trl.cli.launch import Recipe, parse
+import marcog_trl
+from marcog_trl.cli.parsing import parse
 
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from train_ppo import DEFAULT_CONFIG, TEAM
+import train_ppo
+import train_shppo
 
 
 warnings.filterwarnings("ignore", category=FutureWarning)
 
-TRAINERS = {"shppo": (SHPPOTrainer, SHPPOConfig), "ppo": (MultiAgentPPOTrainer, MultiAgentPPOConfig)}
+RECIPES = {"shppo": train_shppo.RECIPE, "ppo": train_ppo.RECIPE}
 COLUMNS = ("resident MiB", "in use MiB", "workers MiB", "objects", "tensors", "tensor MiB", "files", "processes")
 
 
@@ -100,13 +101,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--every", type=int, default=50)
-    parser.add_argument("--trainer", choices=TRAINERS, default="shppo")
+    parser.add_argument("--trainer", choices=RECIPES, default="shppo")
     options = parser.parse_args()
-    trainer_class, config_class = TRAINERS[options.trainer]
+    recipe = RECIPES[options.trainer]
     argv = ["--max_steps", str(options.steps), "--output_dir", tempfile.mkdtemp(), "--disable_tqdm", "true"]
-    script, args, model = parse(config_class, DEFAULT_CONFIG, argv, Recipe(defaults=TEAM))
+    script, args, model = parse(recipe, argv)
     train_dataset, _ = script.load_splits()
-    trainer = trainer_class(model.model_name_or_path, script.reward, args, train_dataset)
+    trainer = getattr(marcog_trl, recipe.trainer)(model.model_name_or_path, script.reward, args, train_dataset)
     watch = Watch(options.every, trainer.executor)
     trainer.add_callback(watch)
     trainer.remove_callback(PrinterCallback)

@@ -17,10 +17,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from train_ppo import TEAM, train
+from train_shppo import RECIPE
 
-from marcog_trl import SHPPOConfig, SHPPOTrainer, evaluate_team, load_problems
-from marcog_trl.cli.launch import Recipe
+from marcog_trl import evaluate_team, load_problems
+from marcog_trl.cli.train import train
 from marcog_trl.report.results import write_results
 from marcog_trl.team.description import TEAM_FILE
 from marcog_trl.trainers.saved import agent_settings, find_team, load_trainer
@@ -84,7 +84,7 @@ def main():
     output = Path(options.output_dir)
     if options.team is None:
         options.team = str(output / "team")
-        train(SHPPOTrainer, SHPPOConfig, argv=["--output_dir", options.team, *rest], recipe=Recipe(defaults=TEAM))
+        train(RECIPE, ["--output_dir", options.team, *rest])
     trained = json.loads((find_team(options.team) / TEAM_FILE).read_text())["agents"]
     problems = load_problems(options.dataset_name, options.dataset_split)
     described = {"team": options.team, "trained_agents": [agent["name"] for agent in trained], "roles": texts}

@@ -231,18 +231,18 @@ def bare_loop(trainer, options):
 
 def measure_execution(options):
     """Steps of recipes/train_shppo.py's team."""
-    from marcog_trl import SHPPOConfig, SHPPOTrainer
-    from marcog_trl.cli.launch import Recipe, parse
-    from marcog_trl.embedded import build_default_model
+    from marcog_trl import SHPPOTrainer
+    from marcog_trl.cli.parsing import parse
+
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from train_shppo import RECIPE
 
     with tempfile.TemporaryDirectory() as folder:
-        config = Path(__file__).parents[1] / "configs" / "builtin.yaml"
         argv = ["--max_steps", str(10 * options.steps + 1), "--output_dir", folder, "--report_to", "none"]
         argv += ["--disable_tqdm", "true", "--eval_strategy", "no", "--save_strategy", "no"]
-        recipe = Recipe(("shppo", "ppo"), defaults={"workflow": "collaboration"})
-        script_args, args, _ = parse(SHPPOConfig, config, argv, recipe)
+        script_args, args, model = parse(RECIPE, argv)
         dataset, _ = script_args.load_splits()
-        trainer = SHPPOTrainer(build_default_model(), script_args.reward, args, dataset)
+        trainer = SHPPOTrainer(model.model_name_or_path, script_args.reward, args, dataset)
         clock = Clock(trainer)
         trainer.train()
         trainer.close_executor()

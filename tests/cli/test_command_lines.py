@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from marcog_trl import MultiAgentGRPOConfig, MultiAgentPPOConfig, SHPPOConfig
+from marcog_trl.cli.train import train
 from marcog_trl.execution.__main__ import main as execution_main
 
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-CONFIGS = {"train_ppo": MultiAgentPPOConfig, "train_magrpo": MultiAgentGRPOConfig, "train_shppo": SHPPOConfig}
+TRAINING = ("train_ppo", "train_magrpo", "train_shppo")
 
 
 class LoadedTooEarly(BaseException):
@@ -58,15 +58,14 @@ def load(recipe):
 @pytest.fixture
 def line(monkeypatch, capsys, tmp_path):
     """`line(recipe, *argv)`: the one line in which a recipe ends."""
-    monkeypatch.syspath_prepend(RECIPES)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HF_TOKEN", raising=False)
 
     def run(recipe, *argv):
         monkeypatch.setattr(sys, "argv", [f"{recipe}.py", *argv])
         with pytest.raises(SystemExit) as ended:
-            if recipe in CONFIGS:
-                load("train_ppo").train(load_too_early, CONFIGS[recipe])
+            if recipe in TRAINING:
+                train(load(recipe).RECIPE, trainer_class=load_too_early)
             else:
                 load(recipe).main()
         message = str(ended.value.code)
@@ -96,7 +95,7 @@ BAD_TRAINING = {
     "--latent_size 3": "--latent_size is a flag of train_shppo.py, not of this recipe. Remove it.",
     "--generation_kwargs x": "generation_kwargs='x' is not valid JSON",
     "--model_init_kwargs [1]": "model_init_kwargs='[1]' must be a mapping, on the command line in JSON.",
-    "--lr_scheduler_type cosine_with_min_lr": "lr_scheduler_type='cosine_with_min_lr' does not work with",
+    "--lr_scheduler_type cosine_with_min_lr": "lr_scheduler_type='cosine_with_min_lr' does not accept",
     "--output_dir /proc/nowhere": "output_dir='/proc/nowhere' cannot be written: No such file or directory.",
     "--output_dir /etc/passwd": "output_dir='/etc/passwd' cannot be written: File exists.",
     "--model_name_or_path /nowhere": "model_name_or_path='/nowhere' is not a folder, and not a model on the Hub.",
@@ -155,7 +154,7 @@ class TestTraining:
         report = [] if "--report_to" in flags else ["--report_to", "none"]
         assert BAD_TRAINING[argv] in line("train_ppo", *splits, *report, "--output_dir", "out", *model, *flags)
 
-    @pytest.mark.parametrize("recipe", CONFIGS)
+    @pytest.mark.parametrize("recipe", TRAINING)
     def test_every_recipe_checks_them(self, line, recipe, tiny_model):
         argv = (*TRAIN, "--report_to", "none", "--model_name_or_path", tiny_model, "--beta", "nan")
         assert "beta=nan must be a finite number. Set beta=0.0." in line(recipe, *argv)

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from marcog_trl import MultiAgentPPOConfig, MultiAgentPPOTrainer
+from marcog_trl import MultiAgentPPOTrainer
+from marcog_trl.cli import train as training
+from marcog_trl.cli.endings import interrupts
 
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -27,12 +29,13 @@ FLAGS = [
 def train(tiny_model, tmp_path, monkeypatch, capfd):
     """`train(*flags)`: a short run of train_ppo.py in this process; returns what it printed."""
     monkeypatch.syspath_prepend(RECIPES)
-    recipe = importlib.import_module("train_ppo")
+    recipe = importlib.import_module("train_ppo").RECIPE
     flags = [*FLAGS, "--model_name_or_path", tiny_model, "--use_cpu", "--output_dir", str(tmp_path / "out")]
 
     def run(*argv, trainer=MultiAgentPPOTrainer):
         capfd.readouterr()
-        recipe.train(trainer, MultiAgentPPOConfig, argv=[*flags, *argv])
+        with interrupts() as kept:
+            training.train(recipe, [*flags, *argv], kept, trainer_class=trainer)
         return capfd.readouterr().out
 
     return run
@@ -61,7 +64,7 @@ class TestShortRun:
                 raise KeyboardInterrupt
             return {}
 
-        monkeypatch.setattr(sys.modules["train_ppo"], "evaluate_team", evaluate)
+        monkeypatch.setattr(training, "evaluate_team", evaluate)
         with pytest.raises(SystemExit) as ended:
             train()
         assert ended.value.code == 130 and calls == [False, True]
@@ -115,7 +118,7 @@ class TestFolder:
     )
     def test_what_cannot_be_resumed_is_one_line_before_any_work(self, train, tmp_path, monkeypatch, flags, message):
         train(*SAVE)
-        monkeypatch.setattr(sys.modules["train_ppo"], "evaluate_team", None)
+        monkeypatch.setattr(training, "evaluate_team", None)
         flags = [flag.replace("OTHER", str(tmp_path / "other")) for flag in flags]
         with pytest.raises(SystemExit, match=f"^error: .*{message}") as ended:
             train("--resume_from_checkpoint", *flags)

@@ -1,23 +1,27 @@
 """The recipes' command line."""
 
-import importlib
 import os
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
-from unittest.mock import MagicMock
 
 import pytest
-from trl import ModelConfig
 
-from marcog_trl import MultiAgentGRPOConfig, MultiAgentPPOConfig, MultiAgentPPOTrainer, SHPPOConfig, load_problems
-from marcog_trl.cli import launch
-from marcog_trl.cli.launch import Recipe, TeamArguments, parse, set_max_steps
-from marcog_trl.execution import isolation
+from marcog_trl import MultiAgentGRPOConfig, MultiAgentPPOConfig, SHPPOConfig
+from marcog_trl.cli import parsing
+from marcog_trl.cli.parsing import parse_override
+from marcog_trl.cli.recipe import TrainingRecipe
 
 
 RECIPES = Path(__file__).parents[2] / "recipes"
+ANY = TrainingRecipe("MultiAgentPPOTrainer", "no default")
+
+
+def parse(config_class, default, argv, recipe=ANY):
+    """What the command line of a recipe sets, with another trainer and default."""
+    trainer = config_class.__name__.removesuffix("Config") + "Trainer"
+    return parsing.parse(replace(recipe, trainer=trainer, default_config=default), argv)
 
 
 DEFAULT = """
@@ -37,7 +41,7 @@ def default(tmp_path):
 
 class TestParse:
     def test_without_a_model_the_embedded_default_applies(self, default, monkeypatch):
-        monkeypatch.setattr(launch, "build_default_model", lambda: "built")
+        monkeypatch.setattr(parsing, "build_default_model", lambda: "built")
         script, args, model = parse(SHPPOConfig, default, ["--num_turns", "2", "--report_to", "none"])
         assert model.model_name_or_path == "built" and model.use_peft
         assert (args.output_dir, args.workflow, args.max_steps, args.num_turns) == ("from-the-file", "pipeline", 7, 2)
@@ -52,10 +56,10 @@ class TestParse:
         assert script.dataset_name == "humaneval" and args.workflow == "single"
 
     def test_flags_of_other_scripts_are_synonyms(self, default):
-        argv = "--base_model qwen --lora_rank 4 --learning_rate 1e-3 --num_steps 1e6 --num_agents 3 --save_dir out"
+        argv = "--base_model m --lora_rank 4 --learning_rate 1e-3 --num_steps 1e6 --num_agents 3 --save_dir out"
         argv += " --override trainer.num_turns=2 model.lora_rank=6 --report_to none"
         script, args, model = parse(MultiAgentPPOConfig, default, argv.split())
-        assert model.model_name_or_path == "Qwen/Qwen2.5-Coder-0.5B-Instruct" and model.lora_r == 6
+        assert model.model_name_or_path == "m" and model.lora_r == 6
         assert (args.output_dir, args.num_agents, args.num_turns) == ("out", 3, 2)
         assert args.learning_rate == 1e-3 and script.num_steps == 1e6
 
@@ -124,7 +128,7 @@ class TestParse:
 
     @pytest.mark.parametrize("config_class", [MultiAgentGRPOConfig, MultiAgentPPOConfig, SHPPOConfig])
     def test_the_files_of_the_recipes_serve_every_trainer(self, config_class, monkeypatch):
-        monkeypatch.setattr(launch, "build_default_model", lambda: "built")
+        monkeypatch.setattr(parsing, "build_default_model", lambda: "built")
         files = sorted((RECIPES / "configs").glob("*.yaml"))
         assert {"builtin", "humaneval", "coophumaneval", "mbpp"} <= {file.stem for file in files}
         for file in files:
@@ -188,7 +192,7 @@ iac:
 reward_processor: {enabled: true, scale_factor: 0.5, shift: -4}
 wandb: {project: ours, name: run-1, dir: null}
 """
-MAGRPO = Recipe(("magrpo", "marloo"), defaults={"workflow": "collaboration"})
+MAGRPO = replace(ANY, sections=("magrpo", "marloo"), defaults={"workflow": "collaboration"})
 
 
 class TestSections:
@@ -217,13 +221,13 @@ class TestSections:
         assert os.environ["WANDB_PROJECT"] == "ours"
 
     def test_other_algorithms_are_left_aside_in_a_file(self, default, theirs):
-        _, args, _ = parse(MultiAgentPPOConfig, default, theirs, Recipe(("iac",)))
+        _, args, _ = parse(MultiAgentPPOConfig, default, theirs, replace(ANY, sections=("iac",)))
         assert (args.num_turns, args.critic_learning_rate, args.gamma_turn) == (3, 5e-6, 1.0)
         # Without groups, a sample is one reply; 6 of them of one agent are no more than a micro-batch
         assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (6, 1)
         message = "has the section 'iac' of train_iac.py, and none of this recipe, such as 'maac'. Run that recipe"
         with pytest.raises(ValueError, match=message):
-            parse(MultiAgentPPOConfig, default, theirs, Recipe(("maac",)))
+            parse(MultiAgentPPOConfig, default, theirs, replace(ANY, sections=("maac",)))
 
     def test_overrides_win_over_the_file_and_the_later_over_the_earlier(self, default, theirs):
         overrides = "magrpo.num_turns=1 agent_model.name='bigcode/starcoder2-3b' dataset.train_split=train[:1000]"
@@ -266,12 +270,12 @@ class TestSections:
         ],
     )
     def test_epochs_win_over_the_steps_of_a_file(self, default, monkeypatch, argv, max_steps, epochs):
-        monkeypatch.setattr(launch, "build_default_model", lambda: "built")
+        monkeypatch.setattr(parsing, "build_default_model", lambda: "built")
         _, args, _ = parse(MultiAgentGRPOConfig, default, [*argv, "--report_to", "none"], MAGRPO)
         assert (args.max_steps, args.num_train_epochs) == (max_steps, epochs)
 
     def test_overrides_alone_take_the_embedded_default(self, default, monkeypatch):
-        monkeypatch.setattr(launch, "build_default_model", lambda: "built")
+        monkeypatch.setattr(parsing, "build_default_model", lambda: "built")
         _, args, model = parse(MultiAgentGRPOConfig, default, ["--override", "magrpo.num_turns=2"], MAGRPO)
         assert (model.model_name_or_path, args.workflow, args.num_turns) == ("built", "pipeline", 2)
         argv = ["--override", "magrpo.num_turns=2", "agent_model.name=m"]
@@ -280,8 +284,12 @@ class TestSections:
 
 
 class TestRecipe:
-    FIXED = Recipe(
-        ("grpo",), {"scale_rewards": "group"}, {"workflow": "single", "advantage": "mean"}, "train_magrpo.py"
+    FIXED = replace(
+        ANY,
+        sections=("grpo",),
+        defaults={"scale_rewards": "group"},
+        fixed={"workflow": "single", "advantage": "mean"},
+        elsewhere="train_magrpo.py",
     )
 
     def test_what_makes_the_recipe_wins_over_a_file(self, tmp_path):
@@ -322,107 +330,42 @@ class TestRecipe:
         assert not list(tmp_path.iterdir())
 
 
-class TestTrain:
-    """What `train` of the recipes does before training."""
+class TestParseOverride:
+    @pytest.mark.parametrize(
+        ("argument", "value"),
+        [
+            ("a.b=1", 1),
+            ("a.b=2.0e-05", 2e-5),
+            ("a.b=1e-5", "1e-5"),  # text to YAML; the parser of flags makes it a number
+            ("a.b=True", True),
+            ("a.b=false", False),
+            ("a.b=no", "no"),
+            ("a.b=None", None),
+            ("a.b=null", None),
+            ("a.b=none", "none"),
+            ("a.b=[1.5,0.5]", [1.5, 0.5]),
+            ("a.b=[x, 'y z']", ["x", "y z"]),
+            ("a.b={k: 1}", {"k": 1}),
+            ("a.b='bigcode/starcoder2-3b'", "bigcode/starcoder2-3b"),
+            ("a.b=train[:1000]", "train[:1000]"),
+            ("a.b=test[33:163]", "test[33:163]"),
+            ("a.b=x=y", "x=y"),
+            ("a.b=note: this", "note: this"),
+            ("a.b=2026-01-02", "2026-01-02"),
+            ("a.b=@home", "@home"),
+        ],
+    )
+    def test_values(self, argument, value):
+        name, read = parse_override(argument)
+        assert name == "a.b" and read == value and type(read) is type(value)
 
-    @pytest.fixture
-    def train(self, default, tmp_path, monkeypatch):
-        """`train(trainer class, *flags)`: the recipe of MultiAgentPPO with this trainer."""
-        monkeypatch.syspath_prepend(RECIPES)
-        train_ppo = importlib.import_module("train_ppo")
-        flags = ["--dataset_train_split", "train[:2]", "--dataset_test_split", "test[:2]", "--report_to", "none"]
-        flags += ["--output_dir", str(tmp_path / "out")]
-        return lambda trainer_class, *argv: train_ppo.train(trainer_class, MultiAgentPPOConfig, argv=[*flags, *argv])
-
-    def test_confinement_that_is_not_possible_is_one_line(self, train, tiny_model, monkeypatch):
-        monkeypatch.setattr(isolation, "probe", lambda: (0, True))
-        with pytest.raises(SystemExit, match="error: isolation='strict' is not possible here: missing Landlock"):
-            train(MultiAgentPPOTrainer, "--model_name_or_path", tiny_model)
-
-    @pytest.mark.parametrize("bits", [4, 8])
-    def test_a_base_in_few_bits(self, train, tiny_model, bits):
-        Stop = type("Stop", (BaseException,), {})
-
-        class Trainer(MultiAgentPPOTrainer):
-            def __init__(self, **kwargs):
-                super().__init__(**kwargs)
-                raise Stop(self)
-
-        pytest.importorskip("bitsandbytes")
-        flags = ["--model_name_or_path", tiny_model, "--workflow", "collaboration", "--isolation", "best_effort"]
-        with pytest.raises(Stop) as stopped:
-            train(Trainer, *flags, f"--load_in_{bits}bit", "--attn_implementation", "eager")
-        config = stopped.value.args[0].model.get_base_model().config
-        assert getattr(config.quantization_config, f"load_in_{bits}bit") and config._attn_implementation == "eager"
-
-    def test_what_is_not_installed_is_one_line(self, train, tiny_model):
-        class Needy(MultiAgentPPOTrainer):
-            def __init__(self, *args, **kwargs):
-                raise ImportError("flash_attn is not installed;\npip install flash_attn")
-
-        flags = ["--model_name_or_path", tiny_model, "--workflow", "collaboration"]
-        with pytest.raises(SystemExit, match=r"^error: flash_attn is not installed; pip install flash_attn$"):
-            train(Needy, *flags)
-
-    def test_every_flag_is_used_or_refused(self, train, tiny_model, monkeypatch):
-        """After the command line has been read, something looks at each field."""
-        read: set[str] = set()
-
-        def note(thing, name):
-            read.add(name)
-            return object.__getattribute__(thing, name)
-
-        def construct(*args):
-            made = _construct(*args)
-            for cls in (TeamArguments, ModelConfig):
-                monkeypatch.setattr(cls, "__getattribute__", note)
-            return made
-
-        _construct = launch._construct
-        monkeypatch.setattr(launch, "_construct", construct)
-        for name in ("evaluate_team", "write_results", "plot_curves", "print_table"):
-            monkeypatch.setattr(sys.modules["train_ppo"], name, MagicMock())
-        for flags in ([], ["--load_in_4bit", "--dataset_test_split", "train[:2]", "--allow_overlap"]):
-            train(MagicMock(), "--model_name_or_path", tiny_model, "--eval_strategy", "steps", *flags)
-        assert {f.name for cls in (TeamArguments, ModelConfig) for f in fields(cls)} <= read
-
-    def test_what_is_not_there_is_one_line(self, train, monkeypatch):
-        with pytest.raises(
-            SystemExit, match=r"^error: model_name_or_path='/nowhere' is not a folder, and not a model"
-        ):
-            train(MultiAgentPPOTrainer, "--model_name_or_path", "/nowhere")
-        monkeypatch.setenv("MARCOG_TRL_CACHE", "/proc/nowhere")
-        with pytest.raises(SystemExit, match="'/proc/nowhere'; MARCOG_TRL_CACHE=/a/folder/of/yours works") as ended:
-            train(MultiAgentPPOTrainer)
-        assert str(ended.value).startswith("error: no folder for the embedded default model")
-
-
-class TestSplits:
-    def test_training_problems_are_not_held_out(self):
-        arguments = TeamArguments("builtin", dataset_train_split="train[:20]", dataset_test_split="train[18:30]")
-        with pytest.raises(
-            ValueError, match=r"share 2 problems, such as 'builtin/train/.* or set --allow_overlap true\."
-        ):
-            arguments.load_splits()
-        arguments.allow_overlap = True
-        assert [len(split) for split in arguments.load_splits()] == [20, 12]
-        arguments = TeamArguments("builtin", dataset_train_split="train[:20]", dataset_test_split="test[:5]")
-        assert [len(split) for split in arguments.load_splits()] == [20, 5]
-
-    def test_evaluations_during_training_may_take_fewer_problems(self):
-        test = load_problems("builtin", "test[:5]")
-        assert len(TeamArguments().eval_split(test)) == 5
-        assert TeamArguments(eval_problems=2).eval_split(test)["task_id"] == test["task_id"][:2]
-        assert len(TeamArguments(eval_problems=9).eval_split(test)) == 5
-
-
-class TestSteps:
-    def test_a_step_is_one_reply(self, tmp_path):
-        options = {"report_to": "none", "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
-        args = MultiAgentPPOConfig(str(tmp_path), num_iterations=2, **options)
-        set_max_steps(args, 1e3)
-        assert args.max_steps == 125  # 16 replies a step, each used twice
-        set_max_steps(args, None)
-        assert args.max_steps == 125
-        with pytest.raises(ValueError, match=r"num_steps=0\.5 must be at least 1"):
-            set_max_steps(args, 0.5)
+    @pytest.mark.parametrize(
+        ("argument", "message"),
+        [
+            ("magrpo.num_turns", r"--override magrpo\.num_turns has no '='\. Write --override num_turns=2"),
+            ("a.b=[1.5,", r"--override a\.b=\[1\.5, is not a valid YAML list\. Write a\.b=\[1\.5,0\.5\]"),
+        ],
+    )
+    def test_mistakes(self, argument, message):
+        with pytest.raises(ValueError, match=message):
+            parse_override(argument)

@@ -1,0 +1,160 @@
+"""Measures a team, or a model as it is, from a command line."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+
+from marcog_trl.cli.arguments import SavedTeamArguments, column_names
+from marcog_trl.cli.comlrl import nearest
+from marcog_trl.cli.endings import Kept, one_line
+from marcog_trl.cli.parsing import parse_override, read_arguments
+from marcog_trl.evaluation.baselines import single_agent, untrained_team
+from marcog_trl.evaluation.evaluate import check_arguments, evaluate_team
+from marcog_trl.problems import load_problems
+from marcog_trl.report.results import print_figures
+from marcog_trl.team.base_models import check_model
+from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
+from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
+from marcog_trl.trainers.ranges import Range, check_number
+from marcog_trl.trainers.saved import agent_settings, load_trainer
+
+
+@dataclass(kw_only=True)
+class EvaluationArguments(SavedTeamArguments):
+    """Arguments of recipes/evaluate.py; see its `--help`."""
+
+    untrained: bool = field(default=False, metadata={"help": "Whether the team's adapter is switched off."})
+    single_agent: bool = field(
+        default=False,
+        metadata={"help": "Whether the team's base model is measured as one agent with the budget of all of them."},
+    )
+    model_name_or_path: str | None = field(default=None, metadata={"help": "A model as it is, in place of a team."})
+    dataset_name: str = field(default="builtin", metadata={"help": "Problem set, Hub id, or path."})
+    dataset_test_split: str = field(default="test", metadata={"help": "Split of the problems."})
+    dataset_columns: list[str] = field(
+        default_factory=list, metadata={"help": "Columns under other names, such as prompt=question test=asserts."}
+    )
+    num_samples: int = field(default=10, metadata={"help": "Sampled episodes per problem."})
+    k: list[int] | None = field(
+        default=None, metadata={"help": "Which pass@k. Default: those of 1, 5 and 10 that num_samples allows."}
+    )
+    sampling: str = field(
+        default="keyed",
+        metadata={
+            "help": "'keyed': the same samples with any number of processes, and resumed. 'stream': one random stream, as "
+            "in the evaluation of the training recipes; needed with vLLM."
+        },
+    )
+    seed: int = field(default=0, metadata={"help": "Seed of the samples."})
+    batch_size: int = field(default=128, metadata={"help": "Episodes per process that are played at once."})
+    override: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Other settings of the team, such as temperature=0.2 max_completion_length=512."},
+    )
+    output: str | None = field(
+        default=None, metadata={"help": "JSON file for the figures; problems with code and verdicts go beside it."}
+    )
+    overwrite_output: bool = field(
+        default=False, metadata={"help": "Whether an evaluation with other settings in the output file is replaced."}
+    )
+
+    def __post_init__(self):
+        check_arguments(self.num_samples, self.batch_size, self.k, self.sampling, self.output)
+        check_number("seed", self.seed, Range(0, 2**32 - 1), whole=True, default=0)
+        column_names(self.dataset_columns)
+        if self.adapter is None and self.model_name_or_path is None:
+            raise ValueError(
+                "There is nothing to evaluate. Set --adapter outputs/quickstart, or --model_name_or_path."
+            )
+        if self.adapter is not None and self.model_name_or_path is not None:
+            raise ValueError("--adapter and --model_name_or_path exclude each other. Use one of them.")
+        if self.untrained and self.single_agent:
+            raise ValueError(
+                "--untrained and --single_agent exclude each other: a single agent is untrained. Use one of them."
+            )
+
+
+def _team_settings(args: EvaluationArguments) -> dict[str, Any]:
+    """The settings of the team that differ from the saved ones."""
+    agents = agent_settings(args.num_agents, args.agents)
+    settings = {"isolation": args.isolation, **dict(map(parse_override, args.override))}
+    known = [f.name for f in fields(MultiAgentConfig)]
+    for name in settings:
+        if name not in known:
+            near = nearest(name, known)
+            raise ValueError(f"--override has an unknown key {name!r}." + (near and f" Did you mean {near}?"))
+        if name in agents:
+            raise ValueError(f"--override has {name}, which --num_agents or --agents gives too. Use one of them.")
+    return settings | agents
+
+
+def _load(args: EvaluationArguments, problems: Dataset, settings: dict[str, Any]) -> tuple[MultiAgentTrainer, str]:
+    """The trainer that holds the team, and what it is."""
+    # A trainer wants a batch of problems to train on, and at most one problem per process may be there; of a stream it
+    # wants none
+    problems, settings = problems.to_iterable_dataset(), {"max_steps": 1, **settings}
+    if args.adapter is None:
+        model = str(args.model_name_or_path)
+        check_model("model_name_or_path", model)
+        return untrained_team(model, problems, **settings), "untrained model"
+    if args.single_agent:
+        return single_agent(
+            args.adapter, problems, base_model=args.base_model, **settings
+        ), "untrained single agent, budget of the team"
+    trainer = load_trainer(args.adapter, problems, base_model=args.base_model, **settings)
+    return trainer, "untrained team" if args.untrained else "trained team"
+
+
+def measure(args: EvaluationArguments) -> tuple[MultiAgentTrainer, str, dict[str, Any], int]:
+    """The team, what it is, its figures, and the number of problems."""
+    settings = _team_settings(args)
+    problems = load_problems(args.dataset_name, args.dataset_test_split, columns=column_names(args.dataset_columns))
+    trainer, team = _load(args, problems, settings)
+    with trainer.model.disable_adapter() if args.untrained else nullcontext():
+        figures = evaluate_team(
+            trainer,
+            problems,
+            args.num_samples,
+            args.batch_size,
+            args.seed,
+            k=args.k,
+            sampling=args.sampling,
+            output=args.output,
+            overwrite_output=args.overwrite_output,
+            description={"measured": team, "from": args.adapter or args.model_name_or_path},
+        )
+    return trainer, team, figures, len(problems)
+
+
+def _kept_by(output: str | None) -> str:
+    """What an evaluation that was interrupted has left, and how to go on."""
+    if output is None:
+        return "Nothing was kept: with --output evaluation.json, the same command goes on where it was stopped."
+    partial = Path(output).with_suffix(".jsonl.partial")
+    done = max(0, partial.read_bytes().count(b"\n") - 1) if partial.is_file() else 0  # the first line has the settings
+    return f"{done} problems are kept in {partial}: the same command goes on from there."
+
+
+def evaluate(kept: Kept) -> None:
+    """
+    Measures what the process's command line names, and prints the figures.
+
+    Args:
+        kept ([`Kept`]): Told what an interruption leaves behind.
+
+    Raises:
+        SystemExit: With one line, if anything in the command line, the data or the model is wrong.
+    """
+    with one_line(ValueError, OSError):
+        args = read_arguments(EvaluationArguments)
+        kept.now = lambda: _kept_by(args.output)
+        with redirect_stdout(sys.stderr):  # libraries print there too
+            trainer, team, figures, number = measure(args)
+    if trainer.accelerator.is_main_process:
+        print_figures(figures, f"{team}: {number} problems of {args.dataset_name}, {args.num_samples} samples each")

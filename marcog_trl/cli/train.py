@@ -1,0 +1,256 @@
+"""Trains a team from a command line: checks, evaluation, training, evaluation, and what is written at the end."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from datasets import Dataset
+from huggingface_hub import get_token
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+from transformers import SchedulerType, get_scheduler
+from transformers.utils import is_liger_kernel_available
+from trl import ModelConfig, get_peft_config, get_quantization_config
+
+import marcog_trl
+from marcog_trl.cli.arguments import TeamArguments
+from marcog_trl.cli.endings import Kept, error_line, one_line
+from marcog_trl.cli.parsing import parse
+from marcog_trl.cli.recipe import TrainingRecipe
+from marcog_trl.evaluation.evaluate import evaluate_team
+from marcog_trl.report.results import plot_curves, print_table, write_results
+from marcog_trl.team.base_models import check_model
+from marcog_trl.team.hub import PushError
+from marcog_trl.trainers.checkpoints import (
+    CheckpointError,
+    check_checkpoint,
+    delete_checkpoints,
+    full_disk_explained,
+    last_whole_checkpoint,
+    only_run_in,
+    start_from,
+)
+from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
+from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
+from marcog_trl.trainers.ranges import COUNT, check_number
+
+
+@dataclass
+class _Run:
+    """A run that is ready to train."""
+
+    script: TeamArguments
+    trainer: MultiAgentTrainer
+    test_dataset: Dataset
+    checkpoint: str | None
+    started: float
+
+
+def train(
+    recipe: TrainingRecipe,
+    argv: Sequence[str] | None = None,
+    kept: Kept | None = None,
+    trainer_class: Callable[..., Any] | None = None,
+    reward_funcs: Any = None,
+) -> None:
+    """
+    Evaluates the untrained team, trains it, saves it, evaluates it, and pushes it.
+
+    Args:
+        recipe ([`TrainingRecipe`]): The recipe.
+        argv (`list[str]`, *optional*): The command line; defaults to the process's own.
+        kept ([`Kept`], *optional*): Told what an interruption leaves behind.
+        trainer_class (`Callable`, *optional*): Defaults to the recipe's trainer.
+        reward_funcs (`Callable`, *optional*): A reward function in place of those that the command line names.
+
+    Raises:
+        SystemExit: With one line, if anything in the command line, the data, the model or the output folder is wrong.
+    """
+    kept = kept or Kept()
+    name, started = "", time.perf_counter()
+    recipe = replace(recipe, defaults={"write_report": True, **recipe.defaults})
+    with ExitStack() as stack:
+        try:
+            script, args, model = parse(recipe, argv)
+            set_max_steps(args, script.num_steps)
+            train_dataset, test_dataset = script.load_splits()
+            stack.enter_context(only_run_in(cast(str, args.output_dir)))
+            resume = resume_choice(args.resume_from_checkpoint)
+            checkpoint = start_from(args, resume, script.overwrite_output_dir)
+            check_run(script, args, model)
+            name = str(model.model_name_or_path)
+            trainer = (trainer_class or getattr(marcog_trl, recipe.trainer))(
+                model=name,
+                reward_funcs=reward_funcs or script.reward,
+                args=args,
+                train_dataset=train_dataset,
+                eval_dataset=script.eval_split(test_dataset) if args.eval_strategy != "no" else None,
+                quantization_config=get_quantization_config(model),
+                peft_config=get_peft_config(model),
+            )
+            trainer.get_optimizer_cls_and_kwargs(args, trainer.model)  # which may need a package
+            if checkpoint is not None:
+                check_checkpoint(trainer, checkpoint)
+            trainer.accelerator.print(f"Code execution: {trainer.executor.isolation}")
+        except (ValueError, ImportError, PushError) as error:  # ImportError: what a way of loading the model needs
+            sys.exit(error_line(error))
+        except OSError as error:  # a model that is not there, or no folder for the embedded one
+            sys.exit(error_line(error, name and f"while loading {name!r}: "))
+        with one_line(CheckpointError, PushError):
+            _run(_Run(script, trainer, test_dataset, checkpoint, started), kept)
+
+
+def _run(run: _Run, kept: Kept) -> None:
+    script, trainer = run.script, run.trainer
+    args, output_dir = trainer.args, Path(cast(str, trainer.args.output_dir))
+    results: dict[str, Any] = {}
+    if script.num_samples:
+        trainer.accelerator.print(f"Evaluating the untrained team on {len(run.test_dataset)} held-out problems ...")
+        results["untrained"] = evaluate_team(trainer, run.test_dataset, script.num_samples, sampling="stream")
+    if script.overwrite_output_dir:
+        delete_checkpoints(output_dir)
+    kept.now = lambda: _kept_by_training(trainer)
+    trainer.train(resume_from_checkpoint=run.checkpoint)
+    if script.save_final_model:
+        trainer.save_model(args.output_dir, _internal_call=True)  # without a push, which comes last
+        kept.now = lambda: (
+            f"The trained team is in {output_dir}. Measure it with: python recipes/evaluate.py --adapter {output_dir}"
+        )
+    if script.num_samples:
+        trainer.accelerator.print("Evaluating the trained team ...")
+        results["trained"] = evaluate_team(trainer, run.test_dataset, script.num_samples, sampling="stream")
+    if trainer.accelerator.is_main_process:
+        with full_disk_explained(output_dir, output_dir):
+            _write_results(run, results, output_dir)
+    if args.push_to_hub:
+        trainer.push_to_hub(dataset_name=script.dataset_name)
+
+
+def _write_results(run: _Run, results: dict[str, Any], output_dir: Path) -> None:
+    """Writes figures, model card, report and curves, and prints where they are."""
+    script, trainer = run.script, run.trainer
+    adapter = str(output_dir) if script.save_final_model else "not saved (save_final_model=false)"
+    results |= {"seconds": time.perf_counter() - run.started, "adapter": adapter}
+    write_results(output_dir / "results.json", results)
+    if script.num_samples:
+        print_table(results, f"{len(run.test_dataset)} held-out problems, {script.num_samples} samples each")
+    if script.save_final_model:
+        trainer.create_model_card(output_dir.name, script.dataset_name)  # with the results
+    if trainer.report is not None:
+        trainer.report.write(results)
+        print(f"Report: {output_dir / 'report.html'}")
+    drawn = plot_curves(trainer.state.log_history, trainer.agents, output_dir / "curves.png")
+    curves = output_dir / "curves.png" if drawn else "none, for no step was logged; --logging_steps 1 logs all"
+    print(f"Adapter: {adapter}\nCurves: {curves}\nFigures: {output_dir / 'results.json'}")
+
+
+def _kept_by_training(trainer: MultiAgentTrainer) -> str:
+    """What a run that was interrupted during training leaves, and how to continue."""
+    step = f"Training was at step {trainer.state.global_step} of {trainer.state.max_steps}."
+    checkpoint = last_whole_checkpoint(cast(str, trainer.args.output_dir))
+    if checkpoint is None:
+        return f"{step} No checkpoint was kept: --save_strategy steps --save_steps 10 keeps one every 10 steps."
+    return f"{step} {checkpoint} was kept: the same command with --resume_from_checkpoint true continues from it."
+
+
+# Settings and checks
+
+
+def resume_choice(value: str | None) -> str | bool | None:
+    """
+    What `--resume_from_checkpoint` asks for.
+
+    Args:
+        value (`str`, *optional*): The flag's value.
+
+    Returns:
+        `str` or `bool`, *optional*: As `Trainer.train` takes it: `True` for `"true"`, which is the last whole checkpoint,
+        `None` for `"false"`, and else the folder of a checkpoint.
+    """
+    return {"true": True, "false": None, "none": None}.get(str(value).lower(), value)
+
+
+def set_max_steps(args: MultiAgentConfig, num_steps: float | None) -> None:
+    """
+    Turns a number of replies into `max_steps`.
+
+    Args:
+        args (`MultiAgentConfig`): Changed in place.
+        num_steps (`float`, *optional*): Replies of agents to train on; `None` leaves `args` as it is.
+
+    Raises:
+        ValueError: If it is smaller than 1, or not finite.
+    """
+    if num_steps is None:
+        return
+    check_number("num_steps", num_steps, COUNT)
+    replies = (
+        args.per_device_train_batch_size * args.world_size * args.gradient_accumulation_steps / args.num_iterations
+    )
+    args.max_steps = math.ceil(num_steps / replies)
+
+
+def check_run(script: TeamArguments, args: MultiAgentConfig, model: ModelConfig) -> None:
+    """
+    Checks what a run needs beside its settings: accounts, packages, and the files of its models.
+
+    Args:
+        script ([`TeamArguments`]): The recipe's arguments.
+        args (`MultiAgentConfig`): The trainer's configuration.
+        model ([`~trl.ModelConfig`]): The model, as [`parse`] returns it.
+
+    Raises:
+        ValueError: If there is no account for Weights & Biases or the Hub, a package or a setting of the scheduler is missing,
+            or a model cannot be loaded.
+    """
+    _check_accounts(args)
+    if args.use_liger_kernel and not is_liger_kernel_available():
+        raise ValueError("use_liger_kernel=True needs the package liger-kernel. Run `pip install liger-kernel`.")
+    try:
+        get_scheduler(
+            args.lr_scheduler_type,
+            torch.optim.SGD([torch.zeros(1)]),
+            num_warmup_steps=0,
+            num_training_steps=1,
+            scheduler_specific_kwargs=cast(dict, args.lr_scheduler_kwargs),
+        )
+    except (TypeError, ValueError) as error:  # of the scheduler's own arguments
+        raise ValueError(
+            f"lr_scheduler_type={SchedulerType(args.lr_scheduler_type).value!r} does not accept "
+            f"lr_scheduler_kwargs={args.lr_scheduler_kwargs!r}: {error}."
+        ) from error
+    for name in script.reward:
+        if "/" in name:  # a reward model; others are names of functions
+            check_model("reward", name)
+    check_model("model_name_or_path", str(model.model_name_or_path), **cast(dict, args.model_init_kwargs))
+
+
+def _check_accounts(args: MultiAgentConfig) -> None:
+    if "wandb" in cast(list[str], args.report_to):
+        import wandb
+
+        if wandb.setup().settings.mode == "online" and not wandb.login(prompt=False, verify=False):
+            raise ValueError(
+                "report_to='wandb' needs an account. Run `wandb login`, set WANDB_MODE=offline, or set --report_to none."
+            )
+    if args.push_to_hub:
+        name = args.hub_model_id or Path(str(args.output_dir)).absolute().name
+        try:
+            validate_repo_id(name)
+        except HFValidationError:
+            raise ValueError(
+                f"push_to_hub=True has no valid name for the repository: {name!r}. Set --hub_model_id user/team."
+            ) from None
+        if not (args.hub_token or get_token()):
+            raise ValueError(
+                f"push_to_hub=True needs a token with write access, to push to {name!r}. Run `hf auth login`, or set "
+                "--push_to_hub false."
+            )

@@ -1,0 +1,101 @@
+"""What `train` of the recipes does before training."""
+
+from dataclasses import fields
+from unittest.mock import MagicMock
+
+import pytest
+from trl import ModelConfig
+
+from marcog_trl import MultiAgentPPOConfig, MultiAgentPPOTrainer
+from marcog_trl.cli import parsing
+from marcog_trl.cli import train as training
+from marcog_trl.cli.arguments import TeamArguments
+from marcog_trl.cli.recipe import TrainingRecipe
+from marcog_trl.cli.train import set_max_steps
+from marcog_trl.execution import isolation
+
+
+class TestTrain:
+    @pytest.fixture
+    def train(self, tmp_path):
+        """`train(trainer class, *flags)`: a recipe of MultiAgentPPO with this trainer."""
+        default = tmp_path / "default.yaml"
+        default.write_text("model_name_or_path: builtin\nworkflow: pipeline\n")
+        recipe = TrainingRecipe("MultiAgentPPOTrainer", default)
+        flags = ["--dataset_train_split", "train[:2]", "--dataset_test_split", "test[:2]", "--report_to", "none"]
+        flags += ["--output_dir", str(tmp_path / "out")]
+        return lambda trainer_class, *argv: training.train(recipe, [*flags, *argv], trainer_class=trainer_class)
+
+    def test_confinement_that_is_not_possible_is_one_line(self, train, tiny_model, monkeypatch):
+        monkeypatch.setattr(isolation, "probe", lambda: (0, True))
+        with pytest.raises(SystemExit, match="error: isolation='strict' is not possible here: missing Landlock"):
+            train(MultiAgentPPOTrainer, "--model_name_or_path", tiny_model)
+
+    @pytest.mark.parametrize("bits", [4, 8])
+    def test_a_base_in_few_bits(self, train, tiny_model, bits):
+        Stop = type("Stop", (BaseException,), {})
+
+        class Trainer(MultiAgentPPOTrainer):
+            def __init__(self, **kwargs):
+                super().__init__(**kwargs)
+                raise Stop(self)
+
+        pytest.importorskip("bitsandbytes")
+        flags = ["--model_name_or_path", tiny_model, "--workflow", "collaboration", "--isolation", "best_effort"]
+        with pytest.raises(Stop) as stopped:
+            train(Trainer, *flags, f"--load_in_{bits}bit", "--attn_implementation", "eager")
+        config = stopped.value.args[0].model.get_base_model().config
+        assert getattr(config.quantization_config, f"load_in_{bits}bit") and config._attn_implementation == "eager"
+
+    def test_what_is_not_installed_is_one_line(self, train, tiny_model):
+        class Needy(MultiAgentPPOTrainer):
+            def __init__(self, *args, **kwargs):
+                raise ImportError("flash_attn is not installed;\npip install flash_attn")
+
+        flags = ["--model_name_or_path", tiny_model, "--workflow", "collaboration"]
+        with pytest.raises(SystemExit, match=r"^error: flash_attn is not installed; pip install flash_attn$"):
+            train(Needy, *flags)
+
+    def test_every_flag_is_used_or_refused(self, train, tiny_model, monkeypatch):
+        """After the command line has been read, something looks at each field."""
+        read: set[str] = set()
+
+        def note(thing, name):
+            read.add(name)
+            return object.__getattribute__(thing, name)
+
+        def construct(*args):
+            made = _construct(*args)
+            for cls in (TeamArguments, ModelConfig):
+                monkeypatch.setattr(cls, "__getattribute__", note)
+            return made
+
+        _construct = parsing._construct
+        monkeypatch.setattr(parsing, "_construct", construct)
+        for name in ("evaluate_team", "write_results", "plot_curves", "print_table"):
+            monkeypatch.setattr(training, name, MagicMock())
+        for flags in ([], ["--load_in_4bit", "--dataset_test_split", "train[:2]", "--allow_overlap"]):
+            train(MagicMock(), "--model_name_or_path", tiny_model, "--eval_strategy", "steps", *flags)
+        assert {f.name for cls in (TeamArguments, ModelConfig) for f in fields(cls)} <= read
+
+    def test_what_is_not_there_is_one_line(self, train, monkeypatch):
+        with pytest.raises(
+            SystemExit, match=r"^error: model_name_or_path='/nowhere' is not a folder, and not a model"
+        ):
+            train(MultiAgentPPOTrainer, "--model_name_or_path", "/nowhere")
+        monkeypatch.setenv("MARCOG_TRL_CACHE", "/proc/nowhere")
+        with pytest.raises(SystemExit, match="'/proc/nowhere'; MARCOG_TRL_CACHE=/a/folder/of/yours works") as ended:
+            train(MultiAgentPPOTrainer)
+        assert str(ended.value).startswith("error: no folder for the embedded default model")
+
+
+class TestSteps:
+    def test_a_step_is_one_reply(self, tmp_path):
+        options = {"report_to": "none", "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
+        args = MultiAgentPPOConfig(str(tmp_path), num_iterations=2, **options)
+        set_max_steps(args, 1e3)
+        assert args.max_steps == 125  # 16 replies a step, each used twice
+        set_max_steps(args, None)
+        assert args.max_steps == 125
+        with pytest.raises(ValueError, match=r"num_steps=0\.5 must be at least 1"):
+            set_max_steps(args, 0.5)
