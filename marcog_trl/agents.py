@@ -1,9 +1,8 @@
 """
-Agents, what a workflow is, and its three requests.
+Agents, workflows, and the three requests that a workflow can make.
 
-A workflow is a Python generator per episode: it yields `{agent name: prompt}` to let agents speak, [`Execute`] to run
-code and [`Consult`] to ask somebody outside of the team. It knows nothing of tokens, batches, models or losses;
-`rollout.py` plays it.
+A workflow is a Python generator per episode. It yields `{agent name: prompt}` to ask agents for replies, [`Execute`] to run
+code, and [`Consult`] to ask an advisor outside of the team. `marcog_trl.rollout` plays workflows.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from marcog_trl.parsing.prompts import Prompt, messages_of
 @dataclass(frozen=True)
 class Agent:
     """
-    A named role with its own prompts; not a model.
+    A named role in a team. Agents share one model.
 
     Args:
-        name (`str`): Name, unique in the team; a path part of metrics (`agents/helper/reward`).
-        role (`str`): What the agent is told to do. Shipped team workflows put it before the problem, and SHPPO's latents
-            are computed from it.
+        name (`str`): Name, unique in the team. Part of the names of metrics (`agents/helper/reward`).
+        role (`str`): Instruction for the agent. The shipped team workflows put it before the problem, and SHPPO computes
+            latents from it.
     """
 
     name: str
@@ -35,13 +34,13 @@ class Agent:
 @dataclass(frozen=True)
 class Slot:
     """
-    One reply of one agent in an episode. A workflow declares the slots that it may use; a request fills the next one of
-    the agent, or the one that it names.
+    One reply of one agent in an episode. A workflow declares the slots that it may use. A request fills the next slot of an
+    agent, or the slot that it names.
 
     Args:
         agent (`str`): Name of the agent.
         turn (`int`, *optional*, defaults to `0`): Turn, counted from 0.
-        act (`int`, *optional*, defaults to `0`): Which of the agent's replies within the turn, counted from 0.
+        act (`int`, *optional*, defaults to `0`): Number of the reply among those of the agent in the turn, counted from 0.
     """
 
     agent: str
@@ -52,10 +51,10 @@ class Slot:
 @dataclass(frozen=True)
 class Execute:
     """
-    A workflow's request to run code; the generator receives one verdict per job, in order.
+    Request to run code. The generator receives one verdict per job, in order.
 
     Args:
-        jobs (`tuple[Job, ...]`): What to run. A list is accepted and kept as a tuple.
+        jobs (`tuple[Job, ...]`): Jobs to run. Lists are converted to tuples.
     """
 
     jobs: tuple[Job, ...]
@@ -65,18 +64,18 @@ class Execute:
 
 
 Advisor = Callable[[Sequence[Any]], Sequence[str | None]]
-"""Answers questions from many episodes in one call: a text each, in order, or `None` where it has no answer."""
+"""Answers the questions of many episodes in one call: one text per question, in order, or `None` if it has no answer."""
 
 
 @dataclass(frozen=True)
 class Consult:
     """
-    A workflow's request to somebody outside of the team, such as an external model; the generator receives one text (or
-    `None`) per question, in order. Answers are recorded, so that an episode that is forked asks nobody again.
+    Request to an advisor outside of the team, such as an external model. The generator receives one text (or `None`) per
+    question, in order. Answers are recorded, so forked episodes do not ask again.
 
     Args:
-        advisor (`Callable`): `advisor(questions) -> answers`, called once for all the episodes that wait for it.
-        questions (`tuple`): What it is asked. A list is accepted and kept as a tuple.
+        advisor (`Callable`): `advisor(questions) -> answers`, called once for all episodes that wait for it.
+        questions (`tuple`): Questions for the advisor. Lists are converted to tuples.
     """
 
     advisor: Advisor
@@ -86,25 +85,25 @@ class Consult:
         object.__setattr__(self, "questions", tuple(self.questions))
 
 
-Play = Generator[Mapping[Any, Prompt] | Execute | Consult, Any, None]
-"""What `Workflow.play` returns: yields requests, receives `{agent name: text}`, verdicts, or answers. The keys of a
-request to speak are agents' names or [`Slot`]s."""
+RequestGenerator = Generator[Mapping[Any, Prompt] | Execute | Consult, Any, None]
+"""Type of `Workflow.play`: yields requests, and receives `{agent name: text}`, verdicts or answers. The keys of a request
+for replies are names of agents or [`Slot`]s."""
 
 
 class Workflow:
     """
-    Who speaks when and who sees what.
+    Decides which agents speak when, and what they see.
 
-    Subclasses set `agents` and write `play` and `solution`. Given the same replies and verdicts, `play` must yield the
-    same requests: episodes are forked by replaying their recorded prefix.
+    Subclasses set `agents` and implement `play` and `solution`. `play` must be deterministic: given the same replies and
+    verdicts it must yield the same requests, because episodes are forked by replaying their first responses.
 
     Attributes:
         agents (`tuple[Agent, ...]`): The team, in order.
-        num_turns (`int`, defaults to `1`): The most turns of an episode.
-        slots (`tuple[Slot, ...]`): The most replies that an episode can use, in order. By default every agent speaks once
-            per turn.
-        needs_tests (`bool`, defaults to `False`): Whether `play` reads the tests of a problem.
-        needs_entry_point (`bool`, defaults to `False`): Whether a problem must name the function that it asks for.
+        num_turns (`int`, defaults to `1`): Maximum number of turns of an episode.
+        slots (`tuple[Slot, ...]`): All replies that an episode may use, in order. By default each agent speaks once per
+            turn.
+        needs_tests (`bool`, defaults to `False`): Whether `play` uses the tests of a problem.
+        needs_entry_point (`bool`, defaults to `False`): Whether a problem must have an `entry_point`.
     """
 
     agents: tuple[Agent, ...] = ()
@@ -116,27 +115,27 @@ class Workflow:
     def slots(self) -> tuple[Slot, ...]:
         return tuple(Slot(agent.name, turn) for turn in range(self.num_turns) for agent in self.agents)
 
-    def play(self, problem: Mapping[str, Any]) -> Play:
+    def play(self, problem: Mapping[str, Any]) -> RequestGenerator:
         """
         Play one episode.
 
         Args:
-            problem (`Mapping`): One dataset row, read-only. Lists and dicts in it are this episode's own copies.
+            problem (`Mapping`): One dataset row, read-only; a copy for this episode.
 
         Yields:
             `dict[str, str | list[dict[str, str]]]` (agent name → prompt: these agents speak at the same moment; receives
             agent name → text), [`Execute`] (receives a list of verdicts) or [`Consult`] (receives a list of texts). A
-            request whose slots belong to a later turn, or the return, ends the turn.
+            turn ends with a request for slots of a later turn, or when the generator returns.
 
-            A reply goes into the next slot of its agent. After an optional reply that was left out, that would be the
-            wrong one: name the slot in place of the agent. The answer has the agent's name in any case.
+            A reply fills the next slot of its agent. If an optional reply was left out, that is the wrong slot: use the
+            slot as the key instead of the agent's name. The response is keyed by the agent's name in both cases.
 
             ```python
             slots = (Slot("coder"), Slot("coder", act=1), Slot("coder", turn=1))
 
             def play(self, problem):
                 replies = yield {"coder": problem["prompt"]}
-                if not replies["coder"].strip():  # a retry, which most episodes do without
+                if not replies["coder"].strip():  # a retry, which most episodes do not need
                     replies = yield {"coder": problem["prompt"]}
                 replies = yield {Slot("coder", turn=1): f"Improve this:\n{replies['coder']}"}
             ```
@@ -145,7 +144,7 @@ class Workflow:
 
     def parts(self, problem: Mapping[str, Any], replies: Mapping[str, str]) -> Mapping[str, str]:
         """
-        Who wrote what in a turn, as `solution` and reward functions are told: the replies themselves, unless one agent
+        Which part of a turn each agent wrote, as passed to `solution` and to reward functions: the replies, unless one agent
         writes the parts of several.
 
         Args:
@@ -159,25 +158,25 @@ class Workflow:
 
     def solution(self, problem: Mapping[str, Any], replies: Mapping[str, str]) -> str:
         """
-        The code that a turn's replies amount to: what is executed and scored.
+        The solution that the replies of a turn make up, which is executed and scored.
 
         Args:
             problem (`Mapping`): One dataset row, read-only.
-            replies (`Mapping[str, str]`): What `parts` returned: each agent's last reply of the turn.
+            replies (`Mapping[str, str]`): Result of `parts`: by default each agent's last reply of the turn.
 
         Returns:
-            `str`: The solution's text.
+            `str`: Text of the solution.
         """
         raise NotImplementedError
 
     def validate(self) -> None:
         """
-        Check the declaration of the workflow before any work starts.
+        Check the declaration of the workflow.
 
         Raises:
             TypeError: If `play` or `solution` is missing, an agent is not an [`Agent`], or a slot not a [`Slot`].
-            ValueError: If there are no agents, two agents share a name, `num_turns` is below 1, a slot names an unknown
-                agent or a turn that does not exist, or stands twice.
+            ValueError: If there are no agents, two agents share a name, `num_turns` is below 1, or a slot has an unknown
+                agent, has an invalid turn or is repeated.
         """
         title = type(self).__name__
         _check_entries(f"{title}.agents", self.agents, Agent("main", "Write the function."))
@@ -210,12 +209,12 @@ class Workflow:
                     f"{title}.slots has {slot} {self.slots.count(slot)} times. For another reply in the same turn use "
                     f"{replace(slot, act=slot.act + 1)}."
                 )
-        for name, base, works in (
+        for name, base, purpose in (
             ("play", Workflow.play, "yields {agent name: prompt}"),
-            ("solution", Workflow.solution, "returns the code that a turn's replies amount to"),
+            ("solution", Workflow.solution, "returns the solution that the replies of a turn make up"),
         ):
             if getattr(type(self), name) is base:
-                raise TypeError(f"{title} has no method {name!r}. Write one that {works}.")
+                raise TypeError(f"{title} has no method {name!r}. Write one that {purpose}.")
 
 
 def _check_entries(name: str, entries: Any, example: Any) -> None:
@@ -229,7 +228,7 @@ def _check_entries(name: str, entries: Any, example: Any) -> None:
 
 
 def check_number(name: str, value: Any, least: int = 1) -> None:
-    """Raises `ValueError` unless a value is a whole number of at least `least`; the error calls it `name`."""
+    """Raise `ValueError` unless a value is a whole number of at least `least`. `name` is its name in the error."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"{name}={value!r} is not a whole number of at least {least}. Set {name}={least}.")
 
@@ -239,12 +238,12 @@ def check_number(name: str, value: Any, least: int = 1) -> None:
 
 def ask(role: str, prompt: Prompt) -> list[dict[str, str]]:
     """
-    The opening messages of an agent: role text, blank line, problem, in one user message.
+    Make the first messages of an agent: role text, blank line and problem, in one user message.
 
     Args:
         role (`str`): Role text.
-        prompt (`str` or `list[dict[str, str]]`): The problem's `prompt`. Of chat messages, the last one takes the role
-            text.
+        prompt (`str` or `list[dict[str, str]]`): The `prompt` of the problem. If it has chat messages, the role text goes
+            into the last one.
 
     Returns:
         `list[dict[str, str]]`: Chat messages.
@@ -254,7 +253,7 @@ def ask(role: str, prompt: Prompt) -> list[dict[str, str]]:
 
 
 def with_text(chat: Prompt, text: str) -> list[dict[str, str]]:
-    """The chat with a text added to its last message."""
+    """Add a text to the last message of a chat."""
     *before, last = messages_of(chat)
     return [*before, {**last, "content": f"{last['content'].rstrip()}\n\n{text}"}]
 

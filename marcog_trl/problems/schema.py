@@ -1,4 +1,4 @@
-"""What is to be executed for one problem and one piece of code, and whether a problem can be used at all."""
+"""Turns problems and solutions into jobs for the executor, and checks problems."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from marcog_trl.parsing.extract import extract_code
 from marcog_trl.parsing.prompts import context_of
 
 
-MOST_FAULTS = 100  # that one error spells out
+MOST_FAULTS = 100  # that one error lists
 
 
 def make_job(problem: Mapping[str, Any], code: str, **limits: Any) -> Job:
     """
-    The job that runs a problem's tests on a piece of code.
+    Make the job that runs the tests of a problem on a piece of code.
 
     Args:
-        problem (`Mapping`): One row of a problem set.
-        code (`str`): The solution's source, complete.
-        **limits: Limits of the job: `timeout` of all tests together and `test_timeout` of each, in seconds (by default the
-            problem's own, where it has such columns), `memory_mb` in MiB.
+        problem (`Mapping`): One dataset row.
+        code (`str`): Complete source of the solution.
+        **limits: Limits of the job: `timeout` for all tests and `test_timeout` for each, in seconds (by default the
+            columns of these names, if the problem has them), and `memory_mb`, in MiB.
 
     Returns:
         [`Job`]: Ready for a `CodeExecutor`.
 
     Raises:
-        ValueError: If the problem has no tests, or does not name their format.
+        ValueError: If the problem has no `test` or no `test_format`.
     """
     for column in ("test", "test_format"):
         if not problem.get(column):
@@ -48,42 +48,42 @@ def make_job(problem: Mapping[str, Any], code: str, **limits: Any) -> Job:
 
 def solution_job(problem: Mapping[str, Any], solution: str) -> Job:
     """
-    The job that all of a problem's tests make of a solution. Workflows and rewards both ask here, so that what a workflow
-    has executed need not be executed again for the reward. Limits are the problem's own (`timeout` for all tests together,
-    `test_timeout` for each, in seconds) where it has such columns, else the executor's.
+    Make the job that runs the tests of a problem on a solution. Workflows and rewards both use it, so that rewards can reuse
+    the verdicts of jobs that a workflow has executed. The columns `timeout` (for all tests) and `test_timeout` (for each),
+    in seconds, go before the limits of the executor.
 
     Args:
         problem (`Mapping`): One dataset row.
-        solution (`str`): What `Workflow.solution` returned, or a completion.
+        solution (`str`): The solution of a workflow, or a completion.
 
     Returns:
-        `Job`: Its code is what [`~marcog_trl.parsing.extract.extract_code`] finds.
+        `Job`: The job, with the code that [`~marcog_trl.parsing.extract.extract_code`] finds.
     """
     return make_job(problem, extract_code(solution, problem.get("entry_point"), context_of(problem)))
 
 
 def check_problems(name: str, problems: Iterable[Mapping[str, Any]], needed: Mapping[str, str]) -> None:
     """
-    Refuses problems that cannot be used, all of them in one error.
+    Check problems, and raise one error for all that cannot be used.
 
     Args:
-        name (`str`): What the error calls the problems, such as `"train_dataset"`.
-        problems (`Iterable[Mapping]`): Rows of a problem set.
-        needed (`Mapping[str, str]`): Columns in which every problem must have something → who needs it. With `"test"`,
-            the tests must be ones that can be run.
+        name (`str`): Name of the problems in the error, such as `"train_dataset"`.
+        problems (`Iterable[Mapping]`): Dataset rows.
+        needed (`Mapping[str, str]`): Columns that must not be empty → what needs them. With `"test"`, the tests must also
+            be ones that can be run.
 
     Raises:
-        ValueError: If a row lacks something, its prompt is neither text nor chat messages, or its tests cannot be run.
+        ValueError: If a row lacks a column, its prompt is neither text nor chat messages, or its tests cannot be run.
     """
     list_faults(name, [(row.get("task_id"), i, fault_of(row, needed)) for i, row in enumerate(problems)])
 
 
 def list_faults(name: str, faults: Iterable[tuple[Any, int, str | None]]) -> None:
-    """Raises an error that lists what is wrong with which rows: `task_id`, number of the row, fault or `None`."""
+    """Raise an error that lists the faults of rows, given as `(task_id, index of the row, fault or None)`."""
     faults = list(faults)
     reasons = {fault for _, _, fault in faults}
     if len(faults) > 1 and len(reasons) == 1 and None not in reasons:
-        raise ValueError(f"{name} has no problem that can be used. What is wrong with all of them: {reasons.pop()}.")
+        raise ValueError(f"{name} has no problem that can be used. All of them have the same fault: {reasons.pop()}.")
     found = [
         f"{f'row {i}' if task_id is None else f'task_id {task_id!r}'}: {fault}"
         for task_id, i, fault in faults
@@ -97,7 +97,7 @@ def list_faults(name: str, faults: Iterable[tuple[Any, int, str | None]]) -> Non
 
 
 def fault_of(problem: Mapping[str, Any], needed: Mapping[str, str]) -> str | None:
-    """Why a problem cannot be used, as one line; `None` if it can. See [`check_problems`]."""
+    """Why a problem cannot be used, in one line; `None` if it can be used. See [`check_problems`]."""
     for column, reader in needed.items():
         if not problem.get(column):
             return f"it has no {column!r}, which {reader} needs"
@@ -111,7 +111,7 @@ def fault_of(problem: Mapping[str, Any], needed: Mapping[str, str]) -> str | Non
 
 
 def fault_of_prompt(prompt: Any) -> str | None:
-    """Why a prompt, text or chat messages, cannot be asked; `None` if it can."""
+    """Why a prompt (text or chat messages) cannot be used; `None` if it can be used."""
     if isinstance(prompt, str):
         return None if prompt.strip() else f"its prompt={prompt!r} is blank"
     if not isinstance(prompt, list) or not prompt or not all(isinstance(message, Mapping) for message in prompt):

@@ -1,4 +1,4 @@
-"""Public problem sets: where they are, how they are split, and what their rows are in the schema of this package."""
+"""Public problem sets: where they are, how they are split, and how their rows are converted."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 from marcog_trl.parsing.syntax import bound_names, parse
 
 
-MOST_TESTS = 50  # up to which a contest's generated tests join its public and private ones, all of which count
-MOST_SECONDS = 120.0  # for all tests of a contest's problem together: no program holds a worker any longer
-_PYTHON3 = 3  # language number in CodeContests
+MOST_TESTS = 50  # generated tests of CodeContests are added to the public and private ones up to this number
+MOST_SECONDS = 120.0  # limit for all tests of a problem of CodeContests
+_PYTHON3 = 3  # number of the language in CodeContests
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,13 @@ class KnownSet:
     A public problem set.
 
     Args:
-        hub_id (`str`): Where it is on the Hub.
+        hub_id (`str`): Its repository on the Hub.
         config (`str`, *optional*): Its configuration there.
-        splits (`Mapping[str, str]`, *optional*): Names of splits that stand for others, or for slices of others.
+        splits (`Mapping[str, str]`, *optional*): Name of a split → other split, or slice of one, that it stands for.
         marks (`frozenset[str]`, *optional*): Columns by which a copy of it, such as a local file, is recognised.
-        adapt (`Callable`, *optional*): From one of its rows to the columns of the schema that need work.
-        ambiguous (`str`, *optional*): A split whose slices are refused, because other copies of the set have all rows in it.
-        may_lack_tests (`bool`, *optional*, defaults to `False`): Whether rows without a test are left out, not refused.
+        adapt (`Callable`, *optional*): Converts one of its rows to the common columns.
+        ambiguous (`str`, *optional*): A split of which slices raise an error, because other copies have all rows in it.
+        may_lack_tests (`bool`, *optional*, defaults to `False`): Whether to leave out rows without tests, instead of an error.
     """
 
     hub_id: str
@@ -43,8 +43,8 @@ class KnownSet:
 
 def first_call(test: str, solution: str = "") -> ast.Call | None:
     """
-    The first call in a test, if it parses, of a function that neither Python nor the test brings along. If there is none, the first of a
-    function that the reference solution defines, which may have the name of a builtin, as `sum` in MBPP.
+    The first call, in a test, of a function that is neither a builtin nor defined by the test. If there is none, the first
+    call of a function that the reference solution defines: in MBPP, some have the name of a builtin, such as `sum`.
     """
     tree = parse(test)
     if tree is None:
@@ -61,7 +61,7 @@ def first_call(test: str, solution: str = "") -> ast.Call | None:
 
 
 def _mbpp(row: Mapping[str, Any]) -> dict[str, Any]:
-    """MBPP names no signature: function and number of arguments are those of the first assert."""
+    """MBPP has no signatures: function and number of arguments are taken from the first assert."""
     tests = list(row["test_list"] or ())
     text = row.get("text") or row.get("prompt") or ""
     call = first_call(tests[0], row.get("code") or "") if tests else None
@@ -109,7 +109,7 @@ def _code_contests(row: Mapping[str, Any]) -> dict[str, Any]:
     ]
     limit = row.get("time_limit") or {}
     seconds = (limit.get("seconds") or 0) + (limit.get("nanos") or 0) / 1e9
-    # Limits hold for one test and the C++ that they are meant for: Python is given more time
+    # The limits are meant for one test and for C++, so Python gets more time
     test_timeout = max(5.0, 5.0 * seconds) if seconds else None
     return {
         "task_id": f"code_contests/{row['name']}",

@@ -35,12 +35,14 @@ def make_workflow(name: str, **options: Any) -> Workflow:
         `Workflow`: The workflow.
 
     Raises:
-        ValueError: If the name, an option or its value is not known.
+        ValueError: If the name, an option or its value is unknown.
     """
     if name not in _WORKFLOWS:
-        raise ValueError(f"workflow={name!r} is unknown; one of {', '.join(map(repr, _WORKFLOWS))} works")
+        raise ValueError(f"workflow={name!r} is unknown. Use one of {', '.join(map(repr, _WORKFLOWS))}.")
     known = list(inspect.signature(_WORKFLOWS[name]).parameters)
     for option in options:
         if option not in known:
-            raise ValueError(f"{option}={options[option]!r} is no option of workflow {name!r}; it takes {known}")
+            raise ValueError(
+                f"{option}={options[option]!r} is not an option of workflow={name!r}. Its options are {known}."
+            )
     return _WORKFLOWS[name](**options)

@@ -1,4 +1,4 @@
-"""One agent that writes the parts of a whole team."""
+"""One agent that writes the replies of a whole team."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from marcog_trl.agents import Agent, Consult, Execute, Play, Prompt, Slot, Workflow
+from marcog_trl.agents import Agent, Consult, Execute, Prompt, RequestGenerator, Slot, Workflow
 from marcog_trl.parsing.prompts import messages_of
 
 
 class Centralized(Workflow):
     """
-    One agent, `team`, that writes in one reply what each agent of a workflow would write in one of its own, between tags:
-    the joint policy that decentralised ones are compared with. A part that is missing or has no end is empty text. Rewards
-    and the workflow's own feedback see the parts.
+    One agent, `team`, that writes the replies of all agents of a workflow in one reply, each between tags. It is the
+    centralised policy that decentralised policies are compared with. A part that is missing or not closed is an empty text.
+    Rewards and the feedback of the workflow see the parts.
 
     Args:
-        workflow (`Workflow`): The team's workflow. Its agents must speak at the same moment, once per turn.
+        workflow (`Workflow`): Workflow of the team. Its agents must speak at the same moment, once per turn.
 
     Raises:
         ValueError: While playing, if the agents of the workflow do not speak at the same moment.
@@ -39,7 +39,7 @@ class Centralized(Workflow):
         self.needs_tests = workflow.needs_tests
         self.needs_entry_point = workflow.needs_entry_point
 
-    def play(self, problem: Mapping[str, Any]) -> Play:
+    def play(self, problem: Mapping[str, Any]) -> RequestGenerator:
         inner = self.workflow.play(problem)
         chat: list[dict[str, str]] = []
         answer: Any = None
@@ -52,12 +52,12 @@ class Centralized(Workflow):
                 answer = yield request
                 continue
             names = [agent.name for agent in self.workflow.agents]
-            turns = {key.turn for key in request if isinstance(key, Slot)}  # of slots that the workflow names
+            turns = {key.turn for key in request if isinstance(key, Slot)}  # if the workflow names slots
             request = {key.agent if isinstance(key, Slot) else key: prompt for key, prompt in request.items()}
             if list(request) != names or len(turns) > 1:
                 raise ValueError(
-                    f"{type(self.workflow).__name__} asks {list(request)} first and not all of {names} at the same moment, "
-                    "which one reply cannot answer. Use workflow='collaboration', or centralized=False."
+                    f"centralized=True needs a workflow that asks {names} at the same moment, but "
+                    f"{type(self.workflow).__name__} asks {list(request)}. Use workflow='collaboration', or centralized=False."
                 )
             chat = [*chat, *self._ask(request, problem["prompt"], first=not chat)]
             replies = yield {Slot("team", turns.pop()) if turns else "team": chat}
@@ -65,7 +65,7 @@ class Centralized(Workflow):
             answer = self.parts(problem, replies)
 
     def _ask(self, request: Mapping[str, Prompt], prompt: Prompt, first: bool) -> list[dict[str, str]]:
-        """The last messages of all agents as one, with the problem, which they share, once at its end."""
+        """Join the last messages of all agents to one message. The problem, which they share, comes once, at the end."""
         last = {name: messages_of(chat)[-1]["content"] for name, chat in request.items()}
         problem = messages_of(prompt)[-1]["content"] if first else ""
         if not all(text.endswith(problem) for text in last.values()):

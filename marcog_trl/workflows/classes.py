@@ -1,4 +1,4 @@
-"""Agents that split the methods of a class among themselves."""
+"""Agents that share the methods of a class."""
 
 from __future__ import annotations
 
@@ -18,21 +18,20 @@ SPLITS = ("random", "pick", "one")
 
 class ClassTeam(Rounds):
     """
-    Agents that write the methods of one class at the same moment, without seeing each other's. The solution is the class
-    with everybody's methods: of several versions of a method that of the agent that was asked for it, else that of the
-    first agent, and the skeleton's where nobody wrote one.
+    Agents that write the methods of one class at the same moment, without seeing each other's replies. The solution is the
+    class with the methods of all agents. If several agents wrote a method, the version of the agent that was asked for it is
+    used, else that of the first agent. Methods that nobody wrote stay as they are in the skeleton.
 
     Args:
         num_agents (`int`, *optional*, defaults to `2`, or `1` for `split="one"`): Size of the team.
-        split (`str`, *optional*, defaults to `"random"`): Who writes what. `"random"`: the methods are dealt out, at random
-            but always in the same way for a problem; numbers differ by one at most, and agents without a method are silent.
-            `"pick"`: every agent picks the methods that it writes. `"one"`: one agent writes all of them.
+        split (`str`, *optional*, defaults to `"random"`): How the methods are shared. `"random"`: at random, but always in
+            the same way for a problem; the numbers of methods differ by one at most, and agents without a method do not
+            speak. `"pick"`: each agent picks its methods. `"one"`: one agent writes all methods.
         num_turns (`int`, *optional*, defaults to `1`): Rounds of the whole team.
         feedback, visible_tests, roles, expert: See [`Rounds`].
 
     Raises:
-        ValueError: If an argument has a value that is not known; while playing, if a problem is no class with methods to
-            write.
+        ValueError: If an argument has an unknown value; while playing, if a problem has no class with methods to write.
     """
 
     needs_entry_point = True
@@ -53,7 +52,7 @@ class ClassTeam(Rounds):
         check_number("num_agents", num_agents)
         if split == "one" and num_agents > 1:
             raise ValueError(
-                f"num_agents={num_agents} has no work for the others with split='one'. Set split='random'."
+                f"num_agents={num_agents} does not fit split='one', where one agent writes all methods. Set split='random'."
             )
         self.split = split
         names = [numbered("coder", i) for i in range(1, num_agents + 1)]
@@ -73,16 +72,16 @@ class ClassTeam(Rounds):
 
     def assigned(self, problem: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
         """
-        Who is asked for which methods.
+        Which methods each agent is asked for.
 
         Args:
             problem (`Mapping`): One dataset row.
 
         Returns:
-            `dict[str, tuple[str, ...]]`: Agent → methods, in the order of the class; all of them where agents pick.
+            `dict[str, tuple[str, ...]]`: Agent → methods, in the order of the class; all methods with `split="pick"`.
 
         Raises:
-            ValueError: If the problem is no class with methods to write.
+            ValueError: If the problem has no class with methods to write.
         """
         skeleton = skeleton_of(problem)
         names = [agent.name for agent in self.agents]

@@ -16,8 +16,8 @@ from marcog_trl.workflows.rounds import Rounds
 
 class Collaboration(Rounds):
     """
-    Helpers and a main agent that write at the same moment: a helper the function `aux` (a second one `aux2`, and so on),
-    the main agent the entry point, which may call it. Neither sees the other's reply.
+    Helpers and a main agent that write at the same moment. A helper writes the function `aux` (the second helper `aux2`, and
+    so on), and the main agent the entry point, which may call it. They do not see each other's replies.
 
     Args:
         num_agents (`int`, *optional*, defaults to `2`): Size of the team: one main agent, the others helpers.
@@ -25,7 +25,7 @@ class Collaboration(Rounds):
         feedback, visible_tests, roles, expert: See [`Rounds`].
 
     Raises:
-        ValueError: If an argument has a value that is not known.
+        ValueError: If an argument has an unknown value.
     """
 
     needs_entry_point = True

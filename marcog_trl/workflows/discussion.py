@@ -17,9 +17,8 @@ from marcog_trl.workflows.rounds import Rounds
 
 class Discussion(Rounds):
     """
-    Agents that all propose a solution at the same moment, and then each revise their own after reading the others': two
-    replies of every agent in a turn. The solution is the program that most agents end with, that of the first agent among
-    equals: a baseline.
+    Agents that all propose a solution at the same moment, read the others' proposals, and revise their own: two replies of
+    each agent per turn. The solution is the program that most agents end with, or the first agent's in a tie.
 
     Args:
         num_agents (`int`, *optional*, defaults to `2`): Size of the team.
@@ -27,7 +26,7 @@ class Discussion(Rounds):
         feedback, visible_tests, roles, expert: See [`Rounds`].
 
     Raises:
-        ValueError: If an argument has a value that is not known.
+        ValueError: If an argument has an unknown value.
 
     Source: Du et al. 2023 (https://huggingface.co/papers/2305.14325).
     """
@@ -43,7 +42,7 @@ class Discussion(Rounds):
     ):
         check_number("num_agents", num_agents)
         if num_agents < 2:
-            raise ValueError(f"num_agents={num_agents} leaves nobody to discuss with. Set num_agents=2.")
+            raise ValueError(f"num_agents={num_agents} is too few for a discussion. Set num_agents=2.")
         role = "Write the Python function asked for below. Code only."
         agents = tuple(Agent(numbered("solver", i), role) for i in range(1, num_agents + 1))
         super().__init__(agents, num_turns, feedback, visible_tests, roles, expert)
@@ -68,7 +67,7 @@ class Discussion(Rounds):
     def solution(self, problem: Mapping[str, Any], replies: Mapping[str, str]) -> str:
         entry_point, context = problem.get("entry_point"), context_of(problem)
         programs = [extract_code(replies[agent.name], entry_point, context) for agent in self.agents]
-        # Programs that differ in layout and comments only are one; Counter keeps the order of the agents
+        # Programs that differ in layout and comments only count as one. Counter keeps the order of the agents
         trees = [parse(program) for program in programs]
         shapes = [None if tree is None else shape(tree) for tree in trees]
         votes = Counter(shape for shape, program in zip(shapes, programs, strict=True) if program)

@@ -1,8 +1,7 @@
 """
-An external model that suggests edits to the agents' code: the client of the feedback mode `expert_edits`.
+An external model that suggests edits to the code of agents, for the feedback mode `expert_edits`.
 
-It speaks to any OpenAI-compatible chat-completions endpoint. It knows nothing of workflows: questions go in, answers
-come out, and it keeps count of those that failed.
+Any OpenAI-compatible chat-completions endpoint can be used.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ if TYPE_CHECKING:
 
 def expert_question(problem: Mapping[str, Any], role: str, reply: str, results: str) -> list[dict[str, str]]:
     """
-    What the expert is asked about one agent.
+    Make the question for the expert about one agent.
 
     Args:
         problem (`Mapping`): One dataset row.
         role (`str`): The agent's role text.
-        reply (`str`): The agent's reply, whole: its code, or what it wrote instead.
+        reply (`str`): The whole reply of the agent.
         results (`str`): Results of the visible tests of the team's solution.
 
     Returns:
-        `list[dict[str, str]]`: Chat messages: one of the user, because some models' templates refuse a system message.
+        `list[dict[str, str]]`: Chat messages: one user message, because some chat templates do not allow system messages.
     """
     task = "\n\n".join(message["content"] for message in messages_of(problem["prompt"]))
     text = (
@@ -51,28 +50,28 @@ def expert_question(problem: Mapping[str, Any], role: str, reply: str, results: 
 
 class ExpertEdits:
     """
-    Asks an external model, and answers with its suggestions.
+    Asks an external model for suggestions. Use it as the `expert` of a workflow.
 
-    While the endpoint is down (every question that was sent first failed by connection error, timeout or an error of the
-    server), a call sends one question, once, and gives up on the others if the endpoint is still down.
+    If all questions that are sent first fail with a connection error, a timeout or a server error, the endpoint counts as
+    down: the other questions are not sent, and the next call tries a single question first, without retries.
 
     Args:
         model (`str`): The model's name at the endpoint.
-        base_url (`str`, *optional*): URL of the endpoint, such as `http://localhost:8000/v1`. By default that of the
-            environment variable `OPENAI_BASE_URL`, else OpenAI's.
-        api_key_env (`str`, *optional*, defaults to `"OPENAI_API_KEY"`): Environment variable that holds the key. A server
-            that wants no key takes any.
-        timeout (`float`, *optional*, defaults to `60.0`): Seconds to wait for the endpoint, in each attempt.
-        max_retries (`int`, *optional*, defaults to `3`): Further attempts after a connection error, a timeout or the
-            status 408, 409, 429 or 5xx. `openai` waits between them: half a second, twice as long each time, or what
-            the endpoint says in `Retry-After`.
-        concurrency (`int`, *optional*, defaults to `8`): Questions that this process sends at the same moment.
-        max_tokens (`int`, *optional*, defaults to `512`): Longest answer, in tokens.
+        base_url (`str`, *optional*): URL of the endpoint, such as `http://localhost:8000/v1`. Defaults to the environment
+            variable `OPENAI_BASE_URL`, else to OpenAI's endpoint.
+        api_key_env (`str`, *optional*, defaults to `"OPENAI_API_KEY"`): Environment variable that holds the key. If the
+            endpoint needs no key, set it to any text.
+        timeout (`float`, *optional*, defaults to `60.0`): Seconds to wait for the endpoint, per attempt.
+        max_retries (`int`, *optional*, defaults to `3`): Maximum number of retries after a connection error, a timeout or
+            the status 408, 409, 429 or 5xx. `openai` waits before a retry: half a second, then twice as long each time, or
+            as long as `Retry-After` says.
+        concurrency (`int`, *optional*, defaults to `8`): Questions that this process sends at the same time.
+        max_tokens (`int`, *optional*, defaults to `512`): Maximum length of an answer, in tokens.
         temperature (`float`, *optional*, defaults to `0.0`): Sampling temperature of the expert.
 
     Attributes:
-        asked (`int`): Different questions of all calls so far.
-        failed (`int`): How many of them have no answer. The first call with failures warns of them.
+        asked (`int`): Number of different questions so far.
+        failed (`int`): Number of questions without an answer. The first call with failures emits a warning.
     """
 
     def __init__(
@@ -100,38 +99,40 @@ class ExpertEdits:
 
     def check(self) -> None:
         """
-        Check the settings and the environment before any work starts. Nothing is sent.
+        Check the settings and the environment, without sending anything.
 
         Raises:
             ImportError: If `openai` is not installed.
-            ValueError: If `model` or the environment variable of the key is empty, the key or `base_url` cannot be used,
-                or a number is out of range.
+            ValueError: If `model` or the environment variable of the key is empty, the key or `base_url` is invalid, or
+                a number is out of range.
         """
-        for name, is_valid, works in (
+        for name, is_valid, example in (
             ("model", bool(self.model.strip()), "'gpt-4o-mini'"),
-            ("timeout", 0 < self.timeout < math.inf, "60.0 seconds"),
+            ("timeout", 0 < self.timeout < math.inf, "60.0 (seconds)"),
             ("max_retries", self.max_retries >= 0, "3"),
             ("concurrency", self.concurrency >= 1, "8"),
             ("max_tokens", self.max_tokens >= 1, "512"),
             ("temperature", 0 <= self.temperature < math.inf, "0.0"),
         ):
             if not is_valid:
-                raise ValueError(f"ExpertEdits.{name}={vars(self)[name]!r} cannot be used; {works} works")
+                raise ValueError(f"ExpertEdits.{name}={vars(self)[name]!r} is invalid. Use {example}.")
         url = self._client.base_url
         if url.userinfo:
-            raise ValueError(f"ExpertEdits.base_url holds a user or password; the key belongs in {self.api_key_env}")
+            raise ValueError(f"ExpertEdits.base_url contains a user or password. Put the key into {self.api_key_env}.")
         if url.scheme not in ("http", "https") or not url.host:
-            raise ValueError(f"ExpertEdits.base_url='{url}' is no web address; 'http://localhost:8000/v1' works")
+            raise ValueError(
+                f"ExpertEdits.base_url='{url}' is not a URL. Use 'http://localhost:8000/v1', for example."
+            )
 
     def __call__(self, questions: Sequence[list[dict[str, str]]]) -> list[str | None]:
         """
-        Ask everything at once. Equal questions are asked once.
+        Ask questions in parallel. Equal questions are sent once.
 
         Args:
             questions (`Sequence[list[dict[str, str]]]`): Chat messages, see [`expert_question`].
 
         Returns:
-            `list[str | None]`: The answers in the order of the questions; `None` where there is none.
+            `list[str | None]`: One answer per question, in order; `None` if there is none.
         """
         if not questions:
             return []
@@ -147,10 +148,10 @@ class ExpertEdits:
         return [answer if isinstance(answer, str) else None for answer in answers]
 
     def _ask_all(self, questions: list[list[dict[str, str]]]) -> list[str | Exception]:
-        """The answer, or what went wrong, of each question."""
+        """The answer to each question, or the error."""
         import openai
 
-        # A few go first, so that an endpoint that is down costs the time of those few and not of all
+        # A few questions go first, so that not all of them wait for an endpoint that is down
         client, n_first = self._client, self.concurrency
         if self._is_down:
             client, n_first = client.with_options(max_retries=0), 1
@@ -171,24 +172,24 @@ class ExpertEdits:
                 max_tokens=self.max_tokens,
                 temperature=self.temperature,
             )
-        except Exception as error:  # a run does not end because of the expert: the caller counts and reports it
+        except Exception as error:  # an error of the expert must not end the run: the caller counts and reports it
             return error
         try:
-            # Read here: what `openai` makes of a body that is no chat completion depends on its version
+            # Read the raw body: how `openai` handles a body that is not a chat completion depends on its version
             answer = json.loads(response.text)["choices"][0]["message"]["content"]
         except (ValueError, LookupError, TypeError, RecursionError):
-            return ValueError(f"the endpoint's answer is no chat completion: {response.text}")
+            return ValueError(f"the response of the endpoint is not a chat completion: {response.text}")
         if not isinstance(answer, str) or not answer.strip():
             return ValueError("the expert's answer is empty")
         return answer.strip()
 
     def _describe(self, failures: list[Exception], asked: int) -> str:
-        """The warning's text. Endpoints may repeat the key in their answers, so it is taken out."""
+        """Text of the warning, without the key, which endpoints may repeat in their answers."""
         reasons = (f"{type(error).__name__}: {error}" for error in (failures[0], failures[0].__cause__) if error)
         cause = " ".join(" from ".join(reasons).replace(self._client.api_key, "***").split())
         return (
-            f"The expert (model={self.model!r}, base_url='{self._client.base_url}') left {len(failures)} of {asked} "
-            f"questions without an answer. Later failures are counted without a warning. The first: {cause:.500}"
+            f"The expert (model={self.model!r}, base_url='{self._client.base_url}') did not answer {len(failures)} of "
+            f"{asked} questions. Later failures are counted without a warning. The first error: {cause:.500}"
         )
 
     @cached_property
@@ -197,17 +198,17 @@ class ExpertEdits:
             import openai
         except ImportError as error:
             raise ImportError(
-                "feedback='expert_edits' needs openai, which is not installed; `pip install marcog-trl[expert]` works"
+                "feedback='expert_edits' needs the package openai. Run `pip install marcog-trl[expert]`."
             ) from error
         key = os.environ.get(self.api_key_env, "")
         if not key:
             raise ValueError(
-                f"the environment variable {self.api_key_env} holds no key for the expert; `export "
-                f"{self.api_key_env}=...` works, with any text if the endpoint wants no key"
+                f"The environment variable {self.api_key_env} with the expert's key is empty. Run `export "
+                f"{self.api_key_env}=...`, with any text if the endpoint needs no key."
             )
         if not key.isascii() or not key.isprintable() or " " in key:
             raise ValueError(
-                f"the environment variable {self.api_key_env} holds white space or characters that no HTTP header takes; "
-                "the key alone works"
+                f"The environment variable {self.api_key_env} contains white space or characters that HTTP headers do not "
+                "allow. Set it to the key alone."
             )
         return openai.OpenAI(api_key=key, base_url=self.base_url, timeout=self.timeout, max_retries=self.max_retries)

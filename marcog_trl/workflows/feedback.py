@@ -1,4 +1,4 @@
-"""What agents can be told of a turn before the next one."""
+"""Feedback for agents between two turns."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ VisibleTests = int | Literal["all"] | None
 FEEDBACK_MODES = ("level_feedback", "level_passed", "passed", "plain", "expert_edits")
 
 Feedback = Callable[[Mapping[str, Any], str, str, str], str]
-"""A user's feedback: `(problem, agent's name, its reply, results of the visible tests) -> what the agent is told`."""
+"""Custom feedback: `(problem, name of the agent, its reply, results of the visible tests) -> text for the agent`."""
 
 
 class Level(NamedTuple):
-    """One thing that feedback looks at: its name, what was found, and whether that is as it should be."""
+    """One level of feedback: its name, what was found, and whether it passed."""
 
     name: str
     finding: str
@@ -26,16 +26,16 @@ class Level(NamedTuple):
 
 def visible_results(job: Job, verdict: Verdict, visible_tests: VisibleTests = 1) -> str:
     """
-    The results of the tests that feedback may show.
+    Describe the results of the tests that feedback may show.
 
     Args:
-        job (`Job`): What was executed.
-        verdict (`Verdict`): What came out.
-        visible_tests (`int`, `"all"` or `None`, *optional*, defaults to `1`): How many tests are shown; a negative number
+        job (`Job`): The job that was executed.
+        verdict (`Verdict`): Its verdict.
+        visible_tests (`int`, `"all"` or `None`, *optional*, defaults to `1`): How many tests to show. A negative number
             counts from the end; `0`, `None` and `"all"` show all.
 
     Returns:
-        `str`: "Tests: k of n passed", counted over the shown tests, and a line for each of them that failed.
+        `str`: "Tests: k of n passed", counting the visible tests, and one line per failed test.
     """
     if verdict.status == "infrastructure":
         return "Tests: could not be run"
@@ -53,7 +53,7 @@ def visible_results(job: Job, verdict: Verdict, visible_tests: VisibleTests = 1)
 
 
 def shown_tests(verdict: Verdict, visible_tests: VisibleTests) -> list[tuple[int, TestResult]]:
-    """The tests that feedback may show, with their numbers."""
+    """The tests that feedback may show, with their indices."""
     results = list(enumerate(verdict.tests))
     if isinstance(visible_tests, int):
         results = results[:visible_tests] if visible_tests > 0 else results[visible_tests:]

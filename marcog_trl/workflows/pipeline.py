@@ -19,13 +19,13 @@ class Pipeline(Rounds):
     results, and the last agent's code is the solution.
 
     Args:
-        num_agents (`int`, *optional*, defaults to `3`): 1: the coder alone; 2: planner and coder; more: further debuggers,
-            each of which reads the code of the one before.
+        num_agents (`int`, *optional*, defaults to `3`): 1: coder; 2: planner and coder; 3: planner, coder and debugger; more:
+            more debuggers, each of which reads the code of the one before.
         num_turns (`int`, *optional*, defaults to `1`): Rounds of the whole team.
-        feedback, visible_tests, roles, expert: See [`Rounds`]. `visible_tests` holds for the debuggers too.
+        feedback, visible_tests, roles, expert: See [`Rounds`]. `visible_tests` also applies to debuggers.
 
     Raises:
-        ValueError: If an argument has a value that is not known.
+        ValueError: If an argument has an unknown value.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Pipeline(Rounds):
                     results = visible_results(job, verdict, self.visible_tests)
                     levels = (f"{level.name}: {level.finding}" for level in self._levels(before, problem, text))
                     report = "\n".join([*levels, results])
-                    # Code that was cut to what parses would hide the error that is to be corrected
+                    # Code that was cut to the part that parses would hide the error that the debugger has to correct
                     entry_point, context = problem.get("entry_point"), context_of(problem)
                     is_cut = syntax_error(text, entry_point, context) is not None
                     shown = text if is_cut else extract_code(text, entry_point, context) or text

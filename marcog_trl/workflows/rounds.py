@@ -1,4 +1,4 @@
-"""Turns of the same kind with feedback between them, and the workflow of one agent."""
+"""Workflows that repeat a round with feedback between the turns, and the workflow of a single agent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from marcog_trl.agents import Advisor, Agent, Consult, Execute, Play, Prompt, Workflow, ask, check_number
+from marcog_trl.agents import Advisor, Agent, Consult, Execute, Prompt, RequestGenerator, Workflow, ask, check_number
 from marcog_trl.execution import Job, Verdict
 from marcog_trl.parsing.extract import extract_code, syntax_error
 from marcog_trl.parsing.predicates import defines, returns_value
@@ -18,24 +18,26 @@ from marcog_trl.workflows.feedback import FEEDBACK_MODES, Feedback, Level, Visib
 
 class Rounds(Workflow):
     """
-    Turns of the same kind, with feedback between them. Every agent reads its own history only.
+    Base class of the shipped workflows: repeats a round of the team, with feedback between the turns. Each agent sees its
+    own history only.
 
     Args:
+        agents (`tuple[Agent, ...]`): The team, in order.
         num_turns (`int`, *optional*, defaults to `1`): Rounds of the whole team.
         feedback (`str` or `Callable`, *optional*, defaults to `"level_feedback"`): What an agent is told before the next
-            turn. `"plain"`: to revise its previous answer. `"passed"`: also whether the team's solution passes the visible
-            tests. `"level_passed"`: of each level (definition, syntax, tests) whether it passed. `"level_feedback"`: what
-            was found at each level, and which of the visible tests failed and how. `"expert_edits"`: edits that `expert`
-            suggests, or, where it does not answer, what `"plain"` says. A callable
-            `(problem, agent, reply, results) -> str` says it in its own words.
-        visible_tests (`int`, `"all"` or `None`, *optional*, defaults to `1`): How many tests feedback may show; a negative
+            turn. `"plain"`: to revise its answer. `"passed"`: also whether the solution of the team passes the visible
+            tests. `"level_passed"`: also whether each level (definition, syntax, tests) passed. `"level_feedback"`: also
+            what was found at each level, and which of the visible tests failed, and how. `"expert_edits"`: also edits
+            that `expert` suggests, if it answers. A callable `(problem, agent, reply, results) -> str` returns the text.
+        visible_tests (`int`, `"all"` or `None`, *optional*, defaults to `1`): How many tests feedback may show. A negative
             number counts from the end; `0`, `None` and `"all"` show all.
-        roles (`Mapping[str, str]`, *optional*): Role texts that replace an agent's own, by agent name.
-        expert (`Callable`, *optional*): Answers chats with texts, for `feedback="expert_edits"`, such as an
+        roles (`Mapping[str, str]`, *optional*): Agent name → role text that replaces the agent's own.
+        expert (`Callable`, *optional*): Advisor for `feedback="expert_edits"`, such as an
             [`~marcog_trl.workflows.expert.ExpertEdits`].
 
     Raises:
-        ValueError: If an argument has a value that is not known, or `expert_edits` has no expert.
+        TypeError: If `feedback` is a class.
+        ValueError: If an argument has an unknown value, or `feedback="expert_edits"` has no expert.
     """
 
     def __init__(
@@ -64,19 +66,19 @@ class Rounds(Workflow):
         names = [agent.name for agent in agents]
         for name, text in (roles or {}).items():
             if name not in names:
-                raise ValueError(f"roles has a text for {name!r}, who is not in the team {names}.")
+                raise ValueError(f"roles has a text for {name!r}, which is not an agent of the team {names}.")
             if not isinstance(text, str):
-                raise ValueError(f"roles[{name!r}]={text!r} is not text.")
+                raise ValueError(f"roles[{name!r}]={text!r} is not text. Pass a str.")
         self.agents = tuple(replace(agent, role=(roles or {}).get(agent.name, agent.role)) for agent in agents)
         if feedback == "expert_edits" and expert is None:
-            raise ValueError("feedback='expert_edits' has no expert to ask. Set expert=ExpertEdits('gpt-4o-mini').")
+            raise ValueError("feedback='expert_edits' needs an expert. Set expert=ExpertEdits('gpt-4o-mini').")
         self.num_turns = num_turns
         self.feedback = feedback
         self.expert = expert
         self.visible_tests = visible_tests
         self.needs_tests = num_turns > 1 and feedback != "plain"
 
-    def play(self, problem: Mapping[str, Any]) -> Play:
+    def play(self, problem: Mapping[str, Any]) -> RequestGenerator:
         chats = {agent.name: self._open(agent, problem) for agent in self.agents}
         for turn in range(self.num_turns):
             replies = yield from self._turn(problem, chats)
@@ -92,7 +94,7 @@ class Rounds(Workflow):
                 ]
 
     def _reports(self, problem: Mapping[str, Any], replies: Mapping[str, str]) -> Generator[Any, Any, dict]:
-        """What each agent is told of its reply and of the team's solution, as lines."""
+        """Lines of feedback for each agent, about its reply and the solution of the team."""
         if self.feedback == "plain":
             return {agent.name: [] for agent in self.agents}
         job = solution_job(problem, self.solution(problem, replies))
@@ -122,7 +124,7 @@ class Rounds(Workflow):
         return texts
 
     def _report(self, agent: Agent, problem: Mapping[str, Any], reply: str, job: Job, verdict: Verdict) -> list[str]:
-        """What a mode by levels tells an agent."""
+        """Lines of feedback for one agent, in the modes `"passed"`, `"level_passed"` and `"level_feedback"`."""
         passed = all(result.status == "passed" for _, result in shown_tests(verdict, self.visible_tests))
         if self.feedback == "passed" and verdict.status == "infrastructure":
             return ["The tests could not be run."]
@@ -137,23 +139,23 @@ class Rounds(Workflow):
         return [*(f"{level.name}: {level.finding}" for level in levels), results]
 
     def _open(self, agent: Agent, problem: Mapping[str, Any]) -> Prompt:
-        """What an agent is asked first."""
+        """First prompt of an agent."""
         return ask(self._task(agent, problem), problem["prompt"])
 
     def _task(self, agent: Agent, problem: Mapping[str, Any]) -> str:
-        """What an agent is to do with a problem."""
+        """Instruction for an agent about a problem."""
         return agent.role
 
     def _turn(self, problem: Mapping[str, Any], chats: dict[str, Prompt]) -> Generator[dict[str, Prompt], Any, dict]:
-        """One round; all agents speak at the same moment. What it adds to `chats` becomes part of the agents' history."""
+        """One round, in which all agents speak at the same moment. Subclasses may extend `chats`, the agents' histories."""
         return (yield dict(chats))
 
     def _target(self, agent: Agent, problem: Mapping[str, Any]) -> str | None:
-        """The name of what an agent must define; `""` for code without one, `None` if it need not write code."""
+        """Name that an agent has to define; `""` if it writes code without a name, `None` if it writes no code."""
         return problem.get("entry_point")
 
     def _levels(self, agent: Agent, problem: Mapping[str, Any], reply: str) -> list[Level]:
-        """What feedback looks at in an agent's own reply."""
+        """Levels of feedback about the reply of an agent."""
         target = self._target(agent, problem)
         if target is None:
             return []
@@ -169,8 +171,7 @@ class Rounds(Workflow):
 
 class Single(Rounds):
     """
-    One agent that is asked the problem's prompt as it is, and whose reply is the solution: the baseline, and what TRL's own
-    trainers do.
+    One agent that receives the prompt of the problem unchanged, and whose reply is the solution, as in TRL's trainers.
 
     Args:
         num_turns (`int`, *optional*, defaults to `1`): Number of replies, with feedback between them.

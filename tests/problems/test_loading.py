@@ -58,7 +58,9 @@ def test_humaneval():
         "validation[30:]+train[:2]": [30, 31, 33, 34],
     }.items():
         assert load_problems("humaneval", split)["task_id"] == [f"HumanEval/{i}" for i in rows]
-    with pytest.raises(ValueError, match=r"split='train\[x:\]' of problem set 'humaneval': .*'train\[:100\]' works"):
+    with pytest.raises(
+        ValueError, match=r"split='train\[x:\]' of problem set 'humaneval' is invalid: .*'train\[:100\]'"
+    ):
         load_problems("humaneval", "train[x:]")
     assert set(problems["test_format"]) == {"check"}
     assert "def poly" in problems[32]["setup"] and "def find_zero" not in problems[32]["setup"]
@@ -66,7 +68,7 @@ def test_humaneval():
 
 @pytest.mark.parametrize("name", ["coophumaneval", "CoMLRL/CoopHumanEval"])
 def test_a_slice_of_a_slice_is_refused_where_copies_of_the_set_differ(name):
-    message = r"split='train\[16:\]' of problem set .* is ambiguous: .* Write 'test\[16:\]' for a slice of all rows\."
+    message = r"split='train\[16:\]' of problem set .* is ambiguous: .* Use 'test\[16:\]' for a slice of all rows\."
     with pytest.raises(ValueError, match=message):
         load_problems(name, "train[16:]")
 
@@ -189,7 +191,7 @@ def contest(name, tests=("1\n",)):
 
 def test_contests_without_tests_are_left_out(tmp_path):
     rows = [contest("a"), contest("b", ()), contest("c"), contest("d", ())]
-    with pytest.warns(UserWarning, match="2 of the 4 rows .* have no test and are left out") as warnings:
+    with pytest.warns(UserWarning, match="2 of the 4 rows .* have no tests and are left out") as warnings:
         problems = load_problems(write(tmp_path / "set.jsonl", rows))
     assert problems["task_id"][:] == ["code_contests/a", "code_contests/c"] and len(warnings) == 1
     with pytest.raises(ValueError, match="task_id 'code_contests/b': it has no 'test'"):
@@ -276,7 +278,7 @@ def test_public_sets_are_read_from_the_hub(monkeypatch, name, split, expected):
         raise ValueError("offline")
 
     monkeypatch.setattr("marcog_trl.problems.loading.load_dataset", load_dataset)
-    with pytest.raises(ValueError, match=r"cannot load problem set .*: offline"):
+    with pytest.raises(ValueError, match=r"Cannot load problem set .*: offline"):
         load_problems(name, split)
     assert asked == [expected]
 
@@ -286,7 +288,7 @@ def test_public_sets_are_read_from_the_hub(monkeypatch, name, split, expected):
     [
         (ROWS, {}, "no column 'prompt'"),
         (ROWS, {"columns": {"prompt": "question"}}, "no column 'test'"),
-        (ROWS, {"columns": {"prompt": "nope"}}, "no column 'nope'"),
+        (ROWS, {"columns": {"prompt": "nope"}}, "'nope'} names a column that"),
         (ROWS, {"columns": COLUMNS, "split": "train[:0]"}, "no data"),
         ([], {}, "has no rows"),
         ([{"prompt": "p", "test": []}], {}, "task_id '.*/0': it has no 'test', which a reward that runs code needs"),
@@ -363,9 +365,9 @@ def test_a_name_that_is_no_text_is_refused(options):
 @pytest.mark.parametrize(
     ("name", "split", "message"),
     [
-        ("no-such-set", "train", "cannot load problem set 'no-such-set'"),
-        ("no/such-set", "train", "cannot load problem set 'no/such-set'"),
-        ("no_such_file.jsonl", "train", "cannot load problem set 'no_such_file.jsonl'"),
+        ("no-such-set", "train", "Cannot load problem set 'no-such-set'"),
+        ("no/such-set", "train", "Cannot load problem set 'no/such-set'"),
+        ("no_such_file.jsonl", "train", "Cannot load problem set 'no_such_file.jsonl'"),
         (__file__, "train", "does not end in"),
         ("builtin", "dev", "Unknown split"),
         ("builtin", "train[", "Unrecognized instruction"),

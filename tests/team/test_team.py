@@ -130,9 +130,13 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("workflow", "options", "message"),
         [
-            ("single", {"num_agents": 2}, "num_agents=2 is no option of workflow 'single'"),
+            ("single", {"num_agents": 2}, "num_agents=2 is not an option of workflow='single'"),
             ("collaboration", {"num_agents": 1}, "num_agents=1 leaves no helper. Set num_agents=2"),
-            ("collaboration", {"roles": {"tester": "Test."}}, "roles has a text for 'tester', who is not in the team"),
+            (
+                "collaboration",
+                {"roles": {"tester": "Test."}},
+                "roles has a text for 'tester', which is not an agent of the team",
+            ),
         ],
     )
     def test_a_team_that_cannot_be_is_refused(self, saved, load, workflow, options, message):
@@ -411,7 +415,7 @@ class TestCommandLine:
         with pytest.raises(SystemExit) as stopped:
             main(arguments)
         assert stopped.value.code == 2
-        message = "error: roles has a text for 'helper2', who is not in the team ['helper', 'main'].\n"
+        message = "error: roles has a text for 'helper2', which is not an agent of the team ['helper', 'main'].\n"
         assert capsys.readouterr().err.endswith(message)
 
     def test_errors_are_one_line(self, tmp_path, capsys):

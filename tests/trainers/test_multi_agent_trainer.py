@@ -625,9 +625,9 @@ class TestBadInput:
             ({"workflow": Twins()}, "Twins.agents=.*2 agents named 'main'"),
             (
                 {"workflow": "debate"},
-                "workflow='debate' is unknown; one of 'single', 'collaboration', 'pipeline', 'discussion'",
+                "workflow='debate' is unknown. Use one of 'single', 'collaboration', 'pipeline', 'discussion'",
             ),
-            ({"num_agents": 3}, "num_agents=3 is no option of workflow 'single'"),
+            ({"num_agents": 3}, "num_agents=3 is not an option of workflow='single'"),
             ({"num_agents": 1, "workflow": "collaboration"}, "num_agents=1 leaves no helper. Set num_agents=2"),
             ({"data": None}, "train_dataset is a NoneType. Pass a Dataset with a column 'prompt'"),
             ({"data": [{"prompt": "?"}]}, "train_dataset is a list. Pass a Dataset"),

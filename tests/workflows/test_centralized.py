@@ -66,7 +66,7 @@ def test_feedback_reaches_the_team_by_agent():
 
 
 def test_agents_that_speak_one_after_the_other_are_refused():
-    with pytest.raises(ValueError, match=r"Pipeline asks \['planner'\] first .* Use workflow='collaboration'"):
+    with pytest.raises(ValueError, match=r"Pipeline asks \['planner'\]\. Use workflow='collaboration'"):
         play(Centralized(Pipeline()), {"team": [REPLY]})
 
 

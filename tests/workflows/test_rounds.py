@@ -11,8 +11,8 @@ from marcog_trl.workflows import Collaboration, Pipeline, Single, make_workflow
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("debate", {}, "workflow='debate' is unknown; one of 'single', 'collaboration', 'pipeline', 'discussion'"),
-        ("single", {"num_agents": 2}, "num_agents=2 is no option of workflow 'single'"),
+        ("debate", {}, "workflow='debate' is unknown. Use one of 'single', 'collaboration', 'pipeline', 'discussion'"),
+        ("single", {"num_agents": 2}, "num_agents=2 is not an option of workflow='single'"),
         ("collaboration", {"num_agents": 1}, "num_agents=1 leaves no helper. Set num_agents=2"),
         ("pipeline", {"num_agents": 0}, "num_agents=0 is not a whole number of at least 1"),
         ("pipeline", {"feedback": "loud"}, "feedback='loud' is unknown"),
@@ -285,7 +285,7 @@ def test_an_expert_is_asked_about_every_agent_and_a_missing_answer_is_plain_feed
     assert last(second["main"]) == "Revise your answer. Code only."
     for question, reply in zip(asked, (AUX, MAIN), strict=True):
         assert reply in last(question) and "Tests: 0 of 1 passed" in last(question)
-    with pytest.raises(ValueError, match="feedback='expert_edits' has no expert to ask"):
+    with pytest.raises(ValueError, match="feedback='expert_edits' needs an expert"):
         Collaboration(num_turns=2, feedback="expert_edits")
 
 
