@@ -1,4 +1,4 @@
-"""Runs one program against a file of tests and prints what became of each:
+"""Runs a program against a file of tests and prints the result of each test:
 `python -m marcog_trl.execution file.py --tests tests.py`."""
 
 import argparse
@@ -15,7 +15,7 @@ from .jobs import TEST_FORMATS, Job, TestFormat, plan
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Takes flags that are written out, and says in one line what is wrong with others."""
+    """A parser that does not take abbreviated flags, and reports errors in one line."""
 
     def __init__(self, **options: Any):
         super().__init__(**options, allow_abbrev=False)
@@ -33,7 +33,7 @@ class OneLineParser(argparse.ArgumentParser):
         return super().parse_args(args, namespace)
 
     def _all_actions(self) -> Iterator[argparse.Action]:
-        """Its own, and those of its commands."""
+        """The actions of the parser and of its subcommands."""
         for action in self._actions:
             yield action
             for command in action.choices.values() if isinstance(action, argparse._SubParsersAction) else ():
@@ -42,10 +42,10 @@ class OneLineParser(argparse.ArgumentParser):
 
 def read_file(path: Path) -> str:
     """
-    The text of a file.
+    Reads a text file.
 
     Raises:
-        ValueError: If there is none, or it is not text.
+        ValueError: If the file cannot be read, or is not UTF-8 text.
     """
     try:
         return path.read_text(encoding="utf-8")
@@ -60,11 +60,15 @@ def main() -> int:
     parser.add_argument("file", type=Path, help="the program")
     parser.add_argument("--tests", type=Path, required=True, help="asserts, check(candidate), or unittest classes")
     parser.add_argument("--setup", type=Path, help="imports and helpers of the tests")
-    parser.add_argument("--test-format", choices=[name for name in TEST_FORMATS if name != "stdio"])
-    parser.add_argument("--entry-point", help="name that the program must define; required by check")
-    parser.add_argument("--timeout", type=float, default=10.0, help="seconds for the whole job")
-    parser.add_argument("--memory-mb", type=int, default=512)
-    parser.add_argument("--isolation", choices=ISOLATION_LEVELS, default="strict")
+    parser.add_argument(
+        "--test-format", choices=[name for name in TEST_FORMATS if name != "stdio"], help="guessed if not given"
+    )
+    parser.add_argument("--entry-point", help="name that the program must define; required for check")
+    parser.add_argument("--timeout", type=float, default=10.0, help="limit of the whole job in seconds")
+    parser.add_argument("--memory-mb", type=int, default=512, help="limit of the program's address space in MiB")
+    parser.add_argument(
+        "--isolation", choices=ISOLATION_LEVELS, default="strict", help="what to do if the kernel lacks something"
+    )
     args = parser.parse_args()
     try:
         source = read_file(args.tests)
@@ -76,7 +80,7 @@ def main() -> int:
             setup=read_file(args.setup) if args.setup else "",
             entry_point=args.entry_point,
         )
-        plan(job)  # here a user wrote the tests, and is told what is wrong with them
+        plan(job)  # raises an error if the tests cannot be run
         limits = {"timeout": args.timeout, "memory_mb": args.memory_mb}
         with CodeExecutor(num_workers=1, isolation=args.isolation, **limits) as executor:
             print(f"isolation: {executor.isolation}")

@@ -1,5 +1,5 @@
-"""Reads tests on their syntax tree: what they need from the program, which test methods they have, and whether a judge that
-has run them may run them again for the next program. Never executes anything.
+"""Analyzes tests on their syntax tree: what they need from the program, which test methods they have, and whether a judge can
+run them again for the next program. Never executes anything.
 """
 
 import ast
@@ -18,7 +18,7 @@ _COMMON_MODULES = {
     ).split()
 } | {"np": "numpy"}
 _BUILTINS = frozenset(dir(builtins)) | {"__name__", "__file__", "__doc__"}
-# Modules without state, or with state that the judge resets before each program
+# Modules that have no state, or whose state the judge resets before each program
 _STATELESS = frozenset(
     (
         "__future__ abc array base64 bisect cmath collections contextlib copy dataclasses datetime decimal enum fractions "
@@ -39,19 +39,19 @@ def exports(
     sources: list[str], trees: list[ast.Module], entry_point: str | None
 ) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     """
-    Names to take from the program, and modules that the tests use without importing them.
+    Finds the names to take from the program, and the modules that the tests use without importing them.
 
-    The program could hand out a module of its own making, with an `isclose` that always agrees, so `math.isclose` in a
-    test means the standard library's even where the test relies on the program to import it. For the same reason a name
-    of a builtin is the program's only where it is the entry point, or where the tests call nothing else.
+    A program could define a `math` of its own, with an `isclose` that is always true. So `math.isclose` in a test means the
+    standard library's, even if the test relies on the program to import it. For the same reason, the name of a builtin is
+    only taken from the program if it is the entry point, or if the tests call nothing else.
 
     Args:
         sources (`list[str]`): The set-up and the tests, which share one namespace.
-        trees (`list[ast.Module]`): The same, parsed.
+        trees (`list[ast.Module]`): The same sources, parsed.
         entry_point (`str` or `None`): Name that the program must define.
 
     Returns:
-        `tuple`: names, and pairs of a name and the module that it stands for.
+        `tuple`: The names, and pairs of a name and the module that it means.
     """
     free = free_names(sources)
     if entry_point is None and not free:
@@ -67,7 +67,7 @@ def exports(
 
 
 def _builtin_under_test(trees: list[ast.Module]) -> str | None:
-    """The one function that all asserts call first, in tests that need no other name: `sum` in `assert sum(1, 2) == 3`."""
+    """The function that all asserts call first, if it is a builtin: `sum` in `assert sum(1, 2) == 3`."""
     asserts = [node.test for tree in trees for node in tree.body if isinstance(node, ast.Assert)]
     calls = [next((node for node in ast.walk(test) if isinstance(node, ast.Call)), None) for test in asserts]
     names = {call.func.id for call in calls if call is not None and isinstance(call.func, ast.Name)}
@@ -86,19 +86,19 @@ def _only_as_module(name: str, trees: list[ast.Module]) -> bool:
 
 def free_names(sources: list[str]) -> tuple[str, ...]:
     """
-    Names that some source text uses as globals and that none of them binds, builtins excluded.
+    Finds names that the sources use as globals and that none of them binds, except builtins.
 
     Args:
-        sources (`list[str]`): Parsable Python source texts that will share one namespace.
+        sources (`list[str]`): Valid Python sources that will share one namespace.
 
     Returns:
-        `tuple[str, ...]`: the names, in alphabetical order.
+        `tuple[str, ...]`: The names, in alphabetical order.
     """
     used: set[str] = set()
     bound: set[str] = set()
     try:
         tables = [symtable.symtable("\n".join(sources), "<tests>", "exec")]
-    except SyntaxError:  # a `from __future__ import` that is not first any more
+    except SyntaxError:  # a `from __future__ import` that is no longer at the beginning
         tables = [symtable.symtable(source, "<tests>", "exec") for source in sources]
     while tables:
         table = tables.pop()
@@ -115,21 +115,22 @@ def free_names(sources: list[str]) -> tuple[str, ...]:
 
 def test_methods(tree: ast.Module) -> tuple[str, ...]:
     """
-    The test methods of a module of tests, inherited ones included, as far as the text tells them.
+    Finds the test methods in a module of tests, inherited ones included.
+
+    Methods that the text does not show, such as those of an imported base class, are missing. The judge finds them.
 
     Args:
         tree (`ast.Module`): The module.
 
     Returns:
-        `tuple[str, ...]`: `"Class.method"` in the order in which `unittest` runs them: classes by name, and in each the
-        methods by name. What the text does not tell, such as a base class from elsewhere, the judge finds out.
+        `tuple[str, ...]`: `"Class.method"` in the order in which `unittest` runs them: sorted by class, then by method.
     """
     classes = {node.name: node for node in _top_level(tree.body) if isinstance(node, ast.ClassDef)}
     found = {name: _methods(name, classes, set()) for name in sorted(classes)}
     return tuple(f"{name}.{method}" for name, (is_case, methods) in found.items() if is_case for method in methods)
 
 
-test_methods.__test__ = False  # type: ignore[attr-defined] # no test, whatever pytest thinks of the name
+test_methods.__test__ = False  # type: ignore[attr-defined] # so that pytest does not collect it
 
 
 def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -162,14 +163,14 @@ def _methods(name: str, classes: dict[str, ast.ClassDef], above: set[str]) -> tu
 
 def leaves_nothing(nodes: list[ast.AST], modules: tuple[tuple[str, str], ...]) -> bool:
     """
-    Whether tests can have changed nothing, once they have run or were interrupted, that the next program's tests could see.
+    Whether the tests, complete or interrupted, leave nothing behind that the next program's tests could see.
 
     Args:
         nodes (`list[ast.AST]`): All nodes of the set-up and the tests.
         modules (`tuple[tuple[str, str], ...]`): Modules that they use without importing them.
 
     Returns:
-        `bool`: `True` if they use only modules without state, and store nothing in them.
+        `bool`: `True` if they only use modules without state, and store nothing in them.
     """
     imported = {name for name, _ in modules}
     sources = {module for _, module in modules}
@@ -188,7 +189,7 @@ def _source(path: str) -> str:
 
 
 def _reaches(node: ast.AST, imported: set[str]) -> bool:
-    """Whether a node may change, or pass on, what is not the tests' own."""
+    """Whether a node may change or pass on something that does not belong to the tests."""
     if isinstance(node, ast.Name):
         return node.id in _REACH_ALL
     if isinstance(node, ast.Assign):  # a second name for a module
@@ -212,7 +213,7 @@ def _reaches(node: ast.AST, imported: set[str]) -> bool:
 
 
 def patched_modules(nodes: list[ast.AST], modules: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
-    """Modules in which tests may replace something: those that they import, and those of dotted names in texts, as in
+    """Modules in which tests may replace something: those that they import, and those of dotted names in strings, as in
     `mock.patch("time.sleep")`."""
     found = {"builtins", *(module for _, module in modules)}
     for node in nodes:
@@ -237,7 +238,7 @@ def looks_at_logs(nodes: list[ast.AST]) -> bool:
 
 
 class Secrets:
-    """What the tests expect of the calls that are on their way, so that no argument of another call gives it away."""
+    """The expected values of calls that are sent together, none of which may be an argument of a later one of them."""
 
     def __init__(self) -> None:
         self.forget()
@@ -248,12 +249,12 @@ class Secrets:
 
     def given_away(self, args: tuple, kwargs: dict[str, Any], expected: Any) -> bool:
         """
-        Whether a call must wait for the answers to those before it. Then the next calls are held against this one only.
+        Whether a call must wait for the answers to the calls before it. If so, a new group of calls begins with it.
 
         Args:
             args (`tuple`): Positional arguments, literals.
             kwargs (`dict`): Keyword arguments, literals.
-            expected (`Any`): What the test compares the result with.
+            expected (`Any`): The value that the test compares the result with.
         """
         values: list[Any] = []
         texts: list[str] = []
@@ -272,8 +273,8 @@ class Secrets:
 
 
 def _collect(items: list[Any], values: list[Any], texts: list[str]) -> None:
-    """Collects the values in a list, containers as their text, and texts once more. Truth values and `None` give nothing
-    away, nor does an empty text."""
+    """Adds the values in `items` to `values`, containers as their text, and strings also to `texts`. Truth values, `None`
+    and empty strings are left out, because they reveal nothing."""
     for value in items:
         kind = type(value)
         if kind is int or kind is float:

@@ -6,13 +6,14 @@ from pathlib import Path
 
 
 def available_cores() -> int:
-    """Number of CPU cores that this process may use: its affinity mask, cut by the control group's quota; at least 1."""
+    """Number of CPU cores that this process may use, at least 1. Both its affinity mask and the quota of its control group
+    count."""
     cores = len(os.sched_getaffinity(0)) if sys.platform.startswith("linux") else os.cpu_count() or 1
     return max(1, min(cores, _cgroup_cores(cores)))
 
 
 def _cgroup_cores(default: int) -> int:
-    """Cores that the CPU quota of this process's control group amounts to, rounded down; `default` without a quota."""
+    """Number of cores in the CPU quota of this process's control group, rounded down; `default` without a quota."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -20,7 +21,7 @@ def _cgroup_cores(default: int) -> int:
     quotas = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if controllers == "":  # version 2: the tightest of the group and its ancestors
+        if controllers == "":  # version 2: the lowest quota of the group and its ancestors counts
             root, group = Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup" + path)
             for folder in (group, *group.parents):
                 if folder == root.parent:
@@ -44,5 +45,5 @@ def _read(path: Path) -> str:
 
 
 def default_num_workers() -> int:
-    """This process's share of the node's cores: `LOCAL_WORLD_SIZE` training processes divide them."""
+    """This process's share of the node's cores, which `LOCAL_WORLD_SIZE` training processes divide."""
     return max(1, available_cores() // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))

@@ -15,7 +15,7 @@ from .files import uses_files
 from .isolation import IsolationLevel, resolve
 from .jobs import LEAST_MEMORY_MB, Job, Plan, UnusableTests, Verdict, check_count, check_limit, plan, unusable
 from .packages import find_packages
-from .pool import Answer, Batch, Pool, Task
+from .pool import Batch, JobsFuture, Pool, Task
 from .sandbox import limits
 
 
@@ -138,7 +138,7 @@ class CodeExecutor:
                 verdicts[index] = unusable(job, str(error))
             except ValueError as error:
                 raise ValueError(f"jobs[{index}]: {error}") from None
-        future: Future[list[Verdict]] = Answer()
+        future: Future[list[Verdict]] = JobsFuture()
         future.set_running_or_notify_cancel()
         batch = Batch(future, verdicts, len(plans))
         if not plans:

@@ -1,4 +1,4 @@
-"""What the kernel offers to confine a program, and what is asked of it. Knows nothing about jobs."""
+"""What the kernel offers for confining programs, and what an isolation level needs."""
 
 import ctypes
 import os
@@ -20,7 +20,8 @@ _SECCOMP_RET_ERRNO = 0x00050000
 
 
 class IsolationError(RuntimeError, ValueError):
-    """`isolation="strict"` is not possible here: a matter of the machine, and a setting that does not fit it."""
+    """The kernel lacks what `isolation="strict"` needs. A `RuntimeError` about the machine, and a `ValueError` about the
+    setting."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,8 @@ class Isolation:
     What is really active around the programs.
 
     Attributes:
-        level (`str`): What was asked for: `"strict"`, `"best_effort"` or `"none"`.
-        landlock_abi (`int`): Version of the kernel's Landlock, which guards files; 0 where it is missing or not used.
+        level (`str`): The requested level: `"strict"`, `"best_effort"` or `"none"`.
+        landlock_abi (`int`): Version of the kernel's Landlock, which guards files; 0 if it is missing or not used.
         seccomp (`bool`): Whether system calls are filtered.
         limits (`bool`): Whether memory, CPU time, file size and descriptors are limited.
     """
@@ -57,10 +58,10 @@ class Isolation:
 @lru_cache(maxsize=1)
 def probe() -> tuple[int, bool]:
     """
-    Asks the kernel, without changing anything, what it offers.
+    Asks the kernel what it offers, without changing anything.
 
     Returns:
-        `tuple[int, bool]`: Landlock's ABI version (0 where it is missing) and whether seccomp filters are available.
+        `tuple[int, bool]`: Landlock's ABI version (0 if it is missing), and whether seccomp filters are available.
     """
     machine = platform.machine()
     if not sys.platform.startswith("linux") or machine not in _SYS_SECCOMP:
@@ -74,20 +75,20 @@ def probe() -> tuple[int, bool]:
 
 def resolve(level: IsolationLevel) -> Isolation:
     """
-    What a level amounts to on this machine.
+    Finds what a level means on this machine.
 
     Args:
         level (`str`): `"strict"`, `"best_effort"` or `"none"`.
 
     Returns:
-        `Isolation`: what will be active.
+        `Isolation`: What will be active.
 
     Raises:
         ValueError: If the level is unknown.
         IsolationError: If the level is `"strict"` and the kernel lacks Landlock or seccomp.
     """
     if level not in ISOLATION_LEVELS:
-        raise ValueError(f"isolation={level!r} is not one of {', '.join(ISOLATION_LEVELS)}")
+        raise ValueError(f"isolation={level!r} must be one of {', '.join(ISOLATION_LEVELS)}.")
     if level == "none":
         return Isolation(level="none", landlock_abi=0, seccomp=False, limits=True)
     abi, seccomp = probe()
@@ -97,7 +98,7 @@ def resolve(level: IsolationLevel) -> Isolation:
 
 
 def refusal(abi: int, seccomp: bool) -> str:
-    """Says what `isolation="strict"` misses here and what can be done about it."""
+    """Says what `isolation="strict"` lacks here, and what to do."""
     missing, advice = [], []
     if not sys.platform.startswith("linux") or platform.machine() not in _SYS_SECCOMP:
         missing.append(f"Linux on x86_64 or aarch64 (this is {sys.platform} on {platform.machine()})")
@@ -114,5 +115,5 @@ def refusal(abi: int, seccomp: bool) -> str:
             advice.append("use a kernel with CONFIG_SECCOMP_FILTER")
     return (
         f"isolation='strict' is not possible here: missing {' and '.join(missing)}. {'; '.join(advice).capitalize()}; "
-        "or pass isolation='best_effort' to run with what there is."
+        "or set isolation='best_effort' to use what the kernel offers."
     )

@@ -162,12 +162,12 @@ def plan(job: Job) -> Plan:
     if not isinstance(job, Job):
         raise ValueError(f"expected a Job, got {type(job).__name__}")
     if job.entry_point is not None and not (isinstance(job.entry_point, str) and job.entry_point.isidentifier()):
-        raise ValueError(f"entry_point={job.entry_point!r} must be the name of a function or class of the program.")
+        raise ValueError(f"entry_point={job.entry_point!r} must be the name of a function or class of the program")
     check_limit("timeout", job.timeout, optional=True)
     check_limit("test_timeout", job.test_timeout, optional=True)
     check_count("memory_mb", job.memory_mb, least=LEAST_MEMORY_MB, optional=True)
     if job.test_format not in TEST_FORMATS:
-        raise ValueError(f"test_format={job.test_format!r} must be one of {', '.join(TEST_FORMATS)}.")
+        raise ValueError(f"test_format={job.test_format!r} must be one of {', '.join(TEST_FORMATS)}")
     if job.test_format in ("asserts", "stdio"):
         if not isinstance(job.tests, tuple):
             raise ValueError(f"{job.test_format} tests must be a list, got {type(job.tests).__name__}")
@@ -203,7 +203,7 @@ def check_limit(name: str, value: float | int | None, optional: bool = False) ->
     if value is None and optional:
         return
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
-        raise ValueError(f"{name}={value!r} must be a positive number{' or None' if optional else ''}.")
+        raise ValueError(f"{name}={value!r} must be a positive number{' or None' if optional else ''}")
 
 
 def check_count(name: str, value: int | None, least: int = 1, optional: bool = False) -> None:
@@ -211,7 +211,7 @@ def check_count(name: str, value: int | None, least: int = 1, optional: bool = F
     if value is None and optional:
         return
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name}={value!r} must be an integer of at least {least}{' or None' if optional else ''}.")
+        raise ValueError(f"{name}={value!r} must be an integer of at least {least}{' or None' if optional else ''}")
 
 
 @lru_cache(maxsize=4096)
@@ -246,9 +246,7 @@ def _plan(test_format: str, tests: str | tuple, setup: str, entry_point: str | N
             f"tests={tests!r:.80} must define a function check(candidate), because test_format='check'"
         )
     if entry_point is None:
-        raise ValueError(
-            "test_format='check' needs entry_point, the name of the function that is passed as candidate."
-        )
+        raise ValueError("test_format='check' needs entry_point, the name of the function that is passed as candidate")
     units = assertions.units(check)
     calls = None
     if units and assertions.is_plain_check(tree, check):

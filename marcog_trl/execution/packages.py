@@ -1,4 +1,4 @@
-"""Which installed packages programs may import: numpy, those that the user names, and what these require."""
+"""Finds the installed packages that programs may import: numpy, those that the user names, and what these require."""
 
 import importlib.metadata
 import importlib.util
@@ -18,7 +18,7 @@ class Packages:
 
     Attributes:
         modules (`dict[str, str]`): Path of each top-level module by name: a file, or a package's folder.
-        readable (`list[str]`): Files and folders that hold the packages.
+        readable (`list[str]`): Files and folders of the packages.
         load (`list[str]`): Modules that are imported once, before programs that import them start.
     """
 
@@ -32,13 +32,13 @@ def find_packages(names: Sequence[str]) -> Packages:
     Finds installed packages and what they require.
 
     Args:
-        names (`Sequence[str]`): Names to import (`"sklearn"`) or to install (`"scikit-learn"`).
+        names (`Sequence[str]`): Names for importing (`"sklearn"`) or for installing (`"scikit-learn"`).
 
     Returns:
-        `Packages`: numpy, if it is installed, and the packages named.
+        `Packages`: The named packages, what they require, and numpy if it is installed.
 
     Raises:
-        ValueError: If `names` is no list of names, or if a package is not installed.
+        ValueError: If `names` is not a list of names, or if a package is not installed.
     """
     if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
         raise ValueError(f"packages={names!r} must be a list of names. Set packages=['pandas'], for example.")
@@ -76,7 +76,7 @@ def _distributions(name: str, providers: Mapping[str, list[str]], names: Sequenc
 
 
 def _add_required(names: Iterable[str], distributions: dict[str, None]) -> None:
-    """Adds distributions and those that they require, as far as they are installed."""
+    """Adds distributions and those that they require, if they are installed."""
     from packaging.requirements import Requirement
 
     todo = list(names)

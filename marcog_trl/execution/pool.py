@@ -1,7 +1,7 @@
-"""The worker processes of an executor and the thread that talks to them.
+"""The worker processes of an executor, and the thread that talks to them.
 
-Knows nothing about how a worker runs a job (`sandbox/` does). Jobs and verdicts travel as JSON frames over one socket per
-worker; nothing that a program produced is ever evaluated in this process.
+Jobs and verdicts travel as JSON frames over one socket per worker. How a worker runs a job is in `sandbox/`. Nothing that a
+program has produced is ever evaluated in this process.
 """
 
 import fcntl
@@ -35,10 +35,10 @@ logger = logging.getLogger(__name__)
 
 _WORKER = Path(__file__).parent / "sandbox" / "main.py"
 _GRACE = 5.0  # seconds beyond a job's own limit after which its worker counts as dead
-_START_LIMIT = 60.0  # seconds for a worker to come up
+_START_LIMIT = 60.0  # seconds for a worker to start
 _HEADER = struct.Struct("<I")
-# One hash seed, so that verdicts repeat. Little of the address space that a program is limited to goes to threads: one thread
-# for numpy, whose libraries otherwise start one per core; one arena for malloc, which otherwise makes one of 64 MiB per thread.
+# A fixed hash seed makes verdicts reproducible. The other variables save address space, which is limited: numpy's libraries
+# would start one thread per core, and malloc would make an arena of 64 MiB per thread.
 _ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
     "OPENBLAS_NUM_THREADS": "1",
@@ -50,7 +50,7 @@ _ENVIRONMENT = {
 
 @dataclass
 class Batch:
-    """The jobs of one `submit` and the verdicts that have arrived."""
+    """The jobs of one `submit`, and the verdicts that have arrived."""
 
     future: Future
     verdicts: list[Verdict | None]
@@ -59,7 +59,7 @@ class Batch:
 
 @dataclass
 class Task:
-    """One job on its way."""
+    """One job in the queue or in a worker."""
 
     batch: Batch
     index: int
@@ -76,15 +76,15 @@ class _Worker:
     process: subprocess.Popen
     sock: socket.socket
     deadline: float
-    errors: BinaryIO  # what it writes to its standard error
-    folder: str  # its scratch folder, if it has made one
+    errors: BinaryIO  # its standard error
+    folder: str  # path of its scratch folder, if it makes one
     ready: bool = False
     task: Task | None = None
     buffer: bytearray = field(default_factory=bytearray)
 
 
-class Answer(Future):
-    """A future whose callbacks may wait for other jobs: they run in threads of their own, not in the pool's."""
+class JobsFuture(Future):
+    """A future whose callbacks may wait for other jobs, because they run in threads of their own, not in the pool's."""
 
     def add_done_callback(self, fn: Callable[[Future], Any]) -> None:
         def call(future: Future) -> None:
@@ -134,11 +134,11 @@ class Pool:
         try:
             self.wake_write.send(b"x")
         except BlockingIOError:
-            pass  # the thread has wake-ups enough waiting for it
+            pass  # the buffer is full, so the thread will wake up anyway
 
     def close(self) -> None:
         if os.getpid() != self.pid:
-            return  # a fork of the owner: the workers are not ours
+            return  # this is a fork, and the workers belong to its parent
         with self.lock:
             self.closing = True
             thread = self.thread
@@ -163,7 +163,7 @@ class Pool:
                     else:
                         self.receive(key.data)
                 self.expire()
-        except BaseException as error:  # a defect of ours must not leave anybody waiting
+        except BaseException as error:  # even after a bug here, no caller may wait forever
             self.failure = f"the executor failed: {error}"
             logger.exception("the executor failed")
         finally:
@@ -202,7 +202,7 @@ class Pool:
         errors, folder = tempfile.TemporaryFile(), scratch.reserve()
         with theirs:
             process = subprocess.Popen(
-                # isolated as by -I, but for the variables that we set
+                # isolated as by -I, except for the variables above
                 [
                     sys.executable,
                     "-s",
@@ -263,10 +263,12 @@ class Pool:
             worker.ready = True
             self.failed_starts = 0
             return
-        if "starting" in frame:  # a process that the job needs, before its time begins to count
+        if (
+            "starting" in frame
+        ):  # the worker first starts a process that the job needs, which takes none of the job's time
             worker.deadline += _START_LIMIT
             return
-        # Until its results are read the job stays with its worker: were they unreadable, whoever waits for it is told so
+        # the job stays with its worker until its results are read, so that an error in them reaches the caller
         task = worker.task
         assert task is not None, "a verdict without a job"
         results = tuple(TestResult(*result) for result in frame.get("tests", ()))
@@ -278,7 +280,7 @@ class Pool:
         self.finish(task, Verdict(frame["status"], passed, len(results), results, frame["message"], frame["seconds"]))
 
     def tell_of(self, hello: dict[str, Any]) -> None:
-        """Warns of what a worker could not confine, once."""
+        """Warns once about each thing that a worker could not confine."""
         problems = [f"Landlock refused the rule for {path}, so programs cannot read it" for path in hello["left_out"]]
         if self.isolation.seccomp and not hello["threads"]:
             problems.append("the kernel does not let us count a program's threads, so their number is not limited")
@@ -287,7 +289,7 @@ class Pool:
             logger.warning("code execution: %s", problem)
 
     def forgive(self, late: float) -> None:
-        """Where this process itself was stopped for `late` seconds, so were its workers."""
+        """Extends deadlines if this process was stopped for `late` seconds, because its workers were stopped too."""
         if late > 1.0:
             for worker in self.workers:
                 worker.deadline += late
@@ -299,8 +301,11 @@ class Pool:
                 self.lose(worker, "did not answer in time", stuck=worker.ready)
 
     def lose(self, worker: _Worker, why: str, stuck: bool = False) -> None:
-        """Removes a worker that is of no use any more and sees to its job. A job that gets two workers stuck is itself
-        the cause, so that no program can have itself excused."""
+        """
+        Removes a worker that is dead or stuck, and retries or settles its job.
+
+        A job that makes two workers stuck counts as the cause: otherwise a program could escape with `infrastructure`.
+        """
         self.stop(worker)
         self.workers.remove(worker)
         why = f"worker {worker.process.pid} {why}{_last_words(worker)}"
@@ -364,7 +369,7 @@ class Pool:
 
 
 def _socketpair() -> tuple[socket.socket, socket.socket]:
-    """A pair whose descriptors are none of the standard streams', which this process may have closed."""
+    """A socket pair whose descriptors are not those of standard streams, which this process may have closed."""
     pair = []
     for end in socket.socketpair():
         with end:
@@ -373,7 +378,7 @@ def _socketpair() -> tuple[socket.socket, socket.socket]:
 
 
 def _last_words(worker: _Worker) -> str:
-    """The end of what a worker that has ended wrote to its standard error; closes that file."""
+    """The last line that an ended worker wrote to its standard error; closes that file."""
     with worker.errors as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 2000))
         lines = file.read().decode(errors="replace").split("\n")

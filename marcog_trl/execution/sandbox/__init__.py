@@ -1,1 +1,1 @@
-"""Runs inside the worker processes, in fresh interpreters: imports nothing but the standard library and itself."""
+"""The code of the worker processes. They are fresh interpreters, so it imports only the standard library and itself."""

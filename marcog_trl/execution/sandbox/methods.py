@@ -217,7 +217,7 @@ def _class_getitem(cls: Any, key: Any) -> Any:
     return remote.ask(cls, "class_getitem", key)
 
 
-METHODS: dict[str, Any] = {
+SPECIAL_METHODS: dict[str, Any] = {
     "__contains__": _contains,
     "__len__": _length,
     "__iter__": _iterate,
@@ -240,8 +240,8 @@ METHODS: dict[str, Any] = {
     **{f"__{name}__": _in_place(f"__{name}__", name) for name in special.IN_PLACE},
 }
 for _name in (*special.UNARY, *"reversed getitem setitem delitem round enter aiter anext aenter".split()):
-    METHODS[f"__{_name}__"] = forward(_name)
-OBJECT: dict[str, Any] = {
+    SPECIAL_METHODS[f"__{_name}__"] = forward(_name)
+TEXT_METHODS: dict[str, Any] = {
     "__str__": _typed("str", str),
     "__repr__": _typed("repr", str),
     "__format__": _typed("format", str),

@@ -9,7 +9,7 @@ import types
 from typing import Any
 
 from . import methods, remote, special
-from .methods import METHODS, OBJECT
+from .methods import SPECIAL_METHODS, TEXT_METHODS
 from .plain_values import COMMON_TYPES, IMMUTABLE, PLAIN_VALUE
 
 
@@ -149,9 +149,9 @@ def _no_member(cls: Any) -> bool:
 _META = frozenset(
     "__len__ __iter__ __getitem__ __contains__ __bool__ __reversed__ __repr__ __str__ __or__ __ror__".split()
 )
-_VALUES: dict[str, type] = {kind.__name__: kind for kind in PLAIN_VALUE}
+_BASES: dict[str, type] = {kind.__name__: kind for kind in PLAIN_VALUE}
 _Doc = property(lambda self: remote.ask(self, "getattr", "__doc__"))
-_NOTHING: frozenset[str] = frozenset()
+_NO_NAMES: frozenset[str] = frozenset()
 
 
 def make_kind(facts: dict, bases: list[Any]) -> tuple[type, type]:
@@ -166,7 +166,7 @@ def make_kind(facts: dict, bases: list[Any]) -> tuple[type, type]:
         `tuple[type, type]`: The class that tests see, and the class of its instances' stand-ins. Mostly they are the same.
     """
     name, has, own = facts["name"], frozenset(facts["has"]), frozenset(facts["own"])
-    value = _VALUES.get(facts["base"])
+    value = _BASES.get(facts["base"])
     meta = _meta_of(frozenset(facts["meta"]) & _META, bases)
     error = next((base for base in bases if isinstance(base, type) and issubclass(base, BaseException)), None)
     if value is None or value in IMMUTABLE or error is not None:
@@ -207,10 +207,10 @@ def _describe(facts: dict, public: type) -> remote.Kind:
         name=facts["name"],
         has=frozenset(facts["has"]),
         own=frozenset(facts["own"]),
-        base=_VALUES.get(facts["base"]),
+        base=_BASES.get(facts["base"]),
         public=public,
         fields={field: k for k, field in enumerate(facts["fields"] or ()) if type(field) is str},
-        local=(frozenset(dir(errors[0])) | {"__notes__"}) - {"__dict__"} if errors else _NOTHING,
+        local=(frozenset(dir(errors[0])) | {"__notes__"}) - {"__dict__"} if errors else _NO_NAMES,
         quick=facts["quick"] is True,
         checks=facts["checks"] is True,
     )
@@ -222,7 +222,7 @@ def _weak(bases: list) -> bool:
 
 def _space(facts: dict, names: frozenset[str], error: Any = None) -> dict[str, Any]:
     """The attributes of a stand-in's class."""
-    space = {name: METHODS[name] for name in names if name in METHODS}
+    space = {name: SPECIAL_METHODS[name] for name in names if name in SPECIAL_METHODS}
     space.update(
         {
             "__module__": facts["module"],
@@ -237,11 +237,11 @@ def _space(facts: dict, names: frozenset[str], error: Any = None) -> dict[str, A
             "__dir__": _directory,
         }
     )
-    immutable = _VALUES.get(facts["base"]) in IMMUTABLE
+    immutable = _BASES.get(facts["base"]) in IMMUTABLE
     if error is not None or immutable:  # made from the same value as the original, so it is shown alike
-        space.update({name: method for name, method in OBJECT.items() if name in facts["own"]})
+        space.update({name: method for name, method in TEXT_METHODS.items() if name in facts["own"]})
     else:
-        space.update(OBJECT)
+        space.update(TEXT_METHODS)
     if error is not None and "__str__" in facts["own"]:
         space["__str__"] = _text_of_error
     if immutable and not names & {"__eq__", "__ne__"}:
@@ -263,10 +263,10 @@ def _meta_of(names: frozenset[str], bases: list) -> Any:
         return above[0] if above else ForeignType
     key = names, above
     if key not in remote.registry.metas:
-        space = {name: OBJECT.get(name, METHODS.get(name)) for name in names}
+        space = {name: TEXT_METHODS.get(name, SPECIAL_METHODS.get(name)) for name in names}
         made = type.__new__(type, "type", above or (ForeignType,), space)
         remote.registry.metas[key] = made
-        remote.registry.kinds[made] = remote.Kind("type", names, names, None, made, {}, _NOTHING, False, False)
+        remote.registry.kinds[made] = remote.Kind("type", names, names, None, made, {}, _NO_NAMES, False, False)
     return remote.registry.metas[key]
 
 
@@ -274,10 +274,10 @@ def _common(public: type, has: frozenset[str]) -> tuple[type, remote.Kind]:
     """The class of stand-ins for the program's instances of one of the `COMMON_TYPES`."""
     facts = {"name": public.__name__, "module": "builtins", "has": has, "own": has, "base": None, "unhashable": False}
     made = _of(public.__name__, (), {**_space(facts, has), "__slots__": ("__weakref__",)})
-    return made, remote.Kind(public.__name__, has, has, None, public, {}, _NOTHING, False, False)
+    return made, remote.Kind(public.__name__, has, has, None, public, {}, _NO_NAMES, False, False)
 
 
 _CALLABLE = frozenset(("__call__",))
 COMMON: dict[str, tuple[type, remote.Kind]] = {
-    public.__name__: _common(public, _NOTHING if public is types.ModuleType else _CALLABLE) for public in COMMON_TYPES
+    public.__name__: _common(public, _NO_NAMES if public is types.ModuleType else _CALLABLE) for public in COMMON_TYPES
 }
