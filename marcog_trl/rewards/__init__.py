@@ -1,5 +1,6 @@
 """
-Reward functions by execution, with TRL's signature: they work in any TRL trainer that takes `reward_funcs`, and in teams.
+Reward functions that execute code. They have TRL's signature, and can be used with teams and in TRL's own trainers. See the
+README of this folder.
 """
 
 from collections.abc import Callable
@@ -33,7 +34,7 @@ _REWARDS: dict[str, Callable] = {
 
 def make_reward(name: str, **options: Any) -> Callable:
     """
-    A shipped reward function by its name.
+    Get a shipped reward function by its name.
 
     Args:
         name (`str`): `"execution_reward"`, `"collaboration_reward"`, `"graded_reward"`, `"delta_reward"` or
@@ -41,11 +42,11 @@ def make_reward(name: str, **options: Any) -> Callable:
         **options: Options of the function, such as `all_or_nothing=True`.
 
     Returns:
-        `Callable`: The function, or a `functools.partial` of it, which TRL logs under the same name.
+        `Callable`: The function, or a `functools.partial` of it with the options. TRL logs both under the same name.
 
     Raises:
-        ValueError: If the name is not known.
+        ValueError: If the name is unknown.
     """
     if name not in _REWARDS:
-        raise ValueError(f"reward {name!r} is unknown; one of {', '.join(map(repr, _REWARDS))} works")
+        raise ValueError(f"Reward {name!r} is unknown. Use one of {', '.join(map(repr, _REWARDS))}.")
     return partial(_REWARDS[name], **options) if options else _REWARDS[name]

@@ -1,4 +1,4 @@
-"""Reward for completing a class together."""
+"""Reward for a team that completes a class."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from marcog_trl.parsing.classes import read_part, skeleton_of
 from marcog_trl.rewards.requirements import needs_entry_point, needs_tests
 from marcog_trl.rewards.verdicts import (
     Completion,
-    judge,
     log_means,
     problems_of,
     reward_or_failure,
+    run_tests,
     test_components,
     text_of,
 )
@@ -41,30 +41,24 @@ def class_reward(
     """
     Reward of the `classeval` workflow, at most 6.0:
 
-    * + 2 · the share of the methods left to write of which an agent wrote a version that parses (stubs do not count);
-    * + 4 · the fraction of the tests that the class passes;
-    * − the share of these methods that more than one agent wrote.
+    * + 2 · share of the methods to write that at least one agent wrote (stubs do not count);
+    * + 4 · fraction of the tests that the class passes;
+    * − share of these methods that more than one agent wrote.
 
-    In trainers of a single agent, the completion holds the class, and nothing overlaps.
+    In trainers of a single agent, the completion holds the class.
 
     Logs `class_reward/…`: `methods`, `overlap`, `agents/<name>/methods` (shares of the methods), `tests_passed`,
     `tests_total`, `pass_rate`, `solved`, `timeouts`.
 
     Args:
-        prompts (`list` of length E): The problems' prompts.
-        completions (`list` of length E): Solutions, as plain text or as the assistant's messages.
-        replies (`list[dict[str, str]]` of length E, *optional*): What each agent wrote.
-        verdicts (`list[list[tuple[Job, Verdict]]]` of length E, *optional*): What the workflow has executed in this turn.
-        turn (`list[int]` of length E, *optional*): Turn of the episodes, counted from 0.
-        executor (`CodeExecutor`, *optional*): Runs the tests. Defaults to the process-wide one; its limits hold.
-        log_metric (`Callable`, *optional*): TRL's hook for scalar metrics.
-        **columns: The dataset's columns (see `marcog_trl.problems`), and whatever else the trainer passes.
+        prompts, completions, verdicts, turn, executor, log_metric, **columns: See [`execution_reward`].
+        replies (`list[dict[str, str]]` of length E, *optional*): Agent → reply. Trainers of a single agent pass none.
 
     Returns:
-        `list[float]` of length E: [`InfrastructureFailure`] where the executor failed, not the solution.
+        `list[float]` of length E: Rewards; [`InfrastructureFailure`] if the executor failed.
 
     Raises:
-        ValueError: If the dataset has no tests or entry points, or a problem is no class with methods to write.
+        ValueError: If the dataset has no tests or entry points, or a problem has no class with methods to write.
     """
     problems = problems_of(prompts, columns, needed=("test", "test_format", "entry_point"))
     solutions = [text_of(completion) for completion in completions]
@@ -84,7 +78,7 @@ def class_reward(
         methods.append(sum(count > 0 for count in authors.values()) / len(authors))
         overlap.append(sum(count > 1 for count in authors.values()) / len(authors))
 
-    results = judge(problems, solutions, verdicts, executor)
+    results = run_tests(problems, solutions, verdicts, executor)
     rewards = []
     for verdict, written, shared in zip(results, methods, overlap, strict=True):
         assert verdict is not None and written is not None and shared is not None

@@ -1,4 +1,4 @@
-"""Reward for a helper and a main agent that solve a problem together."""
+"""Reward for helpers and a main agent that solve a problem together."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from marcog_trl.parsing.syntax import combine
 from marcog_trl.rewards.requirements import needs_entry_point, needs_tests
 from marcog_trl.rewards.verdicts import (
     Completion,
-    judge,
     log_means,
     problems_of,
     reward_or_failure,
+    run_tests,
     test_components,
     text_of,
 )
@@ -34,7 +34,7 @@ RESULT_IGNORED = -0.5
 
 @dataclass(frozen=True)
 class _Structure:
-    """What the syntax tree says; shares in [0, 1], over the helpers where there are several."""
+    """Facts about the syntax tree, as shares in [0, 1]; averages over the helpers if there are several."""
 
     helper_definition: float
     main_definition: float
@@ -62,54 +62,42 @@ def collaboration_reward(
     **columns: Any,
 ) -> list[float]:
     """
-    Reward of the `collaboration` workflow, at most 4.0, decided on the syntax tree and by the tests:
+    Reward of the `collaboration` workflow, at most 4.0, from the syntax tree and the tests:
 
     * +0.4 if the helper's reply defines `aux` and it returns a value;
-    * +0.6 if the main agent's reply defines the entry point and it returns a value; otherwise the reward ends here;
-    * +0.5 if both replies and their combination are Python; otherwise the reward ends here;
-    * + the fraction of the tests that the solution passes;
-    * if at least one test passes and the helper wrote `aux`: +0.5 if the entry point calls `aux`; +1.0 more if it is not a
-      thin wrapper around it; −0.5 if it uses no result of it.
+    * +0.6 if the main agent's reply defines the entry point and it returns a value; otherwise nothing more is added;
+    * +0.5 if both replies and their combination have no syntax error; otherwise nothing more is added;
+    * + fraction of the tests that the solution passes;
+    * if at least one test passes and the helper wrote `aux`: +0.5 if the entry point calls `aux`; +1.0 if it also is not a
+      thin wrapper around `aux`; −0.5 if it never uses the result of `aux`.
 
-    A main agent that defines `aux` itself does not call the helper's. Where there are several helpers, their parts are
-    averaged. Of a single agent, the completion holds both functions.
+    If the main agent defines `aux` itself, it does not call the helper's. With several helpers, their parts are averaged.
+    In trainers of a single agent, the completion holds both functions.
 
     Logs `collaboration_reward/…`: `helper_definition`, `main_definition`, `syntax`, `calls_helper`, `not_wrapper`,
-    `result_ignored` (shares of the episodes, the last three also where no test passes), `tests_passed`, `tests_total`,
-    `timeouts` (over the solutions that were executed), `pass_rate`, `solved` (over all).
+    `result_ignored` (shares of the episodes, the last three also if no test passes), `tests_passed`, `tests_total`,
+    `timeouts` (over the executed solutions), `pass_rate`, `solved` (over all solutions).
 
     Args:
-        prompts (`list` of length E): The problems' prompts.
-        completions (`list` of length E): Solutions, as plain text or as the assistant's messages.
-        replies (`list[dict[str, str]]` of length E, *optional*): What each agent wrote: `"main"`, and one or more helpers.
-        verdicts (`list[list[tuple[Job, Verdict]]]` of length E, *optional*): What the workflow has executed in this turn.
-        turn (`list[int]` of length E, *optional*): Turn of the episodes, counted from 0.
-        executor (`CodeExecutor`, *optional*): Runs the tests. Defaults to the process-wide one; its limits hold.
-        log_metric (`Callable`, *optional*): TRL's hook for scalar metrics.
-        **columns: The dataset's columns (see `marcog_trl.problems`), and whatever else the trainer passes.
+        prompts, completions, verdicts, turn, executor, log_metric, **columns: See [`execution_reward`].
+        replies (`list[dict[str, str]]` of length E, *optional*): Agent → reply, of `"main"` and one or
+            more helpers. Trainers of a single agent pass none.
 
     Returns:
-        `list[float]` of length E: [`InfrastructureFailure`] where the executor failed, not the solution.
+        `list[float]` of length E: Rewards; [`InfrastructureFailure`] if the executor failed.
 
     Raises:
-        ValueError: If the dataset has no tests or entry points, or if `replies` are not those of a main agent and its helpers.
+        ValueError: If the dataset has no tests or entry points, or `replies` are not those of a main agent and helpers.
 
-    Source: the code-generation experiments of CoMLRL (https://huggingface.co/papers/2508.04652), with its checks moved from
-    regular expressions to the syntax tree.
+    Source: the code-generation experiments of CoMLRL (https://huggingface.co/papers/2508.04652), with checks on the syntax
+    tree in place of regular expressions.
     """
     problems = problems_of(prompts, columns, needed=("test", "test_format", "entry_point"))
-    solutions = []
-    structures = []
-    for i, problem in enumerate(problems):
-        solution = text_of(completions[i])
-        if replies is None or len(replies[i]) == 1:
-            solution, structure = _single(problem, solution)
-        else:
-            structure = _team(problem, replies[i], solution)
-        solutions.append(solution)
-        structures.append(structure)
+    given = zip(problems, completions, [None] * len(problems) if replies is None else replies, strict=True)
+    read = [_read(problem, text_of(completion), texts) for problem, completion, texts in given]
+    solutions, structures = [solution for solution, _ in read], [structure for _, structure in read]
     wanted = [s if structure.runs else None for s, structure in zip(solutions, structures, strict=True)]
-    results = judge(problems, wanted, verdicts, executor)
+    results = run_tests(problems, wanted, verdicts, executor)
     rewards = [_reward(structure, verdict) for structure, verdict in zip(structures, results, strict=True)]
 
     components: dict[str, list[float | None]] = {
@@ -134,12 +122,19 @@ def _reward(structure: _Structure, verdict: Verdict | None) -> float:
     return reward_or_failure(verdict, reward)
 
 
+def _read(problem: Mapping[str, Any], solution: str, replies: Mapping[str, str] | None) -> tuple[str, _Structure]:
+    """The solution to execute, and its structure."""
+    if replies is None or len(replies) == 1:
+        return _single(problem, solution)
+    return solution, _team(problem, replies, solution)
+
+
 def _team(problem: Mapping[str, Any], replies: Mapping[str, str], solution: str) -> _Structure:
     helpers = [name for name in replies if name != "main"]
     if "main" not in replies or not helpers:
         raise ValueError(
-            f"replies of {list(replies)} are not those of a main agent and its helpers, which collaboration_reward scores; "
-            "workflow='collaboration' works"
+            f"collaboration_reward needs replies of 'main' and at least one helper, but got those of {list(replies)}. Set "
+            "workflow='collaboration'."
         )
     entry_point, context = problem["entry_point"], context_of(problem)
     main = extract_code(replies["main"], entry_point, context)
@@ -164,7 +159,7 @@ def _single(problem: Mapping[str, Any], completion: str) -> tuple[str, _Structur
 def _structure(
     entry_point: str, main: str, helpers: Mapping[str, str], parses: bool, *, own_helpers: bool
 ) -> _Structure:
-    """`helpers`: what was written for each helper function; `own_helpers`: whether main's code may hold them."""
+    """`helpers`: helper function → code written for it; `own_helpers`: whether the code of main may define them."""
 
     def share(values: list[bool]) -> float:
         return sum(values) / len(helpers)

@@ -1,4 +1,4 @@
-"""Reward for passing more tests than the turn before."""
+"""Reward for the increase in passed tests since the turn before."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from marcog_trl.agents import Prompt
 from marcog_trl.execution import CodeExecutor, Job, Verdict
 from marcog_trl.rewards.requirements import needs_tests
 from marcog_trl.rewards.values import InfrastructureFailure
-from marcog_trl.rewards.verdicts import Completion, judge, log_means, problems_of, test_components, text_of
+from marcog_trl.rewards.verdicts import Completion, log_means, problems_of, run_tests, test_components, text_of
 
 
 @needs_tests
@@ -27,25 +27,21 @@ def delta_reward(
     **columns: Any,
 ) -> list[float]:
     """
-    Fraction of the tests that a turn's solution passes minus that of the turn before, in [-1, 1]; in the first turn, and in
-    trainers without turns, the fraction itself. Over an episode these add up to the fraction of its last turn.
+    Fraction of the tests that the solution passes, minus that of the turn before, in [-1, 1]. In the first turn, and in
+    trainers without turns, the fraction itself. The rewards of an episode sum to the fraction of its last turn.
 
-    Logs `delta_reward/…`: `improved`, `worsened` (shares), `tests_passed`, `tests_total`, `pass_rate`, `solved`, `timeouts`
-    (of this turn).
+    Logs `delta_reward/…`: `improved`, `worsened` (shares of the episodes), and of this turn `tests_passed`, `tests_total`,
+    `pass_rate`, `solved`, `timeouts`.
 
     Args:
-        prompts (`list` of length E): The problems' prompts.
-        completions (`list` of length E): Solutions, as plain text or as the assistant's messages.
-        verdicts (`list[list[tuple[Job, Verdict]]]` of length E, *optional*): What the workflow has executed in this turn.
-        previous_solution (`list[str | None]` of length E, *optional*): Solutions of the turn before; `None` in the first.
-        previous_verdicts (`list[list[tuple[Job, Verdict]]]` of length E, *optional*): What has been executed of them.
-        turn (`list[int]` of length E, *optional*): Turn of the episodes, counted from 0.
-        executor (`CodeExecutor`, *optional*): Runs the tests. Defaults to the process-wide one; its limits hold.
-        log_metric (`Callable`, *optional*): TRL's hook for scalar metrics.
-        **columns: The dataset's columns (see `marcog_trl.problems`), and whatever else the trainer passes.
+        prompts, completions, verdicts, turn, executor, log_metric, **columns: See [`execution_reward`].
+        previous_solution (`list[str | None]` of length E, *optional*): Solutions of the turn before; `None` in the first
+            turn.
+        previous_verdicts (`list[list[tuple[Job, Verdict]]]` of length E, *optional*): Jobs that were executed in the turn
+            before, and their verdicts.
 
     Returns:
-        `list[float]` of length E: [`InfrastructureFailure`] where the executor failed on either solution.
+        `list[float]` of length E: Rewards; [`InfrastructureFailure`] if the executor failed for one of the two solutions.
 
     Raises:
         ValueError: If the dataset has no tests.
@@ -54,7 +50,7 @@ def delta_reward(
     solutions = [text_of(completion) for completion in completions]
     before = [None] * len(solutions) if previous_solution is None else previous_solution
     known = [*(verdicts or []), *(previous_verdicts or [])]
-    results = judge([*problems, *problems], [*solutions, *before], known, executor)
+    results = run_tests([*problems, *problems], [*solutions, *before], known, executor)
     now, previous = results[: len(solutions)], results[len(solutions) :]
     rewards = [_reward(verdict, earlier) for verdict, earlier in zip(now, previous, strict=True)]
     components: dict[str, list[float | None]] = {
@@ -66,7 +62,7 @@ def delta_reward(
 
 
 def _reward(*verdicts: Verdict | None) -> float:
-    """Difference of the fractions of tests that pass, 0 where nothing was to be executed."""
+    """Difference of the fractions of passed tests of two verdicts; the fraction is 0 if nothing was executed."""
     for verdict in verdicts:
         if verdict is not None and verdict.status == "infrastructure":
             return InfrastructureFailure(verdict.message)

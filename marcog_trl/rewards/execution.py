@@ -1,4 +1,4 @@
-"""Reward for passing tests."""
+"""Reward for passed tests."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from marcog_trl.parsing.prompts import context_of
 from marcog_trl.rewards.requirements import needs_tests
 from marcog_trl.rewards.verdicts import (
     Completion,
-    judge,
     log_means,
     problems_of,
     reward_or_failure,
+    run_tests,
     test_components,
     text_of,
 )
@@ -37,28 +37,29 @@ def execution_reward(
     """
     Fraction of the tests that a solution passes, in [0, 1].
 
-    Logs `execution_reward/…`: `definition` (share that define the entry point), `syntax` (share whose code is whole),
-    `tests_passed`, `tests_total`, `pass_rate`, `solved` (share that pass every test), `timeouts`.
+    Logs `execution_reward/…`: `definition` (share that define the entry point), `syntax` (share without syntax errors),
+    `tests_passed`, `tests_total`, `pass_rate`, `solved` (share that pass all tests), `timeouts`.
 
     Args:
-        prompts (`list` of length E): The problems' prompts.
-        completions (`list` of length E): Solutions, as plain text or as the assistant's messages.
-        all_or_nothing (`bool`, *optional*, defaults to `False`): 1 if every test passes, else 0.
-        verdicts (`list[list[tuple[Job, Verdict]]]` of length E, *optional*): What the workflow has executed in this turn.
-        turn (`list[int]` of length E, *optional*): Turn of the episodes, counted from 0.
-        executor (`CodeExecutor`, *optional*): Runs the tests. Defaults to the process-wide one; its limits hold.
-        log_metric (`Callable`, *optional*): TRL's hook for scalar metrics.
-        **columns: The dataset's columns (see `marcog_trl.problems`), and whatever else the trainer passes.
+        prompts (`list` of length E): Prompts of the problems.
+        completions (`list` of length E): Solutions, as plain text or as messages of the assistant.
+        all_or_nothing (`bool`, *optional*, defaults to `False`): Whether to return 1 if all tests pass, else 0.
+        verdicts (`list[list[tuple[Job, Verdict]]]` of length E, *optional*): Jobs that the workflow executed in
+            this turn, and their verdicts.
+        turn (`list[int]` of length E, *optional*): Turn of each episode, counted from 0.
+        executor (`CodeExecutor`, *optional*): Runs the tests, within its limits. Defaults to the shared executor.
+        log_metric (`Callable`, *optional*): `log_metric` of TRL.
+        **columns: Columns of the dataset (see `marcog_trl.problems`) and other arguments of the trainer.
 
     Returns:
-        `list[float]` of length E: [`InfrastructureFailure`] where the executor failed, not the solution.
+        `list[float]` of length E: Rewards; [`InfrastructureFailure`] if the executor failed.
 
     Raises:
         ValueError: If the dataset has no tests.
     """
     problems = problems_of(prompts, columns)
     solutions = [text_of(completion) for completion in completions]
-    results = judge(problems, solutions, verdicts, executor)
+    results = run_tests(problems, solutions, verdicts, executor)
     rewards = []
     for verdict in results:
         assert verdict is not None

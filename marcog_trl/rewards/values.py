@@ -1,4 +1,4 @@
-"""Numbers that say more than a float: what a reward function returns where it cannot score, and what it logs."""
+"""Floats with extra information, which reward functions return or log."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 class InfrastructureFailure(float):
     """
-    What a reward function returns for an episode that it could not score through no fault of the solution: the executor
-    failed, a judge did not answer. Trainers of this package leave the episode out, whatever other rewards say. It is NaN,
-    so that TRL's own trainers treat it as they treat `None`: the reward does not apply.
+    Return value of a reward function that could not score an episode because of the infrastructure: the executor failed,
+    or an external service did not answer. The trainers of this package leave the episode out, whatever the other rewards
+    are. The value is NaN, which TRL's own trainers treat like `None`: the reward does not apply.
 
     Args:
-        reason (`str`, *optional*, defaults to `""`): What failed, for the warning.
+        reason (`str`, *optional*, defaults to `""`): Text for the warning.
     """
 
     reason: str
@@ -28,12 +28,11 @@ class InfrastructureFailure(float):
 
 class EpisodeMean(float):
     """
-    A mean over episodes, for `log_metric`, that keeps what it is the mean of, so that an evaluation can tell it problem by
-    problem. Elsewhere it is a number like any other.
+    Mean over episodes, for `log_metric`. It keeps the values of the episodes, so that an evaluation can report them per
+    problem.
 
     Args:
-        values (`Sequence[float | None]` of length E): One value per episode; `None` where there is none. At least one is
-            a number.
+        values (`Sequence[float | None]` of length E): One value per episode, or `None`. At least one must be a number.
     """
 
     values: tuple[float | None, ...]

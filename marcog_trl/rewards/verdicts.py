@@ -1,4 +1,4 @@
-"""What the shipped reward functions share: from solutions to verdicts in one call of the executor, and means to the log."""
+"""Shared steps of the shipped reward functions: read the batch, run the tests, and log means."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Completion = str | list[dict[str, str]]
 
 def text_of(completion: Completion) -> str:
     """
-    The text of a completion.
+    Get the text of a completion.
 
     Args:
-        completion (`str` or `list[dict[str, str]]`): Plain text, or messages of which the last one counts.
+        completion (`str` or `list[dict[str, str]]`): Plain text, or messages, of which the last one is used.
 
     Returns:
         `str`: The text.
@@ -32,12 +32,12 @@ def problems_of(
     prompts: Sequence[Prompt], columns: Mapping[str, Any], needed: Sequence[str] = ("test", "test_format")
 ) -> list[dict[str, Any]]:
     """
-    The dataset rows behind a call of a reward function.
+    Rebuild the dataset rows from the arguments of a reward function.
 
     Args:
-        prompts (`list[str | list[dict[str, str]]]` of length E): The problems' prompts.
-        columns (`Mapping[str, list]`): The other keyword arguments of the call. Those that are lists of length E are columns.
-        needed (`Sequence[str]`, *optional*, defaults to `("test", "test_format")`): Columns that there must be.
+        prompts (`list[str | list[dict[str, str]]]` of length E): Prompts of the problems.
+        columns (`Mapping[str, list]`): The other keyword arguments. Those that are lists of length E are columns.
+        needed (`Sequence[str]`, *optional*, defaults to `("test", "test_format")`): Required columns.
 
     Returns:
         `list[dict]` of length E: One row per episode.
@@ -51,41 +51,39 @@ def problems_of(
     missing = [name for name in needed if name not in lists]
     if missing and prompts:
         raise ValueError(
-            f"the dataset has no column {missing[0]!r}, which this reward needs, but {['prompt', *lists]}; the rows of "
-            "marcog_trl.problems.load_problems work"
+            f"The dataset has no column {missing[0]!r}, which this reward needs. Its columns are {['prompt', *lists]}. Use "
+            "marcog_trl.load_problems, for example."
         )
     return [
         {"prompt": prompt, **{name: values[i] for name, values in lists.items()}} for i, prompt in enumerate(prompts)
     ]
 
 
-def judge(
+def run_tests(
     problems: Sequence[Mapping[str, Any]],
     solutions: Sequence[str | None],
     known: Sequence[Sequence[tuple[Job, Verdict]]] | None = None,
     executor: CodeExecutor | None = None,
 ) -> list[Verdict | None]:
     """
-    The verdicts of all tests on solutions. What the workflow has executed in this turn is taken from its verdicts; equal
-    jobs are executed once; everything else goes to the executor in one call.
+    Run all tests on solutions, with one call of the executor. Verdicts of jobs that the workflow has executed in this turn
+    are reused, and equal jobs are executed once.
 
     Args:
         problems (`list[Mapping]` of length E): Dataset rows.
-        solutions (`list[str | None]` of length E): Solutions; `None` where nothing is to be executed.
-        known (`list[list[tuple[Job, Verdict]]]`, *optional*): What has been executed already.
-        executor (`CodeExecutor`, *optional*): Defaults to the process-wide one.
+        solutions (`list[str | None]` of length E): Solutions; `None` to execute nothing.
+        known (`list[list[tuple[Job, Verdict]]]`, *optional*): Jobs that were executed before, and their verdicts.
+        executor (`CodeExecutor`, *optional*): Defaults to the shared executor.
 
     Returns:
-        `list[Verdict | None]` of length E.
+        `list[Verdict | None]` of length E: `None` where the solution is `None`.
     """
     jobs = [
         None if solution is None else solution_job(problem, solution)
         for problem, solution in zip(problems, solutions, strict=True)
     ]
     pairs = [pair for of_episode in known or () for pair in of_episode]
-    pairs.sort(
-        key=lambda pair: pair[1].status != "infrastructure"
-    )  # where a job was executed twice, the last one counts
+    pairs.sort(key=lambda pair: pair[1].status != "infrastructure")  # infrastructure failures first, to be replaced
     verdicts = dict(pairs)
     missing = list(dict.fromkeys(job for job in jobs if job is not None and job not in verdicts))
     if missing:
@@ -95,20 +93,20 @@ def judge(
 
 
 def reward_or_failure(verdict: Verdict, reward: float) -> float:
-    """The reward, unless the executor failed to give the verdict that it was computed from."""
+    """The reward, or an [`InfrastructureFailure`] if the executor failed to give the verdict."""
     return InfrastructureFailure(verdict.message) if verdict.status == "infrastructure" else reward
 
 
 def test_components(results: Sequence[Verdict | None]) -> dict[str, list[float | None]]:
     """
-    What verdicts say, for the log.
+    Values to log about verdicts.
 
     Args:
-        results (`list[Verdict | None]` of length E): Verdicts; `None` where nothing was executed.
+        results (`list[Verdict | None]` of length E): Verdicts; `None` if nothing was executed.
 
     Returns:
-        `dict[str, list[float | None]]`: Component → values of length E; `None` where there is no verdict, or the executor
-        failed to give one.
+        `dict[str, list[float | None]]`: Component → one value per episode; `None` if there is no verdict or the executor
+        failed.
     """
 
     def each(value: Callable[[Verdict], float]) -> list[float | None]:
@@ -130,14 +128,14 @@ def log_means(
     turns: Sequence[int] | None = None,
 ) -> None:
     """
-    Log the mean of each component as `name/component`, and, from the second turn on, as `name/turn_2/component` and so on.
+    Log the mean of each component as `name/component`, or as `name/turn_2/component` in the second turn, and so on.
 
     Args:
-        log_metric (`Callable`, *optional*): TRL's `log_metric`; nothing is logged without.
+        log_metric (`Callable`, *optional*): `log_metric` of TRL; without it, nothing is logged.
         name (`str`): Name of the reward function.
-        components (`Mapping[str, list[float | None]]`): Values per episode; `None` is left out of the mean, and nothing is
-            logged without a value.
-        turns (`list[int]`, *optional*): Turn of the episodes, counted from 0; the same for all, or absent.
+        components (`Mapping[str, list[float | None]]`): Component → one value per episode. `None` does not count, and a
+            component without any value is not logged.
+        turns (`list[int]`, *optional*): Turn of each episode, counted from 0; the same for all.
     """
     turn = turns[0] if turns else 0
     prefix = f"{name}/turn_{turn + 1}" if turn else name

@@ -393,7 +393,7 @@ def evaluate(setting):
 
     from marcog_trl import Collaboration, load_problems
     from marcog_trl.execution import CodeExecutor
-    from marcog_trl.rewards.verdicts import judge
+    from marcog_trl.rewards.verdicts import run_tests
     from marcog_trl.rollout.engine import encode_prompts, play
 
     tokenizer = AutoTokenizer.from_pretrained(setting["model"])
@@ -421,7 +421,7 @@ def evaluate(setting):
                 functools.partial(encode_prompts, tokenizer),
                 functools.partial(tokenizer.batch_decode, skip_special_tokens=True),
             )
-            verdicts = judge(problems, [episode.turns[-1].solution for episode in episodes], executor=executor)
+            verdicts = run_tests(problems, [episode.turns[-1].solution for episode in episodes], executor=executor)
         return [float(verdict.status == "passed") for verdict in verdicts]
 
     torch.manual_seed(0)

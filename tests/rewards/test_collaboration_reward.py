@@ -130,7 +130,7 @@ def test_components_are_logged(executor):
 def test_replies_of_another_team_are_an_error():
     columns = {name: [value] for name, value in PROBLEM.items()}
     with pytest.raises(
-        ValueError, match=r"replies of \['planner', 'coder'\] are not those of a main agent and its helpers"
+        ValueError, match=r"needs replies of 'main' and at least one helper, but got those of \['planner', 'coder'\]"
     ):
         collaboration_reward([PROMPT], [""], replies=[{"planner": "", "coder": ""}], **columns)
 

@@ -106,7 +106,7 @@ def test_failure_of_the_executor_is_no_reward(scripted, reward):
 @pytest.mark.parametrize("reward", [execution_reward, collaboration_reward])
 def test_no_tests_are_an_error(reward):
     assert reward.needs_tests
-    with pytest.raises(ValueError, match=r"no column 'test', which .* but \['prompt', 'entry_point'\]"):
+    with pytest.raises(ValueError, match=r"no column 'test', which .* columns are \['prompt', 'entry_point'\]"):
         reward(prompts=[PROMPT], completions=[RIGHT], entry_point=["double"], trainer_state=object())
     with pytest.raises(ValueError, match=r"test=\[\]"):
         score([RIGHT], reward, test=[[]])
@@ -128,6 +128,6 @@ def test_lookup():
     assert isinstance(make_reward("execution_reward", all_or_nothing=True), partial)
     with pytest.raises(
         ValueError,
-        match="'speed_reward' is unknown; one of 'execution_reward', 'collaboration_reward', 'graded_reward', ",
+        match=r"'speed_reward' is unknown\. Use one of 'execution_reward', 'collaboration_reward', 'graded_reward', ",
     ):
         make_reward("speed_reward")

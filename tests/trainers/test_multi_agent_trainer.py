@@ -676,7 +676,7 @@ class TestBadInput:
                 {"workflow": "pipeline", "data": problems(**TESTED), "eval_dataset": problems(), "num_generations": 1},
                 "eval_dataset has no column 'test', which workflow Pipeline needs",
             ),
-            ({"reward": "accuracy"}, "reward 'accuracy' is unknown; one of .* works"),
+            ({"reward": "accuracy"}, "Reward 'accuracy' is unknown. Use one of"),
             ({"reward": None}, "reward_funcs is missing; .* works"),
             (
                 {"loss_type": "dr_grpo", "workflow": teams.Pair()},
