@@ -17,7 +17,7 @@ from marcog_trl.cli.parsing import parse_override, read_arguments
 from marcog_trl.evaluation.baselines import single_agent, untrained_team
 from marcog_trl.evaluation.evaluate import check_arguments, evaluate_team
 from marcog_trl.problems import load_problems
-from marcog_trl.report.results import print_figures
+from marcog_trl.report.console import print_evaluation
 from marcog_trl.team.base_models import check_model
 from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
 from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
@@ -157,4 +157,4 @@ def evaluate(kept: Kept) -> None:
         with redirect_stdout(sys.stderr):  # libraries print there too
             trainer, team, figures, number = measure(args)
     if trainer.accelerator.is_main_process:
-        print_figures(figures, f"{team}: {number} problems of {args.dataset_name}, {args.num_samples} samples each")
+        print_evaluation(figures, f"{team}: {number} problems of {args.dataset_name}, {args.num_samples} samples each")

@@ -26,7 +26,8 @@ from marcog_trl.cli.endings import Kept, error_line, one_line
 from marcog_trl.cli.parsing import parse
 from marcog_trl.cli.recipe import TrainingRecipe
 from marcog_trl.evaluation.evaluate import evaluate_team
-from marcog_trl.report.results import plot_curves, print_table, write_results
+from marcog_trl.report.console import print_table
+from marcog_trl.report.results import write_results
 from marcog_trl.team.base_models import check_model
 from marcog_trl.team.hub import PushError
 from marcog_trl.trainers.checkpoints import (
@@ -147,9 +148,7 @@ def _write_results(run: _Run, results: dict[str, Any], output_dir: Path) -> None
     if trainer.report is not None:
         trainer.report.write(results)
         print(f"Report: {output_dir / 'report.html'}")
-    drawn = plot_curves(trainer.state.log_history, trainer.agents, output_dir / "curves.png")
-    curves = output_dir / "curves.png" if drawn else "none, for no step was logged; --logging_steps 1 logs all"
-    print(f"Adapter: {adapter}\nCurves: {curves}\nFigures: {output_dir / 'results.json'}")
+    print(f"Adapter: {adapter}\nResults: {output_dir / 'results.json'}")
 
 
 def _kept_by_training(trainer: MultiAgentTrainer) -> str:

@@ -1,46 +1,82 @@
-"""An episode to read: who was asked what, what they wrote, what the tests said, and what it earned."""
+"""What is printed: tables of results, and an episode to read."""
 
 from __future__ import annotations
 
-from rich.console import Group, RenderableType
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
 from marcog_trl.parsing.prompts import messages_of
+from marcog_trl.report.results import LABELS, change_rows
 from marcog_trl.rollout.records import Episode, Row, Turn
+
+
+def print_table(results: Mapping[str, Any], title: str) -> None:
+    """
+    Prints the results of a team before and after its training.
+
+    Args:
+        results (`Mapping`): `{"untrained": {...}, "trained": {...}}` with the figures of [`evaluate_team`].
+        title (`str`): Title of the table.
+    """
+    table = Table("", title=title)
+    for name in ("untrained", "trained", "change"):
+        table.add_column(name, justify="right")
+    for row in change_rows(results):
+        table.add_row(*row)
+    Console().print(table)
+
+
+def print_evaluation(figures: Mapping[str, float], title: str) -> None:
+    """
+    Prints the results of one evaluation.
+
+    Args:
+        figures (`Mapping`): What [`evaluate_team`] returned.
+        title (`str`): Title of the table.
+    """
+    table = Table("", title=title)
+    table.add_column("mean", justify="right")
+    table.add_column("± 95 %", justify="right")
+    for name, value in figures.items():
+        if not name.endswith("_interval"):
+            half = figures.get(f"{name}_interval")
+            shown = str(value) if isinstance(value, int) else f"{value:.3f}"
+            table.add_row(LABELS.get(name, name), shown, "" if half is None else f"{half:.3f}")
+    Console().print(table)
 
 
 def episode_trace(episode: Episode, title: str) -> RenderableType:
     """
-    An episode turn by turn.
+    Shows an episode turn by turn: what each agent was sent and replied, the solution, its verdict, and the rewards.
 
     Args:
-        episode (`Episode`): A played, scored episode.
+        episode (`Episode`): A scored episode.
         title (`str`): Heading.
 
     Returns:
-        A renderable of `rich`: per turn, each reply with the last message that its agent was sent, the solution, its
-        verdict, and a table of the agents' rewards.
+        A renderable of `rich`.
     """
     parts: list[RenderableType] = []
     for k, turn in enumerate(episode.turns):
         parts.append(Rule(f"turn {k + 1} of {len(episode.turns)}"))
         rows = [row for row in episode.rows if row.slot.turn == k]
         for row in rows:
-            asked = messages_of(row.prompt)[-1]["content"]
-            parts.append(
-                Panel(Text(asked.strip()), title=f"{row.slot.agent} is asked", title_align="left", style="dim")
-            )
+            sent = Text(messages_of(row.prompt)[-1]["content"].strip())
+            parts.append(Panel(sent, title=f"{row.slot.agent} is asked", title_align="left", style="dim"))
             parts.append(Panel(Text(row.text.strip()), title=f"{row.slot.agent} writes", title_align="left"))
         parts.append(Panel(Text(turn.solution.strip()), title="solution", title_align="left", border_style="cyan"))
         for _, verdict in turn.verdicts[-1:]:
-            said = f"{verdict.status}: {verdict.passed} of {verdict.total} tests passed"
-            parts.append(Text(f"{said}. {verdict.message}" if verdict.message else said))
+            tests = f"{verdict.status}: {verdict.passed} of {verdict.total} tests passed."
+            parts.append(Text(f"{tests} {verdict.message}" if verdict.message else tests))
         parts.append(_rewards(turn, rows))
     if episode.masked:
-        parts.append(Text("The episode was not scored, and is left out of the loss."))
+        parts.append(Text("The episode was not scored and is left out of the loss."))
     return Panel(Group(*parts), title=title)
 
 

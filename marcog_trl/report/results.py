@@ -1,4 +1,4 @@
-"""Reports of a run or of an evaluation: tables, figures in JSON, and curves."""
+"""The results of an evaluation: the rows of every table that shows them, and their file."""
 
 from __future__ import annotations
 
@@ -6,90 +6,49 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from marcog_trl.files import write_json, write_whole
-from marcog_trl.report.figures import draw_overview, make_pictures, to_png
+from marcog_trl.files import write_json
 
 
-ROWS = (
-    ("solved", "solved (sampled)"),
-    ("solved_greedy", "solved (greedy)"),
-    ("reward", "mean reward"),
-    ("tests_passed", "tests passed"),
-    ("parses", "replies parse"),
-)
+LABELS = {
+    "solved": "solved (sampled)",
+    "solved_greedy": "solved (greedy)",
+    "reward": "mean reward",
+    "tests_passed": "tests passed",
+    "parses": "replies parse",
+}
 
 
-def print_table(results: Mapping[str, Any], title: str) -> None:
+def result_rows(results: Mapping[str, Any], columns: Sequence[str]) -> list[list[str]]:
     """
-    Prints a team before and after its training.
+    The table of one or several evaluations, as text.
 
     Args:
-        results (`Mapping`): `{"untrained": {...}, "trained": {...}}` with the figures of [`evaluate_team`].
-        title (`str`): Title of the table.
+        results (`Mapping`): The figures of [`evaluate_team`] by the name of the evaluation, such as
+            `{"untrained": {...}, "trained": {...}}`.
+        columns (`list[str]`): Names of the evaluations to show.
+
+    Returns:
+        `list[list[str]]`: Per figure its label and, for every column, the mean with half the width of its 95 % confidence
+        interval.
     """
-    table = Table(title=title)
-    table.add_column("")
-    for name in ("untrained", "trained", "change"):
-        table.add_column(name, justify="right")
-    for key, label in ROWS:
-        before, after = results["untrained"], results["trained"]
-        cells = []
-        for figures in (before, after):
-            cell = f"{figures[key]:.3f}"
-            if f"{key}_interval" in figures:
-                cell += f" ± {figures[f'{key}_interval']:.3f}"
-            cells.append(cell)
-        table.add_row(label, *cells, f"{after[key] - before[key]:+.3f}")
-    Console().print(table)
+    rows = []
+    for name, label in LABELS.items():
+        row = [label]
+        for column in columns:
+            half = results[column].get(f"{name}_interval")
+            row.append(f"{results[column][name]:.3f}" + ("" if half is None else f" ± {half:.3f}"))
+        rows.append(row)
+    return rows
 
 
-def print_figures(figures: Mapping[str, float], title: str) -> None:
-    """
-    Prints an evaluation.
-
-    Args:
-        figures (`Mapping`): What [`evaluate_team`] returned.
-        title (`str`): Title of the table.
-    """
-    labels = dict(ROWS)
-    table = Table(title=title)
-    table.add_column("")
-    table.add_column("mean", justify="right")
-    table.add_column("± 95 %", justify="right")
-    for name, value in figures.items():
-        if not name.endswith("_interval"):
-            half = figures.get(f"{name}_interval")
-            shown = str(value) if isinstance(value, int) else f"{value:.3f}"
-            table.add_row(labels.get(name, name), shown, "" if half is None else f"{half:.3f}")
-    Console().print(table)
+def change_rows(results: Mapping[str, Any]) -> list[list[str]]:
+    """[`result_rows`] of a team before and after its training (`"untrained"`, `"trained"`), and the change."""
+    changes = (f"{results['trained'][name] - results['untrained'][name]:+.3f}" for name in LABELS)
+    rows = result_rows(results, ("untrained", "trained"))
+    return [[*row, change] for row, change in zip(rows, changes, strict=True)]
 
 
 def write_results(path: str | Path, results: Mapping[str, Any]) -> None:
-    """Writes figures as JSON; the file appears whole or not at all."""
+    """Writes results as JSON, and creates the folder. Readers never see a partial file."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     write_json(Path(path), dict(results))
-
-
-def plot_curves(history: Sequence[Mapping[str, Any]], agents: Sequence[str], path: str | Path) -> bool:
-    """
-    Draws all that a run logged in one figure (see [`~marcog_trl.report.figures.make_pictures`]).
-
-    Args:
-        history (`list[dict]`): `trainer.state.log_history`.
-        agents (`list[str]`): Names of the agents.
-        path (`str`): The PNG to write; it appears whole or not at all. Where nothing was logged that could be drawn, a file
-            of an earlier run is deleted.
-
-    Returns:
-        `bool`: Whether there was something to draw.
-    """
-    path, pictures = Path(path), make_pictures(history, agents)
-    if pictures:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, to_png(draw_overview(pictures)))
-    else:
-        path.unlink(missing_ok=True)
-    return bool(pictures)

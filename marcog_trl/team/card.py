@@ -19,7 +19,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from transformers.integrations import is_wandb_available
 
 from marcog_trl.files import read_json
-from marcog_trl.report.results import ROWS
+from marcog_trl.report.results import result_rows
 from marcog_trl.team.description import TEAM_FILE
 
 
@@ -171,11 +171,4 @@ def _describe_results(folder: Path) -> dict[str, Any] | None:
     columns = [name for name in ("untrained", "trained") if name in results]
     if not columns:
         return None
-    rows = []
-    for key, label in ROWS:
-        row = [label]
-        for name in columns:
-            interval = results[name].get(f"{key}_interval")
-            row.append(f"{results[name][key]:.3f}" + (f" ± {interval:.3f}" if interval is not None else ""))
-        rows.append(row)
-    return {"columns": columns, "rows": rows, "samples": results[columns[-1]]["samples"]}
+    return {"columns": columns, "rows": result_rows(results, columns), "samples": results[columns[-1]]["samples"]}

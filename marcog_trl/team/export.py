@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
 
 
-_OF_RUN = (RESULTS_FILE, "report.html", "curves.png")  # what was measured of the team that was trained
+_OF_RUN = (RESULTS_FILE, "report.html")  # what was measured of the team that was trained
 EXPORT_FORMAT = 1
 NUM_PROBLEMS = 64  # where the caller gives none
 

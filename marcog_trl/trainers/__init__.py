@@ -1,6 +1,6 @@
 """Trainers and their configurations; the only importers of trl."""
 
-from marcog_trl.report.page import ReportCallback
+from marcog_trl.report.callback import ReportCallback
 from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
 from marcog_trl.trainers.multi_agent_grpo_config import MultiAgentGRPOConfig
 from marcog_trl.trainers.multi_agent_grpo_trainer import MultiAgentGRPOTrainer

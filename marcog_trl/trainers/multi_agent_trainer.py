@@ -37,8 +37,8 @@ from marcog_trl.execution import CodeExecutor
 from marcog_trl.execution.isolation import IsolationLevel
 from marcog_trl.files import write_json
 from marcog_trl.problems import solution_job
+from marcog_trl.report.callback import ReportCallback
 from marcog_trl.report.console import episode_trace
-from marcog_trl.report.page import ReportCallback
 from marcog_trl.rollout.engine import encode_prompts, play
 from marcog_trl.rollout.records import Episode, Row, Score
 from marcog_trl.team import card, export, hub

@@ -72,7 +72,7 @@ class TestTrain:
 
         _construct = parsing._construct
         monkeypatch.setattr(parsing, "_construct", construct)
-        for name in ("evaluate_team", "write_results", "plot_curves", "print_table"):
+        for name in ("evaluate_team", "write_results", "print_table"):
             monkeypatch.setattr(training, name, MagicMock())
         for flags in ([], ["--load_in_4bit", "--dataset_test_split", "train[:2]", "--allow_overlap"]):
             train(MagicMock(), "--model_name_or_path", tiny_model, "--eval_strategy", "steps", *flags)

@@ -46,14 +46,11 @@ SAVE = ("--save_strategy", "steps", "--save_steps", "1", "--num_samples", "0")
 
 class TestShortRun:
     def test_ends_with_its_results(self, train, tmp_path):
-        (tmp_path / "out").mkdir()
-        (tmp_path / "out" / "curves.png").write_text("of an earlier run")
         # Without an evaluation during training, the summary at the end has the metrics
         printed = train("--eval_strategy", "steps", "--eval_steps", "1", "--eval_problems", "1")
-        assert "2 held-out problems, 1 samples each" in printed and "Curves: none, for no step was logged" in printed
+        assert "2 held-out problems, 1 samples each" in printed
         assert json.loads((tmp_path / "out" / "results.json").read_text())["trained"]["samples"] == 2
         assert "Held-out problems" in (tmp_path / "out" / "report.html").read_text()
-        assert not (tmp_path / "out" / "curves.png").exists()
 
     def test_the_trained_team_is_saved_before_it_is_measured(self, train, tmp_path, monkeypatch):
         calls = []

@@ -6,22 +6,12 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from marcog_trl.report.figures import (
-    LATENTS,
-    NAMES,
-    Plane,
-    agent_style,
-    draw,
-    draw_overview,
-    make_pictures,
-    principal_plane,
-    read_history,
-    smoothed,
-    to_png,
-)
+from marcog_trl.report.drawing import draw, smoothed, to_png
+from marcog_trl.report.figures import LATENTS, PICTURES, agent_style, make_plots, principal_plane, read_history
 
 
 AGENTS = ["helper", "main"]
+NAMES = [picture.name for picture in PICTURES]
 
 
 def log(step, **more):
@@ -35,15 +25,11 @@ def log(step, **more):
     return {**entry, **more}
 
 
-def by_name(history, agents=AGENTS):
-    return {picture.name: picture for picture in make_pictures(history, agents)}
-
-
-class TestMakePictures:
+class TestMakePlots:
     def test_all_of_a_run_is_shown(self):
-        pictures = by_name([log(1), log(2)])
-        assert tuple(pictures) == NAMES
-        shown = [plot.title for picture in pictures.values() for plot in picture.plots]
+        pictures = make_plots([log(1), log(2)], AGENTS)
+        assert list(pictures) == NAMES
+        shown = [plot.title for plots in pictures.values() for plot in plots]
         assert len(shown) == len(set(shown)) == 14
 
     @pytest.mark.parametrize(
@@ -59,25 +45,26 @@ class TestMakePictures:
     )
     def test_what_was_not_logged_is_left_out(self, absent, without):
         entry = {key: value for key, value in log(1).items() if not any(part in key for part in absent.split())}
-        assert set(NAMES) - set(by_name([entry])) == without
+        assert set(NAMES) - set(make_plots([entry], AGENTS)) == without
 
     @pytest.mark.parametrize("history", [[], [{"step": 1, "train_loss": 2.0}], [{"step": 1, "reward": None}]])
     def test_nothing_is_shown_of_nothing(self, history):
-        assert make_pictures(history, AGENTS) == []
+        assert make_plots(history, AGENTS) == {}
 
     def test_one_agent_has_no_rewards_beside_the_teams(self):
         entry = {"step": 1, "reward": 0.5, "agents/solo/reward": 0.5, "agents/solo/completion_length": 3.0}
-        assert list(by_name([entry], ["solo"])) == ["reward", "replies"]
+        assert list(make_plots([entry], ["solo"])) == ["reward", "replies"]
 
     def test_held_out_problems_turns_and_single_rewards_have_curves_of_their_own(self):
         more = {"rewards/first/mean": 0.1, "rewards/second/mean": 0.2, "execution_reward/turn_2/solved": 0.9}
         history = [log(1, **more), {"step": 1, "eval_reward": 0.4, "eval_execution_reward/solved": 0.3}, log(2)]
-        reward, solved = by_name(history)["reward"].plots
-        assert [curve.label for curve in reward.curves] == ["sum of all", "sum of all, held-out", "first", "second"]
+        reward, functions, solved = make_plots(history, AGENTS)["reward"]
+        assert [curve.label for curve in reward.curves] == ["reward", "reward, held-out"]
+        assert [curve.label for curve in functions.curves] == ["first", "second"]
         labels = {curve.label: curve for curve in solved.curves}
         assert set(labels) == {"solved", "solved, held-out", "solved, turn 2", "tests passed"}
-        assert labels["solved, held-out"].held_out and labels["solved, held-out"].points[1].tolist() == [0.3]
-        assert labels["solved, turn 2"].points[0].tolist() == [1]
+        assert labels["solved, held-out"].held_out and labels["solved, held-out"].y.tolist() == [0.3]
+        assert labels["solved, turn 2"].x.tolist() == [1]
 
     def test_an_agent_has_its_colour_everywhere(self):
         agents = [f"agent{i}" for i in range(8)]
@@ -85,22 +72,21 @@ class TestMakePictures:
         entry = {f"agents/{agent}/{name}": 1.0 for agent in agents for name in names}
         entry |= {"step": 1, LATENTS: {agent: [float(i)] for i, agent in enumerate(agents)}}
         styles = {agent: set() for agent in agents}
-        for picture in make_pictures([entry], agents):
-            for plot in picture.plots:
-                for label, style in (
-                    [(agent, color) for agent, color, *_ in plot.paths]
-                    if isinstance(plot, Plane)
-                    else [(curve.label, curve.color) for curve in plot.curves]
-                ):
-                    styles[label].add(style)
+        plots = [plot for plots in make_plots([entry], agents).values() for plot in plots]
+        assert any(plot.is_plane for plot in plots)
+        for plot in plots:
+            for curve in plot.curves:
+                styles[curve.label].add(curve.color)
         assert all(len(colors) == 1 for colors in styles.values())
-        assert len({agent_style(i) for i in range(8)}) == 8
+        styles = [agent_style(i) for i in range(8)]
+        assert len({(style["color"], style["dashes"]) for style in styles}) == 8
+        assert len({(style["color"], style["marker"]) for style in styles}) == 8
 
     def test_values_that_are_no_finite_number_are_left_out(self):
         history = [{"step": s, "kl": kl, "name": "x"} for s, kl in enumerate([1.0, math.nan, math.inf, None, 2.0])]
-        steps, values = read_history(history)["kl"]
-        assert steps.tolist() == [0, 4] and values.tolist() == [1.0, 2.0]
-        assert "name" not in read_history(history)
+        metrics = read_history(history)
+        assert metrics["kl"].dropna().to_dict() == {0: 1.0, 4: 2.0}
+        assert list(metrics) == ["kl"]
 
 
 class TestPrincipalPlane:
@@ -148,11 +134,11 @@ class TestDraw:
             own = {f"agents/{agent}/{name}": generator.random() for agent in agents for name in names}
             history.append(log(s, **own, **{LATENTS: {agent: generator.normal(size=4).tolist() for agent in agents}}))
         history.append({f"eval_{name}": 0.5 for name in history[0]} | {"step": count})
-        for picture in make_pictures(history, agents):
-            figure = draw(picture)
+        for plots in make_plots(history, agents).values():
+            figure = draw(plots)
             assert to_png(figure).startswith(b"\x89PNG")
             inside = figure.bbox
-            for axis, plot in zip(figure.axes, picture.plots, strict=True):
+            for axis, plot in zip(figure.axes, plots, strict=True):
                 assert axis.get_title(loc="left") == plot.title and axis.get_xlabel() and axis.get_ylabel()
                 legend = axis.get_legend()
                 if legend is not None:
@@ -162,7 +148,7 @@ class TestDraw:
 
     def test_a_noisy_curve_is_shown_beside_its_mean(self):
         history = [{"step": s, "kl": float(s % 2)} for s in range(40)]
-        (axis,) = draw(by_name(history)["kl_entropy"]).axes
+        (axis,) = draw(make_plots(history, AGENTS)["kl_entropy"]).axes
         raw, mean = (line.get_ydata() for line in axis.lines)
         assert raw.tolist() == [0.0, 1.0] * 20 and np.ptp(mean[2:-2]) < 0.3
         assert axis.lines[0].get_linewidth() < axis.lines[1].get_linewidth()
@@ -170,13 +156,13 @@ class TestDraw:
 
     def test_far_outliers_do_not_flatten_the_rest(self):
         history = [{"step": s, "critic/explained_variance": -500.0 if s == 0 else 0.1 * s} for s in range(6)]
-        (axis,) = draw(by_name(history)["critic"]).axes
+        (axis,) = draw(make_plots(history, AGENTS)["critic"]).axes
         assert axis.get_ylim()[0] > -1.2 and "1 lower not shown" in axis.get_ylabel()
 
     def test_names_are_taken_literally(self):
         agents = ["_hidden", "a$b$", "x" * 60]
         history = [{"step": 1, **{f"agents/{agent}/reward": 1.0 for agent in agents}}]
-        (axis,) = draw(by_name(history, agents)["agent_rewards"]).axes
+        (axis,) = draw(make_plots(history, agents)["agent_rewards"]).axes
         figure = axis.figure
         assert to_png(figure) and len(axis.get_legend().get_texts()) == 3
 
@@ -185,16 +171,12 @@ class TestDraw:
         history = [
             {"step": s, LATENTS: {agent: generator.normal(size=8).tolist() for agent in AGENTS}} for s in range(5000)
         ]
-        plane, _ = draw(by_name(history)["latents"]).axes
+        plane, _ = draw(make_plots(history, AGENTS)["latents"]).axes
         assert all(len(paths.get_segments()) <= 201 for paths in plane.collections)
 
     def test_agents_start_at_a_ring_and_end_at_a_disc_of_their_colour(self):
-        plane, _ = draw(by_name([log(s) for s in range(5)])["latents"]).axes
+        plane, _ = draw(make_plots([log(s) for s in range(5)], AGENTS)["latents"]).axes
         for i, (ring, disc) in enumerate(zip(plane.lines[::2], plane.lines[1::2], strict=True)):
             assert to_rgb(ring.get_markerfacecolor()) == (1, 1, 1)
-            assert to_rgb(disc.get_markerfacecolor()) == to_rgb(agent_style(i)[0])
+            assert to_rgb(disc.get_markerfacecolor()) == to_rgb(agent_style(i)["color"])
             assert disc.get_xdata()[0] - ring.get_xdata()[0] == pytest.approx(0.4)
-
-    def test_the_overview_has_all_plots(self):
-        pictures = make_pictures([log(1), log(2)], AGENTS)
-        assert len(draw_overview(pictures).axes) == sum(len(picture.plots) for picture in pictures)

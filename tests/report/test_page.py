@@ -14,8 +14,7 @@ import torch
 from teams import Pair, generation_batch, letters, make, script
 
 from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOConfig, MultiAgentPPOTrainer, ReportCallback, SHPPOTrainer
-from marcog_trl.report import figures
-from marcog_trl.report import page as report_page
+from marcog_trl.report import callback, drawing
 from marcog_trl.report.figures import LATENTS
 
 
@@ -116,7 +115,7 @@ class TestReport:
         trainer = make(tiny_model, tmp_path, workflow=Pair(), write_report=True)
         trainer.report.write()
         page = Page(tmp_path / "report.html")
-        assert "Nothing was logged yet that could be drawn." in page.texts and page.images == []
+        assert "Nothing that could be drawn was logged yet." in page.texts and page.images == []
 
     def test_is_not_written_unless_asked_for(self, tiny_model, tmp_path):
         assert run(tiny_model, tmp_path, MultiAgentPPOTrainer, write_report=False).report is None
@@ -187,16 +186,16 @@ class TestLatents:
 
 class TestFaults:
     def test_a_broken_picture_is_left_out_with_a_warning(self, tiny_model, tmp_path, monkeypatch, caplog):
-        def broken(axis, plane):
+        def broken(axis, plot):
             raise FloatingPointError("no plane")
 
-        monkeypatch.setattr(figures, "_draw_plane", broken)
+        monkeypatch.setattr(drawing, "_draw_plane", broken)
         trainer = run(tiny_model, tmp_path, SHPPOTrainer)
         assert trainer.state.global_step == 2
         page = Page(tmp_path / "report.html")
-        assert "This picture could not be drawn; the log of the run says why." in page.texts
+        assert "This picture could not be drawn. The log of the run has the error." in page.texts
         assert len(page.images) == len(list((tmp_path / "pictures").iterdir())) >= 5
-        assert "the picture 'latents' was not drawn: FloatingPointError('no plane')" in caplog.text
+        assert "The picture 'latents' was not drawn: FloatingPointError('no plane')" in caplog.text
 
     def test_a_full_disk_does_not_end_the_run_and_leaves_the_report_before(
         self, tiny_model, tmp_path, monkeypatch, caplog
@@ -206,7 +205,7 @@ class TestFaults:
         def full(path, content):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(report_page, "write_whole", full)
+        monkeypatch.setattr(callback, "write_whole", full)
         trainer = run(tiny_model, tmp_path, MultiAgentPPOTrainer)
         assert trainer.state.global_step == 2 and (tmp_path / "report.html").read_text() == "before"
         assert "No space left on device" in caplog.text
@@ -225,7 +224,7 @@ class TestFaults:
             (tmp_path / name).write_text("")
         else:
             (tmp_path / name).mkdir()
-        with pytest.raises(ValueError, match=f"output_dir=.*{name}' is in the way; .* write_report=False, works"):
+        with pytest.raises(ValueError, match=f"output_dir=.*{name}' is in the way\\. .*, or set write_report=False"):
             make(tiny_model, tmp_path, workflow=Pair(), write_report=True)
 
     def test_a_run_that_logs_nothing_is_refused_at_once(self):
@@ -264,7 +263,8 @@ class TestProcesses:
     def test_only_the_main_one_writes(self, tiny_model, tmp_path):
         command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(ROOT / "recipes/ddp.yaml")]
         command += ["--num_processes", "2", __file__, tiny_model, str(tmp_path)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "helpers")])
+        environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
         assert done.returncode == 0, done.stderr[-3000:]
         first, second = (json.loads((tmp_path / f"process-{i}.json").read_text()) for i in range(2))
@@ -276,8 +276,8 @@ class TestProcesses:
 def main(model, path):
     """A run on each of two processes, which notes what this one writes."""
     written = []
-    write = report_page.write_whole
-    report_page.write_whole = lambda path, content: (written.append(path.name), write(path, content))
+    write = callback.write_whole
+    callback.write_whole = lambda path, content: (written.append(path.name), write(path, content))
     trainer = make(model, path, SHPPOTrainer, letters, workflow=Pair(), write_report=True, max_steps=2)
     trainer.train()
     note = {"written": written, "latents": latents_of(trainer)}

@@ -155,15 +155,14 @@ class TestExportTeam:
     def test_a_team_of_another_size_is_written_as_what_it_is(self, saved, tmp_path):
         shutil.copytree(saved, tmp_path / "saved", ignore=shutil.ignore_patterns("checkpoint-*"))
         saved = tmp_path / "saved"
-        for name in ("report.html", "curves.png"):
-            (saved / name).write_text("of the training")
+        (saved / "report.html").write_text("of the training")
         roles = {"helper2": "Write aux2, which counts."}
         trainer = load_trainer(saved, TESTED, isolation="best_effort", num_agents=3, roles=roles)
         report = export_team(trainer, saved, tmp_path / "team")
         trainer.close_executor()
         files = files_of(tmp_path / "team")
         assert list(report) == ["helper", "helper2", "main"]
-        assert not {"results.json", "report.html", "curves.png"} & set(files)
+        assert not {"results.json", "report.html"} & set(files)
         assert {f"agents/{agent}/adapter_model.safetensors" for agent in report} <= set(files)
         card = files["README.md"].decode()
         assert "A team of 3 LLM agents" in card and "| helper2 | Write aux2, which counts. |" in card
@@ -525,7 +524,7 @@ def test_a_recipe_whose_last_push_fails_keeps_its_results(hub, tiny_model, tmp_p
     error = done.stderr.splitlines()[-1]
     assert error.startswith("error: the push to 'someone/team' failed: ") and "The storage is full" in error
     assert error.endswith(f"to push it again: python recipes/export.py --output_dir {out} --push someone/team")
-    assert REPOSITORY | {"results.json", "curves.png", "report.html"} <= set(files_of(out)) and not hub.commits
+    assert REPOSITORY | {"results.json", "report.html"} <= set(files_of(out)) and not hub.commits
 
 
 SCRIPT = """
