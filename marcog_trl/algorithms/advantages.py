@@ -1,8 +1,7 @@
 """
-From rewards and values to advantages and returns: pure tensor functions.
+Advantages, returns and the critic's loss, as pure tensor functions.
 
-Knows torch only: nothing about agents' names, models, trainers or processes. Where a statistic is global, the caller
-passes the function that sums a tensor over the processes.
+For statistics over all processes, the caller passes a function that sums a tensor over the processes.
 """
 
 from __future__ import annotations
@@ -27,59 +26,50 @@ def gae(
     lam_turn: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    Generalised advantage estimation over the tokens that the policy wrote, from row to row of one agent.
+    Generalised advantage estimation over the tokens that the policy wrote, across the rows of an agent.
 
-    Positions where `mask` is 0 are skipped, not filled with zeros: the token after a gap follows the token before it.
-    At a row's last live token the recursion goes on at the first live token of `next_row`, with `gamma_turn` and
-    `lam_turn` in place of `gamma` and `lam`. After the last row of a chain the value is 0, truncated or not.
+    Positions where `mask` is 0 are skipped. After the last live token of a row, the recursion continues at the first live token of `next_row`, with `gamma_turn` and `lam_turn` in place of
+    `gamma` and `lam`. The value after the last row of a chain is 0, even if the row is truncated.
 
     Args:
-        rewards (`torch.Tensor` of shape `(B, T)`): Reward at the token that earned it, in reward units.
-        values (`torch.Tensor` of shape `(B, T)`): Critic's estimate before each token, in reward units.
-        mask (`torch.Tensor` of shape `(B, T)`): 1 on tokens the policy wrote; other positions are skipped.
+        rewards (`torch.Tensor` of shape `(B, T)`): Reward of each token, in reward units.
+        values (`torch.Tensor` of shape `(B, T)`): Estimate of the critic before each token, in reward units.
+        mask (`torch.Tensor` of shape `(B, T)`): 1 on live tokens, which the policy wrote.
         gamma (`float`, *optional*, defaults to `1.0`): Discount per token, in [0, 1].
-        lam (`float`, *optional*, defaults to `1.0`): Bias-variance trade-off within a row, in [0, 1].
-        next_row (`torch.Tensor` of shape `(B,)`, *optional*):
-            Index of the same agent's next row of the same episode, or -1 after the last. Rows are not chained by
-            default. The link of a row without live tokens is ignored.
-        gamma_turn (`float` or `torch.Tensor` of shape `(B,)`, *optional*, defaults to `1.0`):
-            Discount from a row to its next, in [0, 1], or of each row to its own next.
-        lam_turn (`float`, *optional*, defaults to `lam`): Bias-variance trade-off from a row to its next, in [0, 1].
+        lam (`float`, *optional*, defaults to `1.0`): λ of GAE within a row, in [0, 1].
+        next_row (`torch.Tensor` of shape `(B,)`, *optional*): Index of the agent's next row in the same episode, or -1.
+            Rows are not chained by default. Ignored for rows without live tokens.
+        gamma_turn (`float` or `torch.Tensor` of shape `(B,)`, *optional*, defaults to `1.0`): Discount from a row to the
+            next, in [0, 1].
+        lam_turn (`float`, *optional*, defaults to `lam`): λ of GAE from a row to the next, in [0, 1].
 
     Returns:
         `tuple[torch.Tensor, torch.Tensor]`: advantages and returns (advantages plus values), both `(B, T)`, zero where
         `mask` is 0.
 
     Raises:
-        ValueError: If the shapes differ, if `next_row` leads from a live row to one without live tokens, or in a
-            circle.
+        ValueError: If the shapes differ, or `next_row` leads from a live row to a row without live tokens, or in a circle.
 
     Source: Schulman et al. 2016 (https://huggingface.co/papers/1506.02438), eq. 16.
     """
     if not rewards.shape == values.shape == mask.shape:
         raise ValueError(
             f"rewards, values and mask have shapes {tuple(rewards.shape)}, {tuple(values.shape)} and "
-            f"{tuple(mask.shape)}; all must be (B, T)"
+            f"{tuple(mask.shape)}. Pass tensors of the same shape (B, T)."
         )
-    live = mask.bool()
-    length = live.sum(dim=1)
-    steps = torch.arange(mask.shape[1], device=mask.device)
-    # The live tokens of a row move to its front, in order, so that the token after a gap is a neighbour.
-    order = torch.argsort((~live).int(), dim=1, stable=True)
-    front = steps < length[:, None]
-    zero = torch.zeros((), dtype=values.dtype, device=values.device)
+    length = mask.bool().sum(dim=1)
+    # Move the live tokens of a row to its front, so that the token after a gap is a neighbour
+    order = torch.argsort((~mask.bool()).int(), dim=1, stable=True)
+    front = torch.arange(mask.shape[1], device=mask.device) < length[:, None]
+    zero = values.new_zeros(())
     value = torch.where(front, values.gather(1, order), zero)
     reward = torch.where(front, rewards.to(values.dtype).gather(1, order), zero)
-
     delta = reward + gamma * F.pad(value[:, 1:], (0, 1)) - value
     advantage = _discounted_sum(delta, gamma * lam)
     if next_row is not None:
-        # What follows the row is worth `tail` at its last live token, and decays from there to the row's start.
-        tail = _tails(
-            value, advantage, length, gamma * lam, next_row, gamma_turn, lam if lam_turn is None else lam_turn
-        )
-        tokens_after = (length[:, None] - 1 - steps).clamp(min=0)
-        advantage = advantage + (gamma * lam) ** tokens_after.to(value.dtype) * tail[:, None]
+        lam_turn = lam if lam_turn is None else lam_turn
+        later = _after_row(value, advantage, length, gamma * lam, next_row, gamma_turn, lam_turn)
+        advantage = advantage + later
 
     def restore(x: torch.Tensor) -> torch.Tensor:
         return torch.zeros_like(x).scatter(1, order, torch.where(front, x, zero))
@@ -87,8 +77,24 @@ def gae(
     return restore(advantage), restore(advantage + value)
 
 
+def _after_row(
+    value: torch.Tensor,
+    advantage: torch.Tensor,
+    length: torch.Tensor,
+    trace: float,
+    next_row: torch.Tensor,
+    gamma_turn: float | torch.Tensor,
+    lam_turn: float,
+) -> torch.Tensor:
+    """Contribution of later rows to the advantages, `(B, T)`: `tail` at the last live token, with a decay before it."""
+    tail = _tails(value, advantage, length, trace, next_row, gamma_turn, lam_turn)
+    steps = torch.arange(value.shape[1], device=value.device)
+    tokens_after = (length[:, None] - 1 - steps).clamp(min=0)
+    return trace ** tokens_after.to(value.dtype) * tail[:, None]
+
+
 def _discounted_sum(x: torch.Tensor, discount: float) -> torch.Tensor:
-    """`y_t = x_t + discount · y_{t+1}` along the last dimension, by doubling the span: log2(T) operations."""
+    """`y_t = x_t + discount · y_{t+1}` along the last dimension, in log2(T) steps that double the span."""
     span = 1
     while span < x.shape[-1]:
         x = x + discount**span * F.pad(x[..., span:], (0, span))
@@ -105,19 +111,19 @@ def _tails(
     gamma_turn: float | torch.Tensor,
     lam_turn: float,
 ) -> torch.Tensor:
-    """What every row's last live token gets from the rows after it, `(B,)`: one pass per row of the longest chain."""
+    """Contribution of later rows to the last live token of each row, `(B,)`, in one pass per row of the longest chain."""
     linked = (next_row >= 0) & (length > 0)
     target = next_row.clamp(min=0)
     if bool((linked & (length[target] == 0)).any()):
         row = int((linked & (length[target] == 0)).nonzero()[0])
         raise ValueError(
-            f"next_row[{row}]={int(next_row[row])} has no live tokens; the next row that has some, or -1, works"
+            f"next_row[{row}]={int(next_row[row])} has no live tokens. Use the next row that has some, or -1."
         )
     depth, reached = 0, torch.where(linked, target, -1)
     while bool((reached >= 0).any()):
         depth += 1
         if depth > len(next_row):
-            raise ValueError("next_row leads in a circle; every chain of rows must end in -1")
+            raise ValueError("next_row leads in a circle. End every chain of rows with -1.")
         following = reached.clamp(min=0)
         reached = torch.where((reached >= 0) & linked[following], target[following], -1)
 
@@ -132,12 +138,12 @@ def _tails(
 
 def turn_returns(rewards: torch.Tensor, gamma_turn: float = 1.0) -> torch.Tensor:
     """
-    Return over turns: a turn's reward plus the discounted return of the next turn.
+    Return of each turn: its reward plus the discounted return of the next turn.
 
     Args:
         rewards (`torch.Tensor` of shape `(E, K)`):
-            Immediate reward of every turn of every episode (or of every agent of every episode), in reward units; 0
-            after an episode's last turn.
+            Reward of each turn of each episode (or of each agent of each episode), in reward units; 0 after the last
+            turn of an episode.
         gamma_turn (`float`, *optional*, defaults to `1.0`): Discount per turn, in [0, 1].
 
     Returns:
@@ -154,21 +160,21 @@ def tree_returns(
     gamma_turn: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    Return of every node of turn trees: its reward plus the discounted mean return of its children.
+    Return of each node of turn trees: its reward plus the discounted mean return of its children.
 
-    The nodes of turn k stand in the first P · J^(k+1) places of the first dimension, J siblings beside each other; the
-    children of node e are nodes e·J to e·J + J − 1 of the next turn.
+    The nodes of turn k are the first P · J^(k+1) entries of the first dimension, siblings next to each other. The children
+    of node e are the nodes e·J to e·J + J − 1 of the next turn.
 
     Args:
-        rewards (`torch.Tensor` of shape `(E, N, K)`): Immediate reward of every agent at every node, in reward units; E = P · J^K.
-        played (`torch.Tensor` of shape `(E, K)`): Whether there is such a node.
-        counted (`torch.Tensor` of shape `(E, K)`): Whether it counts: it was played, and is not masked.
+        rewards (`torch.Tensor` of shape `(E, N, K)`): Reward of each agent at each node, in reward units; E = P · J^K.
+        played (`torch.Tensor` of shape `(E, K)`): Whether the node exists.
+        counted (`torch.Tensor` of shape `(E, K)`): Whether the node counts: it exists and is not masked.
         num_children (`int`): J.
         gamma_turn (`float`, *optional*, defaults to `1.0`): Discount per turn, in [0, 1].
 
     Returns:
-        `tuple[torch.Tensor, torch.Tensor]`: returns, `(E, N, K)`, 0 where nothing counts, and whether the node counts,
-        `(E, K)`: one whose children all are masked does not.
+        `tuple[torch.Tensor, torch.Tensor]`: returns, `(E, N, K)`, 0 at nodes that do not count, and whether the node
+        counts, `(E, K)`. A node whose children are all masked does not count.
 
     Source: MAGRPO (https://huggingface.co/papers/2508.04652), as turn trees of CoMLRL.
     """
@@ -195,16 +201,16 @@ def normalize_advantages(
     num_groups: int | None = None,
 ) -> torch.Tensor:
     """
-    Give the live tokens of every group mean 0 and standard deviation 1.
+    Normalise the advantages of the live tokens of each group to mean 0 and standard deviation 1.
 
     Args:
         advantages (`torch.Tensor` of shape `(B, T)`): The advantages.
-        mask (`torch.Tensor` of shape `(B, T)`): 1 on live tokens; the others do not count.
+        mask (`torch.Tensor` of shape `(B, T)`): 1 on live tokens. Other tokens do not count.
         groups (`torch.Tensor` of shape `(B,)`, *optional*): Index of each row's group, for example its agent. One
             group by default.
         sums (`Callable`, *optional*): Sums a tensor over the processes. One process by default.
         num_groups (`int`, *optional*, defaults to the largest index plus 1):
-            Number of groups. Needed with `sums` when the processes do not all see the last group.
+            Number of groups. Required with `sums` if some processes do not have rows of the last group.
 
     Returns:
         `torch.Tensor` of shape `(B, T)`: Normalised advantages, zero where `mask` is 0 and for a group with one live
@@ -224,7 +230,7 @@ def normalize_advantages(
     count = total(live.to(advantages.dtype)).clamp(min=1)
     centred = advantages - (total(advantages) / count)[groups, None]
     centred = torch.where(live, centred, torch.zeros_like(centred))
-    # Two passes: the difference of two large sums would lose the variance of advantages with a large mean.
+    # Two passes: the difference of two large sums would be inaccurate for advantages with a large mean
     variance = total(centred.square()) / count
     return centred * torch.rsqrt(variance + 1e-8)[groups, None]
 
@@ -237,7 +243,7 @@ def agent_weights(
     reduce: SumOverProcesses | None = None,
 ) -> torch.Tensor:
     """
-    Weights that give every agent the same share of a loss that averages over tokens or rows.
+    Weights that give each agent the same share of a loss that averages over tokens or rows.
 
     Args:
         mask (`torch.Tensor` of shape `(B, T)`): 1 on live tokens.
@@ -248,8 +254,8 @@ def agent_weights(
         reduce (`Callable`, *optional*): Sums a tensor over the processes. One process by default.
 
     Returns:
-        `torch.Tensor` of shape `(B,)`: `n / (N · n_i)` with `n_i` the live units of the row's agent, `n` their sum and
-        `N` the number of agents that have any; 0 for an agent without live units.
+        `torch.Tensor` of shape `(B,)`: `n / (N · n_i)`, where `n_i` is the number of live units of the row's agent, `n`
+        the sum over agents, and `N` the number of agents with live units; 0 for agents without any.
 
     Raises:
         ValueError: If `unit` is unknown.
@@ -257,10 +263,10 @@ def agent_weights(
     Source: the imbalance is described in https://huggingface.co/papers/2605.24202.
     """
     if unit not in ("token", "row"):
-        raise ValueError(f"unit={unit!r} is unknown; 'token' or 'row' works")
+        raise ValueError(f"unit={unit!r} is unknown. Use 'token' or 'row'.")
     tokens = mask.bool().sum(dim=1)
     units = tokens if unit == "token" else tokens.clamp(max=1)
-    # Counts are summed as float32, which is exact up to 16.7 million units per agent.
+    # float32 is exact up to 16.7 million units per agent
     count = torch.zeros(num_agents, device=mask.device).index_add(0, agents, units.float())
     if reduce is not None:
         count = reduce(count)
@@ -279,25 +285,25 @@ def group_advantages(
     sums: SumOverProcesses | None = None,
 ) -> torch.Tensor:
     """
-    Advantage of each row over its siblings.
+    Advantage of each row relative to its siblings.
 
     Args:
-        returns (`torch.Tensor` of shape `(B,)`): Return of each row; the G siblings of a group are contiguous.
+        returns (`torch.Tensor` of shape `(B,)`): Return of each row. The G siblings of a group are contiguous.
         num_generations (`int`): G, the number of siblings.
         kind (`str`, *optional*, defaults to `"mean"`):
             Baseline: `"mean"` of the siblings (MAGRPO), `"rloo"`, mean of the other siblings (MARLOO), `"max"` of the
             siblings (MAReMax), or `"none"` (MAREINFORCE).
-        mask (`torch.Tensor` of shape `(B,)`, *optional*): 1 on live rows, which alone make up the statistics.
+        mask (`torch.Tensor` of shape `(B,)`, *optional*): 1 on live rows. Other rows do not count.
         scale (`str`, *optional*, defaults to `"none"`):
-            Standard deviation of the returns that divides: `"none"`, `"group"` (siblings), `"batch"` (all live rows)
-            or `"agent"` (live rows of the same agent). Divides only, never re-centres. With `kind="none"`, returns
-            that spread by less than 1 % of their root mean square are not divided.
+            Divide by the standard deviation of the returns of the siblings (`"group"`), of all live rows (`"batch"`) or
+            of the live rows of the same agent (`"agent"`), or do not divide (`"none"`). With `kind="none"`, returns are
+            not divided if their standard deviation is less than 1 % of their root mean square.
         agents (`torch.Tensor` of shape `(B,)`, *optional*): Index of each row's agent, for `scale="agent"`.
         sums (`Callable`, *optional*): Sums a tensor over the processes, for `"batch"` and `"agent"`.
 
     Returns:
-        `torch.Tensor` of shape `(B,)`: The advantages, zero where `mask` is 0, and for `"rloo"` zero without a live
-        sibling to compare with.
+        `torch.Tensor` of shape `(B,)`: The advantages, zero where `mask` is 0, and for `"rloo"` also zero for rows without
+        another live sibling.
 
     Raises:
         ValueError: If `kind` or `scale` is unknown, the rows do not fill whole groups, or agents are missing.
@@ -306,25 +312,13 @@ def group_advantages(
     (https://huggingface.co/papers/2310.10505), and MAGRPO (https://huggingface.co/papers/2508.04652).
     """
     if len(returns) % num_generations:
-        raise ValueError(f"{len(returns)} rows do not fill groups of num_generations={num_generations}")
+        raise ValueError(
+            f"{len(returns)} rows do not fill groups of num_generations={num_generations}. Pass whole groups."
+        )
     live = torch.ones_like(returns, dtype=torch.bool) if mask is None else mask.bool()
     returns = torch.where(live, returns, torch.zeros_like(returns))
     group, present = returns.view(-1, num_generations), live.view(-1, num_generations)
-    count = present.sum(dim=1, keepdim=True).to(returns.dtype)
-    mean = group.sum(dim=1, keepdim=True) / count.clamp(min=1)
-    if kind == "mean":
-        advantages = group - mean
-    elif kind == "rloo":
-        # ret - (sum - ret) / (n - 1) = (ret - mean) · n / (n - 1)
-        advantages = (group - mean) * count / (count - 1).clamp(min=1)
-    elif kind == "max":
-        advantages = group - group.masked_fill(~present, -torch.inf).amax(dim=1, keepdim=True)
-    elif kind == "none":
-        advantages = group
-    else:
-        raise ValueError(f"kind={kind!r} is unknown; 'mean', 'rloo', 'max' or 'none' works")
-    advantages = torch.where(present, advantages, torch.zeros_like(group)).view(-1)
-
+    advantages = torch.where(present, _over_baseline(group, present, kind), torch.zeros_like(group)).view(-1)
     if scale == "none":
         return advantages
     index = torch.zeros(len(returns), dtype=torch.long, device=returns.device)
@@ -333,22 +327,38 @@ def group_advantages(
         sums = None  # a group lies within one process
     elif scale == "agent":
         if agents is None:
-            raise ValueError("scale='agent' needs agents, the index of each row's agent")
+            raise ValueError("scale='agent' needs the agent of each row. Pass agents.")
         index = agents
     elif scale != "batch":
-        raise ValueError(f"scale={scale!r} is unknown; 'none', 'group', 'batch' or 'agent' works")
+        raise ValueError(f"scale={scale!r} is unknown. Use 'none', 'group', 'batch' or 'agent'.")
     std, size = (of_index[index] for of_index in _spread(returns, live, index, sums))
     scaled = advantages / (std + 1e-4)  # 1e-4 as in TRL
-    # Returns that were not centred stay large where there is nothing to divide by
+    # Returns without a baseline would become huge if they hardly differ
     return torch.where(std > 1e-2 * size, scaled, advantages) if kind == "none" else scaled
+
+
+def _over_baseline(group: torch.Tensor, present: torch.Tensor, kind: str) -> torch.Tensor:
+    """Returns `(groups, G)` minus their baseline."""
+    count = present.sum(dim=1, keepdim=True).to(group.dtype)
+    mean = group.sum(dim=1, keepdim=True) / count.clamp(min=1)
+    if kind == "mean":
+        return group - mean
+    if kind == "rloo":
+        # ret - (sum - ret) / (n - 1) = (ret - mean) · n / (n - 1)
+        return (group - mean) * count / (count - 1).clamp(min=1)
+    if kind == "max":
+        return group - group.masked_fill(~present, -torch.inf).amax(dim=1, keepdim=True)
+    if kind == "none":
+        return group
+    raise ValueError(f"kind={kind!r} is unknown. Use 'mean', 'rloo', 'max' or 'none'.")
 
 
 def _spread(
     x: torch.Tensor, live: torch.Tensor, index: torch.Tensor, sums: SumOverProcesses | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    Standard deviation (Bessel-corrected, 0 for one element) and root mean square of the live elements of `x`, one entry
-    for each value of `index`.
+    Standard deviation (Bessel-corrected, 0 for one element) and root mean square of the live elements of `x`, for each
+    value of `index`.
     """
     size = int(index.max()) + 1 if len(index) else 1
 
@@ -367,20 +377,20 @@ def value_loss(
     values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor, cliprange: float
 ) -> torch.Tensor:
     """
-    Clipped squared error of the critic, per token and not reduced.
+    Clipped squared error of the critic per token, without reduction.
 
     Args:
-        values (`torch.Tensor` of shape `(B, T)`): Critic's estimates now, in reward units.
-        old_values (`torch.Tensor` of shape `(B, T)`): Critic's estimates at rollout, in reward units.
+        values (`torch.Tensor` of shape `(B, T)`): Current estimates of the critic, in reward units.
+        old_values (`torch.Tensor` of shape `(B, T)`): Estimates of the critic at rollout, in reward units.
         returns (`torch.Tensor` of shape `(B, T)`): Targets, in reward units.
         mask (`torch.Tensor` of shape `(B, T)`): 1 on live tokens.
-        cliprange (`float`): How far a value may move from `old_values` before its gradient stops, in reward units.
+        cliprange (`float`): Distance from `old_values` beyond which a value has no gradient, in reward units.
 
     Returns:
         `torch.Tensor` of shape `(B, T)`: `0.5 · max((V − ret)², (clip(V, V_old ± cliprange) − ret)²)`, zero where
         `mask` is 0.
 
-    Source: Schulman et al. 2017 (https://huggingface.co/papers/1707.06347), as implemented in OpenAI baselines; MAPPO
+    Source: Schulman et al. 2017 (https://huggingface.co/papers/1707.06347), as in OpenAI baselines. MAPPO
     (https://huggingface.co/papers/2103.01955) clips values in the same way.
     """
     clipped = old_values + (values - old_values).clamp(-cliprange, cliprange)

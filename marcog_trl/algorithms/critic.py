@@ -1,7 +1,5 @@
 """
-The critic: a value head on the policy's last hidden state, and the pooling of a team's prompt states.
-
-Knows neither the policy nor the losses: it maps hidden states to values.
+The critic: a value head on the last hidden state of the policy, and the pooling of prompt states over a team.
 """
 
 from __future__ import annotations
@@ -13,10 +11,10 @@ from torch import nn
 
 class Float32Linear(nn.Linear):
     """
-    A linear layer that computes in float32 at least, whatever the dtype of its weights and whether autocast is on.
+    A linear layer that computes in at least float32, also with weights of lower precision and under autocast.
 
-    Small networks beside the policy share its dtype (ZeRO-3 wants one for all trainable tensors), but values and
-    latents lose too much in bfloat16.
+    Small networks beside the policy have its dtype, because ZeRO-3 needs one dtype for all trainable tensors, but bfloat16
+    is not precise enough for values and latents.
 
     Args:
         in_features (`int`): Size of the input.
@@ -29,8 +27,8 @@ class Float32Linear(nn.Linear):
         Args:
             input (`torch.Tensor` of shape `(..., in_features)`): Input, of any floating dtype.
             detach_weights (`bool`, *optional*, defaults to `False`):
-                Whether the gradient reaches the input only. The weights are detached here, in the forward of the
-                module that owns them, because ZeRO-3 gathers them no earlier.
+                Whether to compute gradients for the input only. The weights are detached in this forward pass because
+                ZeRO-3 does not gather them earlier.
 
         Returns:
             `torch.Tensor` of shape `(..., out_features)`: float32, or float64 for float64 weights.
@@ -45,7 +43,7 @@ class Float32Linear(nn.Linear):
 
 def standardize(x: torch.Tensor) -> torch.Tensor:
     """
-    Layer normalisation without weights, in float32 at least.
+    Layer normalisation without weights, in at least float32.
 
     Args:
         x (`torch.Tensor` of shape `(..., H)`): Hidden states, of any floating dtype.
@@ -59,16 +57,15 @@ def standardize(x: torch.Tensor) -> torch.Tensor:
 
 class ValueHead(nn.Module):
     """
-    Two-layer MLP from hidden states to values. Values start at 0, and `start` moves all of them.
+    Two-layer MLP from hidden states to values. Values are `start`, 0 by default, at the beginning of training.
 
-    `start` is a buffer and not the last layer's bias: DeepSpeed keeps its own copies of parameters, which would undo a
-    value that is set after training has begun.
+    `start` is a buffer instead of the bias of the last layer, because DeepSpeed keeps its own copies of parameters, which
+    would overwrite a value that is set after training has begun.
 
     Args:
         hidden_size (`int`): H, size of the policy's hidden states.
-        team (`bool`):
-            Whether the head also sees the team's pooled prompt states (MAPPO-like) or the row's own states alone
-            (IPPO-like).
+        team (`bool`): Whether the head also sees the pooled prompt states of the team (as in MAPPO), or only the states of
+            the row (as in IPPO).
 
     Source: MAPPO (https://huggingface.co/papers/2103.01955).
     """
@@ -77,7 +74,7 @@ class ValueHead(nn.Module):
 
     def __init__(self, hidden_size: int, team: bool):
         super().__init__()
-        width = min(hidden_size, 1024)  # enough for a scalar, and small beside a LoRA of a 7B model
+        width = min(hidden_size, 1024)  # small compared to a LoRA of a 7B model
         self.own = Float32Linear(hidden_size, width)
         self.team = Float32Linear(hidden_size, width, bias=False) if team else None
         self.out = Float32Linear(width, 1)
@@ -88,19 +85,19 @@ class ValueHead(nn.Module):
     def forward(self, hidden: torch.Tensor, team_state: torch.Tensor | None = None) -> torch.Tensor:
         """
         Args:
-            hidden (`torch.Tensor` of shape `(B, T, H)`): Hidden state that precedes each token.
-            team_state (`torch.Tensor` of shape `(B, H)`, *optional*): Pooled prompt states of each row's team.
+            hidden (`torch.Tensor` of shape `(B, T, H)`): Hidden state before each token.
+            team_state (`torch.Tensor` of shape `(B, H)`, *optional*): Pooled prompt states of the team of each row.
 
         Returns:
             `torch.Tensor` of shape `(B, T)`: Values in reward units, float32 (float64 for float64 weights).
 
         Raises:
-            ValueError: If `team_state` is given without `team`, or missing with it.
+            ValueError: If `team_state` is given but `team=False`, or missing but `team=True`.
         """
         if (self.team is None) != (team_state is None):
             raise ValueError(
-                f"team={self.team is not None} and team_state is {'missing' if team_state is None else 'given'}; "
-                "a head with team=True needs it, one with team=False takes none"
+                f"team_state is {'missing' if team_state is None else 'given'}, but the head has "
+                f"team={self.team is not None}. Pass team_state if and only if team=True."
             )
         x = self.own(standardize(hidden))
         if self.team is not None and team_state is not None:
@@ -108,7 +105,7 @@ class ValueHead(nn.Module):
         return self.out(F.silu(x)).squeeze(-1) + self.start
 
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
-        state_dict.setdefault(f"{prefix}start", torch.zeros(()))  # values of earlier versions started at 0
+        state_dict.setdefault(f"{prefix}start", torch.zeros(()))  # checkpoints of earlier versions have no `start`
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
@@ -120,18 +117,19 @@ def pool_team_states(
     live: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """
-    Mean over the agents of what the team knows when a row begins: every agent's latest prompt state.
+    What the team knows when a row begins: the mean over the agents' latest prompt states.
 
-    A row sees the agents of its own stage and of earlier stages of its episode, itself included, and never a later
-    prompt: that would contain the row's own reply, and a baseline that sees its own action is biased.
+    A row sees the prompts of its own stage and of earlier stages of its episode, including its own prompt. It does not see
+    later prompts, which may contain its own reply: a baseline that depends on the action is biased.
 
     Args:
         states (`torch.Tensor` of shape `(R, H)`): Prompt state of each row, in any order of rows.
         episode (`torch.Tensor` of shape `(R,)`): Index of each row's episode.
-        stage (`torch.Tensor` of shape `(R,)`): When the row's agent acted: counts up within an episode, over turns.
-        agent (`torch.Tensor` of shape `(R,)`): Index of each row's agent.
+        stage (`torch.Tensor` of shape `(R,)`): Stage of each row, which increases within an episode, also across turns.
+        agent (`torch.Tensor` of shape `(R,)`): Index of the agent of each row.
         live (`torch.Tensor` of shape `(R,)`, *optional*):
-            0 on rows that were never played. Nobody sees them, and they get zeros. All rows are live by default.
+            0 on rows that were not played. Other rows do not see them, and their own result is 0. By default all rows
+            are live.
 
     Returns:
         `torch.Tensor` of shape `(R, H)`: The pooled states, in the dtype of `states`.
@@ -141,7 +139,7 @@ def pool_team_states(
     live = torch.ones_like(episode, dtype=torch.bool) if live is None else live.bool()
     if not len(states):
         return states
-    # Rows move into one line per episode, (E, M), so that the pairs of rows number E · M² and not R².
+    # One line per episode, (E, M), so that there are E · M² pairs of rows instead of R²
     ids, index = torch.unique(episode, return_inverse=True)
     order = torch.argsort(index, stable=True)
     size = torch.bincount(index, minlength=len(ids))

@@ -1,4 +1,4 @@
-"""The heterogeneity layer: one shared LoRA adapter whose agents are told apart by latents."""
+"""The heterogeneity layer: a LoRA adapter that all agents share, and that behaves differently for each agent's latent."""
 
 from marcog_trl.heterogeneity.cores import LoraCores, adapted_layers, block_mask, check_peft_config
 from marcog_trl.heterogeneity.fold import (

@@ -1,8 +1,7 @@
 """
-Attaches cores to a LoRA adapter: `ΔW x = s·B (I + C) A x`, with a core C of its own for every row of the batch.
+Adds cores to a LoRA adapter: `ΔW x = s·B (I + C) A x`, with one core C per row of the batch.
 
-Knows PEFT's LoRA layers and nothing about latents, losses or trainers. The adapter stays an ordinary `LoraConfig`
-adapter; hooks on its `lora_A` layers do the rest, and do nothing while no cores are set.
+The adapter stays an ordinary `LoraConfig` adapter. Hooks on its `lora_A` layers apply the cores, if any are set.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 
-# LoRA variants that compute something else than B(A(x)), by the field of `LoraConfig` that asks for them.
+# Fields of `LoraConfig` for variants that do not compute B(A(x))
 VARIANTS = (
     "use_dora",
     "alora_invocation_tokens",
@@ -32,59 +31,60 @@ VARIANTS = (
 
 def check_peft_config(config: PeftConfig) -> None:
     """
-    Refuse an adapter that cores cannot act in, as far as its configuration tells.
+    Check that the configuration of an adapter supports cores.
 
     Args:
         config ([`~peft.PeftConfig`]): The adapter's configuration.
 
     Raises:
-        ValueError: If it is not a plain LoRA on linear layers.
+        ValueError: If the adapter is not a plain LoRA on linear layers.
     """
     if not isinstance(config, LoraConfig) or config.peft_type != "LORA":
         raise ValueError(
-            f"peft_config.peft_type={str(config.peft_type).removeprefix('PeftType.')}: "
-            "the heterogeneity layer acts in LoRA only; a LoraConfig works"
+            f"The heterogeneity layer does not support peft_config.peft_type="
+            f"{str(config.peft_type).removeprefix('PeftType.')}. Use a LoraConfig."
         )
     options = config.to_dict()
     for field in VARIANTS:
         if options.get(field):
             raise ValueError(
-                f"peft_config.{field}={options[field]!r}: the heterogeneity layer acts in plain LoRA only; "
-                f"leaving {field} out works"
+                f"The heterogeneity layer does not support peft_config.{field}={options[field]!r}. Leave {field} out."
             )
     if config.init_lora_weights == "mica":
         raise ValueError(
-            "peft_config.init_lora_weights='mica': the heterogeneity layer acts in plain LoRA only; True works"
+            "The heterogeneity layer does not support peft_config.init_lora_weights='mica'. Set init_lora_weights=True."
         )
     if config.target_parameters:
         raise ValueError(
-            f"peft_config.target_parameters={config.target_parameters!r} is not supported: experts see tokens without their "
-            "rows, so that agents cannot be told apart. Leave it out, and name linear layers in target_modules."
+            f"peft_config.target_parameters={config.target_parameters!r} is not supported: experts process tokens "
+            "without their rows, so the agent of a token is unknown. Leave it out, and name linear layers in target_modules."
         )
 
 
 def adapted_layers(model: PeftModel, adapter_name: str = "default") -> dict[str, LoraLayer]:
     """
-    The layers that carry an adapter, in the order in which cores are given.
+    Get the layers of an adapter, in the order of their cores.
 
     Args:
         model ([`~peft.PeftModel`]): The model.
         adapter_name (`str`, *optional*, defaults to `"default"`): The adapter.
 
     Returns:
-        `dict[str, LoraLayer]`: Layers by their names in `model`.
+        `dict[str, LoraLayer]`: Name in `model` → layer.
 
     Raises:
-        ValueError: If the model has no such adapter, or if cores cannot act in one of its layers.
+        ValueError: If the model has no such adapter, or one of its layers does not support cores.
     """
     if not isinstance(model, PeftModel) or adapter_name not in model.peft_config:
-        raise ValueError(f"adapter_name={adapter_name!r}: the model has no such adapter; a PeftModel with LoRA works")
+        raise ValueError(
+            f"The model has no adapter_name={adapter_name!r}. Pass a PeftModel with a LoRA adapter of that name."
+        )
     config = model.peft_config[adapter_name]
     if isinstance(config, LoraConfig) and config.target_parameters:
         raise ValueError(
-            f"The adapter acts on the expert parameters {sorted(config.target_parameters)}, to which PEFT also turns names such "
-            "as gate_proj, up_proj and down_proj. Experts see tokens without their rows, so that agents cannot be told apart. "
-            "Name other linear layers in target_modules, such as ['q_proj', 'k_proj', 'v_proj', 'o_proj']."
+            f"The adapter acts on the expert parameters {sorted(config.target_parameters)}. (PEFT also converts names such as "
+            "gate_proj, up_proj and down_proj to them.) Experts process tokens without their rows, so the agent of a token is "
+            "unknown. Name other linear layers in target_modules, such as ['q_proj', 'k_proj', 'v_proj', 'o_proj']."
         )
     check_peft_config(config)
     head = cast(PreTrainedModel, model.get_base_model()).get_output_embeddings()
@@ -95,8 +95,8 @@ def adapted_layers(model: PeftModel, adapter_name: str = "default") -> dict[str,
         short = name.rpartition(".")[2]
         if adapter_name in module.lora_embedding_A or (module is head and adapter_name in module.lora_A):
             raise ValueError(
-                f"peft_config.target_modules adapts {short!r}: the heterogeneity layer cannot act on embeddings or the "
-                "language-model head; target_modules='all-linear' works"
+                f"peft_config.target_modules adapts {short!r}, but the heterogeneity layer does not support embeddings or the "
+                "language-model head. Set target_modules='all-linear'."
             )
         if adapter_name not in module.lora_A:
             continue
@@ -104,31 +104,32 @@ def adapted_layers(model: PeftModel, adapter_name: str = "default") -> dict[str,
             module.get_base_layer(), nn.MultiheadAttention
         ):
             raise ValueError(
-                f"peft_config.target_modules adapts {short!r}, a {type(module.get_base_layer()).__name__}: the "
-                "heterogeneity layer acts on linear layers only; target_modules='all-linear' works"
+                f"peft_config.target_modules adapts {short!r}, a {type(module.get_base_layer()).__name__}, but the "
+                "heterogeneity layer supports linear layers only. Set target_modules='all-linear'."
             )
         if adapter_name in module.lora_variant:
             raise ValueError(
-                f"peft_config turns {short!r} into a {type(module.lora_variant[adapter_name]).__name__}: "
-                "the heterogeneity layer acts in plain LoRA only; a LoraConfig without variants works"
+                f"peft_config makes {short!r} a {type(module.lora_variant[adapter_name]).__name__}, but the heterogeneity "
+                "layer supports plain LoRA only. Use a LoraConfig without variants."
             )
         layers[name] = module
     if not layers:
         raise ValueError(
-            f"peft_config.target_modules={cast(LoraConfig, config).target_modules!r} adapts no layer; "
-            "target_modules='all-linear' works"
+            f"peft_config.target_modules={cast(LoraConfig, config).target_modules!r} adapts no layer. Set "
+            "target_modules='all-linear'."
         )
     return layers
 
 
 class LoraCores:
     """
-    Puts the cores of the rows in flight between A and B of every layer of a LoRA adapter.
+    Applies the cores of the current rows between A and B in each layer of a LoRA adapter.
 
-    Cores stay set until the next `set`, `set_mask` or `clear`. With gradient checkpointing (non-reentrant) the backward
-    pass runs the layers again: leave the cores of a forward set until its backward is over.
+    Cores stay set until the next call of `set`, `set_mask` or `clear`. Gradient checkpointing (non-reentrant) runs the
+    layers again in the backward pass, so do not change the cores before the backward pass has ended.
 
-    `merge_adapter` cannot contain cores; `disable_adapter` and other adapters (such as TRL's `"ref"`) do not run them.
+    `merge_adapter` cannot merge cores. Under `disable_adapter`, or with other adapters (such as TRL's `"ref"`), cores do
+    nothing.
 
     Args:
         model ([`~peft.PeftModel`]): Model with a plain LoRA adapter on linear layers.
@@ -136,10 +137,10 @@ class LoraCores:
 
     Attributes:
         names (`list[str]`): Names of the adapted layers.
-        ranks (`list[int]`): LoRA rank of each, in the same order.
+        ranks (`list[int]`): LoRA rank of each layer, in the same order.
 
     Raises:
-        ValueError: If cores cannot act in the adapter, or in one of its layers.
+        ValueError: If the adapter or one of its layers does not support cores.
     """
 
     def __init__(self, model: PeftModel, adapter_name: str = "default"):
@@ -157,19 +158,19 @@ class LoraCores:
 
     @property
     def acts(self) -> bool:
-        """Whether forward passes run the adapter: it is neither disabled nor replaced by another one."""
+        """Whether forward passes use the adapter: it is not disabled, and no other adapter is active instead."""
         layer = self._layers[0]
         return not layer.disable_adapters and self._adapter_name in layer.active_adapters
 
     def set(self, cores: Sequence[torch.Tensor]) -> None:
         """
-        Give the rows of the next forward passes their cores.
+        Set the cores for the rows of the next forward passes.
 
         Args:
-            cores (`Sequence[torch.Tensor]`): One `(B, r, r)` per adapted layer, B being the rows of each pass.
+            cores (`Sequence[torch.Tensor]`): One tensor of shape `(B, r, r)` per adapted layer, for B rows.
 
         Raises:
-            ValueError: If number or shapes are wrong, or if the adapter is merged into the base weights.
+            ValueError: If the number or shapes are wrong, or the adapter is merged into the base weights.
         """
         rows = len(cores[0]) if cores else 0
         expected = [(rows, rank, rank) for rank in self.ranks]
@@ -177,47 +178,49 @@ class LoraCores:
         if given != expected:
             wrong = next((i for i, (a, b) in enumerate(zip(given, expected, strict=False)) if a != b), None)
             raise ValueError(
-                f"{len(given)} cores for {len(expected)} adapted layers; one per layer works"
+                f"{len(given)} cores for {len(expected)} adapted layers. Pass one per layer."
                 if wrong is None
-                else f"the core of {self.names[wrong]} has shape {given[wrong]}; {expected[wrong]} works"
+                else f"The core of {self.names[wrong]} has shape {given[wrong]}. Pass one of shape {expected[wrong]}."
             )
         self._refuse_merged()
         self._cores, self._masks = list(cores), None
 
     def set_mask(self, mask: torch.Tensor | Sequence[torch.Tensor]) -> None:
         """
-        Give the rows of the next forward passes their blocks of the rank, in place of cores.
+        Set the blocks of the rank for the rows of the next forward passes, instead of cores.
 
         Args:
-            mask (`torch.Tensor` of shape `(B, r)`, or one such tensor per adapted layer where ranks differ):
+            mask (`torch.Tensor` of shape `(B, r)`, or one such tensor per adapted layer if ranks differ):
                 1 on the ranks that a row uses. See [`block_mask`].
 
         Raises:
-            ValueError: If number or shapes are wrong, or if the adapter is merged into the base weights.
+            ValueError: If the number or shapes are wrong, or the adapter is merged into the base weights.
         """
         masks = [mask] * len(self.ranks) if isinstance(mask, torch.Tensor) else list(mask)
         if len(masks) != len(self.ranks):
-            raise ValueError(f"{len(masks)} masks for {len(self.ranks)} adapted layers; one per layer works")
+            raise ValueError(f"{len(masks)} masks for {len(self.ranks)} adapted layers. Pass one per layer.")
         for name, rank, layer_mask in zip(self.names, self.ranks, masks, strict=True):
             expected = (len(masks[0]), rank)
             if tuple(layer_mask.shape) != expected:
-                raise ValueError(f"the mask of {name} has shape {tuple(layer_mask.shape)}; {expected} works")
+                raise ValueError(
+                    f"The mask of {name} has shape {tuple(layer_mask.shape)}. Pass one of shape {expected}."
+                )
         self._refuse_merged()
         self._cores, self._masks = None, masks
 
     def clear(self) -> None:
-        """Make the adapter plain LoRA again."""
+        """Unset cores and masks: the adapter is plain LoRA again."""
         self._cores = self._masks = None
 
     def remove(self) -> None:
-        """Take the hooks off the model."""
+        """Remove the hooks from the model."""
         for handle in self._handles:
             handle.remove()
 
     def _refuse_merged(self) -> None:
         if any(layer.merged for layer in self._layers):
             raise ValueError(
-                "the adapter is merged into the base weights, where cores cannot act; unmerge_adapter() works"
+                "The adapter is merged into the base weights, so cores cannot be applied. Call unmerge_adapter() first."
             )
 
     def _hook(self, index: int) -> Callable[[nn.Module, tuple, torch.Tensor], torch.Tensor | None]:
@@ -227,14 +230,13 @@ class LoraCores:
                 return None
             if output.dim() != 3:
                 raise ValueError(
-                    f"{self.names[index]} was called with inputs of {output.dim()} dimensions, in which rows cannot "
-                    "be told apart; inputs of shape (rows, tokens, size) work, so leave this layer out of "
-                    "target_modules, or padding_free off"
+                    f"{self.names[index]} was called with inputs of {output.dim()} dimensions, but cores need inputs of "
+                    "shape (rows, tokens, size). Leave the layer out of target_modules, or set padding_free=False."
                 )
             if len(output) != len(rows):
                 raise ValueError(
-                    f"{self.names[index]} was called with {len(output)} rows while cores of {len(rows)} rows are set; "
-                    f"cores of {len(output)} rows, or clear(), work"
+                    f"{self.names[index]} was called with {len(output)} rows, but cores of {len(rows)} rows are set. Set "
+                    f"cores of {len(output)} rows, or call clear()."
                 )
             if self._cores:
                 return output + torch.bmm(output, rows.to(output.dtype).transpose(1, 2))
@@ -245,22 +247,22 @@ class LoraCores:
 
 def block_mask(agents: torch.Tensor, num_agents: int, rank: int) -> torch.Tensor:
     """
-    The ranks that each row uses where every agent has a block of its own (`parameter_sharing="separate"`).
+    The ranks that each row uses if each agent has its own block of the rank (`parameter_sharing="separate"`).
 
     Args:
         agents (`torch.Tensor` of shape `(B,)`): Index of each row's agent.
         num_agents (`int`): N, number of agents.
-        rank (`int`): Rank of the whole adapter, N times that of one agent.
+        rank (`int`): Rank of the whole adapter: N times that of one agent.
 
     Returns:
-        `torch.Tensor` of shape `(B, rank)`: 1.0 on the agent's block.
+        `torch.Tensor` of shape `(B, rank)`: 1.0 on the block of the row's agent, else 0.0.
 
     Raises:
         ValueError: If `rank` is not a multiple of `num_agents`.
     """
     if rank % num_agents:
         raise ValueError(
-            f"rank={rank} cannot hold {num_agents} equal blocks; {num_agents * (rank // num_agents + 1)} works"
+            f"rank={rank} is not a multiple of num_agents={num_agents}. Set rank={num_agents * (rank // num_agents + 1)}."
         )
     owner = torch.arange(rank, device=agents.device) // (rank // num_agents)
     return (owner == agents[:, None]).float()

@@ -1,8 +1,8 @@
 """
-Turns what the heterogeneity layer computes into ordinary LoRA adapters: one per latent, or one per block of the rank.
+Converts the heterogeneity layer to ordinary LoRA adapters: one per latent, or one per block of the rank.
 
-Exact, without any decomposition: `B (I + C) A` is a LoRA of the same rank with `B' = B (I + C)`, and a block of the
-rank is a LoRA of a smaller one.
+The conversion is exact: `B (I + C) A` is a LoRA of the same rank with `B' = B (I + C)`, and a block of the rank is a LoRA of
+a smaller rank.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ def fold_adapters(
     save_embedding_layers: bool | Literal["auto"] = False,
 ) -> list[dict[str, torch.Tensor]]:
     """
-    The adapters that agents are while their cores stay the same: `B' = B (I + C)` in every layer.
+    Fold the cores of each agent into an adapter: `B' = B (I + C)` in each layer.
 
-    Under ZeRO-3 all processes must call it, since it gathers the adapter.
+    Under ZeRO-3 all processes must call this function, because it gathers the adapter.
 
     Args:
         model ([`~peft.PeftModel`]): Model with the shared adapter.
-        cores (`Sequence[torch.Tensor]`): The agents' cores in each adapted layer, `(N, r, r)`.
+        cores (`Sequence[torch.Tensor]`): Cores of the N agents, one tensor of shape `(N, r, r)` per adapted layer.
         adapter_name (`str`, *optional*, defaults to `"default"`): The shared adapter.
         save_embedding_layers (`bool` or `str`, *optional*, defaults to `False`):
-            Whether to include the embeddings; `"auto"` includes them if the vocabulary was resized, which PEFT finds
-            out from the base model's files.
+            Whether to include the embeddings. `"auto"` includes them if the vocabulary was resized, which PEFT reads
+            from the files of the base model.
 
     Returns:
-        `list[dict[str, torch.Tensor]]`: Of each agent the tensors of an ordinary LoRA adapter, with the keys of its file.
-        They are copies; those that are the same for all agents are shared between them.
+        `list[dict[str, torch.Tensor]]`: For each agent, the tensors of an ordinary LoRA adapter, with the keys of its file.
+        They are copies, except that agents share tensors that are the same for all of them.
 
     Raises:
-        ValueError: If number or shapes of the cores are wrong.
+        ValueError: If the number or shapes of the cores are wrong.
     """
     layers = adapted_layers(model, adapter_name)
     num_agents = len(cores[0]) if cores else 0
@@ -54,8 +54,8 @@ def fold_adapters(
     expected = [(num_agents, layer.r[adapter_name], layer.r[adapter_name]) for layer in layers.values()]
     if shapes != expected:
         raise ValueError(
-            f"cores of shapes {sorted(set(shapes))} for {len(layers)} layers of ranks "
-            f"{sorted({rank for _, rank, _ in expected})}; one (agents, r, r) per layer works"
+            f"Cores have shapes {sorted(set(shapes))} for {len(layers)} layers of ranks "
+            f"{sorted({rank for _, rank, _ in expected})}. Pass one of shape (agents, r, r) per layer."
         )
     state = _adapter_state(model, adapter_name, save_embedding_layers)
     states = [dict(state) for _ in range(num_agents)]
@@ -77,18 +77,18 @@ def save_folded_adapters(
     is_main_process: bool = True,
 ) -> None:
     """
-    Write [`fold_adapters`]' adapters as directories that PEFT, vLLM and the Hub read like any other.
+    Save the adapters of [`fold_adapters`] in the format of PEFT.
 
     Args:
         model ([`~peft.PeftModel`]): Model with the shared adapter.
-        cores (`Sequence[torch.Tensor]`): The agents' cores in each adapted layer, `(N, r, r)`.
+        cores (`Sequence[torch.Tensor]`): Cores of the N agents, one tensor of shape `(N, r, r)` per adapted layer.
         paths (`Sequence[str]` or `Sequence[Path]`): One directory per agent, for `adapter_config.json` and
             `adapter_model.safetensors`.
         adapter_name (`str`, *optional*, defaults to `"default"`): The shared adapter.
         is_main_process (`bool`, *optional*, defaults to `True`): Whether this process writes.
 
     Raises:
-        ValueError: If number or shapes of the cores are wrong.
+        ValueError: If the number or shapes of the cores are wrong.
     """
     states = fold_adapters(model, cores, adapter_name, save_embedding_layers="auto")
     if is_main_process:
@@ -98,15 +98,14 @@ def save_folded_adapters(
 
 def stack_config(config: LoraConfig, num_agents: int) -> LoraConfig:
     """
-    The configuration of one adapter that holds N adapters side by side, for `parameter_sharing="separate"`.
+    Make the configuration of one adapter that holds the adapters of N agents, for `parameter_sharing="separate"`.
 
     Args:
-        config ([`~peft.LoraConfig`]): Configuration of one agent's adapter.
+        config ([`~peft.LoraConfig`]): Configuration of the adapter of one agent.
         num_agents (`int`): N, number of agents.
 
     Returns:
-        [`~peft.LoraConfig`]: A copy with N times the rank and the same scaling of `B A`, rank and alpha patterns
-        included.
+        [`~peft.LoraConfig`]: A copy with N times the rank and the same scaling of `B A`, also in rank and alpha patterns.
     """
     return _rescale(config, lambda rank: rank * num_agents, num_agents)
 
@@ -118,19 +117,19 @@ def split_adapter(
     save_embedding_layers: bool | Literal["auto"] = False,
 ) -> list[tuple[dict[str, torch.Tensor], LoraConfig]]:
     """
-    Split an adapter of rank N·r into N ordinary adapters of rank r, with alpha scaled back.
+    Split an adapter of rank N·r into N ordinary adapters of rank r, with the same scaling.
 
-    Under ZeRO-3 all processes must call it, since it gathers the adapter.
+    Under ZeRO-3 all processes must call this function, because it gathers the adapter.
 
     Args:
         model ([`~peft.PeftModel`]): Model with an adapter made with [`stack_config`].
         num_agents (`int`): N, number of agents.
         adapter_name (`str`, *optional*, defaults to `"default"`): The adapter.
-        save_embedding_layers (`bool` or `str`, *optional*, defaults to `False`): As in [`fold_adapter`].
+        save_embedding_layers (`bool` or `str`, *optional*, defaults to `False`): As in [`fold_adapters`].
 
     Returns:
-        `list[tuple[dict[str, torch.Tensor], LoraConfig]]`: State and configuration per agent; agent i has the i-th
-        block of every layer's rank.
+        `list[tuple[dict[str, torch.Tensor], LoraConfig]]`: State and configuration of each agent. Agent i has the i-th
+        block of the rank of each layer.
 
     Raises:
         ValueError: If a layer's rank is not a multiple of `num_agents`.
@@ -140,7 +139,7 @@ def split_adapter(
         rank = layer.r[adapter_name]
         if rank % num_agents:
             raise ValueError(
-                f"rank {rank} of {name} cannot be split among num_agents={num_agents}; a multiple of it works"
+                f"Rank {rank} of {name} is not a multiple of num_agents={num_agents}. Use an adapter made with stack_config."
             )
     config = _rescale(_config(model, adapter_name), lambda rank: rank // num_agents, 1 / num_agents)
     whole = _adapter_state(model, adapter_name, save_embedding_layers)
@@ -162,7 +161,7 @@ def save_split_adapters(
     is_main_process: bool = True,
 ) -> None:
     """
-    Write [`split_adapter`]'s adapters as directories that PEFT, vLLM and the Hub read like any other.
+    Save the adapters of [`split_adapter`] in the format of PEFT.
 
     Args:
         model ([`~peft.PeftModel`]): Model with an adapter made with [`stack_config`].
@@ -186,7 +185,7 @@ def _config(model: PeftModel, adapter_name: str) -> LoraConfig:
 def _adapter_state(
     model: PeftModel, adapter_name: str, save_embedding_layers: bool | Literal["auto"]
 ) -> dict[str, torch.Tensor]:
-    """Copies of what PEFT would save of the adapter, gathered under ZeRO-3."""
+    """Copies of the tensors that PEFT saves for the adapter, gathered under ZeRO-3."""
     parameters = [
         parameter
         for name, parameter in model.named_parameters()
@@ -200,7 +199,7 @@ def _adapter_state(
 
 
 def _rescale(config: LoraConfig, rank: Callable[[int], int], factor: float) -> LoraConfig:
-    """`config` with all ranks through `rank`, which multiplies by `factor`, and `s` (alpha / r, or alpha / √r) kept."""
+    """A copy of `config` with all ranks times `factor` (which `rank` computes) and the same scaling: alpha / r or alpha / √r."""
     alpha_factor = math.sqrt(factor) if config.use_rslora else factor
 
     def alpha(value: float) -> float:
@@ -209,7 +208,7 @@ def _rescale(config: LoraConfig, rank: Callable[[int], int], factor: float) -> L
 
     config = copy.deepcopy(config)
     config.r = rank(config.r)
-    config.lora_alpha = alpha(config.lora_alpha)  # type: ignore[assignment]  # a rank-stabilised one may be a fraction
+    config.lora_alpha = alpha(config.lora_alpha)  # type: ignore[assignment]  # may be a fraction with rsLoRA
     config.rank_pattern = {key: rank(value) for key, value in (config.rank_pattern or {}).items()}
     config.alpha_pattern = {key: alpha(value) for key, value in (config.alpha_pattern or {}).items()}
     return config

@@ -1,8 +1,8 @@
 """
-Losses that shape the latents: identifiable (low entropy), different from agent to agent, and worth something.
+Losses of the latents, which make them identifiable (low entropy), different between agents, and of high value.
 
-Pure tensor functions over team-turns, unreduced: one number per row of the batch. `live` marks the agents that act in
-the turn; the others never count, whatever their numbers.
+Pure tensor functions without reduction: one number per team-turn, that is, per row of the batch. `live` marks the agents
+that act in the turn. Other agents do not count.
 
 Source: Guo et al. 2024, SHPPO (https://huggingface.co/papers/2404.03869).
 """
@@ -36,7 +36,7 @@ def latent_entropy(sigma: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
 
 
 def _distances(z: torch.Tensor, live: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosine distances `(B, N, N)` and the mask `(B, N, N)` of the pairs of two different live agents."""
+    """Cosine distances `(B, N, N)`, and the mask `(B, N, N)` of pairs of different live agents."""
     alive = live.bool()
     direction = F.normalize(torch.where(alive[:, :, None], z, torch.zeros_like(z)), dim=-1)
     different = ~torch.eye(z.shape[1], dtype=torch.bool, device=z.device)
@@ -45,15 +45,15 @@ def _distances(z: torch.Tensor, live: torch.Tensor) -> tuple[torch.Tensor, torch
 
 def latent_distance_range(z: torch.Tensor, live: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    Smallest and largest distance between two agents' latents, for the `"minmax"` form of [`latent_diversity`].
+    Smallest and largest distance between the latents of two agents, for `distance="minmax"` of [`latent_diversity`].
 
     Args:
         z (`torch.Tensor` of shape `(B, N, d)`): Latents of the whole generation batch.
         live (`torch.Tensor` of shape `(B, N)`): 1 for agents that act.
 
     Returns:
-        `tuple[torch.Tensor, torch.Tensor]`: minimum and maximum, both scalars without gradient; `inf` and `-inf`
-        without a pair, so that a minimum and a maximum over the processes need no special case.
+        `tuple[torch.Tensor, torch.Tensor]`: minimum and maximum, both scalars without gradient; `inf` and `-inf` if there
+        is no pair, so that they can be reduced over processes.
     """
     distance, pairs = _distances(z.detach(), live)
     return distance.masked_fill(~pairs, torch.inf).amin(), distance.masked_fill(~pairs, -torch.inf).amax()
@@ -72,26 +72,26 @@ def latent_diversity(
         z (`torch.Tensor` of shape `(B, N, d)`): Latents.
         live (`torch.Tensor` of shape `(B, N)`): 1 for agents that act.
         distance (`str`, *optional*, defaults to `"cosine"`):
-            `"cosine"`: one minus the cosine, in [0, 2]. `"minmax"`: the same, moved and scaled so that
-            `distance_range` becomes [0, 1] (the paper's form).
+            `"cosine"`: one minus the cosine, in [0, 2]. `"minmax"`: the same, scaled so that `distance_range` becomes
+            [0, 1], as in the paper.
         distance_range (`tuple`, *optional*):
-            Minimum and maximum for `"minmax"`: global and taken at rollout, since within one team of two they are
-            equal. A range below 0.1 counts as 0.1.
+            Minimum and maximum for `"minmax"`, over the whole rollout (within one team of two agents they are equal). A
+            range below 0.1 counts as 0.1.
 
     Returns:
         `torch.Tensor` of shape `(B,)`: `1/(N(N−1)) Σ_{i≠j} distance(z_i, z_j)`, 0 for fewer than two live agents.
 
     Raises:
-        ValueError: If `distance` is unknown, or `"minmax"` comes without its range.
+        ValueError: If `distance` is unknown, or `distance_range` is missing for `"minmax"`.
     """
     distances, pairs = _distances(z, live)
     if distance == "minmax":
         if distance_range is None:
-            raise ValueError("distance='minmax' needs distance_range; latent_distance_range gives it")
+            raise ValueError("distance='minmax' needs distance_range. Pass the result of latent_distance_range.")
         low, high = (torch.as_tensor(bound, dtype=z.dtype, device=z.device) for bound in distance_range)
         distances = (distances - low) / (high - low).clamp(min=MIN_DISTANCE_RANGE)
     elif distance != "cosine":
-        raise ValueError(f"distance={distance!r} is unknown; 'cosine' or 'minmax' works")
+        raise ValueError(f"distance={distance!r} is unknown. Use 'cosine' or 'minmax'.")
     total = torch.where(pairs, distances, torch.zeros_like(distances)).sum(dim=(1, 2))
     return total / pairs.sum(dim=(1, 2)).clamp(min=1)
 
@@ -101,8 +101,8 @@ def inference_loss(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     Squared error of InferenceNet.
 
     Args:
-        value (`torch.Tensor` of shape `(B,)`): InferenceNet's estimate, from detached μ and σ.
-        target (`torch.Tensor` of shape `(B,)`): Mean of the agents' returns of the turn, in reward units. Detached.
+        value (`torch.Tensor` of shape `(B,)`): Estimate of InferenceNet, from detached μ and σ.
+        target (`torch.Tensor` of shape `(B,)`): Mean of the agents' returns of the turn, in reward units. No gradient.
 
     Returns:
         `torch.Tensor` of shape `(B,)`: `(V_I − y)²`.
@@ -121,10 +121,10 @@ def latent_loss(
     distance_range: tuple[torch.Tensor | float, torch.Tensor | float] | None = None,
 ) -> torch.Tensor:
     """
-    LatentNet's loss per team-turn: `−V_I + λ_e L_e − λ_d L_d`, minimised.
+    Loss of LatentNet per team-turn: `−V_I + λ_e L_e − λ_d L_d`.
 
     Args:
-        value (`torch.Tensor` of shape `(B,)`): InferenceNet's estimate with `detach_weights=True`.
+        value (`torch.Tensor` of shape `(B,)`): Estimate of InferenceNet with `detach_weights=True`.
         sigma (`torch.Tensor` of shape `(B, N, d)`): Standard deviations, with gradient.
         z (`torch.Tensor` of shape `(B, N, d)`): Latents `μ + σ ε`, with gradient.
         live (`torch.Tensor` of shape `(B, N)`): 1 for agents that act.

@@ -1,8 +1,7 @@
 """
-The small networks of the heterogeneity layer: observation -> latent -> cores, and the team's value of its latents.
+The networks of the heterogeneity layer: from observation to latent to cores, and the value of a team's latents.
 
-They know nothing of language models: an observation is a vector. All of them are shared by the agents, and none
-depends on their number. They compute in float32 at least, whatever the dtype of their weights.
+All agents share the networks, whatever the number of agents. The networks compute in at least float32.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ def _orthogonal(layer: Float32Linear, gain: float) -> Float32Linear:
 
 
 def _normalize(obs: torch.Tensor) -> torch.Tensor:
-    """Layer normalisation of both halves of `[o, h]` on their own: hidden states are far larger than embeddings."""
+    """Layer normalisation of each half of `[o, h]`, because hidden states are far larger than embeddings."""
     return standardize(obs.unflatten(-1, (2, -1))).flatten(-2)
 
 
 class LatentNet(nn.Module):
     """
-    Three-layer MLP from what an agent observes to the distribution of its latent.
+    Three-layer MLP from the observation of an agent to the distribution of its latent.
 
     Args:
         obs_size (`int`): 2H, size of an observation `[o, h]`: mean input embedding and final hidden state.
         latent_size (`int`, *optional*, defaults to `8`): d, size of the latent.
         hidden (`int`, *optional*, defaults to `128`): Width of the hidden layers.
-        sigma_min (`float`, *optional*, defaults to `0.05`): Smallest standard deviation; bounds the latent's entropy.
+        sigma_min (`float`, *optional*, defaults to `0.05`): Minimum of the standard deviation, which bounds the entropy.
 
     Source: Guo et al. 2024, SHPPO (https://huggingface.co/papers/2404.03869).
     """
@@ -47,7 +46,7 @@ class LatentNet(nn.Module):
         self.first = _orthogonal(Float32Linear(obs_size, hidden), gain=2**0.5)
         self.second = _orthogonal(Float32Linear(hidden, hidden), gain=2**0.5)
         self.mu = _orthogonal(Float32Linear(hidden, latent_size), gain=1.0)
-        # σ starts near 0.18, well below the spread of μ, so that agents differ by more than their noise.
+        # σ starts near 0.18, well below the spread of μ, so that agents differ by more than noise
         self.sigma = _orthogonal(Float32Linear(hidden, latent_size), gain=0.01)
         nn.init.constant_(self.sigma.bias, -2.0)
 
@@ -61,14 +60,14 @@ class LatentNet(nn.Module):
         """
         x = F.relu(self.first(_normalize(obs)))
         x = F.relu(self.second(x))
-        # Bounded, as σ is from below: the latent loss climbs a learned value, and without a bound it leaves the latents
-        # that the value was learned on (seen: |μ| grows a hundredfold, and the cores with it).
+        # μ is bounded because the latent loss maximises a learned value: without a bound, |μ| and the cores grow a
+        # hundredfold, to latents on which the value was not learned
         return torch.tanh(self.mu(x)), F.softplus(self.sigma(x)) + self.sigma_min
 
 
 class InferenceNet(nn.Module):
     """
-    What a team is expected to earn, given its agents' observations and latents. Indifferent to the agents' order.
+    Estimates the return of a team from the observations and latents of its agents, in any order.
 
     Args:
         obs_size (`int`): 2H, size of an observation.
@@ -80,12 +79,12 @@ class InferenceNet(nn.Module):
 
     def __init__(self, obs_size: int, latent_size: int = 8, hidden: int = 128):
         super().__init__()
-        # Observation and latent enter through layers of their own: side by side, 2H numbers would drown 2d.
+        # Separate layers for observation and latent: in one layer, 2H numbers would dominate 2d
         self.observation = _orthogonal(Float32Linear(obs_size, hidden), gain=1.0)
         self.latent = _orthogonal(Float32Linear(2 * latent_size, hidden, bias=False), gain=1.0)
         self.agent = _orthogonal(Float32Linear(hidden, hidden), gain=2**0.5)
         self.team = _orthogonal(Float32Linear(hidden, hidden), gain=2**0.5)
-        # Small, so that an untrained estimate does not push the latents.
+        # Small, so that the untrained estimate hardly affects the latents
         self.value = _orthogonal(Float32Linear(hidden, 1), gain=0.01)
 
     def forward(
@@ -101,9 +100,9 @@ class InferenceNet(nn.Module):
             obs (`torch.Tensor` of shape `(B, N, 2H)`): Observations of the agents that act in the same turn.
             mu (`torch.Tensor` of shape `(B, N, d)`): Means of their latents.
             sigma (`torch.Tensor` of shape `(B, N, d)`): Standard deviations of their latents.
-            live (`torch.Tensor` of shape `(B, N)`): 1 for agents that act; the others do not count.
+            live (`torch.Tensor` of shape `(B, N)`): 1 for agents that act. Other agents do not count.
             detach_weights (`bool`, *optional*, defaults to `False`):
-                Whether the gradient reaches the inputs only, so that a loss on the latents cannot change this network.
+                Whether to compute gradients for the inputs only, so that a loss of the latents does not change this network.
 
         Returns:
             `torch.Tensor` of shape `(B,)`: Expected team return, in reward units.
@@ -113,7 +112,7 @@ class InferenceNet(nn.Module):
         latent = torch.where(alive, torch.cat([mu, sigma], dim=-1), torch.zeros_like(mu[..., :1]))
         x = self.observation(_normalize(obs), detach_weights) + self.latent(latent, detach_weights)
         x = F.relu(self.agent(F.relu(x), detach_weights))
-        # The mean, not the sum: the target is a mean over the agents, and the net must serve teams of any size.
+        # The mean, because the target is a mean over the agents, for teams of any size
         x = torch.where(alive, x, torch.zeros_like(x)).sum(dim=1) / alive.sum(dim=1).clamp(min=1)
         x = F.relu(self.team(x, detach_weights))
         return self.value(x, detach_weights).squeeze(-1)
@@ -121,17 +120,17 @@ class InferenceNet(nn.Module):
 
 class CoreDecoder(nn.Module):
     """
-    One linear layer from a latent to the cores of all adapted layers. By default all cores start at 0: plain shared LoRA.
+    Linear layer from a latent to the cores of all adapted layers. By default all cores start at 0: plain shared LoRA.
 
-    Where LoRA's B starts at 0, cores may start anywhere, since the adapter changes nothing before B moves. They had better not
-    be 0 there: two agents can then differ only once B and the cores both have grown, and a B that the agents share has
-    nothing to grow from as long as they must differ and do not.
+    If LoRA's B starts at 0, cores may start at any value, since the adapter has no effect yet. Values other than 0 are
+    better: with cores of 0, agents cannot differ until both B and the cores have grown, and a shared B gets hardly any
+    gradient as long as agents should differ but do not.
 
     Args:
         latent_size (`int`): d, size of the latent.
         ranks (`Sequence[int]`): r of every adapted layer, in the order of [`LoraCores`].
-        scale (`float`, *optional*, defaults to `0.0`): Size of the cores at the start, relative to the identity that they
-            are added to: root mean square of ‖C‖_F / √r over random weights, for a latent of length √d.
+        scale (`float`, *optional*, defaults to `0.0`): Initial size of the cores relative to the identity: root mean square
+            of ‖C‖_F / √r over random weights, for a latent of length √d.
 
     Source: the heterogeneous layer of SHPPO (https://huggingface.co/papers/2404.03869), moved between LoRA's A and B.
     """

@@ -316,7 +316,7 @@ class TestGroupAdvantages:
             group_advantages(self.returns, 3, "median")
         with pytest.raises(ValueError, match="scale='row'"):
             group_advantages(self.returns, 3, scale="row")
-        with pytest.raises(ValueError, match="needs agents"):
+        with pytest.raises(ValueError, match="needs the agent of each row"):
             group_advantages(self.returns, 3, scale="agent")
 
 

@@ -70,9 +70,9 @@ class TestValueHead:
         assert ValueHead(8, team=False).double()(torch.randn(1, 2, 8)).dtype == torch.float64
 
     def test_team_state_must_fit_the_head(self):
-        with pytest.raises(ValueError, match="team=True and team_state is missing"):
+        with pytest.raises(ValueError, match="team_state is missing, but the head has team=True"):
             ValueHead(8, team=True)(torch.randn(1, 2, 8))
-        with pytest.raises(ValueError, match="team=False and team_state is given"):
+        with pytest.raises(ValueError, match="team_state is given, but the head has team=False"):
             ValueHead(8, team=False)(torch.randn(1, 2, 8), torch.randn(1, 8))
 
     def test_a_head_of_an_earlier_version_loads(self):

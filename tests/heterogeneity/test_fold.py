@@ -63,7 +63,7 @@ class TestFold:
         uneven = [*random_cores([4] * 13, 1), *random_cores([4], 2)]
         for cores in ([], random_cores([4] * 13, 1), uneven, random_cores([3] * 14, 1)):
             with pytest.raises(
-                ValueError, match=r"for 14 layers of ranks \[4\]; one \(agents, r, r\) per layer works"
+                ValueError, match=r"for 14 layers of ranks \[4\]\. Pass one of shape \(agents, r, r\) per layer"
             ):
                 fold_adapters(model, cores)
 
@@ -106,5 +106,5 @@ class TestSplit:
         assert wide.lora_alpha / wide.r == one == 2.0
 
     def test_indivisible_rank(self):
-        with pytest.raises(ValueError, match=r"rank 4 of .*q_proj cannot be split among num_agents=3"):
+        with pytest.raises(ValueError, match=r"Rank 4 of .*q_proj is not a multiple of num_agents=3"):
             split_adapter(make_model(), 3)

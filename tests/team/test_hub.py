@@ -312,11 +312,13 @@ class TestPushTeam:
         assert len(online.commits) == 2
 
     @pytest.mark.parametrize("name", ["team.json", "agents/export.json", "results.json"])
-    @pytest.mark.parametrize(("content", "message"), [("{", "is no JSON: "), ("[]", r"has \[\] and no ")])
+    @pytest.mark.parametrize(
+        ("content", "message"), [("{", "is not JSON: "), ("[]", r"must contain a mapping.*, but has \[\]")]
+    )
     def test_a_file_that_cannot_be_read_is_named(self, online, written, tmp_path, name, content, message):
         shutil.copytree(written[0], tmp_path / "team")
         (tmp_path / "team" / name).write_text(content)
-        with pytest.raises(ValueError, match=rf"team/{name}' {message}.*; one that this package wrote works"):
+        with pytest.raises(ValueError, match=rf"team/{name}' {message}.* Use a file that marcog_trl wrote"):
             push_team(tmp_path / "team", "someone/team")
         assert not online.created
 

@@ -427,12 +427,12 @@ class TestTeam:
     @pytest.mark.parametrize(
         ("peft_config", "message"),
         [
-            (teams.lora_config(use_dora=True), "peft_config.use_dora=True.* works"),
+            (teams.lora_config(use_dora=True), "peft_config.use_dora=True. Leave use_dora out"),
             (
                 teams.lora_config(target_parameters=["mlp.experts"]),
                 "peft_config.target_parameters=.* is not supported: .* Leave it out, and name linear layers",
             ),
-            (IA3Config(task_type="CAUSAL_LM"), "peft_config.peft_type=IA3.* a LoraConfig works"),
+            (IA3Config(task_type="CAUSAL_LM"), "peft_config.peft_type=IA3. Use a LoraConfig"),
         ],
     )
     @pytest.mark.parametrize("sharing", ["latent", "separate"])

@@ -167,7 +167,7 @@ def test_what_is_missing_is_named(tiny_model, tmp_path):
         with trainer.use_agent("a"):
             pass
     inputs = asked(trainer, "a")
-    with pytest.raises(ValueError, match="called with 1 rows while cores of 2 rows are set"):
+    with pytest.raises(ValueError, match="called with 1 rows, but cores of 2 rows are set"):
         with trainer.use_agent("a", inputs):
             trainer.model(input_ids=inputs["input_ids"][:1])
 
