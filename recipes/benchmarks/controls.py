@@ -7,14 +7,9 @@ Controls of the quickstart: what rises when nothing can be learnt.
 Further flags are those of recipes/train_shppo.py. The solved share of either must rise by less than 5 points.
 """
 
-import argparse
 import random
-import sys
-from pathlib import Path
 
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
+from common import make_parser
 from train_shppo import RECIPE
 
 from marcog_trl import execution_reward
@@ -35,7 +30,7 @@ shuffled_execution_reward.needs_tests = True
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("control", choices=("zero", "shuffled"), help="all learning rates 0, or rewards shuffled")
     parser.add_argument("--output_dir", "--save_dir", help="default: outputs/control-zero or outputs/control-shuffled")
     options, argv = parser.parse_known_args()

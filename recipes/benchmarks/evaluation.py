@@ -9,7 +9,6 @@ On a GPU the model has its real sizes and generates all rows. Elsewhere it is as
 step takes what it takes to launch its operations, which no accelerator spares: what execution adds is then overestimated.
 """
 
-import argparse
 import json
 import tempfile
 import time
@@ -17,7 +16,7 @@ import warnings
 from pathlib import Path
 
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from common import make_parser, random_model, save_model
 
 from marcog_trl import evaluate_team, load_problems
 from marcog_trl.embedded import load_default_model
@@ -53,26 +52,27 @@ def judge(problems, replies, num_workers):
     print(f"judging {len(jobs)} programs alone, {executor.num_workers} workers: {seconds:.1f} s", flush=True)
 
 
-def make_model(tokenizer, layers, hidden_size, vocab_size):
+def sized_model(tokenizer, layers, hidden_size, vocab_size=None):
     heads = max(1, hidden_size // 128)
-    return Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=vocab_size, hidden_size=hidden_size, intermediate_size=6 * hidden_size, num_hidden_layers=layers,
-            num_attention_heads=heads, num_key_value_heads=max(1, heads // 6), tie_word_embeddings=True,
-            pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
-        )
-    )  # fmt: skip
+    return random_model(
+        tokenizer,
+        hidden_size,
+        layers,
+        heads,
+        max(1, heads // 6),
+        intermediate_size=6 * hidden_size,
+        vocab_size=vocab_size,
+    )
 
 
 def evaluate(problems, replies, options):
     _, tokenizer = load_default_model()
     with tempfile.TemporaryDirectory() as folder:
-        make_model(tokenizer, 1, 64, len(tokenizer)).save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        save_model(folder, sized_model(tokenizer, 1, 64), tokenizer)
         trainer = untrained_team(folder, problems, isolation="best_effort", num_workers=options.num_workers)
     device = trainer.accelerator.device
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    model = make_model(tokenizer, options.layers, options.hidden_size, options.vocab_size).to(device, dtype).eval()
+    model = sized_model(tokenizer, options.layers, options.hidden_size, options.vocab_size).to(device, dtype).eval()
     tokens, seconds = iter(()), []
 
     def generate(prompts, *rest):
@@ -114,21 +114,11 @@ def evaluate(problems, replies, options):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     sizes = {"hidden_size": 1536, "vocab_size": 151_936, "rows": None}  # of a model of 1.5 billion parameters
     if not torch.cuda.is_available():
         sizes = {"hidden_size": 64, "vocab_size": 1024, "rows": 1}
-    options = {
-        "num_samples": 10,
-        "batch_size": 128,
-        "completion_length": 256,
-        "layers": 28,
-        "num_workers": None,
-        **sizes,
-    }
-    for name, default in options.items():
-        parser.add_argument(f"--{name}", type=int, default=default)
-    options = parser.parse_args()
+    lengths = {"num_samples": 10, "batch_size": 128, "completion_length": 256, "layers": 28, "num_workers": None}
+    options = make_parser(__doc__, **lengths, **sizes).parse_args()
     problems = load_problems(str(DATA / "humaneval.jsonl.gz"), "test")
     replies = make_replies(problems, options.num_samples)
     judge(problems, replies, options.num_workers)

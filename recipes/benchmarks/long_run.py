@@ -6,11 +6,10 @@ default, every 50 steps. The last row of the table is the ratio of the row befor
     python recipes/benchmarks/long_run.py --steps 500 --every 50 --trainer ppo
 """
 
-import argparse
 import ctypes
 import gc
+import importlib
 import os
-import sys
 import tempfile
 import time
 import warnings
@@ -18,20 +17,15 @@ from collections import Counter
 from pathlib import Path
 
 import torch
+from common import make_parser
 from transformers import PrinterCallback, TrainerCallback
 
 import marcog_trl
 from marcog_trl.cli.parsing import parse
 
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-import train_ppo
-import train_shppo
-
-
 warnings.filterwarnings("ignore", category=FutureWarning)
 
-RECIPES = {"shppo": train_shppo.RECIPE, "ppo": train_ppo.RECIPE}
 COLUMNS = ("resident MiB", "in use MiB", "workers MiB", "objects", "tensors", "tensor MiB", "files", "processes")
 
 
@@ -98,12 +92,10 @@ class Watch(TrainerCallback):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--every", type=int, default=50)
-    parser.add_argument("--trainer", choices=RECIPES, default="shppo")
+    parser = make_parser(__doc__, steps=500, every=50)
+    parser.add_argument("--trainer", choices=("shppo", "ppo"), default="shppo")
     options = parser.parse_args()
-    recipe = RECIPES[options.trainer]
+    recipe = importlib.import_module(f"train_{options.trainer}").RECIPE
     argv = ["--max_steps", str(options.steps), "--output_dir", tempfile.mkdtemp(), "--disable_tqdm", "true"]
     script, args, model = parse(recipe, argv)
     train_dataset, _ = script.load_splits()

@@ -6,7 +6,6 @@ What it takes to give vLLM the agents of a SHPPO team anew, which happens before
 Medians in milliseconds. The engine's part is measured where vLLM is installed (see tests/run_vllm.sh).
 """
 
-import argparse
 import importlib.util
 import statistics
 import tempfile
@@ -15,30 +14,16 @@ import warnings
 from pathlib import Path
 
 import torch
+from common import QUIET, make_parser, same_prompt_team, variety
 from datasets import Dataset
 
-from marcog_trl import Agent, SHPPOConfig, SHPPOTrainer, Workflow
+from marcog_trl import SHPPOConfig, SHPPOTrainer
 from marcog_trl.embedded import build_default_model
 from marcog_trl.heterogeneity import fold_adapters
 from marcog_trl.team.vllm import write_adapters
 
 
 warnings.filterwarnings("ignore", category=FutureWarning)
-
-
-class Team(Workflow):
-    def __init__(self, num_agents):
-        self.agents = tuple(Agent(f"agent{i}", f"Write part {i}.") for i in range(num_agents))
-
-    def play(self, problem):
-        yield {agent.name: problem["prompt"] for agent in self.agents}
-
-    def solution(self, problem, replies):
-        return "".join(replies.values())
-
-
-def reward(prompts, completions, **kwargs):
-    return [len(set(completion)) / 100 for completion in completions]
 
 
 @torch.no_grad()
@@ -71,22 +56,19 @@ def measure(trainer, folder, rounds):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, num_agents=3, rounds=30)
     parser.add_argument("--model", help="default: the embedded one, which is built if need be")
-    parser.add_argument("--num_agents", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=30)
     options = parser.parse_args()
     has_vllm = importlib.util.find_spec("vllm") is not None
     with tempfile.TemporaryDirectory() as folder:
         serving = {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": 256} if has_vllm else {}
         args = SHPPOConfig(
             folder, latent_scope="agent", num_generations=2, per_device_train_batch_size=2 * options.num_agents,
-            max_completion_length=32, gradient_checkpointing=False, use_cpu=not torch.cuda.is_available(),
-            report_to="none", **serving,
+            max_completion_length=32, use_cpu=not torch.cuda.is_available(), **QUIET, **serving,
         )  # fmt: skip
         dataset = Dataset.from_dict({"prompt": ["def f(xs): add one to every number"] * 8})
         model = options.model or build_default_model()
-        trainer = SHPPOTrainer(model, reward, args, dataset, workflow=Team(options.num_agents))
+        trainer = SHPPOTrainer(model, variety, args, dataset, workflow=same_prompt_team(options.num_agents))
         parts = measure(trainer, Path(folder) / "adapters", options.rounds)
     medians = {part: statistics.median(times) for part, times in parts.items()}
     for part, median in medians.items():

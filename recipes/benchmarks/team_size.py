@@ -8,15 +8,11 @@ Without `--team`, one of two agents is trained first; further flags are then tho
 `team_size.md` and `team_size.json` in `--output_dir`.
 """
 
-import argparse
 import json
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
+from common import make_parser, table
 from train_shppo import RECIPE
 
 from marcog_trl import evaluate_team, load_problems
@@ -61,25 +57,18 @@ def cells(row, num_samples):
     return [row["agents"], *shares, f"{tokens:.1f}", f"{seconds:.3f}"]
 
 
-def markdown(rows, num_samples):
-    lines = [HEADER, ["---"] * len(HEADER), *(cells(row, num_samples) for row in rows)]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines) + "\n"
-
-
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, num_samples=4, seed=0)
     parser.add_argument("--team", help="folder of a saved team; by default, one is trained")
     parser.add_argument("--agents", help="YAML file: a mapping of agents' names to role texts")
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 2, 3, 4, 5, 6])
-    parser.add_argument("--num_samples", type=int, default=4)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dataset_name", default="builtin")
     parser.add_argument("--dataset_split", default="test")
     parser.add_argument("--isolation", default="best_effort")
     parser.add_argument("--output_dir", default="outputs/team_size")
     options, rest = parser.parse_known_args()
     if options.team is not None and rest:
-        parser.error(f"{rest} is for training, which --team leaves out")
+        parser.error(f"{rest} is unknown. Flags of training cannot be combined with --team.")
     texts = agent_settings(agents=options.agents).get("roles")
     output = Path(options.output_dir)
     if options.team is None:
@@ -94,9 +83,10 @@ def main():
         rows.append(measure(options, problems, texts, num_agents))
         print(" | ".join(map(str, cells(rows[-1], options.num_samples))), flush=True)
         write_results(output / "team_size.json", {**described, "rows": rows})
-        (output / "team_size.md").write_text(markdown(rows, options.num_samples))
+    measured = table(HEADER, *(cells(row, options.num_samples) for row in rows)) + "\n"
+    (output / "team_size.md").write_text(measured)
     print(f"\n{len(problems)} problems, {options.num_samples} samples each; trained with {len(trained)} agents\n")
-    print(markdown(rows, options.num_samples))
+    print(measured)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """
-Throughput of team trainers beside TRL's GRPOTrainer and, where it is installed, CoMLRL.
+Throughput of team trainers beside TRL's GRPOTrainer.
 
     python recipes/benchmarks/throughput.py
-    python recipes/benchmarks/throughput.py --comlrl-python comlrl/bin/python   # see comlrl.py
     python recipes/benchmarks/throughput.py --shape 1.5b --no-cpu --rows 32 --completion-length 256
 
 Every measurement is a process of its own; the trainers take turns, round by round. Rows, prompts, completion lengths, model,
@@ -17,20 +16,31 @@ Cases:
 * `steps`: GRPOTrainer, MAGRPO, PPO without and with a critic and SHPPO with 2 agents, SHPPO also with 4 and 8; and the
   generation phase beside a loop that only calls the same model with a KV cache and samples, at the same batch.
 * `execution`: what running code costs a step of the embedded default team on the built-in problems.
-* `comlrl`: MAGRPO with one turn and with a vocabulary of 32,000, as in comlrl.py (with `--comlrl-python` only).
 """
 
 import argparse
 import json
 import resource
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 import warnings
 from collections import defaultdict
 from pathlib import Path
+
+from common import (
+    ON_CPU,
+    QUIET,
+    make_parser,
+    measure_apart,
+    random_model,
+    same_prompt_team,
+    save_model,
+    table,
+    take_turns,
+    variety,
+    write_json,
+)
 
 
 PHASES = ("generate", "execute", "log-probs", "update")
@@ -44,13 +54,17 @@ KINDS = {
     "4 agents, SHPPO": ("shppo", 4),
     "8 agents, SHPPO": ("shppo", 8),
 }
-# hidden size, MLP size, layers, heads, KV heads, vocabulary (None: the embedded tokenizer's)
+# Vocabulary: the embedded tokenizer's, if none is given
 SHAPES = {
-    "tiny": (64, 128, 2, 2, 2, None),  # to try a benchmark out
-    "small": (256, 768, 4, 8, 8, None),
-    "medium": (512, 1536, 8, 16, 16, 8192),
-    "1.5b": (1536, 8960, 28, 12, 2, 151_936),
-}
+    "tiny": {"hidden_size": 64, "intermediate_size": 128, "layers": 2, "heads": 2, "kv_heads": 2},  # to try something out
+    "small": {"hidden_size": 256, "intermediate_size": 768, "layers": 4, "heads": 8, "kv_heads": 8},
+    "medium": {
+        "hidden_size": 512, "intermediate_size": 1536, "layers": 8, "heads": 16, "kv_heads": 16, "vocab_size": 8192,
+    },
+    "1.5b": {
+        "hidden_size": 1536, "intermediate_size": 8960, "layers": 28, "heads": 12, "kv_heads": 2, "vocab_size": 151_936,
+    },
+}  # fmt: skip
 
 
 class Clock:
@@ -102,47 +116,12 @@ class Clock:
         return run
 
 
-def reward(prompts, completions, **kwargs):
-    return [len(set(completion)) / 100 for completion in completions]
-
-
-def make_team(num_agents):
-    """Agents that see the same prompt, so that prompts are as long as GRPO's."""
-    from marcog_trl import Agent, Workflow
-
-    class Team(Workflow):
-        agents = tuple(Agent(f"agent{i}", f"Write part {i}.") for i in range(num_agents))
-
-        def play(self, problem):
-            yield {agent.name: problem["prompt"] for agent in self.agents}
-
-        def solution(self, problem, replies):
-            return "".join(replies.values())
-
-    return Team()
-
-
 def make_model(folder, shape):
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
+    """Saves a random model of that shape, and returns its tokenizer."""
     from marcog_trl.embedded import load_default_model
 
     _, tokenizer = load_default_model()
-    hidden_size, intermediate_size, layers, heads, kv_heads, vocab_size = SHAPES[shape]
-    config = Qwen2Config(
-        vocab_size=vocab_size or len(tokenizer),
-        hidden_size=hidden_size,
-        intermediate_size=intermediate_size,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-        tie_word_embeddings=True,
-    )
-    Qwen2ForCausalLM(config).to("cpu").save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save_model(folder, random_model(tokenizer, **SHAPES[shape]), tokenizer)
     return tokenizer
 
 
@@ -151,19 +130,14 @@ def make_trainer(kind, num_agents, options, folder):
     from peft import LoraConfig
     from trl import GRPOConfig, GRPOTrainer
 
-    from marcog_trl import (
-        MultiAgentGRPOConfig,
-        MultiAgentGRPOTrainer,
-        MultiAgentPPOConfig,
-        MultiAgentPPOTrainer,
-        SHPPOConfig,
-        SHPPOTrainer,
-    )
+    import marcog_trl
 
     tokenizer = make_model(folder, options.shape)
     words = tokenizer("def f(xs): " + "add one to every number " * 400)["input_ids"]
     dataset = Dataset.from_dict({"prompt": [tokenizer.decode(words[: options.prompt_length])] * 256})
-    common = {
+    settings = QUIET | ON_CPU if options.cpu else QUIET | {"bf16": True}
+    settings |= {
+        "output_dir": folder,
         "per_device_train_batch_size": options.rows,
         "num_generations": options.generations,
         "max_completion_length": options.completion_length,
@@ -171,26 +145,16 @@ def make_trainer(kind, num_agents, options, folder):
         "max_steps": options.steps + 1,
         "beta": 0.02,
         "learning_rate": 1e-5,
-        "use_cpu": options.cpu,
-        "bf16": not options.cpu,
         "model_init_kwargs": {"dtype": "float32" if options.cpu else "bfloat16"},
-        "gradient_checkpointing": False,
-        "logging_steps": 1000,
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-        "output_dir": folder,
     }
     lora = LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules="all-linear")
     if kind == "grpo":
-        return GRPOTrainer(folder, reward, GRPOConfig(**common), dataset, peft_config=lora)
-    trainer, args = {
-        "magrpo": (MultiAgentGRPOTrainer, MultiAgentGRPOConfig),
-        "none": (MultiAgentPPOTrainer, lambda **kwargs: MultiAgentPPOConfig(critic="none", **kwargs)),
-        "team": (MultiAgentPPOTrainer, MultiAgentPPOConfig),
-        "shppo": (SHPPOTrainer, SHPPOConfig),
-    }[kind]
-    return trainer(folder, reward, args(**common), dataset, peft_config=lora, workflow=make_team(num_agents))
+        return GRPOTrainer(folder, variety, GRPOConfig(**settings), dataset, peft_config=lora)
+    name = {"magrpo": "MultiAgentGRPO", "shppo": "SHPPO"}.get(kind, "MultiAgentPPO")
+    critic = {"critic": "none"} if kind == "none" else {}
+    args = getattr(marcog_trl, f"{name}Config")(**settings, **critic)
+    team = same_prompt_team(num_agents)
+    return getattr(marcog_trl, f"{name}Trainer")(folder, variety, args, dataset, peft_config=lora, workflow=team)
 
 
 def measure_steps(kind, num_agents, options):
@@ -231,11 +195,10 @@ def bare_loop(trainer, options):
 
 def measure_execution(options):
     """Steps of recipes/train_shppo.py's team."""
+    from train_shppo import RECIPE
+
     from marcog_trl import SHPPOTrainer
     from marcog_trl.cli.parsing import parse
-
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-    from train_shppo import RECIPE
 
     with tempfile.TemporaryDirectory() as folder:
         argv = ["--max_steps", str(10 * options.steps + 1), "--output_dir", folder, "--report_to", "none"]
@@ -254,100 +217,71 @@ def measure_execution(options):
 
 def run(options, task):
     """One measurement in a process of its own."""
-    argv = [sys.executable, __file__, "--task", json.dumps(task)]
-    for name in ("shape", "rows", "generations", "prompt_length", "completion_length", "steps"):
-        argv += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
-    process = subprocess.run([*argv, "--cpu" if options.cpu else "--no-cpu"], capture_output=True, text=True)
-    if process.returncode != 0:
-        sys.exit(f"{task}:\n{process.stderr[-3000:]}")
-    return json.loads(process.stdout.strip().splitlines()[-1])
+    return measure_apart(__file__, [*task, {name: getattr(options, name) for name in SETTINGS}])
 
 
 def median(steps, phase):
     return statistics.median(step[phase] for step in steps)
 
 
-def compare_steps(options, console):
+def compare_steps(options):
     """Tables of all kinds, and of the bare loop."""
-    from rich.table import Table
-
-    figures = {kind: [] for kind in KINDS}
-    for _ in range(options.rounds):
-        for kind, task in KINDS.items():
-            figures[kind].append(run(options, task))
+    figures = take_turns(KINDS, options.rounds, lambda task: run(options, task))
     steps = {kind: [step for figure in found for step in figure["steps"]] for kind, found in figures.items()}
-    tokens = options.rows * options.completion_length
-    title = f"{options.shape}, {options.rows} rows of {options.prompt_length} + {options.completion_length} tokens"
-    table = Table("", "tokens/s", "step s", *PHASES, "peak MiB", "step ratio", "update ratio", title=title)
+    tokens, rows, bare = options.rows * options.completion_length, [], []
     for kind, own in steps.items():
-        table.add_row(
-            kind,
-            f"{tokens / median(own, 'step'):,.0f}",
-            f"{median(own, 'step'):.3f}",
-            *(f"{median(own, phase):.3f}" for phase in PHASES),
-            f"{statistics.median(figure['peak_mib'] for figure in figures[kind]):,.0f}",
-            *(f"{median(own, phase) / median(steps[BASE], phase):.2f}" for phase in ("step", "update")),
-        )
-    console.print(table)
-    table = Table(
-        "", "generate s", "bare loop s", "share of its speed", title="generation beside a bare KV-cache loop"
-    )
-    for kind, found in figures.items():
-        bare = [seconds for figure in found for seconds in figure.get("bare", [])]
-        if bare:
-            own, loop = median(steps[kind], "generate"), statistics.median(bare)
-            table.add_row(kind, f"{own:.3f}", f"{loop:.3f}", f"{loop / own:.2f}")
-    console.print(table)
+        speed, peak = tokens / median(own, "step"), statistics.median(figure["peak_mib"] for figure in figures[kind])
+        ratios = [f"{median(own, phase) / median(steps[BASE], phase):.2f}" for phase in ("step", "update")]
+        seconds = [f"{median(own, phase):.3f}" for phase in ("step", *PHASES)]
+        rows.append([kind, f"{speed:,.0f}", *seconds, f"{peak:,.0f}", *ratios])
+        loops = [seconds for figure in figures[kind] for seconds in figure.get("bare", [])]
+        if loops:
+            own, loop = median(own, "generate"), statistics.median(loops)
+            bare.append([kind, f"{own:.3f}", f"{loop:.3f}", f"{loop / own:.2f}"])
+    print(f"{options.shape}, {options.rows} rows of {options.prompt_length} + {options.completion_length} tokens\n")
+    header = ("", "tokens/s", "step s", *PHASES, "peak MiB", "step ratio", "update ratio")
+    print(table(header, *rows), "\n\ngeneration beside a bare KV-cache loop\n")
+    print(table(("", "generate s", "bare loop s", "share of its speed"), *bare), flush=True)
     return figures
 
 
-def compare_execution(options, console):
+def compare_execution(options):
     figure = run(options, ["execution", 2])
     shares = [step["execute"] / step["step"] for step in figure["steps"]]
-    console.print(
+    print(
         f"Executing rewards on the embedded default: {statistics.median(shares):.1%} of a step (median of {len(shares)}; "
         f"9 of 10 below {statistics.quantiles(shares, n=10)[-1]:.1%}); step {median(figure['steps'], 'step'):.3f} s"
     )
     return figure
 
 
+SETTINGS = ("shape", "rows", "generations", "prompt_length", "completion_length", "steps", "cpu")
+
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", choices=("steps", "execution", "comlrl", "all"), default="all")
+    parser = make_parser(__doc__, rounds=3, steps=4, rows=32, generations=4)
+    parser.add_argument("--prompt-length", type=int, default=96)
+    parser.add_argument("--completion-length", type=int, default=48)
+    parser.add_argument("--case", choices=("steps", "execution", "all"), default="all")
     parser.add_argument("--shape", choices=SHAPES, default="small")
-    for name, default in (
-        ("rounds", 3), ("steps", 4), ("rows", 32), ("generations", 4), ("prompt-length", 96), ("completion-length", 48),
-    ):  # fmt: skip
-        parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--cpu", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--comlrl-python", help="interpreter of an environment with CoMLRL; see comlrl.py")
     parser.add_argument("--output", type=Path, help="JSON file to write all figures to")
     parser.add_argument("--task", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.filterwarnings("ignore", category=FutureWarning)
     if options.task is not None:
-        kind, num_agents = options.task
-        measured = measure_execution(options) if kind == "execution" else measure_steps(kind, num_agents, options)
-        print(json.dumps(measured))
+        kind, num_agents, settings = options.task
+        task = argparse.Namespace(**settings)
+        print(json.dumps(measure_execution(task) if kind == "execution" else measure_steps(kind, num_agents, task)))
         return
     largest = max(num_agents for _, num_agents in KINDS.values()) * options.generations
     if options.rows % largest:
-        parser.error(f"--rows {options.rows} does not hold {largest} rows of a problem; {largest} works")
-    if options.case == "comlrl" and options.comlrl_python is None:
-        parser.error("--comlrl-python is missing; comlrl/bin/python of an environment with comlrl==1.4.3 works")
-    from rich.console import Console
-
-    console, results = Console(width=130), {}
-    if options.case in ("steps", "all"):
-        results["steps"] = compare_steps(options, console)
-    if options.case in ("execution", "all"):
-        results["execution"] = compare_execution(options, console)
-    if options.output is not None:
-        options.output.write_text(json.dumps(results, indent=1) + "\n")
-    if options.comlrl_python is not None and options.case in ("comlrl", "all"):
-        for case in ("one_turn", "vocabulary"):
-            script = [sys.executable, str(Path(__file__).with_name("comlrl.py")), "--case", case, "--batches", "16"]
-            subprocess.run([*script, "--comlrl-python", options.comlrl_python], check=True)
+        parser.error(
+            f"--rows {options.rows} must be a multiple of {largest}, the rows of a problem. Use --rows {largest}."
+        )
+    compared = {"steps": compare_steps, "execution": compare_execution}
+    cases = compared if options.case == "all" else [options.case]
+    write_json(options.output, {case: compared[case](options) for case in cases})
 
 
 if __name__ == "__main__":

@@ -1,0 +1,130 @@
+"""
+What the measurements share: processes of their own, rounds in which competitors take turns, random models and small teams, and
+tables. CoMLRL's environment, which has no marcog_trl, imports this file, too.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+RECIPES = Path(__file__).parents[1]
+sys.path.append(str(RECIPES))  # for the training recipes
+
+# Settings of trainers that are measured on CPU: they save, log and report nothing
+ON_CPU = {"use_cpu": True, "bf16": False}
+QUIET = {
+    "gradient_checkpointing": False, "logging_steps": 1000, "save_strategy": "no", "report_to": "none", "disable_tqdm": True,
+}  # fmt: skip
+
+
+def make_parser(doc, **numbers):
+    """The parser of a measurement, which says what its docstring says, with a flag for each number and its default."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in numbers.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    return parser
+
+
+def task_command(script, task, python=sys.executable):
+    return [python, script, "--task", json.dumps(task)]
+
+
+def measure_apart(script, task, python=sys.executable, **environment):
+    """
+    One measurement in a process of its own.
+
+    Args:
+        script (`str`): File of the measurement.
+        task: What it is to measure, as JSON: the value of its flag `--task`.
+        python (`str`, *optional*): The interpreter.
+        **environment: Variables of the environment.
+
+    Returns:
+        What the last line that the process prints holds, as JSON.
+    """
+    command = task_command(script, task, python)
+    process = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
+    if process.returncode != 0:
+        sys.exit(f"{python}, {task}:\n{process.stderr[-3000:]}")
+    return json.loads(process.stdout.strip().splitlines()[-1])
+
+
+def take_turns(competitors, rounds, measure):
+    """Figures of every competitor, round by round: A, B, A, B, ..."""
+    figures = {name: [] for name in competitors}
+    for _ in range(rounds):
+        for name, task in competitors.items():
+            figures[name].append(measure(task))
+    return figures
+
+
+def random_model(tokenizer, hidden_size, layers, heads, kv_heads, intermediate_size, vocab_size=None):
+    """A random Qwen2, on CPU."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=vocab_size or len(tokenizer),
+            hidden_size=hidden_size,
+            intermediate_size=intermediate_size,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            bos_token_id=None,
+            tie_word_embeddings=True,
+        )
+    ).to("cpu")
+
+
+def save_model(folder, model, tokenizer):
+    """Saves both, and returns the folder."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def same_prompt_team(num_agents):
+    """A workflow whose agents see the same prompt, so that prompts are as long as those of a single agent."""
+    from marcog_trl import Agent, Workflow
+
+    class Team(Workflow):
+        agents = tuple(Agent(f"agent{i}", f"Write part {i}.") for i in range(num_agents))
+
+        def play(self, problem):
+            yield {agent.name: problem["prompt"] for agent in self.agents}
+
+        def solution(self, problem, replies):
+            return "".join(replies.values())
+
+    return Team()
+
+
+def variety(prompts, completions, **kwargs):
+    """A reward that costs nothing to compute."""
+    return [len(set(completion)) / 100 for completion in completions]
+
+
+def table(header, *rows):
+    """A table in Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def with_range(values):
+    """Median and range."""
+    values = sorted(values)
+    return f"{values[len(values) // 2]:.2f} ({values[0]:.2f} to {values[-1]:.2f})"
+
+
+def write_json(path, figures):
+    """Writes the figures, if a path is given."""
+    if path is not None:
+        path.write_text(json.dumps(figures, indent=1) + "\n")
