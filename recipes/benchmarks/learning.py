@@ -4,7 +4,7 @@ What teams learn on the built-in problems, at equal numbers of generated tokens,
     python recipes/benchmarks/learning.py                                  # runs what is missing, then reports
     python recipes/benchmarks/learning.py --only symmetry/shppo --seeds 0  # one unit; several processes may share the work
     python recipes/benchmarks/learning.py --ablations                      # also what SHPPO is without parts of it
-    python recipes/benchmarks/learning.py --report                         # tables and pictures of what is there
+    python recipes/benchmarks/learning.py --report                         # tables and curves of what is there
 
 A unit is one condition with one seed in a process of its own. It leaves a JSON file in `--output_dir`, in a folder for
 each `--tokens`; units that are there are not run again, and one that crashed is lost alone. Every process uses one
@@ -36,7 +36,6 @@ import argparse
 import hashlib
 import inspect
 import json
-import math
 import os
 import random
 import subprocess
@@ -47,14 +46,19 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import yaml
+from common import RECIPES, make_parser
 from filelock import FileLock, Timeout
+from learning_report import report
 
-from marcog_trl import Collaboration, Workflow, code
+from marcog_trl import Collaboration, Workflow
 from marcog_trl.agents import ask
+from marcog_trl.parsing.extract import extract_code
+from marcog_trl.parsing.predicates import defines
 from marcog_trl.parsing.prompts import context_of
+from marcog_trl.parsing.syntax import combine
 
 
-CONFIG = Path(__file__).parents[1] / "configs" / "builtin.yaml"
+CONFIG = RECIPES / "configs" / "builtin.yaml"
 
 
 # The family of identical prompts
@@ -63,7 +67,7 @@ CONFIG = Path(__file__).parents[1] / "configs" / "builtin.yaml"
 def written(problem, reply):
     """Which of the two functions, `aux` and the entry point, a reply defines."""
     names = ("aux", problem["entry_point"])
-    return [name for name in names if code.defines(code.extract_code(reply, name, context_of(problem)), name)]
+    return [name for name in names if defines(extract_code(reply, name, context_of(problem)), name)]
 
 
 def complementary(problem, replies):
@@ -86,9 +90,9 @@ class SameQuestion(Workflow):
         if not complementary(problem, texts):
             return ""
         helper, main = sorted(texts, key=lambda text: written(problem, text) != ["aux"])
-        return code.combine(
-            code.extract_code(helper, "aux", context_of(problem)),
-            code.extract_code(main, problem["entry_point"], context_of(problem)),
+        return combine(
+            extract_code(helper, "aux", context_of(problem)),
+            extract_code(main, problem["entry_point"], context_of(problem)),
         )
 
 
@@ -109,7 +113,7 @@ class Condition:
     What is trained.
 
     Args:
-        label (`str`): Its name in tables and pictures.
+        label (`str`): Its name in tables and curves.
         trainer (`str`, *optional*, defaults to `"SHPPOTrainer"`): Name of the trainer.
         workflow (`str`, *optional*, defaults to `"collaboration"`): Name of a workflow, or `"same_question"`.
         rewards (`tuple`, *optional*, defaults to `("execution_reward",)`): Reward functions, which are summed.
@@ -277,7 +281,7 @@ def make_examples(tokenizer, count):
         row = rng.choice(rows)
         prompt = asked[kind](row) if kind in asked else next(Collaboration().play(row))[kind]
         writers = {"single": ["helper", "main"], "same_question": [rng.choice(("helper", "main"))]}.get(kind, [kind])
-        target = code.combine(*(_reply(row, writer, habits, plan, rng) for writer in writers))
+        target = combine(*(_reply(row, writer, habits, plan, rng) for writer in writers))
         [context] = encode_prompts(tokenizer, [prompt])
         reply = tokenizer(target)["input_ids"] + [tokenizer.eos_token_id]
         examples.append({"input_ids": context + reply, "labels": [-100] * len(context) + reply})
@@ -485,262 +489,13 @@ def run_missing(options, folder):
     return failed
 
 
-# Report
-
-
-def interval(figures):
-    """
-    Mean and half the width of its 95 % interval over problems and seeds.
-
-    Args:
-        figures (`numpy.ndarray` of shape `(S, P)`): A figure of every seed and problem; P at least 2.
-
-    Returns:
-        `tuple[float, float]`: mean and half width; see the module's docstring.
-    """
-    parts = [figures.mean(axis) for axis in ((1, 0) if len(figures) > 1 else (0,))]
-    variances = [means.var(ddof=1) / len(means) for means in parts]
-    total = sum(variances)
-    if total == 0:
-        return float(figures.mean()), 0.0
-    freedom = total**2 / sum(v**2 / (len(means) - 1) for v, means in zip(variances, parts, strict=True))
-    return float(figures.mean()), student_t(freedom) * math.sqrt(total)
-
-
-def student_t(freedom):
-    """The 0.975 quantile of Student's t, for degrees of freedom from 1 on: with t = √freedom · tan θ its density is cos^(freedom − 1)."""
-    import numpy as np
-
-    angle = (np.arange(50_000) + 0.5) / 50_000 * math.pi / 2
-    mass = np.cos(angle) ** (freedom - 1)
-    edge = np.searchsorted(mass.cumsum() / mass.sum(), 0.95)
-    return math.sqrt(freedom) * math.tan(angle[edge])
-
-
-def load_results(folder):
-    """What is there: family → condition → list of results by seed, in the order of `FAMILIES`."""
-    results = {family: {name: [] for name in conditions} for family, conditions in FAMILIES.items()}
-    for path in sorted((folder / "units").glob("*.json")):
-        result = json.loads(path.read_text())
-        family, name, _ = result["unit"].split("/")
-        if name in results[family]:
-            results[family][name].append(result)
-    return {family: {name: found for name, found in of.items() if found} for family, of in results.items()}
-
-
-def figures_of(runs, name, part="final"):
-    """A figure of every seed and problem, `(S, P)`; `None` where it is not known."""
-    import numpy as np
-
-    tables = [run["final"] if part == "final" else run["dissected"].get(part, {}) for run in runs]
-    return np.array([table[name] for table in tables]) if all(name in table for table in tables) else None
-
-
-def shown(figures):
-    mean, half = interval(figures)
-    return f"{mean:.3f} ± {half:.3f}"
-
-
-def markdown(results):
-    """Tables of solved shares, gaps, dissections and ledgers."""
-    lines = []
-    for family, conditions in results.items():
-        if not conditions:
-            continue
-        columns = {"solved": "solved, sampled", "greedy": "solved, greedy"}
-        if family == "symmetry":
-            columns |= {"complementary": "complementary"}
-        lines += [
-            f"**{family}**",
-            "",
-            f"| | seeds | {' | '.join(columns.values())} |",
-            "|---|---|" + "---|" * len(columns),
-        ]
-        for name, runs in conditions.items():
-            cells = [shown(figures_of(runs, column)) for column in columns]
-            lines.append(f"| {FAMILIES[family][name].label} | {len(runs)} | {' | '.join(cells)} |")
-        lines += ["", *gaps(family, conditions, columns), *dissections(family, conditions, columns)]
-        lines += [
-            "| | generated tokens | evaluator calls | sandbox | training | optimizer steps |",
-            "|---|---|---|---|---|---|",
-        ]
-        for name, runs in conditions.items():
-            if FAMILIES[family][name].trained:
-                used = {key: sum(run["ledger"][key] for run in runs) / len(runs) for key in runs[0]["ledger"]}
-                lines.append(
-                    f"| {FAMILIES[family][name].label} | {used['tokens']:,.0f} | {used['evaluator_calls']:,.0f} | "
-                    f"{used['sandbox_seconds']:.0f} s | {used['training_seconds']:.0f} s | {used['optimizer_steps']:.0f} |"
-                )
-        lines.append("")
-    return "\n".join(lines)
-
-
-def gaps(family, conditions, columns):
-    """How far separate adapters are above the shared policy, and how much of that SHPPO closes."""
-    above = {name: difference(conditions, name, columns) for name in ("separate", "shppo", "shppo_agent")}
-    lines = []
-    for column in columns if above["separate"] else ():
-        gap, half = interval(above["separate"][column])
-        lines.append(
-            f"* {column}: a LoRA per agent is {100 * gap:+.1f} ± {100 * half:.1f} points above the shared policy."
-        )
-        for name in ("shppo", "shppo_agent"):
-            if above[name]:
-                own, own_half = interval(above[name][column])
-                closed = f", {100 * own / gap:.0f} % of that gap" if gap > half else ""
-                label = FAMILIES[family][name].label
-                lines.append(
-                    f"* {column}: {label} is {100 * own:+.1f} ± {100 * own_half:.1f} points above it{closed}."
-                )
-    return [*lines, ""] if lines else []
-
-
-def difference(conditions, name, columns):
-    """How far a condition is above the shared policy: by column, of every seed that both have and every problem, `(S, P)`."""
-    own, shared = (
-        {run["unit"].rpartition("/")[2]: run for run in conditions.get(each, [])} for each in (name, "shared_ppo")
-    )
-    seeds = sorted(own.keys() & shared.keys())
-    if not seeds:
-        return {}
-    runs, others = [own[seed] for seed in seeds], [shared[seed] for seed in seeds]
-    return {column: figures_of(runs, column) - figures_of(others, column) for column in columns}
-
-
-PARTS = {
-    "final": "as trained",
-    "cores_zero": "C = 0",
-    "latents_swapped": "latents swapped",
-    "latents_equal": "one latent for both",
-}
-
-
-def dissections(family, conditions, columns):
-    """The trained teams without their cores, with exchanged latents, and with one latent for both agents."""
-    teams = {name: runs for name, runs in conditions.items() if all(run["dissected"] for run in runs)}
-    columns = [*columns, "helper_as_named"] if family == "symmetry" else list(columns)
-    lines = []
-    for name, runs in teams.items():
-        lines += [f"| {FAMILIES[family][name].label} | {' | '.join(columns)} |", "|---|" + "---|" * len(columns)]
-        for part, label in PARTS.items():
-            lines.append(f"| {label} | {' | '.join(shown(figures_of(runs, column, part)) for column in columns)} |")
-        lines.append("")
-    return lines
-
-
-# Pictures
-
-
-NAMES = {
-    "solved": "solved (sampled)",
-    "greedy": "solved (greedy)",
-    "complementary": "complementary replies\n(dotted: most of one policy)",
-}
-COLORS = {  # Okabe and Ito's palette
-    "untrained": "#999999", "untrained_single": "#BBBBBB", "single_ppo": "#56B4E9", "single_grpo": "#0072B2",
-    "shared_ppo": "#E69F00", "magrpo": "#CC79A7", "shppo": "#009E73", "shppo_agent": "#00604A", "separate": "#D55E00",
-    "roles_in_prompt": "#555555",
-}  # fmt: skip
-
-
-def plotted(family):
-    return ("complementary", "solved") if family == "symmetry" else ("solved", "greedy")
-
-
-def draw_bars(family, conditions, path):
-    """Means with their intervals; dots are single seeds."""
-    from matplotlib import pyplot as plt
-
-    bars = [(FAMILIES[family][name].label, name, runs, "final") for name, runs in conditions.items()]
-    bars += [
-        (f"{FAMILIES[family][name].label}: {label}", name, runs, part)
-        for name, runs in conditions.items()
-        for part, label in PARTS.items()
-        if part != "final" and all(run["dissected"] for run in runs)
-    ]
-    bars.reverse()  # the first one on top
-    figure, axes = plt.subplots(1, 2, figsize=(11, 1.3 + 0.34 * len(bars)), sharey=True, layout="constrained")
-    for axis, figure_name in zip(axes, plotted(family), strict=True):
-        for y, (_, name, runs, part) in enumerate(bars):
-            values = figures_of(runs, figure_name, part)
-            if values is None:
-                continue
-            mean, half = interval(values)
-            faint = part != "final" or FAMILIES[family][name].ablation
-            color = COLORS.get(name, COLORS["shppo"])
-            axis.barh(y, mean, 0.7, color=color, alpha=0.45 if faint else 0.9)
-            axis.errorbar(mean, y, xerr=half, color="black", capsize=3, linewidth=1.2)
-            axis.plot(values.mean(1), [y] * len(values), "o", color="white", markeredgecolor="black", markersize=4)
-            axis.text(1.01, y, f"{mean:.2f}", va="center", fontsize="small", clip_on=False)
-        if figure_name == "complementary":
-            axis.axvline(0.5, color="black", linestyle=":", linewidth=1)
-        axis.set(xlabel=f"{NAMES[figure_name]},\nheld-out problems", xlim=(0, 1), ylim=(-0.6, len(bars) - 0.4))
-        axis.grid(axis="x", alpha=0.3)
-        axis.set_axisbelow(True)
-    axes[0].set_yticks(range(len(bars)), [label for label, *_ in bars])
-    figure.suptitle(f"{family}: after training (bars: mean, 95 % interval; dots: seeds)", fontsize="medium")
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-
-
-def draw_curves(family, conditions, path):
-    """Held-out figures by generated tokens: mean of the seeds, and the range between them."""
-    import numpy as np
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), sharex=True, layout="constrained")
-    for axis, figure_name in zip(axes, plotted(family), strict=True):
-        for name, runs in conditions.items():
-            plan = FAMILIES[family][name]
-            if not plan.trained or plan.ablation or figures_of(runs, figure_name) is None:
-                continue
-            start = "untrained_single" if plan.workflow == "single" else "untrained"
-            before = conditions.get(start) if name != "roles_in_prompt" else None
-            first = [(0, figures_of(before, figure_name).mean())] if before else []
-            curves = []
-            for run in runs:
-                last = (run["ledger"]["tokens"], np.mean(run["final"][figure_name]))
-                curves.append([*first, *((point["tokens"], point[figure_name]) for point in run["curve"]), last])
-            points = np.array([curve for curve in curves if len(curve) == len(curves[0])])  # (S, points, 2)
-            tokens, values = points[:, :, 0].mean(0), points[:, :, 1]
-            axis.plot(tokens, values.mean(0), "o-", color=COLORS[name], label=plan.label, markersize=3.5)
-            axis.fill_between(tokens, values.min(0), values.max(0), color=COLORS[name], alpha=0.12, linewidth=0)
-        if figure_name == "complementary":
-            axis.axhline(0.5, color="black", linestyle=":", linewidth=1)
-        axis.set(xlabel="generated tokens", ylabel=f"{NAMES[figure_name]},\nheld-out problems", ylim=(0, 1))
-        axis.xaxis.set_major_formatter(lambda x, _: f"{x / 1000:.0f}k")
-        axis.set_xlim(left=0)
-        axis.grid(alpha=0.3)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", fontsize="small")
-    figure.suptitle(f"{family}: while training (line: mean of the seeds, band: their range)", fontsize="medium")
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-
-
-def report(folder):
-    """Prints the tables and writes them and the pictures into the folder of the results."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    results = load_results(folder)
-    if not any(results.values()):
-        sys.exit(f"error: {folder} has no results; running without --report makes them")
-    text = markdown(results)
-    print(text)
-    (folder / "report.md").write_text(text + "\n")
-    for family, conditions in results.items():
-        if conditions:
-            draw_bars(family, conditions, folder / f"{family}-bars.png")
-            draw_curves(family, conditions, folder / f"{family}-curves.png")
-
-
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--tokens", type=int, default=130_000, help="tokens that a unit generates while it learns")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", nargs="+", help="families, conditions, or family/condition")
     parser.add_argument("--ablations", action="store_true", help="also SHPPO without parts of it")
-    parser.add_argument("--report", action="store_true", help="run nothing; draw and print what is there")
+    parser.add_argument("--report", action="store_true", help="run nothing; report the results that are there")
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/learning"))
     parser.add_argument("--unit", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -752,9 +507,9 @@ def main():
     if not options.report:
         study_model(options.output_dir)
         failed = run_missing(options, folder)
-    report(folder)
+    report(folder, FAMILIES)
     if failed:
-        sys.exit(f"error: failed units: {', '.join(failed)}; the same command runs them again")
+        sys.exit(f"error: failed units: {', '.join(failed)}. The same command runs them again.")
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def benchmark(tiny_model, tmp_path, monkeypatch, capfd):
 
 
 @pytest.mark.parametrize(
-    "name", sorted({path.stem for path in BENCHMARKS.glob("*.py")} - {"common", "comlrl_learning"})
+    "name", sorted({path.stem for path in BENCHMARKS.glob("*.py")} - {"common", "comlrl_learning", "learning_report"})
 )
 def test_help(benchmark, name, capfd):
     with pytest.raises(SystemExit) as ended:

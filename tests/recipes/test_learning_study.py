@@ -1,8 +1,9 @@
 """The learning study of `recipes/benchmarks/learning.py`: its family, its intervals, a unit of each kind, its report."""
 
-import importlib.util
+import importlib
 import json
 import math
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,15 +15,19 @@ from marcog_trl.execution import CodeExecutor
 from marcog_trl.problems import solution_job
 
 
-SCRIPT = Path(__file__).parents[2] / "recipes" / "benchmarks" / "learning.py"
+BENCHMARKS = Path(__file__).parents[2] / "recipes" / "benchmarks"
 
 
 @pytest.fixture(scope="module")
 def study():
-    spec = importlib.util.spec_from_file_location("learning_study", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])  # as if it was started
+        yield importlib.import_module("learning")
+
+
+@pytest.fixture(scope="module")
+def reporting(study):
+    return sys.modules["learning_report"]
 
 
 @pytest.fixture(scope="module")
@@ -65,31 +70,31 @@ class TestSameQuestion:
 
 
 class TestIntervals:
-    def test_of_one_seed_is_over_problems(self, study):
+    def test_of_one_seed_is_over_problems(self, reporting):
         values = np.array([[0.0, 1.0, 1.0, 0.0, 1.0]])
-        mean, half = study.interval(values)
+        mean, half = reporting.interval(values)
         assert mean == pytest.approx(0.6)
         assert half == pytest.approx(2.776445 * math.sqrt(0.3 / 5), rel=1e-4)  # t with 4 degrees of freedom
 
-    def test_of_seeds_and_problems_by_hand(self, study):
+    def test_of_seeds_and_problems_by_hand(self, reporting):
         values = np.array([[0.0, 1.0], [1.0, 1.0], [0.5, 1.0]])
         # means of the problems 0.5 and 1, of the seeds 0.5, 1 and 0.75
         by_problem, by_seed = 0.125 / 2, 0.0625 / 3
         freedom = (by_problem + by_seed) ** 2 / (by_problem**2 / 1 + by_seed**2 / 2)
-        mean, half = study.interval(values)
+        mean, half = reporting.interval(values)
         assert mean == pytest.approx(0.75)
-        assert half == pytest.approx(study.student_t(freedom) * math.sqrt(by_problem + by_seed))
+        assert half == pytest.approx(reporting.student_t(freedom) * math.sqrt(by_problem + by_seed))
 
     @pytest.mark.parametrize(("freedom", "expected"), [(1, 12.7062), (2, 4.30265), (10, 2.22814), (1000, 1.96234)])
-    def test_quantiles_are_those_of_the_tables(self, study, freedom, expected):
-        assert study.student_t(freedom) == pytest.approx(expected, rel=1e-3)
+    def test_quantiles_are_those_of_the_tables(self, reporting, freedom, expected):
+        assert reporting.student_t(freedom) == pytest.approx(expected, rel=1e-3)
 
-    def test_covers_the_mean_of_crossed_effects(self, study):
+    def test_covers_the_mean_of_crossed_effects(self, reporting):
         rng = np.random.default_rng(0)
         hits = 0
         for _ in range(200):
             values = rng.normal(size=(3, 1)) * 0.1 + rng.normal(size=(1, 40)) * 0.5 + rng.normal(size=(3, 40)) * 0.3
-            mean, half = study.interval(values)
+            mean, half = reporting.interval(values)
             hits += abs(mean) <= half
         assert 0.92 < hits / 200 < 1
 
@@ -103,7 +108,7 @@ def test_units_are_those_asked_for(study):
     assert study.units(options(only=["symmetry/shppo"], seeds=[2])) == ["symmetry/shppo/2"]
 
 
-def test_units_run_and_are_reported(study, tiny_model, problems, tmp_path):
+def test_units_run_and_are_reported(study, reporting, tiny_model, problems, tmp_path):
     """A unit of every kind on a random model; what it leaves is what the report reads."""
     names = ("untrained", "shared_ppo", "magrpo", "shppo", "shppo_no_value", "separate")
     train = load_problems("builtin", "train").select(range(16))
@@ -122,13 +127,13 @@ def test_units_run_and_are_reported(study, tiny_model, problems, tmp_path):
         path = study.result_path(tmp_path, f"symmetry/{name}/0")
         path.write_text(json.dumps({"unit": f"symmetry/{name}/0", "tokens": 40, **result}))
     assert result["ledger"]["evaluator_calls"] > 0 and result["ledger"]["sandbox_seconds"] > 0
-    study.report(tmp_path)
+    reporting.report(tmp_path, study.FAMILIES)
     text = (tmp_path / "report.md").read_text()
     assert all(f"| {study.FAMILIES['symmetry'][name].label} | 1 |" in text for name in names)
     assert "points above the shared policy" in text and "C = 0" in text
-    assert {path.name for path in tmp_path.glob("*.png")} == {"symmetry-bars.png", "symmetry-curves.png"}
+    assert {path.name for path in tmp_path.glob("*.png")} == {"symmetry-curves.png"}
     with pytest.raises(SystemExit, match="has no results"):
-        study.report(tmp_path / "empty")
+        reporting.report(tmp_path / "empty", study.FAMILIES)
 
 
 def test_what_is_there_or_in_work_is_not_run_again(study, tmp_path, monkeypatch):
