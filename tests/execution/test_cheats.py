@@ -1,8 +1,7 @@
-"""More programs that cheat: each knows how the processes talk, and none gets a test passed that it does not deserve.
+"""More programs that cheat. Each knows how the processes talk, and none passes a test that it does not deserve.
 
-A cheat is judged in every way that its tests can be: as a comparison of plain values, under a judge, in a `check`, as a
-script, in a `TestCase`. After each of them the same worker is still there, holds nothing more than before, and passes a
-right program.
+A cheat is judged in every way that its tests can be run: as a comparison of plain values, under a judge, in a `check`, as a
+script, in a `TestCase`. After each of them the same worker is still there, has nothing left of it, and passes a right program.
 """
 
 import contextlib
@@ -15,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from watching import below, children, ended, gone, is_idle, naps, run_in_time, shows_naps, wait_until
 
 from marcog_trl.execution import CodeExecutor, Job, pool
 from marcog_trl.execution.isolation import probe
@@ -35,36 +35,6 @@ def executor():
         yield executor
 
 
-def below(root):
-    """Process ids below a process, zombies excepted."""
-    found, todo = set(), [root]
-    while todo:
-        parent = todo.pop()
-        try:
-            for children in Path(f"/proc/{parent}/task").glob("*/children"):
-                todo += [int(pid) for pid in children.read_text().split()]
-            alive = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-        except OSError:
-            continue  # it has ended meanwhile
-        if alive and parent != root:
-            found.add(parent)
-    return found
-
-
-def zygotes(worker):
-    """Number of a worker's zygotes: the plain one, and those that jobs with files or packages asked for."""
-    return len(Path(f"/proc/{worker}/task/{worker}/children").read_text().split())
-
-
-def gone(pid, seconds=3.0):
-    deadline = time.monotonic() + seconds
-    while Path(f"/proc/{pid}").exists():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
-
-
 def resident(executor):
     return int(Path(f"/proc/{executor._pool.workers[0].process.pid}/statm").read_text().split()[1]) * 4096
 
@@ -81,19 +51,15 @@ def left_behind():
 
 
 def run_unharmed(executor, jobs):
-    """Runs jobs; none is excused, takes longer than allowed, takes its worker with it or leaves anything."""
+    """Runs jobs. None is excused, takes longer than allowed, takes its worker with it or leaves anything behind."""
     worker = executor._pool.workers[0].process.pid
     verdicts = []
     for job in jobs:
-        start = time.monotonic()
-        verdicts += executor.run([job])
-        assert time.monotonic() - start < (job.timeout or LIMIT) + 1.0, verdicts[-1]
+        verdicts.append(run_in_time(executor, job, (job.timeout or LIMIT) + 1.0))
         assert verdicts[-1].status != "infrastructure", verdicts[-1]
     assert executor.run([GOOD])[0].status == "passed"
     assert executor._pool.workers[0].process.pid == worker
-    deadline = time.monotonic() + 2.0
-    while len(below(worker)) > 3 * zygotes(worker):  # each with two children that wait for the next job
-        assert time.monotonic() < deadline
+    assert is_idle(worker)
     assert len(os.listdir(f"/proc/{worker}/fd")) < 16
     assert not left_behind()
     return verdicts
@@ -609,9 +575,7 @@ def test_a_frozenset_that_takes_long_to_build():
     code = ANSWER + f"body = b'{{\"r\":[\"f\",' + {items} + b']}}'\ndef f(x): answer(body)"
     with CodeExecutor(num_workers=1, timeout=0.7) as executor:
         executor.run([GOOD])
-        start = time.monotonic()
-        executor.run([Job(code=code, tests=["assert f(1) == 1"])])
-        assert time.monotonic() - start < 1.7
+        run_in_time(executor, Job(code=code, tests=["assert f(1) == 1"]), 1.7)
 
 
 def test_classes_sent_to_the_worker_are_forgotten(executor):
@@ -637,13 +601,13 @@ def test_a_namespace_is_no_window_on_the_judge(executor):
 
 
 def test_a_number_is_one_number(executor):
-    """What derives from an immutable value has one value: a program that answers anew at each use is not believed."""
+    """An object that derives from an immutable value has one value, even if the program answers differently each time."""
     code = (
         "import sys\nclass N(int): pass\ndef f(n):\n    answers = iter([1, 5, 5])\n"
-        "    sys._getframe(2).f_globals['_PLAIN_VALUE'][int] = lambda value: next(answers)\n    return N(1)"
+        "    sys._getframe(2).f_globals['PLAIN_VALUE'][int] = lambda value: next(answers)\n    return N(1)"
     )
-    tests = ["r = f(12)\nassert 12 % r == 0 and 1 < r < 12"]
-    assert executor.run([Job(code=code, tests=tests)])[0].passed == 0
+    (verdict,) = executor.run([Job(code=code, tests=["r = f(12)\nassert 12 % r == 0 and 1 < r < 12", "assert f(0)"])])
+    assert [test.status for test in verdict.tests] == ["failed", "passed"], verdict  # the second: f raises nothing
 
 
 @pytest.mark.parametrize("test", ["assert f(1)", "assert not f(1)"])
@@ -728,7 +692,7 @@ def test_nothing_survives_the_owner(name):
         time.sleep(0.2)
         process.send_signal(signal.SIGINT if "interrupt" in name else signal.SIGTERM)
     assert process.wait(timeout=10) != 0
-    assert len(workers) == 2 and len(everything) >= 4 and all(gone(pid) for pid in everything)
+    assert len(workers) == 2 and len(everything) >= 4 and gone(everything)
 
 
 def test_forks_and_threads_together():
@@ -745,15 +709,19 @@ def test_forks_and_threads_together():
     process = owner(script)
     output = process.communicate(timeout=60)[0]
     assert output.endswith("done\n") and process.returncode == 0
-    assert all(gone(int(pid)) for pid in output.split()[:2])
+    assert gone(map(int, output.split()[:2]))
 
 
-def kill(pid):
-    with contextlib.suppress(ProcessLookupError):  # a child of the run before may be ending by itself
-        os.kill(pid, signal.SIGKILL)
+def kill_children(worker, pids):
+    """Kills children while the worker is stopped, so that it sees all of them die at once."""
+    os.kill(worker, signal.SIGSTOP)
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):  # a child of the last job may be ending by itself
+            os.kill(pid, signal.SIGKILL)
+    os.kill(worker, signal.SIGCONT)
 
 
-NAP = "import time\ndef f(x):\n    time.sleep(0.4)\n    return x + 1"
+NAP = "import time\ndef f(x):\n    time.sleep(SECONDS)\n    return x + 1"
 
 
 @pytest.mark.parametrize(
@@ -773,13 +741,17 @@ def test_a_process_lost_in_the_midst_of_a_job(monkeypatch, victim, setup):
     with CodeExecutor(num_workers=1, timeout=1.0) as executor:
         executor.run([GOOD])
         worker = executor._pool.workers[0].process.pid
-        (zygote,) = {int(pid) for pid in Path(f"/proc/{worker}/task/{worker}/children").read_text().split()}
-        future = executor.submit([Job(code=NAP, tests=["assert f(1) == 2"], setup=setup)])
-        time.sleep(0.2)
+        (zygote,) = children(worker)
+        seconds = 10 if victim == "children" else 0.4
+        code = NAP.replace("SECONDS", str(seconds))
+        future = executor.submit([Job(code=code, tests=["assert f(1) == 2"], setup=setup, timeout=seconds + 0.6)])
+        if shows_naps(zygote):
+            assert wait_until(lambda: any(map(naps, below(zygote))))
+        else:
+            time.sleep(0.2)
         before = {worker, *below(worker)}
         if victim == "children":
-            for pid in before - {worker, zygote}:
-                kill(pid)
+            kill_children(worker, before - {worker, zygote})
         elif victim == "zygote":
             os.kill(zygote, signal.SIGKILL)
         else:
@@ -789,23 +761,15 @@ def test_a_process_lost_in_the_midst_of_a_job(monkeypatch, victim, setup):
         executor.run([GOOD] * 2)  # those that waited for them were killed too
         assert executor.run([GOOD])[0].status == "passed"
         if victim == "zygote":
-            assert all(gone(pid) for pid in before)
-
-
-def ended(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
+            assert gone(before)
 
 
 def test_a_waiting_child_that_is_killed_costs_no_program():
     with CodeExecutor(num_workers=1, timeout=LIMIT) as executor:
         executor.run([GOOD])
         worker = executor._pool.workers[0].process.pid
-        (zygote,) = {int(pid) for pid in Path(f"/proc/{worker}/task/{worker}/children").read_text().split()}
-        for pid in below(zygote):
-            kill(pid)
-            while not ended(pid):
-                time.sleep(0.01)
+        (zygote,) = children(worker)
+        waiting = below(zygote)
+        kill_children(worker, waiting)
+        assert wait_until(lambda: all(map(ended, waiting)))
         assert [verdict.status for verdict in executor.run([GOOD] * 3)] == ["passed"] * 3

@@ -148,10 +148,8 @@ def test_its_size_is_bounded(mounted, nobody):
 from marcog_trl.execution import CodeExecutor, Job
 with CodeExecutor(num_workers=1, timeout=5.0, files=True) as executor:
     for name, body in {FILLING!r}.items():
-        start = time.monotonic()
         (verdict,) = executor.run([Job("import os\\ndef f(x):\\n    " + body + "\\n    return 1", ["assert f(1) == 1"])])
         assert verdict.status in ("failed", "error"), (name, verdict)
-        assert time.monotonic() - start < 5, (name, verdict)
         (verdict,) = executor.run([Job("import os\\ndef f(x): return os.listdir('.')", ["assert f(1) == []"])])
         assert verdict.status == "passed", (name, verdict)
 """

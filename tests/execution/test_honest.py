@@ -1,4 +1,4 @@
-"""Honest programs get the verdicts that plain Python gives them, but for those that the guide lists."""
+"""Honest programs get the same results as in plain Python, except for those that the README lists."""
 
 import json
 import os
@@ -19,7 +19,7 @@ GUIDE = Path(__file__).parents[2] / "marcog_trl" / "execution" / "README.md"
 @pytest.fixture(scope="module")
 def native():
     environment = {**os.environ, "PYTHONHASHSEED": "0"}
-    command = [sys.executable, str(Path(__file__).parent / "honest.py")]
+    command = [sys.executable, str(Path(__file__).parents[1] / "helpers" / "honest.py")]
     return json.loads(subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout)
 
 

@@ -1,4 +1,4 @@
-"""Programs that cheat, hang, grow, escape or break: none passes wrongly, none leaks, no good one is lost.
+"""Programs that cheat, hang, grow, escape or break. None passes wrongly, none leaks, and no good program is lost.
 
 `hostile_cases.json` is a list of objects: `name`, `program` (a text, or pieces with the number of their repetitions),
 `tests`, `expected` (`pass`, `fail`, `timeout`, `error`), `either` (`fail` and `error` are equally right), `slow` (needs a
@@ -9,10 +9,10 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from watching import is_idle, run_in_time
 
 from marcog_trl.execution import CodeExecutor, Job
 from marcog_trl.execution.isolation import probe
@@ -38,26 +38,6 @@ def program(case):
     return text if isinstance(text, str) else "".join(piece * count for piece, count in text)
 
 
-def processes(root):
-    """Process ids below a process, without the children that wait for the next job."""
-    text = subprocess.run(["ps", "-eo", "pid,ppid,stat"], capture_output=True, text=True, check=True).stdout
-    parents = {
-        int(line.split()[0]): int(line.split()[1]) for line in text.splitlines()[1:] if "Z" not in line.split()[2]
-    }
-    below, todo = set(), [root]
-    while todo:
-        parent = todo.pop()
-        new = [pid for pid, ppid in parents.items() if ppid == parent and pid not in below]
-        below.update(new)
-        todo += new
-    return below
-
-
-def zygotes(worker):
-    """Number of a worker's zygotes: the plain one, and those that jobs with files or packages asked for."""
-    return len(Path(f"/proc/{worker}/task/{worker}/children").read_text().split())
-
-
 def left_behind():
     folders = [Path(folder) for folder in ("/tmp", "/var/tmp", "/dev/shm") if Path(folder).is_dir()]
     return [str(path) for folder in folders for path in folder.glob("*marcog_canary*")]
@@ -67,20 +47,14 @@ def left_behind():
 def test_hostile_programs(executor, case):
     limit = 10.0 if case["slow"] else 2.0
     for _ in range(2 if case["name"] == "probe_state_between_runs" else 1):
-        start = time.monotonic()
-        (verdict,) = executor.run([Job(code=program(case), tests=case["tests"], timeout=limit)])
-        seconds = time.monotonic() - start
+        job = Job(code=program(case), tests=case["tests"], timeout=limit)
+        verdict = run_in_time(executor, job, limit + 1.0)
         right = {STATUS[case["expected"]]} | ({"failed", "error"} if case["either"] else set())
         assert verdict.status in right, (case["why"], verdict)
-        assert seconds < limit + 1.0
     assert not left_behind()
-    worker = executor._pool.workers[0]
-    deadline = time.monotonic() + 2.0
-    while len(processes(worker.process.pid)) > 3 * zygotes(
-        worker.process.pid
-    ):  # each with two children that wait for the next job
-        assert time.monotonic() < deadline
-    assert len(os.listdir(f"/proc/{worker.process.pid}/fd")) < 16
+    worker = executor._pool.workers[0].process.pid
+    assert is_idle(worker)
+    assert len(os.listdir(f"/proc/{worker}/fd")) < 16
     good = Job(code="def add(a, b): return a + b", tests=ADD)
     assert executor.run([good])[0].status == "passed"
 
@@ -253,7 +227,8 @@ def test_no_program_has_itself_excused(executor):
         "def f(x): raise BaseExceptionGroup('g', [SystemExit()])",
         "import os\ndef f(x): os.kill(os.getppid(), 9); return 0",
     ]
-    jobs = [Job(code=code, tests=[test]) for code in bombs for test in ("assert f(1) == 1", "assert abs(f(1)) == 1")]
+    tests = ("assert f(1) == 1", "assert abs(f(1)) == 1")
+    jobs = [Job(code=code, tests=[test], timeout=1.0) for code in bombs for test in tests]
     statuses = [verdict.status for verdict in executor.run(jobs)]
     assert set(statuses) <= {"failed", "error", "timeout"}, statuses
 

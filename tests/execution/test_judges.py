@@ -1,19 +1,17 @@
-"""A judge that sees several programs with the same tests judges each as if it were the only one."""
+"""A judge that gets several programs with the same tests judges each as if it were the only one."""
 
 import os
 import random
 import re
 import signal
-import time
-from pathlib import Path
 
 import pytest
+from watching import children, naps, run_in_time, shows_naps, wait_until
 
 from marcog_trl.execution import CodeExecutor, Job
 from marcog_trl.execution.jobs import plan
 
 
-KINDS_OF_SLEEP = ("hrtimer_nanosleep", "do_nanosleep", "common_nsleep")
 SETUP = "import random\nseen = []\ndef note(value):\n    seen.append(value)\n    return value"
 TESTS = [
     "assert note(f(1)) == 2",
@@ -228,27 +226,22 @@ def test_large_arguments_of_later_calls():
     deaf = "import threading, time, sys\ndef f(x):\n    t = threading.Timer(0.0, lambda: None)\n    t.start()\n    "
     deaf += "import socket, gc\n    for s in gc.get_objects():\n        if isinstance(s, socket.socket): s.recv = None\n    return 1"
     with CodeExecutor(num_workers=1, timeout=2.0) as executor:
-        right, slow, silent = executor.run([Job(code, tests) for code in ("f = len", hang, deaf)])
-        assert right.status == "passed" and slow.status == "timeout" and slow.seconds < 3.0
-        assert silent.passed < 2 and silent.seconds < 3.0
-
-
-def children(pid):
-    return {int(c) for path in Path(f"/proc/{pid}/task").glob("*/children") for c in path.read_text().split()}
+        right, slow, silent = (run_in_time(executor, Job(code, tests), 3.0) for code in ("f = len", hang, deaf))
+        assert right.status == "passed" and slow.status == "timeout" and silent.passed < 2
 
 
 def test_a_judge_that_is_killed_is_replaced_once():
     tests = ["assert f(1) == 2", "import time\ntime.sleep(0.5)\nassert f(2) == 3", "assert f(3) == 4"]
 
     def kill_judge(executor):
-        """The process of the tests is the one of the zygote's children that sleeps in the second test."""
-        time.sleep(0.25)
+        """The judge is the one of the zygote's children that sleeps in the second test."""
         [zygote] = children(executor._pool.workers[0].process.pid)
-        if Path(f"/proc/{zygote}/wchan").read_text() == "0":
+        if not shows_naps(zygote):
             pytest.skip("this kernel does not say what a process waits for")
-        judges = [pid for pid in children(zygote) if Path(f"/proc/{pid}/wchan").read_text() in KINDS_OF_SLEEP]
-        assert len(judges) == 1
-        os.kill(judges[0], signal.SIGKILL)
+        assert wait_until(lambda: any(map(naps, children(zygote))))
+        [judge] = filter(naps, children(zygote))
+        os.kill(judge, signal.SIGKILL)
+        assert wait_until(lambda: not naps(judge))
 
     with CodeExecutor(num_workers=1) as executor:
         executor.run([Job(RIGHT, TESTS, setup=SETUP, entry_point="f")])
@@ -257,7 +250,6 @@ def test_a_judge_that_is_killed_is_replaced_once():
         assert future.result()[0].message == ""
         future = executor.submit([Job(RIGHT, tests)])
         kill_judge(executor)
-        time.sleep(0.1)
         kill_judge(executor)
         verdict = future.result()[0]
         assert verdict.status == "failed" and "killed twice" in verdict.message

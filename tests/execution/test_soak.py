@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
+from watching import below
 
 from marcog_trl.execution import CodeExecutor, Job
 
@@ -21,13 +22,6 @@ PROGRAMS = {
 TESTS = (["assert f(1) == 2", "assert f(2) == 3"], ["y = f(1)\nassert y == 2"], ["assert f(1) == 2", "z = f(3)"])
 
 
-def descendants(pid):
-    children = [
-        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-    ]
-    return children + [below for child in children for below in descendants(child)]
-
-
 def state(executor):
     """Processes, and of those that stay: open files and MiB of memory that is their own."""
     workers = [worker.process.pid for worker in executor._pool.workers]
@@ -37,7 +31,7 @@ def state(executor):
     for pid in pids:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         memory.append(sum(int(line.split()[1]) for line in lines if line.startswith(("Private_", "Swap:"))) / 1024)
-    return len(descendants(os.getpid())), files, memory
+    return len(below(os.getpid())), files, memory
 
 
 @pytest.mark.slow

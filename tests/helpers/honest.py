@@ -1,7 +1,7 @@
-"""Honest programs and their tests, from `honest/*.txt`; run as a script, it says what each does in plain Python.
+"""Honest programs and their tests, from `tests/execution/honest/*.txt`. As a script, it prints their results in plain Python.
 
-A program begins with `=== name`, and with `: format entry_point` where its tests are no asserts. Below `---` are the tests,
-for `stdio` a line `stdin -> stdout` of two literals for each.
+A program begins with `=== name`, followed by ` : format entry_point` if its tests are not asserts. Below `---` are the tests.
+For `stdio`, each test is a line `stdin -> stdout` of two literals.
 """
 
 import ast
@@ -22,7 +22,7 @@ LIMIT = 10  # seconds for a program
 def programs():
     """All programs: name, code, format, entry point and tests."""
     found = {}
-    for path in sorted((Path(__file__).parent / "honest").glob("*.txt")):
+    for path in sorted((Path(__file__).parents[1] / "execution" / "honest").glob("*.txt")):
         for block in ("\n" + path.read_text()).split("\n=== ")[1:]:
             title, _, rest = block.partition("\n")
             name, _, options = title.partition(" : ")

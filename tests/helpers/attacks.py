@@ -1,4 +1,4 @@
-"""Runs the attacks of `attacks_2.json` and says which of them succeed. Needs no test framework, so that it also runs as
+"""Runs the attacks of `attacks_2.json` and says which of them succeed. It needs no test framework, so that it also runs as
 another user: `python attacks.py ISOLATION [NAME ...]` prints what was wrong, by name, as JSON.
 
 An attack has `expect`: `none` (no more than `max_passed` tests may pass), `refused` (the tests pass, because what the
@@ -8,13 +8,15 @@ program tries was refused), `sibling` (the program `sibling` gets the verdict af
 import json
 import os
 import sys
-import time
 from pathlib import Path
+
+from watching import children, is_idle, run_in_time
 
 from marcog_trl.execution import CodeExecutor, Job
 
 
-ATTACKS = {case["name"]: case for case in json.loads((Path(__file__).parent / "attacks_2.json").read_text())}
+FILE = Path(__file__).parents[1] / "execution" / "attacks_2.json"
+ATTACKS = {case["name"]: case for case in json.loads(FILE.read_text())}
 LIMIT = 2.0  # seconds, where an attack has no limit of its own
 GOOD = Job(
     "def f(x): return x + 1", ["assert f(1) == 2", "assert same(f(2), 3)"], setup="def same(a, b): return a == b"
@@ -28,20 +30,6 @@ def job(case, code=None):
     return Job(code or case["code"], tests, case["test_format"], timeout=case.get("timeout", LIMIT), **options)
 
 
-def below(root):
-    """Number of processes below a process, zombies excepted."""
-    count, todo = 0, [root]
-    while todo:
-        parent = todo.pop()
-        try:
-            for children in Path(f"/proc/{parent}/task").glob("*/children"):
-                todo += [int(pid) for pid in children.read_text().split()]
-            count += Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-        except OSError:
-            continue  # it has ended meanwhile
-    return count - 1
-
-
 class Attacked:
     """An executor with one worker, on which attacks are tried one after another."""
 
@@ -53,11 +41,7 @@ class Attacked:
         self.descriptors = len(os.listdir(f"/proc/{self.worker}/fd"))
 
     def run(self, job):
-        start = time.monotonic()
-        (verdict,) = self.executor.run([job])
-        seconds = time.monotonic() - start
-        if seconds > job.timeout + 1.0:
-            self.wrong.append(f"the verdict took {seconds:.1f} s, with a limit of {job.timeout} s")
+        verdict = run_in_time(self.executor, job, job.timeout + 1.0)
         if verdict.status == "infrastructure":
             self.wrong.append("the program has itself excused")
         return verdict
@@ -65,6 +49,14 @@ class Attacked:
     def attack(self, case):
         """What an attack achieved; empty if nothing."""
         self.wrong = []
+        try:
+            self.attempt(case)
+        except AssertionError as error:  # a verdict that took too long
+            self.wrong.append(str(error))
+        self.leaves_nothing()
+        return "; ".join(self.wrong)
+
+    def attempt(self, case):
         if case["expect"] == "sibling":
             self.executor.run([GOOD])  # other tests end the judge of the last attack
             alone = self.run(job(case, case["sibling"]))
@@ -80,8 +72,6 @@ class Attacked:
                     self.wrong.append(f"it was not refused: {verdict}")
                 if case["expect"] == "none" and verdict.passed > case.get("max_passed", 0):
                     self.wrong.append(f"passed wrongly: {verdict}")
-        self.leaves_nothing()
-        return "; ".join(self.wrong)
 
     def leaves_nothing(self):
         (good,) = self.executor.run([GOOD])
@@ -92,14 +82,9 @@ class Attacked:
             self.worker = worker
             self.wrong.append("the worker was lost")
             self.executor.run([GOOD])
-        deadline = time.monotonic() + 2.0
-        zygotes = len(Path(f"/proc/{worker}/task/{worker}/children").read_text().split())
-        while below(worker) > 3 * zygotes:  # each with two children that wait for the next job
-            if time.monotonic() > deadline:
-                self.wrong.append("processes are left")
-                break
-            time.sleep(0.01)
-        if len(os.listdir(f"/proc/{worker}/fd")) > self.descriptors + 2 + 6 * (zygotes - 1):
+        if not is_idle(worker):
+            self.wrong.append("processes are left")
+        if len(os.listdir(f"/proc/{worker}/fd")) > self.descriptors + 2 + 6 * (len(children(worker)) - 1):
             self.wrong.append("descriptors are left in the worker")
 
     def close(self):
