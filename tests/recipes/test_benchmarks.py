@@ -54,7 +54,11 @@ def benchmark(tiny_model, tmp_path, monkeypatch, capfd):
 def test_help(benchmark, name, capfd):
     with pytest.raises(SystemExit) as ended:
         benchmark(name, "--help")
-    assert ended.value.code == 0 and "usage: " in capfd.readouterr().out
+    printed = capfd.readouterr().out
+    assert ended.value.code == 0 and "usage: " in printed
+    guide = (BENCHMARKS / "README.md").read_text()
+    commands = re.findall(rf"`python recipes/benchmarks/{name}\.py([^`]*)`", guide)
+    assert commands and all(flag in printed for command in commands for flag in re.findall(r"--[\w-]+", command))
 
 
 def test_refresh(benchmark):
