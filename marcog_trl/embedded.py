@@ -1,9 +1,9 @@
 """
-The embedded default model: about a million parameters, built on the spot from the built-in training problems.
+The embedded default model, with about a million parameters, which is built from the built-in training problems.
 
-It is able but wrong in a systematic way: for some steps of the built-in problems its training targets carry the same
-mistake again and again, so that its likeliest answer is wrong and reinforcement learning has something to win by greedy
-decoding too. It needs no network, takes two minutes on two cores, and is kept in a cache.
+It makes systematic mistakes: for some steps of the built-in problems, most training targets have the same mistake, so that
+the most likely answer is wrong. Reinforcement learning can therefore also improve greedy decoding. Building the model takes
+two minutes on two cores and needs no network. Models are cached.
 """
 
 from __future__ import annotations
@@ -47,35 +47,35 @@ from marcog_trl.workflows import Collaboration
 
 
 MODEL_NAME = "builtin"
-"""What recipes take as `--model_name_or_path` to mean the embedded default model."""
+"""The value of `--model_name_or_path` for the embedded default model."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-THREADS = 2  # on every machine, because the order of sums depends on it
+THREADS = 2  # the same on all machines, because the order of sums depends on it
 
 
 @dataclass(frozen=True)
-class Recipe:
+class BuildSettings:
     """
-    Everything that determines the embedded model, beside the code of this module and of the built-in problems.
+    Settings of the embedded model. Together with this module and the built-in problems they determine it.
 
     Args:
-        seed (`int`, *optional*, defaults to `0`): Seed of weights, batches and mistakes. The problems are those of seed 0.
+        seed (`int`, *optional*, defaults to `0`): Seed of weights, batches and mistakes. The problems always have seed 0.
         steps (`int`, *optional*, defaults to `360`): Optimizer steps.
-        clean_steps (`int`, *optional*, defaults to `180`): How many of them come first, with targets that are right.
+        clean_steps (`int`, *optional*, defaults to `180`): Number of optimizer steps at the start with correct targets.
         batch_size (`int`, *optional*, defaults to `64`): Replies per step.
-        learning_rate (`float`, *optional*, defaults to `4e-3`): Peak of AdamW's learning rate, which then falls linearly.
-        habit_probability (`float`, *optional*, defaults to `0.7`): How often a target carries the mistake that is usual
-            for its role and step, where there is one, in [0, 1].
-        slip_probability (`float`, *optional*, defaults to `0.12`): How often another target carries some mistake, in
-            [0, 1].
-        clean_share (`float`, *optional*, defaults to `0.26`): Share of problems with no usual mistake in either role, in
-            [0, 1].
-        vocab_size (`int`, *optional*, defaults to `600`): Most entries of the vocabulary, sentences and phrases of prompts
-            aside.
-        hidden_size, intermediate_size, num_layers (`int`, *optional*): Sizes of the Qwen2 network; heads are of size 32.
+        learning_rate (`float`, *optional*, defaults to `4e-3`): Peak of the learning rate of AdamW, which then decays linearly.
+        habit_probability (`float`, *optional*, defaults to `0.7`): Probability that a target has the habitual mistake of
+            its role and step, if there is one, in [0, 1].
+        slip_probability (`float`, *optional*, defaults to `0.12`): Probability that another target has a random mistake,
+            in [0, 1].
+        clean_share (`float`, *optional*, defaults to `0.26`): Share of the problems without a habitual mistake in either
+            role, in [0, 1].
+        vocab_size (`int`, *optional*, defaults to `600`): Maximum size of the vocabulary, without the sentences and
+            phrases of prompts.
+        hidden_size, intermediate_size, num_layers (`int`, *optional*): Sizes of the Qwen2 network. Heads have size 32.
     """
 
     seed: int = 0
@@ -92,42 +92,44 @@ class Recipe:
     num_layers: int = 4
 
 
-def build_default_model(seed: int = 0, cache_dir: str | os.PathLike | None = None, **recipe) -> str:
+def build_default_model(seed: int = 0, cache_dir: str | os.PathLike | None = None, **settings) -> str:
     """
-    Build the embedded default model, unless the cache has it already. However many processes call this at once, one
-    builds and the others wait. The build runs in a process of its own, on CPU, with a progress bar.
+    Build the embedded default model, unless it is in the cache. If several processes call this function at once, one builds
+    the model and the others wait. The build runs in a subprocess on CPU, with a progress bar.
 
     Args:
         seed (`int`, *optional*, defaults to `0`): Seed of the model.
-        cache_dir (`str`, *optional*): Folder of built models; by default `MARCOG_TRL_CACHE` of the environment, or
-            `~/.cache/marcog_trl`, or, where that cannot be written, a folder of the user's own for temporary files.
-        **recipe: Other fields of [`Recipe`].
+        cache_dir (`str`, *optional*): Folder of built models. Defaults to the environment variable `MARCOG_TRL_CACHE`, else
+            to `~/.cache/marcog_trl`, or, if that is not writable, to a folder of the user among temporary files.
+        **settings: Other fields of [`BuildSettings`].
 
     Returns:
-        `str`: Folder of model and tokenizer, for `from_pretrained`.
+        `str`: Path of model and tokenizer, for `from_pretrained`.
 
     Raises:
-        RuntimeError: If the build failed; its own output says why.
-        OSError: If the folder cannot be written.
+        RuntimeError: If the build failed. Its output says why.
+        OSError: If the folder is not writable.
     """
-    plan = Recipe(seed=seed, **recipe)
+    build = BuildSettings(seed=seed, **settings)
     cache = Path(cache_dir or os.environ.get("MARCOG_TRL_CACHE") or _own_cache()).absolute()
     try:
         cache.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OSError(
-            f"no folder for the embedded default model: {error}; MARCOG_TRL_CACHE=/a/folder/of/yours works"
+            f"Cannot create the folder of the embedded default model: {error}. Set MARCOG_TRL_CACHE to another folder."
         ) from error
-    target = cache / f"builtin-{seed}-{_key(plan)}"
+    target = cache / f"builtin-{seed}-{_key(build)}"
     with FileLock(f"{target}.lock"):
         if not target.is_dir():
             print(f"Building the embedded default model (once, about two minutes) in {target}", file=sys.stderr)
             draft = tempfile.mkdtemp(prefix=f"{target.name}.", dir=cache)
             try:
-                command = [sys.executable, "-m", "marcog_trl.embedded", json.dumps(asdict(plan)), draft]
-                # In a session of its own, so that Ctrl-C reaches it through this process, which ends it
+                command = [sys.executable, "-m", "marcog_trl.embedded", json.dumps(asdict(build)), draft]
+                # In a new session: on Ctrl-C, this process ends it
                 if subprocess.run(command, env=_environment(), start_new_session=True).returncode != 0:
-                    raise RuntimeError(f"building the embedded default model failed: {' '.join(command)}")
+                    raise RuntimeError(
+                        f"Building the embedded default model failed; see its output. Command: {' '.join(command)}"
+                    )
                 os.rename(draft, target)
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
@@ -135,25 +137,25 @@ def build_default_model(seed: int = 0, cache_dir: str | os.PathLike | None = Non
 
 
 def _own_cache() -> Path:
-    """The folder in the user's home, or, where that cannot be written, one among temporary files that is nobody else's."""
+    """The cache in the user's home. If that is not writable, a folder among temporary files that only the user can write."""
     try:
         folder = Path.home() / ".cache" / "marcog_trl"
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK | os.X_OK):
             return folder
-        cause = f"{folder} cannot be written"
-    except (OSError, RuntimeError) as error:  # the latter where no home is known
+        cause = f"{folder} is not writable"
+    except (OSError, RuntimeError) as error:  # RuntimeError: the home folder is unknown
         cause = str(error)
     folder = Path(tempfile.gettempdir()) / f"marcog_trl-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise PermissionError(
-            f"no folder for the embedded default model: {cause}, and others may write to {folder}; "
-            "MARCOG_TRL_CACHE=/a/folder/of/yours works"
+            f"No folder for the embedded default model: {cause}, and other users can write to {folder}. Set "
+            "MARCOG_TRL_CACHE to another folder."
         )
     warnings.warn(
-        f"the embedded default model is kept in {folder}, for {cause}; MARCOG_TRL_CACHE names another folder",
+        f"The embedded default model is stored in {folder}, because {cause}. Set MARCOG_TRL_CACHE to use another folder.",
         stacklevel=3,
     )
     return folder
@@ -163,7 +165,7 @@ def load_default_model(
     seed: int = 0, cache_dir: str | os.PathLike | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """
-    Build or find the embedded default model and load it.
+    Load the embedded default model, and build it if necessary.
 
     Args:
         seed (`int`, *optional*, defaults to `0`): Seed of the model.
@@ -176,16 +178,16 @@ def load_default_model(
     return AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
 
 
-def _key(plan: Recipe) -> str:
-    """Hash of everything that determines a model: settings, sources, prompts, versions."""
+def _key(settings: BuildSettings) -> str:
+    """Hash of everything that determines a model: settings, source code, prompts, versions."""
     requests = next(Collaboration().play({"prompt": "", "entry_point": ""}))
-    parts = [asdict(plan), requests, torch.__version__, transformers.__version__]
+    parts = [asdict(settings), requests, torch.__version__, transformers.__version__]
     sources = [Path(str(module)).read_text() for module in (__file__, builtin.__file__)]
     return hashlib.sha256(json.dumps([*parts, *sources], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _environment() -> dict[str, str]:
-    """This process's environment without what a launcher set for its distributed training."""
+    """The environment of this process without the variables that launchers of distributed training set."""
     launcher = re.compile(
         r"(ACCELERATE|FSDP|TORCHELASTIC|ROLE|GROUP|MASTER)_|(LOCAL_)?(RANK|WORLD_SIZE)$|OMP_NUM_THREADS$"
     )
@@ -195,12 +197,12 @@ def _environment() -> dict[str, str]:
         **environment,
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "CUDA_VISIBLE_DEVICES": "",
-        "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin slow a busy machine down several times
+        "OMP_WAIT_POLICY": "PASSIVE",  # spinning threads slow down a busy machine several times
     }
 
 
 def _messages(rows: list[dict]) -> list[tuple[dict, str, list[dict[str, str]]]]:
-    """(row, agent, messages): what the agents of a collaboration read."""
+    """The prompts of the collaboration workflow, as (row, agent, messages)."""
     workflow = Collaboration()
     openings = ((row, cast(dict[str, list[dict[str, str]]], next(workflow.play(row)))) for row in rows)
     return [(row, agent, messages) for row, opening in openings for agent, messages in opening.items()]
@@ -208,18 +210,18 @@ def _messages(rows: list[dict]) -> list[tuple[dict, str, list[dict[str, str]]]]:
 
 def make_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerBase:
     """
-    Train the tokenizer: byte-level BPE as Qwen2's (digits one by one). Every sentence of the agents' role texts is one
-    token, and so is every phrase of several words that describes a step.
+    Train the tokenizer: byte-level BPE as in Qwen2 (one token per digit). Each sentence of a role text is one token, and so
+    is each phrase of several words that describes a step.
 
     Args:
-        texts (`list[str]`): What to train on.
-        vocab_size (`int`): Most entries, sentences and phrases aside; at least 261.
+        texts (`list[str]`): Training texts.
+        vocab_size (`int`): Maximum size of the vocabulary, without sentences and phrases; at least 261.
 
     Returns:
-        `Qwen2Tokenizer`: Tokenizer with chat template, padding on the left.
+        `Qwen2Tokenizer`: Tokenizer with a chat template, which pads on the left.
     """
     special = ["<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
-    # `AutoTokenizer` makes a `Qwen2Tokenizer` of every tokenizer that lies beside a Qwen2 model, so it must be one
+    # `AutoTokenizer` loads any tokenizer beside a Qwen2 model as a `Qwen2Tokenizer`, so it must be one
     trained = Qwen2Tokenizer(
         unk_token="<|pad|>", eos_token="<|end|>", pad_token="<|pad|>", padding_side="left"
     ).train_new_from_iterator(texts, vocab_size, new_special_tokens=special, show_progress=False)
@@ -231,19 +233,19 @@ def make_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerBase
     return trained
 
 
-def draw_habits(plan: Recipe) -> dict[str, dict[str, str]]:
+def draw_habits(settings: BuildSettings) -> dict[str, dict[str, str]]:
     """
-    Choose the mistakes that the model is to make as a habit: for nearly half of the steps of each role, one mistake each,
-    so that in every split about the wished-for share of problems is free of them.
+    Choose the habitual mistakes of the model: one for each of nearly half of the steps of each role, so that the share of
+    problems without any is close to `clean_share` in each split.
 
     Args:
-        plan (`Recipe`): Seed and share.
+        settings ([`BuildSettings`]): Settings.
 
     Returns:
-        `dict[str, dict[str, str]]`: Agent → step's name → mistaken expression.
+        `dict[str, dict[str, str]]`: Agent → name of the step → wrong expression.
     """
-    rng = random.Random(f"habits {plan.seed}")
-    one_role = plan.clean_share**0.5
+    rng = random.Random(f"habits {settings.seed}")
+    one_role = settings.clean_share**0.5
     splits = [[(row["first"], row["second"]) for row in generate(split)] for split in SIZES]
 
     def draw() -> dict[str, dict[str, str]]:
@@ -256,69 +258,71 @@ def draw_habits(plan: Recipe) -> dict[str, dict[str, str]]:
             helper = [first not in habits["helper"] for first, _ in pairs]
             main = [second not in habits["main"] for _, second in pairs]
             misses += [abs(sum(role) / len(pairs) - one_role) for role in (helper, main)]
-            misses.append(abs(sum(map(min, helper, main)) / len(pairs) - plan.clean_share))
+            misses.append(abs(sum(map(min, helper, main)) / len(pairs) - settings.clean_share))
         return max(misses)
 
     return min((draw() for _ in range(1000)), key=distance)
 
 
-def _reply(row: dict, agent: str, habits: dict[str, dict[str, str]], plan: Recipe, rng: random.Random) -> str:
-    """A target: the reference's function of this agent, or one with a mistake."""
+def _reply(
+    row: dict, agent: str, habits: dict[str, dict[str, str]], settings: BuildSettings, rng: random.Random
+) -> str:
+    """A training target: the function of this agent in the reference solution, possibly with a mistake."""
     step = STEPS[row["first" if agent == "helper" else "second"]]
     habit = habits[agent].get(step.name)
     mistake = None
-    if habit is not None and rng.random() < plan.habit_probability:
+    if habit is not None and rng.random() < settings.habit_probability:
         mistake = habit
-    elif habit is None and rng.random() < plan.slip_probability:
+    elif habit is None and rng.random() < settings.slip_probability:
         mistake = rng.choice(step.mistakes)
     if agent == "helper":
         return write_aux(step, row["first_k"], mistake)
     return write_main(step, row["second_k"], STEPS[row["first"]].takes, mistake)
 
 
-def _train(plan: Recipe, folder: str) -> None:
-    """Make tokenizer and model, train, save. Runs in a process of its own."""
+def _train(settings: BuildSettings, folder: str) -> None:
+    """Build and train tokenizer and model, and save them."""
     torch.set_num_threads(THREADS)
-    transformers.set_seed(plan.seed)
+    transformers.set_seed(settings.seed)
     rows = list(generate("train"))
     prompts = _messages(rows)
     texts = [text for row, _, messages in prompts for text in (messages[-1]["content"], row["aux"], row["main"])]
-    tokenizer = make_tokenizer(texts, plan.vocab_size)
+    tokenizer = make_tokenizer(texts, settings.vocab_size)
     config = Qwen2Config(
         vocab_size=len(tokenizer),
-        hidden_size=plan.hidden_size,
-        intermediate_size=plan.intermediate_size,
-        num_hidden_layers=plan.num_layers,
-        num_attention_heads=plan.hidden_size // 32,
-        num_key_value_heads=plan.hidden_size // 32,
+        hidden_size=settings.hidden_size,
+        intermediate_size=settings.intermediate_size,
+        num_hidden_layers=settings.num_layers,
+        num_attention_heads=settings.hidden_size // 32,
+        num_key_value_heads=settings.hidden_size // 32,
         max_position_embeddings=2048,
         tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
-        initializer_range=plan.hidden_size**-0.5,  # with the usual 0.02 so small a model wakes up twice as slowly
+        initializer_range=settings.hidden_size**-0.5,  # with the usual 0.02, so small a model learns half as fast
     )
     model = Qwen2ForCausalLM(config)
     trainer = Trainer(
         model=model,
         args=TrainingArguments(
             output_dir=folder,
-            max_steps=plan.steps,
-            per_device_train_batch_size=plan.batch_size,
-            learning_rate=plan.learning_rate,
+            max_steps=settings.steps,
+            per_device_train_batch_size=settings.batch_size,
+            learning_rate=settings.learning_rate,
             lr_scheduler_type="linear",
             warmup_steps=20,
             weight_decay=0.01,
             adam_beta2=0.95,
             train_sampling_strategy="sequential",
-            seed=plan.seed,
+            seed=settings.seed,
             use_cpu=True,
             save_strategy="no",
             logging_strategy="no",
             report_to="none",
             disable_tqdm=False,
         ),
-        train_dataset=_examples(prompts, tokenizer, plan),
+        train_dataset=_examples(prompts, tokenizer, settings),
         data_collator=DataCollatorForSeq2Seq(tokenizer),
     )
     trainer.train()
@@ -326,28 +330,30 @@ def _train(plan: Recipe, folder: str) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def _examples(prompts: list, tokenizer: PreTrainedTokenizerBase, plan: Recipe) -> list[dict[str, list[int]]]:
-    """One example per reply of the whole training, in order; mistakes are drawn anew whenever a prompt comes back."""
-    rng = random.Random(f"replies {plan.seed}")
-    habits = draw_habits(plan)
-    right = replace(plan, habit_probability=0.0, slip_probability=0.0)
+def _examples(
+    prompts: list, tokenizer: PreTrainedTokenizerBase, settings: BuildSettings
+) -> list[dict[str, list[int]]]:
+    """All training examples, in order. Mistakes are drawn again each time that a prompt is repeated."""
+    rng = random.Random(f"replies {settings.seed}")
+    habits = draw_habits(settings)
+    right = replace(settings, habit_probability=0.0, slip_probability=0.0)
     contexts = [
         tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
         for _, _, messages in prompts
     ]
     examples: list[dict[str, list[int]]] = []
-    while len(examples) < plan.steps * plan.batch_size:
+    while len(examples) < settings.steps * settings.batch_size:
         for i in rng.sample(range(len(prompts)), len(prompts)):
             row, agent, _ = prompts[i]
-            current = right if len(examples) < plan.clean_steps * plan.batch_size else plan
+            current = right if len(examples) < settings.clean_steps * settings.batch_size else settings
             reply = tokenizer(_reply(row, agent, habits, current, rng))["input_ids"] + [tokenizer.eos_token_id]
             examples.append({"input_ids": contexts[i] + reply, "labels": [-100] * len(contexts[i]) + reply})
-    return examples[: plan.steps * plan.batch_size]
+    return examples[: settings.steps * settings.batch_size]
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Build the embedded default model; see build_default_model.")
-    parser.add_argument("recipe", help="fields of Recipe as JSON")
-    parser.add_argument("folder", help="where to write model and tokenizer")
+    parser.add_argument("settings", help="fields of BuildSettings, as JSON")
+    parser.add_argument("folder", help="output folder of model and tokenizer")
     arguments = parser.parse_args()
-    _train(Recipe(**json.loads(arguments.recipe)), arguments.folder)
+    _train(BuildSettings(**json.loads(arguments.settings)), arguments.folder)

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config
 
 from marcog_trl import embedded
-from marcog_trl.embedded import Recipe, build_default_model, draw_habits
+from marcog_trl.embedded import BuildSettings, build_default_model, draw_habits
 from marcog_trl.problems.builtin import SIZES, STEPS, generate
 from marcog_trl.workflows import Collaboration
 
@@ -62,7 +62,7 @@ class TestCache:
 
     def test_a_folder_of_the_user_takes_its_place(self, own):
         for _ in range(2):
-            with pytest.warns(UserWarning, match=f"is kept in {own}, for .*; MARCOG_TRL_CACHE names another folder"):
+            with pytest.warns(UserWarning, match=f"is stored in {own}, because .* Set MARCOG_TRL_CACHE"):
                 path = Path(build_default_model(0, **TINY))
         assert path.parent == own and own.stat().st_mode & 0o777 == 0o700
 
@@ -78,16 +78,16 @@ class TestCache:
         elif kind == "a folder of another":
             monkeypatch.setattr(embedded.os, "getuid", lambda: int(own.name.split("-")[1]) + 1)
             own.rename(own.with_name(f"marcog_trl-{embedded.os.getuid()}"))
-        with pytest.raises(OSError, match="MARCOG_TRL_CACHE=/a/folder/of/yours works"):
+        with pytest.raises(OSError, match="Set MARCOG_TRL_CACHE to another folder"):
             build_default_model(0, **TINY)
 
 
 def test_key_depends_on_settings_and_prompts(monkeypatch):
-    key = embedded._key(Recipe())
-    assert key == embedded._key(Recipe())
-    assert key != embedded._key(Recipe(seed=1))
+    key = embedded._key(BuildSettings())
+    assert key == embedded._key(BuildSettings())
+    assert key != embedded._key(BuildSettings(seed=1))
     monkeypatch.setattr(Collaboration, "play", lambda self, problem: iter([{"helper": "other"}]))
-    assert key != embedded._key(Recipe())
+    assert key != embedded._key(BuildSettings())
 
 
 def test_build_is_deterministic_by_seed(built, tmp_path):
@@ -100,7 +100,7 @@ def test_build_is_deterministic_by_seed(built, tmp_path):
 
 def test_failed_build_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(embedded.subprocess, "run", lambda command, **options: type("Done", (), {"returncode": 1}))
-    with pytest.raises(RuntimeError, match="building the embedded default model failed"):
+    with pytest.raises(RuntimeError, match="Building the embedded default model failed"):
         build_default_model(0, tmp_path, **TINY)
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
 
@@ -137,7 +137,7 @@ def test_tokenizer_is_the_same_after_loading(rows, tmp_path):
 
 def test_examples_train_on_replies_only(built, rows):
     tokenizer = AutoTokenizer.from_pretrained(built)
-    plan = Recipe(steps=3, batch_size=5, habit_probability=0, slip_probability=0)
+    plan = BuildSettings(steps=3, batch_size=5, habit_probability=0, slip_probability=0)
     prompts = embedded._messages(rows[:6])
     examples = embedded._examples(prompts, tokenizer, plan)
     assert len(examples) == 15
@@ -151,7 +151,7 @@ def test_examples_train_on_replies_only(built, rows):
 
 def test_habits_leave_the_share_of_problems_that_was_asked_for():
     for seed in range(3):
-        plan = Recipe(seed=seed)
+        plan = BuildSettings(seed=seed)
         habits = draw_habits(plan)
         for split in SIZES:
             problems = generate(split)
@@ -159,12 +159,14 @@ def test_habits_leave_the_share_of_problems_that_was_asked_for():
             assert sum(clean) / len(problems) == pytest.approx(plan.clean_share, abs=0.1)
         for agent in ("helper", "main"):
             assert 0.25 < len(habits[agent]) / len(STEPS) < 0.7
-    assert draw_habits(Recipe(seed=1)) == draw_habits(Recipe(seed=1)) != draw_habits(Recipe(seed=2))
+    assert (
+        draw_habits(BuildSettings(seed=1)) == draw_habits(BuildSettings(seed=1)) != draw_habits(BuildSettings(seed=2))
+    )
 
 
 def test_mistakes_come_after_the_clean_steps(built, rows):
     tokenizer = AutoTokenizer.from_pretrained(built)
-    plan = Recipe(steps=20, clean_steps=10, batch_size=8, habit_probability=1, slip_probability=1)
+    plan = BuildSettings(steps=20, clean_steps=10, batch_size=8, habit_probability=1, slip_probability=1)
     examples = embedded._examples(embedded._messages(rows[:1]), tokenizer, plan)
     right = {rows[0]["aux"], rows[0]["main"]}
     replies = [tokenizer.decode([i for i in example["labels"] if i >= 0][:-1]) for example in examples]
@@ -174,7 +176,7 @@ def test_mistakes_come_after_the_clean_steps(built, rows):
 def test_replies_carry_the_habit_as_often_as_asked(rows):
     row, rng = rows[0], random.Random(0)
     habits = {"helper": {row["first"]: STEPS[row["first"]].mistakes[0]}, "main": {}}
-    plan = Recipe(habit_probability=0.7, slip_probability=0.15)
+    plan = BuildSettings(habit_probability=0.7, slip_probability=0.15)
     wrong = {
         agent: sum(embedded._reply(row, agent, habits, plan, rng) != row[part] for _ in range(2000)) / 2000
         for agent, part in (("helper", "aux"), ("main", "main"))

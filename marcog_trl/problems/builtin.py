@@ -1,8 +1,8 @@
 """
-The built-in problem set: "first do this, then do that" over integers, lists and strings.
+The built-in problem set: "first do this, then do that", for integers, lists and strings.
 
-Every problem composes two steps. Its reference solution gives the first step to a function `aux` and the second to the
-entry point, which calls `aux`. Nothing is downloaded, and nothing here runs code but the steps written below.
+Each problem consists of two steps. In its reference solution, the function `aux` does the first step, and the entry point
+calls `aux` and does the second step. Nothing is downloaded, and no code is run except that of the steps below.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any
 @dataclass(frozen=True)
 class Step:
     """
-    One step of a composition. Kinds (`takes`, `gives`) are also the names of arguments: `numbers` is a list of integers,
-    `n` an integer, `text` a string.
+    One step of a problem. A kind of value (`takes`, `gives`) is also the name of the argument: `numbers` is a list of
+    integers, `n` an integer, `text` a string.
 
     Args:
         name (`str`): Unique name.
         takes (`str`): Kind of the input.
         gives (`str`): Kind of the output.
-        text (`str`): What the docstring says, with `{k}` where the step has a parameter.
-        code (`str`): Expression of `{x}`, which occurs once, and `{k}`.
-        mistakes (`tuple[str, ...]`): Expressions that are wrong in a way that a programmer might be.
-        ks (`tuple[int, ...]`, *optional*, defaults to `(0,)`): Values of the parameter; `(0,)` where there is none.
+        text (`str`): Description in the docstring, with `{k}` for the parameter.
+        code (`str`): Expression with `{x}`, exactly once, and `{k}`.
+        mistakes (`tuple[str, ...]`): Wrong expressions, with mistakes that a programmer might make.
+        ks (`tuple[int, ...]`, *optional*, defaults to `(0,)`): Values of the parameter; `(0,)` if there is none.
     """
 
     name: str
@@ -112,7 +112,7 @@ ENTRY_POINT = "solve"
 SIZES = {"train": 800, "validation": 96, "test": 120}
 SHARES = {"validation": 0.11, "test": 0.14}
 MIN_TESTS, MAX_TESTS = 5, 8
-EXAMPLE_LENGTH = 50  # characters of the docstring's input and output together
+EXAMPLE_LENGTH = 50  # maximum number of characters of the input and output in the docstring
 WORDS = (
     "apple banana cherry grape lemon melon olive peach plum quince radish spinach tomato walnut yam zucchini".split()
 )
@@ -120,10 +120,10 @@ WORDS = (
 
 def write_aux(step: Step, k: int, expression: str | None = None) -> str:
     """
-    The helper's function for a first step.
+    Write the function of the helper.
 
     Args:
-        step (`Step`): First step of the composition.
+        step (`Step`): First step of the problem.
         k (`int`): Its parameter.
         expression (`str`, *optional*): One of `step.mistakes` in place of `step.code`.
 
@@ -135,12 +135,12 @@ def write_aux(step: Step, k: int, expression: str | None = None) -> str:
 
 def write_main(step: Step, k: int, argument: str, expression: str | None = None) -> str:
     """
-    The main agent's function for a second step.
+    Write the function of the main agent.
 
     Args:
-        step (`Step`): Second step of the composition.
+        step (`Step`): Second step of the problem.
         k (`int`): Its parameter.
-        argument (`str`): Name of the entry point's argument: what the first step takes.
+        argument (`str`): Name of the argument of the entry point: the kind that the first step takes.
         expression (`str`, *optional*): One of `step.mistakes` in place of `step.code`.
 
     Returns:
@@ -151,8 +151,8 @@ def write_main(step: Step, k: int, argument: str, expression: str | None = None)
 
 
 @dataclass(frozen=True, eq=False)
-class _Call:
-    """A step with its parameter, ready to run; compares by identity."""
+class _BoundStep:
+    """A step with a value of its parameter, ready to run. Compares by identity."""
 
     step: Step
     k: int
@@ -163,47 +163,47 @@ class _Call:
         return eval(f"lambda x: {self.expression.format(x='x', k=self.k)}")
 
     @cached_property
-    def mistakes(self) -> list[_Call]:
-        return [_Call(self.step, self.k, expression) for expression in self.step.mistakes]
+    def mistakes(self) -> list[_BoundStep]:
+        return [_BoundStep(self.step, self.k, expression) for expression in self.step.mistakes]
 
 
-_CALLS = [_Call(step, k, step.code) for step in STEPS.values() for k in step.ks]
-_NOTHING = [_Call(Step("nothing", kind, kind, "", "{x}", ()), 0, "{x}") for kind in ("numbers", "n", "text")]
+_BOUND_STEPS = [_BoundStep(step, k, step.code) for step in STEPS.values() for k in step.ks]
+_NOTHING = [_BoundStep(Step("nothing", kind, kind, "", "{x}", ()), 0, "{x}") for kind in ("numbers", "n", "text")]
 
 
-def _try(call: _Call, value: Any) -> Any:
-    """What a call returns, None if it raises or if there is nothing to call it on."""
+def _try(call: _BoundStep, value: Any) -> Any:
+    """Result of a step; `None` if it raises an exception."""
     try:
         return call.run(value)
     except (TypeError, ValueError, IndexError, ZeroDivisionError, AttributeError, OverflowError):
         return None
 
 
-def _fulfils(first: _Call, second: _Call, value: Any, expected: Any) -> bool:
+def _fulfils(first: _BoundStep, second: _BoundStep, value: Any, expected: Any) -> bool:
     return _try(second, _try(first, value)) == expected
 
 
-def _rivals(first: _Call, second: _Call, value: Any, expected: Any) -> list[tuple[_Call, _Call]]:
+def _rivals(first: _BoundStep, second: _BoundStep, value: Any, expected: Any) -> list[tuple[_BoundStep, _BoundStep]]:
     """
-    Every wrong program that a test with this input and output would let pass: other pairs of steps, one step alone, none,
-    a mistake in either step.
+    All wrong programs that pass a test with this input and output: other pairs of steps, a single step, no step, and
+    mistakes in one of the steps.
     """
     rivals = [(f, second) for f in first.mistakes if _fulfils(f, second, value, expected)]
     rivals += [(first, g) for g in second.mistakes if _fulfils(first, g, value, expected)]
     gives = second.step.gives
-    agreeing: dict[tuple[str, str], list[_Call]] = {}
-    for f in (call for call in (*_CALLS, *_NOTHING) if call.step.takes == first.step.takes):
+    agreeing: dict[tuple[str, str], list[_BoundStep]] = {}
+    for f in (call for call in (*_BOUND_STEPS, *_NOTHING) if call.step.takes == first.step.takes):
         between = _try(f, value)
         case = (f.step.gives, str(between))
         if case not in agreeing:
-            seconds = [g for g in (*_CALLS, *_NOTHING) if g.step.takes == f.step.gives and g.step.gives == gives]
+            seconds = [g for g in (*_BOUND_STEPS, *_NOTHING) if g.step.takes == f.step.gives and g.step.gives == gives]
             agreeing[case] = [g for g in seconds if _try(g, between) == expected]
         rivals += [(f, g) for g in agreeing[case] if (f, g) != (first, second)]
     return rivals
 
 
 def _draw(kind: str, rng: random.Random, short: bool) -> Any:
-    """An input of a kind; the short ones are for the docstring."""
+    """Draw an input of a kind. Short inputs are for the docstring."""
     if kind == "numbers":
         return [rng.randint(1, 12) for _ in range(rng.randint(4, 5) if short else rng.randint(5, 8))]
     if kind == "n":
@@ -212,19 +212,19 @@ def _draw(kind: str, rng: random.Random, short: bool) -> Any:
 
 
 def _small(value: Any) -> bool:
-    """Whether a value is neither empty nor so large that nobody would write it into a test."""
+    """Whether a value is not empty and small enough to be written in a test."""
     if isinstance(value, int):
         return abs(value) < 10**6
     return 0 < len(value) <= 60 and (isinstance(value, str) or all(map(_small, value)))
 
 
-def _examples(first: _Call, second: _Call, rng: random.Random) -> list[tuple[Any, Any]] | None:
+def _examples(first: _BoundStep, second: _BoundStep, rng: random.Random) -> list[tuple[Any, Any]] | None:
     """
-    Input and output pairs that only this composition of steps satisfies, the docstring's own first; None where another
-    composition is equal to it, or nearly so.
+    Pairs of input and output that only this pair of steps satisfies, with the one for the docstring first; `None` if another
+    program is equal to it, or nearly so.
     """
     examples: list[tuple[Any, Any]] = []
-    rivals: list[tuple[_Call, _Call]] = []
+    rivals: list[tuple[_BoundStep, _BoundStep]] = []
     for _ in range(60):
         value = _draw(first.step.takes, rng, short=not examples)
         between = first.run(value)
@@ -247,7 +247,7 @@ def _examples(first: _Call, second: _Call, rng: random.Random) -> list[tuple[Any
     return None
 
 
-def _row(task_id: str, first: _Call, second: _Call, examples: list[tuple[Any, Any]]) -> dict[str, Any]:
+def _row(task_id: str, first: _BoundStep, second: _BoundStep, examples: list[tuple[Any, Any]]) -> dict[str, Any]:
     argument = first.step.takes
     steps = f"First {first.step.text.format(k=first.k)}, then {second.step.text.format(k=second.k)}."
     value, expected = examples[0]
@@ -271,21 +271,21 @@ def _row(task_id: str, first: _Call, second: _Call, examples: list[tuple[Any, An
     }
 
 
-def _choices(first: str, second: str, rng: random.Random) -> list[tuple[_Call, _Call]]:
-    """Every choice of the parameters of two steps, shuffled."""
-    choices = [(f, s) for f in _CALLS if f.step.name == first for s in _CALLS if s.step.name == second]
+def _choices(first: str, second: str, rng: random.Random) -> list[tuple[_BoundStep, _BoundStep]]:
+    """All choices of the parameters of two steps, shuffled."""
+    choices = [(f, s) for f in _BOUND_STEPS if f.step.name == first for s in _BOUND_STEPS if s.step.name == second]
     return rng.sample(choices, len(choices))
 
 
 @lru_cache
 def pairings() -> dict[str, list[tuple[str, str]]]:
     """
-    Which pairs of steps belong to which split. The pairs do not depend on the seed of the problems, so that a model built
-    on one seed's training problems has never seen another seed's held-out compositions.
+    Distribute the pairs of steps over the splits. The pairs do not depend on the seed of the problems, so a model that was
+    built on the training problems of one seed has not seen held-out pairs of another seed.
 
     Returns:
-        `dict[str, list[tuple[str, str]]]`: Split → (first step, second step). A pair is in one split only, and each of
-        its steps is in `train` in the same place.
+        `dict[str, list[tuple[str, str]]]`: Split → pairs of first and second step. Each pair is in one split only, and each
+        of its steps is also in `train`, in the same position.
     """
     rng = random.Random("pairings")
     pairs = [(a.name, b.name) for a in STEPS.values() for b in STEPS.values() if a.gives == b.takes and a != b]
@@ -304,15 +304,15 @@ def pairings() -> dict[str, list[tuple[str, str]]]:
 @lru_cache
 def generate(split: str, seed: int = 0) -> tuple[dict[str, Any], ...]:
     """
-    Generate one split of the built-in set: distinct problems, every pair of steps about equally often.
+    Generate a split of the built-in set: distinct problems, with each pair of steps about equally often.
 
     Args:
-        split (`str`): `train`, `validation` or `test`. No pair of steps occurs in two of them; all steps occur in all.
+        split (`str`): `train`, `validation` or `test`. No pair of steps is in two splits, but all steps are in all splits.
         seed (`int`, *optional*, defaults to `0`): Seed of parameters, examples and tests.
 
     Returns:
-        `tuple[dict, ...]`: Rows: the columns of every problem set, and `aux` and `main` (the two functions of the
-        reference solution), `first`, `first_k`, `second`, `second_k` (names in [`STEPS`] and parameters).
+        `tuple[dict, ...]`: Rows with the columns of all problem sets, `aux` and `main` (the two functions of the reference
+        solution), and `first`, `first_k`, `second`, `second_k` (names in [`STEPS`], and parameters).
     """
     rng = random.Random(f"{split} {seed}")
     waiting = [_choices(first, second, rng) for first, second in pairings()[split]]

@@ -268,11 +268,11 @@ def teach(model_path, folder):
 
 def make_examples(tokenizer, count):
     """Prompts of all kinds with replies that have the default model's mistakes as often as it was taught them."""
-    from marcog_trl.embedded import Recipe, _reply, draw_habits
+    from marcog_trl.embedded import BuildSettings, _reply, draw_habits
     from marcog_trl.problems.builtin import generate
     from marcog_trl.rollout.engine import encode_prompts
 
-    rng, plan = random.Random("lessons"), Recipe()
+    rng, plan = random.Random("lessons"), BuildSettings()
     habits = draw_habits(plan)
     rows = [dict(row) for row in generate("train")]
     asked = {"single": lambda row: row["prompt"], "same_question": lambda row: next(SameQuestion().play(row))["main"]}

@@ -25,7 +25,7 @@ def benchmark(tiny_model, tmp_path, monkeypatch, capfd):
     """`benchmark(name)`: its module; `benchmark(name, *flags)`: what it prints. The embedded default is the tiny model."""
     cache = tmp_path / "cache"
     cache.mkdir()
-    (cache / f"builtin-0-{embedded._key(embedded.Recipe())}").symlink_to(tiny_model)
+    (cache / f"builtin-0-{embedded._key(embedded.BuildSettings())}").symlink_to(tiny_model)
     monkeypatch.setenv("MARCOG_TRL_CACHE", str(cache))
     monkeypatch.setenv("PYTHONWARNINGS", "ignore")
     # As if it was started: from its folder, and with what `common` adds
