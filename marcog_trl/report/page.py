@@ -85,8 +85,8 @@ def _describe_run(trainer: Any) -> Iterable[tuple[str, Any]]:
     yield "Workflow", f"{team['workflow']}, {agents}, {turns}"
     weights = trainer.reward_weights.tolist()
     yield "Rewards", ", ".join(f"{weight:g} × {name}" for name, weight in zip(team["rewards"], weights, strict=True))
-    processes = f"{accelerator.num_processes} on {accelerator.device.type}"
-    yield "Processes", f"{processes} ({accelerator.distributed_type.value})"
+    mode = f" ({accelerator.distributed_type.value})" if accelerator.num_processes > 1 else ""
+    yield "Processes", f"{accelerator.num_processes} on {accelerator.device.type}{mode}"
     yield "Output", Path(trainer.args.output_dir or "").resolve()
     versions = {**team["versions"], "python": platform.python_version()}
     yield "Versions", ", ".join(f"{package} {version}" for package, version in versions.items())

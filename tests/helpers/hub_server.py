@@ -15,6 +15,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from huggingface_hub import constants
+
 
 TOKEN = "hf_nobody"
 
@@ -190,3 +192,14 @@ def environment(url, home, **variables):
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         **variables,
     }
+
+
+def use(hub, monkeypatch):
+    """Makes `hub` the Hub of this process."""
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + template[template.index("/{repo_id}") :])
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr("transformers.utils.hub._hf_api", None)  # kept from the first call on
+    monkeypatch.setenv("HF_TOKEN", TOKEN)

@@ -56,13 +56,7 @@ def hub():
 @pytest.fixture
 def online(hub, monkeypatch):
     """The same Hub for this process."""
-    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-    template = constants.HUGGINGFACE_CO_URL_TEMPLATE
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + template[template.index("/{repo_id}") :])
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    monkeypatch.setattr("transformers.utils.hub._hf_api", None)  # kept from the first call on
-    monkeypatch.setenv("HF_TOKEN", hub_server.TOKEN)
+    hub_server.use(hub, monkeypatch)
     return hub
 
 

@@ -1,0 +1,31 @@
+"""The Python code in the guide of `marcog_trl/team`, from top to bottom, against a local Hub."""
+
+import re
+from pathlib import Path
+
+import hub_server
+import teams
+from huggingface_hub import constants
+
+from marcog_trl import SHPPOTrainer
+
+
+GUIDE = Path(__file__).parents[2] / "marcog_trl" / "team" / "README.md"
+
+
+def test_every_block_runs(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data = teams.dataset(4, entry_point=["f"] * 4)
+    options = {"workflow": "collaboration", "isolation": "best_effort", "num_workers": 1}
+    trainer = teams.make(tiny_model, tmp_path / "outputs" / "quickstart", SHPPOTrainer, data=data, **options)
+    trainer.save_model()
+    with hub_server.serve() as hub:
+        hub_server.use(hub, monkeypatch)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        names = {"trainer": trainer}
+        for block in re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL):
+            exec(block.replace("path/to/base", tiny_model), names)
+        assert "agents/main/adapter_model.safetensors" in hub.repos["user/team"]
+    trainer.close_executor()
+    assert names["team"].agents == ["helper", "main"]
+    assert set(names["model"].peft_config) == {"helper", "main"}
