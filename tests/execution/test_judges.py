@@ -85,6 +85,15 @@ def test_nothing_of_a_program_reaches_the_next():
             assert verdict.status == "passed", verdict
 
 
+def test_a_judge_that_hangs_does_not_change_the_next_verdict():
+    dies = Job("import os\ndef f(x): os._exit(3)", ["assert abs(f(1)) == 1"])
+    hangs = Job(RIGHT, ["f(1)\nwhile True: pass"], test_timeout=0.3)
+    with CodeExecutor(num_workers=1, timeout=1.0) as executor:
+        before, timeout, after = executor.run([dies, hangs, dies])
+        assert [before.status, timeout.status, after.status] == ["error", "timeout", "error"]
+        assert before.message == after.message
+
+
 def test_a_judge_with_threads_of_the_tests_sees_one_program():
     setup = (
         "import builtins, threading, time\nfirst = not getattr(threading, 'started', False)\nthreading.started = True\n"

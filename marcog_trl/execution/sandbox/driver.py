@@ -57,6 +57,7 @@ class Driver:
         self.deadline = self.start + job["timeout"]
         self.cpu_seconds = limits.cpu_seconds(job["timeout"])
         self.children: list[Child] = []
+        self.lost: tuple[str, str] | None = None  # how a solution process ended that was taken from its judge
         results = Results(job["total"])
         try:
             if job["format"] == "stdio":
@@ -261,8 +262,6 @@ class Driver:
             judge = JudgeProcess(self.zygote, terms, channel)
         self.children.append(judge)
         return judge
-
-    lost: tuple[str, str] | None = None  # status and message of a solution process that was ended under its judge
 
     def solution(self, program: dict) -> tuple[Child, socket.socket]:
         """A solution process and the judge's end of the channel to it."""

@@ -64,7 +64,7 @@ def look(thing: Any, items: Iterator[Any]) -> Iterator[Any]:
         yield item
     before = place.seen if place.seen is not None and place.seen[0] == asked else None
     if before is not None and not _alike(before[1], seen):
-        remote.session.doubt(f"{type(thing).__name__} of the program has other items at each look")
+        remote.session.doubt(f"{type(thing).__name__} of the program yields other items in each iteration")
     place.seen = asked, seen
 
 
@@ -82,7 +82,7 @@ def generator(thing: Any) -> Iterator[Any]:
         what, value = "next", None
         while True:
             if what != "next" and reader.ahead:
-                raise remote.session.doubt("a generator of the program was read ahead of what is sent into it")
+                raise remote.session.doubt("a value was sent into a generator of the program that had been read ahead")
             try:
                 item = reader.next() if what == "next" else remote.ask(thing, what, value)
             except StopIteration as stop:

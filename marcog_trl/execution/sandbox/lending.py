@@ -36,7 +36,7 @@ def write(value: Any, number: int, encode: Callable[[Any], Any]) -> list:
         return ["cb", number, kind.__name__, None]
     if isinstance(value, Iterator):
         return ["it", number]
-    raise wire.Uncrossable(f"an object of type {kind.__name__}, which is not the program's")
+    raise wire.Uncrossable(f"an object of type {kind.__name__}")
 
 
 def is_lent(thing: Any) -> bool:
@@ -55,16 +55,16 @@ def use(thing: Any, what: str, args: list, kwargs: dict) -> Any:
     if what == "call":
         return thing(*args, **kwargs)
     if not is_lent(thing):
-        raise wire.BrokenChannel("a request to an object that was not lent")
+        raise wire.BrokenChannel("a request to an object that the program may only call")
     kind = type(thing)
     if what in ("getattr", "setattr"):
         name = args[0]
         if type(name) is not str or name[:1] == "_":
-            raise wire.BrokenChannel("an attribute that is out of reach")
+            raise wire.BrokenChannel("a request for a private attribute")
         of_class = name in dir(kind)
         if of_class and (kind.__module__ == "unittest.mock" or (what == "setattr" and callable(getattr(kind, name)))):
             # what the tests rely on, such as a mock's count of calls
-            raise AttributeError(f"{kind.__name__!r} object keeps {name!r} from the program")
+            raise AttributeError(f"attribute {name!r} of {kind.__name__!r} objects is not available to the program")
         return getattr(thing, name) if what == "getattr" else setattr(thing, *args)
     if what in _LENT or what == "__next__":
         return getattr(kind, what)(thing, *args, **kwargs)

@@ -43,7 +43,7 @@ def _is_equal(self: Any, other: Any, name: str) -> Any:
             if remote.is_tested(kind, other_kind) and remote.ask(self, "equals", other) is True:
                 if remote.ask(self, "state") == remote.ask(other, "state"):
                     return True
-            remote.session.doubt(_no_word(kind, "=="))
+            remote.session.doubt(_no_answer(kind, "=="))
             return False
     if kind.base is not None:
         result = remote.plain(self) == remote.plain(other)
@@ -54,12 +54,12 @@ def _is_equal(self: Any, other: Any, name: str) -> Any:
     else:
         return NotImplemented  # the other object belongs to the tests, and decides
     if not result and (name in kind.own or (kind.base is None and "__eq__" in kind.own)):
-        remote.session.doubt(_no_word(kind, "=="))
+        remote.session.doubt(_no_answer(kind, "=="))
     return result
 
 
-def _no_word(kind: remote.Kind, symbol: str) -> str:
-    return f"objects of the program ({kind.name}) are not compared by {symbol}: their word is not taken"
+def _no_answer(kind: remote.Kind, symbol: str) -> str:
+    return f"objects of the program ({kind.name}) are not compared by {symbol}, because their answer would not count"
 
 
 def _comparison(name: str, symbol: str) -> Callable:
@@ -70,7 +70,7 @@ def _comparison(name: str, symbol: str) -> Callable:
                 said, reverse = remote.ask(self, name, other), remote.ask(other, name, self)
                 if said is not reverse or (said is False and symbol in "<>") or (said is True and self == other):
                     return said
-            raise remote.session.doubt(_no_word(kind, symbol))
+            raise remote.session.doubt(_no_answer(kind, symbol))
         return getattr(kind.base, f"__{name}__")(remote.plain(self), remote.plain(other))
 
     return method
@@ -94,7 +94,9 @@ def _contains(self: Any, value: Any) -> bool:
         self, "contains", value
     ) is found:
         return found
-    remote.session.doubt(f"{kind.name} of the program is not asked whether it contains a value: its word is not taken")
+    remote.session.doubt(
+        f"{kind.name} of the program is not asked whether it contains a value, because its answer would not count"
+    )
     return False
 
 
@@ -157,7 +159,7 @@ def _length(self: Any) -> int:
         return remote.exact(remote.ask(self, "len"), int)
     length = len(remote.plain(self))
     if "__len__" in kind.own and remote.ask(self, "len") != length:
-        remote.session.doubt(f"{kind.name} of the program gives another length than that of what it holds")
+        remote.session.doubt(f"{kind.name} of the program reports a length that is not its number of items")
     return length
 
 
@@ -173,7 +175,7 @@ def _iterate(self: Any) -> Any:
     if "__iter__" in kind.own:
         found = [item for item, _ in zip(remote.ask(self, "iter"), range(len(held) + 1), strict=False)]
         if len(found) != len(held) or any(a is not b and a != b for a, b in zip(found, held, strict=True)):
-            remote.session.doubt(f"{kind.name} of the program iterates over other items than it holds")
+            remote.session.doubt(f"{kind.name} of the program yields other items than it contains")
     return iter(held)
 
 

@@ -128,7 +128,7 @@ class Registry:
         else:
             for base in bases:
                 if not isinstance(base, type):
-                    raise wire.BrokenChannel("a class that derives from no class")
+                    raise wire.BrokenChannel("a class with a base that is no class")
             public, self.instance_types[number] = stand_ins.make_kind(facts, bases)
             if facts["module"] in _ABSTRACT_MODULES and facts["name"] in vars(sys.modules[facts["module"]]):
                 vars(sys.modules[facts["module"]])[facts["name"]].register(public)
@@ -147,7 +147,7 @@ class Registry:
     def _error(self, number: int, kind_data: list, data: dict) -> BaseException:
         kind = self.codec.decode(kind_data)
         if not (isinstance(kind, type) and issubclass(kind, BaseException)):
-            raise wire.BrokenChannel("an exception of no kind")
+            raise wire.BrokenChannel("an exception without an exception class")
         args = None if data["a"] is None else self.codec.decode(data["a"][0])
         message = str(data["m"])
         made = errors.make(kind, args if type(args) is tuple else (message,))

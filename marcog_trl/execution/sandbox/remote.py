@@ -57,5 +57,5 @@ def plain(thing: Any) -> Any:
 
 def exact(value: Any, kind: type) -> Any:
     if type(value) is not kind:
-        raise session.doubt(f"the program's object gave {type(value).__name__}, not {kind.__name__}")
+        raise session.doubt(f"an object of the program returned {type(value).__name__} instead of {kind.__name__}")
     return value

@@ -143,7 +143,6 @@ class Server:
             "fields": list(fields) if type(fields) is tuple and len(fields) <= wire.MOST_FIELDS else None,
             "unhashable": kind.__hash__ is None,
             "weak": kind.__weakrefoffset__ != 0,
-            "dict": kind.__dictoffset__ != 0,
             "quick": kind.__module__ in ("builtins", "itertools"),  # may be read ahead
             "checks": any("__instancecheck__" in vars(each) for each in meta if each.__module__ == "solution")
             or any("__subclasshook__" in vars(each) for each in own if each.__module__ == "solution"),
@@ -293,7 +292,7 @@ class Server:
                 wire.send(self.sock, frame)
             except (wire.Uncrossable, wire.BrokenChannel) as error:
                 self.rollback()
-                raise TypeError(f"the value cannot cross to the tests: {error}") from None
+                raise TypeError(f"the value cannot be sent to the tests: {error}") from None
             self.codec.snapshot()
             while True:
                 frame = wire.receive(self.sock)
@@ -346,7 +345,7 @@ class Server:
             wire.send(self.sock, {**reply, key: self.codec.encode(result)})
         except (wire.Uncrossable, wire.BrokenChannel) as error:
             self.rollback()
-            wire.send(self.sock, {"u": [], "y": f"a value that cannot cross to the tests: {error}"})
+            wire.send(self.sock, {"u": [], "y": f"the value cannot be sent to the tests: {error}"})
         self.codec.snapshot()
         self.busy = was_busy
 

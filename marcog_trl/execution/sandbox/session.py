@@ -222,7 +222,7 @@ class Session:
         """The exception that the program raised, or one of the tests' that passed through it."""
         error = self.codec.decode(data)
         if not isinstance(error, BaseException):
-            raise wire.BrokenChannel("an exception of no kind")
+            raise wire.BrokenChannel("an exception without an exception class")
         place = self.registry.place_of(error)
         if place is not None:
             place.said = str(data[3]["d"])[:500]

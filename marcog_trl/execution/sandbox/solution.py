@@ -67,7 +67,7 @@ def serve_direct(control: socket.socket, payload: dict) -> None:
         try:
             wire.send(control, reply, wire.LARGEST_ANSWER)
         except wire.BrokenChannel as error:
-            wire.send(control, {"o": f"a value that cannot cross: {error}", "b": _truth(value)})
+            wire.send(control, {"o": f"a value that cannot be sent: {error}", "b": _truth(value)})
         if not calls:
             try:
                 calls.extend(wire.receive(control))

@@ -25,7 +25,7 @@ def _is_special(name: str) -> bool:
 def _remote_attribute(thing: Any, name: str) -> Any:
     if name in special.HOOKS:
         if remote.ask(thing, "has", name) is not False:
-            remote.session.doubt(f"{name} of the program's objects is out of reach")
+            remote.session.doubt(f"{name} of the program's objects is not available to the tests")
         raise AttributeError(f"{type(thing).__name__!r} object has no attribute {name!r}")
     return remote.ask(thing, "getattr", name)
 
@@ -65,7 +65,7 @@ class _Copied:
         return _Copied(self.thing, True)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise remote.session.doubt("objects of the program are not pickled")
+        raise remote.session.doubt("objects of the program cannot be pickled")
 
 
 def _copy(copied: _Copied) -> Any:
@@ -98,7 +98,9 @@ class ForeignType(type):
     """The class of stand-ins for classes."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        raise remote.session.doubt("the tests derive a class from a class of the program, which would run it")
+        raise remote.session.doubt(
+            "the tests derive a class from a class of the program, which would run the program's code"
+        )
 
     def __call__(cls, /, *args: Any, **kwargs: Any) -> Any:
         return remote.ask(cls, "call", *args, **kwargs)
@@ -141,7 +143,7 @@ def _no_member(cls: Any) -> bool:
     kind = remote.registry.kinds.get(cls)
     if kind is not None and kind.checks:
         raise remote.session.doubt(
-            f"{cls.__name__} of the program is not asked what its instances are: its word is not taken"
+            f"{cls.__name__} of the program is not asked what its instances are, because its answer would not count"
         )
     return False
 

@@ -72,7 +72,7 @@ class Codec:
         try:
             return self._encode(value, DEEPEST)
         except RecursionError:
-            raise Uncrossable("nested too deeply") from None
+            raise Uncrossable("a value nested too deeply") from None
 
     def _encode(self, value: Any, depth: int) -> Any:
         kind = type(value)
@@ -83,7 +83,7 @@ class Codec:
                 return encode_text(value)
             return value
         if depth <= 0:
-            raise Uncrossable(f"nested more than {DEEPEST} levels deep")
+            raise Uncrossable(f"a value nested more than {DEEPEST} levels deep")
         depth -= 1
         if kind in _CONTAINERS:
             number = self.numbers.get(id(value))
@@ -152,7 +152,7 @@ class Codec:
     def _encode_numpy(self, value: Any, is_array: bool, depth: int) -> list:
         dtype = value.dtype.str
         if not NUMPY_DTYPE.fullmatch(dtype):
-            raise Uncrossable(f"numpy data of type {value.dtype} cannot cross")
+            raise Uncrossable(f"numpy data of type {value.dtype}")
         data = base64.b64encode(value.tobytes()).decode()
         if is_array and not self.shared:
             raise Uncrossable("a numpy array, which equals no literal")

@@ -28,7 +28,7 @@ NAMED_TUPLES = __name__  # the module of the named tuples that are made here
 
 
 class Uncrossable(Exception):
-    """A value cannot be sent; the message says why."""
+    """A value cannot be sent. The message describes the value."""
 
 
 PLAIN = frozenset({int, float, str, bool, type(None)})
@@ -81,7 +81,7 @@ def write_rare(kind: type, value: Any) -> list | None:
     if kind is not getattr(sys.modules.get("zoneinfo"), "ZoneInfo", None):
         return None
     if value.key is None:
-        raise Uncrossable("a time zone without a key cannot cross")
+        raise Uncrossable("a time zone without a key")
     return ["zi", value.key]
 
 
