@@ -65,7 +65,7 @@ def run_unharmed(executor, jobs):
     return verdicts
 
 
-# What follows is put before programs that use it: the channels of their process, and frames on them
+# Helpers for programs: the channels of their process, and frames on them
 CHANNELS = """
 import os, socket, sys, time
 def fds():
@@ -342,7 +342,7 @@ STALLING = {"leaves its main thread", "half a frame", "frame in pieces of a byte
 
 @pytest.mark.parametrize("name", ASSERTS)
 def test_asserts(executor, name):
-    """Each test alone, compared directly where that is possible, and under a judge; and all of them together."""
+    """Runs each test alone, compared directly where that is possible, and under a judge; then all tests together."""
     code, tests = ASSERTS[name]
     if "numpy" in name and importlib.util.find_spec("numpy") is None:
         pytest.skip("numpy is not installed")
@@ -355,7 +355,7 @@ def test_asserts(executor, name):
         assert (verdict.status != "passed", verdict.passed) == (True, 0), (job.tests, job.setup, verdict)
 
 
-# Bodies that no sound process sends: as an answer to the worker, and as one to the judge
+# Frames that no honest process sends: as an answer to the worker, and as an answer to the judge
 MALFORMED = [
     "[]", "null", "\"r\"", "4", "NaN", "{}", "\\xff\\xfe", "{\"r\":{\"a\":1},\"u\":[]}", "{\"r\":[],\"u\":[]}", "{\"r\":[\"n\",0],\"u\":[]}",
     "{\"r\":[\"n\",[]],\"u\":[]}", "{\"r\":[\"h\",0,\"f\",\"c\"]}", "{\"r\":[\"h\",-1,\"f\",\"c\"],\"u\":[]}", "{\"r\":[\"X\",9,\"E\",4],\"u\":[]}",
@@ -370,7 +370,7 @@ MALFORMED = [
 
 
 def test_malformed_answers(executor):
-    """Whatever arrives in place of an answer is not one, and harms neither the worker nor the judge."""
+    """A frame that is no answer passes no test, and harms neither the worker nor the judge."""
     code = CHANNELS + f"bodies = {MALFORMED!r}\ndef f(k):\n    send(frame(bodies[k].encode('latin-1')))\n    return 0"
     jobs = [
         Job(code=code, tests=[f"assert f({k}) == 5"], setup=setup)
@@ -381,7 +381,7 @@ def test_malformed_answers(executor):
         assert verdict.status in ("failed", "error") and verdict.passed == 0, (job.tests, job.setup, verdict)
 
 
-# Attempts on other processes, on memory that outlives the program, on new processes: they pass if they were refused
+# Attacks on other processes, on memory that outlives the program, and by new processes. They pass if they are refused.
 REFUSED = {
     "the other ends of its channels": (
         CHANNELS + "import ctypes, struct, signal, platform\nlibc = ctypes.CDLL(None, use_errno=True)\nx86 = platform.machine() == 'x86_64'\n"
@@ -520,7 +520,7 @@ def test_checks_and_cases(executor, name):
 
 
 def test_right_answers_pass_in_every_format(executor):
-    """What the cheats above are refused, a right program is given."""
+    """A right program may do what the cheats above may not."""
     code = "def f(k):\n    if k == 'x': raise ValueError('no')\n    if type(k) is list: return [x * x for x in k]\n    return k * k + (1.25 if k == 3 else 1)"
     jobs = [
         Job(code=code, tests=CASE, test_format="unittest"),
@@ -546,7 +546,7 @@ SLOW = {
 
 
 def test_limits_hold():
-    """Each ends within its limit and a second, whatever it waits for."""
+    """Each program ends within one second of its limit, whatever it waits for."""
     tests = [("assert f(1) == 4", ""), ("x = f(1)\nassert x == 4 or list(x) == [4]", HELPER)]
     jobs = [Job(code=code, tests=[test], setup=setup) for code in SLOW.values() for test, setup in tests]
     with CodeExecutor(num_workers=2, timeout=0.6) as executor:
@@ -561,7 +561,7 @@ ANSWER = "import sys, time\ndef answer(body):\n    control = sys._getframe(2).f_
 
 
 def test_death_by_an_unnamed_signal():
-    """A program that dies of a signal of any number has died; it is not excused."""
+    """The death of a program by any signal is an error of the program."""
     code = "import os\ndef f(x): os.kill(os.getpid(), 40)"
     jobs = [Job(code=code, tests=["assert f(1) == 1"], setup=setup) for setup in ("", HELPER)]
     jobs += [Job(code=code + "\nf(1)", tests=[("", "1")], test_format="stdio")]
@@ -570,7 +570,7 @@ def test_death_by_an_unnamed_signal():
 
 
 def test_a_frozenset_that_takes_long_to_build():
-    """A forged answer of colliding numbers does not hold the worker beyond the limit."""
+    """A forged answer of numbers with equal hashes does not delay the worker beyond the limit."""
     items = "b','.join(b'%d' % (k * (2 ** 61 - 1)) for k in range(24000))"
     code = ANSWER + f"body = b'{{\"r\":[\"f\",' + {items} + b']}}'\ndef f(x): answer(body)"
     with CodeExecutor(num_workers=1, timeout=0.7) as executor:
@@ -591,7 +591,7 @@ def test_classes_sent_to_the_worker_are_forgotten(executor):
 
 @pytest.mark.skipif(importlib.util.find_spec("numpy") is None, reason="numpy is not installed")
 def test_a_namespace_is_no_window_on_the_judge(executor):
-    """The judge's memory lies where the program's lies, and numpy trusts an object's word on where its data are."""
+    """Memory has the same addresses in the judge as in the program, and numpy trusts an object about the address of its data."""
     code = (
         "import types\ndef f(n):\n    where = {'data': (id(n), True), 'shape': (int.__basicsize__ + 4,), 'typestr': '|u1', 'version': 3}\n"
         "    return types.SimpleNamespace(__array_interface__=where)"
@@ -612,7 +612,7 @@ def test_a_number_is_one_number(executor):
 
 @pytest.mark.parametrize("test", ["assert f(1)", "assert not f(1)"])
 def test_truth_of_an_object(executor, test):
-    """Compared directly or under a judge, an object is as true as it says."""
+    """Compared directly or under a judge, an object has the truth value that it reports."""
     code = "class V:\n    def __len__(s): return 0\ndef f(x): return V()"
     direct, judged = executor.run([Job(code=code, tests=[test]), Job(code=code, tests=[test], setup=HELPER)])
     assert judged.passed == ("not" in test) and direct.passed == judged.passed
@@ -652,7 +652,7 @@ def test_messages_can_be_printed(executor):
 
 
 def owner(script):
-    """Runs a script in a process of its own, which has an executor with two workers, of which it prints the ids."""
+    """Runs a script in a new process, after making an executor with two workers and printing their process ids."""
     start = (
         "import os, signal, sys, threading, time\nfrom marcog_trl.execution import CodeExecutor, Job\n"
         "good = Job(code='def f(x): return x', tests=['assert f(1) == 1', 'assert abs(f(2)) == 2'])\n"
@@ -696,7 +696,7 @@ def test_nothing_survives_the_owner(name):
 
 
 def test_forks_and_threads_together():
-    """Threads of an owner and of its fork, each with workers of its own, while jobs of the owner run."""
+    """Threads of a process and of its fork use an executor, each with its own workers, while other jobs run."""
     script = (
         "def work(results):\n    for _ in range(5): results.extend(v.status for v in executor.run([good] * 2))\n"
         "def many():\n    results = []\n    threads = [threading.Thread(target=work, args=(results,)) for _ in range(4)]\n"
@@ -736,7 +736,7 @@ NAP = "import time\ndef f(x):\n    time.sleep(SECONDS)\n    return x + 1"
     ],
 )
 def test_a_process_lost_in_the_midst_of_a_job(monkeypatch, victim, setup):
-    """A job is run again where the machine failed, and a program whose process was killed has not passed."""
+    """A job is run again if the machine failed. A program whose process was killed does not pass."""
     monkeypatch.setattr(pool, "_GRACE", 0.4)
     with CodeExecutor(num_workers=1, timeout=1.0) as executor:
         executor.run([GOOD])

@@ -62,7 +62,7 @@ def test_what_is_forbidden_is_seen(executor, name):
 
 
 def test_a_patch_that_cannot_reach_the_program_passes_nobody(executor):
-    """An object of a class of the standard library, which the program cannot be given."""
+    """A patch with an object of the standard library that cannot be sent to the program fails the test."""
     test = (
         "import time, threading\nreal = time.sleep\ntime.sleep = threading.Lock()\n{}\ntime.sleep = real\nassert True"
     )
@@ -92,7 +92,7 @@ def test_a_patch_reaches_the_process_that_follows_a_death(executor):
 
 
 def test_floods_are_cut(executor):
-    """A program that prints without end costs no memory and no time."""
+    """A program that prints endlessly uses little memory and time."""
     code = "def f(n):\n    for _ in range(n): print('x' * 1000)\n    return n"
     tests = [OUTPUT.replace("f(1)", "f(20000)") + "assert r == 20000 and len(out.getvalue()) == 1 << 20"]
     verdict = executor.run([Job(code, tests, memory_mb=100), Job(code, ["assert f(10) + f(3) == 13"])])

@@ -68,7 +68,7 @@ def test_memory(executor):
 
 
 def test_numpy_starts_no_threads():
-    """With one per core, machines with many have no address space left for the program."""
+    """One thread per core would leave no address space for the program on a machine with many cores."""
     pytest.importorskip("numpy")
     variables = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
     code = "import os, numpy\ndef threads(): return len(os.listdir('/proc/self/task'))\n"

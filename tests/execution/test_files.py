@@ -122,7 +122,7 @@ FILLING = {
     "a folder that is hidden": "os.mkdir('d', 0o300)\n    for k in range(40): open(f'd/{k}', 'wb').write(bytes(10 << 20))",
     "a large hole": "f = open('a', 'wb')\n    f.seek(1 << 40)\n    f.write(b'x')\n    f.flush()",
 }
-# Refuses what it takes to mount, so that the folder is one of the file system
+# Refuses the system call that mounting needs, so that the scratch folder is an ordinary folder
 UNMOUNTABLE = """
 import ctypes, platform
 from marcog_trl.execution.sandbox import bpf
@@ -141,7 +141,7 @@ bpf.Filter(instructions, machine, libc).install(LISTEN)
 @pytest.mark.parametrize("mounted", [True, False])
 @pytest.mark.parametrize("nobody", [True, False])
 def test_its_size_is_bounded(mounted, nobody):
-    """By the file system where one can be mounted, and by who looks after it elsewhere; nothing of it stays."""
+    """The mounted file system limits its size, or else the worker does. Nothing of it is left at the end."""
     script = "import os, time\n" + ("os.setgid(65534)\nos.setuid(65534)\n" if nobody else "")
     script += "" if mounted else UNMOUNTABLE.replace("LISTEN", "")
     script += f"""

@@ -19,7 +19,7 @@ def statuses(verdict):
 
 
 def test_direct_and_judged_tests_agree(executor):
-    """What is compared without a judge gets the verdict that a judge would give."""
+    """Tests that are compared without a judge get the verdict that a judge would give."""
     code = (
         "def f(x, y=0, *, z=0):\n    return x + y + z\ndef yes(): return [1]\ndef no(): return ''\ndef one(): return 1\n"
         "def bad(): raise KeyError('k')\ndef obj(): return object()\ndef txt():\n    class S(str): pass\n    return S('a')"
@@ -272,7 +272,7 @@ def test_cpu_time_is_limited():
 
 
 def test_verdicts_repeat(executor):
-    """Hash seeds and dice are fixed, so that a run can be repeated."""
+    """Hash and random seeds are fixed, so that verdicts are reproducible."""
     code = "import random\ndef f(): return [random.random(), list({'a', 'b', 'c', 'd'}), hash('x')]"
     message = {executor.run([Job(code=code, tests=["assert f() == 0"])])[0].message for _ in range(4)}
     assert len(message) == 1
@@ -329,7 +329,7 @@ def test_exceptions_of_the_program_are_told_from_wrong_answers(executor, name):
 
 
 def test_what_tests_make_of_an_exception_is_theirs(executor):
-    """An assertion that tests raise because the program raised, or did not, is a wrong answer."""
+    """An assertion of the tests about whether the program raises counts as a wrong answer."""
     tests = (
         "import unittest\nclass T(unittest.TestCase):\n    def test_1(self):\n        self.assertRaises(KeyError, f, 1)\n"
         "    def test_2(self):\n        try:\n            f(2)\n        except ValueError:\n            self.fail('raised')\n"

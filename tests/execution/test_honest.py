@@ -31,7 +31,7 @@ def verdicts():
 
 
 def differences(native, verdicts):
-    """The programs with a test that passes in one place only, and what the sandbox says of them."""
+    """The programs with a test that passes only here or only in plain Python, with the messages of the tests."""
     found = {}
     for name, verdict in verdicts.items():
         passed = [test.status == "passed" for test in verdict.tests]

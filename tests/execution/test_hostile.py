@@ -181,7 +181,7 @@ CHEATS = {
 
 @pytest.mark.parametrize("name", CHEATS)
 def test_cheats_do_not_pass(executor, name):
-    """Each cheat against each of its tests alone, as a direct comparison where it is one, and under a judge."""
+    """Runs each test alone, compared directly where that is possible, and under a judge."""
     code, tests = CHEATS[name]
     jobs = [Job(code=code, tests=[test]) for test in tests]
     jobs += [Job(code=code, tests=[test + "\n0"]) for test in tests]  # what is more than one statement needs a judge
@@ -215,7 +215,7 @@ def test_unittest_cannot_be_patched(executor):
 
 
 def test_no_program_has_itself_excused(executor):
-    """Nothing that a program does may end as `infrastructure`, which would spare it its reward."""
+    """No program can cause `infrastructure`, which would spare it a low reward."""
     bombs = [
         "import os\ndef f(x):\n    for fd in range(3, 20):\n        try: os.write(fd, b'\\x00' * 100000)\n        except OSError: pass\n    return 0",
         "def f(x): return [[[] for _ in range(1000)] for _ in range(1000)]",

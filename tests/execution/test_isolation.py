@@ -1,4 +1,4 @@
-"""What the tiers promise, how they are refused, and what the system call filter says on both architectures."""
+"""What the isolation levels promise, when they are refused, and what the filters of system calls decide on both architectures."""
 
 import os
 import struct
@@ -51,7 +51,7 @@ def test_unknown_level():
 @pytest.mark.filterwarnings("ignore:programs run with incomplete confinement")
 @pytest.mark.parametrize("tier", ["seccomp", "landlock", "nothing"])
 def test_lesser_tiers_run_and_leave_no_processes(monkeypatch, tier):
-    """Where processes can be made, they end with their job."""
+    """If programs can start processes, these end with the job."""
     abi, seccomp = isolation.probe()
     found = {"seccomp": (0, seccomp), "landlock": (abi, False), "nothing": (0, False)}[tier]
     monkeypatch.setattr(isolation, "probe", lambda: found)
@@ -92,7 +92,7 @@ AT_FDCWD = -100
 
 
 def evaluate(program, arch, number, *args):
-    """What the kernel would answer: classic BPF over struct seccomp_data."""
+    """The kernel's answer to a system call: runs classic BPF on struct seccomp_data."""
     args = [*args, *[0] * (6 - len(args))]
     data = struct.pack("iIQ6Q", number, arch, 0, *[arg & (1 << 64) - 1 for arg in args])
     code = [struct.unpack("HBBI", item) for item in program.code]

@@ -42,6 +42,12 @@ PROGRAMS = {
 }
 
 
+@pytest.fixture(scope="module")
+def executor():
+    with CodeExecutor(num_workers=1) as executor:
+        yield executor
+
+
 def jobs(test_format, names):
     tests, setup = {"asserts": (TESTS, SETUP), "check": (CHECK, SETUP), "unittest": (UNITTEST, "")}[test_format]
     return [Job(PROGRAMS[name], tests, test_format, setup, entry_point="f", timeout=1.0) for name in names]
@@ -54,25 +60,24 @@ def outcome(verdict):
 
 
 @pytest.mark.parametrize("test_format", ["asserts", "check", "unittest"])
-def test_siblings_get_the_verdicts_that_they_get_alone(test_format):
-    with CodeExecutor(num_workers=1) as executor:
-        alone = {}
-        for name in PROGRAMS:
-            between = Job(RIGHT, [f"assert note(f(1)) == 2, {name!r}"], setup=SETUP, entry_point="f")
-            verdict, _ = executor.run([*jobs(test_format, [name]), between])  # other tests end the judge
-            alone[name] = outcome(verdict)
-        assert alone["right"][0] == alone["other-right"][0] == "passed"
-        assert {alone[name][0] for name in PROGRAMS if "right" not in name and name != "prints"} == {
-            "failed", "error", "timeout"
-        }  # fmt: skip
-        names = [*PROGRAMS, *PROGRAMS]
-        random.Random(0).shuffle(names)
-        for name, verdict in zip(names, executor.run(jobs(test_format, names)), strict=True):
-            assert outcome(verdict) == alone[name], name
+def test_siblings_get_the_verdicts_that_they_get_alone(executor, test_format):
+    alone = {}
+    for name in PROGRAMS:
+        between = Job(RIGHT, [f"assert note(f(1)) == 2, {name!r}"], setup=SETUP, entry_point="f")
+        verdict, _ = executor.run([*jobs(test_format, [name]), between])  # other tests end the judge
+        alone[name] = outcome(verdict)
+    assert alone["right"][0] == alone["other-right"][0] == "passed"
+    assert {alone[name][0] for name in PROGRAMS if "right" not in name and name != "prints"} == {
+        "failed", "error", "timeout"
+    }  # fmt: skip
+    names = [*PROGRAMS, *PROGRAMS]
+    random.Random(0).shuffle(names)
+    for name, verdict in zip(names, executor.run(jobs(test_format, names)), strict=True):
+        assert outcome(verdict) == alone[name], name
 
 
-def test_nothing_of_a_program_reaches_the_next():
-    """Settings that tests change, and objects that they keep, are as at the start for every program."""
+def test_nothing_of_a_program_reaches_the_next(executor):
+    """Settings that tests change, and objects that they keep, are reset for each program."""
     setup = (
         "import builtins, decimal, sys\n"
         "fresh = not hasattr(builtins, 'kept') and oct.__name__ == 'oct' and decimal.getcontext().prec == 28\n"
@@ -80,9 +85,8 @@ def test_nothing_of_a_program_reaches_the_next():
         "decimal.getcontext().prec = 3\nsys.setrecursionlimit(depth + 50)"
     )
     tests = ["assert fresh", "assert depth == 1000, depth", "assert f(1) == 2"]
-    with CodeExecutor(num_workers=1) as executor:
-        for verdict in executor.run([Job(f"{RIGHT}  # {k}", tests, setup=setup, entry_point="f") for k in range(4)]):
-            assert verdict.status == "passed", verdict
+    for verdict in executor.run([Job(f"{RIGHT}  # {k}", tests, setup=setup, entry_point="f") for k in range(4)]):
+        assert verdict.status == "passed", verdict
 
 
 def test_a_judge_that_hangs_does_not_change_the_next_verdict():
@@ -94,16 +98,15 @@ def test_a_judge_that_hangs_does_not_change_the_next_verdict():
         assert before.message == after.message
 
 
-def test_a_judge_with_threads_of_the_tests_sees_one_program():
+def test_a_judge_with_threads_of_the_tests_sees_one_program(executor):
     setup = (
         "import builtins, threading, time\nfirst = not getattr(threading, 'started', False)\nthreading.started = True\n"
         "threading.Thread(target=time.sleep, args=(30,), daemon=True).start()"
     )
-    with CodeExecutor(num_workers=1) as executor:
-        for verdict in executor.run(
-            [Job(f"{RIGHT}  # {k}", ["assert first and f(1) == 2"], setup=setup) for k in range(3)]
-        ):
-            assert verdict.status == "passed", verdict
+    for verdict in executor.run(
+        [Job(f"{RIGHT}  # {k}", ["assert first and f(1) == 2"], setup=setup) for k in range(3)]
+    ):
+        assert verdict.status == "passed", verdict
 
 
 @pytest.mark.parametrize(
@@ -118,15 +121,14 @@ def test_a_judge_with_threads_of_the_tests_sees_one_program():
         ("assert f(1) == 2, (x := 3)", None),
     ],
 )
-def test_arithmetic_and_messages_take_no_judge(test, call):
+def test_arithmetic_and_messages_take_no_judge(executor, test, call):
     calls = plan(Job(RIGHT, [test], entry_point="f")).calls
     if call is None:
         assert calls is None
     else:
         assert (calls[0]["call"][1][0] if len(call[0]) == 1 else calls[0]["call"][1]) is not None
-        with CodeExecutor(num_workers=1) as executor:
-            code = f"def f(*args, **kwargs):\n    assert list(args) == {call[0]!r}\n    return {call[1]!r}"
-            assert executor.run([Job(code, [test], entry_point="f")])[0].status == "passed"
+        code = f"def f(*args, **kwargs):\n    assert list(args) == {call[0]!r}\n    return {call[1]!r}"
+        assert executor.run([Job(code, [test], entry_point="f")])[0].status == "passed"
 
 
 PATCHES = {
@@ -150,7 +152,7 @@ PATCHES = {
 
 
 @pytest.mark.parametrize("name", PATCHES)
-def test_a_test_that_an_exception_ended_leaves_nothing_to_the_next_program(name):
+def test_a_test_that_an_exception_ended_leaves_nothing_to_the_next_program(executor, name):
     if "numpy" in name:
         pytest.importorskip("numpy")
     first, last = PATCHES[name]
@@ -160,13 +162,12 @@ def test_a_test_that_an_exception_ended_leaves_nothing_to_the_next_program(name)
         f"assert {last}",
     ]
     tests = tests[:2] if "numpy" in name else tests
-    with CodeExecutor(num_workers=1) as executor:
-        executor.run([Job("def f(x): raise ValueError(x)", tests)])
-        assert executor.run([Job(RIGHT, tests)])[0].status == "passed"
+    executor.run([Job("def f(x): raise ValueError(x)", tests)])
+    assert executor.run([Job(RIGHT, tests)])[0].status == "passed"
 
 
 def test_tests_that_leave_nothing_share_a_judge():
-    """Also with programs that fail them: a new judge for each would take most of the time."""
+    """Programs that fail do not need a new judge either, which would take most of the time."""
     fine = [
         "import math, random\nassert math.isclose(f(random.random()), 2)",
         "x = []\nx.append(f(1))\nassert x == [2]",
@@ -180,7 +181,7 @@ def test_tests_that_leave_nothing_share_a_judge():
         assert not plan(Job(RIGHT, [first])).reusable
 
 
-def test_a_name_that_the_tests_have_bound_stays_theirs_after_a_death():
+def test_a_name_that_the_tests_have_bound_stays_theirs_after_a_death(executor):
     code = (
         "import os\ndef isclose(*args, **kwargs): return True\nlimits = [9]\nconstants = [8]\n"
         "def f(x):\n    limits.append(x)\n    return x if x else os._exit(0)\n"
@@ -188,10 +189,9 @@ def test_a_name_that_the_tests_have_bound_stays_theirs_after_a_death():
     setup = "from math import *\nconstants = [1]\nlocals()['one'] = 1"
     tests = ["assert f(1) == 1 and limits == [9, 1]", "assert f(0) == 1", "assert isclose(f(1), 3.5)"]
     tests += ["assert limits == [9, 1] and constants == [1]"]
-    with CodeExecutor(num_workers=1) as executor:
-        for entry_point in ("f", None):
-            verdict = executor.run([Job(code, tests, setup=setup, entry_point=entry_point)])[0]
-            assert [test.status for test in verdict.tests] == ["passed", "error", "failed", "passed"]
+    for entry_point in ("f", None):
+        verdict = executor.run([Job(code, tests, setup=setup, entry_point=entry_point)])[0]
+        assert [test.status for test in verdict.tests] == ["passed", "error", "failed", "passed"]
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_call_whose_arguments_are_expected_before_waits(tests, waits):
     assert [call["waits"] for call in plan(Job(RIGHT, tests)).calls] == waits
 
 
-def test_no_argument_is_in_the_process_before_it_may_be_known():
+def test_no_argument_is_in_the_process_before_it_may_be_known(executor):
     code = (
         "import gc\n"
         "def encode(s):\n"
@@ -218,17 +218,16 @@ def test_no_argument_is_in_the_process_before_it_may_be_known():
         "def decode(s): return s\n"
     )
     tests = ["assert encode('abc') == 'secret'", "assert decode('secret') == 'secret'"]
-    with CodeExecutor(num_workers=1) as executor:
-        assert [test.message for test in executor.run([Job(code, tests)])[0].tests] == [
-            "encode('abc') returned 'abc', expected 'secret'",
-            "",
-        ]
-        together = ["assert encode('abc') == 'abc'", "assert decode('secret') == 1"]
-        assert "returned ['secret']" in executor.run([Job(code, together)])[0].message  # it would find it
+    assert [test.message for test in executor.run([Job(code, tests)])[0].tests] == [
+        "encode('abc') returned 'abc', expected 'secret'",
+        "",
+    ]
+    together = ["assert encode('abc') == 'abc'", "assert decode('secret') == 1"]
+    assert "returned ['secret']" in executor.run([Job(code, together)])[0].message  # it would find it
 
 
 def test_large_arguments_of_later_calls():
-    """A program that does not read its next call delays nobody."""
+    """A program that does not read its next call delays no other."""
     large = "a" * 3_000_000
     tests = ["assert f('a') == 1", f"assert f({large!r}) == {len(large)}", "assert f('') == 0"]
     hang = "import time\ndef f(x):\n    if len(x) > 1: time.sleep(60)\n    return len(x)"
@@ -265,15 +264,14 @@ def test_a_judge_that_is_killed_is_replaced_once():
 
 
 @pytest.mark.parametrize("entry_point", ["sum", None])
-def test_the_name_of_a_builtin_is_the_programs_where_the_tests_mean_it(entry_point):
+def test_the_name_of_a_builtin_is_the_programs_where_the_tests_mean_it(executor, entry_point):
     code = "def sum(a, b): return a * b\ndef sorted(x): return x\ndef len(x): return 0"
-    with CodeExecutor(num_workers=1) as executor:
-        plainly = Job(code, ["assert sum(10, 15) == 150", "assert sum(2, 3) == 6"], entry_point=entry_point)
-        judged = Job(code, ["assert sum(10, 15) + 0 == 150", "x = 1\nassert sum(2, x) == 2"], entry_point=entry_point)
-        for job in (plainly, judged):
-            assert executor.run([job])[0].message == ""
-        tests = ["assert sorted([sum(2, 1), 1]) == [1, 2]", "assert len([sum(1, 1)]) == 1"]
-        if entry_point is not None:
-            assert executor.run([Job(code, tests, entry_point="sum")])[0].message == ""
-        cheat = Job("def f(x): return [2, 1]\n" + code, ["assert sorted(f(1)) == [2, 1]"], entry_point=None)
-        assert executor.run([cheat])[0].passed == 0
+    plainly = Job(code, ["assert sum(10, 15) == 150", "assert sum(2, 3) == 6"], entry_point=entry_point)
+    judged = Job(code, ["assert sum(10, 15) + 0 == 150", "x = 1\nassert sum(2, x) == 2"], entry_point=entry_point)
+    for job in (plainly, judged):
+        assert executor.run([job])[0].message == ""
+    tests = ["assert sorted([sum(2, 1), 1]) == [1, 2]", "assert len([sum(1, 1)]) == 1"]
+    if entry_point is not None:
+        assert executor.run([Job(code, tests, entry_point="sum")])[0].message == ""
+    cheat = Job("def f(x): return [2, 1]\n" + code, ["assert sorted(f(1)) == [2, 1]"], entry_point=None)
+    assert executor.run([cheat])[0].passed == 0

@@ -1,4 +1,4 @@
-"""What programs find out and use up of the machine: nothing of other processes and files, and little of what all share."""
+"""Programs learn nothing about other processes and files, and use little of what all processes share."""
 
 import pytest
 from watching import run_in_time
@@ -56,7 +56,7 @@ def test_refused(executor, name):
 
 
 def test_the_standard_library_is_looked_at_as_ever(executor):
-    """Imports, and what inspects modules, need the names, sizes and times of what may be read."""
+    """Imports, and code that inspects modules, need the names, sizes and times of readable files."""
     code = """
 import inspect, os, pathlib, linecache, importlib
 def f(x):
@@ -86,7 +86,7 @@ def f(x): return seen
 
 
 def test_threads_are_bounded(executor):
-    """Small ones too, and as root too."""
+    """Threads with small stacks count too, and so do those of root."""
     code = """
 import ctypes
 libc = ctypes.CDLL(None)
@@ -138,7 +138,7 @@ def f(most):
 @pytest.mark.parametrize("place", ["    ", ""])
 @pytest.mark.parametrize("landlock", [True, False])
 def test_an_urgent_byte_does_not_hold_up_the_worker(monkeypatch, setup, place, landlock):
-    """Without a filter of system calls it can be sent; it must not block who reads the channel."""
+    """Without a filter of system calls, a program can send one. It must not block the reader of the channel."""
     if not landlock:
         monkeypatch.setattr("marcog_trl.execution.isolation.probe", lambda: (probe()[0], False))
     send = "for fd in range(3, 30):\n    try: socket.socket(fileno=os.dup(fd)).send(b'x', socket.MSG_OOB)\n    except OSError: pass\n"

@@ -38,7 +38,7 @@ def test_no_others_are_imported():
 
 
 def test_packages_cannot_be_changed():
-    """By a program for the next one, in memory or on the disk."""
+    """A program cannot replace a package for the next program, in memory or on disk."""
     change = (
         "import sympy\nsympy.factorint = lambda n: n\nimport os\n"
         "def f(n):\n    try: open(sympy.__file__, 'a')\n    except OSError as error: return type(error).__name__"

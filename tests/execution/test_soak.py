@@ -1,4 +1,4 @@
-"""A hundred thousand jobs: run by hand with `-m slow`, about five minutes."""
+"""Runs a hundred thousand jobs: by hand with `-m slow`, in about five minutes."""
 
 import os
 import random
@@ -23,7 +23,7 @@ TESTS = (["assert f(1) == 2", "assert f(2) == 3"], ["y = f(1)\nassert y == 2"], 
 
 
 def state(executor):
-    """Processes, and of those that stay: open files and MiB of memory that is their own."""
+    """The number of processes, and the open files and private memory in MiB of those that stay."""
     workers = [worker.process.pid for worker in executor._pool.workers]
     pids = [os.getpid(), *workers]
     files = [len(os.listdir(f"/proc/{pid}/fd")) for pid in pids]

@@ -17,7 +17,7 @@ def executor():
 
 
 def native(code, tests):
-    """Which tests pass in one process with the program."""
+    """Which tests pass in the same process as the program."""
     space, passed = {"__name__": "solution"}, []
     import sys
     import types
@@ -873,7 +873,7 @@ def test_what_cannot_be_judged_does_not_pass(executor):
     assert not passed, passed
 
 
-# programs that turn on what the tests lend them: none of the tests pass
+# programs that attack the objects that the tests pass to them; none of the tests pass
 MEDDLERS = {
     "a mock's assertions": "def f(m): m.assert_called_once_with = lambda *a: None",
     "a mock's counts": "def f(m):\n    m.called = True; m.call_count = 1",
@@ -930,7 +930,7 @@ class Node:
 
 
 def test_objects_of_classes_that_tests_and_program_define_are_compared_by_the_tests(executor):
-    """The setup and the program both have the classes that a prompt gives."""
+    """The set-up and the program both define the classes that a prompt gives."""
     code = BOTH + (
         "def move(p): return Point(p.x + 1, p.y)\ndef shift(p): p.x += 1\ndef same(p): return p\n"
         "def reverse(n):\n    last = None\n    while n: n.next, last, n = last, n, n.next\n    return last\n"

@@ -1,4 +1,4 @@
-"""Processes that are not as one would wish: many open files, low limits, ignored signals, closed streams, callbacks."""
+"""Processes with unusual settings: many open files, low limits, ignored signals, closed streams, callbacks."""
 
 import os
 import resource
@@ -145,7 +145,7 @@ def test_a_callback_that_fails_is_told_of(caplog):
 
 
 def test_why_no_worker_starts_is_said_each_time(monkeypatch, tmp_path):
-    """With the last words of the worker; not that the executor is closed."""
+    """The error has the last line that the worker wrote, and does not say that the executor is closed."""
     broken = tmp_path / "main.py"
     broken.write_text("import sys\nsys.exit('the disk is full')\n")
     monkeypatch.setattr(pool, "_WORKER", broken)
@@ -159,7 +159,7 @@ def test_why_no_worker_starts_is_said_each_time(monkeypatch, tmp_path):
 
 @pytest.mark.skipif(not isolation.probe()[0], reason="Landlock is missing")
 def test_a_rule_that_the_kernel_refuses(tmp_path):
-    """Ends `strict`; with `best_effort` programs cannot use the path, and a warning names it."""
+    """It is an error with `strict`. With `best_effort`, programs cannot use the path, and a warning names it."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)

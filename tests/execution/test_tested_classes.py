@@ -1,4 +1,4 @@
-"""Classes that the tests use by their names: their operators count, and lies in them do not."""
+"""Classes that the tests use by their names: their operators are asked, but they cannot lie."""
 
 import pytest
 

@@ -9,7 +9,7 @@ from marcog_trl.execution.jobs import plan
 
 PROGRAM = "calls = []\ndef f(x):\n    calls.append(x)\n    return x\ndef seen():\n    return list(calls)\n"
 HEAD = "import unittest\n"
-# Tests, and where they hold under unittest; each is also run there
+# Tests, which are also run under unittest itself
 CASES = {
     "inherited methods": (
         "class Base(unittest.TestCase):\n    n = 1\n    def test_value(self): self.assertEqual(f(self.n), self.n)\n"

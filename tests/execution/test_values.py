@@ -321,7 +321,7 @@ def test_values_compare_with_literals_as_they_do_natively(executor, value):
         assert [result.status for result in verdict.tests] == native, dict(zip(tests, verdict.tests, strict=True))
 
 
-# a test that a program fails because something cannot cross, and what the message must name
+# a test that a program fails because a value cannot be sent, and what the message must contain
 UNCROSSABLE = {
     "object": ("def f(): return object()", "assert f() == 1", "object of type object"),
     "inside a container": ("class A: pass\ndef f(): return {1: A()}", "assert f() == {1: 2}", "object of type A"),
@@ -371,7 +371,7 @@ OWN_ERRORS = (
     "import os\nclass Base(Exception): pass\nclass Derived(Base): pass\ndef die(): os._exit(3)\n"
     "def base(): raise Base('b')\ndef derived(): raise Derived('d')\nitems = [1]\ndef add(): items.append(2)"
 )
-# what is so: (program, tests, which of them pass)
+# description: (program, tests, which of them pass)
 VERDICTS = {
     "a defaultdict whose default cannot cross is compared as a dict": (
         "from collections import defaultdict\ndef f(): return defaultdict(lambda: 0, a=1)",
@@ -447,7 +447,7 @@ VERDICTS = {
 
 @pytest.mark.parametrize("what", VERDICTS)
 def test_verdicts_are_those_of_the_tests_beside_the_program(executor, what):
-    """As if both ran in one process, but for the limits."""
+    """Verdicts are the same as in one process, except for the limits."""
     code, tests, right = VERDICTS[what]
     verdict = executor.run([Job(code=code, tests=tests)])[0]
     assert [result.status == "passed" for result in verdict.tests] == right, verdict
