@@ -12,6 +12,7 @@ from marcog_trl.rewards.collaboration import collaboration_reward
 from marcog_trl.rewards.delta import delta_reward
 from marcog_trl.rewards.execution import execution_reward
 from marcog_trl.rewards.graded import graded_reward
+from marcog_trl.rewards.requirements import needs_entry_point, needs_tests
 from marcog_trl.rewards.values import EpisodeMean, InfrastructureFailure
 
 
@@ -24,6 +25,8 @@ __all__ = [
     "execution_reward",
     "graded_reward",
     "make_reward",
+    "needs_entry_point",
+    "needs_tests",
 ]
 
 _REWARDS: dict[str, Callable] = {

@@ -15,7 +15,8 @@ from marcog_trl.cli.parsing import parse, read_arguments
 
 ROOT = Path(__file__).parents[2]
 GUIDES = [
-    ROOT / path for path in ("README.md", "recipes/README.md", "recipes/benchmarks/README.md", "tests/README.md")
+    *(ROOT / path for path in ("README.md", "recipes/README.md", "recipes/benchmarks/README.md", "tests/README.md")),
+    *sorted(ROOT.glob("marcog_trl/*/README.md")),
 ]
 COMMANDS = sorted(
     {

@@ -1,0 +1,29 @@
+"""The code in the guide of `marcog_trl/workflows`."""
+
+import pytest
+from guides import code_of
+from teams import dataset, make, script
+
+from marcog_trl import MultiAgentGRPOTrainer
+
+
+@pytest.fixture(scope="module")
+def names():
+    names = {}
+    exec(code_of("marcog_trl/workflows/README.md"), names)
+    return names
+
+
+@pytest.mark.parametrize("name", ["Review", "Retry"])
+def test_workflows_train(names, name, tiny_model, tmp_path):
+    data = dataset(4, test=[["assert f(1) == 2"]] * 4, test_format=["asserts"] * 4, entry_point=["f"] * 4)
+    trainer = make(tiny_model, tmp_path, MultiAgentGRPOTrainer, workflow=names[name](), data=data, max_steps=1)
+    script(trainer)
+    trainer.train()
+    assert trainer.state.global_step == 1
+
+
+def test_feedback_is_what_agents_are_told(names):
+    workflow = names["workflow"]
+    assert workflow.num_turns == 2
+    assert workflow.feedback({}, "main", "x = 1", "Tests: 0 of 1 passed").startswith("Your answer has 5 characters")
