@@ -44,13 +44,13 @@ def export_agents(
     """
     Write one ordinary PEFT adapter per agent, `path/<agent>`, and `path/export.json`.
 
-    With `parameter_sharing="latent"` the cores of the agent's latent are folded into the shared adapter. In agent scope it
-    is the latent of the role text, and the adapter is the agent that evaluation plays. In observation scope it is the mean
-    of the latents that the agent has on the problems, and the report says how far that is from the live agent, on the
-    replies that the live agent writes there. With `"separate"` it is the agent's own block, with `"shared"`, and for
-    trainers without latents, the shared adapter, once per agent.
+    With `parameter_sharing="latent"`, the latent of the agent is folded into the shared adapter. In agent scope, this is the
+    latent of the role text, and the adapter gives the same outputs as the agent. In observation scope, the agent has another
+    latent for every prompt. The adapter then holds the mean of its latents on `problems`, and the returned KL says how far
+    it is from the agent, measured on the agent's replies. With `"separate"`, the adapter is the agent's own block. With
+    `"shared"`, and for trainers without latents, every agent gets a copy of the shared adapter.
 
-    With several processes, ZeRO-3 included, all of them call it, and the main one writes.
+    With several processes, all of them must call it (also under ZeRO-3). Only the main process writes.
 
     Args:
         trainer ([`MultiAgentTrainer`]): Holds the team.
@@ -59,21 +59,21 @@ def export_agents(
             Problems to play in observation scope, elsewhere not read. Defaults to the first 64 that the trainer trains on.
 
     Returns:
-        `dict[str, dict[str, float]]`: By agent `kl_per_token`, the mean of KL(live ‖ exported) over the tokens that the
-        live agent wrote, in nats, and `tokens`, their number. Both are 0 where the adapter is the agent, so that nothing is
-        measured. The rounding to the adapter's dtype is not part of it.
+        `dict[str, dict[str, float]]`: For each agent `kl_per_token`, the mean of KL(agent ‖ exported) over the tokens that
+        the agent wrote, in nats, and `tokens`, their number. Both are 0 if nothing had to be measured, because the adapter
+        equals the agent. Rounding to the dtype of the adapter is not included.
 
     Raises:
-        ValueError: If `path` holds something else than an export, an agent's name cannot be that of a folder, there are no
-            problems, or an agent does not speak on them.
+        ValueError: If `path` contains other files than an export, an agent's name cannot be used for a folder, there are no
+            problems, or an agent writes no reply on them.
     """
     path = Path(path).absolute()
     for agent in trainer.agents:
-        # A folder, a name of PEFT, in which '.' would be a level, and a word of a command line
+        # The name of a folder, a word of a command line, and a name for PEFT, where '.' would separate modules
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]*", agent):
             raise ValueError(
-                f"agent {agent!r} cannot have a folder and an adapter of that name; letters, digits, '_' and '-', such as "
-                f"{re.sub(r'[^A-Za-z0-9_-]+', '_', agent).strip('_-') or 'main'!r}, work"
+                f"Agent {agent!r} cannot be exported, because its name is not a valid name for a folder and an adapter. Use "
+                f"letters, digits, '_' and '-', such as {re.sub(r'[^A-Za-z0-9_-]+', '_', agent).strip('_-') or 'main'!r}."
             )
     on_main(lambda: _check_replaceable(path))
     args = trainer.args
@@ -159,20 +159,20 @@ def export_team(
 
 def _check_new(path: Path) -> None:
     if path.exists():
-        raise ValueError(f"{str(path)!r} exists; a new folder works")
+        raise ValueError(f"{str(path)!r} exists already. Use a new folder.")
 
 
 def _check_replaceable(path: Path) -> None:
     if path.exists() and not path.is_dir():
-        raise ValueError(f"path={str(path)!r} is a file; a new folder works")
+        raise ValueError(f"path={str(path)!r} is a file. Use a new folder.")
     for entry in sorted(path.iterdir()) if path.exists() else ():
         if entry.name != EXPORT_FILE and not (entry / "adapter_config.json").is_file():
-            raise ValueError(f"path={str(path)!r} holds {entry.name!r}, which no export wrote; a new folder works")
+            raise ValueError(f"path={str(path)!r} contains {entry.name!r}, which is no export. Use a new folder.")
 
 
 @contextmanager
 def _whole_folder(path: Path, writes: bool) -> Iterator[Path]:
-    """A folder beside `path` to write to, which takes its place when all is written, or else leaves nothing behind."""
+    """A folder to write to, beside `path`. It is renamed to `path` at the end, and deleted if something fails."""
     partial, old = (path.with_name(f".{path.name}.{suffix}") for suffix in ("partial", "old"))
     if not writes:
         yield partial
@@ -224,13 +224,13 @@ def _fold_latents(
 def _mean_latents(
     trainer: Any, problems: Iterable[Mapping[str, Any]] | None
 ) -> tuple[torch.Tensor, dict[str, dict[str, float]]]:
-    """Mean over its replies of each agent's latents, `(N, d)`, and how far the agent is then from the live one."""
+    """The mean latent of each agent over its replies, `(N, d)`, and how far that is from the agent itself."""
     if problems is None:
         problems = itertools.islice(trainer.train_dataset, NUM_PROBLEMS)
     rows = [dict(problem) for problem in problems]
     if not rows or "prompt" not in rows[0]:
         found = f"problems with the columns {list(rows[0])}" if rows else "problems=[]"
-        raise ValueError(f"{found} cannot be played; rows with a column 'prompt' work")
+        raise ValueError(f"{found} cannot be played. Pass problems with a column 'prompt'.")
     accelerator = trainer.accelerator
     # Padded, since every process must play: generation is a collective operation
     with accelerator.split_between_processes(rows, apply_padding=True) as own, torch.random.fork_rng():
@@ -247,7 +247,7 @@ def _mean_latents(
     for name, spoken in zip(trainer.agents, count.tolist(), strict=True):
         if not spoken:
             raise ValueError(
-                f"agent {name!r} never spoke on the {len(rows)} problems; others, on which it speaks, work"
+                f"Agent {name!r} wrote no reply on the {len(rows)} problems. Pass problems on which all agents speak."
             )
     means = total / count[:, None]
 
@@ -276,7 +276,7 @@ def _divergence(trainer: Any, row: Any, z: torch.Tensor) -> float:
 
 
 def _describe_another(folder: Path, saved: dict[str, Any], current: dict[str, Any]) -> None:
-    """Makes the copy of a saved team that of a team of other agents, which has no results yet."""
+    """Changes the copy of a saved team to one with other agents, which was not evaluated."""
     for name in _OF_RUN:
         (folder / name).unlink(missing_ok=True)
     settings = settings_of(saved) | {name: current["settings"][name] for name in ("num_agents", "roles")}
@@ -289,6 +289,6 @@ def _describe_another(folder: Path, saved: dict[str, Any], current: dict[str, An
 
 
 def root_files(folder: Path) -> list[str]:
-    """What a repository has beside its agents; a pickle could run code on whoever loads it, and nothing needs one."""
+    """The files of a team in a repository, without its agents. Pickles are left out: loading one can run any code."""
     files = (entry for entry in sorted(folder.iterdir()) if entry.is_file() and not entry.name.startswith("."))
     return [entry.name for entry in files if entry.suffix not in (".bin", ".pt", ".pth", ".pkl", ".partial")]

@@ -36,7 +36,7 @@ NUM_PROBLEMS_OF_CHECKPOINT = 16
 
 
 class PushError(RuntimeError):
-    """The Hub did not take a team; the local files stay."""
+    """A push to the Hub failed. The local files are kept."""
 
 
 def save_repository(
@@ -150,9 +150,9 @@ def push_team(
     commit_message: str = "A team and its agents",
 ) -> CommitInfo:
     """
-    Push a written team to the Hub: the shared adapter, the team's modules and description, its agents, and the card.
+    Push a team to the Hub in one commit: the shared adapter, modules and description of the team, its agents, and the card.
 
-    Checkpoints, logs and pickles that lie beside them stay where they are.
+    Checkpoints, logs and pickles in the folder are not pushed.
 
     Args:
         folder (`str` or `Path`): What [`save_repository`] or [`export_team`] wrote.
@@ -167,7 +167,7 @@ def push_team(
 
     Raises:
         ValueError: If the folder is no such team, or `repo_id` not the name of a repository.
-        PushError: If the Hub does not take it: no network, no rights, ... Nothing local is lost.
+        PushError: If the push fails, such as without network or rights. The local files are kept.
     """
     check_repo_id(repo_id)
     folder = Path(folder)
@@ -178,7 +178,7 @@ def push_team(
     for name in needed:
         if not (folder / name).is_file():
             raise ValueError(
-                f"{str(folder)!r} has no {name}; a folder that recipes/export.py or push_agents_to_hub wrote works"
+                f"{str(folder)!r} has no {name}. Use a folder that recipes/export.py or push_agents_to_hub wrote."
             )
     write_card(folder, repo_id)
     agents = sorted(path for path in (folder / AGENTS_FOLDER).rglob("*") if path.is_file())
@@ -186,7 +186,7 @@ def push_team(
     api = HfApi()
     with clear_push_errors(repo_id, folder):
         api.create_repo(repo_id, token=token, private=private, exist_ok=True)
-        # One commit, where upload_folder makes several of a large folder: a repository is never half a team
+        # upload_folder splits large folders into several commits; with one, a repository never holds half a team
         return api.create_commit(
             repo_id,
             [
@@ -200,11 +200,17 @@ def push_team(
 
 
 def drop_other_agents(repo_id: str, folder: Path, token: str | None = None, revision: str | None = None) -> None:
-    """Takes agents out of a repository that the team in a folder, which was pushed to it, does not have."""
+    """Removes agents from a repository that the pushed team does not have."""
     api = HfApi()
     deletions = _deletions(api, repo_id, folder, token, revision)
     if deletions:
-        api.create_commit(repo_id, deletions, commit_message="Agents of now", token=token, revision=revision)
+        api.create_commit(
+            repo_id,
+            deletions,
+            commit_message="Remove agents that the team no longer has",
+            token=token,
+            revision=revision,
+        )
 
 
 def _deletions(
@@ -216,23 +222,23 @@ def _deletions(
 
 
 def check_repo_id(repo_id: str) -> None:
-    """Refuses what cannot be the name of a repository."""
+    """Raises a `ValueError` for what cannot be the name of a repository."""
     validate_repo_id(repo_id)
     if repo_id.count("/") != 1:
-        raise ValueError(f"repo_id={repo_id!r} has no owner; 'user/{repo_id}' works")
+        raise ValueError(f"repo_id={repo_id!r} has no owner. Use 'user/{repo_id}'.")
 
 
 @contextmanager
 def clear_push_errors(repo_id: str | None, folder: str | Path) -> Iterator[None]:
     """
-    Says what a push failed for, that local files stay, and how to push them again.
+    Replaces the error of a failed push by one that says why, that local files are kept, and how to push again.
 
     Args:
         repo_id (`str`, *optional*): The repository.
-        folder (`str` or `Path`): What is to be pushed.
+        folder (`str` or `Path`): The folder to push.
 
     Raises:
-        PushError: In place of any error, which is its cause.
+        PushError: Instead of any other error, which is its cause.
     """
     try:
         yield
@@ -242,8 +248,8 @@ def clear_push_errors(repo_id: str | None, folder: str | Path) -> Iterator[None]
         reason = " ".join(str(error).split()) or type(error).__name__
         if (Path(folder) / AGENTS_FOLDER / EXPORT_FILE).is_file():
             again = f"python recipes/export.py --output_dir {shlex.quote(str(folder))} --push {repo_id or 'user/team'}"
-            way = f"{str(folder)!r} keeps everything; to push it again: {again}"
+            way = f"Everything is kept in {str(folder)!r}. To push it again: {again}"
         else:
-            way = "log in with a token with write access (hf auth login), or set push_to_hub=False"
+            way = "Log in with a token with write access (hf auth login), or set push_to_hub=False."
         name = repo_id or Path(folder).absolute().name  # as the Trainer calls a repository without a name
-        raise PushError(f"the push to {name!r} failed: {reason} -- {way}") from error
+        raise PushError(f"The push to {name!r} failed: {reason} -- {way}") from error

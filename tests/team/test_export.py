@@ -197,9 +197,9 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("problems", "message"),
         [
-            ([], r"problems=\[\] cannot be played; rows with a column 'prompt' work"),
+            ([], r"problems=\[\] cannot be played\. Pass problems with a column 'prompt'\."),
             ([{"question": "?"}], r"problems with the columns \['question'\] cannot be played"),
-            ([{"prompt": "def f0(x):"}], "agent 'b' never spoke on the 1 problems"),
+            ([{"prompt": "def f0(x):"}], r"Agent 'b' wrote no reply on the 1 problems\. Pass problems on which"),
         ],
     )
     def test_problems_that_say_nothing_of_an_agent(self, tiny_model, tmp_path, problems, message):
@@ -215,18 +215,16 @@ class TestBadInput:
     def test_names_that_cannot_be_folders_and_words(self, tiny_model, tmp_path, name, works):
         trainer = make("ppo", tiny_model, tmp_path)
         trainer.agents[0] = name
-        with pytest.raises(
-            ValueError, match=f"agent '{name}' cannot have a folder and an adapter .*, such as '{works}', work"
-        ):
+        with pytest.raises(ValueError, match=f"Agent '{name}' cannot be exported, .*, such as '{works}'"):
             export_agents(trainer, tmp_path / "agents")
 
     def test_what_is_no_export_is_not_replaced(self, tiny_model, tmp_path):
         trainer = make("ppo", tiny_model, tmp_path / "run")
         (tmp_path / "agents" / "notes").mkdir(parents=True)
-        with pytest.raises(ValueError, match="holds 'notes', which no export wrote; a new folder works"):
+        with pytest.raises(ValueError, match=r"contains 'notes', which is no export\. Use a new folder"):
             export_agents(trainer, tmp_path / "agents")
         (tmp_path / "file").write_text("mine")
-        with pytest.raises(ValueError, match="file' is a file; a new folder works"):
+        with pytest.raises(ValueError, match=r"file' is a file\. Use a new folder"):
             export_agents(trainer, tmp_path / "file")
         assert (tmp_path / "file").read_text() == "mine"
 

@@ -173,7 +173,7 @@ class TestExportTeam:
         path, trainer = written
         with pytest.raises(ValueError, match=r"has no team\.json\. Use a folder that a trainer's save_model wrote"):
             export_team(trainer, tmp_path, tmp_path / "out")
-        with pytest.raises(ValueError, match=r"team' exists; a new folder works"):
+        with pytest.raises(ValueError, match=r"team' exists already\. Use a new folder"):
             export_team(trainer, path, path)
         team = json.loads((path / "team.json").read_text())
         (tmp_path / "team.json").write_text(json.dumps({**team, "workflow": "Single"}))
@@ -322,7 +322,7 @@ class TestPushTeam:
         online.refuses_commits = True
         with pytest.raises(PushError) as raised:
             push_team(path, "someone/team")
-        words = shlex.split(str(raised.value).partition("to push it again: ")[2])
+        words = shlex.split(str(raised.value).partition("To push it again: ")[2])
         assert words == ["python", "recipes/export.py", "--output_dir", str(path), "--push", "someone/team"]
 
     @pytest.mark.parametrize("reason", ["rights", "room", "network"])
@@ -338,9 +338,9 @@ class TestPushTeam:
             online.refuses_commits = True
         else:
             monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-        with pytest.raises(PushError, match=rf"the push to 'someone/team' failed: .*{message}") as raised:
+        with pytest.raises(PushError, match=rf"The push to 'someone/team' failed: .*{message}") as raised:
             push_team(written[0], "someone/team", token=token)
-        way = f"to push it again: python recipes/export.py --output_dir {written[0]} --push someone/team"
+        way = f"To push it again: python recipes/export.py --output_dir {written[0]} --push someone/team"
         assert str(raised.value).endswith(way)
         assert not online.repos.get("someone/team")
         after = files_of(written[0])
@@ -352,16 +352,18 @@ class TestPushTeam:
 
     def test_refuses_what_is_no_team_before_it_asks_the_hub(self, online, saved, written, tmp_path):
         with pytest.raises(
-            ValueError, match=r"has no team\.json; a folder that recipes/export\.py or push_agents_to_hub"
+            ValueError, match=r"has no team\.json\. Use a folder that recipes/export\.py or push_agents_to_hub"
         ):
             push_team(tmp_path, "someone/team")
         with pytest.raises(ValueError, match=r"has no agents/export\.json"):
             push_team(saved, "someone/team")
         shutil.copytree(written[0], tmp_path / "lacking")
         (tmp_path / "lacking" / "agents" / "main" / "adapter_model.safetensors").unlink()
-        with pytest.raises(ValueError, match=r"lacking' has no agents/main/adapter_model\.safetensors; a folder that"):
+        with pytest.raises(
+            ValueError, match=r"lacking' has no agents/main/adapter_model\.safetensors\. Use a folder that"
+        ):
             push_team(tmp_path / "lacking", "someone/team")
-        with pytest.raises(ValueError, match="repo_id='team' has no owner; 'user/team' works"):
+        with pytest.raises(ValueError, match=r"repo_id='team' has no owner\. Use 'user/team'\."):
             push_team(written[0], "team")
         with pytest.raises(ValueError, match="a b"):
             push_team(written[0], "someone/a b")
@@ -416,7 +418,7 @@ class TestRecipe:
     def test_exports_pushes_and_pushes_again(self, online, recipe, saved, tmp_path, monkeypatch, capsys):
         out = tmp_path / "team"
         monkeypatch.setenv("HF_TOKEN", "hf_stranger")
-        with pytest.raises(SystemExit, match=r"error: the push to 'someone/team' failed: .*You have no rights"):
+        with pytest.raises(SystemExit, match=r"error: The push to 'someone/team' failed: .*You have no rights"):
             recipe("--adapter", saved, "--output_dir", out, "--isolation", "best_effort", "--push", "someone/team")
         assert f"{out}/agents/main: the agent itself" in capsys.readouterr().out
         assert REPOSITORY <= set(files_of(out)) and not online.commits
@@ -430,12 +432,12 @@ class TestRecipe:
         with pytest.raises(SystemExit, match=r"error: There is nothing to export or push\. Set --adapter"):
             recipe("--output_dir", out)
         with pytest.raises(
-            SystemExit, match=r"error: '.*/out' has no team\.json; a folder that recipes/export\.py or"
+            SystemExit, match=r"error: '.*/out' has no team\.json\. Use a folder that recipes/export\.py or"
         ):
             recipe("--output_dir", out, "--push", "someone/team")
-        with pytest.raises(SystemExit, match=r"error: '.*' exists; a new folder works"):
+        with pytest.raises(SystemExit, match=r"error: '.*' exists already\. Use a new folder\."):
             recipe("--output_dir", saved, "--adapter", saved, "--isolation", "best_effort")
-        with pytest.raises(SystemExit, match=r"error: repo_id='noowner' has no owner; 'user/noowner' works"):
+        with pytest.raises(SystemExit, match=r"error: repo_id='noowner' has no owner\. Use 'user/noowner'\."):
             recipe("--output_dir", out, "--adapter", saved, "--isolation", "best_effort", "--push", "noowner")
         assert not out.exists()
         with pytest.raises(SystemExit, match=r"error: .*foo"):
@@ -491,7 +493,7 @@ class TestPushToHub:
     def test_without_rights_it_fails_before_any_work(self, online, tiny_model, tmp_path, monkeypatch):
         monkeypatch.setenv("HF_TOKEN", "hf_stranger")
         with pytest.raises(
-            PushError, match=r"You have no rights .* -- log in with a token with write access .* push_to_hub=False"
+            PushError, match=r"You have no rights .* -- Log in with a token with write access .* push_to_hub=False"
         ):
             make(tiny_model, tmp_path, push_to_hub=True, hub_model_id="someone/team")
 
@@ -499,7 +501,7 @@ class TestPushToHub:
         trainer = make(tiny_model, tmp_path, hub_model_id="someone/team")
         monkeypatch.setenv("HF_TOKEN", "hf_stranger")
         with pytest.raises(
-            PushError, match=r"^the push to 'someone/team' failed: [^']*no rights.* -- .* to push it again"
+            PushError, match=r"^The push to 'someone/team' failed: [^']*no rights.* -- .* To push it again"
         ):
             trainer.push_to_hub()
         assert REPOSITORY <= set(files_of(tmp_path))
@@ -518,8 +520,8 @@ def test_a_recipe_whose_last_push_fails_keeps_its_results(hub, tiny_model, tmp_p
     done = run(hub, tmp_path / "home", recipe, *options, DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr[-3000:]
     error = done.stderr.splitlines()[-1]
-    assert error.startswith("error: the push to 'someone/team' failed: ") and "The storage is full" in error
-    assert error.endswith(f"to push it again: python recipes/export.py --output_dir {out} --push someone/team")
+    assert error.startswith("error: The push to 'someone/team' failed: ") and "The storage is full" in error
+    assert error.endswith(f"To push it again: python recipes/export.py --output_dir {out} --push someone/team")
     assert REPOSITORY | {"results.json", "report.html"} <= set(files_of(out)) and not hub.commits
 
 
