@@ -16,7 +16,7 @@ is the whole team, or a mapping of names to texts):
     python recipes/evaluate.py --adapter outputs/quickstart --agents agents.yaml
 
 Several processes share the problems: `accelerate launch --config_file recipes/ddp.yaml --num_processes 8 recipes/evaluate.py
-...` gives the same figures. The same command once more goes on where an evaluation with `--output` was stopped.
+...` gives the same figures. The same command continues an evaluation with `--output` that was stopped.
 """
 
 from marcog_trl.cli.endings import interrupts

@@ -33,7 +33,7 @@ class TeamArguments(ScriptArguments):
         dataset_name (`str`, *optional*, defaults to `"builtin"`):
             Problem set: `"builtin"`, `"humaneval"`, a Hub id, or a path.
         dataset_train_split, dataset_test_split (`str`, *optional*, default to `"train"` and `"test"`):
-            Splits, slices as in `"test[33:163]"` included.
+            Splits, or slices of splits such as `"test[33:163]"`.
         dataset_columns (`list[str]`, *optional*):
             Columns of the data under other names, such as `prompt=question test=asserts`.
         reward (`list[str]`, *optional*, defaults to `["execution_reward"]`):
@@ -42,17 +42,17 @@ class TeamArguments(ScriptArguments):
             Replies to train on, such as `1e6`; one step is one reply of one agent. Sets `max_steps`, which counts
             optimizer steps.
         num_samples (`int`, *optional*, defaults to `4`):
-            Sampled episodes per held-out problem in the evaluation before and after training; 0 leaves it out.
+            Sampled episodes per held-out problem in the evaluations before and after training; 0 skips them.
         eval_problems (`int`, *optional*):
-            Held-out problems, from the first on, that each evaluation during training takes (`eval_strategy`). All by
-            default.
+            Number of held-out problems, from the first one, in each evaluation during training (`eval_strategy`). Defaults
+            to all.
         save_final_model (`bool`, *optional*, defaults to `True`):
             Whether the trained team is saved at the end.
         allow_overlap (`bool`, *optional*, defaults to `False`):
             Whether training problems may be among the held-out ones.
         overwrite_output_dir (`bool`, *optional*, defaults to `False`):
-            Whether checkpoints that an earlier run left in `output_dir` are deleted when training begins. Without it, a new
-            run beside them is refused.
+            Whether checkpoints of an earlier run in `output_dir` are deleted when training begins. Otherwise they are an
+            error, unless the run continues from one.
     """
 
     dataset_name: str = field(
@@ -72,7 +72,9 @@ class TeamArguments(ScriptArguments):
     )
     num_samples: int = field(
         default=4,
-        metadata={"help": "Sampled episodes per held-out problem, before and after training; 0: no such evaluation."},
+        metadata={
+            "help": "Sampled episodes per held-out problem, before and after training; 0 skips these evaluations."
+        },
     )
     eval_problems: int | None = field(
         default=None, metadata={"help": "Held-out problems in each evaluation during training. Default: all."}
@@ -116,16 +118,22 @@ class TeamArguments(ScriptArguments):
         return test if self.eval_problems is None else test.select(range(min(self.eval_problems, len(test))))
 
     def load(self, split: str) -> Dataset:
-        """The problems of a split, with the columns that `dataset_columns` says."""
+        """The problems of a split, with the columns that `dataset_columns` names."""
         return load_problems(self.dataset_name, split, columns=column_names(self.dataset_columns))
 
 
 def column_names(pairs: Sequence[str]) -> dict[str, str]:
     """
-    What `--dataset_columns` says: our columns, and what they are called in the data.
+    Parses `--dataset_columns`.
+
+    Args:
+        pairs (`list[str]`): Entries `column=name`, such as `prompt=question`.
+
+    Returns:
+        `dict[str, str]`: Our column to its name in the data.
 
     Raises:
-        ValueError: If an entry is not of the form `ours=theirs`.
+        ValueError: If an entry has no `=`.
     """
     for pair in pairs:
         if "=" not in pair:

@@ -99,7 +99,7 @@ VALUES: dict[str, dict[Any, Any]] = {
 }
 
 # Keys that only label a run: accepted, and without effect
-LABELS = {"agent_model.type", "agent_model.max_length", "dataset.private"} | {
+RUN_LABELS = {"agent_model.type", "agent_model.max_length", "dataset.private"} | {
     f"critic_model.{key}" for key in ("type", "temperature", "top_p", "top_k", "max_length", "torch_dtype", "dtype")
 }
 
@@ -214,7 +214,7 @@ def convert(settings: Mapping[str, Any], known: Collection[str]) -> Converted:
     """
     ours: dict[str, Any] = {}
     environment: dict[str, str] = {}
-    labels = [name for name in settings if _full(name) in LABELS]
+    labels = [name for name in settings if _full(name) in RUN_LABELS]
     for name, value in settings.items():
         section, key = split(name)
         full = _full(name)
@@ -222,7 +222,7 @@ def convert(settings: Mapping[str, Any], known: Collection[str]) -> Converted:
         def get(key: str, default: Any = None, section: str = section) -> Any:
             return settings.get(f"{section}.{key}", default)
 
-        if full in LABELS or name in SECTIONS:
+        if full in RUN_LABELS or name in SECTIONS:
             continue
         if full in UNSUPPORTED:
             accepted, instead = UNSUPPORTED[full]
@@ -340,7 +340,7 @@ def _full(name: str) -> str:
 def _keys(section: str) -> list[str]:
     """The keys of a section that are not fields of this package."""
     table = _TABLE_OF[section]
-    others = (name.partition(".") for name in (*LABELS, *UNSUPPORTED))
+    others = (name.partition(".") for name in (*RUN_LABELS, *UNSUPPORTED))
     return [*FIELDS[table], *(key for own, _, key in others if own == table)]
 
 
@@ -370,7 +370,7 @@ def check(name: str, known: Collection[str], sections: Collection[str], origin: 
     if section not in ("", *SECTIONS):
         near = nearest(section, [s for s in SECTIONS if s not in RECIPES or s in sections])
         raise ValueError(f"{origin} has an unknown section {section!r} in {name!r}." + _did_you_mean(near, repr))
-    if _full(name) in LABELS or _full(name) in UNSUPPORTED or field_of(name) in known:
+    if _full(name) in RUN_LABELS or _full(name) in UNSUPPORTED or field_of(name) in known:
         return
     if key in FIELDS[_TABLE_OF[section]]:
         raise ValueError(
@@ -383,7 +383,7 @@ def check(name: str, known: Collection[str], sections: Collection[str], origin: 
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """What a name was perhaps meant to be: our field for a name of CoMLRL's, or the most similar name; else empty."""
+    """The name that was probably meant: our field for a name of CoMLRL, or the most similar name; empty if there is none."""
     known = list(known)
     renamed = next((table[name] for table in FIELDS.values() if name in table), None)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)

@@ -29,12 +29,14 @@ from marcog_trl.trainers.saved import agent_settings, load_trainer
 class EvaluationArguments(SavedTeamArguments):
     """Arguments of recipes/evaluate.py; see its `--help`."""
 
-    untrained: bool = field(default=False, metadata={"help": "Whether the team's adapter is switched off."})
+    untrained: bool = field(default=False, metadata={"help": "Whether the team is measured without its adapter."})
     single_agent: bool = field(
         default=False,
-        metadata={"help": "Whether the team's base model is measured as one agent with the budget of all of them."},
+        metadata={"help": "Whether the base model is measured as one agent with the team's budget of tokens."},
     )
-    model_name_or_path: str | None = field(default=None, metadata={"help": "A model as it is, in place of a team."})
+    model_name_or_path: str | None = field(
+        default=None, metadata={"help": "A model to measure instead of a saved team."}
+    )
     dataset_name: str = field(default="builtin", metadata={"help": "Problem set, Hub id, or path."})
     dataset_test_split: str = field(default="test", metadata={"help": "Split of the problems."})
     dataset_columns: list[str] = field(
@@ -42,23 +44,27 @@ class EvaluationArguments(SavedTeamArguments):
     )
     num_samples: int = field(default=10, metadata={"help": "Sampled episodes per problem."})
     k: list[int] | None = field(
-        default=None, metadata={"help": "Which pass@k. Default: those of 1, 5 and 10 that num_samples allows."}
+        default=None,
+        metadata={"help": "Values of k for pass@k. Default: those of 1, 5 and 10 that num_samples allows."},
     )
     sampling: str = field(
         default="keyed",
         metadata={
-            "help": "'keyed': the same samples with any number of processes, and resumed. 'stream': one random stream, as "
-            "in the evaluation of the training recipes; needed with vLLM."
+            "help": "'keyed': the same samples with any number of processes and after a resume. 'stream': one random stream, "
+            "as in the evaluations of the training recipes; needed with vLLM."
         },
     )
     seed: int = field(default=0, metadata={"help": "Seed of the samples."})
-    batch_size: int = field(default=128, metadata={"help": "Episodes per process that are played at once."})
+    batch_size: int = field(default=128, metadata={"help": "Number of episodes per process that are played at once."})
     override: list[str] = field(
         default_factory=list,
         metadata={"help": "Other settings of the team, such as temperature=0.2 max_completion_length=512."},
     )
     output: str | None = field(
-        default=None, metadata={"help": "JSON file for the figures; problems with code and verdicts go beside it."}
+        default=None,
+        metadata={
+            "help": "JSON file for the figures; code and verdicts of each problem go into a JSONL file beside it."
+        },
     )
     overwrite_output: bool = field(
         default=False, metadata={"help": "Whether an evaluation with other settings in the output file is replaced."}
@@ -81,7 +87,7 @@ class EvaluationArguments(SavedTeamArguments):
 
 
 def _team_settings(args: EvaluationArguments) -> dict[str, Any]:
-    """The settings of the team that differ from the saved ones."""
+    """Settings of the team that replace the saved ones."""
     agents = agent_settings(args.num_agents, args.agents)
     settings = {"isolation": args.isolation, **dict(map(parse_override, args.override))}
     known = [f.name for f in fields(MultiAgentConfig)]
@@ -90,7 +96,7 @@ def _team_settings(args: EvaluationArguments) -> dict[str, Any]:
             near = nearest(name, known)
             raise ValueError(f"--override has an unknown key {name!r}." + (near and f" Did you mean {near}?"))
         if name in agents:
-            raise ValueError(f"--override has {name}, which --num_agents or --agents gives too. Use one of them.")
+            raise ValueError(f"--override has {name}, which --num_agents or --agents sets, too. Use one of them.")
     return settings | agents
 
 
@@ -133,12 +139,12 @@ def measure(args: EvaluationArguments) -> tuple[MultiAgentTrainer, str, dict[str
 
 
 def _kept_by(output: str | None) -> str:
-    """What an evaluation that was interrupted has left, and how to go on."""
+    """What an interrupted evaluation leaves, and how to continue."""
     if output is None:
-        return "Nothing was kept: with --output evaluation.json, the same command goes on where it was stopped."
+        return "Nothing was kept. With --output evaluation.json, the same command continues where it was stopped."
     partial = Path(output).with_suffix(".jsonl.partial")
     done = max(0, partial.read_bytes().count(b"\n") - 1) if partial.is_file() else 0  # the first line has the settings
-    return f"{done} problems are kept in {partial}: the same command goes on from there."
+    return f"{done} problems are kept in {partial}. The same command continues from there."
 
 
 def evaluate(kept: Kept) -> None:

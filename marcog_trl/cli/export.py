@@ -22,14 +22,15 @@ from marcog_trl.trainers.saved import agent_settings, find_team
 class ExportArguments(SavedTeamArguments):
     """Arguments of recipes/export.py; see its `--help`."""
 
-    output_dir: str = field(metadata={"help": "Folder to write, or one that was written."})
+    output_dir: str = field(metadata={"help": "Folder to write, or a folder that was written before."})
     push: str | None = field(default=None, metadata={"help": "Repository of the Hub, such as user/team."})
     private: bool | None = field(default=None, metadata={"help": "Whether a repository that is created is private."})
     dataset_name: str = field(
-        default="builtin", metadata={"help": "Problems that agents with latents in observation scope are averaged on."}
+        default="builtin",
+        metadata={"help": "Problems over which the latents of agents in observation scope are averaged."},
     )
     dataset_split: str = field(default="train", metadata={"help": "Split of the problems."})
-    num_problems: int = field(default=64, metadata={"help": "Number of problems, from the first on."})
+    num_problems: int = field(default=64, metadata={"help": "Number of problems, from the first one."})
 
     def __post_init__(self):
         if self.adapter is None and self.push is None:
@@ -46,7 +47,7 @@ class ExportArguments(SavedTeamArguments):
 
 
 def _export(args: ExportArguments) -> tuple[dict[str, Any], bool]:
-    """Writes the team, and says what each agent's adapter is; whether this process is the one that writes."""
+    """Writes the team. Returns a report on each agent's adapter, and whether this process is the one that writes."""
     settings = agent_settings(args.num_agents, args.agents)
     problems = load_problems(args.dataset_name, args.dataset_split)
     problems = problems.select(range(min(args.num_problems, len(problems))))
@@ -73,7 +74,7 @@ def export(kept: Kept) -> None:
         if args.adapter is not None:
             with redirect_stdout(sys.stderr):  # libraries print there too
                 report, writes = _export(args)
-            kept.now = lambda: f"The export is in {args.output_dir}; --push without --adapter pushes it."
+            kept.now = lambda: f"The export is in {args.output_dir}. Push it with --push user/team, without --adapter."
             for agent, own in report.items() if writes else ():
                 distance = f"KL per token {own['kl_per_token']:.2g} on {own['tokens']} tokens"
                 print(f"{args.output_dir}/agents/{agent}: {distance if own['tokens'] else 'the agent itself'}")

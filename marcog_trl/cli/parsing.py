@@ -61,16 +61,16 @@ class _OneLineParser(TrlParser):
 
 def parse_override(argument: str) -> tuple[str, Any]:
     """
-    An argument of `--override`.
+    Parses an argument of `--override`.
 
     Args:
-        argument (`str`): `key=value`. The value is read as YAML: `1`, `[1.5,0.5]`, `null`; `None` is null, too.
+        argument (`str`): `key=value`, with the value in YAML: `1`, `[1.5,0.5]`, `null`. `None` also means null.
 
     Returns:
         `tuple[str, Any]`: Key and value.
 
     Raises:
-        ValueError: If there is no `=`, or if a list is not closed.
+        ValueError: If there is no `=`, or a list is not valid YAML.
     """
     name, separator, text = argument.partition("=")
     if not separator:
@@ -86,7 +86,7 @@ def parse_override(argument: str) -> tuple[str, Any]:
         return name, text
     if text == "None":
         return name, None
-    # YAML also makes something of `no`, of a date, and of a colon
+    # YAML would turn `no` into False, and text that looks like a date or has a colon into other types
     read_as = (str, int, float, type(None), *((list, dict) if structured else ()))
     if not isinstance(value, read_as) or (isinstance(value, bool) and text.lower() not in ("true", "false")):
         return name, text
@@ -95,15 +95,15 @@ def parse_override(argument: str) -> tuple[str, Any]:
 
 def read_arguments(cls: type, argv: Sequence[str] | None = None) -> Any:
     """
-    Reads a command line into one dataclass: its fields as flags, or in the file of `--config`.
+    Reads a command line into a dataclass, whose fields are flags and keys of the file of `--config`.
 
     Args:
         cls (`type`): The dataclass.
         argv (`list[str]`, *optional*): The command line; defaults to the process's own.
 
     Raises:
-        ValueError: If a flag is unknown; it suggests the nearest one. If a value has the wrong type, or the file cannot be
-            read.
+        ValueError: If a flag is unknown (the error suggests the nearest one), a value has the wrong type, or the file cannot
+            be read.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     if argv[-1:] == ["--config"]:
@@ -128,7 +128,9 @@ def _unknown_flag(argument: str, known: Collection[str]) -> ValueError:
     return ValueError(f"unknown flag --{name}." + (near and f" Did you mean --{near}?"))
 
 
-def parse(recipe: TrainingRecipe, argv: Sequence[str] | None = None) -> tuple[TeamArguments, Any, ModelConfig]:
+def read_training_arguments(
+    recipe: TrainingRecipe, argv: Sequence[str] | None = None
+) -> tuple[TeamArguments, Any, ModelConfig]:
     """
     Reads the command line of a training recipe.
 
@@ -212,7 +214,7 @@ def _check_model(model: ModelConfig, parser: TrlParser) -> None:
 def _read_flags(
     argv: Sequence[str], known: Collection[str], sections: Sequence[str]
 ) -> tuple[dict[str, Any], str | None]:
-    """Settings of the command line in order, the later ones last, and the file of `--config`."""
+    """Settings of the command line, in order, and the file of `--config`."""
     flags: list[tuple[str, list[str]]] = []
     for argument in argv:
         if argument.startswith("--"):
@@ -245,7 +247,7 @@ def _read_flags(
 
 
 def _read_file(path: Path, known: Collection[str], sections: Sequence[str]) -> dict[str, Any]:
-    """Settings of a YAML file. One file serves all recipes: what only another one reads is left aside."""
+    """Settings of a YAML file, without those that only other recipes read."""
     origin = f"the file {path} of --config"
     try:
         content = yaml.safe_load(path.read_text())
@@ -274,7 +276,7 @@ def _read_file(path: Path, known: Collection[str], sections: Sequence[str]) -> d
 
 
 def _drop_replaced(of_file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The file's settings without those that the command line replaces under other names."""
+    """The file's settings, without those that the command line replaces under another name."""
     fields_given = {field_of(name) for name in given if name not in SECTIONS}
     emptied = {name for name, value in given.items() if name in SECTIONS and value is None}
     lengths = _LENGTHS if fields_given & _LENGTHS else set()
@@ -286,7 +288,7 @@ def _drop_replaced(of_file: Mapping[str, Any], given: Mapping[str, Any]) -> dict
 
 
 def _fix(ours: dict[str, Any], recipe: TrainingRecipe, fields_given: Collection[str]) -> None:
-    """What makes the recipe, in place of what a file says."""
+    """Replaces settings of a file by the recipe's fixed settings."""
     for name, value in recipe.fixed.items():
         if name in fields_given and str(ours.get(name, value)) != str(value):
             raise ValueError(
@@ -295,16 +297,16 @@ def _fix(ours: dict[str, Any], recipe: TrainingRecipe, fields_given: Collection[
         ours[name] = value
     of_file = "workflow" in recipe.fixed and "num_agents" not in fields_given
     if ours.get("workflow") == "single" and (of_file or str(ours.get("num_agents")) == "1"):
-        ours.pop("num_agents", None)  # the workflow for one agent has no number of them
+        ours.pop("num_agents", None)  # this workflow always has one agent, and takes no number
 
 
 def _merge(settings: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
-    """Both, in order: also where they say the same thing under two names, the later one is the last."""
+    """Both in order, so that the later setting comes last, also if it has another name for the same field."""
     return {name: value for name, value in settings.items() if name not in later} | dict(later)
 
 
 def _construct(parser: TrlParser, settings: dict[str, Any], classes: tuple[type, ...]) -> tuple[Any, ...]:
-    """The dataclasses with these settings, which the parser converts and checks as it does flags."""
+    """The dataclasses with these settings, converted and checked like flags."""
     samples = settings.pop("samples_per_step", None)
     hints = {name: str(hint) for cls in classes for name, hint in get_type_hints(cls).items()}
     argv: list[str] = []
@@ -328,7 +330,7 @@ def _construct(parser: TrlParser, settings: dict[str, Any], classes: tuple[type,
 
 
 def _fit_step(seen: Namespace, samples: Any, accumulates: bool) -> list[str]:
-    """Flags for an optimizer step of so many samples of every agent: groups of siblings, or replies where there are none."""
+    """Flags for an optimizer step with `samples` samples of every agent: groups of siblings, or replies if there are no groups."""
     if not isinstance(samples, int) or samples < 1:
         raise ValueError(f"train_batch_size={samples!r} (or rollout_buffer_size) must be a whole number, at least 1.")
     options = {} if seen.num_agents is None else {"num_agents": seen.num_agents}

@@ -1,10 +1,10 @@
 """
-Lets a saved team solve a problem:
+Solves a problem with a saved team:
 
     python -m marcog_trl solve --team outputs/quickstart --problem problem.py
 
-The problem is a Python file that ends in the function to write, with its docstring and no body; asserts after it are its
-tests. Other tests, also `check(candidate)` or unittest classes, come with `--tests tests.py`.
+The problem is a Python file whose last function has a docstring and no body. Asserts after the function are its tests. Pass other
+tests, such as `check(candidate)` or unittest classes, with `--tests tests.py`.
 """
 
 from __future__ import annotations
@@ -28,35 +28,34 @@ if TYPE_CHECKING:
 
 def read_problem(source: str, tests: str | None = None) -> dict[str, Any]:
     """
-    The problem that a Python file states.
+    Reads a problem from Python source.
 
     Args:
-        source (`str`): Imports, helpers, and at last the function or class to write; asserts after it are tests.
-        tests (`str`, *optional*): Source of other tests.
+        source (`str`): Imports, helpers, then the function or class to write, then asserts that test it.
+        tests (`str`, *optional*): Source of tests, if `source` has none.
 
     Returns:
         `dict`: `prompt`, `entry_point`, and, if there are tests, `test`, `test_format` and `setup`.
 
     Raises:
-        ValueError: If problem or tests are not Python, or the problem defines nothing to write, or has tests although others
-            are given.
+        ValueError: If `source` or `tests` is not Python, `source` defines no function or class, or both have tests.
     """
     example = "Write 'def f(x):' with a docstring in the next line, for example."
-    body = _parse(source, "the problem is", example)
+    body = _parse_python(source, "the problem is", example)
     asked = [node for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
     if not asked:
         raise ValueError(f"the problem defines no function. {example}")
     end = asked[-1].end_lineno or 0
     lines = source.splitlines(keepends=True)
-    below = "".join(lines[end:]) if body[-1] is not asked[-1] else ""  # a comment is no test
+    below = "".join(lines[end:]) if body[-1] is not asked[-1] else ""  # comments are not tests
     problem: dict[str, Any] = {"prompt": "".join(lines[:end]).rstrip() + "\n", "entry_point": asked[-1].name}
     if below.strip() and tests is not None:
         raise ValueError("the problem has tests after its function, and --tests has others. Use one of them.")
-    stated = _parse(below if tests is None else tests, "the tests are", "Write 'assert f(1) == 2', for example.")
-    if tests is not None and not stated:
+    given, tests = tests is not None, below if tests is None else tests
+    statements = _parse_python(tests, "the tests are", "Write 'assert f(1) == 2', for example.")
+    if given and not statements:
         raise ValueError("the tests are empty. Write 'assert f(1) == 2', for example, or leave out --tests.")
-    if stated:
-        tests = below if tests is None else tests
+    if statements:
         kind = guess_format(tests)
         problem |= {"test": split_asserts(tests) if kind == "asserts" else tests, "test_format": kind}
         first_line = min([asked[-1].lineno, *(decorator.lineno for decorator in asked[-1].decorator_list)])
@@ -64,7 +63,7 @@ def read_problem(source: str, tests: str | None = None) -> dict[str, Any]:
     return problem
 
 
-def _parse(source: str, what: str, instead: str) -> list[ast.stmt]:
+def _parse_python(source: str, what: str, instead: str) -> list[ast.stmt]:
     try:
         return ast.parse(source).body
     except (SyntaxError, ValueError) as error:
@@ -72,7 +71,7 @@ def _parse(source: str, what: str, instead: str) -> list[ast.stmt]:
 
 
 def solve(args: argparse.Namespace) -> Answer:
-    """What a team makes of the problem."""
+    """Loads the team and solves the problem."""
     problem = read_problem(read_file(args.problem), read_file(args.tests) if args.tests else None)
     from marcog_trl.team.team import Team
     from marcog_trl.trainers.saved import agent_settings
@@ -85,7 +84,7 @@ def solve(args: argparse.Namespace) -> Answer:
 
 
 def show(answer: Answer, messages: bool) -> int:
-    """Prints an answer: the code to standard output, all else to standard error; the exit code says whether it is right."""
+    """Prints the code to standard output and the rest to standard error. Returns the exit status: 1 if a test failed."""
     if messages:
         for message in answer.messages:
             print(f"--- {message['agent']}, turn {message['turn']}\n{message['reply'].strip()}", file=sys.stderr)
@@ -94,13 +93,13 @@ def show(answer: Answer, messages: bool) -> int:
         return 0
     for number, result in enumerate(answer.verdict.tests, start=1):
         print(f"{number:4d}  {result.status:8s} {result.message}".rstrip(), file=sys.stderr)
-    said = f"{answer.verdict.status}: {answer.verdict.passed} of {answer.verdict.total} tests passed"
-    print(said, file=sys.stderr)
+    verdict = answer.verdict
+    print(f"{verdict.status}: {verdict.passed} of {verdict.total} tests passed", file=sys.stderr)
     return 0 if answer.verdict.status == "passed" else 1
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = OneLineParser(prog="python -m marcog_trl", description="Works with saved teams.")
+    parser = OneLineParser(prog="python -m marcog_trl", description="Commands for saved teams.")
     commands = parser.add_subparsers(required=True)
     command = commands.add_parser(
         "solve", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, help="solves a problem"
@@ -108,13 +107,13 @@ def main(argv: list[str] | None = None) -> int:
     command.add_argument("--team", required=True, help="folder of a saved team, or a repository of the Hub")
     command.add_argument("--problem", type=Path, required=True, help="Python file with the function to write")
     command.add_argument("--tests", type=Path, help="Python file with tests")
-    command.add_argument("--base_model", help="where the team's base model is, if not where it was")
-    command.add_argument("--num_agents", type=int, help="size of the team, if not that which was trained")
+    command.add_argument("--base_model", help="where the team's base model is (default: where it was in training)")
+    command.add_argument("--num_agents", type=int, help="number of agents (default: the number that was trained)")
     command.add_argument(
         "--agents", type=Path, help="YAML file: a list of all agents, or a mapping of names to role texts"
     )
-    command.add_argument("--sample", action="store_true", help="sample in place of taking what is most likely")
-    command.add_argument("--messages", action="store_true", help="print what every agent wrote, to standard error")
+    command.add_argument("--sample", action="store_true", help="sample instead of decoding greedily")
+    command.add_argument("--messages", action="store_true", help="print every agent's replies to standard error")
     command.add_argument("--isolation", choices=ISOLATION_LEVELS, default="strict")
     args = parser.parse_args(argv)
     try:

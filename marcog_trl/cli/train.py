@@ -23,7 +23,7 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 import marcog_trl
 from marcog_trl.cli.arguments import TeamArguments
 from marcog_trl.cli.endings import Kept, error_line, one_line
-from marcog_trl.cli.parsing import parse
+from marcog_trl.cli.parsing import read_training_arguments
 from marcog_trl.cli.recipe import TrainingRecipe
 from marcog_trl.evaluation.evaluate import evaluate_team
 from marcog_trl.report.console import print_table
@@ -80,7 +80,7 @@ def train(
     recipe = replace(recipe, defaults={"write_report": True, **recipe.defaults})
     with ExitStack() as stack:
         try:
-            script, args, model = parse(recipe, argv)
+            script, args, model = read_training_arguments(recipe, argv)
             set_max_steps(args, script.num_steps)
             train_dataset, test_dataset = script.load_splits()
             stack.enter_context(only_run_in(cast(str, args.output_dir)))
@@ -156,8 +156,8 @@ def _kept_by_training(trainer: MultiAgentTrainer) -> str:
     step = f"Training was at step {trainer.state.global_step} of {trainer.state.max_steps}."
     checkpoint = last_whole_checkpoint(cast(str, trainer.args.output_dir))
     if checkpoint is None:
-        return f"{step} No checkpoint was kept: --save_strategy steps --save_steps 10 keeps one every 10 steps."
-    return f"{step} {checkpoint} was kept: the same command with --resume_from_checkpoint true continues from it."
+        return f"{step} No checkpoint was kept. Set --save_strategy steps --save_steps 10 to keep one every 10 steps."
+    return f"{step} {checkpoint} was kept. The same command with --resume_from_checkpoint true continues from it."
 
 
 # Settings and checks
@@ -165,14 +165,14 @@ def _kept_by_training(trainer: MultiAgentTrainer) -> str:
 
 def resume_choice(value: str | None) -> str | bool | None:
     """
-    What `--resume_from_checkpoint` asks for.
+    Interprets `--resume_from_checkpoint`.
 
     Args:
         value (`str`, *optional*): The flag's value.
 
     Returns:
-        `str` or `bool`, *optional*: As `Trainer.train` takes it: `True` for `"true"`, which is the last whole checkpoint,
-        `None` for `"false"`, and else the folder of a checkpoint.
+        `str` or `bool`, *optional*: What `Trainer.train` takes: `True` (the last complete checkpoint) for `"true"`, `None` for
+        `"false"`, otherwise the folder of a checkpoint.
     """
     return {"true": True, "false": None, "none": None}.get(str(value).lower(), value)
 
@@ -183,10 +183,10 @@ def set_max_steps(args: MultiAgentConfig, num_steps: float | None) -> None:
 
     Args:
         args (`MultiAgentConfig`): Changed in place.
-        num_steps (`float`, *optional*): Replies of agents to train on; `None` leaves `args` as it is.
+        num_steps (`float`, *optional*): Number of replies to train on. If `None`, `args` does not change.
 
     Raises:
-        ValueError: If it is smaller than 1, or not finite.
+        ValueError: If `num_steps` is smaller than 1, or not finite.
     """
     if num_steps is None:
         return
@@ -199,12 +199,12 @@ def set_max_steps(args: MultiAgentConfig, num_steps: float | None) -> None:
 
 def check_run(script: TeamArguments, args: MultiAgentConfig, model: ModelConfig) -> None:
     """
-    Checks what a run needs beside its settings: accounts, packages, and the files of its models.
+    Checks accounts, packages and the files of models, before any work is done.
 
     Args:
         script ([`TeamArguments`]): The recipe's arguments.
         args (`MultiAgentConfig`): The trainer's configuration.
-        model ([`~trl.ModelConfig`]): The model, as [`parse`] returns it.
+        model ([`~trl.ModelConfig`]): The model, as [`read_training_arguments`] returns it.
 
     Raises:
         ValueError: If there is no account for Weights & Biases or the Hub, a package or a setting of the scheduler is missing,

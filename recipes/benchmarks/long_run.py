@@ -21,7 +21,7 @@ from common import make_parser
 from transformers import PrinterCallback, TrainerCallback
 
 import marcog_trl
-from marcog_trl.cli.parsing import parse
+from marcog_trl.cli.parsing import read_training_arguments
 
 
 warnings.filterwarnings("ignore", category=FutureWarning)
@@ -97,7 +97,7 @@ def main():
     options = parser.parse_args()
     recipe = importlib.import_module(f"train_{options.trainer}").RECIPE
     argv = ["--max_steps", str(options.steps), "--output_dir", tempfile.mkdtemp(), "--disable_tqdm", "true"]
-    script, args, model = parse(recipe, argv)
+    script, args, model = read_training_arguments(recipe, argv)
     train_dataset, _ = script.load_splits()
     trainer = getattr(marcog_trl, recipe.trainer)(model.model_name_or_path, script.reward, args, train_dataset)
     watch = Watch(options.every, trainer.executor)

@@ -198,12 +198,12 @@ def measure_execution(options):
     from train_shppo import RECIPE
 
     from marcog_trl import SHPPOTrainer
-    from marcog_trl.cli.parsing import parse
+    from marcog_trl.cli.parsing import read_training_arguments
 
     with tempfile.TemporaryDirectory() as folder:
         argv = ["--max_steps", str(10 * options.steps + 1), "--output_dir", folder, "--report_to", "none"]
         argv += ["--disable_tqdm", "true", "--eval_strategy", "no", "--save_strategy", "no"]
-        script_args, args, model = parse(RECIPE, argv)
+        script_args, args, model = read_training_arguments(RECIPE, argv)
         dataset, _ = script_args.load_splits()
         trainer = SHPPOTrainer(model.model_name_or_path, script_args.reward, args, dataset)
         clock = Clock(trainer)

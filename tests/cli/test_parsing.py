@@ -21,7 +21,7 @@ ANY = TrainingRecipe("MultiAgentPPOTrainer", "no default")
 def parse(config_class, default, argv, recipe=ANY):
     """What the command line of a recipe sets, with another trainer and default."""
     trainer = config_class.__name__.removesuffix("Config") + "Trainer"
-    return parsing.parse(replace(recipe, trainer=trainer, default_config=default), argv)
+    return parsing.read_training_arguments(replace(recipe, trainer=trainer, default_config=default), argv)
 
 
 DEFAULT = """

@@ -10,7 +10,7 @@ import pytest
 from marcog_trl.cli import parsing
 from marcog_trl.cli.evaluate import EvaluationArguments
 from marcog_trl.cli.export import ExportArguments
-from marcog_trl.cli.parsing import parse, read_arguments
+from marcog_trl.cli.parsing import read_arguments, read_training_arguments
 
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +35,7 @@ def test_flags_are_accepted(script, flags, monkeypatch):
     monkeypatch.setattr(parsing, "build_default_model", lambda: "built")
     argv = shlex.split(flags, comments=True)
     if script.startswith("train_"):
-        parse(importlib.import_module(script).RECIPE, [*argv, "--bf16", "false"])
+        read_training_arguments(importlib.import_module(script).RECIPE, [*argv, "--bf16", "false"])
     else:
         read_arguments({"evaluate": EvaluationArguments, "export": ExportArguments}[script], argv)
 

@@ -161,7 +161,7 @@ class TestEndings:
                 True,
                 SAVE,
                 "checkpoint-2",
-                r"checkpoint-\d+ was kept: .* --resume_from_checkpoint true",
+                r"checkpoint-\d+ was kept. .* --resume_from_checkpoint true",
             ),
             (False, (), "Evaluating the untrained team", "Interrupted. Nothing was kept."),
         ],
@@ -200,6 +200,6 @@ class TestEndings:
         flags += ["--isolation", "best_effort", "--batch_size", "4", "--num_samples", "3", "--output", "e.json"]
         code, output = ended([RECIPES / "evaluate.py", *flags], tmp_path, "2/120")
         assert code == 130 and "Traceback" not in output, output
-        said = r"Interrupted. (\d+) problems are kept in e.jsonl.partial: the same command goes on from there."
+        said = r"Interrupted. (\d+) problems are kept in e.jsonl.partial. The same command continues from there."
         kept = int(re.search(said, output)[1])
         assert kept == len((tmp_path / "e.jsonl.partial").read_text().splitlines()) - 1 >= 2
