@@ -263,9 +263,8 @@ class Pool:
             worker.ready = True
             self.failed_starts = 0
             return
-        if (
-            "starting" in frame
-        ):  # the worker first starts a process that the job needs, which takes none of the job's time
+        if "starting" in frame:
+            # the worker first starts a process that the job needs, which takes none of the job's time
             worker.deadline += _START_LIMIT
             return
         # the job stays with its worker until its results are read, so that an error in them reaches the caller

@@ -6,11 +6,11 @@ from typing import Any
 
 
 class NotRun(Exception):
-    """A test method that neither succeeded nor raised."""
+    """A test method neither succeeded nor raised."""
 
 
 class LeftOut(NotRun):
-    """A test method that is skipped for every program."""
+    """A test method is skipped for every program."""
 
 
 def tests_of(module: Any) -> list[Any]:
@@ -68,7 +68,7 @@ def _result_class() -> Any:
     import unittest
 
     class Result(unittest.TestResult):
-        """What becomes of one test at a time."""
+        """Records how one test after another ends."""
 
         def __init__(self, progress: Callable[[], Any]) -> None:
             super().__init__()

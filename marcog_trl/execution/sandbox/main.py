@@ -13,7 +13,7 @@ import socket
 import sys
 
 
-_OPTIONS = ["-s", "-P", "-S", "-B"]  # isolated as by -I, but for the variables that the executor sets
+_OPTIONS = ["-s", "-P", "-S", "-B"]  # isolated as by -I, except for the environment variables that the executor sets
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 if sys.argv[1] == "zygote":

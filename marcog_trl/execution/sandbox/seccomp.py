@@ -152,9 +152,8 @@ def process_filter(machine: str, abi: int, files: bool) -> Instructions:
     instructions.when(syscalls.MADVISE[column], _argument_in(2, syscalls.ADVICE))
     for numbers in syscalls.CLOCKS:
         instructions.when(numbers[column], _argument_at_most(0, 11))
-    instructions.when(
-        syscalls.CLONE3[column], _answer(ERRNO | ENOSYS)
-    )  # so that clone is used, whose flags a filter can see
+    # so that clone is used, whose flags a filter can see
+    instructions.when(syscalls.CLONE3[column], _answer(ERRNO | ENOSYS))
     instructions.when(syscalls.SOCKETPAIR[column], _socketpair())
     instructions.when(syscalls.SENDTO[column], _sendto())
     instructions.when(syscalls.GETSOCKOPT[column], _own_socket())

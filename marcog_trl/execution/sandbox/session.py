@@ -154,7 +154,7 @@ class Session:
         self.asked += 1
         self.changes += what not in _LOOKS
         self._send_request(what, args, kwargs)
-        if what != "contains":  # there, being asked tells the program what the test looks for
+        if what != "contains":  # which itself sends the value that the test looks for
             self.tell(args)
         if kwargs:
             self.tell(kwargs.values())
