@@ -182,7 +182,7 @@ class LoraCores:
                 if wrong is None
                 else f"The core of {self.names[wrong]} has shape {given[wrong]}. Pass one of shape {expected[wrong]}."
             )
-        self._refuse_merged()
+        self._check_not_merged()
         self._cores, self._masks = list(cores), None
 
     def set_mask(self, mask: torch.Tensor | Sequence[torch.Tensor]) -> None:
@@ -205,7 +205,7 @@ class LoraCores:
                 raise ValueError(
                     f"The mask of {name} has shape {tuple(layer_mask.shape)}. Pass one of shape {expected}."
                 )
-        self._refuse_merged()
+        self._check_not_merged()
         self._cores, self._masks = None, masks
 
     def clear(self) -> None:
@@ -217,7 +217,7 @@ class LoraCores:
         for handle in self._handles:
             handle.remove()
 
-    def _refuse_merged(self) -> None:
+    def _check_not_merged(self) -> None:
         if any(layer.merged for layer in self._layers):
             raise ValueError(
                 "The adapter is merged into the base weights, so cores cannot be applied. Call unmerge_adapter() first."

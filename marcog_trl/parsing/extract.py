@@ -234,7 +234,7 @@ def _continue(prompt: str, text: str, entry_point: str, budget: Budget) -> str |
     for body in (text, *blocks[-1:], *([] if tail is None else [tail])):
         lines = Lines(body, budget)
         if lines.parse(0, len(lines))[0] is not None:
-            continue  # a module of its own
+            continue  # a complete module
         first_stripped = "    " + body.lstrip()  # chat templates strip the indentation of the first line only
         for candidate in (body, first_stripped, textwrap.indent(textwrap.dedent(body), "    ")):
             code = _longest(f"{head}\n{candidate}", entry_point, budget)

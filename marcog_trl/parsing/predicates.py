@@ -175,7 +175,7 @@ def _passes_on(function: Function) -> str | None:
 
 def ignores_result(code: str, name: str, helper: str = "aux") -> bool:
     """
-    Whether a function calls a helper but never uses its result: each call is a statement of its own, or its result is
+    Whether a function calls a helper but never uses its result: each call is a separate statement, or its result is
     assigned to variables that are never read.
 
     Args:

@@ -7,8 +7,7 @@ from typing import Any
 
 from marcog_trl.execution import Job
 from marcog_trl.execution.jobs import plan
-from marcog_trl.parsing.extract import extract_code
-from marcog_trl.parsing.prompts import context_of
+from marcog_trl.parsing.replies import code_in
 
 
 MOST_FAULTS = 100  # that one error lists
@@ -57,9 +56,9 @@ def solution_job(problem: Mapping[str, Any], solution: str) -> Job:
         solution (`str`): The solution of a workflow, or a completion.
 
     Returns:
-        `Job`: The job, with the code that [`~marcog_trl.parsing.extract.extract_code`] finds.
+        `Job`: The job, with the code that [`~marcog_trl.parsing.replies.code_in`] finds.
     """
-    return make_job(problem, extract_code(solution, problem.get("entry_point"), context_of(problem)))
+    return make_job(problem, code_in(problem, solution))
 
 
 def check_problems(name: str, problems: Iterable[Mapping[str, Any]], needed: Mapping[str, str]) -> None:

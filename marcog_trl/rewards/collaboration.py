@@ -8,9 +8,8 @@ from typing import Any
 
 from marcog_trl.agents import Prompt, numbered
 from marcog_trl.execution import CodeExecutor, Job, Verdict
-from marcog_trl.parsing.extract import extract_code, syntax_error
 from marcog_trl.parsing.predicates import calls, defines, ignores_result, is_thin_wrapper, returns_value
-from marcog_trl.parsing.prompts import context_of
+from marcog_trl.parsing.replies import code_in, error_in
 from marcog_trl.parsing.syntax import combine
 from marcog_trl.rewards.requirements import needs_entry_point, needs_tests
 from marcog_trl.rewards.verdicts import (
@@ -136,24 +135,22 @@ def _team(problem: Mapping[str, Any], replies: Mapping[str, str], solution: str)
             f"collaboration_reward needs replies of 'main' and at least one helper, but got those of {list(replies)}. Set "
             "workflow='collaboration'."
         )
-    entry_point, context = problem["entry_point"], context_of(problem)
-    main = extract_code(replies["main"], entry_point, context)
+    main = code_in(problem, replies["main"])
     names = [numbered("aux", i) for i in range(1, len(helpers) + 1)]
-    written = {name: extract_code(replies[helper], name, context) for name, helper in zip(names, helpers, strict=True)}
-    whole = syntax_error(replies["main"], entry_point, context) is None and all(
-        syntax_error(replies[helper], name, context) is None for name, helper in zip(names, helpers, strict=True)
+    written = {name: code_in(problem, replies[helper], name) for name, helper in zip(names, helpers, strict=True)}
+    whole = error_in(problem, replies["main"]) is None and all(
+        error_in(problem, replies[helper], name) is None for name, helper in zip(names, helpers, strict=True)
     )
-    parses = whole and bool(extract_code(solution, entry_point, context))
-    return _structure(entry_point, main, written, parses, own_helpers=False)
+    parses = whole and bool(code_in(problem, solution))
+    return _structure(problem["entry_point"], main, written, parses, own_helpers=False)
 
 
 def _single(problem: Mapping[str, Any], completion: str) -> tuple[str, _Structure]:
-    entry_point, context = problem["entry_point"], context_of(problem)
-    main = extract_code(completion, entry_point, context)
-    helper = main if defines(main, "aux") else extract_code(completion, "aux", context)
-    whole = all(syntax_error(completion, name, context) is None for name in ("aux", entry_point))
+    main = code_in(problem, completion)
+    helper = main if defines(main, "aux") else code_in(problem, completion, "aux")
+    whole = all(error_in(problem, completion, name) is None for name in ("aux", problem["entry_point"]))
     solution = main if helper == main else combine(helper, main)
-    return solution, _structure(entry_point, main, {"aux": helper}, whole, own_helpers=True)
+    return solution, _structure(problem["entry_point"], main, {"aux": helper}, whole, own_helpers=True)
 
 
 def _structure(

@@ -7,9 +7,8 @@ from typing import Any
 
 from marcog_trl.agents import Prompt
 from marcog_trl.execution import CodeExecutor, Job, Verdict
-from marcog_trl.parsing.extract import extract_code, syntax_error
 from marcog_trl.parsing.predicates import defines
-from marcog_trl.parsing.prompts import context_of
+from marcog_trl.parsing.replies import code_in, error_in
 from marcog_trl.rewards.requirements import needs_tests
 from marcog_trl.rewards.verdicts import (
     Completion,
@@ -69,10 +68,9 @@ def execution_reward(
     definition: list[float | None] = []
     syntax: list[float | None] = []
     for problem, solution in zip(problems, solutions, strict=True):
-        name, context = problem.get("entry_point"), context_of(problem)
-        found = extract_code(solution, name, context)
+        name, found = problem.get("entry_point"), code_in(problem, solution)
         definition.append(float(defines(found, name) if name else bool(found)))
-        syntax.append(float(bool(found) and syntax_error(solution, name, context) is None))
+        syntax.append(float(bool(found) and error_in(problem, solution) is None))
     components = {"definition": definition, "syntax": syntax, **test_components(results)}
     log_means(log_metric, "execution_reward", components, turn)
     return rewards

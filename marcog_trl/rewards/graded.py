@@ -7,9 +7,8 @@ from typing import Any
 
 from marcog_trl.agents import Prompt
 from marcog_trl.execution import CodeExecutor, Job, TestResult, Verdict
-from marcog_trl.parsing.extract import extract_code, syntax_error
 from marcog_trl.parsing.predicates import defines
-from marcog_trl.parsing.prompts import context_of
+from marcog_trl.parsing.replies import code_in, error_in
 from marcog_trl.rewards.requirements import needs_tests
 from marcog_trl.rewards.values import InfrastructureFailure
 from marcog_trl.rewards.verdicts import Completion, log_means, problems_of, run_tests, test_components, text_of
@@ -101,12 +100,11 @@ def _faults(
     problem: Mapping[str, Any], solution: str, replies: Iterable[str], tests: tuple[TestResult, ...]
 ) -> set[str]:
     """The faults of a solution. If its code is not complete, the results of the tests do not count."""
-    entry_point, context = problem.get("entry_point"), context_of(problem)
-    found = extract_code(solution, entry_point, context)
+    entry_point, found = problem.get("entry_point"), code_in(problem, solution)
     is_defined = defines(found, entry_point) if entry_point else bool(found)
     # Code of agents that does not parse is not part of the solution
     texts = [solution] if is_defined else [solution, *replies]
-    if any(syntax_error(text, entry_point, context) is not None for text in texts):
+    if any(error_in(problem, text) is not None for text in texts):
         return {"syntax_error"}
     return {_cause(result) for result in tests if result.status not in ("passed", "skipped")} if found else {"no_code"}
 

@@ -123,7 +123,7 @@ def play_tree(
     levels: list[list[Episode]] = []
     next_node = 0
     for turn in range(workflow.num_turns):
-        engine.settle(players)
+        engine.advance(players)
         for player in players:
             player.node, player.parent = next_node + player.index, player.node
         next_node += len(players)
@@ -180,7 +180,7 @@ class _Engine:
     total: Callable[[int], int]
     stage: int = 0
 
-    def settle(self, players: list[EpisodePlayer]) -> None:
+    def advance(self, players: list[EpisodePlayer]) -> None:
         """Run code and ask advisors until each episode waits for replies or is over."""
         while True:
             executing = [player for player in players if isinstance(player.request, Execute)]
@@ -215,7 +215,7 @@ class _Engine:
     def play_turn(self, players: list[EpisodePlayer], turn: int) -> None:
         """Play all stages of a turn, with one reply per request."""
         while True:
-            self.settle(players)
+            self.advance(players)
             speaking = [player for player in players if player.speaks_now()]
             if self.total(len(speaking)) == 0:
                 break
@@ -242,7 +242,7 @@ class _Engine:
                     for row in joint_action:
                         row.episode = branch.index if row.episode < 0 else row.episode
                     branch.answer_rows(list(joint_action))
-        self.settle(forks)
+        self.advance(forks)
         for player in forks:
             if player.speaks_now():
                 _check_simultaneous(player, num_slots)

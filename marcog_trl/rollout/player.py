@@ -98,7 +98,7 @@ class EpisodePlayer:
         return asked
 
     def respond(self, response: Response) -> None:
-        """Response the pending request, and run the workflow until its next one."""
+        """Answer the pending request, and run the workflow until its next one."""
         self.episode.responses.append(response)
         if isinstance(self.request, Execute):
             self._verdicts += zip(self.request.jobs, response, strict=True)  # type: ignore[arg-type]
@@ -112,7 +112,7 @@ class EpisodePlayer:
         self.request = self._advance(response)
 
     def answer_rows(self, rows: list[Row]) -> None:
-        """Response the pending request for replies."""
+        """Answer the pending request for replies."""
         self.episode.rows += rows
         self.respond({row.slot.agent: row.text for row in rows})
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from marcog_trl.agents import Advisor, Agent, check_number, numbered
-from marcog_trl.parsing.extract import extract_code
 from marcog_trl.parsing.predicates import calls, defines, ignores_result, is_thin_wrapper
-from marcog_trl.parsing.prompts import context_of
+from marcog_trl.parsing.replies import code_in
 from marcog_trl.parsing.syntax import combine
 from marcog_trl.workflows.feedback import Feedback, Level, VisibleTests
 from marcog_trl.workflows.rounds import Rounds
@@ -60,12 +59,7 @@ class Collaboration(Rounds):
         super().__init__((*agents, main), num_turns, feedback, visible_tests, roles, expert)
 
     def solution(self, problem: Mapping[str, Any], replies: Mapping[str, str]) -> str:
-        return combine(
-            *(
-                extract_code(replies[agent.name], self._target(agent, problem), context_of(problem))
-                for agent in self.agents
-            )
-        )
+        return combine(*(code_in(problem, replies[agent.name], self._target(agent, problem)) for agent in self.agents))
 
     def _target(self, agent: Agent, problem: Mapping[str, Any]) -> str | None:
         return self.functions.get(agent.name, problem["entry_point"])
@@ -75,7 +69,7 @@ class Collaboration(Rounds):
         if agent.name != "main":
             return levels
         entry_point = problem["entry_point"]
-        found = extract_code(reply, entry_point, context_of(problem))
+        found = code_in(problem, reply)
         for function in self.functions.values():
             if defines(found, function):
                 state = "defined by you, which is not allowed"

@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from marcog_trl.agents import Advisor, Agent, Prompt, Slot, check_number, numbered
-from marcog_trl.parsing.extract import extract_code
-from marcog_trl.parsing.prompts import context_of, messages_of
+from marcog_trl.parsing.prompts import messages_of
+from marcog_trl.parsing.replies import code_in
 from marcog_trl.parsing.syntax import parse, shape
 from marcog_trl.workflows.feedback import Feedback, VisibleTests
 from marcog_trl.workflows.rounds import Rounds
@@ -65,8 +65,7 @@ class Discussion(Rounds):
         return (yield dict(chats))
 
     def solution(self, problem: Mapping[str, Any], replies: Mapping[str, str]) -> str:
-        entry_point, context = problem.get("entry_point"), context_of(problem)
-        programs = [extract_code(replies[agent.name], entry_point, context) for agent in self.agents]
+        programs = [code_in(problem, replies[agent.name]) for agent in self.agents]
         # Programs that differ in layout and comments only count as one. Counter keeps the order of the agents
         trees = [parse(program) for program in programs]
         shapes = [None if tree is None else shape(tree) for tree in trees]

@@ -6,8 +6,7 @@ from collections.abc import Generator, Mapping
 from typing import Any
 
 from marcog_trl.agents import Advisor, Agent, Execute, Prompt, check_number, numbered, with_text
-from marcog_trl.parsing.extract import extract_code, syntax_error
-from marcog_trl.parsing.prompts import context_of
+from marcog_trl.parsing.replies import code_in, error_in
 from marcog_trl.problems import solution_job
 from marcog_trl.workflows.feedback import Feedback, VisibleTests, visible_results
 from marcog_trl.workflows.rounds import Rounds
@@ -68,9 +67,7 @@ class Pipeline(Rounds):
                     levels = (f"{level.name}: {level.finding}" for level in self._levels(before, problem, text))
                     report = "\n".join([*levels, results])
                     # Code that was cut to the part that parses would hide the error that the debugger has to correct
-                    entry_point, context = problem.get("entry_point"), context_of(problem)
-                    is_cut = syntax_error(text, entry_point, context) is not None
-                    shown = text if is_cut else extract_code(text, entry_point, context) or text
+                    shown = text if error_in(problem, text) is not None else code_in(problem, text) or text
                     text = f"Code:\n{shown}\n\n{report}"
                 chats[agent.name] = with_text(chats[agent.name], text)
             replies |= yield {agent.name: chats[agent.name]}
@@ -78,7 +75,7 @@ class Pipeline(Rounds):
         return replies
 
     def solution(self, problem: Mapping[str, Any], replies: Mapping[str, str]) -> str:
-        return extract_code(replies[self.agents[-1].name], problem.get("entry_point"), context_of(problem))
+        return code_in(problem, replies[self.agents[-1].name])
 
     def _target(self, agent: Agent, problem: Mapping[str, Any]) -> str | None:
         return None if agent.name == "planner" else problem.get("entry_point")

@@ -8,9 +8,9 @@ from typing import Any
 
 from marcog_trl.agents import Advisor, Agent, Consult, Execute, Prompt, RequestGenerator, Workflow, ask, check_number
 from marcog_trl.execution import Job, Verdict
-from marcog_trl.parsing.extract import extract_code, syntax_error
 from marcog_trl.parsing.predicates import defines, returns_value
-from marcog_trl.parsing.prompts import context_of, messages_of
+from marcog_trl.parsing.prompts import messages_of
+from marcog_trl.parsing.replies import code_in, error_in
 from marcog_trl.problems import solution_job
 from marcog_trl.workflows.expert import expert_question
 from marcog_trl.workflows.feedback import FEEDBACK_MODES, Feedback, Level, VisibleTests, shown_tests, visible_results
@@ -159,8 +159,7 @@ class Rounds(Workflow):
         target = self._target(agent, problem)
         if target is None:
             return []
-        found = extract_code(reply, target, context_of(problem))
-        error = syntax_error(reply, target, context_of(problem))
+        found, error = code_in(problem, reply, target), error_in(problem, reply, target)
         syntax = Level("Syntax", error or "no error", error is None)
         if not target:  # a script
             return [Level("Code", "found" if found else "missing", bool(found)), syntax]
