@@ -1,1 +1,1 @@
-"""What people look at: figures, the report page, the console."""
+"""What people look at: the pictures and the page of a run, tables on the console."""

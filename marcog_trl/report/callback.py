@@ -79,7 +79,7 @@ class ReportCallback(TrainerCallback):
         Writes the report as of now. Does nothing on other processes than the main one.
 
         Args:
-            results (`Mapping`, *optional*): `{"untrained": {...}, "trained": {...}}` with the figures of [`evaluate_team`].
+            results (`Mapping`, *optional*): `{"untrained": {...}, "trained": {...}}` of what [`evaluate_team`] returned.
                 Later reports show them too.
         """
         self.results = self.results if results is None else results

@@ -21,7 +21,7 @@ def print_table(results: Mapping[str, Any], title: str) -> None:
     Prints the results of a team before and after its training.
 
     Args:
-        results (`Mapping`): `{"untrained": {...}, "trained": {...}}` with the figures of [`evaluate_team`].
+        results (`Mapping`): `{"untrained": {...}, "trained": {...}}` of what [`evaluate_team`] returned.
         title (`str`): Title of the table.
     """
     table = Table("", title=title)
@@ -32,20 +32,20 @@ def print_table(results: Mapping[str, Any], title: str) -> None:
     Console().print(table)
 
 
-def print_evaluation(figures: Mapping[str, float], title: str) -> None:
+def print_evaluation(results: Mapping[str, float], title: str) -> None:
     """
     Prints the results of one evaluation.
 
     Args:
-        figures (`Mapping`): What [`evaluate_team`] returned.
+        results (`Mapping`): What [`evaluate_team`] returned.
         title (`str`): Title of the table.
     """
     table = Table("", title=title)
     table.add_column("mean", justify="right")
     table.add_column("± 95 %", justify="right")
-    for name, value in figures.items():
+    for name, value in results.items():
         if not name.endswith("_interval"):
-            half = figures.get(f"{name}_interval")
+            half = results.get(f"{name}_interval")
             shown = str(value) if isinstance(value, int) else f"{value:.3f}"
             table.add_row(LABELS.get(name, name), shown, "" if half is None else f"{half:.3f}")
     Console().print(table)

@@ -37,7 +37,9 @@ class Panel:
             first group of the expression. Held-out values (`eval_...`) are shown beside each curve.
         agents (`str`, *optional*): Name of a metric that is logged for every agent, after `agents/<agent>/`.
         against (`str`, *optional*): Metric of the agents on the horizontal axis. Defaults to the optimizer step.
-        xlabel (`str`, *optional*): Label of the horizontal axis.
+        xlabel (`str`, *optional*):
+            Label of the horizontal axis. In both labels, `{0}` and `{1}` stand for the shares of the variance of the latents
+            along their first two directions.
         limits (`tuple`, *optional*): Lowest and highest value that the vertical axis may show, `None` for any.
         level (`tuple`, *optional*): A value to compare with, and its label. `None` is an agent's equal share.
         min_matches (`int`, *optional*, defaults to 1): An expression that fewer names match has no curves.
@@ -255,7 +257,7 @@ def read_history(history: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
         finite number, is NaN; metrics without any number have no column.
     """
     frame = pd.DataFrame(list(history), index=pd.Index([log["step"] for log in history], name="step"))
-    frame = frame.apply(pd.to_numeric, errors="coerce").replace([np.inf, -np.inf], np.nan)
+    frame = frame.apply(pd.to_numeric, errors="coerce").astype(float).replace([np.inf, -np.inf], np.nan)
     return frame.dropna(axis="columns", how="all").drop(columns="step", errors="ignore")
 
 

@@ -23,12 +23,12 @@ def result_rows(results: Mapping[str, Any], columns: Sequence[str]) -> list[list
     The table of one or several evaluations, as text.
 
     Args:
-        results (`Mapping`): The figures of [`evaluate_team`] by the name of the evaluation, such as
+        results (`Mapping`): What [`evaluate_team`] returned, by the name of the evaluation, such as
             `{"untrained": {...}, "trained": {...}}`.
         columns (`list[str]`): Names of the evaluations to show.
 
     Returns:
-        `list[list[str]]`: Per figure its label and, for every column, the mean with half the width of its 95 % confidence
+        `list[list[str]]`: Per result its label and, for every column, the mean with half the width of its 95 % confidence
         interval.
     """
     rows = []

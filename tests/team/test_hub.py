@@ -268,6 +268,16 @@ class TestCard:
         write_card(tmp_path, team=trainer.team_description())
         assert "| a | First \\| second third |" in (tmp_path / "README.md").read_text()
 
+    def test_of_one_agent(self, tiny_model, tmp_path):
+        trainer = teams.make(tiny_model, tmp_path, teams.MultiAgentGRPOTrainer)
+        export_agents(trainer, tmp_path / "agents")
+        trainer.create_model_card("run")
+        card = (tmp_path / "README.md").read_text()
+        assert "\nOne LLM agent on the local model `tiny`, trained by reinforcement learning" in card
+        assert "workflow: `Single`, 1 turn; rewards: `letters`." in card
+        assert "--max-loras 1 --max-lora-rank 8 \\\n    --lora-modules solver=agents/solver\n" in card
+        assert "prompt = 'def add(a, b):  # the sum of a and b'\n" in card and "All agents use" not in card
+
     def test_of_somebody_else_is_not_touched(self, saved, tmp_path):
         (tmp_path / "README.md").write_text("# Mine\n")
         with pytest.raises(
