@@ -36,13 +36,23 @@ def benchmark(tiny_model, tmp_path, monkeypatch, capfd):
         spec = importlib.util.spec_from_file_location(f"benchmark_{name}", BENCHMARKS / f"{name}.py")
         module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
+        # Processes of their own would import everything again
+        monkeypatch.setattr(
+            module,
+            "measure_apart",
+            lambda script, task, *rest, **options: json.loads(
+                start(module, "--task", json.dumps(task)).splitlines()[-1]
+            ),
+            raising=False,
+        )
         return start(module, *flags) if flags else module
 
     def start(module, *flags):
-        monkeypatch.setattr(sys, "argv", [module.__file__, *map(str, flags)])
-        capfd.readouterr()
-        module.main()
-        return capfd.readouterr().out
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", [module.__file__, *map(str, flags)])
+            printed = capfd.readouterr().out
+            module.main()
+        return printed + capfd.readouterr().out
 
     run.start = start
     return run
@@ -59,6 +69,17 @@ def test_help(benchmark, name, capfd):
     guide = (BENCHMARKS / "README.md").read_text()
     commands = re.findall(rf"`python recipes/benchmarks/{name}\.py([^`]*)`", guide)
     assert commands and all(flag in printed for command in commands for flag in re.findall(r"--[\w-]+", command))
+
+
+def test_a_process_of_its_own(benchmark, tmp_path):
+    measure_apart = benchmark("common").measure_apart
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys\nprint('loaded')\nprint([*map(int, sys.argv[2].strip('[]')), int(os.environ['N'])])\n"
+    )
+    assert measure_apart(str(script), [1], N="2") == [1, 2]
+    with pytest.raises(SystemExit, match="KeyError: 'N'"):
+        measure_apart(str(script), [1])
 
 
 def test_refresh(benchmark):

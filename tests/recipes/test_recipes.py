@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -41,6 +42,24 @@ def train(tiny_model, tmp_path, monkeypatch, capfd):
     return run
 
 
+@pytest.fixture(scope="module")
+def checkpoints(tiny_model, tmp_path_factory):
+    """The folder of a run of two steps, with a checkpoint of each."""
+    folder = tmp_path_factory.mktemp("run") / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(RECIPES)
+        recipe = importlib.import_module("train_ppo").RECIPE
+    flags = [*FLAGS, "--model_name_or_path", tiny_model, "--use_cpu", "--output_dir", str(folder), *SAVE]
+    training.train(recipe, flags)
+    return folder
+
+
+@pytest.fixture
+def trained(checkpoints, tmp_path):
+    """A copy of it, in which `train` continues."""
+    return shutil.copytree(checkpoints, tmp_path / "out")
+
+
 SAVE = ("--save_strategy", "steps", "--save_steps", "1", "--num_samples", "0")
 
 
@@ -68,8 +87,7 @@ class TestShortRun:
 
 
 class TestFolder:
-    def test_a_new_run_beside_old_checkpoints_is_refused_before_any_work(self, train, tmp_path):
-        train(*SAVE)
+    def test_a_new_run_beside_old_checkpoints_is_refused_before_any_work(self, train, trained, tmp_path):
         built = []
         message = (
             r"^error: output_dir='.*out' has checkpoint-2 of an earlier run\. Set --resume_from_checkpoint true to continue that "
@@ -95,8 +113,7 @@ class TestFolder:
             holder.wait()
         assert not built
 
-    def test_true_continues_the_last_whole_checkpoint(self, train, tmp_path):
-        train(*SAVE)
+    def test_true_continues_the_last_whole_checkpoint(self, train, trained, tmp_path):
         (tmp_path / "out" / "checkpoint-2" / "complete.json").unlink()
         with pytest.warns(UserWarning, match="checkpoint-2 is left aside"):
             train(*SAVE, "--max_steps", "3", "--resume_from_checkpoint", "true")
@@ -113,8 +130,9 @@ class TestFolder:
             (["true", "--output_dir", "OTHER"], "output_dir='.*other' has no checkpoint-. folder"),
         ],
     )
-    def test_what_cannot_be_resumed_is_one_line_before_any_work(self, train, tmp_path, monkeypatch, flags, message):
-        train(*SAVE)
+    def test_what_cannot_be_resumed_is_one_line_before_any_work(
+        self, train, trained, tmp_path, monkeypatch, flags, message
+    ):
         monkeypatch.setattr(training, "evaluate_team", None)
         flags = [flag.replace("OTHER", str(tmp_path / "other")) for flag in flags]
         with pytest.raises(SystemExit, match=f"^error: .*{message}") as ended:
