@@ -72,7 +72,7 @@ def test_help(benchmark, name, capfd):
 
 
 def test_a_process_of_its_own(benchmark, tmp_path):
-    measure_apart = benchmark("common").measure_apart
+    measure_apart = importlib.import_module("common").measure_apart
     script = tmp_path / "script.py"
     script.write_text(
         "import os, sys\nprint('loaded')\nprint([*map(int, sys.argv[2].strip('[]')), int(os.environ['N'])])\n"
