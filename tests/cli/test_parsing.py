@@ -220,6 +220,11 @@ class TestSections:
         assert (args.eval_strategy, args.eval_steps, args.report_to, args.run_name) == ("steps", 4, ["wandb"], "run-1")
         assert os.environ["WANDB_PROJECT"] == "ours"
 
+    def test_what_only_labels_a_run_is_listed_in_one_line(self, default, theirs, capsys):
+        parse(MultiAgentGRPOConfig, default, [*theirs, "--override", "agent_model.max_length=2048"], MAGRPO)
+        line = "Labels of CoMLRL, which have no effect here: agent_model.type, agent_model.max_length"
+        assert capsys.readouterr().err.strip() == line
+
     def test_other_algorithms_are_left_aside_in_a_file(self, default, theirs):
         _, args, _ = parse(MultiAgentPPOConfig, default, theirs, replace(ANY, sections=("iac",)))
         assert (args.num_turns, args.critic_learning_rate, args.gamma_turn) == (3, 5e-6, 1.0)
