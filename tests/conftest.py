@@ -1,12 +1,17 @@
 """A tiny model and tokenizer, made locally: no test needs the network."""
 
 import os
+from pathlib import Path
 
 import pytest
 
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Processes that tests start import their helpers too
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(Path(__file__).parent / "helpers"), os.environ.get("PYTHONPATH")])
+)
 
 CORPUS = [
     "def f(x):\n    return aux(x) + 1\n",

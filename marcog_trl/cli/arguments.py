@@ -9,8 +9,8 @@ from typing import Any
 from datasets import Dataset
 from trl import ScriptArguments
 
+from marcog_trl.checks import COUNT, NOT_NEGATIVE, check_numbers
 from marcog_trl.problems import load_problems
-from marcog_trl.trainers.ranges import COUNT, NOT_NEGATIVE, check_numbers
 
 
 # Fields of TRL's ScriptArguments that teams do not support: the only value that we accept, and what to do instead

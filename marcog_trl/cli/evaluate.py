@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset
-
+from marcog_trl.checks import Range, check_number
+from marcog_trl.cli.agents_file import agent_settings
 from marcog_trl.cli.arguments import SavedTeamArguments, column_names
 from marcog_trl.cli.comlrl import nearest
 from marcog_trl.cli.endings import Kept, one_line
@@ -17,12 +17,11 @@ from marcog_trl.cli.parsing import parse_override, read_arguments
 from marcog_trl.evaluation.baselines import single_agent, untrained_team
 from marcog_trl.evaluation.evaluate import check_arguments, evaluate_team
 from marcog_trl.problems import load_problems
+from marcog_trl.processes import this_process
 from marcog_trl.report.console import print_evaluation
 from marcog_trl.team.base_models import check_model
-from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
-from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
-from marcog_trl.trainers.ranges import Range, check_number
-from marcog_trl.trainers.saved import agent_settings, load_trainer
+from marcog_trl.team.settings import TeamSettings
+from marcog_trl.team.team import Team
 
 
 @dataclass(kw_only=True)
@@ -90,7 +89,7 @@ def _team_settings(args: EvaluationArguments) -> dict[str, Any]:
     """Settings of the team that replace the saved ones."""
     agents = agent_settings(args.num_agents, args.agents)
     settings = {"isolation": args.isolation, **dict(map(parse_override, args.override))}
-    known = [f.name for f in fields(MultiAgentConfig)]
+    known = [f.name for f in fields(TeamSettings)] + ["model_init_kwargs"]
     for name in settings:
         if name not in known:
             near = nearest(name, known)
@@ -100,31 +99,28 @@ def _team_settings(args: EvaluationArguments) -> dict[str, Any]:
     return settings | agents
 
 
-def _load(args: EvaluationArguments, problems: Dataset, settings: dict[str, Any]) -> tuple[MultiAgentTrainer, str]:
-    """The trainer that holds the team, and what it is."""
-    # A trainer wants a batch of problems to train on, and at most one problem per process may be there; of a stream it
-    # wants none
-    problems, settings = problems.to_iterable_dataset(), {"max_steps": 1, **settings}
+def _load(args: EvaluationArguments, settings: dict[str, Any]) -> tuple[Team, str]:
+    """The team, and what it is."""
     if args.adapter is None:
-        model = str(args.model_name_or_path)
+        model, model_init_kwargs = str(args.model_name_or_path), settings.pop("model_init_kwargs", None)
         check_model("model_name_or_path", model)
-        return untrained_team(model, problems, **settings), "untrained model"
+        return untrained_team(model, TeamSettings(**settings), model_init_kwargs=model_init_kwargs), "untrained model"
     if args.single_agent:
         return single_agent(
-            args.adapter, problems, base_model=args.base_model, **settings
+            args.adapter, base_model=args.base_model, **settings
         ), "untrained single agent, budget of the team"
-    trainer = load_trainer(args.adapter, problems, base_model=args.base_model, **settings)
-    return trainer, "untrained team" if args.untrained else "trained team"
+    team = Team.from_pretrained(args.adapter, base_model=args.base_model, **settings)
+    return team, "untrained team" if args.untrained else "trained team"
 
 
-def measure(args: EvaluationArguments) -> tuple[MultiAgentTrainer, str, dict[str, Any], int]:
-    """The team, what it is, its figures, and the number of problems."""
+def measure(args: EvaluationArguments) -> tuple[str, dict[str, Any], int]:
+    """What the team is, its figures, and the number of problems."""
     settings = _team_settings(args)
     problems = load_problems(args.dataset_name, args.dataset_test_split, columns=column_names(args.dataset_columns))
-    trainer, team = _load(args, problems, settings)
-    with trainer.model.disable_adapter() if args.untrained else nullcontext():
+    team, measured = _load(args, settings)
+    with team.model.disable_adapter() if args.untrained else nullcontext():
         figures = evaluate_team(
-            trainer,
+            team,
             problems,
             args.num_samples,
             args.batch_size,
@@ -133,9 +129,9 @@ def measure(args: EvaluationArguments) -> tuple[MultiAgentTrainer, str, dict[str
             sampling=args.sampling,
             output=args.output,
             overwrite_output=args.overwrite_output,
-            description={"measured": team, "from": args.adapter or args.model_name_or_path},
+            description={"measured": measured, "from": args.adapter or args.model_name_or_path},
         )
-    return trainer, team, figures, len(problems)
+    return measured, figures, len(problems)
 
 
 def _kept_by(output: str | None) -> str:
@@ -161,6 +157,6 @@ def evaluate(kept: Kept) -> None:
         args = read_arguments(EvaluationArguments)
         kept.now = lambda: _kept_by(args.output)
         with redirect_stdout(sys.stderr):  # libraries print there too
-            trainer, team, figures, number = measure(args)
-    if trainer.accelerator.is_main_process:
+            team, figures, number = measure(args)
+    if this_process().is_main_process:
         print_evaluation(figures, f"{team}: {number} problems of {args.dataset_name}, {args.num_samples} samples each")

@@ -7,15 +7,17 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from typing import Any
 
+from marcog_trl.checks import COUNT, check_number
+from marcog_trl.cli.agents_file import agent_settings
 from marcog_trl.cli.arguments import SavedTeamArguments
 from marcog_trl.cli.endings import Kept, one_line
 from marcog_trl.cli.parsing import read_arguments
 from marcog_trl.problems import load_problems
+from marcog_trl.processes import this_process
 from marcog_trl.team.export import export_team
 from marcog_trl.team.hub import PushError, check_repo_id, push_team
+from marcog_trl.team.loading import find_team
 from marcog_trl.team.team import Team
-from marcog_trl.trainers.ranges import COUNT, check_number
-from marcog_trl.trainers.saved import agent_settings, find_team
 
 
 @dataclass(kw_only=True)
@@ -53,9 +55,9 @@ def _export(args: ExportArguments) -> tuple[dict[str, Any], bool]:
     problems = problems.select(range(min(args.num_problems, len(problems))))
     folder = find_team(str(args.adapter))
     team = Team.from_pretrained(folder, base_model=args.base_model, isolation=args.isolation, **settings)
-    report = export_team(team.trainer, folder, args.output_dir, problems)
+    report = export_team(team, folder, args.output_dir, problems)
     team.close()
-    return report, team.trainer.is_world_process_zero()
+    return report, this_process().is_main_process
 
 
 def export(kept: Kept) -> None:

@@ -15,6 +15,7 @@ import yaml
 from trl import ModelConfig, TrlParser
 
 import marcog_trl
+from marcog_trl.checks import COUNT, Range, check_number
 from marcog_trl.cli.arguments import TeamArguments
 from marcog_trl.cli.comlrl import (
     ANY_RECIPE,
@@ -35,7 +36,6 @@ from marcog_trl.embedded import MODEL_NAME, build_default_model
 from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
 from marcog_trl.trainers.multi_agent_grpo_config import MultiAgentGRPOConfig
 from marcog_trl.trainers.multi_agent_ppo_config import MultiAgentPPOConfig
-from marcog_trl.trainers.ranges import COUNT, Range, check_number
 from marcog_trl.trainers.shppo_config import SHPPOConfig
 from marcog_trl.workflows import make_workflow
 

@@ -73,8 +73,8 @@ def _parse_python(source: str, what: str, instead: str) -> list[ast.stmt]:
 def solve(args: argparse.Namespace) -> Answer:
     """Loads the team and solves the problem."""
     problem = read_problem(read_file(args.problem), read_file(args.tests) if args.tests else None)
+    from marcog_trl.cli.agents_file import agent_settings
     from marcog_trl.team.team import Team
-    from marcog_trl.trainers.saved import agent_settings
 
     settings = agent_settings(args.num_agents, args.agents)
     team = Team.from_pretrained(args.team, base_model=args.base_model, isolation=args.isolation, **settings)

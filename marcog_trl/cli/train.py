@@ -21,6 +21,7 @@ from transformers.utils import is_liger_kernel_available
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 import marcog_trl
+from marcog_trl.checks import COUNT, check_number
 from marcog_trl.cli.arguments import TeamArguments
 from marcog_trl.cli.endings import Kept, error_line, one_line
 from marcog_trl.cli.parsing import read_training_arguments
@@ -32,7 +33,7 @@ from marcog_trl.team.base_models import check_model
 from marcog_trl.team.hub import PushError
 from marcog_trl.trainers.checkpoints import (
     CheckpointError,
-    check_checkpoint,
+    check_same_team,
     delete_checkpoints,
     full_disk_explained,
     last_whole_checkpoint,
@@ -41,7 +42,6 @@ from marcog_trl.trainers.checkpoints import (
 )
 from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
 from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
-from marcog_trl.trainers.ranges import COUNT, check_number
 
 
 @dataclass
@@ -99,7 +99,7 @@ def train(
             )
             trainer.get_optimizer_cls_and_kwargs(args, trainer.model)  # which may need a package
             if checkpoint is not None:
-                check_checkpoint(trainer, checkpoint)
+                check_same_team(f"resume_from_checkpoint={checkpoint!r}", Path(checkpoint), trainer.team.description)
             trainer.accelerator.print(f"Code execution: {trainer.executor.isolation}")
         except (ValueError, ImportError, PushError) as error:  # ImportError: what a way of loading the model needs
             sys.exit(error_line(error))

@@ -71,7 +71,7 @@ def make_page(trainer: Any, images: Mapping[str, bytes | None], results: Mapping
 
 def _describe_run(trainer: Any) -> Iterable[tuple[str, Any]]:
     """What the run is, row by row."""
-    team, accelerator = trainer.team_description(), trainer.accelerator
+    team, accelerator = trainer.team.description.to_dict(), trainer.accelerator
     trained, total = trainer.model.get_nb_trainable_parameters()
     adapter = trainer.model.peft_config["default"]
     yield "Algorithm", f"{trainer._name} ({type(trainer).__name__})"

@@ -40,6 +40,10 @@ class Row:
         node (`int`): Id of the history that the reply follows. In a tree, siblings share it.
         parent (`int`): Id of the history one turn earlier; -1 in the first turn.
         sibling (`int`): Number of the reply among those of its agent at this node, from 0.
+        prompt_state (`torch.Tensor` of shape `(H,)`, *optional*): State of the base model at the end of the prompt.
+        observation (`torch.Tensor` of shape `(2H,)`, *optional*): What the agent's latent depends on.
+        noise, latent (`torch.Tensor` of shape `(d,)`, *optional*): The latent z = μ + σ · noise, and its noise.
+        token_states (`torch.Tensor` of shape `(T, H)`, *optional*): The last hidden state before each token of the reply.
     """
 
     episode: int
@@ -53,6 +57,11 @@ class Row:
     node: int = -1
     parent: int = -1
     sibling: int = 0
+    prompt_state: Any = field(default=None, repr=False, compare=False)
+    observation: Any = field(default=None, repr=False, compare=False)
+    noise: Any = field(default=None, repr=False, compare=False)
+    latent: Any = field(default=None, repr=False, compare=False)
+    token_states: Any = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)

@@ -10,21 +10,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import fields
-from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from huggingface_hub import ModelCard, ModelCardData
-from transformers.integrations import is_wandb_available
 
 from marcog_trl.files import read_json
 from marcog_trl.report.results import result_rows
 from marcog_trl.team.description import TEAM_FILE
-
-
-if TYPE_CHECKING:
-    from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
 
 
 AGENTS_FOLDER = "agents"
@@ -33,30 +26,8 @@ CARD_FILE = "README.md"
 RESULTS_FILE = "results.json"
 _TEMPLATE = Path(__file__).with_name("card.md.jinja")
 _METADATA = "marcog_trl"  # the key of the card's metadata that describes the training
-# Shown in the card beside what `team.json` has
-_TRAINING_SETTINGS = (
-    "num_generations", "generation_batch_size", "num_iterations", "learning_rate", "critic_learning_rate",
-    "latent_learning_rate", "inference_learning_rate", "advantage", "loss_type", "beta", "gamma", "lam", "gamma_turn",
-    "temperature", "max_completion_length", "seed",
-)  # fmt: skip
-_PACKAGES = {
-    "marcog_trl": "marcog-trl", "TRL": "trl", "Transformers": "transformers", "PEFT": "peft", "PyTorch": "torch",
-    "Datasets": "datasets", "Tokenizers": "tokenizers",
-}  # fmt: skip
 _TASK = "def add(a, b):  # the sum of a and b"  # the problem that the snippets solve
 _VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the values that --max-lora-rank takes
-
-
-def finish_card(trainer: MultiAgentTrainer) -> None:
-    """
-    Replace the card that TRL has just written to `output_dir` by that of a team. TRL's metadata is kept.
-
-    Args:
-        trainer ([`MultiAgentTrainer`]): The team's trainer.
-    """
-    if trainer.is_world_process_zero():
-        folder = Path(cast(str, trainer.args.output_dir))
-        write_card(folder, trainer.hub_model_id, trainer.team_description(), _describe_training(trainer))
 
 
 def write_card(
@@ -64,6 +35,7 @@ def write_card(
     repo_id: str | None = None,
     team: Mapping[str, Any] | None = None,
     training: Mapping[str, Any] | None = None,
+    name: str | None = None,
 ) -> None:
     """
     Write the card of a team from the files of its folder and from the metadata of the card that is there.
@@ -73,20 +45,28 @@ def write_card(
         repo_id (`str`, *optional*): Repository that the card's snippets load. Defaults to the folder itself.
         team (`dict`, *optional*): Description of the team. Defaults to the folder's `team.json`.
         training (`dict`, *optional*): Description of the training. Defaults to that in the card's metadata.
+        name (`str`, *optional*): Title of a new card, which takes the place of one that no trainer of this package wrote.
 
     Raises:
-        ValueError: If the card was not written by a trainer of this package and `training` is not given.
+        ValueError: If the card was not written by a trainer of this package, and neither `training` nor `name` is given.
     """
     path = Path(folder) / CARD_FILE
-    data = cast(ModelCardData, ModelCard(path.read_text(encoding="utf-8")).data)
+    team = read_json(path.parent / TEAM_FILE) if team is None else team
+    data = ModelCardData()
+    if path.is_file():
+        data = cast(ModelCardData, ModelCard(path.read_text(encoding="utf-8")).data)
+    if training is None and data.get(_METADATA) is None:
+        if name is None:
+            raise ValueError(
+                f"{str(path)!r} is not the card of a team of this version. Write one with trainer.create_model_card() or "
+                "recipes/export.py."
+            )
+        data = ModelCardData(
+            base_model=team["base_model"], library_name="peft", model_name=name, tags=["trl", "marcog-trl"]
+        )
+        training = {"trainer": team["trainer"], "paper": {}, "versions": team.get("versions", {})}
     if training is not None:
         data[_METADATA] = dict(training)
-    elif data.get(_METADATA) is None:
-        raise ValueError(
-            f"{str(path)!r} is not the card of a team of this version. Write one with trainer.create_model_card() or "
-            "recipes/export.py."
-        )
-    team = read_json(path.parent / TEAM_FILE) if team is None else team
     context = _describe_base(team) | _describe_agents(path.parent, team)
     card = ModelCard.from_template(
         data,
@@ -104,38 +84,6 @@ def write_card(
     partial = path.with_name(f"{CARD_FILE}.partial")
     card.save(partial)
     os.replace(partial, path)
-
-
-def is_team_card(path: Path) -> bool:
-    """Whether a file is a card that [`write_card`] can write again."""
-    return path.is_file() and ModelCard(path.read_text(encoding="utf-8")).data.get(_METADATA) is not None
-
-
-def _describe_training(trainer: MultiAgentTrainer) -> dict[str, Any]:
-    """What a card says of the training, as plain values that YAML can hold."""
-    settings = {f.name: getattr(trainer.args, f.name) for f in fields(trainer.args) if f.name in _TRAINING_SETTINGS}
-    training: dict[str, Any] = {
-        "trainer": trainer._name,
-        "paper": dict(trainer._paper),
-        "links": _run_links(),
-        "versions": {name: version(package) for name, package in _PACKAGES.items()},
-    }
-    if trainer.state.global_step:  # 0 for a loaded team, whose training this trainer does not know
-        plain = {name: v if isinstance(v, bool | int | float | None) else str(v) for name, v in settings.items()}
-        training |= {"steps": trainer.state.global_step, "settings": plain}
-    return training
-
-
-def _run_links() -> dict[str, str]:
-    """Pages of the run in the trackers that TRL's card links to."""
-    from trl.trainer.utils import get_comet_experiment_url, get_trackio_space_url
-
-    urls = {"Trackio": get_trackio_space_url(), "Comet": get_comet_experiment_url()}
-    if is_wandb_available():
-        import wandb
-
-        urls["Weights & Biases"] = wandb.run.url if wandb.run is not None else None
-    return {name: url for name, url in urls.items() if url}
 
 
 def _describe_base(team: Mapping[str, Any]) -> dict[str, Any]:

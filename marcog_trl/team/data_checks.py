@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from datasets import Dataset, IterableDataset
-from trl.trainer.utils import get_callable_name
 
 from marcog_trl.agents import Workflow
 from marcog_trl.problems.schema import fault_of, list_faults
@@ -66,6 +65,11 @@ def check_dataset(name: str, dataset: Any, workflow: Workflow, reward_funcs: Seq
 
 def needed_columns(workflow: Workflow, reward_funcs: Sequence[Any]) -> dict[str, str]:
     """Columns in which every problem must have something → who needs it."""
+    if reward_funcs:
+        from trl.trainer.utils import (
+            get_callable_name,
+        )  # which imports much that a team outside of training does not need
+
     readers = {"prompt": "every episode"}
     for need, columns in (("tests", ("test", "test_format")), ("entry_point", ("entry_point",))):
         names = [f"workflow {type(workflow).__name__}"] if needs(workflow, need) else []

@@ -1,83 +1,177 @@
 """
-The files that a saved team has beside its ordinary PEFT adapter.
+What a saved team has beside its ordinary PEFT adapter.
 
-`team.json` (format 1) says what the team is: agents with their role texts, workflow, base model, sharing, package
-versions. `team_modules.safetensors` holds the value head, the core decoder and the latent networks, where the team has
-them; keys are those of [`TeamModule`].
+`team.json` (format 1) says what the team is. `team_modules.safetensors` holds the value head, the core decoder and the
+latent networks, where the team has them; keys are those of [`TeamModule`].
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-
-if TYPE_CHECKING:
-    from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
+from marcog_trl.agents import Workflow
+from marcog_trl.files import write_json
 
 
 TEAM_FILE = "team.json"
 MODULES_FILE = "team_modules.safetensors"
-FORMAT_VERSION = 1
+TEAM_FORMAT = 1
 # The settings without which a saved team would speak otherwise than it did
-_SETTINGS = (
+_SAVED_SETTINGS = (
     "workflow", "num_turns", "num_agents", "roles", "centralized", "class_split", "feedback", "visible_tests", "expert_model",
     "expert_base_url", "critic", "critic_backprop", "parameter_sharing",
     "latent_scope", "latent_size", "sigma_min", "max_completion_length", "temperature", "top_p", "top_k", "min_p",
     "repetition_penalty", "generation_kwargs", "chat_template_kwargs", "early_termination_threshold",
 )  # fmt: skip
 # Earlier versions saved them, though they say nothing of a team: where it computes, and in which precision
-_OF_MACHINE = ("use_cpu", "bf16")
+_MACHINE_SETTINGS = ("use_cpu", "bf16")
 # What must agree for a checkpoint to be continued
 _IDENTITY = ("format_version", "trainer", "base_model", "agents", "workflow", "num_turns", "modules")
+_USE_SAVED_TEAM = "Use a folder that a trainer's save_model wrote."
 
 
-def describe_team(trainer: MultiAgentTrainer, modules: dict[str, Any]) -> dict[str, Any]:
+@dataclass
+class TeamDescription:
     """
+    The content of `team.json`.
+
     Args:
-        trainer (`MultiAgentTrainer`): The trainer of the team.
+        trainer (`str`): Class of the trainer that trained the team.
+        base_model (`str`): Name or path of the base model.
+        agents (`list[dict[str, str]]`): `name` and `role` of every agent.
+        workflow (`str`): Class of the workflow.
+        num_turns (`int`): Turns of an episode, at most.
         modules (`dict`): What determines the shapes of the team's own modules, such as the size of the latent.
-
-    Returns:
-        `dict`: The content of `team.json`.
+        rewards (`list[str]`): Names of the reward functions.
+        settings (`dict`): Settings without which the team would speak otherwise.
+        versions (`dict[str, str]`): Versions of the packages that wrote it.
+        quantization_config (`dict`, *optional*): How the base model was quantised in training.
+        note (`str`, *optional*): What a reader of the folder should know.
+        trained_as (`list[dict[str, str]]`, *optional*): The agents that were trained, where these are others.
     """
-    quantised = getattr(trainer.model.config, "quantization_config", None)
-    return {
-        "format_version": FORMAT_VERSION,
-        "trainer": type(trainer).__name__,
-        "base_model": trainer.model.config.name_or_path,
-        **({} if quantised is None else {"quantization_config": quantised.to_dict()}),
-        "agents": [{"name": agent.name, "role": agent.role} for agent in trainer.workflow.agents],
-        "workflow": type(trainer.workflow).__name__,
-        "num_turns": trainer.workflow.num_turns,
-        "modules": modules,
-        "rewards": trainer.reward_func_names,
-        "settings": {f.name: getattr(trainer.args, f.name) for f in fields(trainer.args) if f.name in _SETTINGS},
-        "versions": {package: version(package) for package in ("marcog-trl", "trl", "transformers", "peft", "torch")},
-    }
+
+    trainer: str
+    base_model: str
+    agents: list[dict[str, str]]
+    workflow: str
+    num_turns: int
+    modules: dict[str, Any]
+    rewards: list[str]
+    settings: dict[str, Any]
+    versions: dict[str, str] = field(
+        default_factory=lambda: {
+            name: version(name) for name in ("marcog-trl", "trl", "transformers", "peft", "torch")
+        }
+    )
+    quantization_config: dict[str, Any] | None = None
+    note: str | None = None
+    trained_as: list[dict[str, str]] | None = None
+    format_version: int = TEAM_FORMAT
+
+    @classmethod
+    def of(
+        cls,
+        trainer: str,
+        model: Any,
+        workflow: Workflow,
+        rewards: Sequence[str],
+        settings: Any,
+        modules: dict[str, Any],
+        note: str | None = None,
+    ) -> TeamDescription:
+        """The description of a team in training; `settings` is the trainer's configuration."""
+        quantised = getattr(model.config, "quantization_config", None)
+        return cls(
+            trainer=trainer,
+            base_model=model.config.name_or_path,
+            agents=agents_of(workflow),
+            workflow=type(workflow).__name__,
+            num_turns=workflow.num_turns,
+            modules=modules,
+            rewards=list(rewards),
+            settings={f.name: getattr(settings, f.name) for f in fields(settings) if f.name in _SAVED_SETTINGS},
+            quantization_config=None if quantised is None else quantised.to_dict(),
+            note=note,
+        )
+
+    @classmethod
+    def read(cls, path: Path) -> TeamDescription:
+        """
+        Reads a `team.json`.
+
+        Raises:
+            ValueError: If it is not one that this version can read.
+        """
+        try:
+            content = json.loads(path.read_text())
+        except ValueError as error:  # also where it is no UTF-8
+            raise ValueError(f"{str(path)!r} is not valid JSON: {error}. {_USE_SAVED_TEAM}") from error
+        found = content.get("format_version") if isinstance(content, dict) else None
+        if found != TEAM_FORMAT:
+            raise ValueError(f"{str(path)!r} has format_version={found}. This version reads {TEAM_FORMAT}.")
+        for key in ("trainer", "base_model", "agents", "workflow", "rewards", "settings"):
+            if key not in content:
+                raise ValueError(f"{str(path)!r} has no {key!r}. {_USE_SAVED_TEAM}")
+        if not isinstance(content["settings"], dict):
+            raise ValueError(
+                f"{str(path)!r} has settings={content['settings']!r:.100}, which is not a mapping. {_USE_SAVED_TEAM}"
+            )
+        agents = content["agents"] if isinstance(content["agents"], list) else []
+        if not agents or not all(
+            isinstance(agent, dict) and all(isinstance(agent.get(key), str) for key in ("name", "role"))
+            for agent in agents
+        ):
+            raise ValueError(
+                f"{str(path)!r} has agents={content['agents']!r:.100}, which is not a list of names and role texts. "
+                f"{_USE_SAVED_TEAM}"
+            )
+        known = {f.name for f in fields(cls)}
+        described = {"num_turns": 1, "modules": {}, "versions": {}} | content
+        settings = {name: value for name, value in content["settings"].items() if name not in _MACHINE_SETTINGS}
+        return cls(**{key: value for key, value in described.items() if key in known} | {"settings": settings})
+
+    def write(self, folder: Path) -> None:
+        """Writes `team.json` into a folder."""
+        write_json(folder / TEAM_FILE, self.to_dict())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of `team.json`, without what is absent."""
+        content = {"format_version": self.format_version, **asdict(self)}
+        return {key: value for key, value in content.items() if value is not None}
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the agents."""
+        return [agent["name"] for agent in self.agents]
+
+    def difference(self, other: TeamDescription, but: tuple[str, ...] = ()) -> tuple[str, Any, Any] | None:
+        """
+        In what another team is not this one.
+
+        Args:
+            other ([`TeamDescription`]): The other team.
+            but (`tuple[str, ...]`, *optional*): Keys that may differ.
+
+        Returns:
+            `tuple`, *optional*: The first key that differs, its value here and there; `None` if it is the same team.
+        """
+        for key in _IDENTITY:
+            here, there = getattr(self, key), getattr(other, key)
+            if key not in but and here != there:
+                return key, here, there
+        return None
+
+
+def agents_of(workflow: Workflow) -> list[dict[str, str]]:
+    """Names and role texts of a workflow's agents, as `team.json` has them."""
+    return [{"name": agent.name, "role": agent.role} for agent in workflow.agents]
 
 
 def settings_of(team: Mapping[str, Any]) -> dict[str, Any]:
     """The settings in the content of a `team.json`, without those of the machine that older versions saved."""
-    return {name: value for name, value in team["settings"].items() if name not in _OF_MACHINE}
-
-
-def differing(
-    saved: dict[str, Any], current: dict[str, Any], but: tuple[str, ...] = ()
-) -> tuple[str, Any, Any] | None:
-    """
-    In what a saved team is another one.
-
-    Args:
-        saved, current (`dict`): Contents of `team.json`.
-        but (`tuple[str, ...]`, *optional*): Keys that may differ.
-
-    Returns:
-        `tuple`, *optional*: The first key that differs, and what either says; `None` if they are the same team.
-    """
-    for key in _IDENTITY:
-        if key not in but and saved.get(key) != current[key]:
-            return key, saved.get(key), current[key]
-    return None
+    return {name: value for name, value in team["settings"].items() if name not in _MACHINE_SETTINGS}

@@ -6,7 +6,7 @@ A folder is written to a temporary path and renamed, so readers never see a part
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
 import os
 import re
 import shutil
@@ -14,23 +14,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import gather_object, reduce
 from peft.utils.integrations import gather_params_ctx
 
-from marcog_trl.files import read_json, write_json
+from marcog_trl.files import write_json
 from marcog_trl.heterogeneity import save_folded_adapters, save_split_adapters
-from marcog_trl.team.card import AGENTS_FOLDER, CARD_FILE, EXPORT_FILE, RESULTS_FILE, is_team_card, write_card
-from marcog_trl.team.description import TEAM_FILE, settings_of
-from marcog_trl.team.modules import Flight
-from marcog_trl.trainers.checkpoints import on_main
-from marcog_trl.trainers.shppo_config import SHPPOConfig
-
-
-if TYPE_CHECKING:
-    from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
+from marcog_trl.processes import on_main, this_process
+from marcog_trl.team.card import AGENTS_FOLDER, CARD_FILE, EXPORT_FILE, RESULTS_FILE, write_card
+from marcog_trl.team.description import TEAM_FILE, TeamDescription
+from marcog_trl.team.modules import ForwardContext
+from marcog_trl.team.team import Team
 
 
 _OF_RUN = (RESULTS_FILE, "report.html")  # what was measured of the team that was trained
@@ -39,7 +35,7 @@ NUM_PROBLEMS = 64  # where the caller gives none
 
 
 def export_agents(
-    trainer: MultiAgentTrainer, path: str | Path, problems: Iterable[Mapping[str, Any]] | None = None
+    team: Team, path: str | Path, problems: Iterable[Mapping[str, Any]] | None = None
 ) -> dict[str, dict[str, float]]:
     """
     Write one ordinary PEFT adapter per agent, `path/<agent>`, and `path/export.json`.
@@ -53,10 +49,10 @@ def export_agents(
     With several processes, all of them must call it (also under ZeRO-3). Only the main process writes.
 
     Args:
-        trainer ([`MultiAgentTrainer`]): Holds the team.
+        team ([`Team`]): The team, such as a trainer's `team`.
         path (`str` or `Path`): Folder to write. An earlier export in its place is replaced.
         problems (`Dataset` or `list[dict]`, *optional*):
-            Problems to play in observation scope, elsewhere not read. Defaults to the first 64 that the trainer trains on.
+            Problems to play in observation scope, elsewhere not read.
 
     Returns:
         `dict[str, dict[str, float]]`: For each agent `kl_per_token`, the mean of KL(agent ‖ exported) over the tokens that
@@ -68,7 +64,7 @@ def export_agents(
             problems, or an agent writes no reply on them.
     """
     path = Path(path).absolute()
-    for agent in trainer.agents:
+    for agent in team.agents:
         # The name of a folder, a word of a command line, and a name for PEFT, where '.' would separate modules
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]*", agent):
             raise ValueError(
@@ -76,37 +72,36 @@ def export_agents(
                 f"letters, digits, '_' and '-', such as {re.sub(r'[^A-Za-z0-9_-]+', '_', agent).strip('_-') or 'main'!r}."
             )
     on_main(lambda: _check_replaceable(path))
-    args = trainer.args
-    sharing = args.parameter_sharing if isinstance(args, SHPPOConfig) else "shared"
-    scope = args.latent_scope if isinstance(args, SHPPOConfig) and sharing == "latent" else None
-    report: dict[str, dict[str, float]] = {agent: {"kl_per_token": 0.0, "tokens": 0} for agent in trainer.agents}
-    writes = trainer.is_world_process_zero()
+    sharing = team.settings.parameter_sharing
+    scope = team.settings.latent_scope if sharing == "latent" else None
+    report: dict[str, dict[str, float]] = {agent: {"kl_per_token": 0.0, "tokens": 0} for agent in team.agents}
+    writes = this_process().is_main_process
     with _whole_folder(path, writes) as partial:
-        folders = [partial / agent for agent in trainer.agents]
+        folders = [partial / agent for agent in team.agents]
         if scope is not None:
-            cores, report = _fold_latents(trainer, scope, problems, report)
-            save_folded_adapters(trainer.model, cores, folders, is_main_process=writes)
+            cores, report = _fold_latents(team, scope, problems, report)
+            save_folded_adapters(team.model, cores, folders, is_main_process=writes)
         elif sharing == "separate":
-            save_split_adapters(trainer.model, folders, is_main_process=writes)
+            save_split_adapters(team.model, folders, is_main_process=writes)
         else:
-            _save_shared(trainer, folders, writes)
+            _save_shared(team, folders, writes)
         if writes:
             content = {
                 "format_version": EXPORT_FORMAT,
-                "base_model": trainer.model.config.name_or_path,
+                "base_model": team.model.config.name_or_path,
                 "parameter_sharing": sharing,
                 "latent_scope": scope,
                 "agents": report,
                 "versions": {package: version(package) for package in ("marcog-trl", "peft")},
             }
             write_json(partial / EXPORT_FILE, content)
-    trainer.accelerator.wait_for_everyone()
+    this_process().wait_for_everyone()
     return report
 
 
 def export_team(
-    trainer: MultiAgentTrainer,
-    team: str | Path,
+    team: Team,
+    folder: str | Path,
     path: str | Path,
     problems: Iterable[Mapping[str, Any]] | None = None,
 ) -> dict[str, dict[str, float]]:
@@ -114,10 +109,9 @@ def export_team(
     Write a saved team, its agents as ordinary adapters, and a card as one folder, which [`~marcog_trl.team.hub.push_team`] takes.
 
     Args:
-        trainer ([`MultiAgentTrainer`]):
-            Holds the team, as `Team.from_pretrained(team).trainer` does, or one of another size or with other roles on the
-            same weights, as `Team.from_pretrained(team, num_agents=4).trainer` does, which is then what is written.
-        team (`str` or `Path`): Folder of the saved team. Its files are copied, pickles left out.
+        team ([`Team`]): `Team.from_pretrained(folder)`, or one of another size or with other roles on the same weights, such as
+            `Team.from_pretrained(folder, num_agents=4)`, which is then what is written.
+        folder (`str` or `Path`): Folder of the saved team. Its files are copied, pickles left out.
         path (`str` or `Path`): New folder to write.
         problems (`Dataset` or `list[dict]`, *optional*): See [`export_agents`].
 
@@ -125,35 +119,32 @@ def export_team(
         `dict[str, dict[str, float]]`: See [`export_agents`].
 
     Raises:
-        ValueError: As [`export_agents`], and if `path` exists, `team` is no saved team, or the trainer's is not a team of
-            its workflow.
+        ValueError: As [`export_agents`], and if `path` exists, or `folder` is not the saved team.
     """
-    team, path = Path(team), Path(path).absolute()
-    if not (team / TEAM_FILE).is_file():
-        raise ValueError(f"{str(team)!r} has no {TEAM_FILE}. Use a folder that a trainer's save_model wrote.")
-    saved, current = read_json(team / TEAM_FILE), trainer.team_description()
-    for key in ("workflow", "modules"):
-        if saved[key] != current[key]:
+    folder, path = Path(folder), Path(path).absolute()
+    if not (folder / TEAM_FILE).is_file():
+        raise ValueError(f"{str(folder)!r} has no {TEAM_FILE}. Use a folder that a trainer's save_model wrote.")
+    saved, current = TeamDescription.read(folder / TEAM_FILE), team.description
+    for key, its, ours in (
+        ("workflow", saved.workflow, current.workflow),
+        ("modules", saved.modules, current.modules),
+    ):
+        if its != ours:
             raise ValueError(
-                f"the trainer's {key} is {current[key]!r}, that of {str(team)!r} is {saved[key]!r}; the same works"
+                f"The team's {key} is {ours!r}, but that of {str(folder)!r} is {its!r}. Load the team from that folder."
             )
-    another = saved["agents"] != current["agents"]
     on_main(lambda: _check_new(path))
-    writes = trainer.is_world_process_zero()
+    writes = this_process().is_main_process
     with _whole_folder(path, writes) as partial:
         if writes:
-            for name in root_files(team):
-                shutil.copy(team / name, partial / name)
-            if another:
+            for name in root_files(folder):
+                shutil.copy(folder / name, partial / name)
+            if saved.agents != current.agents:
                 _describe_another(partial, saved, current)
-        report = export_agents(trainer, partial / AGENTS_FOLDER, problems)
+        report = export_agents(team, partial / AGENTS_FOLDER, problems)
         if writes:
-            card = partial / CARD_FILE
-            if not is_team_card(card):  # PEFT writes an empty template
-                trainer.create_model_card(team.absolute().name)
-                shutil.copy(Path(cast(str, trainer.args.output_dir)) / CARD_FILE, card)
-            write_card(partial)
-    trainer.accelerator.wait_for_everyone()
+            write_card(partial, name=folder.absolute().name)
+    this_process().wait_for_everyone()
     return report
 
 
@@ -190,12 +181,12 @@ def _whole_folder(path: Path, writes: bool) -> Iterator[Path]:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _save_shared(trainer: MultiAgentTrainer, folders: list[Path], writes: bool) -> None:
+def _save_shared(team: Team, folders: list[Path], writes: bool) -> None:
     """The shared adapter, of any type that PEFT knows, as PEFT saves it."""
     first, *others = folders
-    parameters = [p for name, p in trainer.model.named_parameters() if p.requires_grad or "default" in name.split(".")]
+    parameters = [p for name, p in team.model.named_parameters() if p.requires_grad or "default" in name.split(".")]
     with gather_params_ctx(parameters, modifier_rank=None):
-        trainer.model.save_pretrained(first, selected_adapters=["default"], is_main_process=writes)
+        team.model.save_pretrained(first, selected_adapters=["default"], is_main_process=writes)
     if writes:
         (first / CARD_FILE).unlink()  # an empty template
         for folder in others:
@@ -204,88 +195,82 @@ def _save_shared(trainer: MultiAgentTrainer, folders: list[Path], writes: bool) 
 
 @torch.no_grad()
 def _fold_latents(
-    trainer: Any, scope: str, problems: Iterable[Mapping[str, Any]] | None, report: dict[str, dict[str, float]]
+    team: Team, scope: str, problems: Iterable[Mapping[str, Any]] | None, report: dict[str, dict[str, float]]
 ) -> tuple[list[torch.Tensor], dict[str, dict[str, float]]]:
     """Cores to fold, of every layer `(N, r, r)`, and the report."""
-    was_training = trainer.model.training
-    trainer.model.eval()  # where a latent is its mean
-    try:
+    assert team.modules is not None
+    with team.evaluating():  # where a latent is its mean
         if scope == "agent":
-            with trainer._gathered_before_training():
-                latents, _ = trainer.team.latent_net(trainer._role_observations)
+            with team.gathered():
+                latents, _ = team.modules.latents(team.role_observations)
         else:
-            latents, report = _mean_latents(trainer, problems)
-        with trainer._gathered_before_training():
-            return trainer.team.core_decoder(latents), report
-    finally:
-        trainer.model.train(was_training)
+            latents, report = _mean_latents(team, problems)
+        with team.gathered():
+            return team.modules.cores(latents), report
 
 
 def _mean_latents(
-    trainer: Any, problems: Iterable[Mapping[str, Any]] | None
+    team: Team, problems: Iterable[Mapping[str, Any]] | None
 ) -> tuple[torch.Tensor, dict[str, dict[str, float]]]:
     """The mean latent of each agent over its replies, `(N, d)`, and how far that is from the agent itself."""
     if problems is None:
-        problems = itertools.islice(trainer.train_dataset, NUM_PROBLEMS)
+        raise ValueError("problems=None, but latents in observation scope are averaged over problems. Pass some.")
     rows = [dict(problem) for problem in problems]
     if not rows or "prompt" not in rows[0]:
         found = f"problems with the columns {list(rows[0])}" if rows else "problems=[]"
         raise ValueError(f"{found} cannot be played. Pass problems with a column 'prompt'.")
-    accelerator = trainer.accelerator
+    state, device = this_process(), team.model.device
     # Padded, since every process must play: generation is a collective operation
-    with accelerator.split_between_processes(rows, apply_padding=True) as own, torch.random.fork_rng():
-        torch.manual_seed(accelerator.process_index)
+    with state.split_between_processes(rows, apply_padding=True) as own, torch.random.fork_rng():
+        torch.manual_seed(state.process_index)
         replies = []
         for start in range(0, len(own), NUM_PROBLEMS):
-            for episode in trainer.play_unscored(own[start : start + NUM_PROBLEMS]):
-                replies += [(row, trainer._latents[row.episode, row.slot]) for row in episode.rows]
-    agent = torch.tensor([trainer.agents.index(row.slot.agent) for row, _ in replies], device=accelerator.device)
+            for episode in team.play(own[start : start + NUM_PROBLEMS]):
+                replies += [(row, row.latent) for row in episode.rows]
+    agent = torch.tensor([team.agents.index(row.slot.agent) for row, _ in replies], device=device)
     latents = torch.stack([z for _, z in replies])
-    one_hot = torch.nn.functional.one_hot(agent, len(trainer.agents)).to(latents)
-    total = accelerator.reduce(one_hot.T @ latents, reduction="sum")
-    count = accelerator.reduce(one_hot.sum(0), reduction="sum")
-    for name, spoken in zip(trainer.agents, count.tolist(), strict=True):
+    one_hot = torch.nn.functional.one_hot(agent, len(team.agents)).to(latents)
+    total = reduce(one_hot.T @ latents, reduction="sum")
+    count = reduce(one_hot.sum(0), reduction="sum")
+    for name, spoken in zip(team.agents, count.tolist(), strict=True):
         if not spoken:
             raise ValueError(
                 f"Agent {name!r} wrote no reply on the {len(rows)} problems. Pass problems on which all agents speak."
             )
     means = total / count[:, None]
 
-    sums = torch.zeros(len(trainer.agents), 2, dtype=torch.float64, device=accelerator.device)
-    with trainer._gathered_before_training():
+    sums = torch.zeros(len(team.agents), 2, dtype=torch.float64, device=device)
+    with team.gathered():
         # Under ZeRO-3 a forward pass is a collective operation too
         for i in range(max(gather_object([len(replies)]))):
             row, z = replies[i % len(replies)]
-            divergence = _divergence(trainer, row, torch.stack([z, means[agent[i % len(replies)]]]))
+            divergence = _divergence(team, row, torch.stack([z, means[agent[i % len(replies)]]]))
             if i < len(replies):
                 sums[agent[i]] += torch.tensor([divergence, len(row.completion_ids)]).to(sums)
-    measured = accelerator.reduce(sums, reduction="sum").tolist()
+    measured = reduce(sums, reduction="sum").tolist()
     return means, {
         name: {"kl_per_token": kl / tokens, "tokens": int(tokens)}
-        for name, (kl, tokens) in zip(trainer.agents, measured, strict=True)
+        for name, (kl, tokens) in zip(team.agents, measured, strict=True)
     }
 
 
-def _divergence(trainer: Any, row: Any, z: torch.Tensor) -> float:
+def _divergence(team: Team, row: Any, z: torch.Tensor) -> float:
     """KL(first ‖ second) of the agents with the latents `z`, `(2, d)`, summed over the tokens of one reply."""
-    ids = torch.tensor([[*row.prompt_ids, *row.completion_ids]] * 2, device=trainer.accelerator.device)
-    with trainer.team.rows(Flight(z=z)), trainer.accelerator.autocast():
-        logits = trainer.model(input_ids=ids, logits_to_keep=len(row.completion_ids) + 1, use_cache=False).logits
-    live, folded = (logits[:, :-1].float() / trainer.temperature).log_softmax(-1)
+    assert team.modules is not None
+    ids = torch.tensor([[*row.prompt_ids, *row.completion_ids]] * 2, device=team.model.device)
+    with team.modules.rows(ForwardContext(z=z)), team.autocast():
+        logits = team.model(input_ids=ids, logits_to_keep=len(row.completion_ids) + 1, use_cache=False).logits
+    live, folded = (logits[:, :-1].float() / team.settings.temperature).log_softmax(-1)
     return (live.exp() * (live - folded)).sum(-1).clamp(min=0).sum().item()
 
 
-def _describe_another(folder: Path, saved: dict[str, Any], current: dict[str, Any]) -> None:
+def _describe_another(folder: Path, saved: TeamDescription, current: TeamDescription) -> None:
     """Changes the copy of a saved team to one with other agents, which was not evaluated."""
     for name in _OF_RUN:
         (folder / name).unlink(missing_ok=True)
-    settings = settings_of(saved) | {name: current["settings"][name] for name in ("num_agents", "roles")}
-    of_team = {
-        "agents": current["agents"],
-        "settings": settings,
-        "trained_as": saved.get("trained_as", saved["agents"]),
-    }
-    write_json(folder / TEAM_FILE, saved | of_team)
+    settings = saved.settings | {name: current.settings[name] for name in ("num_agents", "roles")}
+    trained_as = saved.trained_as or saved.agents
+    dataclasses.replace(saved, agents=current.agents, settings=settings, trained_as=trained_as).write(folder)
 
 
 def root_files(folder: Path) -> list[str]:

@@ -2,7 +2,7 @@
 The small networks of a team, attached to the language model that the team shares.
 
 One `nn.Module` is a child of the causal LM, so that the optimizer, gradient clipping, DDP and DeepSpeed see it. It runs
-inside the LM's forward: a hook before the decoder gives the rows in flight their cores and computes the latent losses, a
+inside the LM's forward: a hook before the decoder gives each row its cores and computes the latent losses, a
 hook after it computes values from the last hidden state.
 """
 
@@ -52,9 +52,9 @@ class LatentTargets:
 
 
 @dataclass
-class Flight:
+class ForwardContext:
     """
-    The rows of the forward passes in flight, and what comes out beside log-probabilities.
+    What forward passes need to know of their rows, and what comes out beside log-probabilities.
 
     Args:
         keep (`int`): Number of last tokens that want a value; 0 for none.
@@ -121,7 +121,7 @@ class TeamModule(nn.Module):
         self.critic_backprop = critic_backprop
         self.agents = list(agents)
         self._cores = cores
-        self._flight: Flight | None = None
+        self.context: ForwardContext | None = None
         self._warned = False
 
     def attach(self, causal_lm: PreTrainedModel) -> None:
@@ -134,53 +134,61 @@ class TeamModule(nn.Module):
         decoder.register_forward_pre_hook(self._before_decoder, with_kwargs=True)
         decoder.register_forward_hook(self._after_decoder)
 
+    def latents(self, observations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean and standard deviation of the latents of observations `(B, 2H)`, each `(B, d)`."""
+        assert self.latent_net is not None
+        return self.latent_net(observations)
+
+    def cores(self, z: torch.Tensor) -> list[torch.Tensor]:
+        """Cores of the latents `(B, d)` in every adapted layer, each `(B, r, r)`."""
+        assert self.core_decoder is not None
+        return self.core_decoder(z)
+
     @contextmanager
-    def rows(self, flight: Flight) -> Iterator[Flight]:
+    def rows(self, context: ForwardContext) -> Iterator[ForwardContext]:
         """Tells which rows the forward passes inside the context hold."""
-        outer, self._flight = self._flight, flight
+        outer, self.context = self.context, context
         try:
-            yield flight
+            yield context
         finally:
             # Cores stay set: gradient checkpointing runs the layers again in the backward pass
-            self._flight = outer
+            self.context = outer
             if outer is not None:
                 outer.rows = 0
 
     def _before_decoder(self, module: nn.Module, args: tuple, kwargs: Mapping[str, Any]) -> None:
-        flight = self._flight
+        context = self.context
         if self._cores is None:
             return
-        if flight is None or (flight.agent is None and flight.z is None):
+        if context is None or (context.agent is None and context.z is None):
             self._cores.clear()
-            if flight is None and self._cores.acts:
+            if context is None and self._cores.acts:
                 self._warn_of_no_agent()
             return
         given = [*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds")]
         rows = next(len(tensor) for tensor in given if tensor is not None)
-        if flight.frozen and flight.rows == rows:
+        if context.frozen and context.rows == rows:
             return
-        flight.rows = rows
+        context.rows = rows
 
         def each(of_prompt: torch.Tensor) -> torch.Tensor:
             """Of the rows; generate lays those of a prompt, such as its beams, out beside each other."""
-            several = flight.frozen and rows % len(of_prompt) == 0
+            several = context.frozen and rows % len(of_prompt) == 0
             return of_prompt.repeat_interleave(rows // len(of_prompt), dim=0) if several else of_prompt
 
-        if flight.agent is not None:
-            agent = each(flight.agent)
+        if context.agent is not None:
+            agent = each(context.agent)
             masks = {rank: block_mask(agent, len(self.agents), rank) for rank in set(self._cores.ranks)}
             self._cores.set_mask([masks[rank] for rank in self._cores.ranks])
             return
-        assert self.core_decoder is not None
-        z = flight.z
-        if flight.obs is not None and flight.eps is not None:
-            assert self.latent_net is not None
-            mu, sigma = self.latent_net(flight.obs)
-            z = mu + sigma * flight.eps
+        z = context.z
+        if context.obs is not None and context.eps is not None:
+            mu, sigma = self.latents(context.obs)
+            z = mu + sigma * context.eps
         assert z is not None
-        self._cores.set(self.core_decoder(each(z)))
-        if flight.latent_targets is not None:
-            self._latent_losses(flight, flight.latent_targets)
+        self._cores.set(self.cores(each(z)))
+        if context.latent_targets is not None:
+            self._latent_losses(context, context.latent_targets)
 
     def _warn_of_no_agent(self) -> None:
         if not self._warned:
@@ -191,13 +199,13 @@ class TeamModule(nn.Module):
                 stacklevel=2,
             )
 
-    def _latent_losses(self, flight: Flight, targets: LatentTargets) -> None:
+    def _latent_losses(self, context: ForwardContext, targets: LatentTargets) -> None:
         assert self.latent_net is not None and self.inference_net is not None
         mu, sigma = self.latent_net(targets.obs)
-        flight.inference_loss = inference_loss(
+        context.inference_loss = inference_loss(
             self.inference_net(targets.obs, mu.detach(), sigma.detach(), targets.live), targets.target
         )
-        flight.latent_loss = latent_loss(
+        context.latent_loss = latent_loss(
             self.inference_net(targets.obs, mu, sigma, targets.live, detach_weights=True),
             sigma,
             mu + sigma * targets.eps,
@@ -209,18 +217,18 @@ class TeamModule(nn.Module):
         )
 
     def _after_decoder(self, module: nn.Module, args: Any, output: Any) -> None:
-        flight = self._flight
-        if flight is None:
+        context = self.context
+        if context is None:
             return
         hidden = output[0]
-        if flight.last_state:
-            flight.hidden = hidden[:, -1].detach()
-        if flight.states is not None:
+        if context.last_state:
+            context.hidden = hidden[:, -1].detach()
+        if context.states is not None:
             if hidden.size(1) > 1:  # prompts, or a chunk of them
-                flight.states.clear()
-            flight.states.append(hidden[:, -1].detach())
-        if flight.keep and self.value_head is not None:
+                context.states.clear()
+            context.states.append(hidden[:, -1].detach())
+        if context.keep and self.value_head is not None:
             # The state before the first completion token is the prompt's last one
-            before = hidden[:, -flight.keep - 1 : -1]
+            before = hidden[:, -context.keep - 1 : -1]
             before = before if self.critic_backprop else before.detach()
-            flight.values = self.value_head(before, flight.team_state)
+            context.values = self.value_head(before, context.team_state)

@@ -1,24 +1,34 @@
-"""A trained team at work: problems in, code out."""
+"""A team of agents on one language model: it plays, solves, and is what trainers train."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import nullcontext
+import copy
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
 
 import torch
-from datasets import Dataset, IterableDataset
+from accelerate.utils import reduce
+from datasets import Dataset
+from peft import PeftModel, get_peft_model_state_dict
+from transformers import LogitsProcessorList
 
 from marcog_trl.agents import Workflow
-from marcog_trl.execution import Verdict
+from marcog_trl.execution import CodeExecutor, Verdict
 from marcog_trl.parsing.extract import extract_code
 from marcog_trl.parsing.prompts import context_of
-from marcog_trl.problems import solution_job
-from marcog_trl.problems.schema import list_faults
+from marcog_trl.problems.schema import list_faults, solution_job
+from marcog_trl.rollout.engine import encode_prompts, play
+from marcog_trl.rollout.records import Episode, Row
 from marcog_trl.team.data_checks import fault_in, needed_columns
-from marcog_trl.trainers.saved import load_trainer
+from marcog_trl.team.description import TeamDescription
+from marcog_trl.team.keyed_sampling import KeyedSampler
+from marcog_trl.team.modules import ATTRIBUTE, ForwardContext, TeamModule
+from marcog_trl.team.settings import TeamSettings
 
 
 @dataclass(frozen=True)
@@ -39,7 +49,7 @@ class Answer:
 
 class Team:
     """
-    A saved team, ready to solve problems.
+    A team of LLM agents that share one model.
 
     Example:
 
@@ -50,11 +60,42 @@ class Team:
     >>> problem = {"prompt": "def double(x):  # twice x", "entry_point": "double"}
     >>> print(team.solve(problem).code)
     ```
+
+    Args:
+        model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]): The model that all agents share.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Its tokenizer.
+        workflow ([`Workflow`]): Who speaks when, and who sees what.
+        settings ([`TeamSettings`]): How replies are generated, and what agents share.
+        description ([`TeamDescription`]): What `team.json` says of the team.
+        modules ([`TeamModule`], *optional*): The team's own networks, attached to the model.
+        executor ([`CodeExecutor`], *optional*): Runs code. By default one is started from the settings when it is first needed.
     """
 
-    def __init__(self, trainer: Any):
-        self.trainer = trainer
-        self.trainer.model.eval()
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        workflow: Workflow,
+        settings: TeamSettings,
+        description: TeamDescription,
+        modules: TeamModule | None = None,
+        executor: CodeExecutor | None = None,
+    ):
+        self.model = model
+        self.tokenizer = tokenizer
+        self.workflow = workflow
+        self.settings = settings
+        self.description = description
+        self.modules = modules
+        self.agents = [agent.name for agent in workflow.agents]
+        declared = model.generation_config.eos_token_id
+        declared = [declared] if isinstance(declared, int) else declared or []
+        own = tokenizer.eos_token_id
+        self.eos_token_ids = declared if own in declared else [own, *declared]
+        self.generation_config = settings.generation_config(
+            tokenizer.pad_token_id, tokenizer.bos_token_id, self.eos_token_ids
+        )
+        self._executor = executor
 
     @classmethod
     def from_pretrained(
@@ -65,6 +106,8 @@ class Team:
         workflow: Workflow | None = None,
         base_model: str | None = None,
         quantization_config: Any = None,
+        model_init_kwargs: Mapping[str, Any] | None = None,
+        device: str | torch.device | None = None,
         **settings: Any,
     ) -> Team:
         """
@@ -77,27 +120,30 @@ class Team:
             workflow (`Workflow`, *optional*): The team's workflow, where it is not a built-in one.
             base_model (`str`, *optional*): Where the base model is, if not where it was.
             quantization_config (`BitsAndBytesConfig`, *optional*): How the base model is quantised.
-            **settings: Other fields of the configuration, such as `max_completion_length`, `num_turns` or `isolation`.
+            model_init_kwargs (`Mapping`, *optional*): Arguments of the base model's `from_pretrained`, such as `dtype`, which
+                defaults to `"float32"` as in TRL.
+            device (`str` or `torch.device`, *optional*): Where the model computes. Defaults to this process's accelerator, or
+                the CPU.
+            **settings: Other fields of [`TeamSettings`], such as `max_completion_length`, `num_turns` or `isolation`.
 
         Returns:
             [`Team`].
 
         Raises:
-            ValueError: If the folder is no saved team, or the team cannot have that size or those roles.
+            ValueError: If the folder is not a saved team, a file of it cannot be read, it does not fit the base model, or the
+                team cannot have that size, those roles or these settings.
         """
-        if num_agents is not None:
-            settings["num_agents"] = num_agents
-        if roles is not None:
-            settings["roles"] = dict(roles)
-        # A trainer wants problems to train on; a stream without any is what it can do without reading one
-        nothing = IterableDataset.from_generator(_no_problems)
-        settings = {"max_steps": 1, **settings}
-        return cls(load_trainer(path, nothing, workflow, [_no_reward], base_model, quantization_config, **settings))
+        from marcog_trl.team.loading import load_team
 
-    @property
-    def agents(self) -> list[str]:
-        """Names of the agents."""
-        return self.trainer.agents
+        settings |= {
+            name: value for name, value in (("num_agents", num_agents), ("roles", roles)) if value is not None
+        }
+        return load_team(
+            cls, Path(path) if isinstance(path, Path) else path, workflow, base_model, quantization_config,
+            dict(model_init_kwargs or {}), device, settings,
+        )  # fmt: skip
+
+    # Solving problems
 
     @overload
     def solve(self, problems: Mapping[str, Any] | str, greedy: bool = ..., batch_size: int = ...) -> Answer: ...
@@ -112,8 +158,8 @@ class Team:
         Let the team work on a problem, or on many at once.
 
         Args:
-            problems (`Mapping`, `str`, or a list of them, or a `Dataset`): Problems: `prompt`, `entry_point` where the workflow asks for a
-                function by name, `test` and `test_format` where it has tests; a `str` is a prompt.
+            problems (`Mapping`, `str`, or a list of them, or a `Dataset`): Problems: `prompt`, `entry_point` where the workflow
+                asks for a function by name, `test` and `test_format` where it has tests; a `str` is a prompt.
             greedy (`bool`, *optional*, defaults to `True`): Whether agents write what is most likely, or sample.
             batch_size (`int`, *optional*, defaults to `128`): Problems that are worked on together.
 
@@ -129,16 +175,15 @@ class Team:
         if not isinstance(problems, Iterable):
             raise TypeError(f"problems={problems!r} is not a problem, nor a list of them. Pass a dict or a text.")
         if batch_size < 1:
-            raise ValueError(f"batch_size={batch_size} is not positive; 128 works")
+            raise ValueError(f"batch_size={batch_size} must be positive. Set batch_size=128.")
         rows = []
         for i, problem in enumerate(problems):
             if not isinstance(problem, Mapping | str):
                 raise TypeError(f"problems[{i}]={problem!r:.80} is not a problem. Pass a dict or a text.")
             rows.append({"prompt": problem} if isinstance(problem, str) else dict(problem))
-        workflow = self.trainer.workflow
-        needed = needed_columns(workflow, ())
+        needed = needed_columns(self.workflow, ())
         tested = dict.fromkeys(("test", "test_format"), "a problem with tests")
-        faults = [fault_in(row, workflow, tested | needed if row.get("test") else needed) for row in rows]
+        faults = [fault_in(row, self.workflow, tested | needed if row.get("test") else needed) for row in rows]
         list_faults(
             "problems",
             [(row.get("task_id"), i, fault) for i, (row, fault) in enumerate(zip(rows, faults, strict=True))],
@@ -149,14 +194,14 @@ class Team:
         return answers
 
     def _solve(self, rows: list[dict[str, Any]], greedy: bool) -> list[Answer]:
-        with torch.no_grad(), self.trainer.greedy() if greedy else nullcontext():
-            episodes = self.trainer.play_unscored(rows)
+        with self.evaluating(), self.greedy() if greedy else nullcontext():
+            episodes = self.play(rows)
         jobs = {
             e: solution_job(episode.problem, episode.turns[-1].solution)
             for e, episode in enumerate(episodes)
             if episode.problem.get("test")
         }
-        verdicts = dict(zip(jobs, self.trainer.executor.run(list(jobs.values())), strict=True)) if jobs else {}
+        verdicts = dict(zip(jobs, self.executor.run(list(jobs.values())), strict=True)) if jobs else {}
         answers = []
         for e, episode in enumerate(episodes):
             solution = episode.turns[-1].solution
@@ -168,14 +213,316 @@ class Team:
             answers.append(Answer(found, messages, verdicts.get(e)))
         return answers
 
+    # Playing
+
+    @property
+    def executor(self) -> CodeExecutor:
+        """Runs what agents write, in worker processes; started when first needed."""
+        if self._executor is None:
+            self._executor = self.settings.make_executor()
+        return self._executor
+
     def close(self) -> None:
         """Ends the worker processes, if there are any."""
-        self.trainer.close_executor()
+        if self._executor is not None:
+            self._executor.close()
+
+    def play(
+        self,
+        problems: Sequence[Mapping[str, Any]],
+        score: Callable[[list[Episode], int], None] | None = None,
+        ends: Callable[[Episode], bool] | None = None,
+        **options: Any,
+    ) -> list[Episode]:
+        """
+        Play one episode per problem.
+
+        With several processes it is a collective operation: each of them brings the same number of problems.
+
+        Args:
+            problems (`Sequence[Mapping]` of length E): Dataset rows.
+            score, ends (`Callable`, *optional*): See [`~marcog_trl.rollout.engine.play`].
+            **options: Arguments of [`Team.playing`].
+
+        Returns:
+            `list[Episode]`: E episodes, in the order of `problems`.
+        """
+        with torch.no_grad(), self.gathered():
+            return play(self.workflow, problems, score=score, ends=ends, **self.playing(**options))
+
+    def playing(
+        self,
+        noise: Callable[[list[Row]], torch.Tensor] | None = None,
+        prompt_states: bool = False,
+        token_states: bool = False,
+        sampler: KeyedSampler | None = None,
+    ) -> dict[str, Any]:
+        """
+        What lets this team play, as arguments of [`~marcog_trl.rollout.engine.play`] and `play_tree`.
+
+        Args:
+            noise (`Callable`, *optional*): From rows to the noise of their latents, `(R, d)`. By default a latent is its mean.
+            prompt_states (`bool`, *optional*, defaults to `False`): Whether rows keep their `prompt_state`.
+            token_states (`bool`, *optional*, defaults to `False`): Whether rows keep their `token_states`, where the model generates
+                with one forward pass per token.
+            sampler ([`KeyedSampler`], *optional*): Draws the tokens, in place of the random stream of the process.
+
+        Returns:
+            `dict[str, Any]`: `generate`, `encode`, `decode`, `executor` and `total`.
+        """
+        speak = self.generate if sampler is None else functools.partial(self._generate_keyed, sampler)
+
+        def generate(rows: list[Row]) -> tuple[list[list[int]], list[list[float]] | None]:
+            with self._as_rows(rows, noise, prompt_states) as context:
+                if context is None or not token_states:
+                    return speak(rows)
+                context.states = []
+                completion_ids, logprobs = speak(rows)
+                _keep_token_states(rows, completion_ids, context.states)
+                return completion_ids, logprobs
+
+        options = self.settings.chat_template_kwargs or {}
+        return {
+            "generate": generate,
+            "encode": functools.partial(encode_prompts, self.tokenizer, **options),
+            "decode": functools.partial(self.tokenizer.batch_decode, skip_special_tokens=True),
+            "executor": self.executor if self.workflow.needs_tests else self._executor,
+            "total": self.total,
+        }
+
+    def generate(self, rows: list[Row]) -> tuple[list[list[int]], list[list[float]] | None]:
+        """Answers one stage in one call; without rows, a prompt that nobody reads, beside the other processes' call."""
+        return self._generate(rows, None), None
+
+    def _generate_keyed(self, sampler: KeyedSampler, rows: list[Row]) -> tuple[list[list[int]], None]:
+        with self.greedy():  # the sampler leaves one token to choose
+            return self._generate(rows, LogitsProcessorList([sampler.processor(rows, self.model.device)])), None
+
+    def _generate(self, rows: list[Row], processors: LogitsProcessorList | None) -> list[list[int]]:
+        prompt_ids = [row.prompt_ids for row in rows] or [[self.tokenizer.eos_token_id]]
+        inputs = self.tokenizer.pad({"input_ids": prompt_ids}, padding_side="left", return_tensors="pt")
+        with torch.no_grad(), self._unwrapped() as model:
+            ids = model.generate(
+                input_ids=inputs["input_ids"].to(model.device),
+                attention_mask=inputs["attention_mask"].to(model.device),
+                generation_config=self.generation_config,
+                logits_processor=processors,
+            )
+        return [self._until_eos(reply) for reply in ids[:, inputs["input_ids"].size(1) :].tolist()]
+
+    def _until_eos(self, ids: list[int]) -> list[int]:
+        """A reply with its end-of-sequence token, and without the padding behind it."""
+        end = next((t for t, token in enumerate(ids) if token in self.eos_token_ids), len(ids))
+        return ids[: end + 1]
+
+    @contextmanager
+    def greedy(self) -> Iterator[None]:
+        """Takes the most likely token, in place of sampling."""
+        saved = self.generation_config
+        self.generation_config = copy.deepcopy(saved)
+        self.generation_config.update(do_sample=False, temperature=None, top_p=None, top_k=None, min_p=None)
+        try:
+            yield
+        finally:
+            self.generation_config = saved
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Evaluation mode: no dropout, and latents are their means."""
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            yield
+        finally:
+            self.model.train(was_training)
+
+    def total(self, count: int) -> int:
+        """Sum over all processes."""
+        return int(reduce(torch.tensor(count, device=self.model.device), reduction="sum").item())
+
+    # In training, the trainer's accelerator takes part in these
+
+    def _unwrapped(self) -> AbstractContextManager[Any]:
+        """The model as it generates."""
+        return nullcontext(self.model)
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Around forward passes outside of training."""
+        return nullcontext()
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """Around forward passes that observe prompts."""
+        return nullcontext()
+
+    @property
+    def other_generation(self) -> str | None:
+        """The setting by which something else than `model.generate` answers, with its own random numbers."""
+        return None
+
+    def own_weights(self) -> dict[str, torch.Tensor]:
+        """The weights of the adapter and of the team's modules, by name."""
+        weights = dict(get_peft_model_state_dict(self.model)) if isinstance(self.model, PeftModel) else {}
+        if self.modules is not None:
+            weights |= {f"{ATTRIBUTE}.{name}": tensor for name, tensor in self.modules.state_dict().items()}
+        return weights
+
+    # Agents
+
+    @contextmanager
+    def use_agent(self, agent: str, inputs: Mapping[str, torch.Tensor] | None = None) -> Iterator[None]:
+        """
+        Lets `team.model` speak as an agent, the way evaluation does: in evaluation mode, and, where agents have latents, with
+        the mean of the agent's.
+
+        Example:
+
+        ```python
+        >>> inputs = team.tokenizer(["def add(a, b):"], return_tensors="pt").to(team.model.device)
+        >>> with team.use_agent("main", inputs):
+        ...     output = team.model.generate(**inputs)
+        ```
+
+        Args:
+            agent (`str`): Name of the agent.
+            inputs (`Mapping[str, torch.Tensor]`, *optional*): The prompts, `input_ids` and `attention_mask` of shape
+                `(B, P)`, as the model is called with them. Needed with `latent_scope="observation"` alone.
+
+        Raises:
+            ValueError: If there is no such agent, or `inputs` are needed and missing.
+        """
+        if agent not in self.agents:
+            raise ValueError(f"agent={agent!r} is not one of {self.agents}. Name one of them.")
+        with self.evaluating(), self._as_agent(agent, inputs):
+            yield
+
+    @torch.no_grad()
+    def _as_agent(
+        self, agent: str, inputs: Mapping[str, torch.Tensor] | None
+    ) -> AbstractContextManager[ForwardContext | None]:
+        if self.modules is None or self.settings.parameter_sharing == "shared":
+            return nullcontext()
+        index = torch.tensor([self.agents.index(agent)], device=self.model.device)
+        if self.settings.parameter_sharing == "separate":
+            return self.modules.rows(ForwardContext(agent=index, frozen=True))
+        if self.settings.latent_scope == "agent":
+            observations = self.role_observations[index]
+        elif inputs is None:
+            raise ValueError(
+                "inputs=None, but with latent_scope='observation' an agent depends on its prompt. Pass what the model is "
+                f"called with: use_agent({agent!r}, inputs)."
+            )
+        else:
+            masks = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
+            ids = [row[mask].tolist() for row, mask in zip(inputs["input_ids"], masks, strict=True)]
+            embeddings = (self._role_embeddings[index] + self._mean_embeddings(ids)) / 2
+            observations = torch.cat([embeddings, self._prompt_states(ids)], dim=-1)
+        mu, _ = self.modules.latents(observations)
+        return self.modules.rows(ForwardContext(z=mu, frozen=True))
+
+    @contextmanager
+    def _as_rows(
+        self, rows: list[Row], noise: Callable[[list[Row]], torch.Tensor] | None, prompt_states: bool
+    ) -> Iterator[ForwardContext | None]:
+        """Lets the model speak as the agents of these rows, which keep what their latents came of."""
+        if self.modules is None:
+            yield None
+            return
+        with torch.no_grad():
+            context = self._context(rows, noise, prompt_states)
+        with self.modules.rows(context):
+            yield context
+
+    def _context(
+        self, rows: list[Row], noise: Callable[[list[Row]], torch.Tensor] | None, prompt_states: bool
+    ) -> ForwardContext:
+        """What the model is told of one generate call; a single row stands in where there are none."""
+        settings = self.settings
+        assert self.modules is not None
+        by_prompt = settings.has_latents and settings.latent_scope == "observation"
+        if prompt_states or by_prompt:
+            self._observe(rows, by_prompt)
+        if settings.parameter_sharing == "separate":
+            agents = [self.agents.index(row.slot.agent) for row in rows] or [0]
+            return ForwardContext(agent=torch.tensor(agents, device=self.model.device), frozen=True)
+        if not settings.has_latents:
+            return ForwardContext()
+        observations = self._observations(rows)
+        mu, sigma = self.modules.latents(observations)
+        eps = torch.zeros_like(mu) if noise is None else noise(rows)
+        z = mu + sigma * eps
+        for i, row in enumerate(rows):
+            row.observation, row.latent, row.noise = observations[i], z[i], eps[i]
+        return ForwardContext(z=z, frozen=True)
+
+    def _observe(self, rows: list[Row], embeddings: bool) -> None:
+        """Gives rows the state of their prompt, and, where their latents depend on it, their observation."""
+        prompts = list({tuple(row.prompt_ids): None for row in rows}) or [(self.tokenizer.eos_token_id,)]
+        ids = [list(prompt) for prompt in prompts]
+        states = dict(zip(prompts, self._prompt_states(ids), strict=True))
+        of_prompt = dict(zip(prompts, self._mean_embeddings(ids), strict=True)) if embeddings else {}
+        for row in rows:
+            prompt = tuple(row.prompt_ids)
+            row.prompt_state = states[prompt]
+            if embeddings:
+                # One mean over all tokens would drown a role text in a long prompt, and agents asked the same would look the same
+                role = self._role_embeddings[self.agents.index(row.slot.agent)]
+                row.observation = torch.cat([(role + of_prompt[prompt]) / 2, states[prompt]])
+
+    def _observations(self, rows: list[Row]) -> torch.Tensor:
+        """Observation `[o, h]` of each row, `(R, 2H)`; without rows, one that nothing reads."""
+        if self.settings.latent_scope == "agent":  # a collective operation under ZeRO-3: also without rows
+            return self.role_observations[[self.agents.index(row.slot.agent) for row in rows] or [0]]
+        if not rows:
+            return torch.zeros_like(self._role_embeddings[:1]).repeat(1, 2)
+        return torch.stack([row.observation for row in rows])
+
+    def _prompt_states(self, prompt_ids: list[list[int]]) -> torch.Tensor:
+        """Final hidden state at the last token of each prompt, adapters off, `(len(prompt_ids), H)`."""
+        inputs = self.tokenizer.pad({"input_ids": prompt_ids}, padding_side="left", return_tensors="pt")
+        inputs = inputs.to(self.model.device)
+        assert self.modules is not None
+        with (
+            torch.no_grad(),
+            self.modules.rows(ForwardContext(last_state=True)) as context,
+            self.model.disable_adapter(),
+            self.autocast(),
+        ):
+            self.model(
+                input_ids=inputs["input_ids"],
+                attention_mask=inputs["attention_mask"],
+                logits_to_keep=1,
+                use_cache=False,
+            )
+        assert context.hidden is not None
+        return context.hidden.float()
+
+    def _mean_embeddings(self, ids: list[list[int]]) -> torch.Tensor:
+        """Mean of the frozen input embeddings of each list of token ids, `(len(ids), H)`."""
+        inputs = self.tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(self.model.device)
+        mask = inputs["attention_mask"].unsqueeze(-1).float()
+        embeddings = self.model.get_input_embeddings()(inputs["input_ids"]).float()
+        return (embeddings * mask).sum(1) / mask.sum(1)
+
+    @cached_property
+    def _role_ids(self) -> list[list[int]]:
+        return encode_prompts(
+            self.tokenizer, [[{"role": "user", "content": agent.role}] for agent in self.workflow.agents]
+        )
+
+    @cached_property
+    def _role_embeddings(self) -> torch.Tensor:
+        """Mean input embedding of each agent's role text, `(N, H)`; embeddings are frozen, so once is enough."""
+        return self._mean_embeddings(self._role_ids).detach()
+
+    @cached_property
+    def role_observations(self) -> torch.Tensor:
+        """Observation of each agent's role text alone, `(N, 2H)`; the base model is frozen, so once is enough."""
+        return torch.cat([self._role_embeddings, self._prompt_states(self._role_ids)], dim=-1)
 
 
-def _no_problems() -> Iterator[dict]:
-    yield from ()
-
-
-def _no_reward(completions: list, **kwargs: Any) -> list[float]:
-    return [0.0] * len(completions)
+def _keep_token_states(rows: list[Row], completion_ids: list[list[int]], states: list[torch.Tensor]) -> None:
+    """Gives rows the states that preceded each generated token, `(T, H)`, if generation went through the hooks."""
+    if rows and len(states) >= max(map(len, completion_ids)) and len(states[0]) == len(rows):
+        stacked = torch.stack(states, dim=1)
+        for i, row in enumerate(rows):
+            row.token_states = stacked[i, : len(completion_ids[i])]

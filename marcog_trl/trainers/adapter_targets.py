@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import DeepSpeedPlugin
+from accelerate.utils import is_peft_model
+from peft import LoraConfig, PeftConfig
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
@@ -83,3 +86,39 @@ def _skeleton(name: str, model_init_kwargs: dict[str, Any]) -> PreTrainedModel:
     config = AutoConfig.from_pretrained(name, **options)
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config, trust_remote_code=options.get("trust_remote_code", False))
+
+
+def adapter_config(model: Any, peft_config: PeftConfig | None, args: Any, experts: bool) -> PeftConfig | None:
+    """
+    The adapter to train: the user's, or LoRA on all linear layers.
+
+    Args:
+        model (`str`, [`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]): The model, or its path or name.
+        peft_config ([`~peft.PeftConfig`], *optional*): The user's.
+        args ([`MultiAgentConfig`]): The trainer's configuration.
+        experts (`bool`): See [`resolve_all_linear`].
+
+    Returns:
+        [`~peft.PeftConfig`], *optional*: `None` where the model has an adapter.
+
+    Raises:
+        ValueError: If the adapter cannot be trained.
+    """
+    if isinstance(model, str) or not is_peft_model(model):
+        if peft_config is None:
+            peft_config = LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules="all-linear")
+        if peft_config.inference_mode:
+            raise ValueError("peft_config.inference_mode=True freezes the adapter. Set inference_mode=False.")
+        if isinstance(peft_config, LoraConfig) and peft_config.target_modules == "all-linear":
+            with outside_zero3(args.deepspeed_plugin):
+                names = resolve_all_linear(model, experts, cast(dict | None, args.model_init_kwargs))
+            peft_config = dataclasses.replace(peft_config, target_modules=names)
+        return peft_config
+    if "default" not in model.peft_config:
+        raise ValueError(
+            f"model has the adapters {list(model.peft_config)} and no 'default', which is the one that is trained. Use "
+            "PeftModel.from_pretrained(..., adapter_name='default')."
+        )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError("model's adapter is frozen. Use PeftModel.from_pretrained(..., is_trainable=True).")
+    return peft_config  # with an adapter in place, TRL refuses another one

@@ -12,58 +12,33 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import gather_object
 from filelock import FileLock, Timeout
 from transformers import TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from marcog_trl.files import write_json
-from marcog_trl.team.description import TEAM_FILE, differing
+from marcog_trl.processes import on_main
+from marcog_trl.team.description import TEAM_FILE, TeamDescription
 
 
 if TYPE_CHECKING:
-    from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
+    pass
 
 
 COMPLETE_FILE = "complete.json"
 LOCK_FILE = "_run.lock"  # a name that a push to the Hub leaves out
-T = TypeVar("T")
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint could not be written; the ones before it are as they were."""
-
-
-def on_main(work: Callable[[], T]) -> T:
-    """
-    Does something on the main process, since others may not see a folder, or see it too late; a collective operation.
-
-    Args:
-        work (`Callable`): What to do. Its result must be picklable.
-
-    Returns:
-        The result, on every process.
-
-    Raises:
-        ValueError, OSError: What `work` raised, on every process.
-    """
-    outcome: list[Any] = [None, None]
-    if PartialState().is_main_process:
-        try:
-            outcome[0] = work()
-        except (ValueError, OSError) as error:
-            outcome[1] = error
-    broadcast_object_list(outcome)
-    if outcome[1] is not None:
-        raise outcome[1]
-    return outcome[0]
 
 
 # One run per folder
@@ -260,23 +235,22 @@ def find_checkpoint(args: TrainingArguments, resume_from_checkpoint: str | bool 
     return whole
 
 
-def check_checkpoint(trainer: MultiAgentTrainer, checkpoint: str) -> None:
+def check_same_team(name: str, folder: Path, description: TeamDescription) -> None:
     """
-    Refuses a checkpoint that is not this team's.
+    Refuses a saved team that is another one.
 
     Args:
-        trainer (`MultiAgentTrainer`): The trainer that is about to continue it.
-        checkpoint (`str`): Its folder.
+        name (`str`): What errors call the folder.
+        folder (`Path`): A checkpoint, or what `save_model` wrote.
+        description ([`TeamDescription`]): The team of this run.
 
     Raises:
-        ValueError: If the checkpoint has another team, base model or format.
+        ValueError: If the saved team has other agents, another base model or another format.
     """
-    found = differing(json.loads((Path(checkpoint) / TEAM_FILE).read_text()), trainer.team_description())
+    found = TeamDescription.read(folder / TEAM_FILE).difference(description)
     if found is not None:
         key, its, ours = found
-        raise ValueError(
-            f"resume_from_checkpoint={checkpoint!r} is of another team: its {key} is {its!r}, this run's is {ours!r}"
-        )
+        raise ValueError(f"{name} is of another team: its {key} is {its!r}, this run's is {ours!r}")
 
 
 # What a full disk does

@@ -15,9 +15,8 @@ from transformers.integrations.integration_utils import (
 )
 from trl import GRPOConfig
 
-from marcog_trl.execution.jobs import LEAST_MEMORY_MB
-from marcog_trl.trainers.ranges import COUNT, NOT_NEGATIVE, POSITIVE, UNIT, Range, check_numbers
-from marcog_trl.workflows.feedback import FEEDBACK_MODES
+from marcog_trl.checks import COUNT, NOT_NEGATIVE, POSITIVE, UNIT, Range, check_choice, check_numbers
+from marcog_trl.team.settings import PlaySettings
 
 
 # TRL checks these while it trains
@@ -29,7 +28,7 @@ VLLM_IMPORTANCE_SAMPLING_MODES = ("token_truncate", "token_mask", "sequence_trun
 
 
 @dataclass
-class MultiAgentConfig(GRPOConfig):
+class MultiAgentConfig(PlaySettings, GRPOConfig):
     """
     Configuration of [`MultiAgentTrainer`]. Only what differs from [`~trl.GRPOConfig`] is restated.
 
@@ -137,13 +136,13 @@ class MultiAgentConfig(GRPOConfig):
             "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps generation_batch_size "
             "steps_per_generation num_generations num_generations_eval num_iterations max_completion_length "
             "ref_model_sync_steps vllm_tensor_parallel_size vllm_max_model_length "
-            "torch_empty_cache_steps dataloader_prefetch_factor ddp_timeout num_turns num_agents num_workers "
+            "torch_empty_cache_steps dataloader_prefetch_factor ddp_timeout "
             "curriculum_window".split(),
             COUNT,
         ),
         **dict.fromkeys(
             "temperature repetition_penalty delta sapo_temperature_neg sapo_temperature_pos save_steps "
-            "vllm_server_timeout vllm_importance_sampling_clip_max reward_timeout execution_timeout".split(),
+            "vllm_server_timeout vllm_importance_sampling_clip_max reward_timeout".split(),
             POSITIVE,
         ),
         **dict.fromkeys(
@@ -161,7 +160,7 @@ class MultiAgentConfig(GRPOConfig):
         **dict.fromkeys(("vllm_server_port", "vllm_group_port"), Range(1, 65535)),
         "max_steps": Range(-1),
         "max_grad_norm": Range(0, infinite=True),
-        "execution_memory_mb": Range(LEAST_MEMORY_MB),
+        **PlaySettings.play_ranges,
     }
 
     learning_rate: float = field(default=1e-5, metadata={"help": "Learning rate of the policy's adapter."})
@@ -195,41 +194,6 @@ class MultiAgentConfig(GRPOConfig):
         },
     )
 
-    # Parameters that control the team
-    workflow: str = field(
-        default="single",
-        metadata={"help": "Built-in workflow: 'single', 'collaboration', 'pipeline', 'discussion' or 'classeval'."},
-    )
-    num_turns: int = field(default=1, metadata={"help": "Rounds of the whole team, separated by feedback."})
-    num_agents: int | None = field(
-        default=None, metadata={"help": "Number of agents, for workflows that allow any number."}
-    )
-    roles: dict[str, str] | str | None = field(
-        default=None, metadata={"help": "Role texts that replace agents' own, by agent name, as a mapping or in JSON."}
-    )
-    class_split: str | None = field(
-        default=None,
-        metadata={"help": "Who writes which methods with workflow='classeval': 'random', 'pick' or 'one'."},
-    )
-    centralized: bool = field(
-        default=False, metadata={"help": "Whether one agent writes the parts of all agents in one reply."}
-    )
-    feedback: str = field(
-        default="level_feedback",
-        metadata={
-            "help": "What agents are told between turns: 'level_feedback', 'level_passed', 'passed', 'plain' or "
-            "'expert_edits'."
-        },
-    )
-    expert_model: str | None = field(default=None, metadata={"help": "Model that feedback='expert_edits' asks."})
-    expert_base_url: str | None = field(
-        default=None, metadata={"help": "OpenAI-compatible endpoint that feedback='expert_edits' asks."}
-    )
-    visible_tests: int = field(
-        default=1,
-        metadata={"help": "How many tests feedback may show; a negative number counts from the end, 0 shows all."},
-    )
-
     # Parameters that control credit
     gamma_turn: float = field(default=1.0, metadata={"help": "Discount per turn, in [0, 1]."})
     reward_scale: float = field(default=1.0, metadata={"help": "What the reward of a turn is multiplied with."})
@@ -255,11 +219,6 @@ class MultiAgentConfig(GRPOConfig):
         default=None, metadata={"help": "Weight of each turn in the policy and value losses, such as 1.5 0.5."}
     )
 
-    early_termination_threshold: float | None = field(
-        default=None,
-        metadata={"help": "An episode whose turn earned more than this, in reward units, has no further turn."},
-    )
-
     # Parameters that control the curriculum
     curriculum_column: str | None = field(
         default=None, metadata={"help": "Column whose values make up stages, such as a difficulty or a source."}
@@ -276,17 +235,6 @@ class MultiAgentConfig(GRPOConfig):
     )
     curriculum_window: int = field(
         default=8, metadata={"help": "Generation batches over which curriculum_pass_rate is averaged."}
-    )
-
-    # Parameters that control code execution
-    num_workers: int | None = field(
-        default=None, metadata={"help": "Worker processes that execute code. Default: this process's share of cores."}
-    )
-    execution_timeout: float = field(default=10.0, metadata={"help": "Wall-clock limit of one program, in seconds."})
-    execution_memory_mb: int = field(default=512, metadata={"help": "Memory limit of one program, in MiB."})
-    isolation: str = field(
-        default="strict",
-        metadata={"help": "How programs are confined: 'strict', 'best_effort' or 'none' (trusted code only)."},
     )
 
     # Parameters that control generation
@@ -341,18 +289,17 @@ class MultiAgentConfig(GRPOConfig):
         self.num_generations = num_generations
 
         self._check_report_to()
-        _choice("loss_type", self.loss_type, LOSS_TYPES)
-        _choice("importance_sampling_level", self.importance_sampling_level, ("token", "sequence"))
-        _choice("vllm_mode", self.vllm_mode, ("colocate", "server"))
-        _choice("vllm_importance_sampling_mode", self.vllm_importance_sampling_mode, VLLM_IMPORTANCE_SAMPLING_MODES)
-        _choice("feedback", self.feedback, FEEDBACK_MODES)
-        _choice("agent_loss_weighting", self.agent_loss_weighting, ("agent", "token"))
-        _choice("on_reward_error", self.on_reward_error, ("raise", "mask"))
-        if self.class_split is not None:
-            _choice("class_split", self.class_split, ("random", "pick", "one"))
-        _choice("isolation", self.isolation, ("strict", "best_effort", "none"))
+        check_choice("loss_type", self.loss_type, LOSS_TYPES)
+        check_choice("importance_sampling_level", self.importance_sampling_level, ("token", "sequence"))
+        check_choice("vllm_mode", self.vllm_mode, ("colocate", "server"))
+        check_choice(
+            "vllm_importance_sampling_mode", self.vllm_importance_sampling_mode, VLLM_IMPORTANCE_SAMPLING_MODES
+        )
+        self.check_play()
+        check_choice("agent_loss_weighting", self.agent_loss_weighting, ("agent", "token"))
+        check_choice("on_reward_error", self.on_reward_error, ("raise", "mask"))
         if not self._scales_rewards:
-            _choice("scale_rewards", self.scale_rewards, ("none", "group", "batch"))
+            check_choice("scale_rewards", self.scale_rewards, ("none", "group", "batch"))
         if not self._scales_rewards and self.scale_rewards != "none":
             warnings.warn(
                 f"scale_rewards={self.scale_rewards!r} has no effect: {type(self).__name__} has its own settings for the "
@@ -366,7 +313,7 @@ class MultiAgentConfig(GRPOConfig):
                 "logging_strategy='steps', or write_report=False."
             )
         # Rewards are weighted and summed per episode and agent, before there are groups
-        _choice("multi_objective_aggregation", self.multi_objective_aggregation, ("sum_then_normalize",))
+        check_choice("multi_objective_aggregation", self.multi_objective_aggregation, ("sum_then_normalize",))
         if self.merge_for_generation and (self.use_vllm or self.use_transformers_continuous_batching):
             name = "use_vllm" if self.use_vllm else "use_transformers_continuous_batching"
             raise ValueError(
@@ -381,11 +328,6 @@ class MultiAgentConfig(GRPOConfig):
                     f"{name}={getattr(self, name)!r} cannot be written to team.json: {error}. Use numbers, strings, lists "
                     "and dictionaries only."
                 ) from None
-        if self.num_turns > 1 and self.feedback == "expert_edits" and not self.expert_model:
-            raise ValueError(
-                "feedback='expert_edits' needs a model to ask, but expert_model=None. Set expert_model='gpt-4o-mini', for "
-                "example."
-            )
 
     def _check_generation(self) -> None:
         """Refuses ways of generating that do not give one reply for each prompt of a batch."""
@@ -457,8 +399,3 @@ class MultiAgentConfig(GRPOConfig):
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         else:
             self.use_cpu = True
-
-
-def _choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name}={value!r} is unknown. Use one of {', '.join(map(repr, allowed))}.")

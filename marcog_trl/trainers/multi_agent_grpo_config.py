@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from marcog_trl.trainers.multi_agent_config import MultiAgentConfig, _choice
-from marcog_trl.trainers.ranges import COUNT, Range
+from marcog_trl.checks import COUNT, Range, check_choice
+from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
 
 
 @dataclass
@@ -71,14 +71,14 @@ class MultiAgentGRPOConfig(MultiAgentConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        _choice("joint_mode", self.joint_mode, ("align", "cross"))
+        check_choice("joint_mode", self.joint_mode, ("align", "cross"))
         if self.joint_mode == "cross" and self.num_turns > 1 and not self.turn_tree:
             raise ValueError(
                 f"joint_mode='cross' with num_turns={self.num_turns} needs turn_tree=True, since every joint action has its own "
                 "next turn. Set turn_tree=True, or num_turns=1."
             )
-        _choice("advantage", self.advantage, ("mean", "rloo", "max", "none"))
-        _choice("scale_rewards", self.scale_rewards, ("none", "group", "batch", "agent"))
+        check_choice("advantage", self.advantage, ("mean", "rloo", "max", "none"))
+        check_choice("scale_rewards", self.scale_rewards, ("none", "group", "batch", "agent"))
         if self.num_generations == 1 and (self.advantage != "none" or self.scale_rewards == "group"):
             raise ValueError(
                 f"advantage={self.advantage!r} with scale_rewards={self.scale_rewards!r} compares the replies of a group, but "

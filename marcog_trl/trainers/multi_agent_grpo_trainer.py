@@ -7,12 +7,14 @@ import itertools
 import torch
 from datasets import Dataset
 
-from marcog_trl.agents import Slot
+from marcog_trl.agents import Slot, Workflow
 from marcog_trl.algorithms.advantages import tree_returns
 from marcog_trl.rollout.engine import play_tree, replay
 from marcog_trl.rollout.records import Row
+from marcog_trl.trainers.layout import Rollout
 from marcog_trl.trainers.multi_agent_grpo_config import MultiAgentGRPOConfig
-from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer, Rollout
+from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
+from marcog_trl.trainers.scoring import is_over
 
 
 class MultiAgentGRPOTrainer(MultiAgentTrainer):
@@ -62,8 +64,41 @@ class MultiAgentGRPOTrainer(MultiAgentTrainer):
     _config_class = MultiAgentGRPOConfig
     args: MultiAgentGRPOConfig
 
-    def __init__(self, model, reward_funcs=None, args=None, *positional, **kwargs):
-        super().__init__(model, reward_funcs, args, *positional, **kwargs)
+    def __init__(
+        self,
+        model,
+        reward_funcs=None,
+        args=None,
+        train_dataset=None,
+        eval_dataset=None,
+        processing_class=None,
+        reward_processing_classes=None,
+        callbacks=None,
+        optimizers=(None, None),
+        quantization_config=None,
+        peft_config=None,
+        tools=None,
+        rollout_func=None,
+        environment_factory=None,
+        workflow: Workflow | str | None = None,
+    ):
+        super().__init__(
+            model=model,
+            reward_funcs=reward_funcs,
+            args=args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            reward_processing_classes=reward_processing_classes,
+            callbacks=callbacks,
+            optimizers=optimizers,
+            quantization_config=quantization_config,
+            peft_config=peft_config,
+            tools=tools,
+            rollout_func=rollout_func,
+            environment_factory=environment_factory,
+            workflow=workflow,
+        )
         if self.scale_rewards == "agent":
             self.scale_rewards = "none"  # TRL knows no such scale, and its advantages are replaced
 
@@ -137,15 +172,15 @@ class MultiAgentGRPOTrainer(MultiAgentTrainer):
         num_generations, children, groups = self._group_size, self._num_children, self._groups()
         block = num_generations * len(groups)
         problems = self._inputs[:num_rows:block]
-        num_turns = self.workflow.num_turns
+        num_turns, threshold = self.workflow.num_turns, self.args.early_termination_threshold
         levels = play_tree(
             self.workflow,
             problems,
             num_generations=num_generations,
             joint_mode=self.args.joint_mode,
             score=self._end_turn,
-            ends=None if self.args.early_termination_threshold is None else self._is_over,
-            **self._playing,
+            ends=None if threshold is None else lambda episodes: is_over(episodes, threshold),
+            **self.team.playing(**self._playing()),
         )
         # Nodes of one depth have consecutive ids, the problems' before those of the first turn
         place_of = {group: place for place, group in enumerate(groups)}
@@ -165,7 +200,7 @@ class MultiAgentGRPOTrainer(MultiAgentTrainer):
             for turn, node, slot in groups
             for sibling in range(num_generations)
         ]
-        return self._make_rollout(levels, rows, of_slot, torch.tensor(episodes_of_row))
+        return self._lay_out(levels, rows, of_slot, torch.tensor(episodes_of_row))
 
     def _holders(self) -> dict[tuple[Slot, int], list[int]]:
         """Which of the J joint actions at a node hold the g-th reply of a slot."""

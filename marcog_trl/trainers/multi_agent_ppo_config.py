@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from marcog_trl.trainers.multi_agent_config import MultiAgentConfig, _choice
-from marcog_trl.trainers.ranges import NOT_NEGATIVE, UNIT, Range
+from marcog_trl.checks import NOT_NEGATIVE, UNIT, Range, check_choice
+from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
 
 
 @dataclass
@@ -74,9 +74,9 @@ class MultiAgentPPOConfig(MultiAgentConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        _choice("critic", self.critic, ("team", "agent", "none"))
-        _choice("kl_penalty", self.kl_penalty, ("loss", "reward"))
-        _choice("advantage_normalization", self.advantage_normalization, ("agent", "batch", "none"))
+        check_choice("critic", self.critic, ("team", "agent", "none"))
+        check_choice("kl_penalty", self.kl_penalty, ("loss", "reward"))
+        check_choice("advantage_normalization", self.advantage_normalization, ("agent", "batch", "none"))
         if self.critic == "none" and self.num_generations == 1:
             raise ValueError(
                 "critic='none' takes the mean return of a problem's episodes as the baseline, but num_generations=1. Set "

@@ -8,22 +8,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
-from unittest.mock import patch
 
 import safetensors.torch
 import torch
-from accelerate.utils import is_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
-from marcog_trl.agents import Slot
+from marcog_trl.agents import Workflow
 from marcog_trl.algorithms.advantages import gae, normalize_advantages, value_loss
 from marcog_trl.algorithms.critic import ValueHead, pool_team_states
-from marcog_trl.rollout.records import Row
 from marcog_trl.team.description import MODULES_FILE
-from marcog_trl.team.modules import ATTRIBUTE, Flight, TeamModule
+from marcog_trl.team.modules import ATTRIBUTE, ForwardContext, TeamModule
+from marcog_trl.trainers.argument_checks import held_by
+from marcog_trl.trainers.layout import Rollout
 from marcog_trl.trainers.multi_agent_ppo_config import MultiAgentPPOConfig
-from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer, Rollout
+from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
 
 
 POLICY, CRITIC = "policy", "critic"
@@ -74,28 +73,46 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
     _config_class = MultiAgentPPOConfig
     args: MultiAgentPPOConfig
 
-    def __init__(self, model, reward_funcs=None, args=None, *positional, **kwargs):
-        super().__init__(model, reward_funcs, args, *positional, **kwargs)
-        if self.is_fsdp_enabled:
-            raise ValueError("FSDP cannot shard the team's modules beside the model; DeepSpeed ZeRO or DDP works")
-        self.team = self._make_team()
-        causal_lm = self.model.get_base_model() if is_peft_model(self.model) else self.model
-        adapter = next(p for p in self.model.parameters() if p.requires_grad)
-        # ZeRO-3 wants one dtype, and keeps float32 copies itself. Elsewhere small steps would be lost in the bfloat16 that TRL
-        # gives the adapter of a quantized model
-        dtype = adapter.dtype if self.is_deepspeed_enabled else torch.promote_types(adapter.dtype, torch.float32)
-        self.team.to(device=self.accelerator.device, dtype=dtype)
-        self.team.attach(causal_lm)
-        self._check_optimizer_of_team()
+    def __init__(
+        self,
+        model,
+        reward_funcs=None,
+        args=None,
+        train_dataset=None,
+        eval_dataset=None,
+        processing_class=None,
+        reward_processing_classes=None,
+        callbacks=None,
+        optimizers=(None, None),
+        quantization_config=None,
+        peft_config=None,
+        tools=None,
+        rollout_func=None,
+        environment_factory=None,
+        workflow: Workflow | str | None = None,
+    ):
+        super().__init__(
+            model=model,
+            reward_funcs=reward_funcs,
+            args=args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            reward_processing_classes=reward_processing_classes,
+            callbacks=callbacks,
+            optimizers=optimizers,
+            quantization_config=quantization_config,
+            peft_config=peft_config,
+            tools=tools,
+            rollout_func=rollout_func,
+            environment_factory=environment_factory,
+            workflow=workflow,
+        )
         if self.use_vllm:
-            self._keep_team_from_vllm()
-        # Of the rows in flight, in row order: what forward passes need beside token ids
+            self._keep_modules_from_vllm()
+        # While TRL computes log-probabilities: what the forward passes need of their rows, and the last of these passes
         self._row_tensors: dict[str, torch.Tensor] | None = None
-        self._rollout_values: torch.Tensor | None = None
-        self._rollout_logps: torch.Tensor | None = None
-        self._observations: dict[tuple[int, Slot], torch.Tensor] = {}
-        self._token_states: dict[tuple[int, Slot], torch.Tensor] | None = None
-        self._flight: Flight | None = None
+        self._forward: ForwardContext | None = None
         # Under ZeRO, of the last step: gradient norms by group, one per part that the optimizer stepped on
         self._clips_shards = False
         self._shard_norms: dict[str, list[torch.Tensor]] = defaultdict(list)
@@ -103,14 +120,37 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
 
     # The team's modules
 
-    def _keep_team_from_vllm(self) -> None:
+    @property
+    def modules(self) -> TeamModule:
+        """The team's own modules."""
+        assert self.team.modules is not None
+        return self.team.modules
+
+    def _make_modules(self) -> TeamModule:
+        if self.is_fsdp_enabled:
+            raise ValueError("FSDP cannot shard the team's modules beside the model. Use DeepSpeed ZeRO or DDP.")
+        modules = self._build_modules()
+        adapter = next(p for p in self.model.parameters() if p.requires_grad)
+        # ZeRO-3 wants one dtype, and keeps float32 copies itself. Elsewhere small steps would be lost in the bfloat16 that TRL
+        # gives the adapter of a quantized model
+        dtype = adapter.dtype if self.is_deepspeed_enabled else torch.promote_types(adapter.dtype, torch.float32)
+        modules.to(device=self.accelerator.device, dtype=dtype)
+        modules.attach(self._causal_lm)
+        self._check_optimizer_of(modules)
+        return modules
+
+    def _build_modules(self) -> TeamModule:
+        with self._own_randomness():
+            return TeamModule(value_head=self._make_value_head(), critic_backprop=self.args.critic_backprop)
+
+    def _keep_modules_from_vllm(self) -> None:
         """vLLM has the language model only: what TRL sends it after an update must leave the team's modules out."""
         named_params = self.vllm_generation._iter_named_params
 
-        def without_team() -> Iterator[tuple[str, torch.Tensor]]:
+        def without_modules() -> Iterator[tuple[str, torch.Tensor]]:
             return (pair for pair in named_params() if not pair[0].startswith(f"{ATTRIBUTE}."))
 
-        self.vllm_generation._iter_named_params = without_team  # type: ignore[method-assign]
+        self.vllm_generation._iter_named_params = without_modules  # type: ignore[method-assign]
 
     @contextmanager
     def _own_randomness(self) -> Iterator[None]:
@@ -119,9 +159,9 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
             torch.manual_seed(self.args.seed)
             yield
 
-    def _check_optimizer_of_team(self) -> None:
-        held = self._held_by_optimizer()
-        missing = [name for name, p in self.team.named_parameters() if held is not None and id(p) not in held]
+    def _check_optimizer_of(self, modules: TeamModule) -> None:
+        held = held_by(self.optimizer)
+        missing = [name for name, p in modules.named_parameters() if held is not None and id(p) not in held]
         if missing:
             networks = sorted({name.partition(".")[0] for name in missing})
             raise ValueError(
@@ -129,10 +169,6 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
                 "optim, learning_rate and critic_learning_rate, or set trainer.optimizer before train() to one made of the "
                 "trainable parameters of trainer.model."
             )
-
-    def _make_team(self) -> TeamModule:
-        with self._own_randomness():
-            return TeamModule(value_head=self._make_value_head(), critic_backprop=self.args.critic_backprop)
 
     def _make_value_head(self) -> ValueHead | None:
         if self.args.critic == "none":
@@ -151,7 +187,7 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
         return {POLICY: policy, **groups}
 
     def _grouped_modules(self) -> dict[str, nn.Module | None]:
-        return {CRITIC: self.team.value_head}
+        return {CRITIC: self.modules.value_head}
 
     def _learning_rates(self) -> dict[str, float]:
         return {CRITIC: self.args.critic_learning_rate}
@@ -204,12 +240,11 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
             norms = {name: torch.stack(parts).norm() for name, parts in self._shard_norms.items()}
             self._shard_norms.clear()
         else:
-            norms = {}
-            # With a gradient scaler (fp16), accelerate unscales all gradients at every call, which may happen once
-            self.accelerator.unscale_gradients()
-            with patch.object(self.accelerator, "unscale_gradients"):
-                for name, params in self._parameter_groups().items():
-                    norms[name] = super()._clip_grad_norm(nn.ParameterList(params))
+            groups = self._parameter_groups()
+            # The policy's first: with a gradient scaler (fp16) accelerate unscales the gradients of all groups, once
+            norms = {POLICY: super()._clip_grad_norm(nn.ParameterList(groups.pop(POLICY)))}
+            for name, params in groups.items():
+                norms[name] = nn.utils.clip_grad_norm_(params, self.args.max_grad_norm)
         for name, norm in norms.items():
             if name != POLICY:
                 self._metric(f"grad_norm/{name}", float(norm))
@@ -217,21 +252,12 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
 
     # Rollout
 
-    @property
-    def _needs_prompt_states(self) -> bool:
-        return self.args.critic == "team"
-
-    def _generate_rows(self, rows: list[Row]):
-        if self._needs_prompt_states:
-            self._observe(rows)
-        flight = self._generation_flight(rows)
-        if self._token_states is not None and self._generates_with_hooks():
-            flight.states = []
-        with self.team.rows(flight):
-            completion_ids, logprobs = super()._generate_rows(rows)
-        if flight.states:
-            self._keep_token_states(rows, completion_ids, flight.states)
-        return completion_ids, logprobs
+    def _playing(self) -> dict[str, Any]:
+        return {
+            **super()._playing(),
+            "prompt_states": self.args.critic == "team",
+            "token_states": self.args.critic != "none" and self._generates_with_hooks(),
+        }
 
     def _generates_with_hooks(self) -> bool:
         """Whether generation runs the decoder once for the prompts, and once for every further token."""
@@ -239,61 +265,12 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
             return False
         return self.generation_config.prefill_chunk_size is None  # chunks of a prompt may look like tokens
 
-    def _keep_token_states(self, rows: list[Row], completion_ids: list[list[int]], states: list[torch.Tensor]) -> None:
-        """Keeps the states that preceded each generated token, `(T, H)` a row, if generation went through the hooks."""
-        assert self._token_states is not None
-        if rows and len(states) >= max(map(len, completion_ids)) and len(states[0]) == len(rows):
-            stacked = torch.stack(states, dim=1)
-            for i, row in enumerate(rows):
-                self._token_states[row.episode, row.slot] = stacked[i, : len(completion_ids[i])]
-
-    def _generation_flight(self, rows: list[Row]) -> Flight:
-        """The rows of one generate call; a single one stands in where there are none."""
-        return Flight()
-
-    @torch.no_grad()
-    def _observe(self, rows: list[Row]) -> None:
-        """Keeps the state of the base model (adapters off) at the end of every prompt of a stage, `(H,)` a row."""
-        unique = list({tuple(row.prompt_ids): None for row in rows}) or [(self._tokenizer.eos_token_id,)]
-        states = self._prompt_states([list(ids) for ids in unique])
-        state_of = dict(zip(unique, states, strict=True))
-        for row in rows:
-            self._observations[row.episode, row.slot] = state_of[tuple(row.prompt_ids)]
-
-    def _prompt_states(self, prompt_ids: list[list[int]]) -> torch.Tensor:
-        """Final hidden state at the last token of each prompt, adapters off, `(len(prompt_ids), H)`."""
-        inputs = self._tokenizer.pad({"input_ids": prompt_ids}, padding_side="left", return_tensors="pt")
-        inputs = inputs.to(self.accelerator.device)
-        unwrapped = self.accelerator.unwrap_model(self.model)
-        with (
-            self.team.rows(Flight(last_state=True)) as flight,
-            unwrapped.disable_adapter(),
-            self.accelerator.autocast(),
-        ):
-            self.model(
-                input_ids=inputs["input_ids"],
-                attention_mask=inputs["attention_mask"],
-                logits_to_keep=1,
-                use_cache=False,
-            )
-        assert flight.hidden is not None
-        return flight.hidden.float()
-
-    def _play(self, problems, score):
-        self._observations.clear()
-        return super()._play(problems, score)
-
-    def _rollout(self, prompts: list, trainer) -> dict[str, Any]:
-        # Episodes that are played elsewhere need no values
-        self._token_states = None if self.args.critic == "none" else {}
-        try:
-            fields = super()._rollout(prompts, trainer)
-            assert self._rollout_in_flight is not None
-            self._row_tensors = self._make_row_tensors(self._rollout_in_flight)
-            self._rollout_values, self._rollout_logps = self._values_of_generation(self._rollout_in_flight), None
-        finally:
-            self._token_states = None
-        return fields
+    def _play_rows(self, num_rows: int) -> Rollout:
+        rollout = super()._play_rows(num_rows)
+        rollout.tensors = self._make_row_tensors(rollout)
+        rollout.values = self._values_of_generation(rollout)
+        self._row_tensors = rollout.tensors
+        return rollout
 
     @torch.no_grad()
     def _values_of_generation(self, rollout: Rollout) -> torch.Tensor | None:
@@ -301,32 +278,29 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
         V_old, `(B, T)`, from the states that generation went through, which spares a forward pass; `None` if they are
         not known in every process, as when a server generated.
         """
-        if self._token_states is None:
+        if self.args.critic == "none":
             return None
-        known = all(row is None or (row.episode, row.slot) in self._token_states for row in rollout.rows)
-        if self._total(int(not known)):
+        unknown = any(row is not None and row.token_states is None for row in rollout.rows)
+        if self.team.total(int(unknown)):
             return None
-        assert self.team.value_head is not None and self._row_tensors is not None
+        assert self.modules.value_head is not None
         hidden_size = self.model.config.get_text_config().hidden_size
         dead = torch.zeros(1, hidden_size, device=self.accelerator.device)
-        states = [dead if row is None else self._token_states.pop((row.episode, row.slot)) for row in rollout.rows]
+        states = [dead if row is None else row.token_states for row in rollout.rows]
         length = max(map(len, states))
         size = self.args.per_device_train_batch_size
         values = []
         for start in range(0, len(states), size):
             padded = nn.utils.rnn.pad_sequence(states[start : start + size], batch_first=True)
             padded = nn.functional.pad(padded, (0, 0, 0, length - padded.size(1)))
-            team_state = self._row_tensors.get("team_state")
+            team_state = rollout.tensors.get("team_state")
             values.append(
-                self.team.value_head(padded, None if team_state is None else team_state[start : start + size])
+                self.modules.value_head(padded, None if team_state is None else team_state[start : start + size])
             )
+        for row in rollout.rows:
+            if row is not None:
+                row.token_states = None  # the largest thing that a row holds
         return torch.cat(values)
-
-    @staticmethod
-    def _by_row(rollout: Rollout, kept: dict[tuple[int, Slot], torch.Tensor]) -> torch.Tensor:
-        """What was kept of each row, `(B, ...)`, zeros on unused rows."""
-        zero = torch.zeros_like(next(iter(kept.values())))
-        return torch.stack([zero if row is None else kept[row.episode, row.slot] for row in rollout.rows])
 
     def _make_row_tensors(self, rollout: Rollout) -> dict[str, torch.Tensor]:
         """What forward passes on these rows need, each of shape `(B, ...)`."""
@@ -334,13 +308,13 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
             return {}
         device = self.accelerator.device
         stage = torch.tensor([-1 if row is None else row.stage for row in rollout.rows], device=device)
-        states = self._by_row(rollout, self._observations)
+        states = rollout.of_rows("prompt_state")
         pooled = pool_team_states(states, rollout.episodes_of_row[:, 0], stage, rollout.agent, live=stage >= 0)
         return {"team_state": pooled}
 
-    def _make_flight(self, rows: dict[str, torch.Tensor], keep: int) -> Flight:
+    def _forward_context(self, rows: dict[str, torch.Tensor], keep: int) -> ForwardContext:
         """The rows of one forward pass."""
-        return Flight(keep=keep, team_state=rows.get("team_state"))
+        return ForwardContext(keep=keep, team_state=rows.get("team_state"))
 
     def _policy_is_active(self) -> bool:
         """Whether forward passes use the adapter that is trained, and not the reference."""
@@ -360,23 +334,23 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
         for start in range(0, input_ids.size(0), chunk):
             part = slice(start, start + chunk)
             rows = {key: tensor[part] for key, tensor in self._row_tensors.items()}
-            with self.team.rows(self._make_flight(rows, logits_to_keep)) as flight:
+            with self.modules.rows(self._forward_context(rows, logits_to_keep)) as context:
                 outputs.append(
                     super()._get_per_token_logps_and_entropies(
                         model, input_ids[part], attention_mask[part], logits_to_keep, **kwargs
                     )
                 )
-            values.append(flight.values)
-        self._flight = flight  # of the only chunk, in the update
+            values.append(context.values)
+        self._forward = context  # of the only chunk, in the update
         logps, entropies, aux_losses = zip(*outputs, strict=True)
         result = (
             torch.cat(logps),
             None if entropies[0] is None else torch.cat(entropies),
             None if aux_losses[0] is None else torch.stack(aux_losses).mean(),
         )
-        if not torch.is_grad_enabled():
-            self._rollout_logps = result[0]
-            self._rollout_values = None if values[0] is None else torch.cat(values)
+        if self._batch is not None and not torch.is_grad_enabled():
+            self._batch.logps = result[0]
+            self._batch.values = None if values[0] is None else torch.cat(values)
         return result
 
     # Credit
@@ -389,14 +363,14 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
         return output
 
     @torch.no_grad()
-    def _ensure_rollout_pass(self, output: dict[str, Any], needs_logps: bool) -> None:
+    def _ensure_rollout_pass(self, output: dict[str, Any], rollout: Rollout, needs_logps: bool) -> None:
         """
         V_old and, where needed, the old log-probabilities come from one pass, TRL's own where it makes one; V_old alone
         comes from generation if it can.
         """
-        if self._rollout_logps is None and (needs_logps or self._rollout_values is None):
-            mode = "train" if self.model.training else "eval"
-            size = self.args.per_device_train_batch_size if mode == "train" else self.args.per_device_eval_batch_size
+        if rollout.logps is None and (needs_logps or rollout.values is None):
+            args = self.args
+            size = args.per_device_train_batch_size if self.model.training else args.per_device_eval_batch_size
             self._get_per_token_logps_and_entropies(
                 self.model,
                 torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1),
@@ -404,24 +378,24 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
                 output["completion_ids"].size(1),
                 batch_size=size,
             )
-            output["old_per_token_logps"] = self._rollout_logps
+            output["old_per_token_logps"] = rollout.logps
 
     def _assign_credit(self, output: dict[str, Any], rollout: Rollout) -> None:
         args = self.args
         mask = output["completion_mask"] * output["tool_mask"]
         in_reward = args.kl_penalty == "reward" and self.beta != 0.0
         if args.critic != "none" or in_reward:
-            self._ensure_rollout_pass(output, needs_logps=in_reward)
+            self._ensure_rollout_pass(output, rollout, needs_logps=in_reward)
         rewards = self._token_rewards(output, rollout, mask)
         next_row = self._next_rows(rollout)
         discount = self._discounts(rollout, next_row)
         if args.critic == "none":
             zeros = torch.zeros_like(rewards)
             advantages, _ = gae(rewards, zeros, mask, args.gamma, 1.0, next_row, discount, 1.0)
-            baseline = self._row_returns(rollout) - self._group_advantages(rollout)
+            baseline = rollout.row_returns() - self._group_advantages(rollout)
             advantages = (advantages - baseline[:, None]) * mask
         else:
-            values = self._rollout_values
+            values = rollout.values
             assert values is not None
             values = nn.functional.pad(values, (0, mask.size(1) - values.size(1)))  # pad_to_multiple_of
             to_go, _ = gae(rewards, torch.zeros_like(values), mask, args.gamma, 1.0, next_row, discount, 1.0)
@@ -456,7 +430,7 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
         The reward that falls on each row, `(B,)`: its turn's, and, discounted, those of the turns up to the agent's next
         row. Rows that are not the agent's last of a turn get 0.
         """
-        returns = self._row_returns(rollout)
+        returns = rollout.row_returns()
         # R_k + γ R_{k+1} + ... up to the next row's turn = return at k - γ^(next - k) · return at the next row
         following = self._next_rows(rollout)
         later = torch.where(following >= 0, returns[following.clamp(min=0)], torch.zeros_like(returns))
@@ -498,8 +472,8 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
         Returns:
             `torch.Tensor` of shape `(B, T)`: The values from here on.
         """
-        assert self.team.value_head is not None
-        start = self.team.value_head.start
+        assert self.modules.value_head is not None
+        start = self.modules.value_head.start
         if start != 0 or not self.model.training:  # the same in all processes
             return values
         sums = torch.stack([(values * mask).abs().sum(), (to_go * mask).sum(), mask.sum()])
@@ -541,19 +515,20 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
         finally:
             self.beta = beta
             self._row_tensors = None
-        loss = loss + self._team_loss(inputs, self._flight)
-        self._flight = None
+        assert self._forward is not None
+        loss = loss + self._team_loss(inputs, self._forward)
+        self._forward = None
         return loss
 
     _row_tensor_names: tuple[str, ...] = ("team_state",)
 
-    def _team_loss(self, inputs: dict[str, Any], flight: Flight) -> torch.Tensor:
-        """The losses of the team's own modules, on the flight that TRL's loss has just made."""
+    def _team_loss(self, inputs: dict[str, Any], forward: ForwardContext) -> torch.Tensor:
+        """The losses of the team's own modules, from the forward pass that TRL's loss has just made."""
         mask = inputs["completion_mask"] * inputs["tool_mask"]
         loss = torch.zeros((), device=mask.device)
-        if flight.values is not None:
+        if forward.values is not None:
             per_token = value_loss(
-                flight.values, inputs["old_values"], inputs["returns"], mask, self.args.cliprange_value
+                forward.values, inputs["old_values"], inputs["returns"], mask, self.args.cliprange_value
             )
             total = (per_token * mask * inputs["row_weight"][:, None]).sum()
             loss = loss + self.args.vf_coef * total / self._window(inputs["num_items_in_batch"])
@@ -562,10 +537,7 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
 
     # Checkpoints
 
-    def team_description(self) -> dict[str, Any]:
-        return {**super().team_description(), "modules": self._module_description()}
-
-    def _module_description(self) -> dict[str, Any]:
+    def _describe_modules(self) -> dict[str, Any]:
         return {"critic": self.args.critic}
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
@@ -573,7 +545,7 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
         if not self.args.should_save:
             return
         if state_dict is None:
-            modules = self.team.state_dict()
+            modules = self.modules.state_dict()
         else:  # gathered by DeepSpeed: names start at the wrapped model
             marker = f"{ATTRIBUTE}."
             modules = {
@@ -587,13 +559,13 @@ class MultiAgentPPOTrainer(MultiAgentTrainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
-        self._load_team(resume_from_checkpoint)
+        self._load_modules(resume_from_checkpoint)
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
         if not self.is_deepspeed_enabled:  # which has restored all trainable parameters
-            self._load_team(cast(str, self.state.best_model_checkpoint))
+            self._load_modules(cast(str, self.state.best_model_checkpoint))
 
-    def _load_team(self, checkpoint: str) -> None:
-        if any(True for _ in self.team.parameters()):
-            self.team.load_state_dict(safetensors.torch.load_file(Path(checkpoint) / MODULES_FILE))
+    def _load_modules(self, checkpoint: str) -> None:
+        if any(True for _ in self.modules.parameters()):
+            self.modules.load_state_dict(safetensors.torch.load_file(Path(checkpoint) / MODULES_FILE))

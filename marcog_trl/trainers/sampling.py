@@ -205,3 +205,22 @@ def make_curriculum(args: Any, dataset: Any, batch_size: int) -> Curriculum | No
         args.seed,
         args.shuffle_dataset,
     )
+
+
+class OrderOfEpoch(Sampler):
+    """TRL's order of the problems, also in a resumed run, where TRL's own sampler begins with its first epoch."""
+
+    def __init__(self, sampler: RepeatSampler, seed: int, epoch: Callable[[], int]):
+        self.sampler = sampler
+        self.seed = seed
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        if self.sampler.shuffle:
+            generator = self.sampler.generator.manual_seed(self.seed)
+            for _ in range(self.epoch()):
+                torch.randperm(self.sampler.num_samples, generator=generator)
+        return iter(self.sampler)
+
+    def __len__(self) -> int:
+        return len(self.sampler)

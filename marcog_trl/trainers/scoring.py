@@ -9,33 +9,44 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import itertools
 import math
 import threading
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils import gather_object
+from accelerate.utils import gather, gather_object, reduce
 from trl.trainer.utils import get_callable_name, is_async_callable
 
 from marcog_trl.execution import CodeExecutor
 from marcog_trl.problems import solution_job
+from marcog_trl.processes import this_process
 from marcog_trl.rewards import make_reward
 from marcog_trl.rewards.requirements import needs, wants_executor
 from marcog_trl.rewards.values import EpisodeMean, InfrastructureFailure
 from marcog_trl.rollout.records import Episode, Score, Turn
-from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
+from marcog_trl.team.team import Team
 
 
 _EXECUTION = "code execution"
 _CALL = "marcog_call"  # the column in which a call travels through TRL to the reward functions
 _SILENT_CALLS = 10  # of a function that has returned nothing but None, before it is warned of
+
+
+@dataclass
+class ScoringSettings:
+    """The fields of [`MultiAgentConfig`] that a [`Scorer`] reads, with their defaults."""
+
+    on_reward_error: str = "raise"
+    reward_timeout: float | None = None
+    reward_scale: float = 1.0
+    reward_shift: float = 0.0
 
 
 class Scorer:
@@ -48,8 +59,11 @@ class Scorer:
     Args:
         reward_funcs (`list`): Functions, coroutine functions, and what TRL makes reward models of.
         agents (`list[str]`): Names of the agents.
-        args ([`MultiAgentConfig`]): Limits, and what becomes of failures.
+        settings ([`ScoringSettings`] or [`MultiAgentConfig`]): Limits, and what becomes of failures.
         executor (`Callable`): Returns the executor; called when it is first needed.
+        calculate (`Callable`, *optional*): TRL's `_calculate_rewards`, which calls `wrapped`. By default they are called here,
+            which rules reward models out.
+        weights (`Callable`, *optional*): Returns the weight of each function, `(F,)`. All are 1 by default.
 
     Attributes:
         reward_funcs (`list`): The functions as they were given.
@@ -61,13 +75,17 @@ class Scorer:
         self,
         reward_funcs: list,
         agents: list[str],
-        args: MultiAgentConfig,
+        settings: Any,
         executor: Callable[[], CodeExecutor],
+        calculate: Callable[..., torch.Tensor] | None = None,
+        weights: Callable[[], torch.Tensor] | None = None,
     ):
         self.reward_funcs = reward_funcs
+        self._calculate = calculate or self._call_functions
+        self._weights = weights or (lambda: torch.ones(len(reward_funcs)))
         self.runs_tests = any(needs(func, "tests") for func in reward_funcs)
         self._agents = agents
-        self._args = args
+        self._settings = settings
         self._executor = executor
         self.wrapped = [self._wrap(index, func) for index, func in enumerate(reward_funcs)]
         self._warned: set[str] = set()
@@ -106,9 +124,6 @@ class Scorer:
         episodes: list[Episode],
         turn: int,
         wait: Callable[[], None] | None,
-        calculate: Callable,
-        accelerator: Accelerator,
-        weights: torch.Tensor,
     ) -> list[tuple[str, float]]:
         """
         Scores one turn of the episodes of this process: sets `rewards` and `score` of the turn, and `masked` of episodes.
@@ -119,9 +134,6 @@ class Scorer:
             episodes (`list[Episode]` of length E): Those that ended before the turn are left out.
             turn (`int`): The turn, counted from 0.
             wait (`Callable`, *optional*): Waits for the verdicts, see [`Scorer.execute`].
-            calculate (`Callable`): TRL's `_calculate_rewards`, which calls `wrapped`.
-            accelerator (`Accelerator`): The processes.
-            weights (`torch.Tensor` of shape `(F,)`): Weight of each function.
 
         Returns:
             `list[tuple[str, float]]`: What the functions gave to `log_metric`.
@@ -148,19 +160,88 @@ class Scorer:
             completion_ids.append(
                 [token for row in episode.rows if row.slot.turn == last for token in row.completion_ids]
             )
-        gathered = calculate(inputs, prompts, completions, completion_ids)
-        failed = self._settle(call, accelerator)
-        start = accelerator.process_index * len(episodes)
+        gathered = self._calculate(inputs, prompts, completions, completion_ids)
+        failed = self._settle(call, gathered.device)
+        state = this_process()
+        start = state.process_index * len(episodes)
         values = gathered[start : start + len(episodes)].cpu()[playing]
         for i, f in call.missing:
             values[i, f] = torch.nan
         if failed:
             values.fill_(torch.nan)
         for i, e in enumerate(playing):
-            self._note(episodes[e], i, call, values[i], weights.cpu(), failed)
-        if accelerator.is_main_process:
+            self._note(episodes[e], i, call, values[i], self._weights().cpu(), failed)
+        if state.is_main_process:
             self._warn(call, values, failed)
         return call.metrics
+
+    def begin(
+        self,
+        team: Team,
+        problems: Sequence[Mapping[str, Any]],
+        groups: Sequence[Sequence[int]] | None = None,
+        **options: Any,
+    ) -> Callable[[], list[Episode]]:
+        """
+        Plays one episode per problem, outside of training, and returns while solutions are still being executed, so that
+        more can be played meanwhile.
+
+        With several processes it is a collective operation, and every process must bring the same number of problems.
+
+        Args:
+            team ([`Team`]): The team that plays.
+            problems (`Sequence[Mapping]` of length E): Dataset rows with tests.
+            groups (`Sequence[Sequence[int]]`, *optional*): Episodes that reward functions are called with together, by index;
+                as many groups, of the same sizes, on all processes. By default all of them.
+            **options: Arguments of [`Team.playing`].
+
+        Returns:
+            `Callable[[], list[Episode]]`: To be called once, by all processes in the same order: waits for the verdicts,
+            scores the episodes, and returns them, with rewards and, of every turn, the verdict on its solution.
+        """
+        groups = [range(len(problems))] if groups is None else groups
+        last, threshold = team.workflow.num_turns - 1, team.settings.early_termination_threshold
+        # Only where rewards end episodes are turns scored as they are played
+        scored_first = last if threshold is not None else 0
+
+        def execute(episodes: list[Episode], turns: Iterable[int]) -> Callable[[], None]:
+            return self.execute([(e, e.turns[k]) for k in turns for e in episodes if len(e.turns) > k])
+
+        def score(episodes: list[Episode], turns: Sequence[int], wait: Callable[[], None] | None) -> None:
+            for turn, group in itertools.product(turns, groups):
+                self.score([episodes[e] for e in group], turn, wait)
+                wait = None
+
+        def end_turn(episodes: list[Episode], turn: int) -> None:
+            if turn < scored_first:
+                score(episodes, [turn], execute(episodes, [turn]))
+
+        ends = None if threshold is None else lambda episode: is_over([episode], threshold)
+        episodes = team.play(problems, end_turn, ends, **options)
+        turns = range(scored_first, last + 1)
+        wait = execute(episodes, turns)
+
+        def finish() -> list[Episode]:
+            score(episodes, turns, wait)
+            return episodes
+
+        return finish
+
+    def _call_functions(
+        self, inputs: list[dict], prompts: list, completions: list, completion_ids: list
+    ) -> torch.Tensor:
+        """Rewards of all processes' episodes, as TRL's `_calculate_rewards` returns them."""
+        keywords: dict[str, Any] = {key: [row[key] for row in inputs] for key in inputs[0] if key != "prompt"}
+        keywords |= {"prompts": prompts, "completions": completions, "completion_ids": completion_ids}
+        outputs = [func(**keywords) for func in self.wrapped]
+
+        async def all_of(awaitables: list) -> list:
+            return await asyncio.gather(*awaitables)
+
+        awaited = iter(asyncio.run(all_of([out for out in outputs if inspect.isawaitable(out)])))
+        outputs = [next(awaited) if inspect.isawaitable(out) else out for out in outputs]
+        device = this_process().device
+        return gather(torch.tensor(outputs, dtype=torch.float32, device=device).T.contiguous())
 
     def _note(
         self, episode: Episode, i: int, call: _Call, values: torch.Tensor, weights: torch.Tensor, failed: bool
@@ -187,16 +268,15 @@ class Scorer:
                     own[agent] += float(weights[f]) * by_agent[agent]
             elif not math.isnan(value):
                 shared += float(weights[f] * values[f])
-        scale, shift = self._args.reward_scale, self._args.reward_shift
+        scale, shift = self._settings.reward_scale, self._settings.reward_shift
         turn.rewards = {agent: scale * (shared + own[agent]) + shift for agent in self._agents}
 
-    def _settle(self, call: _Call, accelerator: Accelerator) -> bool:
+    def _settle(self, call: _Call, device: torch.device) -> bool:
         """Whether a reward function failed here, and is left out; or the error, which all processes raise together."""
-        masks = self._args.on_reward_error == "mask"
+        masks = self._settings.on_reward_error == "mask"
         fatal = {what: error for what, error in call.errors.items() if not masks or what == _EXECUTION}
-        count = torch.tensor(len(fatal), device=accelerator.device)
-        if accelerator.reduce(count, reduction="sum").item():
-            index = accelerator.process_index
+        if reduce(torch.tensor(len(fatal), device=device), reduction="sum").item():
+            index = this_process().process_index
             messages = gather_object([f"{what} failed on process {index}: {error!r}" for what, error in fatal.items()])
             raise next(iter(fatal.values()), RuntimeError("; ".join(messages)))
         for what, error in call.errors.items():
@@ -245,7 +325,7 @@ class Scorer:
         if _is_model(func):
             return func
         name = get_callable_name(func)
-        timed = TimedCall(name, func, self._args.reward_timeout)
+        timed = TimedCall(name, func, self._settings.reward_timeout)
         accepted = _parameters(func)
 
         def select(kwargs: dict, call: _Call, log: _Log) -> dict:
@@ -429,6 +509,14 @@ class TimedCall:
             f"reward function {self.name!r} took longer than reward_timeout={self.timeout} seconds. Set a longer "
             "reward_timeout, or set on_reward_error='mask' to leave such episodes out."
         )
+
+
+def is_over(episodes: list[Episode], threshold: float) -> bool:
+    """Whether the last turn of these siblings earned more than the threshold, or nothing that comes could count."""
+    rewards = [list(episode.turns[-1].rewards.values()) for episode in episodes if episode.turns[-1].rewards]
+    if not rewards:
+        return all(episode.masked for episode in episodes)
+    return sum(sum(by_agent) / len(by_agent) for by_agent in rewards) / len(rewards) > threshold
 
 
 def reward_inputs(episode: Episode, turn: int) -> tuple[dict[str, Any], Any]:

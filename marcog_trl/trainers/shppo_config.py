@@ -3,9 +3,8 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from marcog_trl.trainers.multi_agent_config import _choice
+from marcog_trl.checks import COUNT, NOT_NEGATIVE, POSITIVE, Range, check_choice
 from marcog_trl.trainers.multi_agent_ppo_config import MultiAgentPPOConfig
-from marcog_trl.trainers.ranges import COUNT, NOT_NEGATIVE, POSITIVE, Range
 
 
 @dataclass
@@ -92,9 +91,9 @@ class SHPPOConfig(MultiAgentPPOConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        _choice("parameter_sharing", self.parameter_sharing, ("latent", "shared", "separate"))
-        _choice("latent_scope", self.latent_scope, ("observation", "agent"))
-        _choice("latent_distance", self.latent_distance, ("cosine", "minmax"))
+        check_choice("parameter_sharing", self.parameter_sharing, ("latent", "shared", "separate"))
+        check_choice("latent_scope", self.latent_scope, ("observation", "agent"))
+        check_choice("latent_distance", self.latent_distance, ("cosine", "minmax"))
         if self.use_vllm and self.parameter_sharing != "shared":
             self._check_vllm()
         reentrant = self.gradient_checkpointing and (self.gradient_checkpointing_kwargs or {}).get("use_reentrant")

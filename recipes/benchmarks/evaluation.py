@@ -23,6 +23,7 @@ from marcog_trl.embedded import load_default_model
 from marcog_trl.evaluation.baselines import untrained_team
 from marcog_trl.execution import CodeExecutor, Job
 from marcog_trl.problems import make_job
+from marcog_trl.team.settings import TeamSettings
 
 
 warnings.filterwarnings("ignore", category=FutureWarning)
@@ -69,13 +70,13 @@ def evaluate(problems, replies, options):
     _, tokenizer = load_default_model()
     with tempfile.TemporaryDirectory() as folder:
         save_model(folder, sized_model(tokenizer, 1, 64), tokenizer)
-        trainer = untrained_team(folder, problems, isolation="best_effort", num_workers=options.num_workers)
-    device = trainer.accelerator.device
+        team = untrained_team(folder, TeamSettings(isolation="best_effort", num_workers=options.num_workers))
+    device = team.model.device
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     model = sized_model(tokenizer, options.layers, options.hidden_size, options.vocab_size).to(device, dtype).eval()
     tokens, seconds = iter(()), []
 
-    def generate(prompts, *rest):
+    def generate(prompts, processors=None):
         started = time.perf_counter()
         rows = torch.full((options.rows or len(prompts), 128), 5, device=device)
         length = options.completion_length
@@ -88,7 +89,7 @@ def evaluate(problems, replies, options):
             min_new_tokens=length,
         )
         seconds.append(time.perf_counter() - started)
-        return [next(tokens, [0]) for _ in prompts], None  # of the last batch, what fills it up is not counted
+        return [next(tokens, [0]) for _ in prompts]  # of the last batch, what fills it up is not counted
 
     size = options.batch_size // (options.num_samples + 1) * (options.num_samples + 1)
     for _ in range(3):
@@ -96,12 +97,12 @@ def evaluate(problems, replies, options):
     alone = min(seconds)
     seconds.clear()
     tokens = iter([[*tokenizer(reply)["input_ids"], tokenizer.eos_token_id] for reply in replies])
-    trainer._generate_single_turn = generate
-    trainer.executor.run([Job("", ["assert True"])] * 8)
+    team._generate = generate
+    team.executor.run([Job("", ["assert True"])] * 8)
     started = time.perf_counter()
-    figures = evaluate_team(trainer, problems, options.num_samples, options.batch_size)
+    figures = evaluate_team(team, problems, options.num_samples, options.batch_size)
     total = time.perf_counter() - started
-    trainer.executor.close()
+    team.close()
     assert abs(figures["solved"] - 0.5) < 1e-9, figures["solved"]
     expected, generated = alone * len(seconds), sum(seconds)
     print(

@@ -328,7 +328,7 @@ def make_trainer(condition, model, seed, train_dataset, folder):
     workflow = SameQuestion() if condition.workflow == "same_question" else None
     trainer = Counting(model, list(condition.rewards), args, train_dataset, workflow=workflow)
     if condition.without_value:  # which is then 0 everywhere, and so is its gradient
-        for parameter in trainer.team.inference_net.value.parameters():
+        for parameter in trainer.modules.inference_net.value.parameters():
             parameter.data.zero_()
     return trainer
 
@@ -363,7 +363,7 @@ def measure(trainer, problems, num_samples):
 
 def dissect(trainer, problems, num_samples):
     """A trained SHPPO team without its cores, with its agents' observations exchanged, and with one for both."""
-    decoder, observe = trainer.team.core_decoder, trainer._row_observations
+    decoder, observe = trainer.modules.core_decoder, trainer.team._observations
     weights = {name: tensor.clone() for name, tensor in decoder.state_dict().items()}
     for parameter in decoder.parameters():
         parameter.data.zero_()
@@ -376,9 +376,9 @@ def dissect(trainer, problems, num_samples):
             place = {(row.episode, row.slot.agent): i for i, row in enumerate(rows)}
             return observe(rows)[[place[row.episode, other.get(row.slot.agent, row.slot.agent)] for row in rows]]
 
-        trainer._row_observations = exchanged
+        trainer.team._observations = exchanged
         results[name] = measure(trainer, problems, num_samples)
-    del trainer._row_observations
+    del trainer.team._observations
     return results
 
 
@@ -426,7 +426,7 @@ def run_unit(condition, seed, model, tokens, train_dataset, test_dataset, points
         dissected = (
             dissect(trainer, test_dataset, max(1, num_samples // 2)) if latents and not condition.ablation else {}
         )
-        trainer.close_executor()
+        trainer.executor.close()
     ledger = trainer.used | {"optimizer_steps": trainer.state.global_step, "training_seconds": seconds}
     return {"final": final, "curve": curve, "dissected": dissected, "ledger": ledger, "history": history}
 

@@ -41,8 +41,8 @@ def measure(trainer, folder, rounds):
         return result
 
     def decode():
-        mu, _ = trainer.team.latent_net(trainer._role_observations)
-        return trainer.team.core_decoder(mu)
+        mu, _ = trainer.modules.latents(trainer.team.role_observations)
+        return trainer.modules.cores(mu)
 
     decode()  # reads the role texts, once per run
     for _ in range(rounds):

@@ -15,11 +15,12 @@ from pathlib import Path
 from common import make_parser, table
 from train_shppo import RECIPE
 
-from marcog_trl import evaluate_team, load_problems
+from marcog_trl import Team, evaluate_team, load_problems
+from marcog_trl.cli.agents_file import agent_settings
 from marcog_trl.cli.train import train
 from marcog_trl.report.results import write_results
 from marcog_trl.team.description import TEAM_FILE
-from marcog_trl.trainers.saved import agent_settings, find_team, load_trainer
+from marcog_trl.team.loading import find_team
 
 
 HEADER = (
@@ -31,16 +32,14 @@ HEADER = (
 def measure(options, problems, roles, num_agents):
     """Figures of the trained and of the untrained team of that size, or why there is none."""
     try:
-        trainer = load_trainer(
-            options.team, problems, num_agents=num_agents, roles=roles, isolation=options.isolation, disable_tqdm=True
-        )
+        team = Team.from_pretrained(options.team, num_agents=num_agents, roles=roles, isolation=options.isolation)
     except ValueError as error:
         return {"agents": num_agents, "refused": str(error)}
-    row = {"agents": num_agents, "names": trainer.agents}
+    row = {"agents": num_agents, "names": team.agents}
     for name in ("trained", "untrained"):
-        with trainer.model.disable_adapter() if name == "untrained" else nullcontext():
-            row[name] = evaluate_team(trainer, problems, options.num_samples, seed=options.seed)
-    trainer.close_executor()
+        with team.model.disable_adapter() if name == "untrained" else nullcontext():
+            row[name] = evaluate_team(team, problems, options.num_samples, seed=options.seed)
+    team.close()
     return row
 
 

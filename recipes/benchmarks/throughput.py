@@ -208,7 +208,7 @@ def measure_execution(options):
         trainer = SHPPOTrainer(model.model_name_or_path, script_args.reward, args, dataset)
         clock = Clock(trainer)
         trainer.train()
-        trainer.close_executor()
+        trainer.executor.close()
     return {"steps": clock.steps[1:]}
 
 

@@ -155,7 +155,7 @@ def train(model: str, folder: Path, run: str, killer: Killer, max_steps: int):
             raise
         trainer.train()
     killer.end()
-    trainer.close_executor()
+    trainer.executor.close()
     return trainer, trainer._initial_global_step
 
 

@@ -5,6 +5,7 @@ import teams
 
 from marcog_trl import MultiAgentPPOTrainer
 from marcog_trl.evaluation.baselines import single_agent, untrained_team
+from marcog_trl.team.settings import TeamSettings
 
 
 TESTED = teams.dataset(2, test=[["assert f"]] * 2, test_format=["asserts"] * 2, entry_point=["f"] * 2)
@@ -26,28 +27,25 @@ def saved(tiny_model, tmp_path_factory):
 
 class TestSingleAgent:
     def test_may_write_what_the_team_may(self, saved):
-        trainer = single_agent(saved, TESTED, **EXECUTION)
-        assert trainer.agents == ["solver"] and trainer.workflow.num_turns == 2
-        assert trainer.args.max_completion_length == 2 * 6
-        assert len(trainer.workflow.slots) * trainer.args.max_completion_length == 2 * 2 * 6
-        assert trainer.args.temperature == 0.6 and trainer.args.feedback == "passed"
-        assert trainer.reward_func_names == ["execution_reward"]
+        team = single_agent(saved, **EXECUTION)
+        assert team.agents == ["solver"] and team.workflow.num_turns == 2
+        assert team.settings.max_completion_length == 2 * 6
+        assert len(team.workflow.slots) * team.settings.max_completion_length == 2 * 2 * 6
+        assert team.settings.temperature == 0.6 and team.settings.feedback == "passed"
+        assert team.description.rewards == ["execution_reward"]
 
     def test_is_untrained(self, saved):
-        trainer = single_agent(saved, TESTED, **EXECUTION)
-        changes = [p for name, p in trainer.model.named_parameters() if "lora_B" in name]
-        assert changes and not any(p.any() for p in changes)
+        assert not single_agent(saved, **EXECUTION).own_weights()
 
     def test_settings_are_those_of_the_team(self, saved):
-        trainer = single_agent(saved, TESTED, max_completion_length=9, num_turns=1, **EXECUTION)
-        assert trainer.workflow.num_turns == 1 and trainer.args.max_completion_length == 2 * 9
+        team = single_agent(saved, max_completion_length=9, num_turns=1, **EXECUTION)
+        assert team.workflow.num_turns == 1 and team.settings.max_completion_length == 2 * 9
 
     def test_refuses_what_is_no_team(self, tmp_path):
         with pytest.raises(ValueError, match=r"has no team\.json"):
-            single_agent(tmp_path, TESTED)
+            single_agent(tmp_path)
 
 
-def test_an_untrained_team_has_a_new_adapter_that_changes_nothing(tiny_model):
-    trainer = untrained_team(tiny_model, TESTED, workflow="collaboration", **EXECUTION)
-    assert trainer.agents == ["helper", "main"]
-    assert not any(p.any() for name, p in trainer.model.named_parameters() if "lora_B" in name)
+def test_an_untrained_team_is_the_model_as_it_is(tiny_model):
+    team = untrained_team(tiny_model, TeamSettings(workflow="collaboration", **EXECUTION))
+    assert team.agents == ["helper", "main"] and not team.own_weights()

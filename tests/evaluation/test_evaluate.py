@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 import teams
 import torch
+from transformers import LogitsProcessorList
 
 from marcog_trl import MultiAgentPPOTrainer, MultiAgentTrainer, SHPPOTrainer, evaluate_team, load_problems
 from marcog_trl.evaluation.baselines import untrained_team
-from marcog_trl.evaluation.evaluate import _Draw, summarize
+from marcog_trl.evaluation.figures import summarize
 from marcog_trl.execution import Verdict
+from marcog_trl.team.keyed_sampling import _Draw
+from marcog_trl.team.settings import TeamSettings
 
 
 ROOT = Path(__file__).parents[2]
@@ -77,6 +80,11 @@ def says(trainer, monkeypatch):
     return script
 
 
+def keyed(generate):
+    """What a team generates with under keyed sampling, from a function of the prompts."""
+    return lambda rows, processors: generate([row.prompt_ids for row in rows])[0]
+
+
 def lines(path):
     """Problems of an evaluation, without what the clock says."""
     records = [json.loads(line) for line in path.read_text().splitlines()]
@@ -130,7 +138,7 @@ class TestFigures:
             # The helper, whose rows come first of every pair, ends after three tokens; main never ends
             return [[7, 7, teams.EOS] if i % 2 == 0 else [7] * 12 for i in range(len(prompt_ids))], None
 
-        monkeypatch.setattr(team, "_generate_single_turn", generate)
+        monkeypatch.setattr(team.team, "_generate", keyed(generate))
         figures = evaluate_team(team, team.train_dataset, num_samples=2)
         assert figures["agents/helper/tokens"] == 3 and figures["agents/main/tokens"] == 12
         assert figures["agents/helper/truncated"] == 0 and figures["agents/main/truncated"] == 1
@@ -156,10 +164,10 @@ class TestFigures:
             events.append("generate")
             return [trainer._tokenizer(f"def f(x):\n    {WRONG}")["input_ids"] for _ in prompt_ids], None
 
-        submit, score = trainer.executor.submit, trainer._score
-        monkeypatch.setattr(trainer, "_generate_single_turn", generate)
+        submit, score = trainer.executor.submit, trainer.scorer.score
+        monkeypatch.setattr(trainer.team, "_generate", keyed(generate))
         monkeypatch.setattr(trainer.executor, "submit", lambda jobs: events.append("submit") or submit(jobs))
-        monkeypatch.setattr(trainer, "_score", lambda *args: events.append("score") or score(*args))
+        monkeypatch.setattr(trainer.scorer, "score", lambda *args: events.append("score") or score(*args))
         figures = evaluate_team(trainer, trainer.train_dataset, num_samples=2, batch_size=3)
         begin = ["generate", "submit"]
         score = ["score"] * 2  # of the samples, and of the greedy episodes
@@ -178,7 +186,7 @@ class TestFigures:
             body = next(bodies)
             return [trainer._tokenizer(f"def f(x):\n    {body}")["input_ids"] for _ in prompt_ids], None
 
-        monkeypatch.setattr(trainer, "_generate_single_turn", generate)
+        monkeypatch.setattr(trainer.team, "_generate", keyed(generate))
         figures = evaluate_team(trainer, trainer.train_dataset, num_samples=2, output=tmp_path / "figures.json")
         trainer.executor.close()
         assert figures["turns"] == 2 and figures["solved"] == 1
@@ -191,12 +199,9 @@ class TestFigures:
         problems = load_problems("builtin", split="test").select(range(2))
         texts = [problem["canonical_solution"] for problem in problems]
         monkeypatch.setattr(
-            trainer,
-            "_generate_single_turn",
-            lambda prompts, *rest: (
-                [trainer._tokenizer(texts[2 * i // len(prompts)])["input_ids"] for i, _ in enumerate(prompts)],
-                None,
-            ),
+            trainer.team,
+            "_generate",
+            lambda rows, _: [trainer._tokenizer(texts[2 * i // len(rows)])["input_ids"] for i, _ in enumerate(rows)],
         )
         figures = evaluate_team(trainer, problems, num_samples=1)
         assert figures["solved"] == figures["solved_greedy"] == figures["parses"] == 1
@@ -251,11 +256,11 @@ class TestKeyedSampling:
     def test_every_reply_has_numbers_of_its_own(self, team, monkeypatch):
         seen = []
 
-        def generate(prompt_ids, *rest):
-            seen.append(team.generation_config.watermarking_config.draws)
-            return [[7, teams.EOS] for _ in prompt_ids], None
+        def generate(rows, processors):
+            seen.append(processors[0].draws)
+            return [[7, teams.EOS] for _ in rows]
 
-        monkeypatch.setattr(team, "_generate_single_turn", generate)
+        monkeypatch.setattr(team.team, "_generate", generate)
         evaluate_team(team, team.train_dataset, num_samples=3)
         (draws,) = seen
         greedy = draws.isnan().any(1)
@@ -266,7 +271,7 @@ class TestKeyedSampling:
     def test_nothing_stays_behind(self, team):
         generation, random = team.generation_config, torch.random.get_rng_state()
         evaluate_team(team, team.train_dataset, num_samples=1)
-        assert team.generation_config is generation and "_generate_rows" not in vars(team)
+        assert team.generation_config is generation
         assert torch.equal(torch.random.get_rng_state(), random)
 
     def test_settings_of_the_sampling_hold(self, tiny_model, tmp_path):
@@ -289,13 +294,16 @@ class TestKeyedSampling:
         scores = torch.tensor([[0.2, -torch.inf, 1.5, -0.3, -torch.inf]])
         draws = torch.arange(10_000, dtype=torch.float64)[:, None] / 10_000
         ids = torch.zeros(10_000, 3, dtype=torch.long)
-        chosen = _Draw(draws)(ids, scores.expand(10_000, -1)).argmax(-1)
+        chosen = _Draw(draws, LogitsProcessorList())(ids, scores.expand(10_000, -1)).argmax(-1)
         shares = torch.bincount(chosen, minlength=5) / 10_000
         assert torch.allclose(shares, scores[0].softmax(-1), atol=2e-4)
         assert (shares == 0).tolist() == [False, True, False, False, True]
 
     def test_every_token_has_a_number_of_its_own(self):
-        draw = _Draw(torch.tensor([[0.1, 0.9, torch.nan], [torch.nan, torch.nan, torch.nan]], dtype=torch.float64))
+        draw = _Draw(
+            torch.tensor([[0.1, 0.9, torch.nan], [torch.nan, torch.nan, torch.nan]], dtype=torch.float64),
+            LogitsProcessorList(),
+        )
         scores = torch.tensor([[0.0, 0.1]]).expand(2, -1)
         chosen = [draw(torch.zeros(2, 4 + step), scores).argmax(-1).tolist() for step in range(3)]
         assert chosen == [[0, 1], [1, 1], [1, 1]]
@@ -320,7 +328,7 @@ class TestFiles:
 
     def test_a_stopped_evaluation_goes_on(self, team, tmp_path, monkeypatch):
         whole = evaluate_team(team, team.train_dataset, 2, batch_size=6, output=tmp_path / "whole.json")
-        generate, calls = team._generate_single_turn, []
+        generate, calls = team.team._generate, []
 
         def interrupted(*args):
             calls.append(args)
@@ -328,7 +336,7 @@ class TestFiles:
                 raise KeyboardInterrupt
             return generate(*args)
 
-        monkeypatch.setattr(team, "_generate_single_turn", interrupted)
+        monkeypatch.setattr(team.team, "_generate", interrupted)
         output = tmp_path / "stopped.json"
         with pytest.raises(KeyboardInterrupt):
             evaluate_team(team, team.train_dataset, 2, batch_size=6, output=output)
@@ -338,7 +346,7 @@ class TestFiles:
         assert (
             len(begun.splitlines()) == 1 + 2 * 2
         )  # settings; of three blocks that were generated, two have their verdicts
-        assert team.model.training and "_generate_rows" not in vars(team)
+        assert team.model.training
 
         with pytest.raises(
             ValueError, match=r"stopped.jsonl.partial' is an evaluation with seed=0, and this one has seed=1\."
@@ -365,7 +373,7 @@ class TestFiles:
         settings = json.loads(output.read_text())["settings"]
         (tmp_path / "e.jsonl.partial").write_text(json.dumps(settings) + "\n" + (tmp_path / "e.jsonl").read_text())
         output.unlink()
-        monkeypatch.setattr(team, "_generate_single_turn", None)
+        monkeypatch.setattr(team.team, "_generate", None)
         assert evaluate_team(team, team.train_dataset, 1, output=output) == figures
         assert json.loads(output.read_text())["figures"] == figures
 
@@ -384,7 +392,7 @@ class TestOtherFiles:
     )
     def test_what_no_evaluation_wrote_is_not_replaced(self, team, tmp_path, monkeypatch, name, content):
         (tmp_path / name).write_text(content)
-        monkeypatch.setattr(team, "begin_episodes", None)
+        monkeypatch.setattr(team.team, "play", None)
         message = rf"would replace '.*/{name}', which no evaluation wrote; '.*/p_evaluation\.json' works"
         with pytest.raises(ValueError, match=message):
             evaluate_team(team, team.train_dataset, 1, output=tmp_path / "p.json")
@@ -393,7 +401,7 @@ class TestOtherFiles:
     @pytest.mark.parametrize("name", ["p.json", "p.jsonl"])
     def test_folders_are_refused(self, team, tmp_path, monkeypatch, name):
         (tmp_path / name).mkdir()
-        monkeypatch.setattr(team, "begin_episodes", None)
+        monkeypatch.setattr(team.team, "play", None)
         with pytest.raises(ValueError, match=rf"'.*/{name}' is a folder; another name works"):
             evaluate_team(team, team.train_dataset, 1, output=tmp_path / "p.json")
 
@@ -414,7 +422,7 @@ class TestOtherFiles:
 
     def test_two_at_once_are_refused(self, team, tmp_path, monkeypatch):
         output, errors = tmp_path / "e.json", []
-        generate = team._generate_single_turn
+        generate = team.team._generate
 
         def evaluate_meanwhile(*args):
             with pytest.raises(
@@ -424,7 +432,7 @@ class TestOtherFiles:
             errors.append(1)
             return generate(*args)
 
-        monkeypatch.setattr(team, "_generate_single_turn", evaluate_meanwhile)
+        monkeypatch.setattr(team.team, "_generate", evaluate_meanwhile)
         evaluate_team(team, team.train_dataset, 1, output=output)
         assert errors and len(lines(tmp_path / "e.jsonl")) == len(team.train_dataset)
 
@@ -456,7 +464,7 @@ class TestRefusals:
             ({"output": "figures.txt"}, "output='figures.txt' must end in .json"),
             (
                 {"output": f"{__file__}/figures.json"},
-                r"lies in '.*test_evaluation\.py', which is a file\. Choose a folder",
+                r"lies in '.*test_evaluate\.py', which is a file\. Choose a folder",
             ),
             ({"problems": with_tests().select([])}, "problems is empty"),
             ({"problems": with_tests().remove_columns("test_format")}, "problems has no column 'test_format'"),
@@ -480,7 +488,7 @@ class TestRefusals:
     )
     def test_come_before_any_work(self, trainer, tmp_path, monkeypatch, options, match):
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(trainer, "begin_episodes", None)
+        monkeypatch.setattr(trainer.team, "play", None)
         arguments = {"problems": trainer.train_dataset, "num_samples": 2, "output": "figures.json", **options}
         with pytest.raises(ValueError, match=match):
             evaluate_team(trainer, **arguments)
@@ -498,11 +506,7 @@ def test_switched_off_a_team_is_its_base_model(team, tiny_model, tmp_path):
     problems, replies = team.train_dataset, {}
     base = untrained_team(
         tiny_model,
-        problems,
-        workflow="collaboration",
-        max_completion_length=12,
-        isolation="best_effort",
-        num_workers=1,
+        TeamSettings(workflow="collaboration", max_completion_length=12, isolation="best_effort", num_workers=1),
     )
     for name, trainer, switched_off in (("trained", team, False), ("off", team, True), ("base", base, False)):
         output = tmp_path / f"{name}.json"

@@ -211,9 +211,5 @@ def live_logits(trainer, agent):
     """What the agent says after PROMPT, in the way in which evaluation plays it."""
     row = Row(0, Slot(agent), 0, "", PROMPT)
     trainer.model.eval()
-    trainer._play([], None)  # seeds what latents are drawn with
-    if isinstance(trainer, MultiAgentPPOTrainer):
-        trainer._observe([row])
-        with trainer.team.rows(trainer._generation_flight([row])):
-            return trainer.model(input_ids=torch.tensor([PROMPT])).logits
-    return trainer.model(input_ids=torch.tensor([PROMPT])).logits
+    with trainer.team._as_rows([row], None, False):
+        return trainer.model(input_ids=torch.tensor([PROMPT])).logits

@@ -151,7 +151,7 @@ class TestLatents:
         trainer.log({})
         own = output["team_obs"][torch.arange(len(output["agent"])), output["agent"]]
         with torch.no_grad():
-            mu = trainer.team.latent_net(own)[0]
+            mu = trainer.modules.latent_net(own)[0]
         for i, agent in enumerate(("a", "b")):
             expected = mu[output["agent"] == i]
             assert torch.allclose(torch.tensor(trainer.agent_latents[agent]), expected.mean(0), atol=2e-5)

@@ -89,11 +89,11 @@ class TestResume:
         """Not from fresh ones that happen to lead to the same."""
         name, _, checkpoint = run
         fresh = make(tiny_model, tmp_path, name)
-        start = {key: tensor.clone() for key, tensor in fresh.team.state_dict().items()}
+        start = {key: tensor.clone() for key, tensor in fresh.modules.state_dict().items()}
         fresh._load_from_checkpoint(str(checkpoint))
         saved = load_file(checkpoint / "team_modules.safetensors") if start else {}
         assert saved.keys() == start.keys()
-        for key, tensor in fresh.team.state_dict().items():
+        for key, tensor in fresh.modules.state_dict().items():
             assert torch.equal(tensor, saved[key])
             assert not torch.equal(tensor, start[key])
 
@@ -111,7 +111,7 @@ class TestFiles:
         if name == "agent":
             assert team["modules"]["latent_scope"] == "agent" and team["modules"]["latent_size"] == 8
         assert {"marcog-trl", "trl", "transformers", "peft", "torch"} <= set(team["versions"])
-        assert (checkpoint / "team_modules.safetensors").exists() == bool(trainer.team.state_dict())
+        assert (checkpoint / "team_modules.safetensors").exists() == bool(trainer.modules.state_dict())
         assert not list(checkpoint.glob("*.partial"))
 
     def test_an_ordinary_adapter_is_among_them(self, run, tiny_model, tmp_path):
@@ -153,7 +153,7 @@ class TestBestModel:
         assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-2")
         best = load_file(tmp_path / "checkpoint-2" / "team_modules.safetensors")
         last = load_file(tmp_path / "checkpoint-4" / "team_modules.safetensors")
-        for name, tensor in trainer.team.state_dict().items():
+        for name, tensor in trainer.modules.state_dict().items():
             assert torch.equal(tensor, best[name]), name
             assert name == "value_head.start" or not torch.equal(tensor, last[name]), name
         adapter = load_file(tmp_path / "checkpoint-2" / "adapter_model.safetensors")
@@ -197,7 +197,7 @@ class TestWrongCheckpoint:
         copy = shutil.copytree(checkpoint, tmp_path / "checkpoint-4")
         team = json.loads((checkpoint / "team.json").read_text())
         (copy / "team.json").write_text(json.dumps({**team, "format_version": 2}, indent=2) + "\n")
-        self.refused(make(tiny_model, tmp_path / "run"), copy, "its format_version is 2, this run's is 1")
+        self.refused(make(tiny_model, tmp_path / "run"), copy, r"has format_version=2\. This version reads 1")
 
     def test_of_no_team_is_refused(self, tiny_model, tmp_path):
         trainer = make(tiny_model, tmp_path)

@@ -15,8 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOTrainer
 from marcog_trl.heterogeneity import fold
-from marcog_trl.team.export import export_agents
-from marcog_trl.team.modules import Flight
+from marcog_trl.team.modules import ForwardContext
 
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +35,7 @@ def make(name, model, path, workflow=None, **options):
     trainer_class, own = TEAMS[name]
     trainer = teams.make(model, path, trainer_class, workflow=workflow or teams.Pair(), **{**own, **options})
     if isinstance(trainer, SHPPOTrainer):
-        teams.randomize(trainer.team, scale=0.1)
+        teams.randomize(trainer.modules, scale=0.1)
     teams.script(trainer)
     return trainer
 
@@ -68,13 +67,13 @@ def exported(tiny_model, tmp_path_factory):
     for name in TEAMS:
         trainer = make(name, tiny_model, folder / name / "run")
         live[name] = {agent: teams.live_logits(trainer, agent) for agent in trainer.agents}
-        export_agents(trainer, folder / name / "agents")
+        spoken, generate = [], trainer.team.generate
+        trainer.team.generate = lambda rows, spoken=spoken, generate=generate: spoken.extend(rows) or generate(rows)
+        trainer.export_agents(folder / name / "agents")
         if name == "observation":
-            latents = {
-                agent: [z for (_, slot), z in trainer._latents.items() if slot.agent == agent] for agent in "ab"
-            }
+            latents = {agent: [row.latent for row in spoken if row.slot.agent == agent] for agent in "ab"}
             for agent, own in latents.items():
-                with torch.no_grad(), trainer.team.rows(Flight(z=torch.stack(own).mean(0)[None])):
+                with torch.no_grad(), trainer.modules.rows(ForwardContext(z=torch.stack(own).mean(0)[None])):
                     live["mean", agent] = trainer.model(input_ids=torch.tensor([teams.PROMPT])).logits
         folders += [str(folder / name / "agents" / agent) for agent in trainer.agents]
     out = folder / "logits.pt"
@@ -127,9 +126,9 @@ class TestDistance:
         data = teams.dataset(3)
         trainer = make("observation", tiny_model, tmp_path, workflow, temperature=0.5, per_device_train_batch_size=12)
         spoken = []
-        observe = trainer._generate_rows
-        trainer._generate_rows = lambda rows: spoken.extend(rows) or observe(rows)
-        report = export_agents(trainer, tmp_path / "agents", data)
+        observe = trainer.team.generate
+        trainer.team.generate = lambda rows: spoken.extend(rows) or observe(rows)
+        report = trainer.export_agents(tmp_path / "agents", data)
         assert json.loads((tmp_path / "agents" / "export.json").read_text())["agents"] == report
         assert len(spoken) == 18
         for agent in "abc":
@@ -139,7 +138,7 @@ class TestDistance:
             for row in (row for row in spoken if row.slot.agent == agent):
                 ids = torch.tensor([row.prompt_ids + row.completion_ids])
                 with torch.no_grad():
-                    with trainer.team.rows(Flight(z=trainer._latents[row.episode, row.slot][None])):
+                    with trainer.modules.rows(ForwardContext(z=row.latent[None])):
                         live = trainer.model.eval()(input_ids=ids).logits
                     logits = torch.cat([live, folded(input_ids=ids).logits]) / 0.5
                     p, q = logits[:, len(row.prompt_ids) - 1 : -1].log_softmax(-1)
@@ -152,17 +151,17 @@ class TestDistance:
     def test_is_0_where_latents_do_not_depend_on_the_prompt(self, tiny_model, tmp_path):
         trainer = make("observation", tiny_model, tmp_path)
         with torch.no_grad():
-            trainer.team.latent_net.first.weight.zero_()
-        report = export_agents(trainer, tmp_path / "agents")
+            trainer.modules.latent_net.first.weight.zero_()
+        report = trainer.export_agents(tmp_path / "agents")
         assert all(own["kl_per_token"] < 1e-8 and own["tokens"] > 0 for own in report.values())
 
     def test_problems_are_those_of_training_unless_others_are_given(self, tiny_model, tmp_path):
         trainer = make("observation", tiny_model, tmp_path)
         asked = []
-        play = trainer.play_unscored
-        trainer.play_unscored = lambda problems: asked.extend(p["prompt"] for p in problems) or play(problems)
-        export_agents(trainer, tmp_path / "agents")
-        export_agents(trainer, tmp_path / "agents", [{"prompt": "another"}])
+        play = trainer.team.play
+        trainer.team.play = lambda problems: asked.extend(p["prompt"] for p in problems) or play(problems)
+        trainer.export_agents(tmp_path / "agents")
+        trainer.export_agents(tmp_path / "agents", [{"prompt": "another"}])
         assert asked == [*trainer.train_dataset["prompt"], "another"]
 
     def test_the_trainer_goes_on_as_if_nothing_had_been(self, tiny_model, tmp_path):
@@ -171,7 +170,7 @@ class TestDistance:
             del trainer._generate_single_turn  # samples
             if exports:
                 trainer.model.train()
-                export_agents(trainer, path / "agents")
+                trainer.export_agents(path / "agents")
                 assert trainer.model.training
             trainer.train()
             return trainer
@@ -205,7 +204,7 @@ class TestBadInput:
     def test_problems_that_say_nothing_of_an_agent(self, tiny_model, tmp_path, problems, message):
         trainer = make("observation", tiny_model, tmp_path / "run", Silent())
         with pytest.raises(ValueError, match=message):
-            export_agents(trainer, tmp_path / "agents", problems)
+            trainer.export_agents(tmp_path / "agents", problems)
         assert [path.name for path in tmp_path.iterdir() if path.name != "run"] == []
 
     @pytest.mark.parametrize(
@@ -214,32 +213,32 @@ class TestBadInput:
     )
     def test_names_that_cannot_be_folders_and_words(self, tiny_model, tmp_path, name, works):
         trainer = make("ppo", tiny_model, tmp_path)
-        trainer.agents[0] = name
+        trainer.team.agents[0] = name
         with pytest.raises(ValueError, match=f"Agent '{name}' cannot be exported, .*, such as '{works}'"):
-            export_agents(trainer, tmp_path / "agents")
+            trainer.export_agents(tmp_path / "agents")
 
     def test_what_is_no_export_is_not_replaced(self, tiny_model, tmp_path):
         trainer = make("ppo", tiny_model, tmp_path / "run")
         (tmp_path / "agents" / "notes").mkdir(parents=True)
         with pytest.raises(ValueError, match=r"contains 'notes', which is no export\. Use a new folder"):
-            export_agents(trainer, tmp_path / "agents")
+            trainer.export_agents(tmp_path / "agents")
         (tmp_path / "file").write_text("mine")
         with pytest.raises(ValueError, match=r"file' is a file\. Use a new folder"):
-            export_agents(trainer, tmp_path / "file")
+            trainer.export_agents(tmp_path / "file")
         assert (tmp_path / "file").read_text() == "mine"
 
 
 class TestWholeFolders:
     def test_an_earlier_export_is_replaced_whole(self, tiny_model, tmp_path):
-        export_agents(make("ppo", tiny_model, tmp_path / "run", teams.Pair("abc")), tmp_path / "agents")
+        make("ppo", tiny_model, tmp_path / "run", teams.Pair("abc")).export_agents(tmp_path / "agents")
         trainer = make("agent", tiny_model, tmp_path / "run", teams.Pair("ad"))
-        export_agents(trainer, tmp_path / "agents")
+        trainer.export_agents(tmp_path / "agents")
         assert {path.name for path in (tmp_path / "agents").iterdir()} == {"a", "d", "export.json"}
         assert {path.name for path in tmp_path.iterdir()} <= {"agents", "run"}
 
     def test_a_failure_leaves_the_earlier_one_and_nothing_else(self, tiny_model, tmp_path, monkeypatch):
         trainer = make("agent", tiny_model, tmp_path / "run")
-        export_agents(trainer, tmp_path / "agents")
+        trainer.export_agents(tmp_path / "agents")
         before = (tmp_path / "agents" / "a" / "adapter_model.safetensors").read_bytes()
         save = fold.save_file
 
@@ -250,7 +249,7 @@ class TestWholeFolders:
 
         monkeypatch.setattr(fold, "save_file", fail_at_the_second)
         with pytest.raises(OSError, match="disk full"):
-            export_agents(trainer, tmp_path / "agents")
+            trainer.export_agents(tmp_path / "agents")
         assert (tmp_path / "agents" / "a" / "adapter_model.safetensors").read_bytes() == before
         assert {path.name for path in tmp_path.iterdir()} <= {"agents", "run"}
 
@@ -285,7 +284,7 @@ def export_before_and_after_training(model, out, *names):
                 adapter = [p.numel() for name, p in trainer.model.named_parameters() if "lora_" in name]
                 assert (sum(adapter) == 0) == (trainer.args.deepspeed_plugin is not None)
             path = out / f"{name}-{when}"
-            report = export_agents(trainer, path)
+            report = trainer.export_agents(path)
             assert json.loads((path / "export.json").read_text())["agents"] == report
 
 

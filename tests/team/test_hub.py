@@ -22,12 +22,12 @@ from safetensors.torch import load, load_file
 from transformers import set_seed
 
 from marcog_trl import SHPPOTrainer
-from marcog_trl.team import hub as hub_module
 from marcog_trl.team.card import write_card
 from marcog_trl.team.export import export_agents, export_team
-from marcog_trl.team.hub import PushError, push_agents, push_team
-from marcog_trl.team.modules import Flight
-from marcog_trl.trainers.saved import load_trainer
+from marcog_trl.team.hub import PushError, push_team
+from marcog_trl.team.modules import ForwardContext
+from marcog_trl.team.team import Team
+from marcog_trl.trainers import sharing
 
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +72,7 @@ def make(model, path, **options):
         model, path, SHPPOTrainer, workflow="collaboration", data=TESTED, reward="execution_reward", num_workers=1,
         isolation="best_effort", per_device_train_batch_size=4, **options,
     )  # fmt: skip
-    teams.randomize(trainer.team)
+    teams.randomize(trainer.modules)
     teams.script(trainer)
     return trainer
 
@@ -100,18 +100,18 @@ def saved(tiny_model, tmp_path_factory):
     trainer.train()
     trainer.save_model()
     trainer.create_model_card("run", "builtin")
-    trainer.close_executor()
+    trainer.executor.close()
     write_results(path)
     return path
 
 
 @pytest.fixture(scope="module")
 def written(saved, tmp_path_factory):
-    """What `export_team` writes of it, and the team's trainer."""
-    trainer = load_trainer(saved, TESTED, isolation="best_effort")
+    """What `export_team` writes of it, and the team."""
+    trainer = Team.from_pretrained(saved, isolation="best_effort")
     path = tmp_path_factory.mktemp("written") / "team"
     export_team(trainer, saved, path)
-    trainer.close_executor()
+    trainer.executor.close()
     return path, trainer
 
 
@@ -131,19 +131,18 @@ class TestExportTeam:
 
     def test_it_loads_as_the_same_team(self, written):
         path, trainer = written
-        loaded = load_trainer(path, TESTED, isolation="best_effort")
-        loaded.close_executor()
-        weights = teams.trainable(loaded)
-        assert all(torch.equal(weights[name], tensor) for name, tensor in teams.trainable(trainer).items())
+        loaded = Team.from_pretrained(path, isolation="best_effort")
+        weights = loaded.own_weights()
+        assert all(torch.equal(weights[name], tensor) for name, tensor in trainer.own_weights().items())
 
     def test_a_team_without_a_trainers_card_gets_one(self, tiny_model, tmp_path):
         trainer = make(tiny_model, tmp_path / "run", parameter_sharing="separate")
         trainer.save_model()
-        trainer.close_executor()
+        trainer.executor.close()
         assert "Training procedure" not in (tmp_path / "run" / "README.md").read_text()
-        export_team(trainer, tmp_path / "run", tmp_path / "team")
+        export_team(trainer.team, tmp_path / "run", tmp_path / "team")
         card = (tmp_path / "team" / "README.md").read_text()
-        assert "Each agent was trained with an adapter of its own." in card and "2404.03869" in card
+        assert "Each agent was trained with an adapter of its own." in card
         assert REPOSITORY <= set(files_of(tmp_path / "team"))
 
     def test_a_team_of_another_size_is_written_as_what_it_is(self, saved, tmp_path):
@@ -151,9 +150,9 @@ class TestExportTeam:
         saved = tmp_path / "saved"
         (saved / "report.html").write_text("of the training")
         roles = {"helper2": "Write aux2, which counts."}
-        trainer = load_trainer(saved, TESTED, isolation="best_effort", num_agents=3, roles=roles)
+        trainer = Team.from_pretrained(saved, isolation="best_effort", num_agents=3, roles=roles)
         report = export_team(trainer, saved, tmp_path / "team")
-        trainer.close_executor()
+        trainer.executor.close()
         files = files_of(tmp_path / "team")
         assert list(report) == ["helper", "helper2", "main"]
         assert not {"results.json", "report.html"} & set(files)
@@ -161,13 +160,11 @@ class TestExportTeam:
         card = files["README.md"].decode()
         assert "A team of 3 LLM agents" in card and "| helper2 | Write aux2, which counts. |" in card
         assert "trained with other agents or role texts (`helper`, `main`), and not trained further with these" in card
-        loaded = load_trainer(tmp_path / "team", TESTED, isolation="best_effort")
-        loaded.close_executor()
+        loaded = Team.from_pretrained(tmp_path / "team", isolation="best_effort")
         assert loaded.workflow.agents == trainer.workflow.agents and len(loaded.agents) == 3
         assert json.loads(files["team.json"])["rewards"] == ["execution_reward"]
-        small = load_trainer(tmp_path / "team", TESTED, isolation="best_effort", num_agents=2)
-        small.close_executor()
-        assert small.args.roles is None and small.agents == ["helper", "main"]
+        small = Team.from_pretrained(tmp_path / "team", isolation="best_effort", num_agents=2)
+        assert small.settings.roles is None and small.agents == ["helper", "main"]
 
     def test_refuses_bad_folders(self, written, tiny_model, tmp_path):
         path, trainer = written
@@ -178,7 +175,8 @@ class TestExportTeam:
         team = json.loads((path / "team.json").read_text())
         (tmp_path / "team.json").write_text(json.dumps({**team, "workflow": "Single"}))
         with pytest.raises(
-            ValueError, match=r"the trainer's workflow is 'Collaboration', that of .* is 'Single'; the same works"
+            ValueError,
+            match=r"The team's workflow is 'Collaboration', but that of .* is 'Single'\. Load the team from that folder",
         ):
             export_team(trainer, tmp_path, tmp_path / "out")
         assert [path.name for path in tmp_path.iterdir()] == ["team.json"]
@@ -213,8 +211,8 @@ class TestCard:
         trainer = make(tiny_model, tmp_path)
         trainer.create_model_card("run")
         monkeypatch.setattr(wandb, "run", None)
-        write_card(tmp_path, "someone/team", trainer.team_description())
-        trainer.close_executor()
+        write_card(tmp_path, "someone/team", trainer.team.description.to_dict())
+        trainer.executor.close()
         assert (
             "Logs of the run: [Weights & Biases](https://wandb.ai/someone/runs/1)."
             in (tmp_path / "README.md").read_text()
@@ -246,18 +244,18 @@ class TestCard:
 
     def test_says_how_far_agents_in_observation_scope_are_from_the_live_ones(self, tiny_model, tmp_path):
         trainer = make(tiny_model, tmp_path, latent_learning_rate=0.0)
-        report = export_agents(trainer, tmp_path / "agents")
+        report = trainer.export_agents(tmp_path / "agents")
         trainer.create_model_card("run")
-        write_card(tmp_path, team=trainer.team_description())
+        write_card(tmp_path, team=trainer.team.description.to_dict())
         card = (tmp_path / "README.md").read_text()
         for agent, own in report.items():
             assert re.search(rf"\| {agent} \|.*\| {own['kl_per_token']:.2g} \({own['tokens']} tokens\) \|", card)
 
     def test_does_not_speak_of_other_agents_that_were_exported_before(self, tiny_model, tmp_path):
-        export_agents(teams.make(tiny_model, tmp_path, workflow=teams.Pair("ab")), tmp_path / "agents")
+        teams.make(tiny_model, tmp_path, workflow=teams.Pair("ab")).export_agents(tmp_path / "agents")
         trainer = teams.make(tiny_model, tmp_path, workflow=teams.Pair("ac"))
         trainer.create_model_card("run")
-        write_card(tmp_path, team=trainer.team_description())
+        write_card(tmp_path, team=trainer.team.description.to_dict())
         assert "vllm" not in (tmp_path / "README.md").read_text()
 
     def test_roles_of_several_lines_stay_in_their_cell(self, tiny_model, tmp_path):
@@ -265,7 +263,7 @@ class TestCard:
         workflow.agents = (teams.Agent("a", "First | second\nthird"), teams.Agent("b", "Other"))
         trainer = teams.make(tiny_model, tmp_path, workflow=workflow)
         trainer.create_model_card("run")
-        write_card(tmp_path, team=trainer.team_description())
+        write_card(tmp_path, team=trainer.team.description.to_dict())
         assert "| a | First \\| second third |" in (tmp_path / "README.md").read_text()
 
     def test_of_one_agent(self, tiny_model, tmp_path):
@@ -298,9 +296,9 @@ class TestPushTeam:
         assert len(online.commits) == 2
 
     def test_agents_that_the_team_no_longer_has_go_in_the_same_commit(self, online, saved, written, tmp_path):
-        trainer = load_trainer(saved, TESTED, isolation="best_effort", num_agents=3)
+        trainer = Team.from_pretrained(saved, isolation="best_effort", num_agents=3)
         export_team(trainer, saved, tmp_path / "team")
-        trainer.close_executor()
+        trainer.executor.close()
         push_team(tmp_path / "team", "someone/team")
         assert "agents/helper2/adapter_config.json" in online.repos["someone/team"]
         online.repos["someone/team"]["notes.md"] = b"mine"
@@ -384,7 +382,7 @@ class TestPushTeam:
         trainer = make(tiny_model, tmp_path)
         online.refuses_commits = True
         with pytest.raises(PushError, match="The storage is full"):
-            push_agents(trainer, "someone/team", dataset_name="builtin")
+            trainer.push_agents_to_hub("someone/team", dataset_name="builtin")
         assert REPOSITORY <= set(files_of(tmp_path))
         online.refuses_commits = False
         push_team(tmp_path, "someone/team")
@@ -393,7 +391,7 @@ class TestPushTeam:
         card = repository["README.md"].decode()
         assert "# team" in card and "KL per token" in card and "| solved (sampled) | 0.250" in card
         modules = load(repository["team_modules.safetensors"])
-        assert all(torch.equal(modules[name], tensor) for name, tensor in trainer.team.state_dict().items())
+        assert all(torch.equal(modules[name], tensor) for name, tensor in trainer.modules.state_dict().items())
 
 
 # Appended to the card's snippet, in a process of its own
@@ -484,9 +482,9 @@ class TestLoading:
         ids, logits = torch.load(tmp_path / "logits.pt")
         trainer.model.eval()
         with torch.no_grad():
-            mu, _ = trainer.team.latent_net(trainer._role_observations)
+            mu, _ = trainer.modules.latents(trainer.role_observations)
             for agent, z in zip(trainer.agents, mu, strict=True):
-                with trainer.team.rows(Flight(z=z[None])):
+                with trainer.modules.rows(ForwardContext(z=z[None])):
                     expected = trainer.model(input_ids=ids).logits
                     assert (expected - logits[agent]).abs().max() < 1e-5 * max(1, expected.abs().max())
         assert (logits["helper"] - logits["main"]).abs().max() > 1e-3
@@ -568,8 +566,7 @@ def unpack(files, folder):
 def check_agents(files, folder):
     """Agents in a repository are those of the adapter beside them, folded from the modules beside it."""
     unpack(files, folder)
-    loaded = load_trainer(folder, TESTED, reward_funcs=teams.letters, isolation="best_effort")
-    loaded.close_executor()
+    loaded = Team.from_pretrained(folder, isolation="best_effort")
     export_agents(loaded, folder / "again")
     for agent in loaded.agents:
         pushed = load(files[f"agents/{agent}/adapter_model.safetensors"])
@@ -584,7 +581,7 @@ def test_a_trainers_push_takes_agents_away_that_it_does_not_have(online, tiny_mo
     before = dict(online.repos["someone/team"])
     online.repos["someone/team"] |= {"agents/helper2/adapter_config.json": b"{}", "notes.md": b"mine"}
     trainer.push_to_hub()
-    trainer.close_executor()
+    trainer.executor.close()
     assert set(online.repos["someone/team"]) == {*before, "notes.md"}
 
 
@@ -600,11 +597,10 @@ def test_a_pushed_team_is_whole(hub, tiny_model, tmp_path):
     assert "shppo" in card and "2404.03869" in card
     assert 'PeftModel.from_pretrained(model, team, subfolder="agents/helper"' in card
     assert "| optimizer steps | 1 |" in card
-    loaded = load_trainer(pulled, TESTED, reward_funcs=teams.letters)
-    loaded.close_executor()
+    loaded = Team.from_pretrained(pulled)
     assert loaded.agents == ["helper", "main"]
     with safe_open(pulled / "team_modules.safetensors", "pt") as modules:
-        for name, tensor in loaded.team.state_dict().items():
+        for name, tensor in loaded.modules.state_dict().items():
             assert torch.equal(modules.get_tensor(name), tensor), name
         assert any(name.startswith("latent_net") for name in modules.keys())
 
@@ -637,7 +633,7 @@ class TestEverySave:
         options = {"push_to_hub": True, "hub_model_id": "someone/team", "hub_strategy": "every_save"}
         trainer = make(tiny_model, tmp_path, save_strategy="steps", save_steps=1, max_steps=2, **options)
         yield trainer
-        trainer.close_executor()
+        trainer.executor.close()
 
     def test_in_observation_scope_training_goes_on_as_if_nothing_had_been(self, online, trainer, tiny_model, tmp_path):
         options = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
@@ -646,7 +642,7 @@ class TestEverySave:
             del each._generate_single_turn  # samples
             set_seed(0)
             each.train()
-            each.close_executor()
+            each.executor.close()
         expected, weights = teams.trainable(other), teams.trainable(trainer)
         assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
         exported = json.loads(online.repos["someone/team"]["agents/export.json"])
@@ -656,7 +652,7 @@ class TestEverySave:
         trainer.train()
         trainer._finish_current_push()
         before, commits = files_of(tmp_path), len(online.commits)
-        teams.randomize(trainer.team)
+        teams.randomize(trainer.modules)
         running = Future()
         trainer.push_in_progress.jobs.append(running)
         trainer._push_from_checkpoint(str(tmp_path / "checkpoint-1"))
@@ -673,7 +669,7 @@ class TestEverySave:
         def refuse(*args):
             raise ValueError("agent 'main' never spoke")
 
-        monkeypatch.setattr(hub_module, "export_agents", refuse)
+        monkeypatch.setattr(sharing, "export_agents", refuse)
         with pytest.warns(UserWarning, match="step 2 is pushed without agents: agent 'main' never spoke"):
             trainer._push_from_checkpoint(str(tmp_path / "checkpoint-2"))
         assert not (tmp_path / "agents").exists()

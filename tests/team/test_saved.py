@@ -8,8 +8,7 @@ import teams
 import torch
 
 from marcog_trl import MultiAgentPPOTrainer, SHPPOTrainer
-from marcog_trl.evaluation.baselines import single_agent
-from marcog_trl.trainers.saved import agent_settings, load_trainer
+from marcog_trl.team.team import Team
 
 
 TEAMS = {
@@ -36,19 +35,43 @@ def saved(request, tiny_model, tmp_path_factory):
     return trainer, path
 
 
-class TestLoadTrainer:
+class TestFromPretrained:
     def test_gives_the_same_adapter_and_modules(self, saved):
         trainer, path = saved
-        loaded = load_trainer(path, TESTED)
-        loaded.executor.close()
-        assert type(loaded) is type(trainer)
+        loaded = Team.from_pretrained(path)
         assert loaded.workflow.agents == trainer.workflow.agents
-        weights = teams.trainable(loaded)
+        weights, trained = loaded.own_weights(), trainer.team.own_weights()
+        assert weights
+        for name, tensor in weights.items():
+            assert torch.equal(trained[name], tensor), name
+        # What no reply depends on stays on disk
+        assert {name.split(".")[1] for name in trained.keys() - weights.keys()} <= {"value_head", "inference_net"}
+        for name in ("parameter_sharing", "latent_scope", "max_completion_length"):
+            if name in trainer.args.to_dict():
+                assert getattr(loaded.settings, name) == getattr(trainer.args, name)
+
+    def test_a_trainer_can_begin_from_it(self, saved, tiny_model, tmp_path):
+        trainer, path = saved
+        options = {name: getattr(trainer.args, name) for name in trainer.team.description.modules}
+        fresh = teams.make(
+            tiny_model, tmp_path, type(trainer), workflow="collaboration", data=TESTED, reward="execution_reward",
+            isolation="best_effort", num_workers=1, per_device_train_batch_size=4, **options,
+        )  # fmt: skip
+        fresh.load_team(path)
+        fresh.executor.close()
+        weights = teams.trainable(fresh)
         for name, tensor in teams.trainable(trainer).items():
             assert torch.equal(weights[name], tensor), name
-        for name in ("parameter_sharing", "latent_scope", "critic", "max_completion_length"):
-            if name in trainer.args.to_dict():
-                assert getattr(loaded.args, name) == getattr(trainer.args, name)
+
+    def test_replies_are_those_of_the_trainer(self, saved):
+        trainer, path = saved
+        problems = [
+            {"prompt": "def f(x):", "entry_point": "f"},
+            {"prompt": "def aux(x): # twice", "entry_point": "aux"},
+        ]
+        trainer.model.get_base_model().eval()
+        expected = [answer.messages for answer in trainer.team.solve(problems)]
+        assert [answer.messages for answer in Team.from_pretrained(path).solve(problems)] == expected
 
     def test_speaks_as_it_was_trained_to(self, tiny_model, tmp_path):
         """Its prompts, its ends of replies, and when its episodes end."""
@@ -59,57 +82,44 @@ class TestLoadTrainer:
         }
         trainer = teams.make(tiny_model, tmp_path, workflow="collaboration", data=TESTED, num_turns=2, **options)
         trainer.save_model()
-        loaded = load_trainer(tmp_path, TESTED, reward_funcs=[teams.letters])
-        loaded.close_executor()
-        assert {name: getattr(loaded.args, name) for name in options} == options
-        assert loaded.chat_template_kwargs == trainer.chat_template_kwargs
+        loaded = Team.from_pretrained(tmp_path)
+        assert {name: getattr(loaded.settings, name) for name in options} == options
         assert loaded.generation_config.eos_token_id == [1, 7]
 
     def test_the_machine_is_not_a_property_of_the_team(self, saved, tmp_path):
-        """Teams that older versions saved have settings of it, which say nothing of the machine they are loaded on."""
+        """Teams that older versions saved have settings of it."""
         folder = shutil.copytree(saved[1], tmp_path / "team")
         team = json.loads((folder / "team.json").read_text())
         assert not {"use_cpu", "bf16"} & team["settings"].keys()
-        usual = saved[0]._config_class(str(tmp_path), report_to="none")
-        team["settings"] |= {"use_cpu": not usual.use_cpu, "bf16": not usual.bf16}
+        team["settings"] |= {"use_cpu": True, "bf16": True}
         (folder / "team.json").write_text(json.dumps(team))
-        loaded = load_trainer(folder, TESTED)
-        loaded.executor.close()
-        assert (loaded.args.use_cpu, loaded.args.bf16) == (usual.use_cpu, usual.bf16)
-        baseline = single_agent(folder, TESTED)
-        baseline.executor.close()
-        assert (baseline.args.use_cpu, baseline.args.bf16) == (usual.use_cpu, usual.bf16)
-        replaced = load_trainer(folder, TESTED, use_cpu=True, bf16=False)
-        replaced.executor.close()
-        assert (replaced.args.use_cpu, replaced.args.bf16) == (True, False)
+        assert Team.from_pretrained(folder).agents == ["helper", "main"]
 
     def test_settings_can_be_replaced(self, saved):
-        loaded = load_trainer(saved[1], TESTED, temperature=0.5)
-        loaded.executor.close()
-        assert loaded.args.temperature == 0.5
+        loaded = Team.from_pretrained(saved[1], temperature=0.5)
+        assert loaded.settings.temperature == 0.5
 
     def test_turns_can_be_added(self, saved):
-        loaded = load_trainer(saved[1], TESTED, num_turns=2)
-        loaded.executor.close()
+        loaded = Team.from_pretrained(saved[1], num_turns=2)
         assert loaded.workflow.num_turns == 2
 
     def test_settings_that_make_another_team_are_named(self, saved):
-        if saved[0].args.to_dict().get("critic") == "agent":
+        if saved[0].args.to_dict().get("parameter_sharing") == "latent":
             with pytest.raises(
-                ValueError, match=r"was saved with modules=.* With critic='none' it would be .* Leave these"
+                ValueError, match=r"was saved with modules=.* With latent_size=3 it would be .* Leave these"
             ):
-                load_trainer(saved[1], TESTED, critic="none")
+                Team.from_pretrained(saved[1], latent_size=3)
             message = r"the given workflow has the agents .*, but the team of .* has \['helper', 'main'\]\. Use the"
             with pytest.raises(ValueError, match=message):
-                load_trainer(saved[1], TESTED, workflow="pipeline")
+                Team.from_pretrained(saved[1], workflow="pipeline")
 
     def test_refuses_what_is_no_team_of_this_format(self, saved, tmp_path):
         with pytest.raises(ValueError, match=r"has no team\.json\. Use a folder that a trainer's save_model wrote\."):
-            load_trainer(tmp_path, TESTED)
+            Team.from_pretrained(tmp_path)
         team = json.loads((saved[1] / "team.json").read_text())
         (tmp_path / "team.json").write_text(json.dumps({**team, "format_version": 9}))
         with pytest.raises(ValueError, match=r"format_version=9\. This version reads 1\."):
-            load_trainer(tmp_path, TESTED)
+            Team.from_pretrained(tmp_path)
 
 
 class TestOtherAgents:
@@ -120,11 +130,10 @@ class TestOtherAgents:
             roles=trained, isolation="best_effort", num_workers=1, per_device_train_batch_size=6,
         )  # fmt: skip
         trainer.save_model()
-        trainer.close_executor()
+        trainer.executor.close()
 
         def texts(**settings):
-            loaded = load_trainer(tmp_path, TESTED, isolation="best_effort", **settings)
-            loaded.close_executor()
+            loaded = Team.from_pretrained(tmp_path, isolation="best_effort", **settings)
             return [agent.role.partition(".")[0] for agent in loaded.workflow.agents]
 
         main = "Write the Python function asked for below"
@@ -133,48 +142,3 @@ class TestOtherAgents:
         assert texts(num_agents=2) == ["Trained helper", main]
         added = texts(num_agents=4, roles={"helper": "Other."})
         assert added[:2] == ["Other", "Trained helper2"] and "named aux3" in added[2]
-
-
-class TestAgentSettings:
-    def read(self, tmp_path, text, num_agents=None):
-        (tmp_path / "agents.yaml").write_text(text)
-        return agent_settings(num_agents, tmp_path / "agents.yaml")
-
-    def test_a_list_is_the_team_and_a_mapping_replaces_texts(self, tmp_path):
-        roles = {"helper": "Help.", "main": "Do: it."}
-        team = "- {name: helper, role: Help.}\n- name: main\n  role: 'Do: it.'\n"
-        assert self.read(tmp_path, team) == self.read(tmp_path, team, 2) == {"num_agents": 2, "roles": roles}
-        assert self.read(tmp_path, "helper: Help.\nmain: 'Do: it.'") == {"roles": roles}
-        assert self.read(tmp_path, "helper: Help.", 4) == {"num_agents": 4, "roles": {"helper": "Help."}}
-        assert agent_settings(3) == {"num_agents": 3} and agent_settings() == {}
-
-    @pytest.mark.parametrize(
-        ("text", "message"),
-        [
-            ("", r"has no agents\. Write \[\{name: helper, role: Write aux\.\}, .* for example\."),
-            ("helper", "has no agents"),
-            ("[]", "has no agents"),
-            ("[helper, main]", "has 'helper' at 0, but needs the keys name and role. Write"),
-            ("- {name: helper}", r"has the keys \['name'\] at 0, but needs the keys name and role"),
-            ("- {name: a, role: A.}\n- {name: b, role: B., model: c}", r"the keys \['name', 'role', 'model'\] at 1"),
-            ("- {name: a, role: A.}\n- {name: a, role: B.}", "has 'a' 2 times. Rename one of them, such as to 'a2'."),
-            ("helper: A.\nhelper: B.", "has 'helper' 2 times. Rename one of them, such as to 'helper2'."),
-            ("- {name: a, name: b, role: A.}", "has 'name' 2 times"),
-            ("helper: ''", "has role='' for agent 'helper', which must be a text"),
-            ("helper: 3", "has role=3 for agent 'helper', which must be a text"),
-            ("3: Help.", "has name=3 for agent 3, which must be a text"),
-            ("helper: {role: Help.}", r"has role=\{'role': 'Help\.'\} for agent 'helper', which must be a text"),
-            ("helper: [", "cannot be read: while parsing"),
-        ],
-    )
-    def test_what_is_no_team_is_refused(self, tmp_path, text, message):
-        with pytest.raises(ValueError, match=rf"^agents='.*agents\.yaml' (has )?{message}"):
-            self.read(tmp_path, text)
-
-    def test_the_number_must_agree_and_the_file_exist(self, tmp_path):
-        with pytest.raises(
-            ValueError, match=r"lists 1 agents, but num_agents=3\. Set num_agents=1, or write a mapping"
-        ):
-            self.read(tmp_path, "- {name: a, role: A.}", 3)
-        with pytest.raises(ValueError, match=r"agents='.*/none\.yaml' cannot be read: .*No such file"):
-            agent_settings(agents=tmp_path / "none.yaml")

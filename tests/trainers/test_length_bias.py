@@ -17,7 +17,7 @@ def mean_length(trainer, replies=512):
     trainer.model.eval()
     torch.manual_seed(0)
     problems = [trainer.train_dataset[i % len(trainer.train_dataset)] for i in range(replies)]
-    return sum(len(episode.rows[0].completion_ids) for episode in trainer.play_unscored(problems)) / replies
+    return sum(len(episode.rows[0].completion_ids) for episode in trainer.team.play(problems)) / replies
 
 
 @pytest.mark.parametrize("lam", [0.95, 1.0])

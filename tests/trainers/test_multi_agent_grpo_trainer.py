@@ -9,7 +9,6 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from marcog_trl import MultiAgentGRPOConfig, MultiAgentGRPOTrainer, MultiAgentPPOTrainer
-from marcog_trl.trainers.saved import load_trainer
 
 
 # Rewards of the four episodes (two problems, two generations) in the two turns
@@ -141,7 +140,7 @@ class TestBadInput:
 
     def test_weights_are_as_many_as_turns(self, tiny_model, tmp_path):
         with pytest.raises(
-            ValueError, match=r"turn_weights=\[1.0\] has 1 weights for num_turns=2; \[1.0, 1.0\] works"
+            ValueError, match=r"turn_weights=\[1.0\] has 1 weights for num_turns=2\. Set turn_weights=\[1.0, 1.0\]"
         ):
             teams.make(
                 tiny_model, tmp_path, MultiAgentGRPOTrainer, workflow=teams.Pair(num_turns=2), turn_weights=[1.0]
@@ -158,8 +157,11 @@ def test_a_team_trains_and_comes_back(tiny_model, tmp_path):
     assert math.isfinite(trainer.state.log_history[0]["loss"])
     trainer.save_model()
     trainer.executor.close()
-    loaded = load_trainer(tmp_path, data)
-    loaded.executor.close()
-    assert type(loaded) is MultiAgentGRPOTrainer
-    weights = teams.trainable(loaded)
+    again = teams.make(
+        tiny_model, tmp_path / "again", MultiAgentGRPOTrainer, workflow="collaboration", data=data, reward="execution_reward",
+        isolation="best_effort", num_workers=1, per_device_train_batch_size=4,
+    )  # fmt: skip
+    again.load_team(tmp_path)
+    again.executor.close()
+    weights = teams.trainable(again)
     assert weights and all(torch.equal(weights[name], tensor) for name, tensor in teams.trainable(trainer).items())

@@ -20,14 +20,14 @@ TRAINERS = [MultiAgentPPOTrainer, SHPPOTrainer]
 def fixed_values(trainer, values):
     """Makes the critic say these numbers, row by row, whatever it sees."""
     values = torch.tensor(values)
-    trainer.team.value_head.forward = lambda hidden, team_state=None: values[: len(hidden), : hidden.size(1)]
+    trainer.modules.value_head.forward = lambda hidden, team_state=None: values[: len(hidden), : hidden.size(1)]
 
 
 def gradients(model, path, trainer=MultiAgentPPOTrainer, **options):
     """Gradients of the first optimizer step on scripted rollouts, with everything away from its start."""
     watch = teams.Watch()
     trainer = teams.make(model, path, trainer, callbacks=[watch], **options)
-    teams.randomize(trainer.team)
+    teams.randomize(trainer.modules)
     teams.script(trainer)
     trainer.train()
     return watch.gradients
@@ -173,7 +173,7 @@ class TestCredit:
         expected = [0, 0, 0, 0, 2, -2, 2, -2, -1, 1, -1, 1, -4, 4, -4, 4]
         for row, live, value in zip(output["advantages"] / output["row_weight"][:, None], mask, expected, strict=True):
             torch.testing.assert_close(row[live], torch.full_like(row[live], value))
-        assert "old_values" not in output and trainer.team.value_head is None
+        assert "old_values" not in output and trainer.modules.value_head is None
 
     @pytest.mark.parametrize("options", [{"critic": "none"}, {"critic": "agent", "lam": 1.0}])
     def test_the_turn_discount_counts_turns_and_not_rows(self, tiny_model, tmp_path, options):
@@ -204,7 +204,7 @@ class TestCredit:
     def test_advantages_are_normalised_and_agents_weigh_the_same(self, tiny_model, tmp_path):
         for over in ("agent", "batch"):
             trainer = teams.make(tiny_model, tmp_path, workflow=teams.Pair(), advantage_normalization=over)
-            teams.randomize(trainer.team)
+            teams.randomize(trainer.modules)
             teams.script(trainer)
             output = teams.generation_batch(trainer)
             mask, agent = output["completion_mask"].bool(), output["agent"]
@@ -297,7 +297,7 @@ class TestRatio:
             learning_rate=0.0,
             **options,
         )
-        teams.randomize(trainer.team)
+        teams.randomize(trainer.modules)
         trainer._generates_with_hooks = lambda: False  # a pass over the rollouts gives the old log-probabilities
         ratios = []
         update = trainer._get_per_token_logps_and_entropies
@@ -453,7 +453,7 @@ class TestDeadRows:
                 reward=lambda completions, **kwargs: [1.0] * len(completions), advantage_normalization="none",
                 per_device_train_batch_size=size, gradient_accumulation_steps=16 // size,
             )  # fmt: skip
-            teams.randomize(trainer.team)
+            teams.randomize(trainer.modules)
             teams.script(trainer)
             trainer.train()
             logs = {name: teams.logged(trainer, name)[0] for name in ("entropy", "kl", "critic/value_loss")}
@@ -521,7 +521,7 @@ class TestCritic:
             per_device_train_batch_size=len(workflow.slots),
             **options,
         )
-        teams.randomize(trainer.team)
+        teams.randomize(trainer.modules)
         teams.recite(trainer, *replies)
         output = teams.generation_batch(trainer)
         return output["old_values"], output.get("team_state")
@@ -546,7 +546,7 @@ class TestCritic:
                 generation_kwargs={"suppress_tokens": list(range(2, 250))},
                 **options,
             )
-            teams.randomize(trainer.team)
+            teams.randomize(trainer.modules)
             count = []
             forward = trainer._get_per_token_logps_and_entropies
             trainer._get_per_token_logps_and_entropies = lambda *a, **k: count.append(1) or forward(*a, **k)  # noqa: B023
@@ -578,8 +578,8 @@ class TestCritic:
 
         def guess(output, rollout):
             offset = rollout.returns.mean().round()
-            trainer.team.value_head.forward = None  # nothing is computed in the update
-            trainer._rollout_values = offset + torch.linspace(-0.5, 0.3, output["completion_ids"].numel()).view_as(
+            trainer.modules.value_head.forward = None  # nothing is computed in the update
+            rollout.values = offset + torch.linspace(-0.5, 0.3, output["completion_ids"].numel()).view_as(
                 output["completion_ids"]
             )
             assign(output, rollout)
@@ -588,7 +588,7 @@ class TestCritic:
             values.append(output["old_values"][live])
 
         trainer._assign_credit = guess
-        trainer._make_flight = lambda rows, keep: type(trainer)._make_flight(trainer, rows, 0)
+        trainer._forward_context = lambda rows, keep: type(trainer)._forward_context(trainer, rows, 0)
         trainer.train()
         returns, values = torch.cat(returns), torch.cat(values)
         error = returns - values
@@ -600,14 +600,18 @@ class TestCritic:
     def test_states_are_kept_for_rollouts_alone(self, tiny_model, tmp_path):
         """Of a long evaluation they would fill the memory, and nothing reads them there."""
         trainer = teams.make(tiny_model, tmp_path, workflow=teams.Pair())
-        kept = []
-        monitored = trainer._keep_token_states
-        trainer._keep_token_states = lambda *args: (kept.append(len(args[2])), monitored(*args))
+        kept, values_of = [], trainer._values_of_generation
+
+        def watch(rollout):
+            kept.extend(row.token_states is not None for row in rollout.rows)
+            return values_of(rollout)
+
+        trainer._values_of_generation = watch
         trainer.model.eval()
-        trainer.play_unscored([teams.dataset(1)[0]])
-        assert not kept and trainer._token_states is None
+        (episode,) = trainer.team.play([teams.dataset(1)[0]])
+        assert all(row.token_states is None for row in episode.rows)
         trainer.train()
-        assert kept and trainer._token_states is None
+        assert kept and all(kept)
 
     @pytest.mark.parametrize("critic", ["team", "agent"])
     def test_no_reply_changes_its_own_value(self, tiny_model, tmp_path, critic):
@@ -663,7 +667,7 @@ class TestCritic:
         trainer = teams.make(
             tiny_model, tmp_path, workflow=teams.Pair(), critic_backprop=backprop, callbacks=[watch], vf_coef=0.5
         )
-        teams.randomize(trainer.team)
+        teams.randomize(trainer.modules)
         teams.script(trainer)
         assign = trainer._assign_credit
 
@@ -687,11 +691,11 @@ class TestCritic:
             lr_scheduler_type="linear",
             cliprange_value=10.0,
         )
-        teams.randomize(trainer.team.value_head.out, scale=0.2)  # a critic that says something starts where it is
+        teams.randomize(trainer.modules.value_head.out, scale=0.2)  # a critic that says something starts where it is
         teams.script(trainer)
         trainer.train()
         losses = teams.logged(trainer, "critic/value_loss")
-        assert trainer.team.value_head.start == 0 and losses[0] > 0.1 and losses[-1] < 0.01
+        assert trainer.modules.value_head.start == 0 and losses[0] > 0.1 and losses[-1] < 0.01
 
     @pytest.mark.parametrize("lam", [0.95, 1.0])
     def test_starts_at_the_mean_return_of_the_first_batch(self, tiny_model, tmp_path, lam):
@@ -707,8 +711,8 @@ class TestCritic:
         assert teams.logged(trainer, "critic/residual_mean")[:2] == pytest.approx([0, 0])
         trainer._save(str(tmp_path / "saved"))
         again = teams.make(tiny_model, tmp_path, workflow=teams.Pair())
-        again._load_team(str(tmp_path / "saved"))
-        assert again.team.value_head.start == 0.25
+        again._load_modules(str(tmp_path / "saved"))
+        assert again.modules.value_head.start == 0.25
 
 
 class TestVLLM:
@@ -720,7 +724,7 @@ class TestVLLM:
         generation._dist = SimpleNamespace(is_fsdp=False, gather_params=lambda parameters: nullcontext())
         assert any(name.startswith("marcog_team.") for name, _ in generation._iter_named_params())
         trainer.vllm_generation = generation
-        trainer._keep_team_from_vllm()
+        trainer._keep_modules_from_vllm()
         sent = {name: tensor.clone() for name, tensor in trainer.vllm_generation._iter_named_params()}
         base = AutoModelForCausalLM.from_pretrained(tiny_model)
         assert sent.keys() == dict(base.named_parameters()).keys()
@@ -751,7 +755,7 @@ class TestOptimizer:
         trainer = teams.make(
             tiny_model, tmp_path, SHPPOTrainer, workflow=teams.Pair(), callbacks=[watch], max_grad_norm=1e-3
         )
-        teams.randomize(trainer.team)
+        teams.randomize(trainer.modules)
         teams.script(trainer)
         trainer.train()
         squares = {"value_head": 0.0, "latent_net": 0.0, "inference_net": 0.0, "policy": 0.0}

@@ -330,7 +330,7 @@ class TestRewards:
             return [1.0] * len(verdicts)
 
         trainer = teams.make(tiny_model, tmp_path, reward=reward, workflow=Run(), num_generations=2)
-        trainer._executor = Executor()
+        trainer.team._executor = Executor()
         teams.script(trainer)
         teams.generation_batch(trainer)
 
@@ -461,7 +461,7 @@ class TestDefaults:
             def run(self, jobs):
                 return [Verdict("passed", 1, 1, ()) for _ in jobs]
 
-        trainer._executor = Executor()
+        trainer.team._executor = Executor()
         teams.script(trainer)
         trainer.train()
         assert trainer.evaluate()["eval_reward"]
@@ -497,9 +497,11 @@ class TestEarlyTermination:
     def test_evaluation_ends_them_as_well(self, tiny_model, tmp_path):
         trainer, calls = self.make(tiny_model, tmp_path, 2.0)
         trainer.model.eval()
-        trainer._executor = SimpleNamespace(submit=lambda jobs: finished([Verdict("failed", 0, 1, ()) for _ in jobs]))
+        trainer.team._executor = SimpleNamespace(
+            submit=lambda jobs: finished([Verdict("failed", 0, 1, ()) for _ in jobs])
+        )
         problem = {"prompt": "def f(x):", **{name: column[0] for name, column in TESTED.items()}}
-        episodes = trainer.play_episodes([problem] * 4)
+        episodes = trainer.scorer.begin(trainer.team, [problem] * 4)()
         assert [len(prompts) for prompts, _ in calls] == [8, 4]
         assert [len(episode.turns) for episode in episodes] == [2, 1, 1, 2]
         assert [episode.turns[-1].rewards and episode.turns[-1].rewards["a"] for episode in episodes] == [
@@ -562,7 +564,7 @@ class TestOverlap:
         )  # fmt: skip
         forward = trainer._get_per_token_logps_and_entropies
         trainer._get_per_token_logps_and_entropies = lambda *a, **k: events.append("forward") or forward(*a, **k)
-        trainer._executor = Executor()
+        trainer.team._executor = Executor()
         teams.script(trainer)
         output = teams.generation_batch(trainer)
         # Of the reference, and of values where generation was scripted
@@ -677,7 +679,7 @@ class TestBadInput:
                 "eval_dataset has no column 'test', which workflow Pipeline needs",
             ),
             ({"reward": "accuracy"}, "Reward 'accuracy' is unknown. Use one of"),
-            ({"reward": None}, "reward_funcs is missing; .* works"),
+            ({"reward": None}, r"reward_funcs is missing\. Pass 'execution_reward'"),
             (
                 {"loss_type": "dr_grpo", "workflow": teams.Pair()},
                 "loss_type='dr_grpo' does not support agent_loss_weighting='agent'. Use loss_type='dapo' or 'grpo', or",
@@ -737,7 +739,7 @@ class TestBadInput:
         other.save_pretrained(tmp_path / "adapter")
         base = AutoModelForCausalLM.from_pretrained(tiny_model)
         frozen = PeftModel.from_pretrained(base, tmp_path / "adapter" / "helper")
-        with pytest.raises(ValueError, match=r"adapter is frozen; .*is_trainable=True.* works"):
+        with pytest.raises(ValueError, match=r"adapter is frozen\. Use .*is_trainable=True"):
             teams.make(frozen, tmp_path, peft_config=None)
 
 
@@ -910,7 +912,7 @@ class TestFeatures:
             trainer = teams.make(
                 tiny_model, tmp_path, SHPPOTrainer, workflow=teams.Pair(), callbacks=[watch], **options
             )
-            teams.randomize(trainer.team.core_decoder)
+            teams.randomize(trainer.modules.core_decoder)
             teams.script(trainer)
             trainer.train()
             return watch.gradients[0]
@@ -1040,7 +1042,7 @@ def test_settings_that_contradict_a_workflow_instance_are_refused(tmp_path, opti
 
 def test_settings_follow_a_workflow_instance(tiny_model, tmp_path):
     trainer = teams.make(tiny_model, tmp_path, workflow=teams.Pair(num_turns=2), roles={"a": "You are a."})
-    team = trainer.team_description()
+    team = trainer.team.description.to_dict()
     assert team["num_turns"] == team["settings"]["num_turns"] == 2
 
 
@@ -1088,7 +1090,7 @@ def with_tests():
 def test_team_json_describes_a_workflow_instance(tiny_model, tmp_path, name, options, settings):
     workflow = make_workflow(name, num_turns=2, **options)
     trainer = teams.make(tiny_model, tmp_path, data=with_tests(), workflow=workflow)
-    described = trainer.team_description()["settings"]
+    described = trainer.team.description.to_dict()["settings"]
     expected = {"num_turns": 2, **options, **settings}
     assert {key: described[key] for key in expected} == expected
     # What was described agrees with the instance when the team is made again
@@ -1097,4 +1099,4 @@ def test_team_json_describes_a_workflow_instance(tiny_model, tmp_path, name, opt
 
 def test_team_json_has_the_name_that_was_passed_as_workflow(tiny_model, tmp_path):
     trainer = teams.make(tiny_model, tmp_path, data=with_tests(), workflow="collaboration")
-    assert trainer.team_description()["settings"]["workflow"] == "collaboration"
+    assert trainer.team.description.to_dict()["settings"]["workflow"] == "collaboration"

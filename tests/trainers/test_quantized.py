@@ -10,7 +10,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from marcog_trl import MultiAgentPPOTrainer, SHPPOTrainer
-from marcog_trl.trainers.saved import load_trainer
+from marcog_trl.team.team import Team
 
 
 Linear4bit = pytest.importorskip("bitsandbytes").nn.Linear4bit
@@ -57,7 +57,7 @@ def test_an_exported_agent_is_the_live_one(tiny_model, tmp_path):
         tiny_model, tmp_path / "run", SHPPOTrainer, workflow=teams.Pair(), latent_scope="agent",
         quantization_config=BitsAndBytesConfig(**FOUR_BITS),
     )  # fmt: skip
-    teams.randomize(trainer.team, scale=0.1)
+    teams.randomize(trainer.modules, scale=0.1)
     for parameter in trainer.model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
@@ -80,11 +80,10 @@ def test_a_saved_team_says_how_its_base_was_quantised(tiny_model, tmp_path):
     trainer = teams.make(tiny_model, tmp_path, SHPPOTrainer, workflow=teams.Pair(), quantization_config=quantised)
     trainer.save_model()
     assert json.loads((tmp_path / "team.json").read_text())["quantization_config"]["load_in_4bit"]
-    arguments = (tmp_path, teams.dataset(), teams.Pair(), teams.letters)
     with pytest.warns(UserWarning, match="trained on a quantised base model .*, and is loaded on one that is not"):
-        unquantised = load_trainer(*arguments).model.get_base_model()
+        unquantised = Team.from_pretrained(tmp_path, workflow=teams.Pair()).model.get_base_model()
     assert not getattr(unquantised, "is_quantized", False)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*quantised base model")
-        loaded = load_trainer(*arguments, quantization_config=quantised)
+        loaded = Team.from_pretrained(tmp_path, workflow=teams.Pair(), quantization_config=quantised)
     assert loaded.model.get_base_model().is_quantized

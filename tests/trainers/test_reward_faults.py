@@ -299,7 +299,7 @@ class TestExecution:
                 future.set_exception(RuntimeError("no worker could be started"))
                 return future
 
-        trainer._executor = Broken()
+        trainer.team._executor = Broken()
         with pytest.raises(RuntimeError, match="no worker could be started"):
             trainer.train()
 
@@ -418,7 +418,7 @@ def test_a_thousand_batches_with_faults_leave_nothing_behind(tiny_model, tmp_pat
     print(counts)
     assert later_files <= files + 2 and later_threads <= threads
     assert later_processes <= processes + 2  # a judge may be waiting in each worker
-    trainer.close_executor()
+    trainer.executor.close()
     time.sleep(1)
     assert not descendants(os.getpid())
 

@@ -57,7 +57,7 @@ class Executor:
 def make(model, path, reward, lost=0, trainer_class=MultiAgentTrainer, **options):
     options = {"data": problems(), "workflow": Answers(), **options}
     trainer = teams.make(model, path, trainer_class, reward=reward, **options)
-    trainer._executor = Executor(lost)
+    trainer.team._executor = Executor(lost)
     teams.script(trainer)
     return trainer
 
@@ -126,8 +126,8 @@ class TestInfrastructure:
                 yield Execute([solution_job(problem, self.solution(problem, replies))])
 
         trainer = make(tiny_model, tmp_path, [naive], workflow=Tries())
-        trainer._executor.run = lambda jobs: [Verdict("infrastructure", 0, 2) for _ in jobs]
-        trainer._executor.submit = lambda jobs: finished([Verdict("passed", 2, 2) for _ in jobs])
+        trainer.team._executor.run = lambda jobs: [Verdict("infrastructure", 0, 2) for _ in jobs]
+        trainer.team._executor.submit = lambda jobs: finished([Verdict("passed", 2, 2) for _ in jobs])
         assert live_episodes(teams.generation_batch(trainer)) == [True] * 4
         assert trainer._metrics["train"]["rewards/naive/mean"] == [1.0]
 
@@ -287,7 +287,7 @@ class TestEvaluation:
     def test_every_solution_is_executed_once(self, tiny_model, tmp_path):
         trainer = make(tiny_model, tmp_path, ["execution_reward", "graded_reward"])
         figures, _ = evaluated(trainer, tmp_path)
-        jobs = trainer._executor.submitted
+        jobs = trainer.team._executor.submitted
         assert len(jobs) == len(set(jobs)) == 12
         assert figures["execution_reward/pass_rate"] == figures["graded_reward/pass_rate"] == 0.5
 
@@ -337,7 +337,7 @@ class TestEvaluation:
         )  # fmt: skip
         texts = ["class Counter:\n    def up(self):\n        return 1", "no code"]
         ids = [trainer._tokenizer(text)["input_ids"] for text in texts]
-        trainer._generate_single_turn = lambda prompts, *rest: ([ids[i % 2] for i, _ in enumerate(prompts)], None)
+        trainer.team._generate = lambda rows, processors: [ids[i % 2] for i, _ in enumerate(rows)]
         figures, records = evaluated(trainer, tmp_path)
         components = records[0]["samples"][0]["components"]
         first, second = trainer.agents

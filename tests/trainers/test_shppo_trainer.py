@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from marcog_trl import MultiAgentPPOTrainer, SHPPOConfig, SHPPOTrainer
 from marcog_trl.team import modules
-from marcog_trl.team.modules import Flight
+from marcog_trl.team.modules import ForwardContext
 
 
 MODES = {
@@ -95,7 +95,7 @@ class TestGradients:
             vf_coef=1.0 if loss == "value" else 0.0,
             **options,
         )
-        teams.randomize(trainer.team)
+        teams.randomize(trainer.modules)
         assign = trainer._assign_credit
 
         def credit(output, rollout):
@@ -132,7 +132,7 @@ class TestEquality:
 
         def freeze(trainer):
             if mode != "shared":
-                trainer.team.core_decoder.requires_grad_(False)
+                trainer.modules.core_decoder.requires_grad_(False)
 
         trainer = self.run(tiny_model, tmp_path, SHPPOTrainer, freeze, **MODES[mode])
         expected, weights = teams.trainable(ppo), teams.trainable(trainer)
@@ -152,12 +152,12 @@ class TestEquality:
         """At random where LoRA's B is 0, else at 0; the policy before the first update is that of the base model or adapter."""
         options = {"core_scale": 0.0} if scale == 0.0 and initial is True else {}
         trainer = teams.make(tiny_model, tmp_path, SHPPOTrainer, lora={"init_lora_weights": initial}, **options)
-        weight = trainer.team.core_decoder.cores.weight
+        weight = trainer.modules.core_decoder.cores.weight
         assert weight.any() == (scale > 0)
         ids = torch.arange(20, 32)[None]
         with torch.no_grad():
             expected = trainer.model(ids).logits
-            with trainer.team.rows(Flight(z=torch.ones(1, trainer.args.latent_size))):
+            with trainer.modules.rows(ForwardContext(z=torch.ones(1, trainer.args.latent_size))):
                 assert torch.equal(trainer.model(ids).logits, expected)
 
     def test_with_free_cores_it_is_not(self, tiny_model, tmp_path, ppo):
@@ -189,7 +189,7 @@ class TestEquality:
                 per_device_train_batch_size=12,
                 **MODES[mode],
             )
-            teams.randomize(trainer.team)
+            teams.randomize(trainer.modules)
             trainer._draw = lambda count: torch.zeros(count, trainer.args.latent_size)
             teams.script(trainer)
             if workflow is SameAsked:  # the prompt does not tell whose reply it is
@@ -217,7 +217,7 @@ def watched_latents(trainer):
         kind = "update" if torch.is_grad_enabled() else "rollout"
         seen[kind].append(args[0].detach().clone())
 
-    trainer.team.core_decoder.register_forward_pre_hook(keep)
+    trainer.modules.core_decoder.register_forward_pre_hook(keep)
     return seen
 
 
@@ -245,7 +245,7 @@ class TestLatents:
         for first, second in ((0, 1), (2, 3)):
             used = torch.cat([seen["update"][first], seen["update"][second]])
             assert sorted(used.tolist()) == sorted(batch["z"].tolist())
-        mu, _ = trainer.team.latent_net(batch["team_obs"])
+        mu, _ = trainer.modules.latent_net(batch["team_obs"])
         assert (mu[:, 0] - batch["z"]).abs().max() > 0.05  # while LatentNet moved on
 
     def test_follow_latent_net_with_their_own_noise_where_the_policy_trains_it(self, tiny_model, tmp_path):
@@ -266,7 +266,7 @@ class TestLatents:
         def compute_loss(model, inputs):
             batches.append(inputs)
             with torch.no_grad():
-                nets.append(trainer.team.latent_net(inputs["obs"]))
+                nets.append(trainer.modules.latent_net(inputs["obs"]))
             return update(model, inputs)
 
         trainer._compute_loss = compute_loss
@@ -282,7 +282,7 @@ class TestLatents:
             tiny_model, tmp_path, SHPPOTrainer, workflow=SameAsked(), latent_scope=scope, per_device_train_batch_size=8
         )
         output = teams.generation_batch(trainer)
-        mu, sigma = trainer.team.latent_net(output["team_obs"])
+        mu, sigma = trainer.modules.latent_net(output["team_obs"])
         # Rows: problem, agent, generation. Agents are asked the same, and differ
         assert (mu[:, 0] - mu[:, 1]).abs().amax(-1).min() > 1e-2
         different_problems = (mu[0, 0] - mu[4, 0]).abs().max()
@@ -329,7 +329,7 @@ class TestLatents:
             trainer.evaluate()
             batch = stored[-1]
             assert not batch["team_eps"].any()
-            mu, _ = trainer.team.latent_net(batch["team_obs"])
+            mu, _ = trainer.modules.latent_net(batch["team_obs"])
             torch.testing.assert_close(batch["z"], mu[torch.arange(len(mu)), batch["agent"]])
 
     def test_every_row_carries_its_team_turn(self, tiny_model, tmp_path):
@@ -380,7 +380,7 @@ class TestLatents:
                 gradient_accumulation_steps=steps,
                 vf_coef=0.0,
             )
-            for parameter in trainer.team.inference_net.parameters():
+            for parameter in trainer.modules.inference_net.parameters():
                 torch.nn.init.zeros_(parameter)
             assign = trainer._assign_credit
 
@@ -397,7 +397,7 @@ class TestLatents:
 class TestTeam:
     def test_its_modules_do_not_depend_on_its_size(self, tiny_model, tmp_path):
         pair = teams.make(tiny_model, tmp_path, SHPPOTrainer, workflow=teams.Pair())
-        teams.randomize(pair.team)
+        teams.randomize(pair.modules)
         seven = teams.make(
             tiny_model,
             tmp_path,
@@ -406,7 +406,7 @@ class TestTeam:
             per_device_train_batch_size=7,
             num_generations=1,
         )
-        seven.team.load_state_dict(pair.team.state_dict())
+        seven.modules.load_state_dict(pair.modules.state_dict())
         seven.train()
         assert len(teams.logged(seven, "latent/loss")) == 1
 
@@ -420,9 +420,9 @@ class TestTeam:
         )
         trainer.train()
         assert len(teams.logged(trainer, "loss")) == 2
-        with trainer.greedy():
+        with trainer.team.greedy():
             trainer.model.eval()
-            assert len(trainer.play_unscored([teams.dataset(1)[0]])[0].rows) == 2
+            assert len(trainer.team.play([teams.dataset(1)[0]])[0].rows) == 2
 
     @pytest.mark.parametrize(
         ("peft_config", "message"),
@@ -466,7 +466,7 @@ class TestTeam:
             tiny_model, tmp_path, SHPPOTrainer, lora={"rank_pattern": {"q_proj": 2}}, workflow=teams.Pair()
         )
         trainer.train()
-        assert {2, 4} == set(trainer.team.core_decoder.ranks)
+        assert {2, 4} == set(trainer.modules.core_decoder.ranks)
 
     def test_how_differently_agents_behave_is_logged(self, tiny_model, tmp_path):
         trainer = teams.make(tiny_model, tmp_path, SHPPOTrainer, workflow=teams.Pair(), max_steps=2)
@@ -484,7 +484,7 @@ class TestTeam:
             return [None if e in masked else float(e) for e in range(len(completions))]
 
         trainer = teams.make(tiny_model, tmp_path, SHPPOTrainer, reward=reward, workflow=teams.Pair(), core_scale=3.0)
-        teams.randomize(trainer.team, scale=0.5)
+        teams.randomize(trainer.modules, scale=0.5)
         trainer.train()
         diversity = teams.logged(trainer, "agents/behavioural_diversity")
         assert diversity == [] if len(masked) == 4 else diversity[0] > 0.01
@@ -519,7 +519,7 @@ class TestSeparate:
             assert adapter.peft_config["default"].r == 4 and adapter.peft_config["default"].lora_alpha == 8
             with torch.no_grad():
                 expected = adapter.eval()(ids).logits
-                with trained.team.rows(Flight(agent=torch.tensor([index]))):
+                with trained.modules.rows(ForwardContext(agent=torch.tensor([index]))):
                     live = trained.model.eval()(ids).logits
             torch.testing.assert_close(live, expected, rtol=1e-5, atol=1e-5)
             logits.append(expected)

@@ -27,7 +27,7 @@ def make(model, path, mode, **options):
     options = {"workflow": teams.Pair(), "max_completion_length": 12, **of_mode, **options}
     trainer = teams.make(model, path, trainer_class, **options)
     if trainer_class is not MultiAgentGRPOTrainer:
-        teams.randomize(trainer.team, scale=0.2)
+        teams.randomize(trainer.modules, scale=0.2)
     return trainer
 
 
@@ -49,8 +49,8 @@ def played(trainer):
     problems = [{"prompt": "def f0(x):"}, {"prompt": "def a_longer_name(x):"}]
     was_training = trainer.model.training
     trainer.model.eval()
-    with torch.no_grad(), trainer.greedy():
-        episodes = trainer.play_unscored(problems)
+    with torch.no_grad(), trainer.team.greedy():
+        episodes = trainer.team.play(problems)
     trainer.model.train(was_training)
     return {agent: [episode.turns[0].replies[agent] for episode in episodes] for agent in trainer.agents}
 

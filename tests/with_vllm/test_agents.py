@@ -44,7 +44,7 @@ def make(model, path, **options):
             **options,
         },
     )
-    teams.randomize(trainer.team, scale=0.2)
+    teams.randomize(trainer.modules, scale=0.2)
     return trainer
 
 
@@ -173,8 +173,8 @@ class TestEvaluation:
             assert len(given) == steps + 1
             return
         assert len(given) == steps + 1  # the weights changed, and so did the noise: to none
-        mu, _ = trainer.team.latent_net(trainer._role_observations)
-        folded = fold_adapters(trainer.model, trainer.team.core_decoder(mu))
+        mu, _ = trainer.modules.latents(trainer.team.role_observations)
+        folded = fold_adapters(trainer.model, trainer.modules.core_decoder(mu))
         for state, expected in zip(given[-1], folded, strict=True):
             for name, tensor in expected.items():
                 torch.testing.assert_close(state[name], tensor)
@@ -198,10 +198,10 @@ class TestEvaluation:
         problems = [{"prompt": LONG[0]}] * 4
 
         def replies():
-            return {tuple(row.completion_ids) for episode in trainer.play_unscored(problems) for row in episode.rows}
+            return {tuple(row.completion_ids) for episode in trainer.team.play(problems) for row in episode.rows}
 
         sampled = replies()
-        with trainer.greedy():
+        with trainer.team.greedy():
             likeliest = replies()
         assert len(likeliest) <= 3 < len(sampled)  # one reply per agent
 

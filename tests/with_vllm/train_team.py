@@ -62,7 +62,7 @@ def main():
         ddp_backend="gloo",
         **options,
     )
-    teams.randomize(trainer.team, scale=0.2)
+    teams.randomize(trainer.modules, scale=0.2)
     rows = []
     play = trainer._play
 

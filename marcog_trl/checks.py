@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from numbers import Integral, Real
 from types import NoneType
@@ -103,3 +104,15 @@ def _wrong(value: Any, allowed: Range, whole: bool) -> str:
     if number in allowed:
         return ""
     return f"must be {allowed}" if math.isfinite(number) else "must be a finite number"
+
+
+def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Raises a `ValueError` where the field `name` has none of the values that it may have."""
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r} is unknown. Use one of {', '.join(map(repr, allowed))}.")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known name that is most similar to an unknown one; empty if none is."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
+    return close[0] if close else ""

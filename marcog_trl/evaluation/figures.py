@@ -1,0 +1,116 @@
+"""The figures of an evaluation, from its records."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from marcog_trl.evaluation.estimates import estimate_pass_at_k
+from marcog_trl.evaluation.journal import ProblemRecord
+from marcog_trl.parsing.extract import syntax_error
+from marcog_trl.rollout.records import Episode
+
+
+EpisodeRecord = dict[str, Any]
+"""What is known of an episode, as JSON."""
+
+
+def describe_episode(episode: Episode, reward_names: Sequence[str], eos_token_ids: Sequence[int]) -> EpisodeRecord:
+    """One episode as the journal has it."""
+    turn = episode.turns[-1]
+    assert turn.tested is not None and turn.score is not None
+    job, verdict = turn.tested
+    agents: dict[str, dict[str, int]] = {}
+    for row in episode.rows:
+        spoken = agents.setdefault(row.slot.agent, {"replies": 0, "tokens": 0, "truncated": 0})
+        spoken["replies"] += 1
+        spoken["tokens"] += len(row.completion_ids)
+        spoken["truncated"] += not set(row.completion_ids[-1:]) & set(eos_token_ids)
+    components = {
+        f"rewards/{name}": value
+        for name, value in zip(reward_names, turn.score.values, strict=True)
+        if not math.isnan(value)
+    }
+    return {
+        "status": verdict.status,
+        "tests_passed": verdict.passed,
+        "tests": verdict.total,
+        "message": verdict.message,
+        "failed_tests": [t for t, result in enumerate(verdict.tests) if result.status != "passed"],
+        "execution_seconds": verdict.seconds,
+        "code": job.code,
+        "replies": dict(turn.replies),
+        "parses": bool(job.code) and all(syntax_error(reply) is None for reply in turn.replies.values()),
+        "reward": None if turn.rewards is None else sum(turn.rewards.values()) / len(turn.rewards),
+        "components": {**turn.score.metrics, **components},
+        "turns": len(episode.turns),
+        "agents": agents,
+    }
+
+
+def summarize(records: Sequence[ProblemRecord], k: Sequence[int]) -> dict[str, float]:
+    """
+    Figures of an evaluation.
+
+    Args:
+        records (`Sequence[dict]` of length P): The lines of the evaluation's `.jsonl`, one per problem.
+        k (`Sequence[int]`): Which pass@k.
+
+    Returns:
+        `dict[str, float]`: See [`evaluate_team`].
+
+    Raises:
+        ValueError: If a problem has fewer samples than `max(k)`.
+    """
+    sampled = [episode for record in records for episode in record["samples"]]
+    greedy = [record["greedy"] for record in records]
+
+    def mean(values: Sequence[float]) -> float:
+        return sum(values) / len(values)
+
+    def solved(episodes: Sequence[EpisodeRecord]) -> list[float]:
+        return [float(episode["status"] == "passed") for episode in episodes]
+
+    correct = [(len(record["samples"]), int(sum(solved(record["samples"])))) for record in records]
+    by_problem = {
+        "solved": [c / n for n, c in correct],
+        "solved_greedy": solved(greedy),
+        **{f"pass@{size}": [estimate_pass_at_k(n, c, size) for n, c in correct] for size in k},
+    }
+    figures: dict[str, float] = {}
+    for name, values in by_problem.items():
+        figures[name] = mean(values)
+        if len(values) > 1:
+            figures[f"{name}_interval"] = _half_interval(values)
+    rewards = [episode["reward"] for episode in sampled if episode["reward"] is not None]
+    figures |= {
+        "reward": mean(rewards) if rewards else 0.0,
+        "tests_passed": mean([episode["tests_passed"] / episode["tests"] for episode in sampled]),
+        "parses": mean([float(episode["parses"]) for episode in sampled]),
+        "turns": mean([episode["turns"] for episode in sampled]),
+        "samples": len(sampled),
+        "problems": len(records),
+    }
+    tokens = [spoken["tokens"] for episode in sampled for spoken in episode["agents"].values()]
+    figures["tokens_per_problem"] = sum(tokens) / len(records)
+    for agent in dict.fromkeys(agent for episode in sampled for agent in episode["agents"]):
+        spoken = [episode["agents"][agent] for episode in sampled if agent in episode["agents"]]
+        for name in ("tokens", "truncated"):
+            figures[f"agents/{agent}/{name}"] = sum(s[name] for s in spoken) / sum(s["replies"] for s in spoken)
+    figures |= {
+        "seconds_per_problem": mean([record["seconds"] for record in records]),
+        "waiting_per_problem": mean([record["waiting_seconds"] for record in records]),
+        "infrastructure": sum(episode["status"] == "infrastructure" for episode in [*sampled, *greedy]),
+    }
+    for name in dict.fromkeys(name for episode in sampled for name in episode["components"]):
+        values = [episode["components"][name] for episode in sampled if name in episode["components"]]
+        # What a reward function logs never replaces a figure of the evaluation
+        figures[f"logged/{name}" if name in figures else name] = mean(values)
+    return figures
+
+
+def _half_interval(values: Sequence[float]) -> float:
+    """Half the width of the 95 % interval of a mean of independent values (normal approximation)."""
+    n, mean = len(values), sum(values) / len(values)
+    return 1.96 * math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1) / n)

@@ -1,0 +1,306 @@
+"""Loads a saved team."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from peft import PeftConfig, PeftModel, get_peft_model_state_dict
+from safetensors import safe_open
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from marcog_trl.agents import Workflow
+from marcog_trl.checks import nearest
+from marcog_trl.heterogeneity import CoreDecoder, LatentNet, LoraCores
+from marcog_trl.processes import this_process
+from marcog_trl.team.base_models import check_model
+from marcog_trl.team.description import MODULES_FILE, TEAM_FILE, TeamDescription, agents_of
+from marcog_trl.team.modules import TeamModule
+from marcog_trl.team.settings import TeamSettings
+from marcog_trl.workflows import make_workflow
+
+
+USE_SAVED_TEAM = "Use a folder that a trainer's save_model wrote."
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+
+
+def load_team(
+    cls: Any,
+    path: str | Path,
+    workflow: Workflow | None,
+    base_model: str | None,
+    quantization_config: Any,
+    model_init_kwargs: dict[str, Any],
+    device: Any,
+    overrides: dict[str, Any],
+) -> Any:
+    """See [`~marcog_trl.Team.from_pretrained`]; `overrides` are fields of [`TeamSettings`], and `cls` is the class of the team."""
+    path = find_team(path)
+    saved = TeamDescription.read(path / TEAM_FILE)
+    settings, others = settings_with(path, saved, overrides, workflow)
+    given, workflow = workflow is not None, settings.make_workflow(workflow)
+    if workflow.needs_tests:
+        executor = settings.make_executor()  # before anything is loaded: it may refuse this machine
+    else:
+        executor = None
+    described = _describe(path, saved, settings, workflow, overrides, others, base_model, given)
+    check_files(path, saved, settings.parameter_sharing == "separate")
+    tokenizer = load_tokenizer(path)
+    base = base_model or saved.base_model
+    try:
+        check_model("base_model", base, tokenizer=False, **model_init_kwargs)  # the team brings its own
+    except ValueError as error:
+        raise ValueError(f"{error} It is the base model of {str(path)!r}: set base_model to where it is.") from error
+    model = load_base_model(base, quantization_config, model_init_kwargs, device)
+    warn_of_quantization(path, saved, model)
+    with reading(
+        f"the weights of {str(path)!r}, on the base model {base!r},",
+        "Set base_model to the one that they were trained on.",
+    ):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Found missing adapter keys")  # refused in the next line
+            model = PeftModel.from_pretrained(model, str(path))
+        check_layers(model, path / ADAPTER_FILES[1])
+        modules = load_modules(path, model, settings, described.names)
+    model.requires_grad_(False).eval()
+    return cls(model, tokenizer, workflow, settings, described, modules, executor)
+
+
+def load_base_model(name: str, quantization_config: Any, model_init_kwargs: Mapping[str, Any], device: Any) -> Any:
+    """A base model on its device, in float32 where `model_init_kwargs` does not say otherwise, as in TRL."""
+    options = {"dtype": "float32", **model_init_kwargs}
+    device = this_process().device if device is None else torch.device(device)
+    if quantization_config is not None:
+        options |= {"quantization_config": quantization_config, "device_map": {"": device}}
+    model = AutoModelForCausalLM.from_pretrained(name, **options)
+    return model if quantization_config is not None or "device_map" in options else model.to(device)
+
+
+def load_tokenizer(path: Path) -> Any:
+    """The tokenizer that was saved with a team."""
+    with reading(path / "tokenizer.json"):
+        tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
+    names = tokenizer.vocab_files_names.values()
+    # Without a vocabulary, transformers makes an empty one
+    if not any((path / name).is_file() for name in names):
+        raise ValueError(f"{str(path)!r} has none of {', '.join(names)}. {USE_SAVED_TEAM}")
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_modules(path: Path, model: Any, settings: TeamSettings, agents: list[str]) -> TeamModule | None:
+    """The modules that a team speaks with: the core decoder and the network of its latents, or nothing."""
+    if settings.parameter_sharing == "shared":
+        return None
+    cores, networks = LoraCores(model), {}
+    if settings.has_latents:
+        observation_size = 2 * model.config.get_text_config().hidden_size
+        networks = {
+            "core_decoder": CoreDecoder(settings.latent_size, cores.ranks, 0.0),
+            "latent_net": LatentNet(observation_size, settings.latent_size, sigma_min=settings.sigma_min),
+        }
+    modules = TeamModule(cores=cores, agents=agents, **networks)  # type: ignore[arg-type]
+    if networks:
+        weights = load_file(path / MODULES_FILE)
+        modules.load_state_dict({key: value for key, value in weights.items() if key.partition(".")[0] in networks})
+    modules.to(model.device)
+    modules.attach(model.get_base_model())
+    return modules
+
+
+# What is checked
+
+
+def settings_with(
+    path: Path, saved: TeamDescription, overrides: Mapping[str, Any], workflow: Workflow | None
+) -> tuple[TeamSettings, tuple[str, ...]]:
+    """
+    The settings of a saved team with others in place of some, and which of `num_agents` and `roles` make it another team.
+
+    Raises:
+        ValueError: If a setting is unknown, or agents with an adapter each would have to be others.
+    """
+    known = {f.name for f in fields(TeamSettings)}
+    for name in overrides:
+        if name not in known:
+            near = nearest(name, known)
+            raise ValueError(f"A team has no setting {name!r}." + (near and f" Did you mean {near!r}?"))
+    unknown = saved.settings.keys() - known - {"critic", "critic_backprop"}
+    if unknown:
+        raise ValueError(
+            f"{str(path / TEAM_FILE)!r} has the unknown setting {min(unknown)!r}. Remove it from the file."
+        )
+    overrides = dict(overrides)
+    separate = saved.settings.get("parameter_sharing") == "separate"
+    if separate and overrides.get("num_agents") == len(saved.agents):
+        del overrides["num_agents"]
+    others = tuple(name for name in ("num_agents", "roles") if overrides.get(name) is not None)
+    if separate and "num_agents" in others:
+        raise ValueError(
+            f"num_agents={overrides['num_agents']} does not fit {str(path)!r}, where each of the agents {saved.names} has its own "
+            "adapter. Leave num_agents out, or use a team that shares one adapter."
+        )
+    if workflow is None and others:
+        overrides["roles"] = _roles(saved.settings, overrides)
+    own = {name: value for name, value in saved.settings.items() if name in known}
+    return TeamSettings(**own | overrides), others
+
+
+def _describe(
+    path: Path,
+    saved: TeamDescription,
+    settings: TeamSettings,
+    workflow: Workflow,
+    overrides: Mapping[str, Any],
+    others: tuple[str, ...],
+    base_model: str | None,
+    given: bool,
+) -> TeamDescription:
+    """The description of the team that is loaded, the saved one or another on the same weights; `given`: whether its workflow is."""
+    found = [agent.name for agent in workflow.agents]
+    if not others and saved.names != found:
+        if given:
+            raise ValueError(
+                f"the given workflow has the agents {found}, but the team of {str(path)!r} has {saved.names}. Use the workflow "
+                "that the team was trained with."
+            )
+        raise ValueError(
+            f"{str(path / TEAM_FILE)!r} has the agents {saved.names}, but its workflow {type(workflow).__name__} has {found}. "
+            f"{USE_SAVED_TEAM}"
+        )
+    current = {name: getattr(settings, name, value) for name, value in saved.settings.items()}
+    current |= {name: getattr(settings, name) for name in ("num_agents", "roles") if name in others}
+    described = dataclasses.replace(
+        saved,
+        base_model=base_model or saved.base_model,
+        agents=agents_of(workflow),
+        workflow=type(workflow).__name__,
+        num_turns=workflow.num_turns,
+        modules={name: current.get(name, value) for name, value in saved.modules.items()},
+        settings=current,
+    )
+    replaced = {name: value for name, value in overrides.items() if value != saved.settings.get(name)}
+    but = tuple(name for name, given in (("agents", others), ("base_model", base_model)) if given)
+    but += ("num_turns",) if "num_turns" in replaced else ()
+    difference = saved.difference(described, but)
+    if difference is None:
+        return described
+    key, its, ours = difference
+    if replaced.keys() & saved.settings.keys():
+        changed = ", ".join(f"{name}={value!r}" for name, value in replaced.items() if name in saved.settings)
+        raise ValueError(
+            f"{str(path)!r} was saved with {key}={its!r}. With {changed} it would be {ours!r}, which its weights do not fit. "
+            "Leave these settings out."
+        )
+    raise ValueError(
+        f"{str(path / TEAM_FILE)!r} contradicts itself: {key} is {its!r}, but its settings give {ours!r}. {USE_SAVED_TEAM} For "
+        "other role texts, pass roles={'main': ...} or --agents agents.yaml."
+    )
+
+
+def _roles(saved: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, str] | None:
+    """The role texts of a team of another size or with other roles: the trained ones of agents that it has, and new ones."""
+    kept = saved.get("roles") or {}
+    if kept and overrides.get("num_agents") is not None:
+        agents = make_workflow(saved["workflow"], num_agents=overrides["num_agents"]).agents
+        kept = {agent.name: kept[agent.name] for agent in agents if agent.name in kept}
+    return {**kept, **(overrides.get("roles") or {})} or None
+
+
+def check_files(path: Path, saved: TeamDescription, separate: bool) -> None:
+    """
+    Raises:
+        ValueError: If a saved team lacks a file, or has one that cannot be read or is another base model's.
+    """
+    folders = [path / "agents" / name for name in saved.names] if separate else []
+    for folder in (path, *folders):
+        for name in ADAPTER_FILES:
+            if not (folder / name).is_file():
+                raise ValueError(f"{str(folder)!r} has no {name}. {USE_SAVED_TEAM}")
+    for file in (*(folder / ADAPTER_FILES[1] for folder in (path, *folders)), path / MODULES_FILE):
+        if file.is_file():
+            with reading(file), safe_open(file, "pt"):
+                pass
+    with reading(path / ADAPTER_FILES[0]):
+        config = PeftConfig.from_pretrained(str(path))
+    if config.base_model_name_or_path != saved.base_model:
+        raise ValueError(
+            f"the adapter in {str(path)!r} is for {config.base_model_name_or_path!r}, but {TEAM_FILE} names the base model "
+            f"{saved.base_model!r}. {USE_SAVED_TEAM}"
+        )
+
+
+def warn_of_quantization(path: Path, saved: TeamDescription, model: Any) -> None:
+    """Warns where a team was trained on a quantised base model, and this one is not."""
+    if saved.quantization_config and not getattr(model, "is_quantized", False):
+        warnings.warn(
+            f"{str(path)!r} was trained on a quantised base model ({saved.quantization_config}), and is loaded on one that is not "
+            "quantised. Pass the same quantization_config to get what was trained.",
+            stacklevel=4,
+        )
+
+
+def check_layers(model: Any, file: Path) -> None:
+    """
+    Raises:
+        ValueError: If an adapter is of other layers than the model has, which PEFT would load in part.
+    """
+    with safe_open(file, "pt") as weights:
+        saved = {name for name in weights.keys() if "lora_" in name}
+    current = {name for name in get_peft_model_state_dict(model) if "lora_" in name}
+    for how, names in (("lacks", current - saved), ("has also", saved - current)):
+        if names:
+            raise ValueError(f"{file.name} {how} {min(names)}.")
+
+
+@contextmanager
+def reading(what: Path | str, instead: str = "") -> Iterator[None]:
+    """Says in one line what could not be read; libraries raise many kinds of errors, some of them many lines long."""
+    try:
+        yield
+    except Exception as error:
+        why = " ".join(str(error).split())[:300] if str(error).strip() else type(error).__name__
+        what = repr(str(what)) if isinstance(what, Path) else what
+        raise ValueError(f"{what} cannot be read: {why.rstrip('.')}. {instead or USE_SAVED_TEAM}") from error
+
+
+def find_team(path: str | Path) -> Path:
+    """
+    The folder of a saved team.
+
+    Args:
+        path (`str`): A folder, or a repository of the Hub, which is downloaded.
+
+    Returns:
+        `Path`: A folder with a `team.json` that this version can read.
+
+    Raises:
+        TypeError: If `path` is not a path.
+        ValueError: If there is none.
+    """
+    if not isinstance(path, str | Path):
+        raise TypeError(f"path={path!r} is not a path. {USE_SAVED_TEAM}")
+    folder = Path(path)
+    if not folder.is_dir() and len(folder.parts) == 2 and not folder.is_absolute():
+        try:
+            folder = Path(snapshot_download(str(path)))
+        except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+            cause = str(error).strip().splitlines()[0]
+            raise ValueError(
+                f"{str(path)!r} is not a folder, and not a repository that can be read: {cause.rstrip('.')}. {USE_SAVED_TEAM}"
+            ) from error
+    if not (folder / TEAM_FILE).is_file():
+        missing = f"has no {TEAM_FILE}" if folder.is_dir() else "is not a folder"
+        raise ValueError(f"{str(path)!r} {missing}. {USE_SAVED_TEAM}")
+    TeamDescription.read(folder / TEAM_FILE)
+    return folder

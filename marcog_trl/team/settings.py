@@ -1,0 +1,250 @@
+"""The settings of a team, and the workflow that they describe."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, cast
+
+from transformers import GenerationConfig
+
+from marcog_trl.agents import Workflow
+from marcog_trl.checks import COUNT, NOT_NEGATIVE, POSITIVE, UNIT, Range, check_choice, check_numbers
+from marcog_trl.execution import CodeExecutor
+from marcog_trl.execution.isolation import ISOLATION_LEVELS, IsolationLevel
+from marcog_trl.execution.jobs import LEAST_MEMORY_MB
+from marcog_trl.workflows import Centralized, ClassTeam, Rounds, make_workflow
+from marcog_trl.workflows.expert import ExpertEdits
+from marcog_trl.workflows.feedback import FEEDBACK_MODES
+
+
+@dataclass
+class PlaySettings:
+    """How a team plays: its workflow, and the sandbox that runs its code. The trainers' configurations have these fields too."""
+
+    play_ranges: ClassVar[dict[str, Range]] = {
+        **dict.fromkeys(("num_turns", "num_agents", "num_workers"), COUNT),
+        "execution_timeout": POSITIVE,
+        "execution_memory_mb": Range(LEAST_MEMORY_MB),
+    }
+
+    # Parameters that control the team
+    workflow: str = field(
+        default="single",
+        metadata={"help": "Built-in workflow: 'single', 'collaboration', 'pipeline', 'discussion' or 'classeval'."},
+    )
+    num_turns: int = field(default=1, metadata={"help": "Rounds of the whole team, separated by feedback."})
+    num_agents: int | None = field(
+        default=None, metadata={"help": "Number of agents, for workflows that allow any number."}
+    )
+    roles: dict[str, str] | str | None = field(
+        default=None, metadata={"help": "Role texts that replace agents' own, by agent name, as a mapping or in JSON."}
+    )
+    class_split: str | None = field(
+        default=None,
+        metadata={"help": "Who writes which methods with workflow='classeval': 'random', 'pick' or 'one'."},
+    )
+    centralized: bool = field(
+        default=False, metadata={"help": "Whether one agent writes the parts of all agents in one reply."}
+    )
+    feedback: str = field(
+        default="level_feedback",
+        metadata={
+            "help": "What agents are told between turns: 'level_feedback', 'level_passed', 'passed', 'plain' or "
+            "'expert_edits'."
+        },
+    )
+    expert_model: str | None = field(default=None, metadata={"help": "Model that feedback='expert_edits' asks."})
+    expert_base_url: str | None = field(
+        default=None, metadata={"help": "OpenAI-compatible endpoint that feedback='expert_edits' asks."}
+    )
+    visible_tests: int = field(
+        default=1,
+        metadata={"help": "How many tests feedback may show; a negative number counts from the end, 0 shows all."},
+    )
+    early_termination_threshold: float | None = field(
+        default=None,
+        metadata={"help": "An episode whose turn earned more than this, in reward units, has no further turn."},
+    )
+
+    # Parameters that control code execution
+    num_workers: int | None = field(
+        default=None, metadata={"help": "Worker processes that execute code. Default: this process's share of cores."}
+    )
+    execution_timeout: float = field(default=10.0, metadata={"help": "Wall-clock limit of one program, in seconds."})
+    execution_memory_mb: int = field(default=512, metadata={"help": "Memory limit of one program, in MiB."})
+    isolation: str = field(
+        default="strict",
+        metadata={"help": "How programs are confined: 'strict', 'best_effort' or 'none' (trusted code only)."},
+    )
+
+    def check_play(self) -> None:
+        """
+        Raises:
+            ValueError: If one of the fields above is none of the values that it may have.
+        """
+        check_choice("feedback", self.feedback, FEEDBACK_MODES)
+        if self.class_split is not None:
+            check_choice("class_split", self.class_split, ("random", "pick", "one"))
+        check_choice("isolation", self.isolation, ISOLATION_LEVELS)
+        if self.num_turns > 1 and self.feedback == "expert_edits" and not self.expert_model:
+            raise ValueError(
+                "feedback='expert_edits' needs a model to ask, but expert_model=None. Set expert_model='gpt-4o-mini', for "
+                "example."
+            )
+
+    def make_executor(self) -> CodeExecutor:
+        """The sandbox of these settings."""
+        return CodeExecutor(
+            num_workers=self.num_workers,
+            timeout=self.execution_timeout,
+            memory_mb=self.execution_memory_mb,
+            isolation=cast(IsolationLevel, self.isolation),
+        )
+
+    def make_workflow(self, workflow: Workflow | str | None = None) -> Workflow:
+        """
+        The team's workflow; the settings say afterwards what it is.
+
+        Args:
+            workflow ([`Workflow`] or `str`, *optional*): An instance, or a name that replaces the field `workflow`.
+
+        Returns:
+            [`Workflow`]: One that is valid.
+
+        Raises:
+            TypeError: If `workflow` is neither.
+            ValueError: If the settings do not fit the workflow.
+        """
+        if workflow is not None and not isinstance(workflow, str | Workflow):
+            raise TypeError(f"workflow={workflow!r} is not a workflow. Pass an instance of Workflow, or a name.")
+        if isinstance(workflow, Workflow):
+            workflow.validate()
+            self._agree_with(workflow)
+        else:
+            self.workflow = workflow or self.workflow
+            workflow = make_workflow(self.workflow, **self._workflow_options())
+        if self.centralized:
+            workflow = Centralized(workflow)
+        workflow.validate()
+        return workflow
+
+    def _workflow_options(self) -> dict[str, Any]:
+        options: dict[str, Any] = {"num_turns": self.num_turns}
+        if self.num_turns > 1 or self.workflow == "pipeline":
+            options |= {"feedback": self.feedback, "visible_tests": self.visible_tests}
+        if self.num_turns > 1 and self.feedback == "expert_edits":
+            options["expert"] = expert = ExpertEdits(self.expert_model or "", self.expert_base_url)
+            expert.check()
+        given = {"num_agents": self.num_agents, "roles": self.roles, "split": self.class_split}
+        return options | {name: value for name, value in given.items() if value is not None}
+
+    def _agree_with(self, workflow: Workflow) -> None:
+        """Takes over what a workflow that was passed as an instance says of itself, and refuses settings that contradict it."""
+        brought: dict[str, Any] = {"num_turns": workflow.num_turns, "num_agents": len(workflow.agents)}
+        brought["roles"] = {agent.name: agent.role for agent in workflow.agents}
+        brought |= dict.fromkeys(("feedback", "visible_tests", "class_split", "expert_model", "expert_base_url"))
+        if isinstance(workflow, Rounds):
+            # 0 is the setting's word for all tests
+            visible_tests = workflow.visible_tests if isinstance(workflow.visible_tests, int) else 0
+            brought |= {"feedback": workflow.feedback, "visible_tests": visible_tests}
+            if isinstance(workflow.expert, ExpertEdits):
+                brought |= {"expert_model": workflow.expert.model, "expert_base_url": workflow.expert.base_url}
+        if isinstance(workflow, ClassTeam):
+            brought["class_split"] = workflow.split
+        defaults = {f.name: f.default for f in dataclasses.fields(self)}
+        for name, value in brought.items():
+            asked = getattr(self, name)
+            agrees = asked.items() <= value.items() if isinstance(asked, dict) else asked == value
+            if asked != defaults[name] and not agrees:
+                raise ValueError(
+                    f"{name}={asked!r} contradicts the {type(workflow).__name__} that was passed as workflow. Give {name} to "
+                    "the workflow, or pass the workflow's name."
+                )
+        self.num_turns = workflow.num_turns
+        if isinstance(workflow, Rounds):
+            self.visible_tests = brought["visible_tests"]
+            # A function, and an expert of another kind, cannot be written into team.json
+            if isinstance(workflow.feedback, str) and (workflow.expert is None or brought["expert_model"] is not None):
+                self.feedback = workflow.feedback
+                self.expert_model, self.expert_base_url = brought["expert_model"], brought["expert_base_url"]
+        if isinstance(workflow, ClassTeam):
+            self.class_split = workflow.split
+
+
+@dataclass
+class TeamSettings(PlaySettings):
+    """
+    Settings of a team outside of training.
+
+    Args:
+        max_completion_length (`int`, *optional*, defaults to `256`): Tokens of one reply, at most.
+        temperature, top_p, top_k, min_p, repetition_penalty: How replies are sampled, as in [`~trl.GRPOConfig`].
+        generation_kwargs (`dict`, *optional*): Further arguments of [`~transformers.GenerationConfig`].
+        chat_template_kwargs (`dict`, *optional*): Arguments of the chat template.
+        parameter_sharing (`str`, *optional*, defaults to `"shared"`): `"latent"`, `"shared"` or `"separate"`; see [`SHPPOConfig`].
+        latent_scope, latent_size, sigma_min: As in [`SHPPOConfig`].
+
+    The other fields are those of [`PlaySettings`].
+
+    Raises:
+        ValueError: If a value is out of range.
+    """
+
+    max_completion_length: int = 256
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+    generation_kwargs: dict | None = None
+    chat_template_kwargs: dict | None = None
+    parameter_sharing: str = "shared"
+    latent_scope: str = "observation"
+    latent_size: int = 8
+    sigma_min: float = 0.05
+
+    _ranges: ClassVar[dict[str, Range]] = {
+        **PlaySettings.play_ranges,
+        **dict.fromkeys(("max_completion_length", "latent_size"), COUNT),
+        **dict.fromkeys(("temperature", "repetition_penalty", "sigma_min"), POSITIVE),
+        "top_p": Range(0, 1, above=True),
+        "top_k": NOT_NEGATIVE,
+        "min_p": UNIT,
+    }
+
+    def __post_init__(self) -> None:
+        check_numbers(self, self._ranges)
+        self.check_play()
+        check_choice("parameter_sharing", self.parameter_sharing, ("latent", "shared", "separate"))
+        check_choice("latent_scope", self.latent_scope, ("observation", "agent"))
+
+    @classmethod
+    def of(cls, args: Any) -> TeamSettings:
+        """The settings of a team in training; `args` is the trainer's configuration."""
+        names = {f.name for f in fields(args)} & {f.name for f in fields(cls)}
+        return cls(**{name: getattr(args, name) for name in names})
+
+    @property
+    def has_latents(self) -> bool:
+        """Whether agents differ by latents."""
+        return self.parameter_sharing == "latent"
+
+    def generation_config(
+        self, pad_token_id: int, bos_token_id: int | None, eos_token_ids: Iterable[int]
+    ) -> GenerationConfig:
+        """What [`~trl.GRPOTrainer`] generates with under the same settings."""
+        arguments: dict[str, Any] = {
+            "max_new_tokens": self.max_completion_length,
+            "do_sample": True,
+            "pad_token_id": pad_token_id,
+            "bos_token_id": bos_token_id,
+            "eos_token_id": list(eos_token_ids),
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+        }
+        return GenerationConfig(**arguments | (self.generation_kwargs or {}), disable_compile=True)

@@ -1,0 +1,84 @@
+"""What is checked of a trainer's arguments beside its datasets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from peft import PeftConfig, PeftModel
+from transformers import PreTrainedModel
+
+from marcog_trl.agents import Workflow
+
+
+def check_arguments(trainer_class: Any, model: Any, args: Any, peft_config: Any, **unsupported: Any) -> Any:
+    """The configuration, once the arguments of the constructor are of the right types."""
+    if not isinstance(model, str | PreTrainedModel | PeftModel):
+        raise TypeError(f"model={model!r:.80} is not a model. Pass a causal LM, or the name or path of one.")
+    if peft_config is not None and not isinstance(peft_config, PeftConfig):
+        raise TypeError(
+            f"peft_config={peft_config!r:.80} is not a PeftConfig. Pass an instance, such as LoraConfig(r=16)."
+        )
+    if args is None:
+        name = model if isinstance(model, str) else str(model.config.name_or_path)
+        args = trainer_class._config_class(
+            f"{name.rstrip('/').split('/')[-1]}-{trainer_class._config_class.__name__.removesuffix('Config')}"
+        )
+    if not isinstance(args, trainer_class._config_class):
+        given = f"the class {args.__name__}" if isinstance(args, type) else f"a {type(args).__name__}"
+        needed = trainer_class._config_class.__name__
+        raise TypeError(
+            f"args is {given}, but {trainer_class.__name__} needs a {needed}. Pass {needed}('outputs/team'), for example."
+        )
+    for name, value in unsupported.items():
+        if value is not None:
+            raise ValueError(
+                f"{trainer_class.__name__} does not support {name}. Write a Workflow, which does its work."
+            )
+    return args
+
+
+def check_workflow(workflow: Workflow, args: Any) -> None:
+    """Refuses settings that do not fit the workflow."""
+    if args.agent_loss_weighting == "agent" and len(workflow.agents) > 1 and args.loss_type not in ("dapo", "grpo"):
+        raise ValueError(
+            f"loss_type={args.loss_type!r} does not support agent_loss_weighting='agent'. Use loss_type='dapo' or "
+            "'grpo', or set agent_loss_weighting='token'."
+        )
+    if args.turn_weights is not None and len(args.turn_weights) != workflow.num_turns:
+        raise ValueError(
+            f"turn_weights={args.turn_weights} has {len(args.turn_weights)} weights for num_turns={workflow.num_turns}. "
+            f"Set turn_weights={[1.0] * workflow.num_turns}, for example."
+        )
+
+
+def check_zero3(model: Any, args: Any) -> None:
+    """Refuses what ZeRO-3 does not support, and sets the checkpointing that it needs."""
+    zero3 = args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3
+    if args.merge_for_generation:
+        quantised = getattr(model.get_base_model(), "is_quantized", False)
+        for what, found in (("a quantised base model", quantised), ("ZeRO-3, which shards the weights", zero3)):
+            if found:
+                raise ValueError(f"merge_for_generation=True does not support {what}. Set merge_for_generation=False.")
+    if zero3 and args.gradient_checkpointing:
+        # TRL asks for reentrant checkpointing with PEFT and ZeRO-3, under which tensors that enter a layer through a
+        # hook lose their gradient; non-reentrant checkpointing works with deepspeed >= 0.19
+        args.gradient_checkpointing_kwargs = {"use_reentrant": False}
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer | None, model: Any) -> None:
+    """Refuses an optimizer of the user's that was made of a model before it had its adapter, and would train nothing."""
+    held = held_by(optimizer)
+    if held is not None and not any(p.requires_grad and id(p) in held for p in model.parameters()):
+        raise ValueError(
+            "optimizers has an optimizer without any trainable parameter of the adapter, which the trainer adds to the "
+            "model. Make the model a PeftModel with get_peft_model first, and the optimizer of its parameters, or leave "
+            "optimizers out and set optim and learning_rate."
+        )
+
+
+def held_by(optimizer: torch.optim.Optimizer | None) -> set[int] | None:
+    """Which parameters an optimizer steps on, by `id`; `None` if there is none."""
+    if optimizer is None:
+        return None
+    return {id(p) for group in optimizer.param_groups for p in group["params"]}

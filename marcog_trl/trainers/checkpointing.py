@@ -1,0 +1,131 @@
+"""What a [`MultiAgentTrainer`] does to the checkpoints of transformers: they are whole, and runs resume exactly."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any, cast
+
+from transformers import EarlyStoppingCallback
+from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
+from trl import GRPOTrainer
+
+from marcog_trl.team.loading import find_team
+from marcog_trl.trainers.checkpoints import (
+    COMPLETE_FILE,
+    check_same_team,
+    checkpoints_in,
+    find_checkpoint,
+    full_disk_explained,
+    mark_complete,
+    only_run_in,
+)
+from marcog_trl.trainers.layout import warn_of_schedule
+
+
+class Checkpointing(GRPOTrainer):
+    """The part of a [`MultiAgentTrainer`] that begins and resumes runs, and saves."""
+
+    args: Any
+    team: Any
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs):
+        if self.is_world_process_zero():
+            warn_of_schedule(self)
+        with only_run_in(self._folder(None)):
+            checkpoint = find_checkpoint(self.args, resume_from_checkpoint)
+            if checkpoint is not None:
+                check_same_team(f"resume_from_checkpoint={checkpoint!r}", Path(checkpoint), self.team.description)
+            elif (
+                self.args.save_strategy != "no"
+                and self.is_world_process_zero()
+                and (earlier := checkpoints_in(self._folder(None)))
+            ):
+                warnings.warn(
+                    f"output_dir={self.args.output_dir!r} has {earlier[-1].name} of an earlier run, and this run will add its own "
+                    "checkpoints. Set another output_dir, or delete the earlier ones.",
+                    stacklevel=2,
+                )
+            return super().train(checkpoint, *args, **kwargs)
+
+    def _init_training_state(self, max_steps, num_update_steps_per_epoch, num_train_epochs, *args):
+        begin = super()._init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, *args)
+        # A run that is resumed at its end has no epoch left; the Trainer would make one more step
+        return (num_train_epochs, 0) if self.state.global_step >= max_steps else begin
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        with full_disk_explained(self._folder(output_dir), self._folder(None)):
+            super().save_model(output_dir, _internal_call)
+
+    def _save_checkpoint(self, model, trial) -> None:
+        checkpoint = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        if self.args.should_save:
+            (checkpoint / COMPLETE_FILE).unlink(missing_ok=True)
+        self.accelerator.wait_for_everyone()
+        # Older checkpoints are deleted below, once this one is whole: the Trainer does not wait for the other processes
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            with full_disk_explained(checkpoint, checkpoint.parent):
+                super()._save_checkpoint(model, trial)
+                self._mark_complete(checkpoint)
+        finally:
+            self.args.save_total_limit = limit
+        if self.args.should_save:
+            best = self.state.best_model_checkpoint
+            rotate_checkpoints(str(checkpoint.parent), limit, best_model_checkpoint=best, use_mtime=True)
+
+    def _mark_complete(self, checkpoint: Path) -> None:
+        self.accelerator.wait_for_everyone()
+        assert self.args.steps_per_generation is not None
+        begun = self._step % (self.args.steps_per_generation * self.num_iterations) != 0
+        if begun and self.accelerator.is_main_process:
+            warnings.warn(
+                f"{checkpoint} is written while rows are left to be trained on, and cannot be continued: the run ends, or its "
+                f"steps_per_generation={self.args.steps_per_generation} x num_iterations={self.num_iterations} "
+                f"micro-batches per rollout are no whole number of steps of gradient_accumulation_steps="
+                f"{self.args.gradient_accumulation_steps}",
+                stacklevel=2,
+            )
+        if self.args.should_save:
+            mark_complete(checkpoint, rollout_begun=begun)
+
+    def _load_callback_state(self) -> None:
+        super()._load_callback_state()
+        states = cast(dict, self.state.stateful_callbacks)
+        for callback in self.callback_handler.callbacks:
+            saved = states.get(type(callback).__name__)
+            # The Trainer does not restore callbacks by default, and the patience that was used up would begin anew
+            if isinstance(callback, EarlyStoppingCallback) and isinstance(saved, dict):
+                callback.early_stopping_patience_counter = saved["attributes"]["early_stopping_patience_counter"]
+            # The next checkpoint takes for granted that this one knew the callback
+            if isinstance(callback, ExportableState) and saved is None:
+                states[type(callback).__name__] = callback.state()
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        self._last_loaded_step = -1  # vLLM has other weights, though no step was made
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        super()._save(output_dir, state_dict=state_dict)
+        if self.args.should_save:
+            self.team.description.write(self._folder(output_dir))
+
+    def load_team(self, path: str | Path) -> None:
+        """
+        Begins from a saved team, with its adapter and its modules.
+
+        Args:
+            path (`str` or `Path`): Folder that `save_model` wrote, a checkpoint, or a repository of the Hub.
+
+        Raises:
+            ValueError: If it is no saved team, or another one than the trainer's.
+        """
+        folder = find_team(path)
+        check_same_team(f"path={str(path)!r}", folder, self.team.description)
+        self._load_from_checkpoint(str(folder))
+
+    def _folder(self, output_dir: str | None) -> Path:
+        folder = output_dir or self.args.output_dir
+        assert folder is not None
+        return Path(folder)

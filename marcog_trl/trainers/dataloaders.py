@@ -1,0 +1,85 @@
+"""Dataloaders in which every problem stands once per row, and the order of the problems."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, cast
+
+from datasets import Dataset, IterableDataset
+from torch.utils.data import Sampler
+from trl import GRPOTrainer
+from trl.trainer.utils import RepeatSampler
+
+from marcog_trl.team.data_checks import check_dataset, usable
+from marcog_trl.trainers.sampling import Curriculum, CurriculumSampler, OrderOfEpoch
+
+
+class ProblemLoaders(GRPOTrainer):
+    """What a [`MultiAgentTrainer`] does to the dataloaders of TRL: it repeats each problem once per row, not once per reply."""
+
+    num_generations: int
+    num_generations_eval: int
+    workflow: Any
+    scorer: Any
+    _curriculum: Curriculum | None
+
+    def _num_groups(self, training: bool) -> int:
+        """Groups of siblings per problem: one per slot."""
+        return len(self.workflow.slots)
+
+    @contextmanager
+    def _whole_problems(self) -> Iterator[None]:
+        """Lets TRL's samplers, and its repeated streams, repeat each problem once per row."""
+        saved = self.num_generations, self.num_generations_eval
+        self.num_generations = saved[0] * self._num_groups(training=True)
+        self.num_generations_eval = saved[1] * self._num_groups(training=False)
+        try:
+            yield
+        finally:
+            self.num_generations, self.num_generations_eval = saved
+
+    def get_train_dataloader(self):
+        with self._whole_problems():
+            return super().get_train_dataloader()
+
+    def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler:
+        sampler = cast(RepeatSampler, super()._get_train_sampler(dataset))
+        if self._curriculum is not None:
+            return CurriculumSampler(sampler, self._curriculum, self._epoch)
+        return OrderOfEpoch(sampler, self.args.seed, self._epoch)
+
+    def _epoch(self) -> int:
+        return int(self.state.epoch or 0)
+
+    def get_eval_dataloader(self, eval_dataset: str | Dataset | IterableDataset | None = None):
+        if eval_dataset is not None and not isinstance(eval_dataset, str):
+            eval_dataset = self._given("eval_dataset", eval_dataset)
+        played = self.eval_dataset if eval_dataset is None else eval_dataset
+        played = cast(dict, self.eval_dataset)[played] if isinstance(played, str) else played
+        # TRL repeats the problems of a stream here, and those of a dataset in its sampler
+        with self._whole_problems() if isinstance(played, IterableDataset) else nullcontext():
+            return super().get_eval_dataloader(eval_dataset)
+
+    def get_test_dataloader(self, test_dataset: Dataset | IterableDataset):
+        test_dataset = self._given("test_dataset", test_dataset)
+        if isinstance(test_dataset, IterableDataset):  # which TRL repeats for evaluations only
+            return self.get_eval_dataloader(test_dataset)
+        return super().get_test_dataloader(test_dataset)
+
+    def _get_eval_sampler(self, eval_dataset: Dataset) -> Sampler:
+        with self._whole_problems():
+            return super()._get_eval_sampler(eval_dataset)
+
+    def _given(self, name: str, dataset: Dataset | IterableDataset) -> Dataset | IterableDataset:
+        """A dataset that the trainer was not made with, checked."""
+        check_dataset(name, dataset, self.workflow, self.scorer.reward_funcs)
+        return usable(name, dataset, self.workflow, self.scorer.reward_funcs)
+
+    def predict(self, test_dataset, ignore_keys=None, metric_key_prefix: str = "test"):
+        output = super().predict(test_dataset, ignore_keys, metric_key_prefix)
+        # What an evaluation would log, which the next one would otherwise take for its own
+        logged = {name: sum(values) / len(values) for name, values in self._metrics["eval"].items()}
+        self._metrics["eval"].clear()
+        named = {f"{metric_key_prefix}_{name}": value for name, value in logged.items()}
+        return output._replace(metrics={**(output.metrics or {}), **named})

@@ -1,0 +1,242 @@
+"""What is logged: one function per family of names, and means over the logging window."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from accelerate.utils import gather_object
+from transformers import PreTrainedModel
+
+from marcog_trl.problems.schema import solution_job
+from marcog_trl.rollout.records import Episode
+from marcog_trl.trainers.layout import Rollout
+
+
+if TYPE_CHECKING:
+    from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
+
+
+Total = Callable[[torch.Tensor], torch.Tensor]
+"""Sums a tensor over all processes."""
+
+# What TRL logs of each micro-batch as a mean over tokens
+_MICRO_BATCH_MEANS = (
+    "kl", "entropy", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean", "cispo_clip_ratio"
+)  # fmt: skip
+
+
+def rollout_metrics(trainer: MultiAgentTrainer, rollout: Rollout) -> dict[str, float]:
+    """All metrics of a generation batch that come of its episodes, over all processes."""
+    total = trainer._sum_over_processes
+    metrics = agent_metrics(trainer, rollout, total)
+    metrics |= episode_metrics(rollout, total)
+    if trainer.args.on_reward_error == "mask":
+        metrics |= failure_metrics(rollout, total)
+    metrics |= feedback_metrics(rollout, total)
+    if trainer.workflow.num_turns > 1:
+        metrics |= turn_metrics(rollout, trainer.workflow.num_turns, total)
+    return metrics
+
+
+def agent_metrics(trainer: MultiAgentTrainer, rollout: Rollout, total: Total) -> dict[str, float]:
+    """`agents/<name>/...`, also by turn: reward, return, length of a reply, and share of replies that were cut off."""
+    lengths, ends = reply_lengths(trainer, rollout)
+    columns = {
+        "reward": rollout.of_agent(rollout.rewards),
+        "return": rollout.row_returns(),
+        "completion_length": lengths,
+        "clipped_ratio": (~ends).float(),
+    }
+    scored = {"reward": rollout.live & rollout.last_act, "return": rollout.live}
+    groups = [(f"agents/{agent}", rollout.agent == i) for i, agent in enumerate(trainer.agents)]
+    num_turns = trainer.workflow.num_turns
+    if num_turns > 1:
+        groups += [
+            (f"{prefix}/turn_{k + 1}", own & (rollout.turn == k)) for prefix, own in groups for k in range(num_turns)
+        ]
+    chosen = torch.stack([own & scored.get(name, lengths > 0) for _, own in groups for name in columns])
+    values = torch.stack([column for _ in groups for column in columns.values()])
+    sums = total(torch.stack([(values * chosen).sum(1), chosen.sum(1).float()])).tolist()
+    names = [f"{prefix}/{name}" for prefix, _ in groups for name in columns]
+    return {name: value / count for name, value, count in zip(names, *sums, strict=True) if count}
+
+
+def reply_lengths(trainer: MultiAgentTrainer, rollout: Rollout) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens of each row, 0 on unused ones, and whether the reply ended by itself, each `(B,)`."""
+    device = rollout.live.device
+    replies = [[] if row is None else row.completion_ids for row in rollout.rows]
+    eos_and_pad = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
+    ends = [bool(ids) and ids[-1] in eos_and_pad for ids in replies]
+    return torch.tensor([float(len(ids)) for ids in replies], device=device), torch.tensor(ends, device=device)
+
+
+def episode_metrics(rollout: Rollout, total: Total) -> dict[str, float]:
+    """`episodes/masked`: share of episodes that are left out."""
+    masked = torch.tensor([episode.masked for episode in rollout.episodes], device=rollout.live.device).float()
+    found, count = total(torch.stack([masked.sum(), torch.ones_like(masked).sum()]))
+    return {"episodes/masked": (found / count).item()}
+
+
+def failure_metrics(rollout: Rollout, total: Total) -> dict[str, float]:
+    """`rewards/failed`: share of turns for which a reward function failed."""
+    turns = [e.turns[k] for k, level in enumerate(rollout.levels) for e in level if len(e.turns) > k]
+    failures = [turn.score is not None and turn.score.failed for turn in turns]
+    failed, scored = total(torch.tensor([sum(failures), len(failures)], device=rollout.live.device)).tolist()
+    return {"rewards/failed": failed / max(1, scored)}
+
+
+def feedback_metrics(rollout: Rollout, total: Total) -> dict[str, float]:
+    """`feedback/failed`: share of questions that an advisor did not answer, where one was asked."""
+    advice = [text is None for episode in rollout.episodes for text in episode.advice]
+    counts = torch.tensor([sum(advice), len(advice)], dtype=torch.float, device=rollout.live.device)
+    failed, asked = total(counts).tolist()
+    return {"feedback/failed": failed / asked} if asked else {}
+
+
+def turn_metrics(rollout: Rollout, num_turns: int, total: Total) -> dict[str, float]:
+    """`episodes/turns`, the mean number of turns, and `episodes/ended_early`, the share that had fewer than all."""
+    turns = torch.tensor([len(episode.turns) for episode in rollout.episodes], device=rollout.live.device)
+    played, full, count = total(torch.stack([turns.sum(), (turns == num_turns).sum(), (turns > 0).sum()])).tolist()
+    return {"episodes/turns": played / count, "episodes/ended_early": 1 - full / count}
+
+
+def pass_rate(episodes: list[Episode], device: torch.device, total: Total) -> float | None:
+    """Share of the tests that the last solutions of all processes' episodes pass; `None` where nothing was tested."""
+    rates = []
+    for episode in episodes:
+        known = dict(episode.turns[-1].verdicts)
+        verdict = known.get(solution_job(episode.problem, episode.turns[-1].solution))
+        if verdict is not None and verdict.status != "infrastructure":
+            rates.append(verdict.passed / verdict.total)
+    passed, count = total(torch.tensor([sum(rates), len(rates)], dtype=torch.float, device=device)).tolist()
+    return passed / count if count else None
+
+
+def correct_completions(trainer: MultiAgentTrainer, rollout: Rollout) -> None:
+    """Makes TRL's `completions/...` figures of the batch those of its replies: unused rows are none."""
+    lengths, ends = reply_lengths(trainer, rollout)
+    lengths, ends = trainer.accelerator.gather(torch.stack([lengths, ends.float()], dim=1)).T
+    lengths, ends = lengths[lengths > 0], ends[lengths > 0] > 0
+    metrics = trainer._metrics["train" if trainer.model.training else "eval"]
+    for kind, of_kind in (("", lengths), ("terminated_", lengths[ends] if ends.any() else lengths.new_zeros(1))):
+        for name, value in (("mean", of_kind.mean()), ("min", of_kind.min()), ("max", of_kind.max())):
+            metrics[f"completions/{name}_{kind}length"][-1] = value.item()
+    metrics["completions/clipped_ratio"][-1] = 1 - ends.float().mean().item()
+
+
+def show_advantages(trainer: MultiAgentTrainer, output: dict[str, Any]) -> None:
+    """Puts the advantages that are trained on into TRL's table of completions: a row's mean over its live tokens."""
+    advantages = output["advantages"]
+    if advantages.dim() == 2:
+        mask = output["completion_mask"] * output["tool_mask"]
+        advantages = (advantages * mask).sum(1) / mask.sum(1).clamp(min=1)
+    gathered = gather_object(advantages.tolist())
+    shown = cast(deque, trainer._logs["advantages"])
+    for _ in range(min(len(gathered), len(shown))):
+        shown.pop()
+    shown.extend(gathered)
+
+
+class WindowMeans:
+    """
+    Means over the logging window and all processes, each of which must add to the same names.
+
+    Args:
+        total (`Callable`): Sums a tensor over all processes.
+    """
+
+    def __init__(self, total: Total):
+        self._total = total
+        # By mode and name: a sum, and how many it adds up
+        self._sums: dict[str, dict[str, torch.Tensor]] = {"train": {}, "eval": {}}
+
+    def add(self, mode: str, name: str, total: torch.Tensor, count: torch.Tensor) -> None:
+        """Adds a sum over `count` values."""
+        sums, pair = self._sums[mode], torch.stack([total.detach().double(), count.detach().double()])
+        sums[name] = sums[name] + pair if name in sums else pair
+
+    def add_micro_batch(
+        self, mode: str, metrics: dict[str, list[float]], logged: dict[str, int], mask: torch.Tensor, by_sequence: bool
+    ) -> None:
+        """
+        Takes over TRL's means over the tokens of a micro-batch: one without live tokens has a mean of 0, which must not count.
+
+        Args:
+            mode (`str`): `"train"` or `"eval"`.
+            metrics (`dict[str, list[float]]`): TRL's metrics of the mode.
+            logged (`dict[str, int]`): How many of each are older than the micro-batch.
+            mask (`torch.Tensor` of shape `(B, T)`): 1 on live tokens.
+            by_sequence (`bool`): Whether TRL clips whole replies.
+        """
+        for name in _MICRO_BATCH_MEANS:
+            if len(metrics.get(name, ())) > logged.get(name, 0):
+                mean = metrics[name].pop()
+                if not metrics[name]:
+                    del metrics[name]
+                # By sequence, clipping is counted over all rows of the micro-batch, of which unused ones are never clipped
+                rows = by_sequence and "clip_ratio" in name
+                size, count = (mask.new_tensor(len(mask)), mask.any(1).sum()) if rows else (mask.sum(), mask.sum())
+                self.add(mode, name, mean * size.double(), count)
+
+    @staticmethod
+    def logged(metrics: dict[str, list[float]]) -> dict[str, int]:
+        """How many values TRL has of each metric that [`add_micro_batch`] takes over."""
+        return {name: len(metrics[name]) for name in _MICRO_BATCH_MEANS if name in metrics}
+
+    def take(self, mode: str) -> dict[str, float]:
+        """The means since the last call, by name; those of nothing are left out."""
+        sums = self._sums[mode]
+        if not sums:
+            return {}
+        names = sorted(sums)
+        totals = self._total(torch.stack([sums[name] for name in names])).tolist()
+        sums.clear()
+        return {name: total / count for name, (total, count) in zip(names, totals, strict=True) if count}
+
+
+class GradientShares:
+    """
+    Each agent's share of the policy's gradient: of the sum over tokens, micro-batches and processes of the norm that the
+    loss's gradient has at the last hidden state. Such a sum does not depend on how rows are split, and agents that weigh the
+    same pull with the same share, however much they write.
+
+    Args:
+        agents (`list[str]`): Names of the agents.
+        device (`torch.device`): Where gradients are.
+        total (`Callable`): Sums a tensor over all processes.
+    """
+
+    def __init__(self, agents: list[str], device: torch.device, total: Total):
+        self._agents = agents
+        self._total = total
+        self._mass = torch.zeros(len(agents), device=device)
+
+    @contextmanager
+    def watching(self, causal_lm: PreTrainedModel, agent: torch.Tensor) -> Iterator[None]:
+        """Around the loss of a micro-batch whose rows are of these agents, `(B,)`."""
+
+        def add(gradient: torch.Tensor) -> None:
+            self._mass.index_add_(0, agent, gradient.detach().float().norm(dim=-1).sum(1))
+
+        def watch(decoder: torch.nn.Module, args: Any, output: Any) -> None:
+            if output[0].requires_grad:
+                output[0].register_hook(add)
+
+        handle = causal_lm.get_decoder().register_forward_hook(watch)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def take(self) -> dict[str, float]:
+        """`agents/<name>/gradient_share` since the last call."""
+        mass = self._total(self._mass.clone())
+        self._mass.zero_()
+        if mass.sum() <= 0:
+            return {}
+        shares = (mass / mass.sum()).tolist()
+        return {f"agents/{agent}/gradient_share": share for agent, share in zip(self._agents, shares, strict=True)}

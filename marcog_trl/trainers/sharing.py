@@ -1,0 +1,180 @@
+"""What a [`MultiAgentTrainer`] pushes to the Hub: the team, and every agent as an ordinary adapter."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, cast
+
+from accelerate.utils import broadcast_object_list
+from huggingface_hub import CommitInfo
+from transformers.integrations import is_wandb_available
+from transformers.trainer_utils import HubStrategy
+from trl.trainer.utils import get_comet_experiment_url, get_trackio_space_url
+
+from marcog_trl.team.card import AGENTS_FOLDER, EXPORT_FILE, write_card
+from marcog_trl.team.description import MODULES_FILE, TEAM_FILE
+from marcog_trl.team.export import export_agents
+from marcog_trl.team.hub import check_repo_id, clear_push_errors, drop_other_agents, push_team
+from marcog_trl.trainers.checkpointing import Checkpointing
+
+
+NUM_PROBLEMS = 64  # that agents with latents in observation scope are averaged on, where the caller gives none
+NUM_PROBLEMS_OF_CHECKPOINT = 16
+# Shown in the card beside what `team.json` has
+_TRAINING_SETTINGS = (
+    "num_generations", "generation_batch_size", "num_iterations", "learning_rate", "critic_learning_rate",
+    "latent_learning_rate", "inference_learning_rate", "advantage", "loss_type", "beta", "gamma", "lam", "gamma_turn",
+    "temperature", "max_completion_length", "seed",
+)  # fmt: skip
+_PACKAGES = {
+    "marcog_trl": "marcog-trl", "TRL": "trl", "Transformers": "transformers", "PEFT": "peft", "PyTorch": "torch",
+    "Datasets": "datasets", "Tokenizers": "tokenizers",
+}  # fmt: skip
+
+
+class Sharing(Checkpointing):
+    """The part of a [`MultiAgentTrainer`] that exports and pushes. With several processes all of them call its methods."""
+
+    def export_agents(self, path: str | Path, problems: Iterable[Mapping[str, Any]] | None = None) -> dict[str, dict]:
+        """
+        Write one ordinary PEFT adapter per agent; see [`~marcog_trl.team.export.export_agents`].
+
+        Args:
+            path (`str` or `Path`): Folder to write.
+            problems (`Dataset` or `list[dict]`, *optional*): Defaults to the first 64 that the trainer trains on.
+        """
+        return export_agents(self.team, path, self._first_problems(NUM_PROBLEMS) if problems is None else problems)
+
+    def _first_problems(self, number: int) -> Iterable[Mapping[str, Any]]:
+        return itertools.islice(cast(Iterable, self.train_dataset), number)
+
+    def _save_repository(
+        self,
+        problems: Iterable[Mapping[str, Any]] | None = None,
+        model_name: str | None = None,
+        dataset_name: str | None = None,
+    ) -> None:
+        """Saves the team, its agents as ordinary adapters, and a card to `output_dir`, which `push_team` takes."""
+        self.save_model(_internal_call=True)
+        self.export_agents(self._folder(None) / AGENTS_FOLDER, problems)
+        self.create_model_card(model_name or self._folder(None).absolute().name, dataset_name)
+
+    def push_agents_to_hub(
+        self,
+        repo_id: str,
+        problems: Iterable[Mapping[str, Any]] | None = None,
+        dataset_name: str | None = None,
+        **options: Any,
+    ) -> CommitInfo | None:
+        """
+        Save the team and its agents as ordinary adapters to `output_dir`, then push them to the Hub.
+
+        Args:
+            repo_id (`str`): Repository, such as `"user/team"`; created if it does not exist.
+            problems (`Dataset` or `list[dict]`, *optional*): See [`export_agents`].
+            dataset_name (`str`, *optional*): Problem set, for the card.
+            **options: `token`, `private`, `revision` and `commit_message`, see [`~marcog_trl.team.hub.push_team`].
+
+        Returns:
+            `CommitInfo`: Of the commit; `None` on the processes that do not push.
+
+        Raises:
+            ValueError: If `repo_id` is not the name of a repository, or agents cannot be exported.
+            PushError: If the Hub does not take it; what was saved stays, and `push_team` pushes it again.
+        """
+        check_repo_id(repo_id)
+        self._save_repository(problems, repo_id.rpartition("/")[2], dataset_name)
+        return push_team(self._folder(None), repo_id, **options) if self.is_world_process_zero() else None
+
+    def push_to_hub(self, *args, **kwargs):
+        # First of all, so that nothing is lost where the Hub does not take it
+        names = {name: kwargs[name] for name in ("model_name", "dataset_name") if name in kwargs}
+        self._save_repository(**names)
+        with clear_push_errors(self.args.hub_model_id, self._folder(None)):
+            commit = super().push_to_hub(*args, **kwargs)
+            if self.is_world_process_zero():
+                where = {name: kwargs[name] for name in ("token", "revision") if name in kwargs}
+                drop_other_agents(
+                    cast(str, self.hub_model_id), self._folder(None), **{"token": self.args.hub_token, **where}
+                )
+        return commit
+
+    def init_hf_repo(self, *args, **kwargs) -> None:
+        with clear_push_errors(self.args.hub_model_id, self._folder(None)):
+            super().init_hf_repo(*args, **kwargs)
+
+    def create_model_card(self, *args, **kwargs) -> None:
+        super().create_model_card(*args, **kwargs)
+        if self.is_world_process_zero():
+            description = self.team.description.to_dict()
+            write_card(self._folder(None), self.hub_model_id, description, self._describe_training())
+
+    def _describe_training(self) -> dict[str, Any]:
+        """What a card says of the training, as plain values that YAML can hold."""
+        settings = {f.name: getattr(self.args, f.name) for f in fields(self.args) if f.name in _TRAINING_SETTINGS}
+        training: dict[str, Any] = {
+            "trainer": self._name,
+            "paper": dict(self._paper),
+            "links": _run_links(),
+            "versions": {name: version(package) for name, package in _PACKAGES.items()},
+        }
+        if self.state.global_step:  # 0 for a loaded team, whose training this trainer does not know
+            plain = {name: v if isinstance(v, bool | int | float | None) else str(v) for name, v in settings.items()}
+            training |= {"steps": self.state.global_step, "settings": plain}
+        return training
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        self._mark_complete(Path(checkpoint_folder))  # what is pushed can be continued
+        if self._begin_checkpoint_push(Path(checkpoint_folder)):
+            super()._push_from_checkpoint(checkpoint_folder)
+
+    def _begin_checkpoint_push(self, checkpoint: Path) -> bool:
+        """
+        Puts a checkpoint's team, its agents as ordinary adapters, and a card into `output_dir`, from where the Trainer pushes
+        the adapter of the checkpoint: all of one step.
+
+        Returns:
+            `bool`: Whether to push, the same on all processes. If not, which is where the Trainer would not push either, no file
+            has changed: the push before may still be reading them.
+        """
+        busy = [False]
+        if self.is_world_process_zero():
+            busy = [self.push_in_progress is not None and not self.push_in_progress.is_done()]
+        broadcast_object_list(busy)
+        if self.args.hub_strategy == HubStrategy.END or (busy[0] and not self.args.hub_always_push):
+            return False
+        folder = self._folder(None)
+        if self.is_world_process_zero():
+            self._finish_current_push()
+            # The Trainer copies those that it knows
+            for name in (TEAM_FILE, MODULES_FILE):
+                if (checkpoint / name).is_file():
+                    shutil.copy(checkpoint / name, folder)
+        self.accelerator.wait_for_everyone()
+        try:
+            self.export_agents(folder / AGENTS_FOLDER, self._first_problems(NUM_PROBLEMS_OF_CHECKPOINT))
+        except (
+            ValueError
+        ) as error:  # no reason to end a run; the agents of an earlier step do not go with this adapter
+            warnings.warn(f"step {self.state.global_step} is pushed without {AGENTS_FOLDER}: {error}", stacklevel=2)
+            if self.is_world_process_zero() and (folder / AGENTS_FOLDER / EXPORT_FILE).is_file():
+                shutil.rmtree(folder / AGENTS_FOLDER)
+        if self.is_world_process_zero():
+            write_card(folder, self.hub_model_id, self.team.description.to_dict())
+        return True
+
+
+def _run_links() -> dict[str, str]:
+    """Pages of the run in the trackers that TRL's card links to."""
+    urls = {"Trackio": get_trackio_space_url(), "Comet": get_comet_experiment_url()}
+    if is_wandb_available():
+        import wandb
+
+        urls["Weights & Biases"] = wandb.run.url if wandb.run is not None else None
+    return {name: url for name, url in urls.items() if url}

@@ -1,0 +1,156 @@
+"""The team of a trainer: it plays with TRL's generation, and on the trainer's processes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, cast
+
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from transformers.integrations import is_deepspeed_zero3_enabled
+from trl.models import unwrap_model_for_generation
+
+from marcog_trl.rollout.records import Row
+from marcog_trl.team.merging import merged_adapter
+from marcog_trl.team.team import Team
+
+
+if TYPE_CHECKING:
+    from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
+
+
+class TrainingTeam(Team):
+    """
+    A [`Team`] in training.
+
+    Args:
+        trainer ([`MultiAgentTrainer`]): Generates.
+        **options: As for [`Team`].
+    """
+
+    def __init__(self, trainer: MultiAgentTrainer, **options: Any):
+        super().__init__(trainer.accelerator.unwrap_model(trainer.model), trainer._tokenizer, **options)
+        self._trainer = trainer
+        self._warned_of_context = False
+        if not trainer.use_vllm:
+            self.generation_config = trainer.generation_config
+
+    @property
+    def _accelerator(self) -> Accelerator:
+        return self._trainer.accelerator
+
+    def generate(self, rows: list[Row]) -> tuple[list[list[int]], list[list[float]] | None]:
+        """Answers one stage in one generate call; without rows, takes part in the other processes' call."""
+        trainer = self._trainer
+        prompt_ids = [row.prompt_ids for row in rows] or [[self.tokenizer.eos_token_id]]
+        self._check_context(rows)
+        trainer._before_generation(rows)
+        if trainer.use_vllm and (trainer.vllm_mode == "server" or trainer.vllm_tensor_parallel_size > 1):
+            # There TRL joins the prompts of several processes, and counts on as many from each
+            most = max(gather_object([len(prompt_ids)]))
+            prompt_ids += [[self.tokenizer.eos_token_id]] * (most - len(prompt_ids))
+        with (
+            self.merged(),
+            self._kept_as_it_is() if trainer.use_transformers_continuous_batching else nullcontext(),
+        ):
+            completion_ids, logprobs = trainer._generate_single_turn(prompt_ids, None, {}, 1)
+        return completion_ids, logprobs
+
+    def _check_context(self, rows: list[Row]) -> None:
+        """Warns once of replies that may reach beyond the positions that the model was trained on."""
+        context = self.model.config.get_text_config().to_dict().get("max_position_embeddings")
+        longest = max(rows, key=lambda row: len(row.prompt_ids), default=None)
+        if longest is None or context is None or self._warned_of_context:
+            return
+        if len(longest.prompt_ids) + self.settings.max_completion_length > context:
+            self._warned_of_context = True
+            warnings.warn(
+                f"A prompt of agent {longest.slot.agent!r} has {len(longest.prompt_ids)} tokens, which with "
+                f"max_completion_length={self.settings.max_completion_length} exceeds the model's context of {context} tokens. Shorten "
+                "the prompts, or lower max_completion_length.",
+                stacklevel=2,
+            )
+
+    @contextmanager
+    def _kept_as_it_is(self) -> Iterator[None]:
+        """
+        Around TRL's continuous batching, which leaves the whole model in training mode, also in evaluation, and casts all
+        parameters to the precision of autocast, in which small steps of trainable ones are lost.
+        """
+        training = self.model.training
+        kept = [(p, p.data.clone()) for p in self.model.parameters() if p.requires_grad]
+        try:
+            yield
+        finally:
+            self.model.train(training)
+            for p, data in kept:
+                if p.dtype != data.dtype:
+                    p.data = data
+
+    @property
+    def other_generation(self) -> str | None:
+        trainer = self._trainer
+        names = {
+            "use_vllm": trainer.use_vllm,
+            "use_transformers_continuous_batching": trainer.use_transformers_continuous_batching,
+        }
+        return next((name for name, used in names.items() if used), None)
+
+    @contextmanager
+    def greedy(self) -> Iterator[None]:
+        trainer = self._trainer
+        if trainer.use_vllm:
+            saved = trainer.vllm_generation.temperature
+            trainer.vllm_generation.temperature = 0.0
+            try:
+                yield
+            finally:
+                trainer.vllm_generation.temperature = saved
+            return
+        with super().greedy():
+            config, trainer.generation_config = trainer.generation_config, self.generation_config
+            try:
+                yield
+            finally:
+                trainer.generation_config = config
+
+    @contextmanager
+    def _unwrapped(self) -> Iterator[Any]:
+        trainer, args = self._trainer, self._trainer.args
+        with (
+            self.merged(),
+            unwrap_model_for_generation(
+                trainer.model_wrapped,
+                trainer.accelerator,
+                gather_deepspeed3_params=args.ds3_gather_for_generation,
+                generation_kwargs=trainer.generation_kwargs,
+                gradient_checkpointing_kwargs=cast(dict | None, args.gradient_checkpointing_kwargs),
+            ) as model,
+        ):
+            yield model
+
+    def merged(self) -> AbstractContextManager[None]:
+        """Around generation: the adapter is part of the weights, where the trainer's configuration says so."""
+        return merged_adapter(self.model) if self._trainer.args.merge_for_generation else nullcontext()
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """ZeRO-3 shards the model when it is loaded, but gathers what a forward pass needs only once training began."""
+        trainer = self._trainer
+        if trainer.deepspeed is not None or not is_deepspeed_zero3_enabled():
+            yield
+            return
+        import deepspeed
+
+        gathers_itself = trainer.args.ds3_gather_for_generation
+        trainer.args.ds3_gather_for_generation = False
+        try:
+            with deepspeed.zero.GatheredParameters(trainer.model.parameters()):
+                yield
+        finally:
+            trainer.args.ds3_gather_for_generation = gathers_itself
+
+    def autocast(self) -> AbstractContextManager[None]:
+        return self._accelerator.autocast()
