@@ -84,9 +84,9 @@ class TestTrain:
         ):
             train(MultiAgentPPOTrainer, "--model_name_or_path", "/nowhere")
         monkeypatch.setenv("MARCOG_TRL_CACHE", "/proc/nowhere")
-        with pytest.raises(SystemExit, match="'/proc/nowhere'; MARCOG_TRL_CACHE=/a/folder/of/yours works") as ended:
+        with pytest.raises(SystemExit, match=r"'/proc/nowhere'\. Set MARCOG_TRL_CACHE to another folder") as ended:
             train(MultiAgentPPOTrainer)
-        assert str(ended.value).startswith("error: no folder for the embedded default model")
+        assert str(ended.value).startswith("error: Cannot create the folder of the embedded default model")
 
 
 class TestSteps:
