@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from marcog_trl.execution.__main__ import OneLineParser, read_file
 from marcog_trl.execution.formats import guess_format, split_asserts
 from marcog_trl.execution.isolation import ISOLATION_LEVELS
-from marcog_trl.problems.loading import helpers_before
+from marcog_trl.problems.tests import helpers_before
 
 
 if TYPE_CHECKING:

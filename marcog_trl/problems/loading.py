@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import re
 import warnings
 from collections.abc import Mapping
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, ReadInstruction, Value, concatenate_datasets, load_dataset
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
-from marcog_trl.execution.formats import split_asserts
-from marcog_trl.parsing.syntax import bound_names, combine, find, parse, top_level
+from marcog_trl.parsing.syntax import parse
 from marcog_trl.problems.builtin import SIZES, generate
 from marcog_trl.problems.schema import check_problems
-from marcog_trl.problems.sets import SETS, KnownSet, first_call
+from marcog_trl.problems.sets import SETS, KnownSet
+from marcog_trl.problems.tests import called_name, cut_asserts, guess_test_format, helpers_before, stub_line
 
 
 FILE_TYPES = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}
@@ -183,29 +181,25 @@ def _cut_asserts(dataset: Dataset, name: str) -> Dataset:
         return dataset
     rows = dataset.select_columns([column for column in ("test", "test_format") if column in dataset.column_names])
     # Texts that do not parse are reported later, by check_problems
-    formats = {row.get("test_format") or _test_format(row["test"]) for row in rows if parse(row["test"] or "")}
+    formats = {row.get("test_format") or guess_test_format(row["test"]) for row in rows if parse(row["test"] or "")}
     if "asserts" not in formats:
         return dataset
     if len(formats) > 1:
         raise ValueError(
             f"Column 'test' of problem set {name!r} mixes the formats {sorted(formats)}. Make a problem set for each format."
         )
-    return dataset.map(lambda row: {"test": _tests_of(row["test"] or "")}, load_from_cache_file=False)
-
-
-def _tests_of(text: str) -> list[str]:
-    return split_asserts(text) if parse(text) is not None else [text]
+    return dataset.map(lambda row: {"test": cut_asserts(row["test"] or "")}, load_from_cache_file=False)
 
 
 def _complete(row: dict[str, Any], task_id: str) -> dict[str, Any]:
     """Fill in the common columns that a row lacks."""
     task_id = task_id if row.get("task_id") is None else row["task_id"]
     test, prompt = row["test"], row["prompt"]
-    test_format = row.get("test_format") or _test_format(test)
+    test_format = row.get("test_format") or guess_test_format(test)
     first = test[0] if isinstance(test, list) and test else ""
     reference = row.get("canonical_solution") or prompt
-    entry_point = row.get("entry_point") or (_entry_point(first, reference) if test_format == "asserts" else "")
-    stub = _stub_line(prompt, entry_point)
+    entry_point = row.get("entry_point") or (called_name(first, reference) if test_format == "asserts" else "")
+    stub = stub_line(prompt, entry_point)
     starter_code = row.get("starter_code") or (prompt if stub else "")
     setup = row.get("setup") or (helpers_before(prompt, stub) if stub else "")
     return {
@@ -216,54 +210,3 @@ def _complete(row: dict[str, Any], task_id: str) -> dict[str, Any]:
         "setup": setup,
         "canonical_solution": row.get("canonical_solution") or "",
     }
-
-
-def _test_format(test: Any) -> str:
-    """Guess the format of tests. For invalid tests, return a format for which [`check_problems`] says what is wrong."""
-    if isinstance(test, str):
-        return "unittest" if "TestCase" in test else _format_of_text(test)
-    return "stdio" if isinstance(test, list) and test and isinstance(test[0], list | tuple) else "asserts"
-
-
-def _format_of_text(test: str) -> str:
-    tree = parse(test)
-    if tree is None or find(tree, "check") is not None:
-        return "check"
-    return "asserts" if any(isinstance(node, ast.Assert) for node in top_level(tree)) else "check"
-
-
-def helpers_before(prompt: str, stub: int) -> str:
-    """
-    The code of a prompt before its stub, for the tests to use, without classes and variables that depend on them: the tests
-    must use the classes of the program, which has the prompt's classes too.
-    """
-    lines = StringIO(prompt, newline=None).readlines()[
-        : stub - 1
-    ]  # `splitlines` also splits at characters that do not end a line of Python
-    left_out: set[str] = set()
-    for node in ast.parse("".join(lines)).body:
-        used = {leaf.id for leaf in ast.walk(node) if isinstance(leaf, ast.Name)}
-        if isinstance(node, ast.ClassDef) or (isinstance(node, ast.Assign | ast.AnnAssign) and used & left_out):
-            left_out |= {*bound_names(node)}
-            decorators = node.decorator_list if isinstance(node, ast.ClassDef) else []
-            first = min([node.lineno, *(decorator.lineno for decorator in decorators)]) - 1
-            last = node.end_lineno or node.lineno
-            lines[first:last] = [""] * (last - first)
-    # In tests, a class of the program is represented by an object that is not a type: do not evaluate annotations
-    return combine("from __future__ import annotations", "".join(lines)) if left_out else "".join(lines)
-
-
-def _entry_point(test: str, solution: Any) -> str:
-    """Name of the first function that an assert calls and that is not a builtin, or that the solution redefines."""
-    call = first_call(test, solution if isinstance(solution, str) else "")
-    return "" if call is None else call.func.id  # type: ignore[attr-defined]
-
-
-def _stub_line(prompt: Any, entry_point: str) -> int:
-    """Line, from 1, where the entry point begins in a prompt that is source code (as in HumanEval); 0 if there is none."""
-    try:
-        tree = ast.parse(prompt)
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-        return 0
-    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == entry_point)
-    return next((min([node.lineno, *(d.lineno for d in node.decorator_list)]) for node in functions), 0)

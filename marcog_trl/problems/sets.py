@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-import builtins
 import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from marcog_trl.parsing.syntax import bound_names, parse
+from marcog_trl.problems.tests import first_call
 
 
 MOST_TESTS = 50  # generated tests of CodeContests are added to the public and private ones up to this number
@@ -39,25 +37,6 @@ class KnownSet:
     adapt: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
     ambiguous: str | None = None
     may_lack_tests: bool = False
-
-
-def first_call(test: str, solution: str = "") -> ast.Call | None:
-    """
-    The first call, in a test, of a function that is neither a builtin nor defined by the test. If there is none, the first
-    call of a function that the reference solution defines: in MBPP, some have the name of a builtin, such as `sum`.
-    """
-    tree = parse(test)
-    if tree is None:
-        return None
-    own = {name for node in tree.body for name in bound_names(node)}
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
-    calls = [(call.func.id, call) for call in found if call.func.id not in own]  # type: ignore[attr-defined]
-    meant = [call for name, call in calls if name not in vars(builtins)]
-    if not meant and calls:
-        reference = parse(solution)
-        defined = {name for node in (reference.body if reference else ()) for name in bound_names(node)}
-        meant = [call for name, call in calls if name in defined]
-    return meant[0] if meant else None
 
 
 def _mbpp(row: Mapping[str, Any]) -> dict[str, Any]:
