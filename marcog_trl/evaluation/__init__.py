@@ -1,4 +1,4 @@
-"""Measures teams on problems, and pass@k."""
+"""Evaluation of teams on problem sets, and pass@k."""
 
 from marcog_trl.evaluation.estimates import estimate_pass_at_k
 

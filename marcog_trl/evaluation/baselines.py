@@ -1,4 +1,4 @@
-"""What a trained team is compared with: a model as it is, as a team or as a single agent with the team's budget of tokens."""
+"""Baselines for a trained team: the untrained model as the same team, or as a single agent with the same token budget."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def untrained_team(
     device: Any = None,
 ) -> Team:
     """
-    A team on a model as it is, without an adapter.
+    Builds a team on an untrained model, without an adapter.
 
     Args:
         model (`str`): Name or path of the model.
-        settings ([`TeamSettings`], *optional*): Its workflow, which is `"single"` by default, and how replies are sampled.
-        workflow ([`Workflow`], *optional*): The team's workflow, where it is not a built-in one.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): Defaults to the model's own.
-        model_init_kwargs (`Mapping`, *optional*): Arguments of the model's `from_pretrained`.
-        device (`str` or `torch.device`, *optional*): Where the model computes. Defaults to this process's accelerator, or the CPU.
+        settings ([`TeamSettings`], *optional*): Workflow and generation settings. The default workflow is `"single"`.
+        workflow ([`Workflow`], *optional*): The team's workflow, if it is not a built-in one.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): Defaults to the model's tokenizer.
+        model_init_kwargs (`Mapping`, *optional*): Keyword arguments for the model's `from_pretrained`.
+        device (`str` or `torch.device`, *optional*): Device of the model. Defaults to this process's accelerator, or the CPU.
 
     Returns:
         [`Team`].
@@ -43,7 +43,7 @@ def untrained_team(
     """
     settings = settings or TeamSettings()
     played = settings.make_workflow(workflow)
-    executor = settings.make_executor() if played.needs_tests else None  # which may refuse this machine
+    executor = settings.make_executor() if played.needs_tests else None  # raises on machines without isolation
     if tokenizer is None:
         tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
     if tokenizer.pad_token is None:
@@ -57,15 +57,17 @@ def single_agent(
     path: str | Path, workflow: Workflow | None = None, base_model: str | None = None, **settings: Any
 ) -> Team:
     """
-    The untrained base model of a saved team as one agent, which may write as many tokens in a turn as all the team's replies
-    together. Its reward is `execution_reward`, since that of a team may need one.
+    Builds a single agent on the untrained base model of a saved team.
+
+    In a turn, the agent may write as many tokens as all replies of the team together. Its reward is `execution_reward`,
+    because the team's own reward may need several agents.
 
     Args:
-        path (`str`): Folder of the saved team, or a repository of the Hub.
-        workflow ([`Workflow`], *optional*): The team's workflow, where it is not a built-in one.
-        base_model (`str`, *optional*): Where the base model is, if not where it was.
-        **settings: Fields of [`TeamSettings`] that replace the saved ones, such as `temperature`, or `max_completion_length`,
-            which is that of one reply of the team.
+        path (`str`): Folder of the saved team, or a repository on the Hub.
+        workflow ([`Workflow`], *optional*): The team's workflow, if it is not a built-in one.
+        base_model (`str`, *optional*): Name or path of the base model. Defaults to the one that the team was saved with.
+        **settings: Fields of [`TeamSettings`] that override the saved ones, such as `temperature`.
+            `max_completion_length` is the length of one reply of the team.
 
     Returns:
         [`Team`].

@@ -1,4 +1,4 @@
-"""Measures a team on problems: pass@k, tests, rewards, tokens and time, problem by problem, so that it can be resumed."""
+"""Measures a team on problems: pass@k, tests, rewards, tokens and time. An interrupted evaluation can resume."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
 from marcog_trl.trainers.scoring import Scorer, ScoringSettings, named_reward
 
 
-GREEDY = None  # in place of a sample's number
+GREEDY = None  # stands for the greedy episode in place of a sample number
 Sample = tuple[int, int | None]
-"""Index of a problem, and number of the sample, or [`GREEDY`]."""
+"""Index of the problem, and number of the sample or [`GREEDY`]."""
 
 
 def evaluate_team(
@@ -49,44 +49,50 @@ def evaluate_team(
     reward_funcs: Any = None,
 ) -> dict[str, float]:
     """
-    Measures a team: `num_samples` episodes per problem at the team's temperature, and a greedy one.
+    Measures a team on problems with tests.
 
-    With several processes all of them call it, share the problems, and get the same figures. Latents are their means.
+    Plays `num_samples` sampled episodes and one greedy episode per problem. With several processes, call it on all of them:
+    they share the problems and return the same metrics. Teams with latents use the means of the latents.
 
     Args:
-        team ([`Team`] or [`MultiAgentTrainer`]): The team, or the trainer that has it.
+        team ([`Team`] or [`MultiAgentTrainer`]): The team, or its trainer.
         problems (`Dataset` of P rows): Problems with tests.
-        num_samples (`int`, *optional*, defaults to `10`): n, sampled episodes per problem.
-        batch_size (`int`, *optional*, defaults to `128`): Episodes per process that are played at once; at least those of
-            one problem are.
-        seed (`int`, *optional*, defaults to `0`): Seed of the sampling; the random state is restored afterwards.
-        k (`Sequence[int]`, *optional*): Which pass@k. By default those of 1, 5 and 10 that `num_samples` allows.
-        sampling (`str`, *optional*, defaults to `"keyed"`): `"keyed"`: every reply draws from random numbers of its own, which
-            depend on the seed, the problem's `task_id`, the sample, the agent and the turn, so that neither the number of
-            processes nor where an evaluation was resumed changes them, nor, rounding aside, `batch_size`. `"stream"`: replies draw from the process's random
-            stream in the order in which they are made, as in training; needed with vLLM and continuous batching.
-        output (`str`, *optional*): A `.json` file for settings and figures. Problems with their code and verdicts are written
-            beside it, as `.jsonl`. Both appear at the end; until then, problems that are done lie in `.jsonl.partial`, from
-            which the same call goes on.
-        description (`Mapping`, *optional*): What the settings in `output` should say besides, such as which team it is.
-        overwrite_output (`bool`, *optional*, defaults to `False`): Whether an evaluation with other settings in `output`, done
-            or begun, is replaced.
-        reward_funcs (`str`, `Callable` or `list`, *optional*): Rewards that are measured, functions or names of this package's. By
-            default those of the training.
+        num_samples (`int`, *optional*, defaults to `10`): n, number of sampled episodes per problem.
+        batch_size (`int`, *optional*, defaults to `128`): Number of episodes that a process plays at once. The minimum is
+            the episodes of one problem.
+        seed (`int`, *optional*, defaults to `0`): Sampling seed. The random state is restored afterwards.
+        k (`Sequence[int]`, *optional*): Values of k for pass@k. Defaults to 1, 5 and 10, without those above `num_samples`.
+        sampling (`str`, *optional*, defaults to `"keyed"`): `"keyed"` seeds each reply by `seed`, the problem's `task_id`, the
+            sample, the agent and the turn. The replies then do not depend on the number of processes, on interruptions or,
+            up to rounding, on `batch_size`. `"stream"` draws from the random state of the process, as in training. Use it
+            with vLLM and continuous batching.
+        output (`str`, *optional*): A `.json` file for settings and metrics. Problems with their code and verdicts go to the
+            `.jsonl` file of the same name. Both are written at the end. Until then, finished problems are in
+            `.jsonl.partial`; the same call resumes from it.
+        description (`Mapping`, *optional*): Further entries for the settings in `output`, such as the name of the team.
+        overwrite_output (`bool`, *optional*, defaults to `False`): Whether to replace an evaluation with other settings in
+            `output`, finished or not.
+        reward_funcs (`str`, `Callable` or `list`, *optional*): Reward functions to measure, or names of built-in ones.
+            Defaults to the reward functions of the training.
 
     Returns:
-        `dict[str, float]`: Of the sampled episodes `pass@k`, `solved` (share that passes all tests), `tests_passed` (share),
-        `parses` (share whose replies are valid Python), `reward` (reward units), `rewards/...` and what reward
-        functions log with `log_metric` (`logged/...` where the name is one of these figures), `turns`, `samples` (number); `solved_greedy`; `tokens_per_problem` (generated, the greedy episode aside),
-        `agents/.../tokens` and `agents/.../truncated` (length of a reply, and share that did not end by itself);
-        `seconds_per_problem`, and, of these, `waiting_per_problem` (for verdicts and rewards, while nothing was generated);
-        `problems` and `infrastructure` (numbers of problems, and of verdicts that the executor failed to give). Where there
-        are several problems, `..._interval` is half the width of a 95 % interval, problems being the independent units.
+        `dict[str, float]`: Metrics of the sampled episodes, unless noted otherwise:
+
+        - `pass@k`; `solved` (share of episodes that pass all tests); `tests_passed` (share of tests); `parses` (share of
+          episodes with valid Python); `turns` (mean); `samples` (number of episodes).
+        - `solved_greedy`: share of greedy episodes that pass all tests.
+        - `reward`, `rewards/...` (reward units), and the metrics that reward functions log with `log_metric`, as
+          `logged/...` if the name is already used.
+        - `tokens_per_problem`; `agents/.../tokens` (mean length of a reply); `agents/.../truncated` (share of replies cut
+          off at the maximum length).
+        - `seconds_per_problem`; `waiting_per_problem` (the part of it spent on verdicts and rewards, without generating).
+        - `problems` (number); `infrastructure` (number of verdicts that the executor failed to give).
+        - `..._interval`: half-width of the 95 % confidence interval over problems, if there are several.
 
     Raises:
-        ValueError: Before any work starts, if there are no problems, one has no tests or tests that cannot be run, an
-            argument is out of range, `output` or its `.jsonl` holds something else than an evaluation, or one with other settings
-            (unless `overwrite_output`), or is being written.
+        ValueError: If there are no problems, a problem has no valid tests, an argument is out of range, or `output` is
+            being written, is not an evaluation, or has other settings and `overwrite_output` is false. Raised before any
+            work starts.
 
     Source: pass@k of Chen et al. 2021 (https://huggingface.co/papers/2107.03374).
     """
@@ -102,54 +108,27 @@ def evaluate_team(
     scorer, names = _make_scorer(team, trainer, reward_funcs)
     rows = _check_problems(team, scorer, problems)
     accelerator = this_process()
-    is_main, world, rank = accelerator.is_main_process, accelerator.num_processes, accelerator.process_index
+    world, rank = accelerator.num_processes, accelerator.process_index
     journal = None
-    if output is not None and is_main:
+    if output is not None and accelerator.is_main_process:
         settings = _settings(team, rows, num_samples, seed, sampling, description or {})
         journal = Journal(Path(output), settings, overwrite_output)
     with journal or nullcontext():
         records = {} if output is None else resume_on_all(journal)
         player = _SamplePlayer(team, scorer, names, rows, num_samples, batch_size, seed, sampling == "keyed")
-        # A block is played whole, also where a resumed evaluation lacks a part of it
-        blocks = [block for block in player.blocks if not records.keys() >= set(block)]
         progress = tqdm(
             total=len(rows),
             initial=len(records),
             desc="Evaluating",
             unit="problem",
-            disable=not is_main or (trainer is not None and trainer.args.disable_tqdm),
+            disable=not accelerator.is_main_process or (trainer is not None and trainer.args.disable_tqdm),
         )
-        began = time.perf_counter()
-
-        def note(finish: Callable[[], list[ProblemRecord]]) -> None:
-            """Waits for the verdicts of a round, and keeps what is new."""
-            nonlocal began
-            waited = time.perf_counter()
-            own = finish()
-            ended = time.perf_counter()
-            parts = [(own, ended - began, ended - waited)]
-            began = ended
-            if world > 1:
-                parts = gather_object(parts)
-            new = [record for own, _, _ in parts for record in own if record["index"] not in records]
-            for record in new:
-                record["seconds"] = max(seconds for _, seconds, _ in parts) / len(new)
-                record["waiting_seconds"] = max(seconds for _, _, seconds in parts) / len(new)
-                records[record["index"]] = record
-            if journal is not None:
-                journal.add(new)
-            progress.update(len(new))
-
         with progress, _measuring(team, seed + rank):
-            # While one round is executed, the next one is generated
-            finish: Callable[[], list[ProblemRecord]] | None = None
-            for start in range(0, len(blocks), world):
-                begun = player.begin(blocks[start : start + world], rank)
-                if finish is not None:
-                    note(finish)
-                finish = begun
-            if finish is not None:
-                note(finish)
+            for new in _play_missing(player, frozenset(records), world, rank):
+                records |= {record["index"]: record for record in new}
+                if journal is not None:
+                    journal.add(new)
+                progress.update(len(new))
         figures = summarize([records[i] for i in range(len(rows))], ks)
         if journal is not None:
             journal.finish(figures)
@@ -157,11 +136,11 @@ def evaluate_team(
     return figures
 
 
-# What is checked before any work starts
+# Checks before any work starts
 
 
 def _make_scorer(team: Team, trainer: MultiAgentTrainer | None, reward_funcs: Any) -> tuple[Scorer, list[str]]:
-    """What scores the episodes, and the names of its reward functions."""
+    """Returns the scorer of the episodes, and the names of its reward functions."""
     if trainer is not None and reward_funcs is None:
         return trainer.scorer, trainer.reward_func_names
     given = team.description.rewards if reward_funcs is None else reward_funcs
@@ -170,8 +149,8 @@ def _make_scorer(team: Team, trainer: MultiAgentTrainer | None, reward_funcs: An
     for func in funcs:
         if not callable(func) or isinstance(func, torch.nn.Module):
             raise ValueError(
-                f"The reward {func!r:.80} is not a function. Pass reward_funcs='execution_reward', for example, or evaluate a trainer, "
-                "which calls reward models."
+                f"reward_funcs has {func!r:.80}, which is not a function. Pass reward_funcs='execution_reward', for example. "
+                "To measure a reward model, pass the trainer as team."
             )
     scorer = Scorer(funcs, team.agents, ScoringSettings(), lambda: team.executor)
     return scorer, [get_callable_name(func) for func in funcs]
@@ -179,11 +158,11 @@ def _make_scorer(team: Team, trainer: MultiAgentTrainer | None, reward_funcs: An
 
 def _check_problems(team: Team, scorer: Scorer, problems: Dataset) -> list[dict[str, Any]]:
     if len(problems) == 0:
-        raise ValueError("problems is empty; a dataset with at least one problem works")
+        raise ValueError("problems is empty. Pass at least one problem.")
     for column in ("prompt", "test", "test_format"):
         if column not in problems.column_names:
             raise ValueError(
-                f"problems has no column {column!r} but {problems.column_names}; the rows of load_problems work"
+                f"problems has no column {column!r}, only {problems.column_names}. Use load_problems, or add the column."
             )
     check_dataset("problems", problems, team.workflow, scorer.reward_funcs)
     rows = [dict(row) for row in problems]
@@ -195,10 +174,10 @@ def check_arguments(
     num_samples: int, batch_size: int, k: Sequence[int] | None, sampling: str, output: str | Path | None
 ) -> None:
     """
-    Checks what [`evaluate_team`] is called with, without a team.
+    Checks the arguments of [`evaluate_team`] that do not need the team.
 
     Raises:
-        ValueError: If a number is out of range, `sampling` is unknown, or `output` cannot be a JSON file.
+        ValueError: If a number is out of range, `sampling` is unknown, or `output` is not a valid path of a JSON file.
     """
     check_number("num_samples", num_samples, COUNT, whole=True, default=10)
     check_number("batch_size", batch_size, COUNT, whole=True, default=128)
@@ -213,7 +192,9 @@ def check_arguments(
         raise ValueError(f"output={str(output)!r} must end in .json. Set output='evaluation.json', for example.")
     for folder in Path(output).parents if output is not None else ():
         if folder.exists() and not folder.is_dir():
-            raise ValueError(f"output={str(output)!r} lies in {str(folder)!r}, which is a file. Choose a folder.")
+            raise ValueError(
+                f"output={str(output)!r} lies in {str(folder)!r}, which is a file. Choose another folder."
+            )
 
 
 def _settings(
@@ -224,7 +205,7 @@ def _settings(
     sampling: str,
     description: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """All that the figures depend on, apart from rounding."""
+    """Everything that the metrics depend on, apart from rounding."""
     weights = hashlib.sha256()
     for name, tensor in sorted(team.own_weights().items()):
         weights.update(name.encode())
@@ -248,27 +229,61 @@ def _settings(
 
 @contextmanager
 def _measuring(team: Team, seed: int) -> Iterator[None]:
-    """Evaluation mode, and a random state of which nothing stays."""
+    """Sets evaluation mode and the seed, and restores both afterwards."""
     with team.evaluating(), torch.random.fork_rng():
         torch.manual_seed(seed)
         yield
 
 
+def _play_missing(player: _SamplePlayer, done: frozenset[int], world: int, rank: int) -> Iterator[list[ProblemRecord]]:
+    """
+    Plays the problems that have no record yet, and yields the new records of all processes, round by round.
+
+    In a round, every process plays one block. The tests of a round run while the next round is generated.
+
+    Args:
+        player ([`_SamplePlayer`]): Plays the blocks.
+        done (`frozenset[int]`): Indices of the problems that have a record.
+        world, rank (`int`): Number of processes, and index of this one.
+    """
+    # Play a block as a whole, even if only some of its problems are missing
+    blocks = [block for block in player.blocks if not done >= set(block)]
+    began = time.perf_counter()
+    finish: Callable[[], list[ProblemRecord]] | None = None
+    for start in range(0, len(blocks) + world, world):  # the last round only waits for verdicts
+        begun = player.begin(blocks[start : start + world], rank) if start < len(blocks) else None
+        if finish is not None:
+            waited = time.perf_counter()
+            own = finish()
+            ended = time.perf_counter()
+            parts = [(own, ended - began, ended - waited)]
+            began = ended
+            if world > 1:
+                parts = gather_object(parts)
+            new = [record for own, _, _ in parts for record in own if record["index"] not in done]
+            for record in new:
+                record["seconds"] = max(seconds for _, seconds, _ in parts) / len(new)
+                record["waiting_seconds"] = max(seconds for _, _, seconds in parts) / len(new)
+            yield new
+        finish = begun
+
+
 class _SamplePlayer:
     """
-    Plays blocks of problems: all samples of a problem, and its greedy episode, in the same block.
+    Plays problems in blocks. All samples of a problem and its greedy episode are in the same block.
 
     Args:
         team ([`Team`]): The team.
-        scorer ([`Scorer`]), reward_names (`list[str]`): What scores the episodes, and the names of its reward functions.
+        scorer ([`Scorer`]): Scores the episodes.
+        reward_names (`list[str]`): Names of the reward functions.
         rows (`list[dict]` of length P): The problems.
-        num_samples (`int`): Sampled episodes per problem.
-        batch_size (`int`): Episodes that are played at once.
+        num_samples (`int`): Number of sampled episodes per problem.
+        batch_size (`int`): Number of episodes played at once.
         seed (`int`): Seed of keyed sampling.
-        keyed (`bool`): Whether sampling is.
+        keyed (`bool`): Whether to use keyed sampling.
 
     Attributes:
-        blocks (`list[list[int]]`): Indices of the problems, whatever the number of processes.
+        blocks (`list[list[int]]`): Indices of the problems of each block. They do not depend on the number of processes.
     """
 
     def __init__(
@@ -289,7 +304,7 @@ class _SamplePlayer:
         self.num_samples = num_samples
         self.seed = seed
         self.keyed = keyed
-        # Keyed, greedy episodes are generated together with samples; otherwise they have batches of their own
+        # With keyed sampling, greedy episodes share a batch with samples; otherwise they have their own batch
         size = max(1, batch_size // (num_samples + keyed))
         if keyed:
             size = math.ceil(len(rows) / math.ceil(len(rows) / size))
@@ -298,17 +313,22 @@ class _SamplePlayer:
 
     def begin(self, blocks: list[list[int]], rank: int) -> Callable[[], list[ProblemRecord]]:
         """
-        Generates this process's block of at most as many as there are processes; what it returns waits for the verdicts.
+        Generates this process's block, and returns a function that waits for the verdicts and returns the records.
 
-        Generation and scoring are collective operations: a process without a block plays another one's once more, and a
-        smaller block is filled up. Keyed, blocks are equally large with any number of processes, so that rounding is, too.
+        Generation and scoring are collective operations. A process without a block therefore repeats a problem of the first
+        block, and smaller blocks are padded. With keyed sampling, the block size does not depend on the number of
+        processes, so rounding does not either.
+
+        Args:
+            blocks (`list[list[int]]`): At most one block per process.
+            rank (`int`): Index of this process.
         """
         block = blocks[rank] if rank < len(blocks) else []
         width = max(map(len, self.blocks if self.keyed else blocks))
         filled = [*block, *[blocks[0][0]] * (width - len(block))]
         if self.keyed:
             plays = [(i, sample) for i in filled for sample in (GREEDY, *range(self.num_samples))]
-            # Rewards see greedy episodes and samples apart, so that what they log of a call is of one kind
+            # Score greedy episodes and samples in separate calls, so the metrics that rewards log do not mix them
             groups = [
                 [i for i, (_, sample) in enumerate(plays) if (sample is GREEDY) == kind] for kind in (False, True)
             ]
@@ -345,7 +365,7 @@ class _SamplePlayer:
         groups: list[list[int]] | None = None,
         sampler: KeyedSampler | None = None,
     ) -> Callable[[], list[tuple[Sample, EpisodeRecord]]]:
-        """Generates episodes; what it returns waits for the verdicts, and describes the first `count`."""
+        """Generates episodes. The returned function waits for the verdicts, and returns the first `count` records."""
         finish = self.scorer.begin(self.team, [self.rows[i] for i, _ in plays], groups, sampler=sampler)
 
         def describe() -> list[tuple[Sample, EpisodeRecord]]:

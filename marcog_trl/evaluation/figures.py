@@ -1,4 +1,4 @@
-"""The figures of an evaluation, from its records."""
+"""Computes the metrics of an evaluation from its records."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from marcog_trl.rollout.records import Episode
 
 
 EpisodeRecord = dict[str, Any]
-"""What is known of an episode, as JSON."""
+"""The record of one episode, as JSON."""
 
 
 def describe_episode(episode: Episode, reward_names: Sequence[str], eos_token_ids: Sequence[int]) -> EpisodeRecord:
-    """One episode as the journal has it."""
+    """Returns the record of an episode, as written to the journal."""
     turn = episode.turns[-1]
     assert turn.tested is not None and turn.score is not None
     job, verdict = turn.tested
@@ -51,11 +51,11 @@ def describe_episode(episode: Episode, reward_names: Sequence[str], eos_token_id
 
 def summarize(records: Sequence[ProblemRecord], k: Sequence[int]) -> dict[str, float]:
     """
-    Figures of an evaluation.
+    Computes the metrics of an evaluation.
 
     Args:
-        records (`Sequence[dict]` of length P): The lines of the evaluation's `.jsonl`, one per problem.
-        k (`Sequence[int]`): Which pass@k.
+        records (`Sequence[dict]` of length P): The lines of the evaluation's `.jsonl` file, one per problem.
+        k (`Sequence[int]`): Values of k for pass@k.
 
     Returns:
         `dict[str, float]`: See [`evaluate_team`].
@@ -105,12 +105,12 @@ def summarize(records: Sequence[ProblemRecord], k: Sequence[int]) -> dict[str, f
     }
     for name in dict.fromkeys(name for episode in sampled for name in episode["components"]):
         values = [episode["components"][name] for episode in sampled if name in episode["components"]]
-        # What a reward function logs never replaces a figure of the evaluation
+        # A metric logged by a reward function never replaces one of the evaluation's own
         figures[f"logged/{name}" if name in figures else name] = mean(values)
     return figures
 
 
 def _half_interval(values: Sequence[float]) -> float:
-    """Half the width of the 95 % interval of a mean of independent values (normal approximation)."""
+    """Half-width of the 95 % confidence interval of the mean of independent values (normal approximation)."""
     n, mean = len(values), sum(values) / len(values)
     return 1.96 * math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1) / n)

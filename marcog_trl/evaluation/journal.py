@@ -1,4 +1,4 @@
-"""The journal of an evaluation: problems that are done, line by line, so that it can be resumed."""
+"""The journal of an evaluation: one line per finished problem, so an interrupted evaluation can resume."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from marcog_trl.processes import on_main
 
 
 ProblemRecord = dict[str, Any]
-"""What is known of a problem: a line of the evaluation's `.jsonl`."""
+"""The record of one problem: a line of the evaluation's `.jsonl` file."""
 
 _FIGURES = {"figures", "settings"}
 _RECORD = {"index", "greedy", "samples", "seconds", "waiting_seconds"}
@@ -22,12 +22,12 @@ _RECORD = {"index", "greedy", "samples", "seconds", "waiting_seconds"}
 
 class Journal:
     """
-    The problems that are done, line by line, and at the end the results. Held by the main process.
+    Writes one line per finished problem, and the results at the end. Only the main process has a journal.
 
     Args:
-        output (`Path`): Where the figures go at the end.
-        settings (`dict`): What a journal must agree in to be continued.
-        overwrite (`bool`): Whether an evaluation with other settings is replaced.
+        output (`Path`): The `.json` file for the results.
+        settings (`dict`): Settings of the evaluation. A journal can be resumed only with the same settings.
+        overwrite (`bool`): Whether to replace an evaluation with other settings.
     """
 
     def __init__(self, output: Path, settings: dict[str, Any], overwrite: bool):
@@ -37,7 +37,7 @@ class Journal:
         self.settings = settings
         self.overwrite = overwrite
         self._records: dict[int, ProblemRecord] = {}
-        self._lock: IO | None = None  # the partial file, locked for as long as it is open
+        self._lock: IO | None = None  # the partial file, locked while it is open
 
     def __enter__(self) -> Journal:
         return self
@@ -47,7 +47,7 @@ class Journal:
             self._lock.close()
 
     def resume(self) -> dict[int, ProblemRecord]:
-        """What an evaluation that was stopped has left; a line that it had not finished is dropped."""
+        """Returns the records of an interrupted evaluation by problem index. Drops an incomplete last line."""
         self._check_files()
         if self.output.is_file():
             self._same_settings(self.output, json.loads(self.output.read_text())["settings"])
@@ -57,8 +57,8 @@ class Journal:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(
-                f"output={str(self.output)!r} is being written by another evaluation; its end, or "
-                f"{str(self.output.with_stem(self.output.stem + '2'))!r}, works"
+                f"output={str(self.output)!r} is being written by another evaluation. Wait for it to finish, or set "
+                f"output={str(self.output.with_stem(self.output.stem + '2'))!r}."
             ) from None
         whole, newline, _ = self.partial.read_bytes().rpartition(b"\n")
         whole += newline
@@ -73,26 +73,26 @@ class Journal:
         return dict(self._records)
 
     def _same_settings(self, path: Path, theirs: dict[str, Any]) -> bool:
-        """Whether an evaluation on disk is this one; another one is refused, unless it may be replaced."""
+        """Whether a file has the settings of this evaluation. Raises if it does not and `overwrite` is false."""
         different = [name for name in self.settings | theirs if theirs.get(name) != self.settings.get(name)]
         if different and not self.overwrite:
             name = different[0]
             raise ValueError(
-                f"{str(path)!r} is an evaluation with {name}={theirs.get(name)!r:.200}, and this one has "
+                f"{str(path)!r} is an evaluation with {name}={theirs.get(name)!r:.200}, but this one has "
                 f"{name}={self.settings.get(name)!r:.200}. Set another output, or overwrite_output=True (--overwrite_output "
                 "true) to replace it."
             )
         return not different
 
     def _check_files(self) -> None:
-        """Refuses to replace what no evaluation wrote."""
+        """Refuses to replace a file that is not an evaluation."""
         for path, parts in ((self.output, _FIGURES), (self.problems, _RECORD)):
             if path.is_dir():
-                raise ValueError(f"output={str(self.output)!r}: {str(path)!r} is a folder; another name works")
+                raise ValueError(f"output={str(self.output)!r}: {str(path)!r} is a folder. Set another output.")
             if path.exists() and not _is_ours(path, parts):
                 raise ValueError(
-                    f"output={str(self.output)!r} would replace {str(path)!r}, which no evaluation wrote; "
-                    f"{str(self.output.with_stem(f'{self.output.stem}_evaluation'))!r} works"
+                    f"output={str(self.output)!r} would replace {str(path)!r}, which is not an evaluation. Set "
+                    f"output={str(self.output.with_stem(f'{self.output.stem}_evaluation'))!r}."
                 )
 
     def add(self, records: list[ProblemRecord]) -> None:
@@ -101,7 +101,7 @@ class Journal:
         self._records |= {record["index"]: record for record in records}
 
     def finish(self, figures: Mapping[str, float]) -> None:
-        """Problems in order, and figures; each file appears whole."""
+        """Writes the problems in order, then the metrics. Each file is written elsewhere and renamed."""
         lines = [json.dumps(self._records[i]) + "\n" for i in sorted(self._records)]
         finished = self.problems.with_suffix(".jsonl.finished")
         finished.write_text("".join(lines))
@@ -111,7 +111,7 @@ class Journal:
 
 
 def _is_ours(path: Path, keys: set[str]) -> bool:
-    """Whether an evaluation wrote a file: its content, or the first of its lines, has the keys of one."""
+    """Whether a file is an evaluation: its content, or its first line in a `.jsonl` file, has these keys."""
     try:
         with path.open(encoding="utf-8") as file:
             found = json.loads(file.readline() if path.suffix == ".jsonl" else file.read())
@@ -121,19 +121,19 @@ def _is_ours(path: Path, keys: set[str]) -> bool:
 
 
 def _read_line(path: Path, i: int, line: bytes) -> dict[str, Any]:
-    """A line of a partial evaluation: settings first, then problems."""
+    """Parses line `i` of a partial evaluation. Line 0 has the settings, the others have problems."""
     try:
         found = json.loads(line)
     except ValueError:
         found = None
     if not isinstance(found, dict) or (i and not found.keys() >= _RECORD):
         raise ValueError(
-            f"{str(path)!r} has a line {i + 1} that no evaluation wrote, {line.decode(errors='replace')!r:.60}; another "
-            "output works, or deleting that file"
+            f"Line {i + 1} of {str(path)!r} is not part of an evaluation: {line.decode(errors='replace')!r:.60}. Delete "
+            "the file, or set another output."
         )
     return found
 
 
 def resume_on_all(journal: Journal | None) -> dict[int, ProblemRecord]:
-    """What the main process's journal holds, in all processes; so is its error."""
+    """Resumes the journal of the main process, and returns its records, or raises its error, on all processes."""
     return on_main(lambda: journal.resume() if journal is not None else {})

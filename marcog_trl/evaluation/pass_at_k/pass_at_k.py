@@ -1,5 +1,5 @@
 """
-pass@k, judged in confined worker processes. It is called as `evaluate`'s own `code_eval`:
+pass@k, with programs run in sandboxed worker processes. Its interface follows `code_eval` of `evaluate`:
 
 ```python
 import evaluate
@@ -22,29 +22,30 @@ from marcog_trl.execution import CodeExecutor, Job
 
 
 _DESCRIPTION = """
-The probability that at least one of k programs that a model wrote for a problem passes the problem's tests, estimated without
-bias from n >= k of them, and averaged over problems. Programs run in confined worker processes, apart from the tests.
+Unbiased estimate of the probability that at least one of k generated programs passes the tests of a problem, from n >= k
+programs per problem, averaged over problems. Programs run in sandboxed worker processes, separate from the tests.
 """
 
 _KWARGS_DESCRIPTION = """
 Args:
-    predictions (`list[list[str]]`): Programs, complete, by problem.
-    references (`list[str]`): Tests of each problem: statements that raise where a program is wrong, such as
-        `"assert add(2, 3) == 5"`. Tests that only define a function, as HumanEval's `check`, must call it.
-    k (`list[int]`, *optional*): Which pass@k. By default those of 1, 5 and 10 that there are programs for.
-    num_workers (`int`, *optional*): Worker processes. Defaults to the cores that this process may use.
+    predictions (`list[list[str]]`): Complete programs of each problem.
+    references (`list[str]`): Tests of each problem: statements that raise if the program is wrong, such as
+        `"assert add(2, 3) == 5"`. If the tests define a function, such as HumanEval's `check`, they must also call it.
+    k (`list[int]`, *optional*): Values of k. Defaults to 1, 5 and 10, without those above the number of programs.
+    num_workers (`int`, *optional*): Worker processes. Defaults to the cores available to this process.
     timeout (`float`, *optional*, defaults to `10.0`): Wall-clock limit of a program with its tests, in seconds.
-    memory_mb (`int`, *optional*, defaults to `512`): Limit of a program's address space in MiB.
-    isolation (`str`, *optional*, defaults to `"strict"`): `"strict"` refuses to run where the kernel cannot confine programs,
-        `"best_effort"` uses what there is, `"none"` is for trusted code.
+    memory_mb (`int`, *optional*, defaults to `512`): Limit of a program's address space, in MiB.
+    isolation (`str`, *optional*, defaults to `"strict"`): `"strict"` refuses to run if the kernel cannot isolate programs,
+        `"best_effort"` uses the isolation that is available, `"none"` is for trusted code.
 
 Returns:
-    `tuple[dict, dict]`: `{"pass@1": ..., ...}`, and for every problem, by its index, a list of pairs: index of the program, and
-    `{"task_id": ..., "passed": ..., "result": ..., "completion_id": ...}`, where `result` says `"passed"`, or why not.
+    `tuple[dict, dict]`: The first is `{"pass@1": ..., ...}`. The second maps the index of each problem to a list of pairs of
+    the index of a program and `{"task_id": ..., "passed": ..., "result": ..., "completion_id": ...}`. `result` is `"passed"`,
+    or says why the program failed.
 
 Raises:
-    ValueError: If a problem has no tests, or fewer programs than a k; nothing has run then.
-    RuntimeError: If the executor failed, so that a program is neither right nor wrong.
+    ValueError: If a problem has no tests, or fewer programs than the largest k. Raised before any program runs.
+    RuntimeError: If the executor failed, so the program has no verdict.
 """
 
 _CITATION = """\
@@ -56,14 +57,14 @@ _CITATION = """\
 }"""
 
 
-# Statements that test nothing by themselves
+# Statements that do not test anything
 _INERT = (
     ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.Pass
 )  # fmt: skip
 
 
 class PassAtK(evaluate.Metric):
-    """pass@k of programs, judged in confined worker processes."""
+    """pass@k, with programs run in sandboxed worker processes."""
 
     def _info(self):
         features = {
@@ -91,14 +92,15 @@ class PassAtK(evaluate.Metric):
         empty = [f"predictions[{i}]" for i, programs in enumerate(predictions) if not programs]
         if empty or not predictions:
             raise ValueError(
-                f"{(empty or ['predictions'])[0]} is empty; ['def add(a, b): return a + b'] has a program"
+                f"{(empty or ['predictions'])[0]} is empty. Pass at least one program per problem, such as "
+                "['def add(a, b): return a + b']."
             )
         fewest = min(map(len, predictions))
         ks = which_k(k, fewest)
         for size in ks:
             if not 1 <= size <= fewest:
                 raise ValueError(
-                    f"k={ks} has {size}, but the fewest programs of a problem are {fewest}; k from 1 to {fewest} works"
+                    f"k={ks} has {size}, but the smallest number of programs of a problem is {fewest}. Set k to values from 1 to {fewest}."
                 )
         for i, tests in enumerate(references):
             _check_tests(i, tests)
@@ -119,15 +121,17 @@ class PassAtK(evaluate.Metric):
 
 
 def _check_tests(index, tests):
-    """Refuses tests that every program would pass."""
+    """Refuses tests that every program passes."""
     try:
         statements = ast.parse(tests).body
     except (SyntaxError, ValueError) as error:
-        raise ValueError(f"references[{index}] is not Python: {error}; 'assert add(2, 3) == 5' works") from None
+        raise ValueError(
+            f"references[{index}] is not valid Python: {error}. Pass statements such as 'assert add(2, 3) == 5'."
+        ) from None
     names = [node.name for node in statements if isinstance(node, ast.FunctionDef)]
     if all(isinstance(node, _INERT) or _is_text(node) for node in statements):
         call = f"{names[-1]}(name_of_the_function)" if names else "assert add(2, 3) == 5"
-        raise ValueError(f"references[{index}]={tests!r:.60} tests nothing; tests that end in {call!r} work")
+        raise ValueError(f"references[{index}]={tests!r:.60} does not test anything. End the tests with {call!r}.")
 
 
 def _is_text(node):
@@ -136,7 +140,7 @@ def _is_text(node):
 
 def _result(task_id, completion_id, verdict):
     if verdict.status == "infrastructure":
-        raise RuntimeError(f"predictions[{task_id}][{completion_id}] could not be judged: {verdict.message}")
+        raise RuntimeError(f"predictions[{task_id}][{completion_id}] has no verdict: {verdict.message}")
     passed = verdict.status == "passed"
     result = "passed" if passed else "timed out" if verdict.status == "timeout" else f"failed: {verdict.message}"
     return {"task_id": task_id, "passed": passed, "result": result, "completion_id": completion_id}
