@@ -287,7 +287,8 @@ def make_model(folder, vocab_size):
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=raw, pad_token="<pad>", eos_token="<end>", padding_side="left"
     )
-    model = random_model(tokenizer, hidden_size=64, layers=2, heads=2, kv_heads=2, intermediate_size=128)
+    sizes = {"hidden_size": 64, "layers": 2, "heads": 2, "kv_heads": 2, "intermediate_size": 128}
+    model = random_model(tokenizer, **sizes, max_position_embeddings=1024)
     model.generation_config.suppress_tokens = tokenizer.all_special_ids  # no reply ends early
     return save_model(folder, model, tokenizer)
 

@@ -62,7 +62,7 @@ def take_turns(competitors, rounds, measure):
     return figures
 
 
-def random_model(tokenizer, hidden_size, layers, heads, kv_heads, intermediate_size, vocab_size=None):
+def random_model(tokenizer, hidden_size, layers, heads, kv_heads, intermediate_size, vocab_size=None, **others):
     """A random Qwen2, on CPU."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -80,6 +80,7 @@ def random_model(tokenizer, hidden_size, layers, heads, kv_heads, intermediate_s
             eos_token_id=tokenizer.eos_token_id,
             bos_token_id=None,
             tie_word_embeddings=True,
+            **others,
         )
     ).to("cpu")
 
