@@ -1,4 +1,4 @@
-"""Which numbers a field may have, and what an error says about others."""
+"""Checks of numbers and choices in settings."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any, get_args, get_origin, get_type_hints
 @dataclass(frozen=True)
 class Range:
     """
-    The numbers from `low` to `high`, both included.
+    A range of numbers.
 
     Args:
-        low, high (`float`, *optional*): Bounds. Without them, every finite number is in the range.
-        above (`bool`, *optional*, defaults to `False`): Whether `low` itself is outside.
-        below (`bool`, *optional*, defaults to `False`): Whether `high` itself is outside.
-        infinite (`bool`, *optional*, defaults to `False`): Whether infinity is inside.
+        low, high (`float`, *optional*): Bounds, both inclusive. Without them, the range has every finite number.
+        above (`bool`, *optional*, defaults to `False`): Whether to exclude `low`.
+        below (`bool`, *optional*, defaults to `False`): Whether to exclude `high`.
+        infinite (`bool`, *optional*, defaults to `False`): Whether to include infinity.
     """
 
     low: float = -math.inf
@@ -51,14 +51,14 @@ UNIT = Range(0, 1)
 
 def check_numbers(settings: Any, ranges: Mapping[str, Range]) -> None:
     """
-    Checks every field of a dataclass that is annotated as a number, an optional number or a list of numbers.
+    Checks all fields of a dataclass with the type number, optional number or list of numbers.
 
     Args:
         settings: An instance of the dataclass.
-        ranges (`Mapping[str, Range]`): Field to range. Fields that are not in it may have any finite number.
+        ranges (`Mapping[str, Range]`): Range of each field. Fields without a range may have any finite number.
 
     Raises:
-        ValueError: If a value is not a number of the right kind, or is out of range.
+        ValueError: If a value has the wrong type or is out of range.
     """
     hints = get_type_hints(type(settings))
     for field in fields(settings):
@@ -84,14 +84,14 @@ def check_number(name: str, value: Any, allowed: Range, whole: bool = False, def
     Checks one number.
 
     Args:
-        name (`str`): The field, as errors call it.
-        value (`Any`): Its value.
-        allowed ([`Range`]): Its range.
-        whole (`bool`, *optional*, defaults to `False`): Whether it must be an `int`.
-        default (`float`, *optional*): A value that errors suggest.
+        name (`str`): Name of the field in errors.
+        value (`Any`): Value to check.
+        allowed ([`Range`]): Allowed range.
+        whole (`bool`, *optional*, defaults to `False`): Whether the value must be an `int`.
+        default (`float`, *optional*): Value that errors suggest.
 
     Raises:
-        ValueError: If the value is no number of this kind, or is out of range.
+        ValueError: If the value has the wrong type or is out of range.
     """
     if wrong := _wrong(value, allowed, whole):
         raise ValueError(f"{name}={value!r} {wrong}." + ("" if default is None else f" Set {name}={default}."))
@@ -107,12 +107,12 @@ def _wrong(value: Any, allowed: Range, whole: bool) -> str:
 
 
 def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Raises a `ValueError` where the field `name` has none of the values that it may have."""
+    """Raises a `ValueError` if the field `name` has another value than the allowed ones."""
     if value not in allowed:
         raise ValueError(f"{name}={value!r} is unknown. Use one of {', '.join(map(repr, allowed))}.")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name that is most similar to an unknown one; empty if none is."""
+    """Returns the known name closest to an unknown one, or `""` if none is close."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
     return close[0] if close else ""

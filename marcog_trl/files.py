@@ -1,4 +1,4 @@
-"""JSON files, and files that are never partial."""
+"""Reads and writes JSON, and writes files atomically."""
 
 import json
 import os
@@ -8,15 +8,15 @@ from typing import Any
 
 def read_json(path: Path, *keys: str) -> dict[str, Any]:
     """
-    Read a JSON file, which must contain a mapping with these keys.
+    Reads a JSON file that contains a mapping with these keys.
 
     Raises:
-        ValueError: If it does not.
+        ValueError: If the file is not valid JSON, or does not contain such a mapping.
     """
     try:
         content = json.loads(path.read_text())
     except ValueError as error:
-        raise ValueError(f"{str(path)!r} is not JSON: {error}. Use a file that marcog_trl wrote.") from None
+        raise ValueError(f"{str(path)!r} is not valid JSON: {error}. Use a file that marcog_trl wrote.") from None
     if not isinstance(content, dict) or not content.keys() >= set(keys):
         needed = f"a mapping with {list(keys)}" if keys else "a mapping"
         raise ValueError(
@@ -26,12 +26,12 @@ def read_json(path: Path, *keys: str) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a JSON file as [`write_whole`] does."""
+    """Writes a JSON file with [`write_whole`]."""
     write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write to a temporary path, then rename, so that readers never see a partial file."""
+    """Writes to a temporary path and renames it, so that readers never see a partial file."""
     partial = path.with_suffix(".partial")
     partial.write_bytes(content)
     os.replace(partial, path)

@@ -1,4 +1,4 @@
-"""Work of one process that all of them wait for."""
+"""Helpers for several processes."""
 
 import os
 from collections.abc import Callable
@@ -13,23 +13,25 @@ T = TypeVar("T")
 
 
 def this_process() -> PartialState:
-    """Which process this is, and how many there are; on a machine without accelerator, launched processes find each other too."""
-    deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"  # has a way of its own
+    """Returns the state of this process. Launched processes also find each other on machines without accelerator."""
+    deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"  # DeepSpeed initialises itself
     return PartialState(cpu=not torch.accelerator.is_available() and not deepspeed)
 
 
 def on_main(work: Callable[[], T]) -> T:
     """
-    Does something on the main process, since others may not see a folder, or see it too late; a collective operation.
+    Calls a function on the main process, and returns its result on all processes. A collective operation.
+
+    Use it for files, which other processes may see late or not at all.
 
     Args:
-        work (`Callable`): What to do. Its result must be picklable.
+        work (`Callable`): The function. Its result must be picklable.
 
     Returns:
         The result, on every process.
 
     Raises:
-        ValueError, OSError: What `work` raised, on every process.
+        ValueError, OSError: The error of `work`, on every process.
     """
     outcome: list[Any] = [None, None]
     if this_process().is_main_process:

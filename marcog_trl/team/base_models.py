@@ -1,4 +1,4 @@
-"""What is checked of a base model before it is loaded, which takes long."""
+"""Quick checks of a base model before it is loaded."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _WHERE_FROM = ("revision", "trust_remote_code", "token", "cache_dir", "subfolder
 
 def check_model(field: str, name: str, tokenizer: bool = True, **model_init_kwargs: Any) -> None:
     """
-    Checks that a model has a configuration, a tokenizer, and, in a folder, whole files of weights.
+    Checks that a model has a configuration and a tokenizer, and that the weight files of a local model can be read.
 
     Args:
-        field (`str`): What errors call the model's name, such as `"model_name_or_path"`.
-        name (`str`): Folder, or repository of the Hub.
-        tokenizer (`bool`, *optional*, defaults to `True`): Whether it must have a tokenizer.
-        **model_init_kwargs: As for `from_pretrained`.
+        field (`str`): Name of the argument in errors, such as `"model_name_or_path"`.
+        name (`str`): Folder, or repository on the Hub.
+        tokenizer (`bool`, *optional*, defaults to `True`): Whether to check the tokenizer.
+        **model_init_kwargs: Keyword arguments for `from_pretrained`.
 
     Raises:
         ValueError: If something is missing or cannot be read.
@@ -43,8 +43,10 @@ def check_model(field: str, name: str, tokenizer: bool = True, **model_init_kwar
         try:
             found = AutoTokenizer.from_pretrained(name, **options)
         except (OSError, ValueError) as error:
-            raise ValueError(f"{field}={name!r} has no tokenizer that can be loaded: {_line(error)}") from error
-        if len(found) <= len(found.all_special_ids):  # without a vocabulary, transformers makes an empty one
+            raise ValueError(f"{field}={name!r} has a tokenizer that cannot be loaded: {_line(error)}") from error
+        if len(found) <= len(
+            found.all_special_ids
+        ):  # transformers builds an empty tokenizer if the vocabulary is missing
             raise ValueError(
                 f"{field}={name!r} has no tokenizer. Save one there with tokenizer.save_pretrained({name!r})."
             )

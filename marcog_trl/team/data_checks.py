@@ -1,7 +1,5 @@
 """
-Whether a dataset holds what episodes, the workflow and the rewards read, asked before any work starts.
-
-Knows nothing about training.
+Checks, before any work starts, that a dataset has the columns that episodes, the workflow and the rewards need.
 """
 
 from __future__ import annotations
@@ -20,55 +18,55 @@ from marcog_trl.rollout.engine import replay
 
 
 _GIVEN = ("replies", "turn", "verdicts", "previous_solution", "previous_verdicts", "executor")
-"""Names under which rewards are given something else than a column."""
+"""Arguments of reward functions that do not come from the dataset. Columns must not have these names."""
 
 
 def check_dataset(name: str, dataset: Any, workflow: Workflow, reward_funcs: Sequence[Any]) -> None:
     """
-    Refuses a dataset that lacks what episodes, the workflow and the rewards read. Of a `Dataset`, all rows are checked; of
-    a stream, only the columns (see [`usable`]).
+    Checks that a dataset has what episodes, the workflow and the rewards need.
+
+    Checks all rows of a `Dataset`, but only the columns of an `IterableDataset` (see [`usable`]).
 
     Args:
-        name (`str`): What errors call the dataset.
+        name (`str`): Name of the dataset in errors.
         dataset (`Dataset` or `IterableDataset`): The problems.
         workflow ([`Workflow`]): The workflow that plays them.
         reward_funcs (`list`): The reward functions.
 
     Raises:
-        TypeError: If it is no dataset.
-        ValueError: If it is empty, lacks a column, or has rows that cannot be used; the error names all of these rows.
+        TypeError: If `dataset` is not a dataset.
+        ValueError: If the dataset is empty, lacks a column, or has invalid rows. The error lists all of these rows.
     """
     if not isinstance(dataset, Dataset | IterableDataset):
         raise TypeError(f"{name} is a {type(dataset).__name__}. Pass a Dataset with a column 'prompt'.")
     if isinstance(dataset, Dataset) and len(dataset) == 0:
         raise ValueError(f"{name} is empty. Pass at least one problem.")
     columns = dataset.column_names
-    if columns is None:  # a stream that does not know its columns before it is read
+    if columns is None:  # an `IterableDataset` may not know its columns
         return
     if "prompt" not in columns:
-        raise ValueError(f"{name} has no column 'prompt' but {columns}. Use rename_column(..., 'prompt').")
+        raise ValueError(f"{name} has no column 'prompt', only {columns}. Use rename_column(..., 'prompt').")
     for column in _GIVEN:
         if column in columns:
             raise ValueError(
-                f"{name} has a column {column!r}, a name under which rewards are given something else. Use "
+                f"{name} has a column {column!r}, but rewards get another argument of this name. Use "
                 f"rename_column({column!r}, ...)."
             )
     if "image" in columns or "images" in columns:
-        raise ValueError(f"{name} has images, but agents read text only. Drop the column.")
+        raise ValueError(f"{name} has images, but agents read text only. Remove the column.")
     needed = needed_columns(workflow, reward_funcs)
     for column, reader in needed.items():
         if column not in columns:
-            raise ValueError(f"{name} has no column {column!r}, which {reader} needs, but {columns}.")
+            raise ValueError(f"{name} has no column {column!r}, which {reader} needs, only {columns}. Add the column.")
     if isinstance(dataset, Dataset):
         list_faults(name, [(row.get("task_id"), i, fault_in(row, workflow, needed)) for i, row in enumerate(dataset)])
 
 
 def needed_columns(workflow: Workflow, reward_funcs: Sequence[Any]) -> dict[str, str]:
-    """Columns in which every problem must have something → who needs it."""
+    """Maps each column that must not be empty to the name of what needs it."""
     if reward_funcs:
-        from trl.trainer.utils import (
-            get_callable_name,
-        )  # which imports much that a team outside of training does not need
+        # A team outside of training does not need this slow import
+        from trl.trainer.utils import get_callable_name
 
     readers = {"prompt": "every episode"}
     for need, columns in (("tests", ("test", "test_format")), ("entry_point", ("entry_point",))):
@@ -80,8 +78,8 @@ def needed_columns(workflow: Workflow, reward_funcs: Sequence[Any]) -> dict[str,
 
 def usable(name: str, dataset: Any, workflow: Workflow, reward_funcs: Sequence[Any]) -> Any:
     """
-    A stream without the problems that cannot be used, of which it warns when it comes to them; a `Dataset` has been
-    checked, and stays as it is.
+    Filters invalid problems out of an `IterableDataset`, with a warning for each. Returns a `Dataset` unchanged, because
+    [`check_dataset`] has checked its rows.
     """
     if not isinstance(dataset, IterableDataset):
         return dataset
@@ -93,14 +91,14 @@ def _keep(row: Mapping[str, Any], name: str, workflow: Workflow, needed: Mapping
     fault = fault_in(row, workflow, needed)
     if fault is not None:
         warnings.warn(
-            f"{name} has a problem that cannot be used and is left out: task_id {row.get('task_id')!r}: {fault}",
+            f"{name} has an invalid problem, which is skipped: task_id {row.get('task_id')!r}: {fault}",
             stacklevel=2,
         )
     return fault is None
 
 
 def fault_in(row: Mapping[str, Any], workflow: Workflow, needed: Mapping[str, str]) -> str | None:
-    """Why a problem cannot be played or scored, `None` if it can: the workflow makes its first request to see."""
+    """Says why a problem cannot be played or scored, or returns `None`. Asks the workflow for its first request."""
     fault = fault_of(row, needed)
     if fault is None:
         try:

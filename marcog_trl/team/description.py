@@ -1,8 +1,8 @@
 """
-What a saved team has beside its ordinary PEFT adapter.
+The files of a saved team beside its PEFT adapter.
 
-`team.json` (format 1) says what the team is. `team_modules.safetensors` holds the value head, the core decoder and the
-latent networks, where the team has them; keys are those of [`TeamModule`].
+`team.json` (format 1) describes the team. `team_modules.safetensors` has the value head, the core decoder and the latent
+networks, if the team has them, under the keys of [`TeamModule`].
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from marcog_trl.files import write_json
 TEAM_FILE = "team.json"
 MODULES_FILE = "team_modules.safetensors"
 TEAM_FORMAT = 1
-# The settings without which a saved team would speak otherwise than it did
+# Settings that change what a saved team generates
 _SAVED_SETTINGS = (
     "workflow", "num_turns", "num_agents", "roles", "centralized", "class_split", "feedback", "visible_tests", "expert_model",
     "expert_base_url", "critic", "critic_backprop", "parameter_sharing",
     "latent_scope", "latent_size", "sigma_min", "max_completion_length", "temperature", "top_p", "top_k", "min_p",
     "repetition_penalty", "generation_kwargs", "chat_template_kwargs", "early_termination_threshold",
 )  # fmt: skip
-# Earlier versions saved them, though they say nothing of a team: where it computes, and in which precision
+# Settings of the machine, not of the team; files of earlier versions have them
 _MACHINE_SETTINGS = ("use_cpu", "bf16")
-# What must agree for a checkpoint to be continued
+# A checkpoint can be resumed only if these agree
 _IDENTITY = ("format_version", "trainer", "base_model", "agents", "workflow", "num_turns", "modules")
 _USE_SAVED_TEAM = "Use a folder that a trainer's save_model wrote."
 
@@ -45,14 +45,14 @@ class TeamDescription:
         base_model (`str`): Name or path of the base model.
         agents (`list[dict[str, str]]`): `name` and `role` of every agent.
         workflow (`str`): Class of the workflow.
-        num_turns (`int`): Turns of an episode, at most.
-        modules (`dict`): What determines the shapes of the team's own modules, such as the size of the latent.
+        num_turns (`int`): Maximum number of turns of an episode.
+        modules (`dict`): Settings that determine the shapes of the team's modules, such as the size of the latent.
         rewards (`list[str]`): Names of the reward functions.
-        settings (`dict`): Settings without which the team would speak otherwise.
-        versions (`dict[str, str]`): Versions of the packages that wrote it.
+        settings (`dict`): Settings that change what the team generates.
+        versions (`dict[str, str]`): Versions of the packages that wrote the file.
         quantization_config (`dict`, *optional*): How the base model was quantised in training.
-        note (`str`, *optional*): What a reader of the folder should know.
-        trained_as (`list[dict[str, str]]`, *optional*): The agents that were trained, where these are others.
+        note (`str`, *optional*): A note for readers of the file.
+        trained_as (`list[dict[str, str]]`, *optional*): The agents of the training, if they differ from `agents`.
     """
 
     trainer: str
@@ -84,7 +84,7 @@ class TeamDescription:
         modules: dict[str, Any],
         note: str | None = None,
     ) -> TeamDescription:
-        """The description of a team in training; `settings` is the trainer's configuration."""
+        """Describes a team. `settings` is the trainer's configuration, or a [`TeamSettings`]."""
         quantised = getattr(model.config, "quantization_config", None)
         return cls(
             trainer=trainer,
@@ -105,11 +105,11 @@ class TeamDescription:
         Reads a `team.json`.
 
         Raises:
-            ValueError: If it is not one that this version can read.
+            ValueError: If the file is not valid, or has another format version.
         """
         try:
             content = json.loads(path.read_text())
-        except ValueError as error:  # also where it is no UTF-8
+        except ValueError as error:  # also raised for invalid UTF-8
             raise ValueError(f"{str(path)!r} is not valid JSON: {error}. {_USE_SAVED_TEAM}") from error
         found = content.get("format_version") if isinstance(content, dict) else None
         if found != TEAM_FORMAT:
@@ -140,7 +140,7 @@ class TeamDescription:
         write_json(folder / TEAM_FILE, self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of `team.json`, without what is absent."""
+        """Returns the content of `team.json`, without fields that are `None`."""
         content = {"format_version": self.format_version, **asdict(self)}
         return {key: value for key, value in content.items() if value is not None}
 
@@ -151,14 +151,15 @@ class TeamDescription:
 
     def difference(self, other: TeamDescription, but: tuple[str, ...] = ()) -> tuple[str, Any, Any] | None:
         """
-        In what another team is not this one.
+        Compares this team with another one.
 
         Args:
             other ([`TeamDescription`]): The other team.
             but (`tuple[str, ...]`, *optional*): Keys that may differ.
 
         Returns:
-            `tuple`, *optional*: The first key that differs, its value here and there; `None` if it is the same team.
+            `tuple`, *optional*: The first key that differs, its value in this team, and in the other one. `None` if the teams
+            agree.
         """
         for key in _IDENTITY:
             here, there = getattr(self, key), getattr(other, key)
@@ -168,10 +169,10 @@ class TeamDescription:
 
 
 def agents_of(workflow: Workflow) -> list[dict[str, str]]:
-    """Names and role texts of a workflow's agents, as `team.json` has them."""
+    """Returns the names and role texts of a workflow's agents, in the format of `team.json`."""
     return [{"name": agent.name, "role": agent.role} for agent in workflow.agents]
 
 
 def settings_of(team: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings in the content of a `team.json`, without those of the machine that older versions saved."""
+    """Returns the settings in the content of a `team.json`, without the machine settings of earlier versions."""
     return {name: value for name, value in team["settings"].items() if name not in _MACHINE_SETTINGS}

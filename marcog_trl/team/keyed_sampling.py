@@ -1,4 +1,4 @@
-"""Sampling in which every reply draws from random numbers of its own."""
+"""Sampling with a separate random seed for every reply."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from transformers import (
 from marcog_trl.rollout.records import Row
 
 
-# What `generate` would apply after temperature and the rest, and a sampler of our own does not
+# Sampling options of `generate` that `KeyedSampler` does not support
 _OTHER_WARPERS = ("typical_p", "epsilon_cutoff", "eta_cutoff", "top_h")
 
 
 class KeyedSampler:
     """
-    Draws tokens by keys: the same reply, whatever else is generated beside it, rounding aside.
+    Samples each reply from its own seed, so that, up to rounding, it does not depend on the rest of the batch.
 
     Args:
-        keys (`Sequence[str | None]` of length E): Key of each episode; `None` takes the likeliest tokens.
-        config ([`~transformers.GenerationConfig`]): How the team samples.
+        keys (`Sequence[str | None]` of length E): Key of each episode. `None` decodes greedily.
+        config ([`~transformers.GenerationConfig`]): Generation settings of the team.
 
     Raises:
-        ValueError: If `config` asks for a distribution that is not supported.
+        ValueError: If `config` has a sampling option that is not supported.
     """
 
     def __init__(self, keys: Sequence[str | None], config: GenerationConfig):
@@ -58,9 +58,9 @@ class KeyedSampler:
             self.warpers.append(MinPLogitsWarper(config.min_p))
 
     def processor(self, rows: list[Row], device: torch.device) -> LogitsProcessor:
-        """What chooses the tokens of these rows, for a greedy `generate`."""
+        """Makes the processor that chooses the tokens of these rows. Use it with a greedy `generate`."""
         draws = np.zeros((max(1, len(rows)), self.length))
-        for draw, row in zip(draws, rows, strict=False):  # a process without rows generates one that nobody reads
+        for draw, row in zip(draws, rows, strict=False):  # a process without rows generates a dummy row
             key = self.keys[row.episode]
             seed = hashlib.sha256(repr((key, row.slot.agent, row.slot.turn, row.slot.act)).encode()).digest()
             draw[:] = math.nan if key is None else np.random.default_rng(list(seed)).random(draw.shape)
@@ -68,7 +68,7 @@ class KeyedSampler:
 
 
 class _Draw(LogitsProcessor):
-    """Leaves one token: that at which the cumulative distribution passes the row's number, or the likeliest one."""
+    """Masks all tokens but one: drawn from the distribution with the row's random number, or the most likely one."""
 
     def __init__(self, draws: torch.Tensor, warpers: LogitsProcessorList):
         self.draws = draws

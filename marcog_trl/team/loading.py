@@ -43,13 +43,13 @@ def load_team(
     device: Any,
     overrides: dict[str, Any],
 ) -> Any:
-    """See [`~marcog_trl.Team.from_pretrained`]; `overrides` are fields of [`TeamSettings`], and `cls` is the class of the team."""
+    """See [`~marcog_trl.Team.from_pretrained`]. `overrides` are fields of [`TeamSettings`], and `cls` is the class of the team."""
     path = find_team(path)
     saved = TeamDescription.read(path / TEAM_FILE)
     settings, others = settings_with(path, saved, overrides, workflow)
     given, workflow = workflow is not None, settings.make_workflow(workflow)
     if workflow.needs_tests:
-        executor = settings.make_executor()  # before anything is loaded: it may refuse this machine
+        executor = settings.make_executor()  # first, because it raises on machines without isolation
     else:
         executor = None
     described = _describe(path, saved, settings, workflow, overrides, others, base_model, given)
@@ -57,17 +57,17 @@ def load_team(
     tokenizer = load_tokenizer(path)
     base = base_model or saved.base_model
     try:
-        check_model("base_model", base, tokenizer=False, **model_init_kwargs)  # the team brings its own
+        check_model("base_model", base, tokenizer=False, **model_init_kwargs)  # the team has its own
     except ValueError as error:
-        raise ValueError(f"{error} It is the base model of {str(path)!r}: set base_model to where it is.") from error
+        raise ValueError(f"{error} It is the base model of {str(path)!r}. Set base_model to its path.") from error
     model = load_base_model(base, quantization_config, model_init_kwargs, device)
     warn_of_quantization(path, saved, model)
     with reading(
-        f"the weights of {str(path)!r}, on the base model {base!r},",
-        "Set base_model to the one that they were trained on.",
+        f"The weights of {str(path)!r}, on the base model {base!r},",
+        "Set base_model to the model that they were trained on.",
     ):
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Found missing adapter keys")  # refused in the next line
+            warnings.filterwarnings("ignore", message="Found missing adapter keys")  # `check_layers` raises instead
             model = PeftModel.from_pretrained(model, str(path))
         check_layers(model, path / ADAPTER_FILES[1])
         modules = load_modules(path, model, settings, described.names)
@@ -76,7 +76,7 @@ def load_team(
 
 
 def load_base_model(name: str, quantization_config: Any, model_init_kwargs: Mapping[str, Any], device: Any) -> Any:
-    """A base model on its device, in float32 where `model_init_kwargs` does not say otherwise, as in TRL."""
+    """Loads a base model onto a device, in float32 unless `model_init_kwargs` sets `dtype`, as in TRL."""
     options = {"dtype": "float32", **model_init_kwargs}
     device = this_process().device if device is None else torch.device(device)
     if quantization_config is not None:
@@ -86,20 +86,20 @@ def load_base_model(name: str, quantization_config: Any, model_init_kwargs: Mapp
 
 
 def load_tokenizer(path: Path) -> Any:
-    """The tokenizer that was saved with a team."""
+    """Loads the tokenizer of a saved team."""
     with reading(path / "tokenizer.json"):
         tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
     names = tokenizer.vocab_files_names.values()
-    # Without a vocabulary, transformers makes an empty one
+    # transformers builds an empty tokenizer if the vocabulary is missing
     if not any((path / name).is_file() for name in names):
-        raise ValueError(f"{str(path)!r} has none of {', '.join(names)}. {USE_SAVED_TEAM}")
+        raise ValueError(f"{str(path)!r} has no tokenizer: all of {', '.join(names)} are missing. {USE_SAVED_TEAM}")
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 
 def load_modules(path: Path, model: Any, settings: TeamSettings, agents: list[str]) -> TeamModule | None:
-    """The modules that a team speaks with: the core decoder and the network of its latents, or nothing."""
+    """Loads the modules that generation needs: the core decoder and LatentNet. Returns `None` for a team without them."""
     if settings.parameter_sharing == "shared":
         return None
     cores, networks = LoraCores(model), {}
@@ -118,17 +118,20 @@ def load_modules(path: Path, model: Any, settings: TeamSettings, agents: list[st
     return modules
 
 
-# What is checked
+# Checks
 
 
 def settings_with(
     path: Path, saved: TeamDescription, overrides: Mapping[str, Any], workflow: Workflow | None
 ) -> tuple[TeamSettings, tuple[str, ...]]:
     """
-    The settings of a saved team with others in place of some, and which of `num_agents` and `roles` make it another team.
+    Applies overrides to the settings of a saved team.
+
+    Returns:
+        `tuple[TeamSettings, tuple[str, ...]]`: The settings, and which of `num_agents` and `roles` change the agents.
 
     Raises:
-        ValueError: If a setting is unknown, or agents with an adapter each would have to be others.
+        ValueError: If a setting is unknown, or `num_agents` would change a team with one adapter per agent.
     """
     known = {f.name for f in fields(TeamSettings)}
     for name in overrides:
@@ -138,7 +141,7 @@ def settings_with(
     unknown = saved.settings.keys() - known - {"critic", "critic_backprop"}
     if unknown:
         raise ValueError(
-            f"{str(path / TEAM_FILE)!r} has the unknown setting {min(unknown)!r}. Remove it from the file."
+            f"{str(path / TEAM_FILE)!r} has an unknown setting {min(unknown)!r}. Remove it from the file."
         )
     overrides = dict(overrides)
     separate = saved.settings.get("parameter_sharing") == "separate"
@@ -147,7 +150,7 @@ def settings_with(
     others = tuple(name for name in ("num_agents", "roles") if overrides.get(name) is not None)
     if separate and "num_agents" in others:
         raise ValueError(
-            f"num_agents={overrides['num_agents']} does not fit {str(path)!r}, where each of the agents {saved.names} has its own "
+            f"num_agents={overrides['num_agents']} does not fit {str(path)!r}: each of its agents {saved.names} has its own "
             "adapter. Leave num_agents out, or use a team that shares one adapter."
         )
     if workflow is None and others:
@@ -166,12 +169,12 @@ def _describe(
     base_model: str | None,
     given: bool,
 ) -> TeamDescription:
-    """The description of the team that is loaded, the saved one or another on the same weights; `given`: whether its workflow is."""
+    """Describes the loaded team, and checks that it fits the saved one. `given`: whether the caller passed a workflow."""
     found = [agent.name for agent in workflow.agents]
     if not others and saved.names != found:
         if given:
             raise ValueError(
-                f"the given workflow has the agents {found}, but the team of {str(path)!r} has {saved.names}. Use the workflow "
+                f"The given workflow has the agents {found}, but the team in {str(path)!r} has {saved.names}. Use the workflow "
                 "that the team was trained with."
             )
         raise ValueError(
@@ -199,17 +202,17 @@ def _describe(
     if replaced.keys() & saved.settings.keys():
         changed = ", ".join(f"{name}={value!r}" for name, value in replaced.items() if name in saved.settings)
         raise ValueError(
-            f"{str(path)!r} was saved with {key}={its!r}. With {changed} it would be {ours!r}, which its weights do not fit. "
+            f"{str(path)!r} was saved with {key}={its!r}. With {changed} it would be {ours!r}, which does not fit the weights. "
             "Leave these settings out."
         )
     raise ValueError(
-        f"{str(path / TEAM_FILE)!r} contradicts itself: {key} is {its!r}, but its settings give {ours!r}. {USE_SAVED_TEAM} For "
+        f"{str(path / TEAM_FILE)!r} is inconsistent: {key} is {its!r}, but its settings give {ours!r}. {USE_SAVED_TEAM} For "
         "other role texts, pass roles={'main': ...} or --agents agents.yaml."
     )
 
 
 def _roles(saved: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, str] | None:
-    """The role texts of a team of another size or with other roles: the trained ones of agents that it has, and new ones."""
+    """Returns the role texts for changed agents: the saved ones of the agents that remain, updated with the given ones."""
     kept = saved.get("roles") or {}
     if kept and overrides.get("num_agents") is not None:
         agents = make_workflow(saved["workflow"], num_agents=overrides["num_agents"]).agents
@@ -219,8 +222,10 @@ def _roles(saved: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
 
 def check_files(path: Path, saved: TeamDescription, separate: bool) -> None:
     """
+    Checks the files of a saved team.
+
     Raises:
-        ValueError: If a saved team lacks a file, or has one that cannot be read or is another base model's.
+        ValueError: If a file is missing, cannot be read, or belongs to another base model.
     """
     folders = [path / "agents" / name for name in saved.names] if separate else []
     for folder in (path, *folders):
@@ -235,25 +240,27 @@ def check_files(path: Path, saved: TeamDescription, separate: bool) -> None:
         config = PeftConfig.from_pretrained(str(path))
     if config.base_model_name_or_path != saved.base_model:
         raise ValueError(
-            f"the adapter in {str(path)!r} is for {config.base_model_name_or_path!r}, but {TEAM_FILE} names the base model "
+            f"The adapter in {str(path)!r} is for {config.base_model_name_or_path!r}, but {TEAM_FILE} names the base model "
             f"{saved.base_model!r}. {USE_SAVED_TEAM}"
         )
 
 
 def warn_of_quantization(path: Path, saved: TeamDescription, model: Any) -> None:
-    """Warns where a team was trained on a quantised base model, and this one is not."""
+    """Warns if a team was trained on a quantised base model, but the loaded one is not quantised."""
     if saved.quantization_config and not getattr(model, "is_quantized", False):
         warnings.warn(
-            f"{str(path)!r} was trained on a quantised base model ({saved.quantization_config}), and is loaded on one that is not "
-            "quantised. Pass the same quantization_config to get what was trained.",
+            f"{str(path)!r} was trained on a quantised base model ({saved.quantization_config}), but is loaded without "
+            "quantisation. Pass the same quantization_config to get the trained policy.",
             stacklevel=4,
         )
 
 
 def check_layers(model: Any, file: Path) -> None:
     """
+    Checks that an adapter fits the layers of the model. PEFT would load only the layers that match.
+
     Raises:
-        ValueError: If an adapter is of other layers than the model has, which PEFT would load in part.
+        ValueError: If a layer is missing on either side.
     """
     with safe_open(file, "pt") as weights:
         saved = {name for name in weights.keys() if "lora_" in name}
@@ -265,7 +272,7 @@ def check_layers(model: Any, file: Path) -> None:
 
 @contextmanager
 def reading(what: Path | str, instead: str = "") -> Iterator[None]:
-    """Says in one line what could not be read; libraries raise many kinds of errors, some of them many lines long."""
+    """Turns any error of a library into a `ValueError` of one line that says what cannot be read."""
     try:
         yield
     except Exception as error:
@@ -276,17 +283,17 @@ def reading(what: Path | str, instead: str = "") -> Iterator[None]:
 
 def find_team(path: str | Path) -> Path:
     """
-    The folder of a saved team.
+    Returns the folder of a saved team, and downloads it from the Hub if needed.
 
     Args:
-        path (`str`): A folder, or a repository of the Hub, which is downloaded.
+        path (`str`): A folder, or a repository on the Hub.
 
     Returns:
         `Path`: A folder with a `team.json` that this version can read.
 
     Raises:
         TypeError: If `path` is not a path.
-        ValueError: If there is none.
+        ValueError: If there is no saved team.
     """
     if not isinstance(path, str | Path):
         raise TypeError(f"path={path!r} is not a path. {USE_SAVED_TEAM}")
@@ -297,7 +304,7 @@ def find_team(path: str | Path) -> Path:
         except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
             cause = str(error).strip().splitlines()[0]
             raise ValueError(
-                f"{str(path)!r} is not a folder, and not a repository that can be read: {cause.rstrip('.')}. {USE_SAVED_TEAM}"
+                f"{str(path)!r} is not a folder, and the Hub did not return such a repository: {cause.rstrip('.')}. {USE_SAVED_TEAM}"
             ) from error
     if not (folder / TEAM_FILE).is_file():
         missing = f"has no {TEAM_FILE}" if folder.is_dir() else "is not a folder"

@@ -1,4 +1,4 @@
-"""An adapter that is part of the base model's weights for a while."""
+"""Merges an adapter into the base model's weights temporarily."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from torch import nn
 @contextmanager
 def merged_adapter(model: Any) -> Iterator[None]:
     """
-    Adds the active adapter to copies of the weights below it, so that a forward pass costs what the base model's costs.
+    Merges the active adapter into copies of the adapted weights, so that a forward pass is as fast as the base model's.
 
-    The weights are put back afterwards, not computed back: they are the same bit for bit. Until then the copies take the
-    memory of the adapted layers once more.
+    On exit, the original weights are restored, bit for bit. Inside the context, the copies need as much memory as the
+    adapted layers.
 
     Args:
-        model ([`~peft.PeftModel`]): The policy; its parameters must not be trained inside the context.
+        model ([`~peft.PeftModel`]): The policy. Do not train it inside the context.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, BaseTunerLayer)]
     kept: list[tuple[nn.Parameter, Any]] = [
         (parameter, parameter.data) for layer in layers for parameter in layer.get_base_layer().parameters()
     ]
     try:
-        model.merge_adapter(safe_merge=True)  # safe: the sum goes into a copy
+        model.merge_adapter(safe_merge=True)  # `safe_merge` writes to a copy
         yield
     finally:
         for parameter, data in kept:

@@ -1,4 +1,4 @@
-"""The settings of a team, and the workflow that they describe."""
+"""Settings of a team, and the workflow made from them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from marcog_trl.workflows.feedback import FEEDBACK_MODES
 
 @dataclass
 class PlaySettings:
-    """How a team plays: its workflow, and the sandbox that runs its code. The trainers' configurations have these fields too."""
+    """Settings of the workflow and of code execution, shared by [`TeamSettings`] and the trainers' configurations."""
 
     play_ranges: ClassVar[dict[str, Range]] = {
         **dict.fromkeys(("num_turns", "num_agents", "num_workers"), COUNT),
@@ -39,11 +39,12 @@ class PlaySettings:
         default=None, metadata={"help": "Number of agents, for workflows that allow any number."}
     )
     roles: dict[str, str] | str | None = field(
-        default=None, metadata={"help": "Role texts that replace agents' own, by agent name, as a mapping or in JSON."}
+        default=None,
+        metadata={"help": "Role texts that replace the default ones, by agent name, as a mapping or JSON."},
     )
     class_split: str | None = field(
         default=None,
-        metadata={"help": "Who writes which methods with workflow='classeval': 'random', 'pick' or 'one'."},
+        metadata={"help": "How workflow='classeval' assigns methods to agents: 'random', 'pick' or 'one'."},
     )
     centralized: bool = field(
         default=False, metadata={"help": "Whether one agent writes the parts of all agents in one reply."}
@@ -51,8 +52,7 @@ class PlaySettings:
     feedback: str = field(
         default="level_feedback",
         metadata={
-            "help": "What agents are told between turns: 'level_feedback', 'level_passed', 'passed', 'plain' or "
-            "'expert_edits'."
+            "help": "Feedback between turns: 'level_feedback', 'level_passed', 'passed', 'plain' or 'expert_edits'."
         },
     )
     expert_model: str | None = field(default=None, metadata={"help": "Model that feedback='expert_edits' asks."})
@@ -61,11 +61,11 @@ class PlaySettings:
     )
     visible_tests: int = field(
         default=1,
-        metadata={"help": "How many tests feedback may show; a negative number counts from the end, 0 shows all."},
+        metadata={"help": "Number of tests that feedback may show. Negative numbers count from the end, 0 shows all."},
     )
     early_termination_threshold: float | None = field(
         default=None,
-        metadata={"help": "An episode whose turn earned more than this, in reward units, has no further turn."},
+        metadata={"help": "End an episode once a turn earns more than this, in reward units."},
     )
 
     # Parameters that control code execution
@@ -76,13 +76,15 @@ class PlaySettings:
     execution_memory_mb: int = field(default=512, metadata={"help": "Memory limit of one program, in MiB."})
     isolation: str = field(
         default="strict",
-        metadata={"help": "How programs are confined: 'strict', 'best_effort' or 'none' (trusted code only)."},
+        metadata={"help": "Isolation of programs: 'strict', 'best_effort' or 'none' (trusted code only)."},
     )
 
     def check_play(self) -> None:
         """
+        Checks the fields above.
+
         Raises:
-            ValueError: If one of the fields above is none of the values that it may have.
+            ValueError: If a field has an unknown value, or a model for `feedback="expert_edits"` is missing.
         """
         check_choice("feedback", self.feedback, FEEDBACK_MODES)
         if self.class_split is not None:
@@ -95,7 +97,7 @@ class PlaySettings:
             )
 
     def make_executor(self) -> CodeExecutor:
-        """The sandbox of these settings."""
+        """Makes the executor of these settings."""
         return CodeExecutor(
             num_workers=self.num_workers,
             timeout=self.execution_timeout,
@@ -105,16 +107,16 @@ class PlaySettings:
 
     def make_workflow(self, workflow: Workflow | str | None = None) -> Workflow:
         """
-        The team's workflow; the settings say afterwards what it is.
+        Makes the team's workflow, and updates the settings to describe it.
 
         Args:
             workflow ([`Workflow`] or `str`, *optional*): An instance, or a name that replaces the field `workflow`.
 
         Returns:
-            [`Workflow`]: One that is valid.
+            [`Workflow`]: The validated workflow.
 
         Raises:
-            TypeError: If `workflow` is neither.
+            TypeError: If `workflow` is neither an instance nor a name.
             ValueError: If the settings do not fit the workflow.
         """
         if workflow is not None and not isinstance(workflow, str | Workflow):
@@ -141,12 +143,12 @@ class PlaySettings:
         return options | {name: value for name, value in given.items() if value is not None}
 
     def _agree_with(self, workflow: Workflow) -> None:
-        """Takes over what a workflow that was passed as an instance says of itself, and refuses settings that contradict it."""
+        """Copies the settings of a workflow instance, and refuses settings that contradict it."""
         brought: dict[str, Any] = {"num_turns": workflow.num_turns, "num_agents": len(workflow.agents)}
         brought["roles"] = {agent.name: agent.role for agent in workflow.agents}
         brought |= dict.fromkeys(("feedback", "visible_tests", "class_split", "expert_model", "expert_base_url"))
         if isinstance(workflow, Rounds):
-            # 0 is the setting's word for all tests
+            # 0 means all tests
             visible_tests = workflow.visible_tests if isinstance(workflow.visible_tests, int) else 0
             brought |= {"feedback": workflow.feedback, "visible_tests": visible_tests}
             if isinstance(workflow.expert, ExpertEdits):
@@ -159,13 +161,13 @@ class PlaySettings:
             agrees = asked.items() <= value.items() if isinstance(asked, dict) else asked == value
             if asked != defaults[name] and not agrees:
                 raise ValueError(
-                    f"{name}={asked!r} contradicts the {type(workflow).__name__} that was passed as workflow. Give {name} to "
-                    "the workflow, or pass the workflow's name."
+                    f"{name}={asked!r} contradicts the given workflow {type(workflow).__name__}. Pass {name} to the workflow, "
+                    "or pass the workflow's name."
                 )
         self.num_turns = workflow.num_turns
         if isinstance(workflow, Rounds):
             self.visible_tests = brought["visible_tests"]
-            # A function, and an expert of another kind, cannot be written into team.json
+            # team.json cannot hold functions or other kinds of experts
             if isinstance(workflow.feedback, str) and (workflow.expert is None or brought["expert_model"] is not None):
                 self.feedback = workflow.feedback
                 self.expert_model, self.expert_base_url = brought["expert_model"], brought["expert_base_url"]
@@ -179,14 +181,14 @@ class TeamSettings(PlaySettings):
     Settings of a team outside of training.
 
     Args:
-        max_completion_length (`int`, *optional*, defaults to `256`): Tokens of one reply, at most.
-        temperature, top_p, top_k, min_p, repetition_penalty: How replies are sampled, as in [`~trl.GRPOConfig`].
+        max_completion_length (`int`, *optional*, defaults to `256`): Maximum number of tokens of one reply.
+        temperature, top_p, top_k, min_p, repetition_penalty: Sampling settings, as in [`~trl.GRPOConfig`].
         generation_kwargs (`dict`, *optional*): Further arguments of [`~transformers.GenerationConfig`].
         chat_template_kwargs (`dict`, *optional*): Arguments of the chat template.
         parameter_sharing (`str`, *optional*, defaults to `"shared"`): `"latent"`, `"shared"` or `"separate"`; see [`SHPPOConfig`].
         latent_scope, latent_size, sigma_min: As in [`SHPPOConfig`].
 
-    The other fields are those of [`PlaySettings`].
+    See [`PlaySettings`] for the other fields.
 
     Raises:
         ValueError: If a value is out of range.
@@ -222,19 +224,19 @@ class TeamSettings(PlaySettings):
 
     @classmethod
     def of(cls, args: Any) -> TeamSettings:
-        """The settings of a team in training; `args` is the trainer's configuration."""
+        """Takes the settings of a team from its trainer's configuration `args`."""
         names = {f.name for f in fields(args)} & {f.name for f in fields(cls)}
         return cls(**{name: getattr(args, name) for name in names})
 
     @property
     def has_latents(self) -> bool:
-        """Whether agents differ by latents."""
+        """Whether the agents have latents."""
         return self.parameter_sharing == "latent"
 
     def generation_config(
         self, pad_token_id: int, bos_token_id: int | None, eos_token_ids: Iterable[int]
     ) -> GenerationConfig:
-        """What [`~trl.GRPOTrainer`] generates with under the same settings."""
+        """Makes the generation config that [`~trl.GRPOTrainer`] would use with the same settings."""
         arguments: dict[str, Any] = {
             "max_new_tokens": self.max_completion_length,
             "do_sample": True,

@@ -1,8 +1,8 @@
 """
-Serves the agents of a team from a colocated vLLM engine: each is a LoRA request of its own over one base model.
+Serves the agents of a team from a colocated vLLM engine, with one LoRA adapter per agent over one base model.
 
-Knows adapters, and nothing of latents or of how adapters come about. The engine loads the base model itself, from
-`model.name_or_path`, and never gets other base weights: only adapters change.
+The engine loads the base model from `model.name_or_path` once. Afterwards only the adapters change. This module handles
+adapters only; the caller computes them.
 """
 
 from __future__ import annotations
@@ -21,70 +21,70 @@ from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 
 
-# Fields of `LoraConfig` that make more of an adapter than what a LoRA request carries.
+# Fields of `LoraConfig` that a LoRA request does not support
 NOT_SERVED = ("modules_to_save", "trainable_token_indices", "layer_replication", "lora_bias")
-# Names of initialisations that leave the base weights as they are on disk.
+# Initialisations that do not change the base weights
 BASE_KEPT = ("gaussian", "eva", "orthogonal")
 
 
 def check_served_adapter(config: LoraConfig) -> None:
     """
-    Refuse an adapter that a LoRA request cannot carry.
+    Refuses an adapter that a LoRA request does not support.
 
     Args:
         config ([`~peft.LoraConfig`]): The adapter's configuration.
 
     Raises:
-        ValueError: If the adapter trains something else than LoRA's A and B, or changes the base weights.
+        ValueError: If the adapter trains more than LoRA's A and B, or changes the base weights.
     """
     options = config.to_dict()
     for field in NOT_SERVED:
         if options[field]:
             raise ValueError(
-                f"peft_config.{field}={options[field]!r} with use_vllm=True: vLLM is sent LoRA's A and B alone; "
-                f"use_vllm=False, or leaving {field} out, works"
+                f"use_vllm=True does not support peft_config.{field}={options[field]!r}: vLLM gets only LoRA's A and B. "
+                f"Leave {field} out, or set use_vllm=False."
             )
     if config.bias != "none":
         raise ValueError(
-            f"peft_config.bias={config.bias!r} with use_vllm=True: vLLM is sent LoRA's A and B alone; 'none' works"
+            f"use_vllm=True does not support peft_config.bias={config.bias!r}: vLLM gets only LoRA's A and B. Set bias='none'."
         )
     start = config.init_lora_weights
     if isinstance(start, str) and start not in BASE_KEPT:
         raise ValueError(
-            f"peft_config.init_lora_weights={start!r} with use_vllm=True: it changes the base weights, which vLLM reads "
-            "from the model's files; True works"
+            f"use_vllm=True does not support peft_config.init_lora_weights={start!r}: it changes the base weights, but vLLM "
+            "reads them from the model's files. Set init_lora_weights=True."
         )
 
 
 def write_adapters(adapters: Sequence[tuple[dict[str, torch.Tensor], LoraConfig]], paths: Sequence[Path]) -> None:
     """
-    Write adapters that the engine of this process reads, again and again.
+    Writes the adapters to the folders that the engine of this process reads.
 
     Args:
-        adapters (`Sequence[tuple[dict[str, torch.Tensor], LoraConfig]]`): State and configuration per agent; configurations
-            are those of the first time.
+        adapters (`Sequence[tuple[dict[str, torch.Tensor], LoraConfig]]`): State and configuration per agent. The
+            configuration is written the first time only.
         paths (`Sequence[Path]`): One folder per agent.
     """
     for (state, config), path in zip(adapters, paths, strict=True):
-        if not path.exists():  # only tensors change
+        if not path.exists():
             config.save_pretrained(str(path))
         save_file({key: tensor.contiguous() for key, tensor in state.items()}, path / "adapter_model.safetensors")
 
 
 class AgentGeneration(VLLMGeneration):
     """
-    TRL's vLLM backend with one LoRA adapter per agent in place of merged weights.
+    TRL's vLLM backend with one LoRA adapter per agent instead of merged weights.
 
     Args:
         num_agents (`int`): N, number of agents.
-        rank (`int`): Highest rank of an agent's adapter.
+        rank (`int`): Largest rank of an agent's adapter.
         revision (`str`, *optional*): Revision of the base model on the Hub.
         refresh (`Callable[[], None]`):
-            Called before a generation if the adapters that the engine has are out of date; calls `load`.
+            Called before a generation if the engine's adapters are out of date. It must call `load`.
         **kwargs: Arguments of [`~trl.generation.vllm_generation.VLLMGeneration`], with `mode="colocate"`.
 
     Attributes:
-        row_agents (`list[int]`): Index of the agent of each prompt of the next generation.
+        row_agents (`list[int]`): Agent index of each prompt of the next generation. Set it before `generate`.
         stale (`bool`): Whether the engine's adapters are out of date.
     """
 
@@ -101,7 +101,7 @@ class AgentGeneration(VLLMGeneration):
         super().__init__(**kwargs)
 
     def _init_vllm(self) -> None:
-        # Created where vLLM is missing, so that TRL says so
+        # `create`: without vLLM the name does not exist, and TRL raises its own error
         with patch.object(vllm_generation, "LLM", self._make_engine, create=True):
             super()._init_vllm()
 
@@ -112,9 +112,9 @@ class AgentGeneration(VLLMGeneration):
         served = [rank for rank in get_args(MaxLoRARanks) if rank >= self._rank]
         if not served:
             raise ValueError(
-                f"peft_config.r={self._rank} is more than vLLM serves; {get_args(MaxLoRARanks)[-1]} works"
+                f"use_vllm=True does not support peft_config.r={self._rank}. Set r to at most {get_args(MaxLoRARanks)[-1]}."
             )
-        # What the trainer computes in: vLLM's own choice would be half precision
+        # The trainer's precision; vLLM would default to half precision
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.accelerator.mixed_precision, self.model.dtype)
         return LLM(
             **kwargs,
@@ -126,17 +126,17 @@ class AgentGeneration(VLLMGeneration):
         )
 
     def _iter_named_params(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Nothing: base weights do not change, and adapters are never merged into them."""
+        """Yields nothing, because base weights do not change."""
         return iter(())
 
     def sync_weights(self) -> None:
-        """What TRL calls after an update; adapters are refreshed by the next generation, which may draw new latents."""
+        """Marks the adapters as out of date. TRL calls it after an update; the next generation refreshes them."""
         super().sync_weights()
         self.stale = True
 
     def load(self, adapters: Sequence[tuple[dict[str, torch.Tensor], LoraConfig]]) -> None:
         """
-        Give the engine the agents' adapters of now.
+        Writes the agents' current adapters, and loads them into the engine.
 
         Args:
             adapters (`Sequence[tuple[dict[str, torch.Tensor], LoraConfig]]`): State and configuration per agent.
@@ -145,10 +145,10 @@ class AgentGeneration(VLLMGeneration):
         self.reload()
 
     def reload(self) -> None:
-        """Let the engine read the adapters that were written."""
+        """Loads the written adapters into the engine."""
         for agent in range(len(self._paths)):
             self.llm.llm_engine.add_lora(self._request(agent, load_inplace=True))
-        # Cached prompts were read with the adapters of before, which had the same names
+        # The prefix cache was computed with the previous adapters, which have the same names
         self.llm.reset_prefix_cache()
 
     def _request(self, agent: int, load_inplace: bool = False):
@@ -157,7 +157,7 @@ class AgentGeneration(VLLMGeneration):
         return LoRARequest(f"agent-{agent}", agent + 1, str(self._paths[agent]), load_inplace=load_inplace)
 
     def generate(self, prompts, images, num_generations, profiler=None) -> tuple:
-        """As TRL's; prompt i is answered by agent `row_agents[i]`."""
+        """Generates as TRL does, with the adapter of agent `row_agents[i]` for prompt i."""
         if self.stale:
             self._refresh()
             self.stale = False

@@ -482,7 +482,7 @@ class TestRefusals:
             ),
             (
                 {"problems": with_tests(2).add_column("turn", [1, 2])},
-                "problems has a column 'turn', a name under which",
+                "problems has a column 'turn', but rewards get another argument of this name",
             ),
         ],
     )

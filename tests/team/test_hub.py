@@ -315,7 +315,7 @@ class TestPushTeam:
 
     @pytest.mark.parametrize("name", ["team.json", "agents/export.json", "results.json"])
     @pytest.mark.parametrize(
-        ("content", "message"), [("{", "is not JSON: "), ("[]", r"must contain a mapping.*, but has \[\]")]
+        ("content", "message"), [("{", "is not valid JSON: "), ("[]", r"must contain a mapping.*, but has \[\]")]
     )
     def test_a_file_that_cannot_be_read_is_named(self, online, written, tmp_path, name, content, message):
         shutil.copytree(written[0], tmp_path / "team")

@@ -109,7 +109,7 @@ class TestFromPretrained:
                 ValueError, match=r"was saved with modules=.* With latent_size=3 it would be .* Leave these"
             ):
                 Team.from_pretrained(saved[1], latent_size=3)
-            message = r"the given workflow has the agents .*, but the team of .* has \['helper', 'main'\]\. Use the"
+            message = r"The given workflow has the agents .*, but the team in .* has \['helper', 'main'\]\. Use the"
             with pytest.raises(ValueError, match=message):
                 Team.from_pretrained(saved[1], workflow="pipeline")
 

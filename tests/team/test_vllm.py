@@ -11,12 +11,15 @@ from marcog_trl import SHPPOTrainer
 
 
 BAD_ADAPTERS = [
-    ({"modules_to_save": ["lm_head"]}, r"modules_to_save=\['lm_head'\] .* works"),
-    ({"trainable_token_indices": [1]}, r"trainable_token_indices=\[1\] .* works"),
-    ({"layer_replication": [[0, 1]]}, r"layer_replication=\[\[0, 1\]\] .* works"),
-    ({"lora_bias": True}, "lora_bias=True .* works"),
-    ({"bias": "lora_only"}, "bias='lora_only' .* 'none' works"),
-    ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa' .* True works"),
+    (
+        {"modules_to_save": ["lm_head"]},
+        r"modules_to_save=\['lm_head'\]: .*Leave modules_to_save out, or set use_vllm=False\.",
+    ),
+    ({"trainable_token_indices": [1]}, r"trainable_token_indices=\[1\]: .*Leave trainable_token_indices out, .*"),
+    ({"layer_replication": [[0, 1]]}, r"layer_replication=\[\[0, 1\]\]: .*Leave layer_replication out, .*"),
+    ({"lora_bias": True}, "lora_bias=True: .*Leave lora_bias out, .*"),
+    ({"bias": "lora_only"}, r"bias='lora_only': .*Set bias='none'\."),
+    ({"init_lora_weights": "pissa"}, r"init_lora_weights='pissa': .*Set init_lora_weights=True\."),
 ]
 
 
@@ -24,9 +27,9 @@ BAD_ADAPTERS = [
 @pytest.mark.parametrize(("lora", "message"), BAD_ADAPTERS)
 def test_adapters_that_cannot_be_served_are_refused_before_the_model_loads(tmp_path, lora, message, sharing):
     options = {"use_vllm": True, "latent_scope": "agent", "parameter_sharing": sharing}
-    with pytest.raises(ValueError, match=f"^peft_config.{message}$") as error:
+    with pytest.raises(ValueError, match=rf"^use_vllm=True does not support peft_config\.{message}$") as error:
         teams.make("nobody/no-such-model", tmp_path, SHPPOTrainer, lora=lora, **options)
-    assert "use_vllm=True" in str(error.value) and "\n" not in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_an_adapter_in_place_is_refused_as_well(tiny_model, tmp_path):

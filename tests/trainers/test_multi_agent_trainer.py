@@ -633,7 +633,10 @@ class TestBadInput:
             ({"num_agents": 1, "workflow": "collaboration"}, "num_agents=1 leaves no helper. Set num_agents=2"),
             ({"data": None}, "train_dataset is a NoneType. Pass a Dataset with a column 'prompt'"),
             ({"data": [{"prompt": "?"}]}, "train_dataset is a list. Pass a Dataset"),
-            ({"data": problems(prompt=None, question=["?"])}, "train_dataset has no column 'prompt' but .'question'."),
+            (
+                {"data": problems(prompt=None, question=["?"])},
+                "train_dataset has no column 'prompt', only .'question'.",
+            ),
             (
                 {"data": problems(prompt=["?", "", "?"])},
                 r"train_dataset has a problem that cannot be used: row 1: it has no 'prompt', which every episode needs\. Correct",
@@ -806,7 +809,7 @@ class TestFeatures:
 
     def test_a_stream_that_knows_its_columns_is_checked(self, tmp_path):
         data = problems(prompt=None, question=["?"]).to_iterable_dataset()
-        with pytest.raises(ValueError, match=r"train_dataset has no column 'prompt' but \['question'\]"):
+        with pytest.raises(ValueError, match=r"train_dataset has no column 'prompt', only \['question'\]"):
             teams.make("nobody/no-such-model", tmp_path, data=data)
 
     @pytest.mark.parametrize("trainer_class", [MultiAgentPPOTrainer, SHPPOTrainer])

@@ -80,7 +80,7 @@ def test_a_saved_team_says_how_its_base_was_quantised(tiny_model, tmp_path):
     trainer = teams.make(tiny_model, tmp_path, SHPPOTrainer, workflow=teams.Pair(), quantization_config=quantised)
     trainer.save_model()
     assert json.loads((tmp_path / "team.json").read_text())["quantization_config"]["load_in_4bit"]
-    with pytest.warns(UserWarning, match="trained on a quantised base model .*, and is loaded on one that is not"):
+    with pytest.warns(UserWarning, match="trained on a quantised base model .*, but is loaded without quantisation"):
         unquantised = Team.from_pretrained(tmp_path, workflow=teams.Pair()).model.get_base_model()
     assert not getattr(unquantised, "is_quantized", False)
     with warnings.catch_warnings():
