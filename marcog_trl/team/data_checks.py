@@ -62,6 +62,23 @@ def check_dataset(name: str, dataset: Any, workflow: Workflow, reward_funcs: Seq
         list_faults(name, [(row.get("task_id"), i, fault_in(row, workflow, needed)) for i, row in enumerate(dataset)])
 
 
+def checked_datasets(datasets: Mapping[str, Any], workflow: Workflow, reward_funcs: Sequence[Any]) -> dict[str, Any]:
+    """Datasets by name, checked (see [`check_dataset`]); streams without the problems that cannot be used."""
+    for name, dataset in datasets.items():
+        check_dataset(name, dataset, workflow, reward_funcs)
+    return {name: usable(name, dataset, workflow, reward_funcs) for name, dataset in datasets.items()}
+
+
+def checked_eval_dataset(dataset: Any, workflow: Workflow, reward_funcs: Sequence[Any]) -> Any:
+    """The evaluation dataset of a trainer, checked: one, several by name, or none."""
+    if dataset is None:
+        return None
+    if not isinstance(dataset, dict):
+        return checked_datasets({"eval_dataset": dataset}, workflow, reward_funcs)["eval_dataset"]
+    named = {f"eval_dataset[{name!r}]": part for name, part in dataset.items()}
+    return dict(zip(dataset, checked_datasets(named, workflow, reward_funcs).values(), strict=True))
+
+
 def needed_columns(workflow: Workflow, reward_funcs: Sequence[Any]) -> dict[str, str]:
     """Maps each column that must not be empty to the name of what needs it."""
     if reward_funcs:

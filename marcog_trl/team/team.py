@@ -7,7 +7,6 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
 
@@ -24,10 +23,11 @@ from marcog_trl.parsing.prompts import context_of
 from marcog_trl.problems.schema import list_faults, solution_job
 from marcog_trl.rollout.engine import encode_prompts, play
 from marcog_trl.rollout.records import Episode, Row
+from marcog_trl.team.agent_contexts import AgentContexts
 from marcog_trl.team.data_checks import fault_in, needed_columns
 from marcog_trl.team.description import TeamDescription
 from marcog_trl.team.keyed_sampling import KeyedSampler
-from marcog_trl.team.modules import ATTRIBUTE, ForwardContext, TeamModule
+from marcog_trl.team.modules import ATTRIBUTE, TeamModule
 from marcog_trl.team.settings import TeamSettings
 
 
@@ -96,6 +96,7 @@ class Team:
             tokenizer.pad_token_id, tokenizer.bos_token_id, self.eos_token_ids
         )
         self._executor = executor
+        self._contexts = None if modules is None else AgentContexts(self, modules)
 
     @classmethod
     def from_pretrained(
@@ -273,8 +274,10 @@ class Team:
         speak = self.generate if sampler is None else functools.partial(self._generate_keyed, sampler)
 
         def generate(rows: list[Row]) -> tuple[list[list[int]], list[list[float]] | None]:
-            with self._as_rows(rows, noise, prompt_states) as context:
-                if context is None or not token_states:
+            if self._contexts is None:
+                return speak(rows)
+            with self._contexts.as_rows(rows, noise, prompt_states) as context:
+                if not token_states:
                     return speak(rows)
                 context.states = []
                 completion_ids, logprobs = speak(rows)
@@ -392,132 +395,15 @@ class Team:
         """
         if agent not in self.agents:
             raise ValueError(f"agent={agent!r} is not one of {self.agents}. Name one of them.")
-        with self.evaluating(), self._as_agent(agent, inputs):
+        context = nullcontext() if self._contexts is None else self._contexts.as_agent(agent, inputs)
+        with self.evaluating(), context:
             yield
 
-    @torch.no_grad()
-    def _as_agent(
-        self, agent: str, inputs: Mapping[str, torch.Tensor] | None
-    ) -> AbstractContextManager[ForwardContext | None]:
-        if self.modules is None or self.settings.parameter_sharing == "shared":
-            return nullcontext()
-        index = torch.tensor([self.agents.index(agent)], device=self.model.device)
-        if self.settings.parameter_sharing == "separate":
-            return self.modules.rows(ForwardContext(agent=index, frozen=True))
-        if self.settings.latent_scope == "agent":
-            observations = self.role_observations[index]
-        elif inputs is None:
-            raise ValueError(
-                "inputs=None, but with latent_scope='observation' an agent depends on its prompt. Pass what the model is "
-                f"called with: use_agent({agent!r}, inputs)."
-            )
-        else:
-            masks = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
-            ids = [row[mask].tolist() for row, mask in zip(inputs["input_ids"], masks, strict=True)]
-            embeddings = (self._role_embeddings[index] + self._mean_embeddings(ids)) / 2
-            observations = torch.cat([embeddings, self._prompt_states(ids)], dim=-1)
-        mu, _ = self.modules.latents(observations)
-        return self.modules.rows(ForwardContext(z=mu, frozen=True))
-
-    @contextmanager
-    def _as_rows(
-        self, rows: list[Row], noise: Callable[[list[Row]], torch.Tensor] | None, prompt_states: bool
-    ) -> Iterator[ForwardContext | None]:
-        """Lets the model speak as the agents of these rows, which keep what their latents came of."""
-        if self.modules is None:
-            yield None
-            return
-        with torch.no_grad():
-            context = self._context(rows, noise, prompt_states)
-        with self.modules.rows(context):
-            yield context
-
-    def _context(
-        self, rows: list[Row], noise: Callable[[list[Row]], torch.Tensor] | None, prompt_states: bool
-    ) -> ForwardContext:
-        """What the model is told of one generate call; a single row stands in where there are none."""
-        settings = self.settings
-        assert self.modules is not None
-        by_prompt = settings.has_latents and settings.latent_scope == "observation"
-        if prompt_states or by_prompt:
-            self._observe(rows, by_prompt)
-        if settings.parameter_sharing == "separate":
-            agents = [self.agents.index(row.slot.agent) for row in rows] or [0]
-            return ForwardContext(agent=torch.tensor(agents, device=self.model.device), frozen=True)
-        if not settings.has_latents:
-            return ForwardContext()
-        observations = self._observations(rows)
-        mu, sigma = self.modules.latents(observations)
-        eps = torch.zeros_like(mu) if noise is None else noise(rows)
-        z = mu + sigma * eps
-        for i, row in enumerate(rows):
-            row.observation, row.latent, row.noise = observations[i], z[i], eps[i]
-        return ForwardContext(z=z, frozen=True)
-
-    def _observe(self, rows: list[Row], embeddings: bool) -> None:
-        """Gives rows the state of their prompt, and, where their latents depend on it, their observation."""
-        prompts = list({tuple(row.prompt_ids): None for row in rows}) or [(self.tokenizer.eos_token_id,)]
-        ids = [list(prompt) for prompt in prompts]
-        states = dict(zip(prompts, self._prompt_states(ids), strict=True))
-        of_prompt = dict(zip(prompts, self._mean_embeddings(ids), strict=True)) if embeddings else {}
-        for row in rows:
-            prompt = tuple(row.prompt_ids)
-            row.prompt_state = states[prompt]
-            if embeddings:
-                # One mean over all tokens would drown a role text in a long prompt, and agents asked the same would look the same
-                role = self._role_embeddings[self.agents.index(row.slot.agent)]
-                row.observation = torch.cat([(role + of_prompt[prompt]) / 2, states[prompt]])
-
-    def _observations(self, rows: list[Row]) -> torch.Tensor:
-        """Observation `[o, h]` of each row, `(R, 2H)`; without rows, one that nothing reads."""
-        if self.settings.latent_scope == "agent":  # a collective operation under ZeRO-3: also without rows
-            return self.role_observations[[self.agents.index(row.slot.agent) for row in rows] or [0]]
-        if not rows:
-            return torch.zeros_like(self._role_embeddings[:1]).repeat(1, 2)
-        return torch.stack([row.observation for row in rows])
-
-    def _prompt_states(self, prompt_ids: list[list[int]]) -> torch.Tensor:
-        """Final hidden state at the last token of each prompt, adapters off, `(len(prompt_ids), H)`."""
-        inputs = self.tokenizer.pad({"input_ids": prompt_ids}, padding_side="left", return_tensors="pt")
-        inputs = inputs.to(self.model.device)
-        assert self.modules is not None
-        with (
-            torch.no_grad(),
-            self.modules.rows(ForwardContext(last_state=True)) as context,
-            self.model.disable_adapter(),
-            self.autocast(),
-        ):
-            self.model(
-                input_ids=inputs["input_ids"],
-                attention_mask=inputs["attention_mask"],
-                logits_to_keep=1,
-                use_cache=False,
-            )
-        assert context.hidden is not None
-        return context.hidden.float()
-
-    def _mean_embeddings(self, ids: list[list[int]]) -> torch.Tensor:
-        """Mean of the frozen input embeddings of each list of token ids, `(len(ids), H)`."""
-        inputs = self.tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(self.model.device)
-        mask = inputs["attention_mask"].unsqueeze(-1).float()
-        embeddings = self.model.get_input_embeddings()(inputs["input_ids"]).float()
-        return (embeddings * mask).sum(1) / mask.sum(1)
-
-    @cached_property
-    def _role_ids(self) -> list[list[int]]:
-        return encode_prompts(
-            self.tokenizer, [[{"role": "user", "content": agent.role}] for agent in self.workflow.agents]
-        )
-
-    @cached_property
-    def _role_embeddings(self) -> torch.Tensor:
-        """Mean input embedding of each agent's role text, `(N, H)`; embeddings are frozen, so once is enough."""
-        return self._mean_embeddings(self._role_ids).detach()
-
-    @cached_property
+    @property
     def role_observations(self) -> torch.Tensor:
-        """Observation of each agent's role text alone, `(N, 2H)`; the base model is frozen, so once is enough."""
-        return torch.cat([self._role_embeddings, self._prompt_states(self._role_ids)], dim=-1)
+        """Observation of each agent's role text alone, `(N, 2H)`."""
+        assert self._contexts is not None
+        return self._contexts.role_observations
 
 
 def _keep_token_states(rows: list[Row], completion_ids: list[list[int]], states: list[torch.Tensor]) -> None:

@@ -82,3 +82,16 @@ def held_by(optimizer: torch.optim.Optimizer | None) -> set[int] | None:
     if optimizer is None:
         return None
     return {id(p) for group in optimizer.param_groups for p in group["params"]}
+
+
+def check_curriculum(args: Any, is_used: bool, runs_tests: bool) -> None:
+    """Refuses settings that do not fit a curriculum."""
+    if is_used and args.restore_callback_states_from_checkpoint:
+        raise ValueError(
+            "restore_callback_states_from_checkpoint=True does not support a curriculum, which holds its dataset. Set it to "
+            "False: a curriculum continues where it was in any case."
+        )
+    if args.curriculum_pass_rate is not None and not runs_tests:
+        raise ValueError(
+            f"curriculum_pass_rate={args.curriculum_pass_rate} needs a reward that runs tests, such as 'execution_reward'."
+        )

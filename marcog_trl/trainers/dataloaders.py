@@ -18,6 +18,7 @@ from marcog_trl.trainers.sampling import Curriculum, CurriculumSampler, OrderOfE
 class ProblemLoaders(GRPOTrainer):
     """What a [`MultiAgentTrainer`] does to the dataloaders of TRL: it repeats each problem once per row, not once per reply."""
 
+    model: Any
     num_generations: int
     num_generations_eval: int
     workflow: Any
@@ -27,6 +28,26 @@ class ProblemLoaders(GRPOTrainer):
     def _num_groups(self, training: bool) -> int:
         """Groups of siblings per problem: one per slot."""
         return len(self.workflow.slots)
+
+    def _check_joint_actions(self, train_dataset: Any) -> None:
+        """Refuses trees that do not fit the workflow."""
+
+    def _splits_groups(self, training: bool) -> bool:
+        """
+        Whether a group of siblings may lie on several processes, as in TRL. Replies that stand alone allow it; those of a team
+        belong to episodes, which one process plays.
+        """
+        return len(self.workflow.slots) == 1
+
+    @property
+    def _group_size(self) -> int:
+        """G, the episodes per problem in the current mode."""
+        return self.num_generations if self.model.training else self.num_generations_eval
+
+    @property
+    def _siblings_here(self) -> int:
+        """How many siblings always lie side by side on this process: G, or 1 where groups may be split."""
+        return 1 if self._splits_groups(self.model.training) else self._group_size
 
     @contextmanager
     def _whole_problems(self) -> Iterator[None]:

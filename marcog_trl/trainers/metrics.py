@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +28,34 @@ Total = Callable[[torch.Tensor], torch.Tensor]
 _MICRO_BATCH_MEANS = (
     "kl", "entropy", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean", "cispo_clip_ratio"
 )  # fmt: skip
+
+
+def log_rollout(trainer: MultiAgentTrainer, output: dict[str, Any], rollout: Rollout) -> None:
+    """Logs a generation batch, once its advantages are known."""
+    found = rollout_metrics(trainer, rollout)
+    for name, value in found.items():
+        trainer._metric(name, value)
+    _warn_of_threshold(trainer, found.get("episodes/turns"))
+    if trainer.log_completions:
+        trainer._episode_to_show = rollout.episodes[0]
+    if trainer._curriculum is not None and trainer.model.training:
+        trainer._metric("curriculum/stage", trainer._curriculum.stage_of(trainer._curriculum.batches) + 1)
+        by_rate = trainer.args.curriculum_pass_rate is not None  # otherwise problems need no tests
+        device, total = trainer.accelerator.device, trainer._sum_over_processes
+        trainer._curriculum.note(pass_rate(rollout.episodes, device, total) if by_rate else None)
+    correct_completions(trainer, rollout)
+    show_advantages(trainer, output)
+
+
+def _warn_of_threshold(trainer: MultiAgentTrainer, turns: float | None) -> None:
+    """Says where the threshold ended all episodes of the first batch at once, or none."""
+    threshold = trainer.args.early_termination_threshold
+    if threshold is None or turns is None or "threshold" in trainer._warned:
+        return
+    trainer._warned.add("threshold")
+    if turns in (1, trainer.workflow.num_turns):
+        found = "every episode earned more in its first turn" if turns == 1 else "no episode earned more"
+        warnings.warn(f"early_termination_threshold={threshold}: in the first batch {found}", stacklevel=2)
 
 
 def rollout_metrics(trainer: MultiAgentTrainer, rollout: Rollout) -> dict[str, float]:
@@ -240,3 +269,21 @@ class GradientShares:
             return {}
         shares = (mass / mass.sum()).tolist()
         return {f"agents/{agent}/gradient_share": share for agent, share in zip(self._agents, shares, strict=True)}
+
+
+def log_columns(trainer: MultiAgentTrainer, rollout: Rollout) -> None:
+    """Adds what reward functions logged, agents and turns to TRL's table of completions."""
+    of_row = [None if row is None else rollout.score_of(row) for row in rollout.rows]
+    logged = {column for score in of_row if score is not None for column in score.columns}
+    # A column that was logged once has a value in every batch from then on, also where its function failed
+    extra = cast(dict[str, deque], trainer._logs["extra"])
+    columns = sorted(extra.keys() | set(gather_object(list(logged))))
+    for column in columns:
+        if column not in extra:
+            extra[column].extend([None] * len(trainer._logs["prompt"]))
+    for column in columns:
+        if column not in ("agent", "turn"):
+            values = [None if score is None else score.columns.get(column) for score in of_row]
+            trainer._log_completion_extra(column, values)
+    trainer._log_completion_extra("agent", [trainer.agents[i] for i in rollout.agent.tolist()])
+    trainer._log_completion_extra("turn", rollout.turn.tolist())

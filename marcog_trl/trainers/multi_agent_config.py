@@ -76,9 +76,8 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
             `"mask"` leaves the episodes of that call out of the update, warns of the first one, and logs their share as
             `rewards/failed`. Workers that cannot be started stop the run in any case.
         reward_timeout (`float`, *optional*):
-            Seconds that a call of a reward function may take. With a limit, functions run in a thread, which cannot be
-            killed: see [`~marcog_trl.trainers.scoring.TimedCall`]. No limit by default; the shipped rewards by
-            execution have their own.
+            Seconds that a call of a coroutine reward function may take before it is cancelled. Other functions are not
+            limited; rewards that run tests have `execution_timeout`. Without it there is no limit.
         agent_loss_weighting (`str`, *optional*, defaults to `"agent"`):
             `"agent"` gives every agent the same weight in the loss whatever it writes; `"token"` leaves the weight to
             the number of its tokens (or rows, with `loss_type="grpo"`).
@@ -205,7 +204,8 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
         },
     )
     reward_timeout: float | None = field(
-        default=None, metadata={"help": "Seconds that a call of a reward function may take. Default: no limit."}
+        default=None,
+        metadata={"help": "Seconds that a call of a coroutine reward function may take. Default: no limit."},
     )
     agent_loss_weighting: str = field(
         default="agent",

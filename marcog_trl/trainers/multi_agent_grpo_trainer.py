@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import torch
 from datasets import Dataset
@@ -132,8 +133,7 @@ class MultiAgentGRPOTrainer(MultiAgentTrainer):
     def _num_groups(self, training: bool) -> int:
         return len(self._groups()) if training and self._branches else super()._num_groups(training)
 
-    def _check_datasets(self, train_dataset, eval_dataset, reward_funcs: list) -> None:
-        super()._check_datasets(train_dataset, eval_dataset, reward_funcs)
+    def _check_joint_actions(self, train_dataset: Any) -> None:
         args, num_turns = self.args, self.workflow.num_turns
         if not self._branches:
             return

@@ -13,46 +13,53 @@ How a problem goes through TRL, whose methods are marked with *:
                 generate          answers one stage with TRL's `_generate_single_turn`* (training_team.py)
             _calculate_rewards*   scores the last turn (scoring.py), and gives TRL the rewards of the rows
             _assign_credit        advantages of the rows, in place of TRL's
-            _log_rollout          metrics of agents, turns and episodes (metrics.py)
+            log_rollout           metrics of agents, turns and episodes (metrics.py)
         _compute_loss*            once per micro-batch: TRL's loss on these advantages; weights of agents and turns are in them
           _get_per_token_logps_and_entropies*
       log*                        adds what was pooled over the logging window
 
-Between `_rollout` and `_log_rollout`, which TRL calls without handing anything on, the batch is `self._batch`.
+Between `_rollout` and `log_rollout`, which TRL calls without handing anything on, the batch is `self._batch`.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
-from accelerate.utils import gather_object, is_peft_model
+from accelerate.utils import is_peft_model
 from peft import PeftConfig
 from rich.console import Console
 from transformers import PreTrainedModel
 from trl import GRPOTrainer
 
 from marcog_trl.agents import Slot, Workflow
-from marcog_trl.algorithms.advantages import SumOverProcesses, agent_weights, group_advantages, turn_returns
+from marcog_trl.algorithms.advantages import SumOverProcesses, group_advantages, turn_returns
 from marcog_trl.execution import CodeExecutor
 from marcog_trl.report.callback import ReportCallback
 from marcog_trl.report.console import episode_trace
 from marcog_trl.rollout.records import Episode, Row
-from marcog_trl.team.data_checks import check_dataset, usable
+from marcog_trl.team.data_checks import checked_datasets, checked_eval_dataset
 from marcog_trl.team.description import TeamDescription
 from marcog_trl.team.modules import TeamModule
 from marcog_trl.team.settings import TeamSettings
 from marcog_trl.trainers import metrics
 from marcog_trl.trainers.adapter_targets import adapter_config
-from marcog_trl.trainers.argument_checks import check_arguments, check_optimizer, check_workflow, check_zero3
+from marcog_trl.trainers.argument_checks import (
+    check_arguments,
+    check_curriculum,
+    check_optimizer,
+    check_workflow,
+    check_zero3,
+)
 from marcog_trl.trainers.dataloaders import ProblemLoaders
 from marcog_trl.trainers.layout import Rollout, fit_batches
+from marcog_trl.trainers.loss_scale import loss_window, row_weights, rows_per_used_row, share_of_live_rows
 from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
+from marcog_trl.trainers.reward_functions import reward_functions
 from marcog_trl.trainers.sampling import make_curriculum
-from marcog_trl.trainers.scoring import Scorer, is_over, named_reward
+from marcog_trl.trainers.scoring import Scorer, is_over
 from marcog_trl.trainers.sharing import Sharing
 from marcog_trl.trainers.training_team import TrainingTeam
 
@@ -130,28 +137,16 @@ class MultiAgentTrainer(Sharing, ProblemLoaders):
         self.args = args  # TRL sets it too, but what is checked here reads it
         self.workflow = args.make_workflow(workflow)
         self.agents = [agent.name for agent in self.workflow.agents]
-        reward_funcs = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs] if reward_funcs else []
-        reward_funcs = [named_reward(func) for func in reward_funcs]
-        if not reward_funcs:
-            raise ValueError("reward_funcs is missing. Pass 'execution_reward', or a function of completions.")
+        reward_funcs = reward_functions(reward_funcs)
         check_workflow(self.workflow, args)
-        self._check_datasets(train_dataset, eval_dataset, reward_funcs)
-        train_dataset = usable("train_dataset", train_dataset, self.workflow, reward_funcs)
-        if isinstance(eval_dataset, dict):
-            eval_dataset = {
-                name: usable(f"eval_dataset[{name!r}]", dataset, self.workflow, reward_funcs)
-                for name, dataset in eval_dataset.items()
-            }
-        else:
-            eval_dataset = usable("eval_dataset", eval_dataset, self.workflow, reward_funcs)
+        train_dataset = checked_datasets({"train_dataset": train_dataset}, self.workflow, reward_funcs)[
+            "train_dataset"
+        ]
+        eval_dataset = checked_eval_dataset(eval_dataset, self.workflow, reward_funcs)
+        self._check_joint_actions(train_dataset)
         fit_batches(self, args, train_dataset)
         whole = args.num_generations * self._num_groups(training=True)
         self._curriculum = make_curriculum(args, train_dataset, cast(int, args.generation_batch_size) // whole)
-        if self._curriculum is not None and args.restore_callback_states_from_checkpoint:
-            raise ValueError(
-                "restore_callback_states_from_checkpoint=True makes callbacks anew from a few numbers, and a curriculum has its "
-                "dataset. Set it to False: a curriculum goes on where it was in any case."
-            )
         self.scorer = Scorer(
             reward_funcs,
             self.agents,
@@ -160,13 +155,9 @@ class MultiAgentTrainer(Sharing, ProblemLoaders):
             self._call_reward_functions,
             lambda: self.reward_weights,
         )
-        executor = None
-        if self.workflow.needs_tests or self.scorer.runs_tests:
-            executor = args.make_executor()  # which may refuse this machine
-        elif args.curriculum_pass_rate is not None:
-            raise ValueError(
-                f"curriculum_pass_rate={args.curriculum_pass_rate} needs a reward that runs tests, such as 'execution_reward'."
-            )
+        # Made before the model is loaded, since it may refuse this machine
+        executor = args.make_executor() if self.workflow.needs_tests or self.scorer.runs_tests else None
+        check_curriculum(args, self._curriculum is not None, executor is not None)
         self.report = ReportCallback(self) if args.write_report else None
         peft_config = self._adapter_config(model, peft_config)
         if args.ddp_find_unused_parameters is None:
@@ -209,31 +200,9 @@ class MultiAgentTrainer(Sharing, ProblemLoaders):
         # Set while TRL computes a loss: what the gradient of its entropy bonus is multiplied by
         self._entropy_share: torch.Tensor | None = None
         self._batch: Rollout | None = None  # see the head of this file
-        self._inputs: list[
-            dict[str, Any]
-        ] = []  # of the generation batch, which TRL gives its rollout function the prompts of
+        self._inputs: list[dict[str, Any]] = []  # of the generation batch: TRL's rollout function gets only prompts
         self._episode_to_show: Episode | None = None
         self._warned: set[str] = set()
-
-    # What is checked before any work starts
-
-    def _check_datasets(self, train_dataset, eval_dataset, reward_funcs: list) -> None:
-        datasets = {"train_dataset": train_dataset}
-        datasets |= (
-            {f"eval_dataset[{name!r}]": dataset for name, dataset in eval_dataset.items()}
-            if isinstance(eval_dataset, dict)
-            else {"eval_dataset": eval_dataset}
-        )
-        for name, dataset in datasets.items():
-            if dataset is not None or name == "train_dataset":
-                check_dataset(name, dataset, self.workflow, reward_funcs)
-
-    def _splits_groups(self, training: bool) -> bool:
-        """
-        Whether a group of siblings may lie on several processes, as in TRL. Replies that stand alone allow it; those of a team
-        belong to episodes, which one process plays.
-        """
-        return len(self.workflow.slots) == 1
 
     def _adapter_config(self, model, peft_config: PeftConfig | None) -> PeftConfig | None:
         """The adapter to train."""
@@ -315,16 +284,6 @@ class MultiAgentTrainer(Sharing, ProblemLoaders):
         """Options of [`Team.playing`] in a rollout."""
         return {}
 
-    @property
-    def _group_size(self) -> int:
-        """G, the episodes per problem in the current mode."""
-        return self.num_generations if self.model.training else self.num_generations_eval
-
-    @property
-    def _siblings_here(self) -> int:
-        """How many siblings always lie side by side on this process: G, or 1 where groups may be split."""
-        return 1 if self._splits_groups(self.model.training) else self._group_size
-
     def _lay_out(
         self, levels: list[list[Episode]], rows: list[Row | None], of_slot: list[Slot], episodes_of_row: torch.Tensor
     ) -> Rollout:
@@ -372,21 +331,9 @@ class MultiAgentTrainer(Sharing, ProblemLoaders):
         self._set_returns(rollout, rollout.take_scores(self.agents))
         rollout.live = rollout.live & rollout.counted[rollout.episodes_of_row, rollout.turn[:, None]].any(1)
         rows = torch.full((len(prompts), len(self.reward_funcs)), torch.nan, device=self.accelerator.device)
-        of_row = [None if row is None else rollout.score_of(row) for row in rollout.rows]
-        logged = {column for score in of_row if score is not None for column in score.columns}
-        # A column that was logged once has a value in every batch from then on, also where its function failed
-        columns = sorted(self._logs["extra"].keys() | set(gather_object(list(logged))))
-        for column in columns:
-            if column not in self._logs["extra"]:
-                self._logs["extra"][column].extend([None] * len(self._logs["prompt"]))
         scored = rollout.live & rollout.last_act
         rows[scored] = rollout.mean_over_episodes(rollout.scores.to(rows))[scored]
-        for column in columns:
-            if column not in ("agent", "turn"):
-                values = [None if score is None else score.columns.get(column) for score in of_row]
-                self._log_completion_extra(column, values)
-        self._log_completion_extra("agent", [self.agents[i] for i in rollout.agent.tolist()])
-        self._log_completion_extra("turn", rollout.turn.tolist())
+        metrics.log_columns(self, rollout)
         return self.accelerator.gather(rows)
 
     # Credit
@@ -402,37 +349,19 @@ class MultiAgentTrainer(Sharing, ProblemLoaders):
         mask = output["completion_mask"] * output["tool_mask"]
         output["num_items_in_batch"] = self._sum_over_processes(mask.sum())
         output["agent"], output["turn"] = rollout.agent, rollout.turn
-        live, trained, total = self._sum_over_processes(
-            torch.stack([rollout.live.sum(), rollout.trained.sum(), torch.ones_like(rollout.live).sum()])
-        )
-        output["rows_per_live_row"] = total / live.clamp(min=1)
-        output["rows_per_trained_row"] = total / trained.clamp(min=1)
+        output |= rows_per_used_row(self, rollout)
         self._assign_credit(output, rollout)
-        self._log_rollout(output, rollout)
+        metrics.log_rollout(self, output, rollout)
         self._batch = None
         return output
 
     def _sum_over_processes(self, tensor: torch.Tensor) -> torch.Tensor:
         return self.accelerator.reduce(tensor, reduction="sum")
 
-    def _row_weights(self, mask: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        """Weight of each row in the loss, `(B,)`: its agent's times its turn's."""
-        weights = self._agent_weights(mask, rollout)
-        if self.args.turn_weights is not None:
-            weights = weights * torch.tensor(self.args.turn_weights, device=mask.device)[rollout.turn]
-        return weights
-
-    def _agent_weights(self, mask: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        """Equal for all agents, or 1, `(B,)`."""
-        if self.args.agent_loss_weighting == "token" or len(self.agents) == 1:
-            return torch.ones(mask.size(0), device=mask.device)
-        unit = "row" if self.loss_type == "grpo" else "token"
-        return agent_weights(mask, rollout.agent, len(self.agents), unit=unit, reduce=self._sum_over_processes)
-
     def _assign_credit(self, output: dict[str, Any], rollout: Rollout) -> None:
         """Replaces TRL's advantages, `(B,)` or `(B, T)`."""
         mask = output["completion_mask"] * output["tool_mask"]
-        output["advantages"] = self._group_advantages(rollout) * self._row_weights(mask, rollout)
+        output["advantages"] = self._group_advantages(rollout) * row_weights(self, mask, rollout)
 
     def _group_advantages(self, rollout: Rollout) -> torch.Tensor:
         """Advantage of each row over its siblings, `(B,)`, in reward units, 0 on dead rows."""
@@ -455,13 +384,13 @@ class MultiAgentTrainer(Sharing, ProblemLoaders):
     def _compute_loss(self, model, inputs):
         beta = self.beta
         mask = inputs["completion_mask"] * inputs["tool_mask"]
-        share = self._share_of_live_rows(inputs, mask)
+        share = share_of_live_rows(self.loss_type, inputs, mask)
         if share is not None:  # the policy and KL terms are linear in advantages and beta
             inputs = inputs | {"advantages": inputs["advantages"] * share}
             self.beta = beta * share.item()
         if self.model.training:
             # TRL's bonus is a mean over the micro-batch's tokens. This makes it the mean over those of the optimizer step
-            window = self._window(inputs["num_items_in_batch"])
+            window = loss_window(self, inputs["num_items_in_batch"])
             self._entropy_share = mask.sum() * self.current_gradient_accumulation_steps / window
         logged = self._window_means.logged(self._metrics[self._mode])
         try:
@@ -475,19 +404,6 @@ class MultiAgentTrainer(Sharing, ProblemLoaders):
         )
         return loss
 
-    def _share_of_live_rows(self, inputs: dict[str, Any], mask: torch.Tensor) -> torch.Tensor | None:
-        """
-        What the policy and KL terms of a micro-batch are multiplied by so that rows that nobody played do not dilute them;
-        `None` where they do not.
-        """
-        if self.loss_type in ("grpo", "sapo", "dr_grpo", "luspo"):  # means over the rows of the micro-batch
-            return inputs["rows_per_live_row"]
-        if (
-            self.loss_type == "bnpo"
-        ):  # a mean over its live tokens: only micro-batches with fewer of them count too much
-            return mask.any(1).float().mean() * inputs["rows_per_trained_row"]
-        return None
-
     def _get_per_token_logps_and_entropies(self, *args, **kwargs):
         logps, entropies, aux_loss = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         if entropies is not None and self._entropy_share is not None:
@@ -495,16 +411,6 @@ class MultiAgentTrainer(Sharing, ProblemLoaders):
             values = entropies.detach()
             entropies = values + self._entropy_share * (entropies - values)
         return logps, entropies, aux_loss
-
-    def _window(self, count: torch.Tensor) -> torch.Tensor:
-        """
-        What a sum over a micro-batch is divided by, so that an optimizer step averages over the `count` items of the
-        generation batch's share that it uses: TRL's own normaliser.
-        """
-        normalizer = count.clamp(min=1.0) / self.accelerator.num_processes
-        if self.model.training:
-            normalizer = normalizer * self.current_gradient_accumulation_steps / self.args.steps_per_generation
-        return normalizer
 
     @property
     def _causal_lm(self) -> PreTrainedModel:
@@ -526,31 +432,6 @@ class MultiAgentTrainer(Sharing, ProblemLoaders):
     def _pooled_means(self) -> dict[str, float]:
         """The means of the logging window, by name."""
         return self._window_means.take(self._mode)
-
-    def _log_rollout(self, output: dict[str, Any], rollout: Rollout) -> None:
-        found = metrics.rollout_metrics(self, rollout)
-        for name, value in found.items():
-            self._metric(name, value)
-        self._warn_of_threshold(found.get("episodes/turns"))
-        if self.log_completions:
-            self._episode_to_show = rollout.episodes[0]
-        if self._curriculum is not None and self.model.training:
-            self._metric("curriculum/stage", self._curriculum.stage_of(self._curriculum.batches) + 1)
-            by_rate = self.args.curriculum_pass_rate is not None  # otherwise problems need no tests
-            device, total = self.accelerator.device, self._sum_over_processes
-            self._curriculum.note(metrics.pass_rate(rollout.episodes, device, total) if by_rate else None)
-        metrics.correct_completions(self, rollout)
-        metrics.show_advantages(self, output)
-
-    def _warn_of_threshold(self, turns: float | None) -> None:
-        """Says where the threshold ended all episodes of the first batch at once, or none."""
-        threshold = self.args.early_termination_threshold
-        if threshold is None or turns is None or "threshold" in self._warned:
-            return
-        self._warned.add("threshold")
-        if turns in (1, self.workflow.num_turns):
-            found = "every episode earned more in its first turn" if turns == 1 else "no episode earned more"
-            warnings.warn(f"early_termination_threshold={threshold}: in the first batch {found}", stacklevel=2)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if self.model.training and len(self.agents) > 1:

@@ -7,35 +7,28 @@ Training and evaluation both score here. It knows nothing about rows, advantages
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import inspect
 import itertools
 import math
-import threading
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from accelerate.utils import gather, gather_object, reduce
-from trl.trainer.utils import get_callable_name, is_async_callable
+from trl.trainer.utils import get_callable_name
 
 from marcog_trl.execution import CodeExecutor
 from marcog_trl.problems import solution_job
 from marcog_trl.processes import this_process
-from marcog_trl.rewards import make_reward
-from marcog_trl.rewards.requirements import needs, wants_executor
-from marcog_trl.rewards.values import EpisodeMean, InfrastructureFailure
+from marcog_trl.rewards.requirements import needs
 from marcog_trl.rollout.records import Episode, Score, Turn
 from marcog_trl.team.team import Team
+from marcog_trl.trainers.reward_functions import CALL_COLUMN, ScoringCall, is_reward_model, wrap_rewards
 
 
 _EXECUTION = "code execution"
-_CALL = "marcog_call"  # the column in which a call travels through TRL to the reward functions
 _SILENT_CALLS = 10  # of a function that has returned nothing but None, before it is warned of
 
 
@@ -87,10 +80,10 @@ class Scorer:
         self._agents = agents
         self._settings = settings
         self._executor = executor
-        self.wrapped = [self._wrap(index, func) for index, func in enumerate(reward_funcs)]
+        self.wrapped = wrap_rewards(reward_funcs, agents, executor, settings.reward_timeout)
         self._warned: set[str] = set()
         # By index: calls of a function that returned nothing but None, as long as it has returned nothing else
-        self._silent = {index: 0 for index, func in enumerate(reward_funcs) if not _is_model(func)}
+        self._silent = {index: 0 for index, func in enumerate(reward_funcs) if not is_reward_model(func)}
 
     def execute(self, turns: Sequence[tuple[Episode, Turn]]) -> Callable[[], None]:
         """
@@ -143,7 +136,7 @@ class Scorer:
                 raised.
         """
         playing = [e for e, episode in enumerate(episodes) if len(episode.turns) > turn]
-        call = _Call(turn, playing)
+        call = ScoringCall(turn, playing)
         try:
             if wait is not None:
                 wait()
@@ -154,7 +147,7 @@ class Scorer:
             # Every process scores all of its episodes, since TRL gathers rewards; those that ended are left out below
             last = min(turn, len(episode.turns) - 1)
             columns, completion = reward_inputs(episode, last)
-            inputs.append({**columns, _CALL: call})
+            inputs.append({**columns, CALL_COLUMN: call})
             prompts.append(columns["prompt"])
             completions.append(completion)
             completion_ids.append(
@@ -244,7 +237,7 @@ class Scorer:
         return gather(torch.tensor(outputs, dtype=torch.float32, device=device).T.contiguous())
 
     def _note(
-        self, episode: Episode, i: int, call: _Call, values: torch.Tensor, weights: torch.Tensor, failed: bool
+        self, episode: Episode, i: int, call: ScoringCall, values: torch.Tensor, weights: torch.Tensor, failed: bool
     ) -> None:
         """Puts what the functions said of the i-th episode that they were given into the episode."""
         turn = episode.turns[call.turn]
@@ -271,7 +264,7 @@ class Scorer:
         scale, shift = self._settings.reward_scale, self._settings.reward_shift
         turn.rewards = {agent: scale * (shared + own[agent]) + shift for agent in self._agents}
 
-    def _settle(self, call: _Call, device: torch.device) -> bool:
+    def _settle(self, call: ScoringCall, device: torch.device) -> bool:
         """Whether a reward function failed here, and is left out; or the error, which all processes raise together."""
         masks = self._settings.on_reward_error == "mask"
         fatal = {what: error for what, error in call.errors.items() if not masks or what == _EXECUTION}
@@ -287,7 +280,7 @@ class Scorer:
             )
         return bool(call.errors)
 
-    def _warn(self, call: _Call, values: torch.Tensor, failed: bool) -> None:
+    def _warn(self, call: ScoringCall, values: torch.Tensor, failed: bool) -> None:
         """Warns once of infrastructure that fails, and of functions that say nothing."""
         if call.lost:
             reason = next(filter(None, call.lost.values()), "no reason given")
@@ -319,196 +312,6 @@ class Scorer:
         if what not in self._warned:
             self._warned.add(what)
             warnings.warn(message, stacklevel=2)
-
-    def _wrap(self, index: int, func: Any) -> Any:
-        """A reward function as TRL calls it: with all episodes, of which it is told those that had the turn."""
-        if _is_model(func):
-            return func
-        name = get_callable_name(func)
-        timed = TimedCall(name, func, self._settings.reward_timeout)
-        accepted = _parameters(func)
-
-        def select(kwargs: dict, call: _Call, log: _Log) -> dict:
-            size = len(kwargs["prompts"])
-            chosen = {
-                key: [value[e] for e in call.playing] if isinstance(value, list) and len(value) == size else value
-                for key, value in kwargs.items()
-            }
-            chosen |= {"log_extra": log.extra, "log_metric": log.metric}
-            if wants_executor(func):
-                chosen["executor"] = self._executor()
-            return chosen if accepted is None else {key: chosen[key] for key in accepted & chosen.keys()}
-
-        def expand(output: Any, size: int, call: _Call, log: _Log) -> list[float]:
-            rewards = check_rewards(name, output, len(call.playing), self._agents)
-            # Without a reward there is a number that nothing reads: None would make TRL print the episode, batch by batch
-            expanded = [0.0] * size
-            for i, (e, reward) in enumerate(zip(call.playing, rewards, strict=True)):
-                if reward is None or isinstance(reward, InfrastructureFailure):
-                    call.missing.append((i, index))
-                    if reward is not None:
-                        call.lost[i] = reward.reason
-                elif isinstance(reward, dict):
-                    call.by_agent[index, i] = reward
-                    expanded[e] = sum(reward.values()) / len(reward)
-                else:
-                    expanded[e] = reward
-            # Only now: what a call logged that failed, or was given up, is dropped
-            call.columns |= log.columns
-            call.metrics += log.metrics
-            return expanded
-
-        def fail(error: Exception | SystemExit, size: int, call: _Call) -> list[float]:
-            if isinstance(error, SystemExit):  # of one process, which the others would wait for
-                error = RuntimeError(f"reward function {name!r} called exit: {error!r}").with_traceback(
-                    error.__traceback__
-                )
-            call.errors[f"reward function {name!r}"] = error
-            return [0.0] * size  # which nothing reads
-
-        def by_episode(**kwargs):
-            size, (call, *_) = len(kwargs["prompts"]), kwargs.pop(_CALL)
-            log = _Log(len(call.playing))
-            try:
-                return expand(timed(**select(kwargs, call, log)) if call.playing else [], size, call, log)
-            except (Exception, SystemExit) as error:
-                return fail(error, size, call)
-
-        async def by_episode_async(**kwargs):
-            size, (call, *_) = len(kwargs["prompts"]), kwargs.pop(_CALL)
-            log = _Log(len(call.playing))
-            try:
-                output = await timed.call_async(**select(kwargs, call, log)) if call.playing else []
-                return expand(output, size, call, log)
-            except (Exception, SystemExit) as error:
-                return fail(error, size, call)
-
-        wrapped = by_episode_async if is_async_callable(func) else by_episode
-        wrapped.__name__ = name
-        return wrapped
-
-
-@dataclass(repr=False)
-class _Call:
-    """
-    One call of all reward functions.
-
-    Args:
-        turn (`int`): The turn that is scored.
-        playing (`list[int]`): Which of the episodes had it: those that functions are given, in this order.
-        by_agent (`dict[tuple[int, int], dict[str, float]]`): Rewards by agent, by function and place in `playing`.
-        missing (`list[tuple[int, int]]`): Place in `playing`, and function that gave no reward.
-        lost (`dict[int, str]`): By place in `playing`, why an episode could not be scored.
-        columns (`dict[str, list]`): What functions gave to `log_extra`.
-        metrics (`list[tuple[str, float]]`): What functions gave to `log_metric`.
-        errors (`dict[str, Exception]`): Of this process, by what failed.
-    """
-
-    turn: int
-    playing: list[int]
-    by_agent: dict[tuple[int, int], dict[str, float]] = field(default_factory=dict)
-    missing: list[tuple[int, int]] = field(default_factory=list)
-    lost: dict[int, str] = field(default_factory=dict)
-    columns: dict[str, list] = field(default_factory=dict)
-    metrics: list[tuple[str, float]] = field(default_factory=list)
-    errors: dict[str, Exception] = field(default_factory=dict)
-
-    def metrics_of(self, i: int) -> dict[str, float]:
-        """The metrics of the i-th episode, its own where the function told them; names without the turn."""
-        found = defaultdict(list)
-        for name, value in self.metrics:
-            of_episode = value.values[i] if isinstance(value, EpisodeMean) else value
-            if of_episode is not None:
-                found[name.replace(f"/turn_{self.turn + 1}/", "/", 1)].append(of_episode)
-        return {name: sum(values) / len(values) for name, values in found.items()}
-
-
-class _Log:
-    """What one reward function logs in one call, with `count` episodes."""
-
-    def __init__(self, count: int):
-        self.count = count
-        self.columns: dict[str, list] = {}
-        self.metrics: list[tuple[str, float]] = []
-
-    def extra(self, column: str, values: list) -> None:
-        if len(values) != self.count:
-            raise ValueError(
-                f"a reward function logged {len(values)} values as {column!r} for {self.count} episodes. Log one value for "
-                "each of its completions."
-            )
-        self.columns[column] = list(values)
-
-    def metric(self, name: str, value: float) -> None:
-        of_episodes = isinstance(value, EpisodeMean) and len(value.values) == self.count
-        self.metrics.append((name, value if of_episodes else float(value)))
-
-
-class TimedCall:
-    """
-    A reward function with a limit on the time that a call may take.
-
-    A function runs in a thread of its own. Python cannot end a thread: a call that is given up runs on, and until it
-    returns further calls fail at once, so that a function that hangs holds one thread and no more. A call that does not
-    release Python's lock, such as a runaway regular expression, is waited for; `signal.alarm` does not work outside of the
-    main thread. An async function is cancelled at its next `await`.
-
-    Args:
-        name (`str`): What errors call the function.
-        func (`Callable`): The function, or a coroutine function.
-        timeout (`float`, *optional*): Seconds. `None` calls the function as it is.
-
-    Raises:
-        TimeoutError: By a call that takes longer.
-    """
-
-    def __init__(self, name: str, func: Callable, timeout: float | None):
-        self.name, self.func, self.timeout = name, func, timeout
-        self.given_up: Future | None = None
-
-    def __call__(self, **kwargs: Any) -> Any:
-        if self.timeout is None:
-            return self.func(**kwargs)
-        if self.given_up is not None and not self.given_up.done():
-            raise TimeoutError(
-                f"reward function {self.name!r} has not returned from a call that took longer than "
-                f"reward_timeout={self.timeout} seconds. It is not called again before that call returns."
-            )
-        future: Future = Future()
-        context = contextvars.copy_context()
-
-        def run() -> None:
-            try:
-                future.set_result(context.run(self.func, **kwargs))
-            except BaseException as error:
-                future.set_exception(error)
-
-        # Not of a thread pool, which the interpreter would wait for when it ends
-        threading.Thread(target=run, name=f"reward-{self.name}", daemon=True).start()
-        try:
-            return future.result(self.timeout)
-        except TimeoutError:
-            if future.done():
-                raise  # the function's own
-            self.given_up = future
-            raise self._late() from None
-
-    async def call_async(self, **kwargs: Any) -> Any:
-        """As a call, for coroutine functions."""
-        limit = asyncio.timeout(self.timeout)
-        try:
-            async with limit:
-                return await self.func(**kwargs)
-        except TimeoutError:
-            if limit.expired():
-                raise self._late() from None
-            raise
-
-    def _late(self) -> TimeoutError:
-        return TimeoutError(
-            f"reward function {self.name!r} took longer than reward_timeout={self.timeout} seconds. Set a longer "
-            "reward_timeout, or set on_reward_error='mask' to leave such episodes out."
-        )
 
 
 def is_over(episodes: list[Episode], threshold: float) -> bool:
@@ -542,68 +345,3 @@ def reward_inputs(episode: Episode, turn: int) -> tuple[dict[str, Any], Any]:
     }
     conversational = not isinstance(episode.problem["prompt"], str)
     return columns, [{"role": "assistant", "content": this.solution}] if conversational else this.solution
-
-
-def named_reward(reward_func):
-    """The reward function of a name of this package; everything else, Hub ids and paths included, is left to TRL."""
-    if isinstance(reward_func, str) and "/" not in reward_func and not Path(reward_func).exists():
-        return make_reward(reward_func)
-    if isinstance(reward_func, type) or not (callable(reward_func) or isinstance(reward_func, str)):
-        raise TypeError(
-            f"reward_funcs has {reward_func!r}, which is not a reward. Pass a function of completions, a reward model, or a name "
-            "such as 'execution_reward'."
-        )
-    return reward_func
-
-
-def _is_model(reward_func: Any) -> bool:
-    """Whether TRL makes a reward model of it, or it is one."""
-    return isinstance(reward_func, torch.nn.Module | str)
-
-
-def _parameters(reward_func: Callable) -> set[str] | None:
-    """The names of the arguments that a reward function takes; `None` if it takes all."""
-    parameters = inspect.signature(reward_func).parameters.values()
-    takes_all = any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in parameters)
-    return None if takes_all else {parameter.name for parameter in parameters}
-
-
-def check_rewards(name: str, output: Any, expected: int, agents: list[str]) -> list[float | dict[str, float] | None]:
-    """
-    One reward per episode: a float, a dict agent -> float, an [`InfrastructureFailure`], or `None`.
-
-    Raises:
-        ValueError: If the reward function returned something else, another number of rewards, NaN or infinity.
-    """
-    if not isinstance(output, Iterable):
-        raise ValueError(f"reward function {name!r} returned {output!r}. It must return a list of {expected} rewards.")
-    rewards = list(output)
-    if len(rewards) != expected:
-        raise ValueError(
-            f"reward function {name!r} returned {len(rewards)} rewards for {expected} episodes. It must return one per "
-            "episode."
-        )
-    checked: list[float | dict[str, float] | None] = []
-    for i, reward in enumerate(rewards):
-        if reward is None or isinstance(reward, InfrastructureFailure):
-            checked.append(reward)
-            continue
-        try:
-            if isinstance(reward, str):
-                raise TypeError
-            numbers = {agent: float(reward[agent]) for agent in agents} if isinstance(reward, dict) else float(reward)
-        except (KeyError, TypeError, ValueError):
-            numbers = None
-        if numbers is None or (isinstance(reward, dict) and len(reward) != len(agents)):
-            raise ValueError(
-                f"reward function {name!r} returned {reward!r} for episode {i}. Return a float, None, or a dict with a float "
-                f"for each of {agents}."
-            )
-        for number in numbers.values() if isinstance(numbers, dict) else [numbers]:
-            if not math.isfinite(number):
-                shown = "NaN" if math.isnan(number) else number
-                raise ValueError(
-                    f"reward function {name!r} returned {shown} for episode {i}. Return None where the reward does not apply."
-                )
-        checked.append(numbers)
-    return checked

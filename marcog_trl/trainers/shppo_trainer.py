@@ -9,7 +9,6 @@ import torch
 from accelerate.utils import is_peft_model
 from peft import LoraConfig, PeftConfig
 from torch import nn
-from trl.extras.profiling import profiling_context
 
 from marcog_trl.agents import Workflow
 from marcog_trl.heterogeneity import (
@@ -19,21 +18,21 @@ from marcog_trl.heterogeneity import (
     LoraCores,
     adapted_layers,
     check_peft_config,
-    fold_adapters,
     latent_distance_range,
     latent_diversity,
     latent_entropy,
     save_split_adapters,
-    split_adapter,
     stack_config,
 )
 from marcog_trl.rollout.records import Row
 from marcog_trl.team.description import TeamDescription
 from marcog_trl.team.modules import ForwardContext, LatentTargets, TeamModule
-from marcog_trl.team.vllm import AgentGeneration, check_served_adapter
+from marcog_trl.team.vllm import check_served_adapter
 from marcog_trl.trainers.adapter_targets import adapter_config
 from marcog_trl.trainers.layout import Rollout
+from marcog_trl.trainers.loss_scale import loss_window
 from marcog_trl.trainers.multi_agent_ppo_trainer import MultiAgentPPOTrainer
+from marcog_trl.trainers.served_agents import ServedAgents
 from marcog_trl.trainers.shppo_config import SHPPOConfig
 
 
@@ -114,8 +113,7 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         self._probe: tuple[list[int], torch.Tensor] | None = None
         # Of this process since the last log, (N, d + 1): sum of the means μ of each agent, and how many they are
         self._latent_sums: torch.Tensor | None = None
-        self._served: AgentGeneration | None = None
-        self._served_noise: torch.Tensor | None = None
+        self._served: ServedAgents | None = None
         self._serves = isinstance(args, SHPPOConfig) and args.use_vllm and args.parameter_sharing != "shared"
         if self._serves:
             args.use_vllm = False  # TRL would start an engine of its own
@@ -140,8 +138,7 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         finally:
             if self._serves:
                 args.use_vllm = True
-        if self._serves:
-            self._serve_agents()
+        self._served = ServedAgents(self) if self._serves else None
 
     @property
     def _has_latents(self) -> bool:
@@ -246,56 +243,7 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
 
     def _before_generation(self, rows: list[Row]) -> None:
         if self._served is not None:
-            self._served.row_agents = [self.agents.index(row.slot.agent) for row in rows] or [0]
-            noise = torch.zeros(len(self.agents), self.args.latent_size, device=self.accelerator.device)
-            if self._agent_noise is not None and self.model.training:
-                noise = self._agent_noise
-            if self._served_noise is None or not torch.equal(self._served_noise, noise):
-                self._served.stale, self._served_noise = True, noise
-
-    def _serve_agents(self) -> None:
-        """In place of TRL's vLLM backend: one that serves every agent's own adapter."""
-        args, config = self.args, self.model.peft_config["default"]
-        blocks = len(self.agents) if args.parameter_sharing == "separate" else 1
-        self.use_vllm, self._last_loaded_step = True, -1
-        self._served = self.vllm_generation = AgentGeneration(
-            model=self.model,
-            accelerator=self.accelerator,
-            processing_class=self.processing_class,
-            num_agents=len(self.agents),
-            rank=max([config.r, *config.rank_pattern.values()]) // blocks,
-            revision=cast(dict, args.model_init_kwargs or {}).get("revision"),
-            refresh=self._refresh_agents,
-            mode=args.vllm_mode,
-            structured_outputs_regex=args.vllm_structured_outputs_regex,
-            gpu_memory_utilization=args.vllm_gpu_memory_utilization,
-            max_model_length=args.vllm_max_model_length,
-            max_num_seqs=args.per_device_train_batch_size * cast(int, args.steps_per_generation),
-            model_impl=args.vllm_model_impl,
-            trust_remote_code=args.trust_remote_code,
-            repetition_penalty=self.repetition_penalty,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            max_completion_length=self.max_completion_length,
-            logprobs=0,
-            generation_kwargs=args.generation_kwargs,
-        )
-
-    @torch.no_grad()
-    def _refresh_agents(self) -> None:
-        """Gives vLLM the agents' adapters of now, of the rollout's own latents."""
-        assert self._served is not None
-        with profiling_context(self, "refresh_agents"):
-            if self.args.parameter_sharing == "separate":
-                self._served.load(split_adapter(self.model, len(self.agents)))
-                return
-            mu, sigma = self.modules.latents(self.team.role_observations)
-            assert self._served_noise is not None
-            cores = self.modules.cores(mu + sigma * self._served_noise)
-            config = self.model.peft_config["default"]
-            self._served.load([(state, config) for state in fold_adapters(self.model, cores)])
+            self._served.prepare(rows)
 
     def _make_row_tensors(self, rollout: Rollout) -> dict[str, torch.Tensor]:
         tensors = super()._make_row_tensors(rollout)
@@ -390,7 +338,7 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
     def _team_loss(self, inputs: dict[str, Any], forward: ForwardContext) -> torch.Tensor:
         loss = super()._team_loss(inputs, forward)
         if forward.latent_loss is not None and forward.inference_loss is not None:
-            weight, window = inputs["team_weight"], self._window(inputs["num_team_turns"])
+            weight, window = inputs["team_weight"], loss_window(self, inputs["num_team_turns"])
             latent, inference = (forward.latent_loss * weight).sum(), (forward.inference_loss * weight).sum()
             loss = loss + (latent + inference) / window
             self._pool("latent/loss", latent, weight.sum())

@@ -363,7 +363,7 @@ def measure(trainer, problems, num_samples):
 
 def dissect(trainer, problems, num_samples):
     """A trained SHPPO team without its cores, with its agents' observations exchanged, and with one for both."""
-    decoder, observe = trainer.modules.core_decoder, trainer.team._observations
+    decoder, observe = trainer.modules.core_decoder, trainer.team._contexts._observations_of
     weights = {name: tensor.clone() for name, tensor in decoder.state_dict().items()}
     for parameter in decoder.parameters():
         parameter.data.zero_()
@@ -376,9 +376,9 @@ def dissect(trainer, problems, num_samples):
             place = {(row.episode, row.slot.agent): i for i, row in enumerate(rows)}
             return observe(rows)[[place[row.episode, other.get(row.slot.agent, row.slot.agent)] for row in rows]]
 
-        trainer.team._observations = exchanged
+        trainer.team._contexts._observations_of = exchanged
         results[name] = measure(trainer, problems, num_samples)
-    del trainer.team._observations
+    del trainer.team._contexts._observations_of
     return results
 
 

@@ -2,6 +2,7 @@
 
 import zlib
 from collections import Counter
+from contextlib import nullcontext
 
 import torch
 from datasets import Dataset
@@ -211,5 +212,5 @@ def live_logits(trainer, agent):
     """What the agent says after PROMPT, in the way in which evaluation plays it."""
     row = Row(0, Slot(agent), 0, "", PROMPT)
     trainer.model.eval()
-    with trainer.team._as_rows([row], None, False):
+    with nullcontext() if trainer.team._contexts is None else trainer.team._contexts.as_rows([row], None, False):
         return trainer.model(input_ids=torch.tensor([PROMPT])).logits

@@ -1,6 +1,7 @@
 """What fails on the way to a reward: functions that raise, return nonsense or hang, workers that die, disks that are full."""
 
 import asyncio
+import inspect
 import math
 import os
 import random
@@ -21,28 +22,18 @@ from transformers import TrainerCallback
 
 from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOTrainer
 from marcog_trl.execution import Job
-from marcog_trl.trainers.scoring import TimedCall
 
 
 ROOT = Path(__file__).parents[2]
 TRAINERS = (MultiAgentPPOTrainer, SHPPOTrainer, MultiAgentGRPOTrainer)
-RELEASE = threading.Event()  # ends the calls that hang
-
-
-@pytest.fixture(autouse=True)
-def release():
-    RELEASE.clear()
-    yield
-    RELEASE.set()
 
 
 def raises(completions):
     raise ZeroDivisionError("a defect of the user's")
 
 
-def hangs(completions):
-    RELEASE.wait(30)
-    return [0.0] * len(completions)
+async def hangs(completions):
+    await asyncio.sleep(30)
 
 
 def exits(completions):
@@ -68,35 +59,27 @@ def faulty(fault, at, asynchronous=False):
         return fault(completions) if at is None or calls[0] in at else teams.letters(completions)
 
     async def score_async(completions, **kwargs):
-        if fault is hangs and (at is None or calls[0] + 1 in at):
-            calls[0] += 1
-            await asyncio.sleep(30)
-        return score(completions)
+        scored = score(completions)
+        return await scored if asyncio.iscoroutine(scored) else scored
 
     chosen = score_async if asynchronous else score
     chosen.__name__ = "faulty"
     return chosen
 
 
-class Release(TrainerCallback):
-    """Lets a call that hangs return at the end of the step."""
-
-    def on_step_end(self, args, state, control, **kwargs):
-        for thread in threading.enumerate():
-            if thread.name == "reward-faulty":
-                RELEASE.set()
-                thread.join()
-
-
 def make(model, path, trainer_class=MultiAgentPPOTrainer, **options):
-    options = {"workflow": teams.Pair(), "on_reward_error": "mask", "reward_timeout": 0.3, **options}
+    rewards = options["reward"] if isinstance(options["reward"], list) else [options["reward"]]
+    limit = 0.3 if any(inspect.iscoroutinefunction(reward) for reward in rewards) else None
+    options = {"workflow": teams.Pair(), "on_reward_error": "mask", "reward_timeout": limit, **options}
     trainer = teams.make(model, path, trainer_class, **options)
     teams.script(trainer)
     return trainer
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(
+    ("name", "asynchronous"),
+    [(name, asynchronous) for name in FAULTS for asynchronous in (False, True) if asynchronous or name != "hangs"],
+)
 class TestOneProcess:
     def test_raise_stops_with_the_error(self, tiny_model, tmp_path, name, asynchronous):
         fault, message = FAULTS[name]
@@ -111,7 +94,7 @@ class TestOneProcess:
         fault, message = FAULTS[name]
         runs = []
         for chosen in (faulty(fault, {2}, asynchronous), faulty(lambda texts: [None] * len(texts), {2}, asynchronous)):
-            trainer = make(tiny_model, tmp_path, reward=chosen, max_steps=3, callbacks=[Release()])
+            trainer = make(tiny_model, tmp_path, reward=chosen, max_steps=3)
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 trainer.train()
@@ -185,78 +168,40 @@ class TestMask:
 
 
 def test_what_a_given_up_call_logs_is_dropped(tiny_model, tmp_path):
-    """And is not told to a later call, though the function runs on."""
     calls = []
 
-    def reward(completions, log_metric, log_extra, **kwargs):
-        calls.append(threading.current_thread())
-        late = len(calls) == 2
-        log_metric("early", float(len(calls)))
-        if late:
-            RELEASE.wait(30)
-        log_metric("late", float(len(calls)))
-        log_extra("call", [len(calls)] * len(completions))
+    async def reward(completions, log_metric, log_extra, **kwargs):
+        calls.append(1)
+        count = len(calls)
+        log_metric("early", float(count))
+        if count == 2:
+            await asyncio.sleep(30)
+        log_metric("late", float(count))
+        log_extra("call", [count] * len(completions))
         return teams.letters(completions)
 
-    class Return(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step == 2:
-                RELEASE.set()
-                calls[1].join()
-
-    trainer = make(tiny_model, tmp_path, reward=reward, max_steps=3, callbacks=[Return()])
+    trainer = make(tiny_model, tmp_path, reward=reward, max_steps=3)
     with pytest.warns(UserWarning, match="took longer than reward_timeout"):
         trainer.train()
     assert teams.logged(trainer, "early") == teams.logged(trainer, "late") == [1.0, 3.0]
     assert set(trainer._logs["extra"]["call"]) == {3}
 
 
-class TestTimedCall:
-    def test_a_function_that_hangs_holds_one_thread_and_is_called_again_once_it_returned(self):
-        called = []
-
-        def slow(**kwargs):
-            called.append(threading.current_thread())
-            RELEASE.wait(30)
-            return ["done"]
-
-        call = TimedCall("slow", slow, 0.05)
-        before = threading.active_count()
-        with pytest.raises(TimeoutError, match=r"'slow' took longer than reward_timeout=0\.05 seconds"):
-            call()
-        started = time.monotonic()
-        for _ in range(20):
-            with pytest.raises(TimeoutError, match="'slow' has not returned from a call"):
-                call()
-        assert time.monotonic() - started < 0.5
-        assert len(called) == 1 and threading.active_count() == before + 1
-        RELEASE.set()
-        called[0].join()
-        assert call() == ["done"] and threading.active_count() == before
-
-    @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-    def test_a_timeout_of_the_function_s_own_is_its_own(self, asynchronous):
-        def late(**kwargs):
+class TestTimeout:
+    def test_a_timeout_of_the_function_s_own_is_its_own(self, tiny_model, tmp_path):
+        async def late(completions, **kwargs):
             raise TimeoutError("the judge did not answer")
 
-        async def late_async(**kwargs):
-            late()
-
+        trainer = make(tiny_model, tmp_path, reward=late, on_reward_error="raise", reward_timeout=5.0)
         with pytest.raises(TimeoutError, match="the judge did not answer"):
-            if asynchronous:
-                asyncio.run(TimedCall("late", late_async, 5.0).call_async())
-            else:
-                TimedCall("late", late, 5.0)()
+            trainer.train()
 
-    def test_a_process_ends_though_a_function_hangs(self):
-        script = (
-            "import time\nfrom marcog_trl.trainers.scoring import TimedCall\n"
-            "TimedCall('sleeper', lambda **kwargs: time.sleep(60), 0.1)()"
+    def test_without_a_coroutine_function_it_is_refused(self, tiny_model, tmp_path):
+        message = (
+            r"reward_timeout=2\.0 limits coroutine functions only, and there is none\. Write the reward as `async def`"
         )
-        ended = subprocess.run(
-            [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=50, check=False
-        )
-        assert ended.returncode == 1 and "'sleeper' took longer than reward_timeout=0.1 seconds" in ended.stderr
+        with pytest.raises(ValueError, match=message):
+            make(tiny_model, tmp_path, reward=teams.letters, reward_timeout=2.0)
 
 
 class TestConfig:
@@ -385,14 +330,14 @@ def test_a_thousand_batches_with_faults_leave_nothing_behind(tiny_model, tmp_pat
             os.kill(rng.choice(executor._pool.workers).process.pid, 9)
         return [verdict.passed / verdict.total for verdict in future.result()]
 
-    def fails(completions, **kwargs):
+    async def fails(completions, **kwargs):
         chance = rng.random()
         if chance < 0.05:
             raise ValueError("a defect")
         if chance < 0.1:
             return [float("nan")] * len(completions)
         if chance < 0.11:
-            time.sleep(0.5)
+            await asyncio.sleep(5)
         return teams.letters(completions)
 
     trainer = make(

@@ -3,7 +3,6 @@
 import asyncio
 import functools
 import json
-import time
 import warnings
 from concurrent.futures import Future
 
@@ -182,14 +181,13 @@ def weighted(completions, replies, weight):
 
 
 class TestSignature:
-    @pytest.mark.parametrize("timeout", [None, 5.0])
     @pytest.mark.parametrize(
         "reward", [asked_once, awaited, Scorer(), functools.partial(weighted, weight=1.0)],
         ids=["function", "async", "object", "partial"],
     )  # fmt: skip
-    def test_functions_are_given_what_they_take(self, tiny_model, tmp_path, reward, timeout):
+    def test_functions_are_given_what_they_take(self, tiny_model, tmp_path, reward):
         data = teams.dataset(4, level=["easy"] * 4)
-        trainer = make(tiny_model, tmp_path, [reward], data=data, workflow=teams.Pair(), reward_timeout=timeout)
+        trainer = make(tiny_model, tmp_path, [reward], data=data, workflow=teams.Pair())
         plain = make(tiny_model, tmp_path, [teams.letters], data=data, workflow=teams.Pair())
         output, expected = teams.generation_batch(trainer), teams.generation_batch(plain)
         assert torch.equal(output["advantages"], expected["advantages"])
@@ -305,8 +303,8 @@ class TestEvaluation:
         assert figures["tests_passed"] == 0.5
 
     def test_a_reward_that_hangs_is_given_up(self, tiny_model, tmp_path):
-        def slow(completions, **kwargs):
-            time.sleep(1.0)
+        async def slow(completions, **kwargs):
+            await asyncio.sleep(1.0)
             return [1.0] * len(completions)
 
         trainer = make(tiny_model, tmp_path, [slow], reward_timeout=0.1)

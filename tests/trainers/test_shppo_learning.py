@@ -74,9 +74,9 @@ def evaluated(trainer):
 
 
 def give_roles(trainer, role_ids):
-    trainer.team._role_ids = role_ids
+    trainer.team._contexts._role_ids = role_ids
     for name in ("_role_embeddings", "role_observations"):
-        vars(trainer.team).pop(name, None)  # what was seen of the roles of before
+        vars(trainer.team._contexts).pop(name, None)  # what was seen of the roles of before
 
 
 SCOPES = {"observation": {}, "agent": {"latent_scope": "agent"}}
@@ -94,7 +94,7 @@ class TestSeparation:
 
     def test_the_latents_make_the_difference(self, apart):
         """On the trained team: with roles exchanged every agent does the other's work; without cores both do the same."""
-        roles, decoder = apart.team._role_ids, apart.modules.core_decoder
+        roles, decoder = apart.team._contexts._role_ids, apart.modules.core_decoder
         give_roles(apart, roles[::-1])
         assert max(evaluated(apart)) < 0.15
         give_roles(apart, roles)

@@ -1,0 +1,151 @@
+"""Lets a team's model speak as one of its agents: which latent, or which block of the adapter, each row has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+
+from marcog_trl.rollout.engine import encode_prompts
+from marcog_trl.rollout.records import Row
+from marcog_trl.team.modules import ForwardContext, TeamModule
+
+
+if TYPE_CHECKING:
+    from marcog_trl.team.team import Team
+
+
+class AgentContexts:
+    """
+    What tells the agents of a team apart, beside their prompts.
+
+    Args:
+        team ([`Team`]): The team.
+        modules ([`TeamModule`]): Its modules.
+    """
+
+    def __init__(self, team: Team, modules: TeamModule):
+        self._team = team
+        self._modules = modules
+
+    @torch.no_grad()
+    def as_agent(
+        self, agent: str, inputs: Mapping[str, torch.Tensor] | None
+    ) -> AbstractContextManager[ForwardContext | None]:
+        if self._team.settings.parameter_sharing == "shared":
+            return nullcontext()
+        index = torch.tensor([self._team.agents.index(agent)], device=self._team.model.device)
+        if self._team.settings.parameter_sharing == "separate":
+            return self._modules.rows(ForwardContext(agent=index, frozen=True))
+        if self._team.settings.latent_scope == "agent":
+            observations = self.role_observations[index]
+        elif inputs is None:
+            raise ValueError(
+                "inputs=None, but with latent_scope='observation' an agent depends on its prompt. Pass what the model is "
+                f"called with: use_agent({agent!r}, inputs)."
+            )
+        else:
+            masks = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
+            ids = [row[mask].tolist() for row, mask in zip(inputs["input_ids"], masks, strict=True)]
+            embeddings = (self._role_embeddings[index] + self._mean_embeddings(ids)) / 2
+            observations = torch.cat([embeddings, self._prompt_states(ids)], dim=-1)
+        mu, _ = self._modules.latents(observations)
+        return self._modules.rows(ForwardContext(z=mu, frozen=True))
+
+    @contextmanager
+    def as_rows(
+        self, rows: list[Row], noise: Callable[[list[Row]], torch.Tensor] | None, prompt_states: bool
+    ) -> Iterator[ForwardContext]:
+        """Lets the model speak as the agents of these rows, which keep what their latents came of."""
+        with torch.no_grad():
+            context = self._forward_context(rows, noise, prompt_states)
+        with self._modules.rows(context):
+            yield context
+
+    def _forward_context(
+        self, rows: list[Row], noise: Callable[[list[Row]], torch.Tensor] | None, prompt_states: bool
+    ) -> ForwardContext:
+        """What the model is told of one generate call; a single row stands in where there are none."""
+        settings = self._team.settings
+        by_prompt = settings.has_latents and settings.latent_scope == "observation"
+        if prompt_states or by_prompt:
+            self._observe(rows, by_prompt)
+        if settings.parameter_sharing == "separate":
+            agents = [self._team.agents.index(row.slot.agent) for row in rows] or [0]
+            return ForwardContext(agent=torch.tensor(agents, device=self._team.model.device), frozen=True)
+        if not settings.has_latents:
+            return ForwardContext()
+        observations = self._observations_of(rows)
+        mu, sigma = self._modules.latents(observations)
+        eps = torch.zeros_like(mu) if noise is None else noise(rows)
+        z = mu + sigma * eps
+        for i, row in enumerate(rows):
+            row.observation, row.latent, row.noise = observations[i], z[i], eps[i]
+        return ForwardContext(z=z, frozen=True)
+
+    def _observe(self, rows: list[Row], embeddings: bool) -> None:
+        """Gives rows the state of their prompt, and, where their latents depend on it, their observation."""
+        prompts = list({tuple(row.prompt_ids): None for row in rows}) or [(self._team.tokenizer.eos_token_id,)]
+        ids = [list(prompt) for prompt in prompts]
+        states = dict(zip(prompts, self._prompt_states(ids), strict=True))
+        of_prompt = dict(zip(prompts, self._mean_embeddings(ids), strict=True)) if embeddings else {}
+        for row in rows:
+            prompt = tuple(row.prompt_ids)
+            row.prompt_state = states[prompt]
+            if embeddings:
+                # One mean over all tokens would drown a role text in a long prompt, and agents asked the same would look the same
+                role = self._role_embeddings[self._team.agents.index(row.slot.agent)]
+                row.observation = torch.cat([(role + of_prompt[prompt]) / 2, states[prompt]])
+
+    def _observations_of(self, rows: list[Row]) -> torch.Tensor:
+        """Observation `[o, h]` of each row, `(R, 2H)`; without rows, one that nothing reads."""
+        if self._team.settings.latent_scope == "agent":  # a collective operation under ZeRO-3: also without rows
+            return self.role_observations[[self._team.agents.index(row.slot.agent) for row in rows] or [0]]
+        if not rows:
+            return torch.zeros_like(self._role_embeddings[:1]).repeat(1, 2)
+        return torch.stack([row.observation for row in rows])
+
+    def _prompt_states(self, prompt_ids: list[list[int]]) -> torch.Tensor:
+        """Final hidden state at the last token of each prompt, adapters off, `(len(prompt_ids), H)`."""
+        inputs = self._team.tokenizer.pad({"input_ids": prompt_ids}, padding_side="left", return_tensors="pt")
+        inputs = inputs.to(self._team.model.device)
+        with (
+            torch.no_grad(),
+            self._modules.rows(ForwardContext(last_state=True)) as context,
+            self._team.model.disable_adapter(),
+            self._team.autocast(),
+        ):
+            self._team.model(
+                input_ids=inputs["input_ids"],
+                attention_mask=inputs["attention_mask"],
+                logits_to_keep=1,
+                use_cache=False,
+            )
+        assert context.hidden is not None
+        return context.hidden.float()
+
+    def _mean_embeddings(self, ids: list[list[int]]) -> torch.Tensor:
+        """Mean of the frozen input embeddings of each list of token ids, `(len(ids), H)`."""
+        inputs = self._team.tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(self._team.model.device)
+        mask = inputs["attention_mask"].unsqueeze(-1).float()
+        embeddings = self._team.model.get_input_embeddings()(inputs["input_ids"]).float()
+        return (embeddings * mask).sum(1) / mask.sum(1)
+
+    @cached_property
+    def _role_ids(self) -> list[list[int]]:
+        return encode_prompts(
+            self._team.tokenizer, [[{"role": "user", "content": agent.role}] for agent in self._team.workflow.agents]
+        )
+
+    @cached_property
+    def _role_embeddings(self) -> torch.Tensor:
+        """Mean input embedding of each agent's role text, `(N, H)`; embeddings are frozen, so once is enough."""
+        return self._mean_embeddings(self._role_ids).detach()
+
+    @cached_property
+    def role_observations(self) -> torch.Tensor:
+        """Observation of each agent's role text alone, `(N, 2H)`; the base model is frozen, so once is enough."""
+        return torch.cat([self._role_embeddings, self._prompt_states(self._role_ids)], dim=-1)
