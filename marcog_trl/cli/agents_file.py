@@ -1,4 +1,4 @@
-"""A team of other agents, as a user writes it down."""
+"""Reads `--num_agents` and the YAML file of `--agents`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _EXAMPLE = "Write [{name: helper, role: Write aux.}, {name: main, role: Write th
 
 
 class _OneOfEach(yaml.SafeLoader):
-    """Refuses a mapping with a key that stands twice, of which YAML would take the last."""
+    """Refuses a mapping with a repeated key, of which YAML would take the last."""
 
     def construct_mapping(self, node, deep=False):
         names = [key.value for key, _ in node.value]
@@ -24,20 +24,19 @@ class _OneOfEach(yaml.SafeLoader):
 
 def agent_settings(num_agents: int | None = None, agents: str | Path | None = None) -> dict[str, Any]:
     """
-    What `--num_agents` and `--agents` say, as settings of [`Team.from_pretrained`].
+    Reads `--num_agents` and `--agents` into settings of [`Team.from_pretrained`].
 
     Args:
-        num_agents (`int`, *optional*): Size of the team.
-        agents (`str` or `Path`, *optional*): YAML file with the agents. A list of `{name: ..., role: ...}` is the whole team,
-            whose size it tells; a mapping of names to role texts replaces the texts of some agents. Names are those that
-            the workflow gives to its agents.
+        num_agents (`int`, *optional*): Number of agents.
+        agents (`str` or `Path`, *optional*): YAML file with the agents. A list of `{name: ..., role: ...}` is the whole team.
+            A mapping of names to role texts replaces the texts of some agents. The names are those of the workflow's agents.
 
     Returns:
-        `dict[str, Any]`: `num_agents` and `roles`, as far as they are given.
+        `dict[str, Any]`: `num_agents` and `roles`, if given.
 
     Raises:
-        ValueError: If the file cannot be read, or has an unknown key, a name twice, an empty text, or a list of another
-            length than `num_agents`.
+        ValueError: If the file cannot be read, or has an unknown key, a repeated name, an empty text, or a list whose length
+            is not `num_agents`.
     """
     settings: dict[str, Any] = {} if num_agents is None else {"num_agents": num_agents}
     if agents is None:
@@ -75,7 +74,7 @@ def agent_settings(num_agents: int | None = None, agents: str | Path | None = No
 
 
 def _agent(agents: str | Path, i: int, entry: Any) -> tuple[Any, Any]:
-    """Name and role text of an entry of the list."""
+    """Name and role text of a list entry."""
     if not isinstance(entry, dict) or entry.keys() != {"name", "role"}:
         found = f"the keys {list(entry)}" if isinstance(entry, dict) else repr(entry)
         raise ValueError(f"agents={str(agents)!r} has {found} at {i}, but needs the keys name and role. {_EXAMPLE}")

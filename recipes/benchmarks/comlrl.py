@@ -1,17 +1,17 @@
 """
-Speed and learning beside CoMLRL 1.4.3, which lives in a virtual environment of its own (Python 3.11 or later):
+Compares speed and learning with CoMLRL 1.4.3, which needs its own virtual environment (Python 3.11 or later):
 
     python -m venv comlrl && comlrl/bin/pip install comlrl==1.4.3 torch==2.13.0
     python recipes/benchmarks/comlrl.py --comlrl-python comlrl/bin/python
 
 Both sides train on the same machine with one thread, the same model, problems, prompts and reward, and at temperature 1
-without truncation. They take turns, and each measurement is a process of its own. CoMLRL is driven through its public
-interface; nothing in it is patched. Two of its defaults would make the work unequal and are set otherwise: evaluation during
-training is off, and `early_termination_threshold=None` lets all trees grow to their full depth. Seconds are those of
+without truncation. They take turns, and each measurement runs in its own process. CoMLRL is used through its public interface,
+and nothing in it is patched. Two of its defaults would make the work unequal and are changed: evaluation during training is off, and
+`early_termination_threshold=None` lets all trees grow to their full depth. Seconds are those of
 `train()` after a warm-up, tokens are counted in `GenerationMixin.generate` and optimizer updates in `Optimizer.step`, alike
 on both sides.
 
-What differs is the product: CoMLRL trains all parameters of one model per agent, and generates for one agent and one
+The two differ in what they train: CoMLRL trains all parameters of one model per agent, and generates for one agent and one
 history at a time; `MultiAgentGRPOTrainer` trains one LoRA of rank 16 on a base that the agents share, and generates for all
 agents, problems and histories of a batch at once, with the LoRA merged meanwhile (`merge_for_generation`).
 

@@ -1,5 +1,5 @@
 """
-Controls of the quickstart: what rises when nothing can be learnt.
+Controls of the quickstart: nothing can be learned, so figures should not rise.
 
     python recipes/benchmarks/controls.py zero       # all learning rates 0
     python recipes/benchmarks/controls.py shuffled   # rewards shuffled across the episodes of a batch

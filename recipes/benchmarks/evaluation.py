@@ -1,5 +1,5 @@
 """
-What executing code adds to the evaluation of 164 HumanEval problems x 10 samples.
+Measures what executing code adds to the evaluation of 164 HumanEval problems x 10 samples.
 
     python recipes/benchmarks/evaluation.py
 

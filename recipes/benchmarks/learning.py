@@ -1,22 +1,22 @@
 """
-What teams learn on the built-in problems, at equal numbers of generated tokens, beside single agents and baselines.
+Compares what teams, single agents and baselines learn on the built-in problems from equally many generated tokens.
 
     python recipes/benchmarks/learning.py                                  # runs what is missing, then reports
-    python recipes/benchmarks/learning.py --only symmetry/shppo --seeds 0  # one unit; several processes may share the work
-    python recipes/benchmarks/learning.py --ablations                      # also what SHPPO is without parts of it
-    python recipes/benchmarks/learning.py --report                         # tables and curves of what is there
+    python recipes/benchmarks/learning.py --only symmetry/shppo --seeds 0  # one unit; several processes can share the work
+    python recipes/benchmarks/learning.py --ablations                      # also SHPPO without parts of it
+    python recipes/benchmarks/learning.py --report                         # tables and curves of the results so far
 
-A unit is one condition with one seed in a process of its own. It leaves a JSON file in `--output_dir`, in a folder for
-each `--tokens`; units that are there are not run again, and one that crashed is lost alone. Every process uses one
-thread, so that figures do not depend on the number of cores.
+A unit is one condition with one seed, and runs in its own process with one thread, so that figures do not depend on the number of
+cores. It writes a JSON file to a folder of `--output_dir` for each `--tokens`. Units with a file are not run again, and a unit that
+crashes does not affect the others.
 
-All units start from one model: the embedded default, which is taught two further prompts in about two minutes,
-with the mistakes that it has: to write both functions alone, and to write either of them, each half of the time.
+All units start from the same model: the embedded default, which learns two more prompts in about two minutes, with its own
+mistakes: to write both functions, and to write either of them, each half of the time.
 
 Families:
 
-* `builtin`: the built-in problems. The agents of a team (helper and main) are told their roles; a single agent writes both
-  functions in one reply, which may be as long as the replies of the team together.
+* `builtin`: the built-in problems. The prompts tell the agents of a team (helper and main) their roles. A single agent writes both
+  functions in one reply, which may be as long as the team's replies together.
 * `symmetry`: the same problems, but both agents read the same prompt, which asks for either function. Only where one wrote
   the helper and the other the main function, whoever did which, is there a solution: such a pair earns 1 and the share of
   tests that it passes, everything else 0. A policy that does not know whose reply it writes gets there half of the time at

@@ -1,6 +1,6 @@
 """
-Whether a long run holds what it began with: memory, live objects, tensors, files and processes of SHPPO on the embedded
-default, every 50 steps. The last row of the table is the ratio of the row before it to the first one.
+Looks for leaks in a long run of SHPPO on the embedded default: memory, live objects, tensors, files and processes, every 50
+steps. The last row of the table is the ratio of the row before it to the first one.
 
     python recipes/benchmarks/long_run.py
     python recipes/benchmarks/long_run.py --steps 500 --every 50 --trainer ppo

@@ -1,5 +1,5 @@
 """
-Peak memory of SHPPO with 2 and with 8 agents at the same number of rows, each in a process of its own.
+Measures the peak memory of SHPPO with 2 and with 8 agents at the same number of rows, each in its own process.
 
     python recipes/benchmarks/memory.py
 """

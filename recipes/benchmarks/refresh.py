@@ -1,5 +1,6 @@
 """
-What it takes to give vLLM the agents of a SHPPO team anew, which happens before every rollout: on the embedded default.
+Measures how long it takes to update the agents of a SHPPO team in vLLM, which happens before every rollout, on the embedded
+default.
 
     python recipes/benchmarks/refresh.py
 

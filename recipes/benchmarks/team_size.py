@@ -1,5 +1,5 @@
 """
-What a trained team does with other numbers of agents, without being trained with them: 1 to 6 on held-out problems.
+Measures a trained team with 1 to 6 agents on held-out problems, without further training.
 
     python recipes/benchmarks/team_size.py --team outputs/quickstart
     python recipes/benchmarks/team_size.py --team outputs/quickstart --agents agents.yaml  # other role texts, by name

@@ -1,10 +1,10 @@
 """
-Throughput of team trainers beside TRL's GRPOTrainer.
+Compares the throughput of team trainers with TRL's GRPOTrainer.
 
     python recipes/benchmarks/throughput.py
     python recipes/benchmarks/throughput.py --shape 1.5b --no-cpu --rows 32 --completion-length 256
 
-Every measurement is a process of its own; the trainers take turns, round by round. Rows, prompts, completion lengths, model,
+Every measurement runs in its own process; the trainers take turns, round by round. Rows, prompts, completion lengths, model,
 adapter and reward are the same for all, and no reply ends early. The first step of a process warms up. Figures are medians
 over all other steps; ratios are to GRPOTrainer's median.
 
