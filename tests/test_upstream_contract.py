@@ -4,11 +4,15 @@ What the package relies on in TRL, transformers, PEFT and accelerate beyond thei
 When an upgrade breaks training, it should fail here first, and say where.
 """
 
+import ast
 import dataclasses
 import inspect
+import re
 from concurrent.futures import Future
+from pathlib import Path
 
 import pytest
+import teams
 import torch
 from accelerate import Accelerator
 from datasets import Dataset
@@ -16,8 +20,14 @@ from huggingface_hub import ModelCard
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
-from transformers import AutoModelForCausalLM, GenerationConfig, Trainer, TrainerCallback
-from transformers.generation.configuration_utils import BaseWatermarkingConfig
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    Trainer,
+    TrainerCallback,
+)
 from transformers.trainer_utils import HubStrategy
 from trl import GRPOConfig, GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
@@ -32,7 +42,10 @@ from trl.trainer.utils import (
     use_adapter,
 )
 
+import marcog_trl
+from marcog_trl.agents import Slot
 from marcog_trl.heterogeneity.cores import VARIANTS
+from marcog_trl.rollout.records import Row
 from marcog_trl.trainers import MultiAgentTrainer
 
 
@@ -88,6 +101,47 @@ SIGNATURES = {
 def test_signature(owner, name, parameters):
     found = list(inspect.signature(getattr(owner, name)).parameters)
     assert found == ["self", *parameters.split()]
+
+
+# Attributes that are read or set, and where they are set
+ATTRIBUTES = {
+    GRPOTrainer: "_is_vlm _last_loaded_step _logs _metrics _name _paper _step _tag_names _tokenizer",
+    Trainer: "_get_output_dir _load_callback_state",
+}
+_PACKAGE = Path(marcog_trl.__file__).parent
+
+
+def private_names(owners):
+    """Private names that classes define or set."""
+    names = set()
+    for owner in owners:
+        names |= {name for name in vars(owner) if re.fullmatch(r"_[a-z]\w*", name)}
+        names |= set(re.findall(r"self\.(_[a-z]\w*)\b", inspect.getsource(owner)))
+    return names
+
+
+@pytest.mark.parametrize("owner", ATTRIBUTES, ids=lambda owner: owner.__name__)
+def test_attributes(owner):
+    assert set(ATTRIBUTES[owner].split()) <= private_names(owner.__mro__[:-1])
+
+
+def test_every_private_name_that_is_touched_is_listed():
+    """An override or an access that is new belongs into one of the two tables above."""
+    touched = set()
+    for path in _PACKAGE.rglob("*.py"):
+        if "execution" in path.parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute):
+                touched.add(node.attr)
+            elif isinstance(node, ast.FunctionDef):
+                touched.add(node.name)
+            elif isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                touched |= {target.id for target in targets if isinstance(target, ast.Name)}
+    upstream = private_names([*GRPOTrainer.__mro__[:-1], VLLMGeneration, Accelerator])
+    listed = {name for names in SIGNATURES.values() for name in names} | set(" ".join(ATTRIBUTES.values()).split())
+    assert touched & upstream - listed == set()
 
 
 def test_the_constructor_passes_on_everything_that_trl_takes():
@@ -482,53 +536,46 @@ class TestModel:
         assert "use_dora" in fields and "use_dora" in VARIANTS
 
 
-class Marked(BaseWatermarkingConfig):
-    """Notes what generation hands to a watermark's processor, and lets token 9 alone be drawn."""
-
-    def __init__(self):
-        self.seen = []
-
-    def __deepcopy__(self, memo):
-        return self  # generation copies its configuration
-
-    def validate(self):
-        pass
-
-    def construct_processor(self, vocab_size, device=None):
-        def process(input_ids, scores):
-            self.seen.append((input_ids.size(1), scores))
-            return torch.full_like(scores, -torch.inf).index_fill(1, torch.tensor([9]), 0.0)
-
-        return process
-
-
 class TestSampling:
-    """What evaluation relies on to give every reply random numbers of its own."""
+    """A team generates by itself what TRL generates for it."""
 
-    @pytest.mark.parametrize("sample", [True, False])
-    def test_a_watermark_acts_last_on_the_distribution(self, tiny_model, sample):
-        model = AutoModelForCausalLM.from_pretrained(tiny_model)
-        options = {"temperature": 0.5, "top_k": 3} if sample else {}
-        config = GenerationConfig(max_new_tokens=2, do_sample=sample, pad_token_id=0, eos_token_id=1, **options)
-        config.watermarking_config = marked = Marked()
-        ids = torch.full((2, 4), 7)
-        output = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
-        assert output[:, 4:].tolist() == [[9, 9]] * 2
-        assert [length for length, _ in marked.seen] == [4, 5]
-        scores = marked.seen[0][1]
-        assert scores.size(0) == 2 and scores.isfinite().sum(-1).tolist() == (
-            [3, 3] if sample else [scores.size(1)] * 2
+    @pytest.mark.parametrize(
+        "options", [{}, {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "repetition_penalty": 1.2}]
+    )
+    def test_a_team_draws_the_tokens_that_trl_draws(self, tiny_model, tmp_path, options):
+        data = Dataset.from_dict({"prompt": ["def f(x):"] * 4})
+        trainer = teams.make(
+            tiny_model, tmp_path, MultiAgentTrainer, data=data, per_device_train_batch_size=4, **options
         )
+        prompts = [[5, 6, 7], [8], [9, 10]]
+        rows = [Row(i, Slot("solver"), 0, "", ids) for i, ids in enumerate(prompts)]
+        replies = []
+        for generate in (
+            lambda: trainer._generate_single_turn(prompts, None, {}, 1)[0],
+            lambda: trainer.team._generate(rows, None),
+        ):
+            torch.manual_seed(0)
+            replies.append(generate())
+        assert replies[0] == replies[1] and len({tuple(reply) for reply in replies[0]}) > 1
+
+    def test_processors_see_the_scores_before_temperature_and_after_penalties(self, tiny_model):
+        model = AutoModelForCausalLM.from_pretrained(tiny_model)
+        seen = []
+
+        class Watch(LogitsProcessor):
+            def __call__(self, input_ids, scores):
+                seen.append(scores)
+                return scores
+
+        config = GenerationConfig(
+            max_new_tokens=1, do_sample=False, repetition_penalty=2.0, pad_token_id=0, eos_token_id=1
+        )
+        ids = torch.full((1, 4), 7)
+        model.generate(ids, generation_config=config, logits_processor=LogitsProcessorList([Watch()]))
         with torch.no_grad():
             logits = model(ids).logits[:, -1]
-        kept = scores.isfinite()
-        torch.testing.assert_close(scores[kept], (logits / 0.5 if sample else logits)[kept])
-
-    def test_trl_generates_with_the_trainers_generation_config(self, tiny_model, tmp_path):
-        trainer = make(tiny_model, tmp_path)
-        trainer.generation_config.watermarking_config = Marked()
-        completion_ids, _ = trainer._generate_single_turn([[5, 6], [7]], None, {}, 1)
-        assert completion_ids == [[9] * 4] * 2
+        changed = ((seen[0] - logits).abs() > 1e-4).nonzero()[:, 1].tolist()
+        assert changed == [7]
 
 
 class TestPushes:
