@@ -1,4 +1,4 @@
-"""Which layers `target_modules="all-linear"` stands for, in models where PEFT refuses some of them or adapts experts."""
+"""Resolves `target_modules="all-linear"` for models with experts or with layers that PEFT refuses."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 
-# Where a model has fused experts, PEFT takes these names for parts of them, also where they are names of other layers
+# In models with fused experts, PEFT maps these names to parts of the experts, even if other layers have them
 EXPERT_NAMES = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
-# Of Mamba layers: their weights may be read without calling the layer, past an adapter. PEFT refuses the first
+# Layers of Mamba blocks: the model may read their weights without calling them, and so skip an adapter. PEFT refuses `out_proj`
 MAMBA_NAMES = ("out_proj", "x_proj", "dt_proj")
 
 
@@ -26,17 +26,17 @@ def resolve_all_linear(
     model: str | PreTrainedModel, experts: bool, model_init_kwargs: dict[str, Any] | None = None
 ) -> str | list[str]:
     """
-    What to give PEFT as `target_modules` for all linear layers of a model.
+    Returns the `target_modules` for all linear layers of a model.
 
     Args:
         model (`str` or [`~transformers.PreTrainedModel`]): The model, or its path or name.
         experts (`bool`):
-            Whether blocks with experts may be adapted, as PEFT does. Experts see tokens without their rows.
-        model_init_kwargs (`dict`, *optional*): With which a model is loaded by name.
+            Whether to adapt blocks with experts, as PEFT does. Experts do not know which row a token belongs to.
+        model_init_kwargs (`dict`, *optional*): Keyword arguments for loading a model by name.
 
     Returns:
-        `str` or `list[str]`: `"all-linear"`, or, where that would not work, the names of attention and other linear layers
-        that all tokens go through.
+        `str` or `list[str]`: `"all-linear"` if PEFT supports it for the model. Otherwise the names of the linear layers
+        that all tokens pass.
     """
     model = _skeleton(model, model_init_kwargs or {}) if isinstance(model, str) else model
     modules = dict(model.named_modules())
@@ -47,7 +47,7 @@ def resolve_all_linear(
     if not blocks and not mambas:
         return "all-linear"
 
-    def works(name: str) -> bool:
+    def supported(name: str) -> bool:
         leaf = name.rpartition(".")[2]
         if blocks and (name.startswith(blocks) or leaf in EXPERT_NAMES):
             return False
@@ -55,19 +55,19 @@ def resolve_all_linear(
 
     head = model.get_output_embeddings()
     linear = [name for name, module in modules.items() if isinstance(module, nn.Linear) and module is not head]
-    wanted = {name for name in linear if works(name)}
+    wanted = {name for name in linear if supported(name)}
     others = {name.rpartition(".")[2] for name in linear if name not in wanted}
-    # Names of their own are short, and what vLLM and people expect
+    # Use short layer names where possible, as vLLM expects
     return sorted({name if (leaf := name.rpartition(".")[2]) in others else leaf for name in wanted})
 
 
 @contextmanager
 def outside_zero3(plugin: DeepSpeedPlugin | None) -> Iterator[None]:
     """
-    Lets transformers make a model without weights, which ZeRO-3 would otherwise shard and fill.
+    Disables ZeRO-3's model initialisation, so that transformers can build a model without weights.
 
     Args:
-        plugin ([`~accelerate.DeepSpeedPlugin`], *optional*): The run's, if it uses DeepSpeed.
+        plugin ([`~accelerate.DeepSpeedPlugin`], *optional*): The DeepSpeed plugin of the run, if it uses DeepSpeed.
     """
     if plugin is None:
         yield
@@ -80,7 +80,7 @@ def outside_zero3(plugin: DeepSpeedPlugin | None) -> Iterator[None]:
 
 
 def _skeleton(name: str, model_init_kwargs: dict[str, Any]) -> PreTrainedModel:
-    """The modules of a model without its weights."""
+    """Builds a model without weights."""
     kept = ("revision", "trust_remote_code", "cache_dir", "token", "subfolder")
     options = {key: model_init_kwargs[key] for key in kept if key in model_init_kwargs}
     config = AutoConfig.from_pretrained(name, **options)
@@ -90,16 +90,16 @@ def _skeleton(name: str, model_init_kwargs: dict[str, Any]) -> PreTrainedModel:
 
 def adapter_config(model: Any, peft_config: PeftConfig | None, args: Any, experts: bool) -> PeftConfig | None:
     """
-    The adapter to train: the user's, or LoRA on all linear layers.
+    Returns the configuration of the adapter to train. The default is LoRA on all linear layers.
 
     Args:
         model (`str`, [`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]): The model, or its path or name.
-        peft_config ([`~peft.PeftConfig`], *optional*): The user's.
+        peft_config ([`~peft.PeftConfig`], *optional*): Configuration given by the user.
         args ([`MultiAgentConfig`]): The trainer's configuration.
         experts (`bool`): See [`resolve_all_linear`].
 
     Returns:
-        [`~peft.PeftConfig`], *optional*: `None` where the model has an adapter.
+        [`~peft.PeftConfig`], *optional*: `None` if the model already has an adapter.
 
     Raises:
         ValueError: If the adapter cannot be trained.
@@ -116,9 +116,9 @@ def adapter_config(model: Any, peft_config: PeftConfig | None, args: Any, expert
         return peft_config
     if "default" not in model.peft_config:
         raise ValueError(
-            f"model has the adapters {list(model.peft_config)} and no 'default', which is the one that is trained. Use "
+            f"The trainer trains the adapter 'default', but model has only the adapters {list(model.peft_config)}. Use "
             "PeftModel.from_pretrained(..., adapter_name='default')."
         )
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError("model's adapter is frozen. Use PeftModel.from_pretrained(..., is_trainable=True).")
-    return peft_config  # with an adapter in place, TRL refuses another one
+    return peft_config  # TRL raises if both are given

@@ -1,4 +1,4 @@
-"""What is checked of a trainer's arguments beside its datasets."""
+"""Checks of the trainers' arguments, except for datasets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from marcog_trl.agents import Workflow
 
 
 def check_arguments(trainer_class: Any, model: Any, args: Any, peft_config: Any, **unsupported: Any) -> Any:
-    """The configuration, once the arguments of the constructor are of the right types."""
+    """Checks the types of the constructor's arguments, and returns the configuration."""
     if not isinstance(model, str | PreTrainedModel | PeftModel):
         raise TypeError(f"model={model!r:.80} is not a model. Pass a causal LM, or the name or path of one.")
     if peft_config is not None and not isinstance(peft_config, PeftConfig):
@@ -32,9 +32,7 @@ def check_arguments(trainer_class: Any, model: Any, args: Any, peft_config: Any,
         )
     for name, value in unsupported.items():
         if value is not None:
-            raise ValueError(
-                f"{trainer_class.__name__} does not support {name}. Write a Workflow, which does its work."
-            )
+            raise ValueError(f"{trainer_class.__name__} does not support {name}. Write a Workflow instead.")
     return args
 
 
@@ -53,7 +51,7 @@ def check_workflow(workflow: Workflow, args: Any) -> None:
 
 
 def check_zero3(model: Any, args: Any) -> None:
-    """Refuses what ZeRO-3 does not support, and sets the checkpointing that it needs."""
+    """Refuses settings that ZeRO-3 does not support, and sets non-reentrant gradient checkpointing for it."""
     zero3 = args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3
     if args.merge_for_generation:
         quantised = getattr(model.get_base_model(), "is_quantized", False)
@@ -61,24 +59,23 @@ def check_zero3(model: Any, args: Any) -> None:
             if found:
                 raise ValueError(f"merge_for_generation=True does not support {what}. Set merge_for_generation=False.")
     if zero3 and args.gradient_checkpointing:
-        # TRL asks for reentrant checkpointing with PEFT and ZeRO-3, under which tensors that enter a layer through a
-        # hook lose their gradient; non-reentrant checkpointing works with deepspeed >= 0.19
+        # With PEFT and ZeRO-3, TRL selects reentrant checkpointing, which drops the gradients of tensors that a hook
+        # passes to a layer. Non-reentrant checkpointing keeps them, and needs deepspeed >= 0.19
         args.gradient_checkpointing_kwargs = {"use_reentrant": False}
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer | None, model: Any) -> None:
-    """Refuses an optimizer of the user's that was made of a model before it had its adapter, and would train nothing."""
+    """Refuses an optimizer that was made before the model had its adapter, because it would train nothing."""
     held = held_by(optimizer)
     if held is not None and not any(p.requires_grad and id(p) in held for p in model.parameters()):
         raise ValueError(
-            "optimizers has an optimizer without any trainable parameter of the adapter, which the trainer adds to the "
-            "model. Make the model a PeftModel with get_peft_model first, and the optimizer of its parameters, or leave "
-            "optimizers out and set optim and learning_rate."
+            "optimizers has an optimizer that holds no trainable parameter of the adapter. Add the adapter with "
+            "get_peft_model before you make the optimizer, or leave optimizers out and set optim and learning_rate."
         )
 
 
 def held_by(optimizer: torch.optim.Optimizer | None) -> set[int] | None:
-    """Which parameters an optimizer steps on, by `id`; `None` if there is none."""
+    """Returns the `id`s of an optimizer's parameters, or `None` without an optimizer."""
     if optimizer is None:
         return None
     return {id(p) for group in optimizer.param_groups for p in group["params"]}

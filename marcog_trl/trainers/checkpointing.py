@@ -1,4 +1,4 @@
-"""What a [`MultiAgentTrainer`] does to the checkpoints of transformers: they are whole, and runs resume exactly."""
+"""Checkpoints of a [`MultiAgentTrainer`]: complete ones only, from which runs resume exactly."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from marcog_trl.trainers.checkpoints import (
     mark_complete,
     only_run_in,
 )
-from marcog_trl.trainers.layout import warn_of_schedule
+from marcog_trl.trainers.layout import generation_cycle, warn_of_schedule
 
 
 class Checkpointing(GRPOTrainer):
-    """The part of a [`MultiAgentTrainer`] that begins and resumes runs, and saves."""
+    """The part of [`MultiAgentTrainer`] that starts, resumes and saves runs."""
 
     args: Any
     team: Any
@@ -43,7 +43,7 @@ class Checkpointing(GRPOTrainer):
                 and (earlier := checkpoints_in(self._folder(None)))
             ):
                 warnings.warn(
-                    f"output_dir={self.args.output_dir!r} has {earlier[-1].name} of an earlier run, and this run will add its own "
+                    f"output_dir={self.args.output_dir!r} has {earlier[-1].name} of an earlier run, and this run adds its own "
                     "checkpoints. Set another output_dir, or delete the earlier ones.",
                     stacklevel=2,
                 )
@@ -51,7 +51,7 @@ class Checkpointing(GRPOTrainer):
 
     def _init_training_state(self, max_steps, num_update_steps_per_epoch, num_train_epochs, *args):
         begin = super()._init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, *args)
-        # A run that is resumed at its end has no epoch left; the Trainer would make one more step
+        # If a run resumes at its end, no epoch is left; the Trainer would make one more step
         return (num_train_epochs, 0) if self.state.global_step >= max_steps else begin
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -63,7 +63,7 @@ class Checkpointing(GRPOTrainer):
         if self.args.should_save:
             (checkpoint / COMPLETE_FILE).unlink(missing_ok=True)
         self.accelerator.wait_for_everyone()
-        # Older checkpoints are deleted below, once this one is whole: the Trainer does not wait for the other processes
+        # Delete older checkpoints below, once this one is complete; the Trainer does not wait for the other processes
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
             with full_disk_explained(checkpoint, checkpoint.parent):
@@ -81,10 +81,8 @@ class Checkpointing(GRPOTrainer):
         begun = self._step % (self.args.steps_per_generation * self.num_iterations) != 0
         if begun and self.accelerator.is_main_process:
             warnings.warn(
-                f"{checkpoint} is written while rows are left to be trained on, and cannot be continued: the run ends, or its "
-                f"steps_per_generation={self.args.steps_per_generation} x num_iterations={self.num_iterations} "
-                f"micro-batches per rollout are no whole number of steps of gradient_accumulation_steps="
-                f"{self.args.gradient_accumulation_steps}",
+                f"A run cannot resume from {checkpoint}: it is written before all rows of the rollout are trained on. Set "
+                f"save_steps and max_steps to multiples of {generation_cycle(self.args)}, the steps of a generation cycle.",
                 stacklevel=2,
             )
         if self.args.should_save:
@@ -95,16 +93,16 @@ class Checkpointing(GRPOTrainer):
         states = cast(dict, self.state.stateful_callbacks)
         for callback in self.callback_handler.callbacks:
             saved = states.get(type(callback).__name__)
-            # The Trainer does not restore callbacks by default, and the patience that was used up would begin anew
+            # The Trainer does not restore callbacks by default, so early stopping would lose its patience counter
             if isinstance(callback, EarlyStoppingCallback) and isinstance(saved, dict):
                 callback.early_stopping_patience_counter = saved["attributes"]["early_stopping_patience_counter"]
-            # The next checkpoint takes for granted that this one knew the callback
+            # The Trainer expects every callback's state when it saves the next checkpoint
             if isinstance(callback, ExportableState) and saved is None:
                 states[type(callback).__name__] = callback.state()
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
-        self._last_loaded_step = -1  # vLLM has other weights, though no step was made
+        self._last_loaded_step = -1  # vLLM's weights are out of date, although no step was made
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         super()._save(output_dir, state_dict=state_dict)
@@ -113,13 +111,13 @@ class Checkpointing(GRPOTrainer):
 
     def load_team(self, path: str | Path) -> None:
         """
-        Begins from a saved team, with its adapter and its modules.
+        Loads the adapter and the modules of a saved team.
 
         Args:
-            path (`str` or `Path`): Folder that `save_model` wrote, a checkpoint, or a repository of the Hub.
+            path (`str` or `Path`): Folder written by `save_model`, a checkpoint, or a repository on the Hub.
 
         Raises:
-            ValueError: If it is no saved team, or another one than the trainer's.
+            ValueError: If `path` is not a saved team, or not the trainer's team.
         """
         folder = find_team(path)
         check_same_team(f"path={str(path)!r}", folder, self.team.description)

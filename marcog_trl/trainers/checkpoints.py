@@ -1,8 +1,8 @@
 """
-The output folder of a run: its checkpoints, and who may write there.
+The output folder of a run: its lock and its checkpoints.
 
-A checkpoint is whole once it has `complete.json`, which is written last: it lists all other files, of all processes, with
-their sizes. `_run.lock` keeps a second run out of the folder.
+A checkpoint is complete once it has `complete.json`. This file is written last, and lists all other files, of all
+processes, with their sizes. `_run.lock` keeps other runs out of the folder.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from accelerate import PartialState
 from accelerate.utils import gather_object
@@ -29,16 +28,12 @@ from marcog_trl.processes import on_main
 from marcog_trl.team.description import TEAM_FILE, TeamDescription
 
 
-if TYPE_CHECKING:
-    pass
-
-
 COMPLETE_FILE = "complete.json"
-LOCK_FILE = "_run.lock"  # a name that a push to the Hub leaves out
+LOCK_FILE = "_run.lock"  # pushes to the Hub skip this name
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint could not be written; the ones before it are as they were."""
+    """Raised if a checkpoint cannot be written. Earlier checkpoints are unchanged."""
 
 
 # One run per folder
@@ -47,13 +42,13 @@ class CheckpointError(RuntimeError):
 @contextmanager
 def only_run_in(output_dir: str | Path) -> Iterator[None]:
     """
-    Keeps other runs out of an output folder, which is made if need be; a collective operation. May be nested.
+    Locks an output folder, and creates it if needed. A collective operation, which may be nested.
 
     Args:
         output_dir (`str` or `Path`): The folder.
 
     Raises:
-        ValueError: If another run writes there, or the folder cannot be written.
+        ValueError: If another run has the lock, or the folder cannot be written.
     """
     folder = Path(output_dir)
     lock = FileLock(folder / LOCK_FILE, timeout=0, is_singleton=True)
@@ -80,7 +75,7 @@ def only_run_in(output_dir: str | Path) -> Iterator[None]:
 
 
 def checkpoints_in(output_dir: str | Path) -> list[Path]:
-    """The checkpoints of an output folder, whole or not, in the order of their steps."""
+    """Returns the checkpoints of an output folder, complete or not, sorted by step."""
     prefix = f"{PREFIX_CHECKPOINT_DIR}-"
     folders = [path for path in Path(output_dir).glob(f"{prefix}*") if path.is_dir()]
     steps = {path: path.name.removeprefix(prefix) for path in folders}
@@ -89,7 +84,7 @@ def checkpoints_in(output_dir: str | Path) -> list[Path]:
 
 def start_from(args: TrainingArguments, resume_from_checkpoint: str | bool | None, overwrite: bool) -> str | None:
     """
-    Where a new run begins, settled before any work; a collective operation.
+    Finds the checkpoint that a run starts from, before any work. A collective operation.
 
     Args:
         args (`TrainingArguments`): Settings of the run.
@@ -97,18 +92,18 @@ def start_from(args: TrainingArguments, resume_from_checkpoint: str | bool | Non
         overwrite (`bool`): Whether checkpoints of an earlier run in `output_dir` may be deleted.
 
     Returns:
-        `str`, *optional*: The checkpoint to continue; `None` for a new run.
+        `str`, *optional*: The checkpoint to resume from. `None` for a new run.
 
     Raises:
-        ValueError: If the checkpoint cannot be continued, or if checkpoints of an earlier run would be mixed with new ones.
+        ValueError: If the checkpoint cannot be resumed, or `output_dir` has checkpoints of another run.
     """
     checkpoint = find_checkpoint(args, resume_from_checkpoint)
     output_dir = Path(str(args.output_dir))
     continues = checkpoint is not None and Path(checkpoint).resolve().parent == output_dir.resolve()
     if continues and overwrite:
         raise ValueError(
-            f"overwrite_output_dir=True would delete the checkpoints of output_dir={str(output_dir)!r}, and "
-            f"resume_from_checkpoint={resume_from_checkpoint!r} continues one of them. Set one of the two."
+            f"overwrite_output_dir=True would delete the checkpoints in output_dir={str(output_dir)!r}, but "
+            f"resume_from_checkpoint={resume_from_checkpoint!r} needs one of them. Set only one of the two options."
         )
     earlier = on_main(lambda: checkpoints_in(output_dir))
     if earlier and not continues and not overwrite:
@@ -120,7 +115,7 @@ def start_from(args: TrainingArguments, resume_from_checkpoint: str | bool | Non
 
 
 def delete_checkpoints(output_dir: str | Path) -> None:
-    """Deletes all checkpoints of an output folder; a collective operation."""
+    """Deletes all checkpoints of an output folder. A collective operation."""
 
     def delete() -> None:
         for path in checkpoints_in(output_dir):
@@ -129,17 +124,17 @@ def delete_checkpoints(output_dir: str | Path) -> None:
     on_main(delete)
 
 
-# Whole checkpoints
+# Complete checkpoints
 
 
 def mark_complete(checkpoint: Path, rollout_begun: bool = False) -> None:
     """
-    Lists the files of a checkpoint in `complete.json`; called by one process, after all of them have written theirs.
+    Lists the files of a checkpoint in `complete.json`. Call it on one process, after all processes have saved.
 
     Args:
-        checkpoint (`Path`): Its folder.
+        checkpoint (`Path`): Folder of the checkpoint.
         rollout_begun (`bool`, *optional*, defaults to `False`):
-            Whether a part of the rows that were generated last is still to be trained on, which a resumed run would not do.
+            Whether rows of the last rollout are not trained on yet. A resumed run would skip them.
     """
     sizes = {
         path.relative_to(checkpoint).as_posix(): path.stat().st_size
@@ -151,52 +146,54 @@ def mark_complete(checkpoint: Path, rollout_begun: bool = False) -> None:
 
 def what_is_missing(checkpoint: Path) -> str | None:
     """
-    Why a checkpoint is not whole: the run was killed while it was written, or while it was deleted, or it was written while
-    rows were left to be trained on.
+    Says why a checkpoint is not complete.
+
+    The run may have been killed while it wrote or deleted the checkpoint, or rows of the last rollout were not trained on
+    yet.
 
     Args:
         checkpoint (`Path`): A `checkpoint-*` folder.
 
     Returns:
-        `str`, *optional*: What is missing; `None` if the checkpoint is whole.
+        `str`, *optional*: The reason. `None` if the checkpoint is complete.
     """
     if not checkpoint.is_dir():
         return "it does not exist"
     if not (checkpoint / TEAM_FILE).is_file():
-        return f"it has no {TEAM_FILE}, which every checkpoint of a team has"
+        return f"it has no {TEAM_FILE}, so it is not a checkpoint of a team"
     if not (checkpoint / COMPLETE_FILE).is_file():
-        return f"it has no {COMPLETE_FILE}, which is written last"
+        return f"it has no {COMPLETE_FILE}, so it was not written completely"
     complete = json.loads((checkpoint / COMPLETE_FILE).read_text())
     if complete.get("rollout_begun"):
-        return "it was written inside a generation cycle, and the rows that were still to be trained on are gone"
+        return "it was written inside a generation cycle, before all rows of the rollout were trained on"
     for name, size in complete["files"].items():
         path = checkpoint / name
         if not path.is_file():
             return f"it has no {name}"
         if path.stat().st_size != size:
-            return f"its {name} has {path.stat().st_size} bytes, and had {size}"
+            return f"its {name} has {path.stat().st_size} bytes instead of {size}"
     return None
 
 
 def last_whole_checkpoint(output_dir: str | Path) -> Path | None:
-    """The last checkpoint of an output folder that this process finds whole."""
+    """Returns the last checkpoint of an output folder that is complete for this process."""
     return next((path for path in reversed(checkpoints_in(output_dir)) if what_is_missing(path) is None), None)
 
 
 def find_checkpoint(args: TrainingArguments, resume_from_checkpoint: str | bool | None) -> str | None:
     """
-    The checkpoint to continue; with several processes, a collective operation.
+    Finds the checkpoint to resume from. A collective operation.
 
     Args:
-        args (`TrainingArguments`): Settings of the run: `output_dir` and `max_steps` are read.
-        resume_from_checkpoint (`str` or `bool`, *optional*): As in `Trainer.train`. `True` stands for the last checkpoint
-            of `output_dir` that is whole for every process; later ones that are not are left aside with a warning.
+        args (`TrainingArguments`): Settings of the run. Uses `output_dir` and `max_steps`.
+        resume_from_checkpoint (`str` or `bool`, *optional*): As in `Trainer.train`. `True` selects the last checkpoint in
+            `output_dir` that is complete for every process, and warns of later ones that are not.
 
     Returns:
-        `str`, *optional*: The folder of a whole checkpoint; `None` if none is asked for.
+        `str`, *optional*: Folder of a complete checkpoint. `None` if `resume_from_checkpoint` is not set.
 
     Raises:
-        ValueError: If there is no checkpoint, it is not whole, it is not a team's, or it is beyond `max_steps`.
+        ValueError: If there is no checkpoint, or it is not complete, not a team's, or beyond `max_steps`.
     """
     if not resume_from_checkpoint:
         return None
@@ -205,10 +202,10 @@ def find_checkpoint(args: TrainingArguments, resume_from_checkpoint: str | bool 
         paths = [str(path) for path in reversed(checkpoints_in(str(args.output_dir)))]
     else:
         paths = [str(resume_from_checkpoint)]
-    # Nodes without a common disk may have been killed at different moments
+    # Nodes without a shared disk may have been killed at different times
     everywhere = gather_object([{path: what_is_missing(Path(path)) for path in paths}])
     missing = {
-        path: next((why for of in everywhere if (why := of.get(path, "a process does not find it")) is not None), None)
+        path: next((why for of in everywhere if (why := of.get(path, "a process cannot find it")) is not None), None)
         for path in dict.fromkeys(path for of in everywhere for path in of)
     }
     if not missing:
@@ -220,13 +217,13 @@ def find_checkpoint(args: TrainingArguments, resume_from_checkpoint: str | bool 
     if whole is None:
         path, why = next(iter(missing.items()))
         raise ValueError(
-            f"{name}: {path} cannot be continued: {why}. Set resume_from_checkpoint to a whole checkpoint, or start a new run."
+            f"{name}: cannot resume from {path}: {why}. Set resume_from_checkpoint to a complete checkpoint, or start a new run."
         )
     for path, why in missing.items():
         if path == whole:
             break
         if PartialState().is_main_process:
-            warnings.warn(f"{path} is left aside: {why}. The run continues from {whole}.", stacklevel=3)
+            warnings.warn(f"{path} is skipped: {why}. The run resumes from {whole}.", stacklevel=3)
     step = json.loads((Path(whole) / TRAINER_STATE_NAME).read_text())["global_step"]
     if 0 < args.max_steps < step:
         raise ValueError(
@@ -237,36 +234,38 @@ def find_checkpoint(args: TrainingArguments, resume_from_checkpoint: str | bool 
 
 def check_same_team(name: str, folder: Path, description: TeamDescription) -> None:
     """
-    Refuses a saved team that is another one.
+    Checks that a saved team is the team of this run.
 
     Args:
-        name (`str`): What errors call the folder.
-        folder (`Path`): A checkpoint, or what `save_model` wrote.
+        name (`str`): Name of the folder in errors.
+        folder (`Path`): A checkpoint, or a folder written by `save_model`.
         description ([`TeamDescription`]): The team of this run.
 
     Raises:
-        ValueError: If the saved team has other agents, another base model or another format.
+        ValueError: If the saved team has, for example, other agents, another base model or another format.
     """
     found = TeamDescription.read(folder / TEAM_FILE).difference(description)
     if found is not None:
         key, its, ours = found
-        raise ValueError(f"{name} is of another team: its {key} is {its!r}, this run's is {ours!r}")
+        raise ValueError(
+            f"{name} has another team: {key} is {its!r}, but {ours!r} in this run. Use a checkpoint of the same team."
+        )
 
 
-# What a full disk does
+# Errors of a full disk
 
 
 @contextmanager
 def full_disk_explained(folder: Path, output_dir: Path) -> Iterator[None]:
     """
-    Says that the disk is full, where PyTorch and safetensors only say that a write failed.
+    Explains errors of a full disk. PyTorch and safetensors only say that a write failed.
 
     Args:
-        folder (`Path`): What is being written.
-        output_dir (`Path`): The run's output folder, whose checkpoints are kept.
+        folder (`Path`): Folder that is being written.
+        output_dir (`Path`): Output folder of the run.
 
     Raises:
-        CheckpointError: In place of the error with which a write failed; other errors are passed on.
+        CheckpointError: If the disk is full. Other errors are raised unchanged.
     """
     try:
         yield
@@ -279,9 +278,9 @@ def full_disk_explained(folder: Path, output_dir: Path) -> Iterator[None]:
         free = shutil.disk_usage(output_dir).free / 2**20
         whole = last_whole_checkpoint(output_dir)
         kept = (
-            "There is no whole checkpoint before it. Free some space, then start the run again."
+            "There is no complete checkpoint. Free some space, then start the run again."
             if whole is None
-            else f"The last whole checkpoint, {whole}, is safe. Free some space, then continue from it with "
+            else f"The last complete checkpoint is {whole}. Free some space, then resume from it with "
             "resume_from_checkpoint=True (--resume_from_checkpoint true)."
         )
         raise CheckpointError(
@@ -290,11 +289,11 @@ def full_disk_explained(folder: Path, output_dir: Path) -> Iterator[None]:
 
 
 def _why_not_written(folder: Path, error: Exception) -> str | None:
-    """What keeps files from being written to a folder; `None` if it is not the disk."""
+    """Says why the disk refuses files in a folder, or returns `None` if it does not."""
     causes = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     if isinstance(error, OSError):
         return error.strerror if error.errno in causes else None
-    # The libraries' own errors have no number, so the disk is asked for room for one more file
+    # Errors of libraries have no error number, so try to allocate one more file
     size = max((path.stat().st_size for path in folder.rglob("*") if path.is_file()), default=0) + 2**20
     probe = folder / ".probe.partial"
     try:

@@ -1,4 +1,4 @@
-"""Dataloaders in which every problem stands once per row, and the order of the problems."""
+"""Dataloaders that repeat each problem once per row, and the order of the problems."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from marcog_trl.trainers.sampling import Curriculum, CurriculumSampler, OrderOfE
 
 
 class ProblemLoaders(GRPOTrainer):
-    """What a [`MultiAgentTrainer`] does to the dataloaders of TRL: it repeats each problem once per row, not once per reply."""
+    """The part of [`MultiAgentTrainer`] that makes dataloaders. They repeat each problem once per row; TRL's repeat it once per generation."""
 
     model: Any
     num_generations: int
@@ -26,7 +26,7 @@ class ProblemLoaders(GRPOTrainer):
     _curriculum: Curriculum | None
 
     def _num_groups(self, training: bool) -> int:
-        """Groups of siblings per problem: one per slot."""
+        """Number of sibling groups per problem: one per slot."""
         return len(self.workflow.slots)
 
     def _check_joint_actions(self, train_dataset: Any) -> None:
@@ -51,7 +51,7 @@ class ProblemLoaders(GRPOTrainer):
 
     @contextmanager
     def _whole_problems(self) -> Iterator[None]:
-        """Lets TRL's samplers, and its repeated streams, repeat each problem once per row."""
+        """Makes TRL repeat each problem once per row, in its samplers and its `IterableDataset`s."""
         saved = self.num_generations, self.num_generations_eval
         self.num_generations = saved[0] * self._num_groups(training=True)
         self.num_generations_eval = saved[1] * self._num_groups(training=False)
@@ -78,13 +78,13 @@ class ProblemLoaders(GRPOTrainer):
             eval_dataset = self._given("eval_dataset", eval_dataset)
         played = self.eval_dataset if eval_dataset is None else eval_dataset
         played = cast(dict, self.eval_dataset)[played] if isinstance(played, str) else played
-        # TRL repeats the problems of a stream here, and those of a dataset in its sampler
+        # TRL repeats the problems of an `IterableDataset` here, and those of a `Dataset` in its sampler
         with self._whole_problems() if isinstance(played, IterableDataset) else nullcontext():
             return super().get_eval_dataloader(eval_dataset)
 
     def get_test_dataloader(self, test_dataset: Dataset | IterableDataset):
         test_dataset = self._given("test_dataset", test_dataset)
-        if isinstance(test_dataset, IterableDataset):  # which TRL repeats for evaluations only
+        if isinstance(test_dataset, IterableDataset):  # TRL repeats its problems in evaluation only
             return self.get_eval_dataloader(test_dataset)
         return super().get_test_dataloader(test_dataset)
 
@@ -93,13 +93,13 @@ class ProblemLoaders(GRPOTrainer):
             return super()._get_eval_sampler(eval_dataset)
 
     def _given(self, name: str, dataset: Dataset | IterableDataset) -> Dataset | IterableDataset:
-        """A dataset that the trainer was not made with, checked."""
+        """Checks a dataset that was not passed to the constructor."""
         check_dataset(name, dataset, self.workflow, self.scorer.reward_funcs)
         return usable(name, dataset, self.workflow, self.scorer.reward_funcs)
 
     def predict(self, test_dataset, ignore_keys=None, metric_key_prefix: str = "test"):
         output = super().predict(test_dataset, ignore_keys, metric_key_prefix)
-        # What an evaluation would log, which the next one would otherwise take for its own
+        # Clear the metrics, or the next evaluation would log them
         logged = {name: sum(values) / len(values) for name, values in self._metrics["eval"].items()}
         self._metrics["eval"].clear()
         named = {f"{metric_key_prefix}_{name}": value for name, value in logged.items()}

@@ -1,4 +1,4 @@
-"""What is logged: one function per family of names, and means over the logging window."""
+"""Logged metrics: one function per family of names, and means over the logging window."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Total = Callable[[torch.Tensor], torch.Tensor]
 """Sums a tensor over all processes."""
 
-# What TRL logs of each micro-batch as a mean over tokens
+# Metrics that TRL logs per micro-batch as a mean over tokens
 _MICRO_BATCH_MEANS = (
     "kl", "entropy", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean", "cispo_clip_ratio"
 )  # fmt: skip
@@ -59,7 +59,7 @@ def _warn_of_threshold(trainer: MultiAgentTrainer, turns: float | None) -> None:
 
 
 def rollout_metrics(trainer: MultiAgentTrainer, rollout: Rollout) -> dict[str, float]:
-    """All metrics of a generation batch that come of its episodes, over all processes."""
+    """Computes all metrics of the episodes of a generation batch, over all processes."""
     total = trainer._sum_over_processes
     metrics = agent_metrics(trainer, rollout, total)
     metrics |= episode_metrics(rollout, total)
@@ -72,7 +72,7 @@ def rollout_metrics(trainer: MultiAgentTrainer, rollout: Rollout) -> dict[str, f
 
 
 def agent_metrics(trainer: MultiAgentTrainer, rollout: Rollout, total: Total) -> dict[str, float]:
-    """`agents/<name>/...`, also by turn: reward, return, length of a reply, and share of replies that were cut off."""
+    """`agents/<name>/...`, also by turn: reward, return, completion length, and share of truncated replies."""
     lengths, ends = reply_lengths(trainer, rollout)
     columns = {
         "reward": rollout.of_agent(rollout.rewards),
@@ -95,7 +95,7 @@ def agent_metrics(trainer: MultiAgentTrainer, rollout: Rollout, total: Total) ->
 
 
 def reply_lengths(trainer: MultiAgentTrainer, rollout: Rollout) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens of each row, 0 on unused ones, and whether the reply ended by itself, each `(B,)`."""
+    """Returns the number of tokens of each row, 0 if unused, and whether it ends with EOS, each `(B,)`."""
     device = rollout.live.device
     replies = [[] if row is None else row.completion_ids for row in rollout.rows]
     eos_and_pad = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
@@ -104,14 +104,14 @@ def reply_lengths(trainer: MultiAgentTrainer, rollout: Rollout) -> tuple[torch.T
 
 
 def episode_metrics(rollout: Rollout, total: Total) -> dict[str, float]:
-    """`episodes/masked`: share of episodes that are left out."""
+    """`episodes/masked`: share of masked episodes."""
     masked = torch.tensor([episode.masked for episode in rollout.episodes], device=rollout.live.device).float()
     found, count = total(torch.stack([masked.sum(), torch.ones_like(masked).sum()]))
     return {"episodes/masked": (found / count).item()}
 
 
 def failure_metrics(rollout: Rollout, total: Total) -> dict[str, float]:
-    """`rewards/failed`: share of turns for which a reward function failed."""
+    """`rewards/failed`: share of turns with a failed reward function."""
     turns = [e.turns[k] for k, level in enumerate(rollout.levels) for e in level if len(e.turns) > k]
     failures = [turn.score is not None and turn.score.failed for turn in turns]
     failed, scored = total(torch.tensor([sum(failures), len(failures)], device=rollout.live.device)).tolist()
@@ -119,7 +119,7 @@ def failure_metrics(rollout: Rollout, total: Total) -> dict[str, float]:
 
 
 def feedback_metrics(rollout: Rollout, total: Total) -> dict[str, float]:
-    """`feedback/failed`: share of questions that an advisor did not answer, where one was asked."""
+    """`feedback/failed`: share of requests that the expert did not answer. Empty without requests."""
     advice = [text is None for episode in rollout.episodes for text in episode.advice]
     counts = torch.tensor([sum(advice), len(advice)], dtype=torch.float, device=rollout.live.device)
     failed, asked = total(counts).tolist()
@@ -127,14 +127,14 @@ def feedback_metrics(rollout: Rollout, total: Total) -> dict[str, float]:
 
 
 def turn_metrics(rollout: Rollout, num_turns: int, total: Total) -> dict[str, float]:
-    """`episodes/turns`, the mean number of turns, and `episodes/ended_early`, the share that had fewer than all."""
+    """`episodes/turns`: mean number of turns. `episodes/ended_early`: share of episodes with fewer than all turns."""
     turns = torch.tensor([len(episode.turns) for episode in rollout.episodes], device=rollout.live.device)
     played, full, count = total(torch.stack([turns.sum(), (turns == num_turns).sum(), (turns > 0).sum()])).tolist()
     return {"episodes/turns": played / count, "episodes/ended_early": 1 - full / count}
 
 
 def pass_rate(episodes: list[Episode], device: torch.device, total: Total) -> float | None:
-    """Share of the tests that the last solutions of all processes' episodes pass; `None` where nothing was tested."""
+    """Share of tests that the last solutions of all episodes pass, over all processes. `None` if nothing was tested."""
     rates = []
     for episode in episodes:
         known = dict(episode.turns[-1].verdicts)
@@ -146,7 +146,7 @@ def pass_rate(episodes: list[Episode], device: torch.device, total: Total) -> fl
 
 
 def correct_completions(trainer: MultiAgentTrainer, rollout: Rollout) -> None:
-    """Makes TRL's `completions/...` figures of the batch those of its replies: unused rows are none."""
+    """Recomputes TRL's `completions/...` metrics of the batch without unused rows."""
     lengths, ends = reply_lengths(trainer, rollout)
     lengths, ends = trainer.accelerator.gather(torch.stack([lengths, ends.float()], dim=1)).T
     lengths, ends = lengths[lengths > 0], ends[lengths > 0] > 0
@@ -158,7 +158,7 @@ def correct_completions(trainer: MultiAgentTrainer, rollout: Rollout) -> None:
 
 
 def show_advantages(trainer: MultiAgentTrainer, output: dict[str, Any]) -> None:
-    """Puts the advantages that are trained on into TRL's table of completions: a row's mean over its live tokens."""
+    """Replaces the advantages in TRL's table of completions by the actual ones, averaged over the tokens of a row."""
     advantages = output["advantages"]
     if advantages.dim() == 2:
         mask = output["completion_mask"] * output["tool_mask"]
@@ -172,7 +172,7 @@ def show_advantages(trainer: MultiAgentTrainer, output: dict[str, Any]) -> None:
 
 class WindowMeans:
     """
-    Means over the logging window and all processes, each of which must add to the same names.
+    Means over the logging window and all processes. All processes must add to the same names.
 
     Args:
         total (`Callable`): Sums a tensor over all processes.
@@ -180,7 +180,7 @@ class WindowMeans:
 
     def __init__(self, total: Total):
         self._total = total
-        # By mode and name: a sum, and how many it adds up
+        # By mode and name: the sum and the number of values
         self._sums: dict[str, dict[str, torch.Tensor]] = {"train": {}, "eval": {}}
 
     def add(self, mode: str, name: str, total: torch.Tensor, count: torch.Tensor) -> None:
@@ -192,32 +192,34 @@ class WindowMeans:
         self, mode: str, metrics: dict[str, list[float]], logged: dict[str, int], mask: torch.Tensor, by_sequence: bool
     ) -> None:
         """
-        Takes over TRL's means over the tokens of a micro-batch: one without live tokens has a mean of 0, which must not count.
+        Takes TRL's means over the tokens of a micro-batch out of `metrics`, and adds them, weighted by the number of tokens.
+
+        TRL logs a mean of 0 for a micro-batch without live tokens, which must not count.
 
         Args:
             mode (`str`): `"train"` or `"eval"`.
             metrics (`dict[str, list[float]]`): TRL's metrics of the mode.
-            logged (`dict[str, int]`): How many of each are older than the micro-batch.
+            logged (`dict[str, int]`): Number of values of each metric before the micro-batch.
             mask (`torch.Tensor` of shape `(B, T)`): 1 on live tokens.
-            by_sequence (`bool`): Whether TRL clips whole replies.
+            by_sequence (`bool`): Whether TRL clips whole sequences.
         """
         for name in _MICRO_BATCH_MEANS:
             if len(metrics.get(name, ())) > logged.get(name, 0):
                 mean = metrics[name].pop()
                 if not metrics[name]:
                     del metrics[name]
-                # By sequence, clipping is counted over all rows of the micro-batch, of which unused ones are never clipped
+                # With sequence-level clipping, TRL averages over all rows. Unused rows are never clipped
                 rows = by_sequence and "clip_ratio" in name
                 size, count = (mask.new_tensor(len(mask)), mask.any(1).sum()) if rows else (mask.sum(), mask.sum())
                 self.add(mode, name, mean * size.double(), count)
 
     @staticmethod
     def logged(metrics: dict[str, list[float]]) -> dict[str, int]:
-        """How many values TRL has of each metric that [`add_micro_batch`] takes over."""
+        """Returns the number of values of each metric that [`add_micro_batch`] takes."""
         return {name: len(metrics[name]) for name in _MICRO_BATCH_MEANS if name in metrics}
 
     def take(self, mode: str) -> dict[str, float]:
-        """The means since the last call, by name; those of nothing are left out."""
+        """Returns the means since the last call, by name, without empty ones."""
         sums = self._sums[mode]
         if not sums:
             return {}
@@ -229,13 +231,14 @@ class WindowMeans:
 
 class GradientShares:
     """
-    Each agent's share of the policy's gradient: of the sum over tokens, micro-batches and processes of the norm that the
-    loss's gradient has at the last hidden state. Such a sum does not depend on how rows are split, and agents that weigh the
-    same pull with the same share, however much they write.
+    Each agent's share of the policy gradient.
+
+    Takes the norm of the loss's gradient at the last hidden state of each token, and sums it over tokens, micro-batches and
+    processes. The sum does not depend on how rows are split into micro-batches.
 
     Args:
         agents (`list[str]`): Names of the agents.
-        device (`torch.device`): Where gradients are.
+        device (`torch.device`): Device of the gradients.
         total (`Callable`): Sums a tensor over all processes.
     """
 
@@ -246,7 +249,7 @@ class GradientShares:
 
     @contextmanager
     def watching(self, causal_lm: PreTrainedModel, agent: torch.Tensor) -> Iterator[None]:
-        """Around the loss of a micro-batch whose rows are of these agents, `(B,)`."""
+        """Wraps the loss of a micro-batch. `agent` has the agent index of each row, `(B,)`."""
 
         def add(gradient: torch.Tensor) -> None:
             self._mass.index_add_(0, agent, gradient.detach().float().norm(dim=-1).sum(1))

@@ -1,8 +1,8 @@
 """
-Which problems a run trains on, stage by stage.
+The order of the problems: epochs, and curricula with stages.
 
-A curriculum is a pure function from the number of a generation batch to problems, given at which batch each stage began:
-what it has decided is saved with the trainer's state, so that a resumed run sees the problems of the uninterrupted one.
+A curriculum determines the problems of a generation batch from its number and from the batch at which each stage began.
+The trainer's state saves when stages began, so a resumed run sees the same problems as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from trl.trainer.utils import RepeatSampler
 
 class Curriculum(TrainerCallback, ExportableState):
     """
-    Stages of problems by the value of a column, such as a difficulty or a source.
+    Trains in stages, by the values of a dataset column such as the difficulty or the source.
 
     Args:
-        values (`Sequence`): Value of every problem of the dataset, in order.
-        stages (`Sequence[str]`): Values of each stage, in order; `"easy+medium"` joins two.
-        batch_size (`int`): Problems in a generation batch, over all processes.
-        starts (`Sequence[int]`, *optional*): Generation batch with which each stage begins, 0 for the first, for advancing by
-            step.
-        pass_rate (`float`, *optional*): Share of tests passed, averaged over `window` generation batches of a stage, at
-            which the next one begins.
-        window (`int`, *optional*, defaults to `8`): Generation batches over which it is averaged.
+        values (`Sequence`): Value of each problem, in the order of the dataset.
+        stages (`Sequence[str]`): Values of each stage, in order. `"easy+medium"` joins two values.
+        batch_size (`int`): Number of problems in a generation batch, over all processes.
+        starts (`Sequence[int]`, *optional*): Generation batch at which each stage begins; the first is 0. Set it to begin
+            stages at fixed steps.
+        pass_rate (`float`, *optional*): Begin the next stage once the share of passed tests, averaged over `window`
+            generation batches of the stage, reaches this value.
+        window (`int`, *optional*, defaults to `8`): Number of generation batches to average over.
         seed (`int`, *optional*, defaults to `0`): Seed of the order of the problems.
-        shuffle (`bool`, *optional*, defaults to `True`): Whether problems are drawn in a random order.
+        shuffle (`bool`, *optional*, defaults to `True`): Whether to shuffle the problems of a stage.
 
     Raises:
-        ValueError: If a stage has fewer problems than a generation batch holds, or names a value that no problem has.
+        ValueError: If a stage has fewer problems than a generation batch, or has a value that no problem has.
     """
 
     def __init__(
@@ -59,13 +59,14 @@ class Curriculum(TrainerCallback, ExportableState):
             for value in wanted:
                 if value not in texts:
                     raise ValueError(
-                        f"curriculum_stages={self.stages} names {value!r}, which no problem has; {sorted(set(texts))[:10]} work"
+                        f"curriculum_stages={self.stages} has {value!r}, but no problem has this value. Use values among "
+                        f"{sorted(set(texts))[:10]}."
                     )
             self.problems.append([i for i, text in enumerate(texts) if text in wanted])
             if len(self.problems[-1]) < batch_size:
                 raise ValueError(
-                    f"curriculum stage {stage!r} has {len(self.problems[-1])} problems, fewer than the {batch_size} of a "
-                    f"generation batch; a stage of {batch_size}, such as '{'+'.join(sorted(set(texts))[:2])}', works"
+                    f"Curriculum stage {stage!r} has {len(self.problems[-1])} problems, but a generation batch needs "
+                    f"{batch_size}. Join stages, such as '{'+'.join(sorted(set(texts))[:2])}'."
                 )
         self.batch_size = batch_size
         self.pass_rate = pass_rate
@@ -76,11 +77,11 @@ class Curriculum(TrainerCallback, ExportableState):
         self.rates: deque[float] = deque(maxlen=window)
 
     def stage_of(self, batch: int) -> int:
-        """The stage, from 0, that a generation batch belongs to."""
+        """Returns the stage of a generation batch, counted from 0."""
         return sum(start <= batch for start in self.starts) - 1
 
     def draw(self, batch: int) -> list[int]:
-        """The problems of a generation batch: each one of its stage once, in a new order, before any comes again."""
+        """Returns the problems of a generation batch. A stage repeats a problem only after all others, in a new order."""
         stage = self.stage_of(batch)
         problems = self.problems[stage]
         round_, position = divmod(batch - self.starts[stage], len(problems) // self.batch_size)
@@ -91,7 +92,7 @@ class Curriculum(TrainerCallback, ExportableState):
         return [problems[i] for i in order[position * self.batch_size :][: self.batch_size]]
 
     def note(self, pass_rate: float | None) -> None:
-        """Takes in what a generation batch came to: the share of tests passed, or `None` where nothing was tested."""
+        """Records the share of passed tests of a generation batch, or `None` if nothing was tested."""
         if pass_rate is not None and self.stage_of(self.batches) == len(self.starts) - 1:
             self.rates.append(pass_rate)
         self.batches += 1
@@ -104,7 +105,7 @@ class Curriculum(TrainerCallback, ExportableState):
         ):
             return
         if sum(self.rates) / len(self.rates) >= self.pass_rate:
-            # The next batch may have been drawn already: data loaders look one ahead
+            # The next batch may already be drawn: dataloaders fetch one batch ahead
             self.starts.append(self.batches + 1)
             self.rates.clear()
 
@@ -120,7 +121,7 @@ class Curriculum(TrainerCallback, ExportableState):
 
 
 class CurriculumSampler(Sampler):
-    """TRL's sampler with the problems that a curriculum draws: repeated as before, and as many per epoch."""
+    """Replaces the problems of TRL's sampler by those of a curriculum. Repetition and length stay the same."""
 
     def __init__(self, sampler: RepeatSampler, curriculum: Curriculum, epoch: Callable[[], int]):
         self.sampler = sampler
@@ -142,36 +143,39 @@ class CurriculumSampler(Sampler):
 
 def make_curriculum(args: Any, dataset: Any, batch_size: int) -> Curriculum | None:
     """
-    The curriculum of a configuration.
+    Makes the curriculum of a configuration.
 
     Args:
-        args (`MultiAgentConfig`): Its `curriculum_…` fields, and `seed`.
+        args (`MultiAgentConfig`): Configuration with `curriculum_...` fields.
         dataset (`Dataset`): Training problems.
-        batch_size (`int`): Problems in a generation batch, over all processes.
+        batch_size (`int`): Number of problems in a generation batch, over all processes.
 
     Returns:
         [`Curriculum`], or `None` if `args.curriculum_column` is not set.
 
     Raises:
-        ValueError: If the fields do not fit each other or the dataset.
+        ValueError: If the fields contradict each other or do not fit the dataset.
     """
     column = args.curriculum_column
     if column is None:
         for name in ("curriculum_stages", "curriculum_steps", "curriculum_pass_rate"):
             if getattr(args, name) is not None:
-                raise ValueError(f"{name}={getattr(args, name)} needs a column; curriculum_column='difficulty' works")
+                raise ValueError(
+                    f"{name}={getattr(args, name)} needs a column. Set curriculum_column='difficulty', for example."
+                )
         return None
     if not isinstance(dataset, Dataset):
         raise ValueError(
-            f"curriculum_column={column!r} needs problems by number, which a stream has not; a Dataset works"
+            f"curriculum_column={column!r} does not support an IterableDataset. Pass a Dataset as train_dataset."
         )
     if column not in dataset.column_names:
         raise ValueError(
-            f"curriculum_column={column!r} is no column of train_dataset, which has {dataset.column_names}"
+            f"curriculum_column={column!r} is not a column of train_dataset. Set it to one of {dataset.column_names}."
         )
     if args.dataloader_num_workers:
         raise ValueError(
-            f"dataloader_num_workers={args.dataloader_num_workers} would draw problems before a curriculum has decided; 0 works"
+            f"dataloader_num_workers={args.dataloader_num_workers} would fetch problems before the curriculum chooses them. Set "
+            "dataloader_num_workers=0."
         )
     values = list(dataset[column])
     if args.curriculum_stages is not None:
@@ -180,21 +184,24 @@ def make_curriculum(args: Any, dataset: Any, batch_size: int) -> Curriculum | No
         stages = [str(value) for value in sorted(set(values))]
     if (args.curriculum_steps is None) == (args.curriculum_pass_rate is None):
         raise ValueError(
-            f"curriculum_steps={args.curriculum_steps} and curriculum_pass_rate={args.curriculum_pass_rate}: one of them says "
-            f"when a stage ends; curriculum_pass_rate=0.6 works"
+            f"A curriculum needs either curriculum_steps or curriculum_pass_rate, but curriculum_steps={args.curriculum_steps} "
+            f"and curriculum_pass_rate={args.curriculum_pass_rate}. Set curriculum_pass_rate=0.6 alone, for example."
         )
     starts = None
     if args.curriculum_steps is not None:
         steps = list(args.curriculum_steps)
         if len(steps) != len(stages) - 1 or sorted(set(steps)) != steps or min(steps, default=1) < 1:
             raise ValueError(
-                f"curriculum_steps={steps} must rise and have one step fewer than the {len(stages)} stages {stages}; "
-                f"{[100 * (i + 1) for i in range(len(stages) - 1)]} works"
+                f"curriculum_steps={steps} must rise and have one step fewer than the {len(stages)} stages {stages}. Set "
+                f"curriculum_steps={[100 * (i + 1) for i in range(len(stages) - 1)]}, for example."
             )
         per_step = args.gradient_accumulation_steps / (args.steps_per_generation * args.num_iterations)
         starts = [0, *(math.ceil(step * per_step) for step in steps)]
     elif not 0 < args.curriculum_pass_rate <= 1:
-        raise ValueError(f"curriculum_pass_rate={args.curriculum_pass_rate} is not a share of tests; 0.6 works")
+        raise ValueError(
+            f"curriculum_pass_rate={args.curriculum_pass_rate} must be greater than 0 and at most 1. Set "
+            "curriculum_pass_rate=0.6, for example."
+        )
     return Curriculum(
         values,
         stages,
@@ -208,7 +215,7 @@ def make_curriculum(args: Any, dataset: Any, batch_size: int) -> Curriculum | No
 
 
 class OrderOfEpoch(Sampler):
-    """TRL's order of the problems, also in a resumed run, where TRL's own sampler begins with its first epoch."""
+    """TRL's order of the problems. Resumed runs continue with the current epoch; TRL's sampler would restart at the first."""
 
     def __init__(self, sampler: RepeatSampler, seed: int, epoch: Callable[[], int]):
         self.sampler = sampler

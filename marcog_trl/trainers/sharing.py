@@ -1,4 +1,4 @@
-"""What a [`MultiAgentTrainer`] pushes to the Hub: the team, and every agent as an ordinary adapter."""
+"""Pushes the team of a [`MultiAgentTrainer`] to the Hub, with every agent as an ordinary adapter."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from marcog_trl.team.hub import check_repo_id, clear_push_errors, drop_other_age
 from marcog_trl.trainers.checkpointing import Checkpointing
 
 
-NUM_PROBLEMS = 64  # that agents with latents in observation scope are averaged on, where the caller gives none
+# Default number of problems over which to average the latents of agents with latent_scope="observation"
+NUM_PROBLEMS = 64
 NUM_PROBLEMS_OF_CHECKPOINT = 16
-# Shown in the card beside what `team.json` has
+# Settings shown in the model card, in addition to those in `team.json`
 _TRAINING_SETTINGS = (
     "num_generations", "generation_batch_size", "num_iterations", "learning_rate", "critic_learning_rate",
     "latent_learning_rate", "inference_learning_rate", "advantage", "loss_type", "beta", "gamma", "lam", "gamma_turn",
@@ -39,15 +40,15 @@ _PACKAGES = {
 
 
 class Sharing(Checkpointing):
-    """The part of a [`MultiAgentTrainer`] that exports and pushes. With several processes all of them call its methods."""
+    """The part of [`MultiAgentTrainer`] that exports and pushes. Call its methods on all processes."""
 
     def export_agents(self, path: str | Path, problems: Iterable[Mapping[str, Any]] | None = None) -> dict[str, dict]:
         """
-        Write one ordinary PEFT adapter per agent; see [`~marcog_trl.team.export.export_agents`].
+        Writes one ordinary PEFT adapter per agent. See [`~marcog_trl.team.export.export_agents`].
 
         Args:
             path (`str` or `Path`): Folder to write.
-            problems (`Dataset` or `list[dict]`, *optional*): Defaults to the first 64 that the trainer trains on.
+            problems (`Dataset` or `list[dict]`, *optional*): Defaults to the first 64 training problems.
         """
         return export_agents(self.team, path, self._first_problems(NUM_PROBLEMS) if problems is None else problems)
 
@@ -60,7 +61,7 @@ class Sharing(Checkpointing):
         model_name: str | None = None,
         dataset_name: str | None = None,
     ) -> None:
-        """Saves the team, its agents as ordinary adapters, and a card to `output_dir`, which `push_team` takes."""
+        """Saves the team, its agents as ordinary adapters, and a model card to `output_dir`, ready for `push_team`."""
         self.save_model(_internal_call=True)
         self.export_agents(self._folder(None) / AGENTS_FOLDER, problems)
         self.create_model_card(model_name or self._folder(None).absolute().name, dataset_name)
@@ -73,27 +74,27 @@ class Sharing(Checkpointing):
         **options: Any,
     ) -> CommitInfo | None:
         """
-        Save the team and its agents as ordinary adapters to `output_dir`, then push them to the Hub.
+        Saves the team and its agents as ordinary adapters to `output_dir`, then pushes them to the Hub.
 
         Args:
-            repo_id (`str`): Repository, such as `"user/team"`; created if it does not exist.
+            repo_id (`str`): Repository, such as `"user/team"`. Created if it does not exist.
             problems (`Dataset` or `list[dict]`, *optional*): See [`export_agents`].
-            dataset_name (`str`, *optional*): Problem set, for the card.
+            dataset_name (`str`, *optional*): Name of the problem set, for the model card.
             **options: `token`, `private`, `revision` and `commit_message`, see [`~marcog_trl.team.hub.push_team`].
 
         Returns:
-            `CommitInfo`: Of the commit; `None` on the processes that do not push.
+            `CommitInfo`, *optional*: The commit. `None` on the processes that do not push.
 
         Raises:
-            ValueError: If `repo_id` is not the name of a repository, or agents cannot be exported.
-            PushError: If the Hub does not take it; what was saved stays, and `push_team` pushes it again.
+            ValueError: If `repo_id` is not a valid name, or agents cannot be exported.
+            PushError: If the push fails. The saved files remain, and `push_team` can push them again.
         """
         check_repo_id(repo_id)
         self._save_repository(problems, repo_id.rpartition("/")[2], dataset_name)
         return push_team(self._folder(None), repo_id, **options) if self.is_world_process_zero() else None
 
     def push_to_hub(self, *args, **kwargs):
-        # First of all, so that nothing is lost where the Hub does not take it
+        # Save first, so that nothing is lost if the push fails
         names = {name: kwargs[name] for name in ("model_name", "dataset_name") if name in kwargs}
         self._save_repository(**names)
         with clear_push_errors(self.args.hub_model_id, self._folder(None)):
@@ -116,7 +117,7 @@ class Sharing(Checkpointing):
             write_card(self._folder(None), self.hub_model_id, description, self._describe_training())
 
     def _describe_training(self) -> dict[str, Any]:
-        """What a card says of the training, as plain values that YAML can hold."""
+        """Describes the training for the model card, with values that YAML can hold."""
         settings = {f.name: getattr(self.args, f.name) for f in fields(self.args) if f.name in _TRAINING_SETTINGS}
         training: dict[str, Any] = {
             "trainer": self._name,
@@ -124,24 +125,24 @@ class Sharing(Checkpointing):
             "links": _run_links(),
             "versions": {name: version(package) for name, package in _PACKAGES.items()},
         }
-        if self.state.global_step:  # 0 for a loaded team, whose training this trainer does not know
+        if self.state.global_step:  # 0 for a loaded team: the trainer does not know its training
             plain = {name: v if isinstance(v, bool | int | float | None) else str(v) for name, v in settings.items()}
             training |= {"steps": self.state.global_step, "settings": plain}
         return training
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        self._mark_complete(Path(checkpoint_folder))  # what is pushed can be continued
+        self._mark_complete(Path(checkpoint_folder))  # so that runs can resume from the pushed checkpoint
         if self._begin_checkpoint_push(Path(checkpoint_folder)):
             super()._push_from_checkpoint(checkpoint_folder)
 
     def _begin_checkpoint_push(self, checkpoint: Path) -> bool:
         """
-        Puts a checkpoint's team, its agents as ordinary adapters, and a card into `output_dir`, from where the Trainer pushes
-        the adapter of the checkpoint: all of one step.
+        Writes the team of a checkpoint, its agents as ordinary adapters and a model card to `output_dir`. The Trainer then
+        pushes them together with the adapter of the checkpoint.
 
         Returns:
-            `bool`: Whether to push, the same on all processes. If not, which is where the Trainer would not push either, no file
-            has changed: the push before may still be reading them.
+            `bool`: Whether to push, the same on all processes. If `False`, no file has changed, because the previous push may
+            still read them.
         """
         busy = [False]
         if self.is_world_process_zero():
@@ -152,17 +153,16 @@ class Sharing(Checkpointing):
         folder = self._folder(None)
         if self.is_world_process_zero():
             self._finish_current_push()
-            # The Trainer copies those that it knows
+            # The Trainer copies the other files
             for name in (TEAM_FILE, MODULES_FILE):
                 if (checkpoint / name).is_file():
                     shutil.copy(checkpoint / name, folder)
         self.accelerator.wait_for_everyone()
         try:
             self.export_agents(folder / AGENTS_FOLDER, self._first_problems(NUM_PROBLEMS_OF_CHECKPOINT))
-        except (
-            ValueError
-        ) as error:  # no reason to end a run; the agents of an earlier step do not go with this adapter
-            warnings.warn(f"step {self.state.global_step} is pushed without {AGENTS_FOLDER}: {error}", stacklevel=2)
+        except ValueError as error:
+            # The run goes on. Remove the agents of an earlier step, which do not fit this adapter
+            warnings.warn(f"Step {self.state.global_step} is pushed without {AGENTS_FOLDER}: {error}", stacklevel=2)
             if self.is_world_process_zero() and (folder / AGENTS_FOLDER / EXPORT_FILE).is_file():
                 shutil.rmtree(folder / AGENTS_FOLDER)
         if self.is_world_process_zero():
@@ -171,7 +171,7 @@ class Sharing(Checkpointing):
 
 
 def _run_links() -> dict[str, str]:
-    """Pages of the run in the trackers that TRL's card links to."""
+    """Returns the URLs of the run in the trackers that TRL's model card links to."""
     urls = {"Trackio": get_trackio_space_url(), "Comet": get_comet_experiment_url()}
     if is_wandb_available():
         import wandb

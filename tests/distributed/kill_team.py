@@ -151,7 +151,7 @@ def train(model: str, folder: Path, run: str, killer: Killer, max_steps: int):
     try:
         trainer.train(resume_from_checkpoint=True)
     except ValueError as error:
-        if "has no checkpoint-*" not in str(error) and "cannot be continued" not in str(error):
+        if "has no checkpoint-*" not in str(error) and "cannot resume from" not in str(error):
             raise
         trainer.train()
     killer.end()

@@ -154,5 +154,7 @@ def test_best_model_is_loaded_at_the_end(results, mode):
 
 
 def test_merging_is_refused_where_weights_are_sharded(results):
-    message = "merge_for_generation=True does not work with ZeRO-3, which shards the weights; False works"
+    message = (
+        "merge_for_generation=True does not support ZeRO-3, which shards the weights. Set merge_for_generation=False."
+    )
     assert load(results("zero3"), "merged") == {"error": message}

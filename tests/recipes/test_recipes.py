@@ -115,7 +115,7 @@ class TestFolder:
 
     def test_true_continues_the_last_whole_checkpoint(self, train, trained, tmp_path):
         (tmp_path / "out" / "checkpoint-2" / "complete.json").unlink()
-        with pytest.warns(UserWarning, match="checkpoint-2 is left aside"):
+        with pytest.warns(UserWarning, match="checkpoint-2 is skipped"):
             train(*SAVE, "--max_steps", "3", "--resume_from_checkpoint", "true")
         state = json.loads((tmp_path / "out" / "checkpoint-3" / "trainer_state.json").read_text())
         assert state["global_step"] == 3 and (tmp_path / "out" / "checkpoint-2" / "complete.json").exists()
@@ -124,9 +124,9 @@ class TestFolder:
         ("flags", "message"),
         [
             (["true", "--max_steps", "1"], "checkpoint-2 is at step 2, which is beyond max_steps=1"),
-            (["nowhere"], "resume_from_checkpoint='nowhere': nowhere cannot be continued: it does not exist"),
+            (["nowhere"], "resume_from_checkpoint='nowhere': cannot resume from nowhere: it does not exist"),
             (["True", "--overwrite_output_dir"], "overwrite_output_dir=True would delete the checkpoints"),
-            (["true", "--num_turns", "2"], "is of another team: its num_turns is 1"),
+            (["true", "--num_turns", "2"], "has another team: num_turns is 1, but 2 in this run"),
             (["true", "--output_dir", "OTHER"], "output_dir='.*other' has no checkpoint-. folder"),
         ],
     )

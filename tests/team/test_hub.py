@@ -670,7 +670,7 @@ class TestEverySave:
             raise ValueError("agent 'main' never spoke")
 
         monkeypatch.setattr(sharing, "export_agents", refuse)
-        with pytest.warns(UserWarning, match="step 2 is pushed without agents: agent 'main' never spoke"):
+        with pytest.warns(UserWarning, match="Step 2 is pushed without agents: agent 'main' never spoke"):
             trainer._push_from_checkpoint(str(tmp_path / "checkpoint-2"))
         assert not (tmp_path / "agents").exists()
         assert 'subfolder="agents' not in (tmp_path / "README.md").read_text()

@@ -107,9 +107,9 @@ class TestHalfWrittenCheckpoint:
             whole_or_absent = str(name) in ("complete.json", "team.json")
             for damage in (os.remove,) if whole_or_absent else (os.remove, halve):
                 damage(copy / "checkpoint-2" / name)
-                with pytest.warns(UserWarning, match=r"checkpoint-2 is left aside: .*continues from .*checkpoint-1\."):
+                with pytest.warns(UserWarning, match=r"checkpoint-2 is skipped: .*resumes from .*checkpoint-1\."):
                     assert find_checkpoint(trainer.args, True) == str(copy / "checkpoint-1")
-                with pytest.raises(ValueError, match="checkpoint-2 cannot be continued: it"):
+                with pytest.raises(ValueError, match=r"cannot resume from .*checkpoint-2: it"):
                     find_checkpoint(trainer.args, str(copy / "checkpoint-2"))
                 shutil.copy(run / "checkpoint-2" / name, copy / "checkpoint-2" / name)
         assert find_checkpoint(trainer.args, True) == str(copy / "checkpoint-2")
@@ -118,14 +118,14 @@ class TestHalfWrittenCheckpoint:
         shutil.rmtree(copy / "checkpoint-1")
         os.remove(copy / "checkpoint-2" / "optimizer.pt")
         with pytest.raises(
-            ValueError, match=r"checkpoint-2 cannot be continued: it has no optimizer.pt\. .* start a new run\."
+            ValueError, match=r"cannot resume from .*checkpoint-2: it has no optimizer.pt\. .* start a new run\."
         ):
             self.make(tiny_model, copy).train(resume_from_checkpoint=True)
 
     def test_is_written_anew(self, tiny_model, run, copy):
         os.remove(copy / "checkpoint-2" / "trainer_state.json")
         trainer = self.make(tiny_model, copy, max_steps=2)
-        with pytest.warns(UserWarning, match="checkpoint-2 is left aside"):
+        with pytest.warns(UserWarning, match="checkpoint-2 is skipped"):
             trainer.train(resume_from_checkpoint=True)
         assert find_checkpoint(trainer.args, True) == str(copy / "checkpoint-2")
 
@@ -135,7 +135,7 @@ class TestHalfWrittenCheckpoint:
         monkeypatch.setattr(trainer, "_save_optimizer_and_scheduler", lambda folder: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             trainer.train(resume_from_checkpoint=str(copy / "checkpoint-1"))
-        with pytest.warns(UserWarning, match=r"checkpoint-2 is left aside: it has no complete.json"):
+        with pytest.warns(UserWarning, match=r"checkpoint-2 is skipped: it has no complete.json"):
             assert find_checkpoint(trainer.args, True) == str(copy / "checkpoint-1")
 
     @pytest.mark.parametrize(
@@ -159,15 +159,15 @@ class TestHalfWrittenCheckpoint:
     def test_is_one_that_leaves_rows_to_be_trained_on(self, tiny_model, tmp_path, options):
         options = {"per_device_train_batch_size": 4, "problems": 6, **options}
         options["data"] = teams.dataset(options.pop("problems"))
-        with pytest.warns(UserWarning, match="checkpoint-3 is written while rows are left to be trained on"):
+        with pytest.warns(UserWarning, match=r"cannot resume from .*checkpoint-3: it is written before all rows"):
             trainer = self.make(tiny_model, tmp_path, **options)
             trainer.train()
         with pytest.raises(
-            ValueError, match="checkpoint-3 cannot be continued: it was written inside a generation cycle"
+            ValueError, match=r"cannot resume from .*checkpoint-3: it was written inside a generation cycle"
         ):
             find_checkpoint(trainer.args, str(tmp_path / "checkpoint-3"))
         if options["save_steps"] == 2:
-            with pytest.warns(UserWarning, match=r"checkpoint-3 is left aside: .*continues from .*checkpoint-2\."):
+            with pytest.warns(UserWarning, match=r"checkpoint-3 is skipped: .*resumes from .*checkpoint-2\."):
                 assert find_checkpoint(trainer.args, True) == str(tmp_path / "checkpoint-2")
 
     def test_other_folders_are_no_checkpoints(self, tiny_model, copy):
@@ -236,7 +236,7 @@ class TestFolder:
         options = {"save_strategy": "steps", "save_steps": 1}
         teams.make(tiny_model, tmp_path, max_steps=2, **options).train()
         assert not [one for one in recwarn if "earlier run" in str(one.message)]
-        with pytest.warns(UserWarning, match="has checkpoint-2 of an earlier run, and this run will add its own"):
+        with pytest.warns(UserWarning, match="has checkpoint-2 of an earlier run, and this run adds its own"):
             teams.make(tiny_model, tmp_path, **options).train()
 
 
@@ -269,7 +269,7 @@ class TestFullDisk:
                 full.end()
         assert re.fullmatch(
             rf"{tmp_path}/checkpoint-2 could not be written: File too large \(free space there: [0-9.]+ MiB\)\. The last "
-            rf"whole checkpoint, {tmp_path}/checkpoint-1, is safe\. Free some space, then continue from it with "
+            rf"complete checkpoint is {tmp_path}/checkpoint-1\. Free some space, then resume from it with "
             r"resume_from_checkpoint=True \(--resume_from_checkpoint true\)\.",
             str(failed.value),
         )
@@ -277,7 +277,7 @@ class TestFullDisk:
         assert not isinstance(failed.value.__cause__, OSError)  # which would have said itself that the disk is full
         assert not list(tmp_path.rglob("*.partial"))
         resumed = teams.make(tiny_model, tmp_path, max_steps=3, **options)
-        with pytest.warns(UserWarning, match="checkpoint-2 is left aside"):
+        with pytest.warns(UserWarning, match="checkpoint-2 is skipped"):
             resumed.train(resume_from_checkpoint=True)
         assert resumed._initial_global_step == 1 and resumed.state.global_step == 3
 
@@ -286,7 +286,7 @@ class TestFullDisk:
         trainer = teams.make(tiny_model, tmp_path, callbacks=[full])
         trainer.train()
         try:
-            with pytest.raises(CheckpointError, match=r"too large .*\. There is no whole checkpoint before it\."):
+            with pytest.raises(CheckpointError, match=r"too large .*\. There is no complete checkpoint\."):
                 trainer.save_model()
         finally:
             full.end()

@@ -3,12 +3,14 @@
 import json
 from itertools import chain
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import teams
 
 from marcog_trl import MultiAgentGRPOTrainer
 from marcog_trl.rewards.requirements import needs_tests
+from marcog_trl.trainers import metrics
 from marcog_trl.trainers.sampling import Curriculum
 
 
@@ -71,8 +73,8 @@ def run(model, path, steps, resume=None, **options):
     skip = 0 if resume is None else int(Path(resume).name.split("-")[1])
     for _ in range(skip):
         next(rates)
-    trainer._pass_rate = lambda episodes: next(rates)
-    trainer.train(resume_from_checkpoint=resume)
+    with patch.object(metrics, "pass_rate", lambda *_: next(rates)):
+        trainer.train(resume_from_checkpoint=resume)
     trainer.executor.close()
     return seen, teams.logged(trainer, "curriculum/stage")
 
@@ -111,12 +113,12 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"curriculum_steps": [3]}, r"curriculum_steps=\[3\] needs a column; curriculum_column='difficulty' works"),
-            ({"curriculum_column": "difficulty"}, "curriculum_column='difficulty' is no column of train_dataset, which has"),
-            ({"curriculum_column": "level"}, "curriculum_steps=None and curriculum_pass_rate=None: one of them says"),
+            ({"curriculum_steps": [3]}, r"curriculum_steps=\[3\] needs a column\. Set curriculum_column='difficulty'"),
+            ({"curriculum_column": "difficulty"}, "curriculum_column='difficulty' is not a column of train_dataset. Set it to one of"),
+            ({"curriculum_column": "level"}, "either curriculum_steps or curriculum_pass_rate, but curriculum_steps=None and curriculum_pass_rate=None"),
             (
                 {"curriculum_column": "level", "curriculum_steps": [3, 2]},
-                r"curriculum_steps=\[3, 2\] must rise and have one step fewer than the 3 stages .*; \[100, 200\] works",
+                r"curriculum_steps=\[3, 2\] must rise and have one step fewer than the 3 stages .*\. Set curriculum_steps=\[100, 200\]",
             ),
             (
                 {"curriculum_column": "level", "curriculum_pass_rate": 1.5},
@@ -124,26 +126,26 @@ class TestBadInput:
             ),
             (
                 {"curriculum_column": "level", "curriculum_pass_rate": 0.5, "per_device_train_batch_size": 8},
-                "curriculum_pass_rate=0.5 needs a reward that runs tests; 'execution_reward' works",
+                "curriculum_pass_rate=0.5 needs a reward that runs tests, such as 'execution_reward'",
             ),
             (
                 {"curriculum_column": "level", "curriculum_stages": ["easy", "harder"], "curriculum_steps": [3]},
-                r"names 'harder', which no problem has; \['easy', 'hard', 'medium'\] work",
+                r"has 'harder', but no problem has this value\. Use values among \['easy', 'hard', 'medium'\]\.",
             ),
             (
                 {"curriculum_column": "level", "curriculum_steps": [3, 6], "per_device_train_batch_size": 16},
-                "curriculum stage 'medium' has 2 problems, fewer than the 4 of a generation batch",
+                r"Curriculum stage 'medium' has 2 problems, but a generation batch needs 4\.",
             ),
             (
                 {"curriculum_column": "level", "curriculum_steps": [3, 6], "dataloader_num_workers": 1},
-                "dataloader_num_workers=1 would draw problems before a curriculum has decided; 0 works",
+                "dataloader_num_workers=1 would fetch problems before the curriculum chooses them. Set dataloader_num_workers=0",
             ),
             (
                 {
                     "curriculum_column": "level", "curriculum_steps": [3, 6], "per_device_train_batch_size": 8,
                     "restore_callback_states_from_checkpoint": True,
                 },
-                "restore_callback_states_from_checkpoint=True makes callbacks anew .*; False works",
+                "restore_callback_states_from_checkpoint=True does not support a curriculum, .* Set it to False",
             ),
         ],
     )  # fmt: skip

@@ -64,14 +64,14 @@ def main():
     )
     teams.randomize(trainer.modules, scale=0.2)
     rows = []
-    play = trainer._play
+    play = trainer.team.play
 
-    def watched(problems, score):
-        episodes = play(problems, score)
+    def watched(*args, **options):
+        episodes = play(*args, **options)
         rows.extend(row for episode in episodes for row in episode.rows)
         return episodes
 
-    trainer._play = watched
+    trainer.team.play = watched
     trainer.train()
     result = {
         "rows": len(rows),
