@@ -7,7 +7,6 @@ adapters only; the caller computes them.
 
 from __future__ import annotations
 
-import functools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -101,7 +100,8 @@ class AgentGeneration(VLLMGeneration):
         super().__init__(**kwargs)
 
     def _init_vllm(self) -> None:
-        # `create`: without vLLM the name does not exist, and TRL raises its own error
+        # TRL does not pass arguments on to the engine; this goes once it does. `create`: without vLLM the name does not exist,
+        # and TRL raises its own error
         with patch.object(vllm_generation, "LLM", self._make_engine, create=True):
             super()._init_vllm()
 
@@ -162,5 +162,23 @@ class AgentGeneration(VLLMGeneration):
             self._refresh()
             self.stale = False
         requests = [self._request(agent) for agent in self.row_agents]
-        with patch.object(self.llm, "generate", functools.partial(self.llm.generate, lora_request=requests)):
+        engine = self.llm
+        self.llm = _WithAdapters(engine, requests)
+        try:
             return super().generate(prompts, images, num_generations, profiler)
+        finally:
+            self.llm = engine
+
+
+class _WithAdapters:
+    """A vLLM engine whose `generate` gives each prompt its adapter, which TRL's backend does not pass on."""
+
+    def __init__(self, engine: Any, requests: list[Any]):
+        self._engine = engine
+        self._requests = requests
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        return self._engine.generate(*args, lora_request=self._requests, **kwargs)
