@@ -305,8 +305,8 @@ def make_trainer(condition, model, seed, train_dataset, folder):
     class Counting(base):
         used = {"tokens": 0, "evaluator_calls": 0, "sandbox_seconds": 0.0}
 
-        def _end_rollout(self, rollout):
-            super()._end_rollout(rollout)
+        def _assign_credit(self, output, rollout):
+            super()._assign_credit(output, rollout)
             executed = dict(pair for e in rollout.episodes for turn in e.turns for pair in turn.verdicts)
             self.used["tokens"] += sum(len(row.completion_ids) for row in rollout.rows if row is not None)
             self.used["evaluator_calls"] += len(executed)
