@@ -1,4 +1,4 @@
-"""How episodes lie in a generation batch: groups, rows, and which batch sizes hold whole problems."""
+"""Layout of a generation batch: groups and rows of its episodes, and batch sizes that hold whole problems."""
 
 from __future__ import annotations
 
@@ -24,25 +24,27 @@ if TYPE_CHECKING:
 @dataclass
 class Rollout:
     """
-    One generation batch of this process, in row order: problem, then group (slot; in a tree: node and slot), then generation.
+    One generation batch of this process.
+
+    Rows are sorted by problem, then group (the slot; in a tree, the node and the slot), then generation.
 
     Args:
-        levels (`list[list[Episode]]` of length K): Episodes by the turn that they come to. Without a tree all K lists are
-            one and the same: problem by problem, generation by generation. In a tree, those of a later turn begin with
-            those of the turn before, which they branch off. E is the length of the last list.
-        rows (`list[Row | None]` of length B): `None` where an episode did not use the slot.
+        levels (`list[list[Episode]]` of length K): Episodes of each turn. Without a tree, all K lists are the same list,
+            sorted by problem, then generation. In a tree, the episodes of a turn branch off from those of the turn before.
+            E is the length of the last list.
+        rows (`list[Row | None]` of length B): The rows. `None` if the episode did not use the slot.
         wait (`Callable`, *optional*): Waits for the verdicts on the solutions of the last turn.
-        scores (`torch.Tensor` of shape `(E, K, F)`): What each reward function returned, averaged over agents; NaN where
-            it returned nothing, and before scoring.
+        scores (`torch.Tensor` of shape `(E, K, F)`): Value of each reward function, averaged over agents. NaN before scoring,
+            and if the function returned `None`.
         agent (`torch.Tensor` of shape `(B,)`): Index of the row's agent.
         turn (`torch.Tensor` of shape `(B,)`): Turn of the row.
-        episodes_of_row (`torch.Tensor` of shape `(B, M)`): Which episodes of its turn's list hold the row, dead rows
-            included: one, or, where joint actions share replies, several.
-        live (`torch.Tensor` of shape `(B,)`): Whether the row is used, and, once it is scored, not masked.
-        trained (`torch.Tensor` of shape `(B,)`): Whether the row is live, and the loss may see it, unlike one that was cut
-            off under `mask_truncated_completions`: such a row earned its reward, and its siblings are compared with it.
+        episodes_of_row (`torch.Tensor` of shape `(B, M)`): Indices of the episodes that contain the row, in the list of its
+            turn, also for unused rows. M is 1, or larger if joint actions share replies.
+        live (`torch.Tensor` of shape `(B,)`): Whether the row is used and, after scoring, not masked.
+        trained (`torch.Tensor` of shape `(B,)`): Whether the row is live and in the loss. Rows truncated under
+            `mask_truncated_completions` are not in the loss, but their rewards count in the group baseline.
         rewards, returns (`torch.Tensor` of shape `(E, N, K)`): Reward of each agent in each turn, and return from that
-            turn on; 0 where none was given, and before scoring.
+            turn on. 0 before scoring, and without a reward.
         counted (`torch.Tensor` of shape `(E, K)`): Whether the turn was played and is not masked.
     """
 
@@ -59,7 +61,7 @@ class Rollout:
     returns: torch.Tensor
     counted: torch.Tensor
 
-    # What forward passes on the rows need beside token ids, each `(B, ...)`, and values and log-probabilities at rollout, `(B, T)`
+    # Inputs of forward passes besides token ids, each `(B, ...)`; values and log-probabilities at rollout, `(B, T)`
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     values: torch.Tensor | None = None
     logps: torch.Tensor | None = None
@@ -74,7 +76,7 @@ class Rollout:
         episodes_of_row: torch.Tensor,
         wait: Callable[[], None] | None,
     ) -> Rollout:
-        """A batch before its last turn is scored; `of_slot`: the slot of every row, `(B,)`."""
+        """Makes a batch before scoring. `of_slot` has the slot of every row, length B."""
         device, agents = trainer.accelerator.device, trainer.agents
         by_agent = len(levels[-1]), len(agents), trainer.workflow.num_turns
         live = torch.tensor([row is not None for row in rows], device=device)
@@ -94,7 +96,7 @@ class Rollout:
         )
 
     def take_scores(self, agents: list[str]) -> torch.Tensor:
-        """Takes over what the episodes earned; returns whether they had each turn, `(E, K)`."""
+        """Copies the rewards of the episodes, and returns whether each turn was played, `(E, K)`."""
         rewards = torch.zeros(self.rewards.shape)
         played, counted = torch.zeros(2, *self.counted.shape, dtype=torch.bool)
         for k, episodes in enumerate(self.levels):
@@ -113,34 +115,36 @@ class Rollout:
         return played.to(self.counted.device)
 
     def score_of(self, row: Row) -> Score | None:
-        """What the reward functions said of a row's turn; of several episodes that hold the row, in the first."""
+        """Returns the score of a row's turn. If several episodes contain the row, takes the first."""
         turn = row.slot.turn
         return self.levels[turn][row.episode].turns[turn].score
 
     @property
     def episodes(self) -> list[Episode]:
-        """The episodes at their ends."""
+        """The finished episodes."""
         return self.levels[-1]
 
     @functools.cached_property
     def last_act(self) -> torch.Tensor:
-        """Whether the row is its agent's last one of the turn, `(B,)`."""
+        """Whether the row is its agent's last one in the turn, `(B,)`."""
         turn_of = [None if row is None else (row.episode, row.slot.agent, row.slot.turn) for row in self.rows]
-        last_row = {turn: i for i, turn in enumerate(turn_of)}  # of an agent's acts in a turn, the last one stays
+        last_row = {
+            turn: i for i, turn in enumerate(turn_of)
+        }  # later rows of the same agent and turn overwrite earlier ones
         return torch.tensor([last_row[turn] == i for i, turn in enumerate(turn_of)], device=self.live.device)
 
     def of_rows(self, name: str) -> torch.Tensor:
-        """A tensor that rows have as a field, `(B, ...)`, zeros on unused rows."""
+        """Stacks a field of the rows, `(B, ...)`, with zeros for unused rows."""
         found = [None if row is None else getattr(row, name) for row in self.rows]
         zero = torch.zeros_like(next(tensor for tensor in found if tensor is not None))
         return torch.stack([zero if tensor is None else tensor for tensor in found])
 
     def row_returns(self) -> torch.Tensor:
-        """Return of the row's agent from the row's turn on, `(B,)`, 0 on dead rows."""
+        """Returns the return of the row's agent from the row's turn on, `(B,)`. 0 for rows that are not live."""
         return self.of_agent(self.returns) * self.live
 
     def mean_over_episodes(self, values: torch.Tensor) -> torch.Tensor:
-        """From `(E, K, ...)` to rows, `(B, ...)`: mean over the episodes that hold the row and count, 0 without any."""
+        """Maps `(E, K, ...)` to rows, `(B, ...)`: the mean over the counted episodes that contain the row, or 0."""
         of_row = values[self.episodes_of_row, self.turn[:, None]]
         counted = self.counted[self.episodes_of_row, self.turn[:, None]].view(
             *of_row.shape[:2], *[1] * (of_row.dim() - 2)
@@ -149,48 +153,62 @@ class Rollout:
         return total / counted.sum(1).clamp(min=1)
 
     def of_agent(self, values: torch.Tensor) -> torch.Tensor:
-        """From `(E, N, K)` to rows, `(B,)`: the mean of the row's own agent and turn."""
+        """Maps `(E, N, K)` to rows, `(B,)`: the mean for the row's agent and turn."""
         by_agent = self.mean_over_episodes(values.transpose(1, 2))
         return by_agent.gather(1, self.agent[:, None]).squeeze(1)
 
 
-# Which batch sizes fit
+# Batch sizes
 
 
 def fit_batches(trainer: MultiAgentTrainer, args: MultiAgentConfig, train_dataset: Any) -> None:
-    """Completes the batch sizes that `args` leaves open, and refuses those that cannot hold whole problems."""
+    """
+    Sets the batch sizes and `save_steps` where `args` leaves them open, and checks the others.
+
+    Raises:
+        ValueError: If a batch does not hold whole problems, `train_dataset` is smaller than a generation batch, or
+            checkpoints fall inside a generation cycle.
+    """
+    _fit_train_batch(trainer, args, train_dataset)
+    _fit_eval_batch(trainer, args)
+    _fit_save_steps(args)
+
+
+def _fit_train_batch(trainer: MultiAgentTrainer, args: MultiAgentConfig, train_dataset: Any) -> None:
     num_groups, num_processes = trainer._num_groups(training=True), args.world_size
     whole = args.num_generations * num_groups
-    accumulation = args.gradient_accumulation_steps
-    # Whole problems lie within so many processes
+    # Number of processes over which the rows of a problem are spread
     spread = num_processes if trainer._splits_groups(training=True) else 1
     if args.auto_generation_batch:
         # The smallest number of micro-batches that holds whole problems and whole accumulation windows
         micro_batches = whole // math.gcd(whole, args.per_device_train_batch_size * spread)
-        args.steps_per_generation = math.lcm(micro_batches, accumulation)
+        args.steps_per_generation = math.lcm(micro_batches, args.gradient_accumulation_steps)
         args.generation_batch_size = args.per_device_train_batch_size * args.steps_per_generation * num_processes
-    # The configuration has completed these
+    # The configuration sets these
     assert args.steps_per_generation is not None and args.generation_batch_size is not None
-    assert args.num_generations_eval is not None and args.per_device_eval_batch_size is not None
-    assert args.save_steps is not None
     rows = args.per_device_train_batch_size * args.steps_per_generation * spread
     kind = "slots" if num_groups == len(trainer.workflow.slots) else "groups of a tree"
     layout = f"{whole} rows (num_generations={args.num_generations} x {num_groups} {kind})"
     if rows % whole:
-        works = math.lcm(whole, args.per_device_train_batch_size * spread) * (num_processes // spread)
+        fitting = math.lcm(whole, args.per_device_train_batch_size * spread) * (num_processes // spread)
         where = f" on each of {num_processes} processes" if spread < num_processes else ""
         raise ValueError(
             f"generation_batch_size={args.generation_batch_size} cannot hold whole problems of {layout}{where}. Set "
-            f"generation_batch_size={works}."
+            f"generation_batch_size={fitting}."
         )
     if isinstance(train_dataset, Dataset) and len(train_dataset) < args.generation_batch_size // whole:
         raise ValueError(
-            f"train_dataset has {len(train_dataset)} problems, fewer than a generation batch of "
-            f"generation_batch_size={args.generation_batch_size} rows holds; {args.generation_batch_size // whole} work"
+            f"train_dataset has {len(train_dataset)} problems, but a generation batch of "
+            f"generation_batch_size={args.generation_batch_size} rows needs {args.generation_batch_size // whole}. Add "
+            "problems, or set a smaller generation_batch_size."
         )
+
+
+def _fit_eval_batch(trainer: MultiAgentTrainer, args: MultiAgentConfig) -> None:
+    assert args.num_generations_eval is not None and args.per_device_eval_batch_size is not None
     num_slots = trainer._num_groups(training=False)
     whole = args.num_generations_eval * num_slots
-    spread = num_processes if trainer._splits_groups(training=False) else 1
+    spread = args.world_size if trainer._splits_groups(training=False) else 1
     if args.auto_eval_batch:
         args.per_device_eval_batch_size = whole * max(1, math.ceil(8 / whole))
     elif args.per_device_eval_batch_size * spread % whole:
@@ -200,44 +218,48 @@ def fit_batches(trainer: MultiAgentTrainer, args: MultiAgentConfig, train_datase
             f"(num_generations_eval={args.num_generations_eval} x {num_slots} slots). Set "
             f"per_device_eval_batch_size={unit * math.ceil(args.per_device_eval_batch_size / unit)}."
         )
-    # A checkpoint inside a generation cycle would resume with other rollouts than the uninterrupted run
+
+
+def _fit_save_steps(args: MultiAgentConfig) -> None:
+    """A run that resumes inside a generation cycle would have other rollouts than an uninterrupted run."""
+    assert args.save_steps is not None
     cycle = generation_cycle(args)
     evaluates_by_steps = args.eval_strategy == "steps" and args.eval_steps is not None and args.eval_steps >= 1
     if args.save_strategy == "best" and evaluates_by_steps and cast(float, args.eval_steps) % cycle:
         raise ValueError(
-            f"save_strategy='best' saves where eval_steps={args.eval_steps} says, inside a generation cycle of {cycle} "
-            f"optimizer steps, from which a run cannot resume exactly; "
-            f"eval_steps={cycle * math.ceil(cast(float, args.eval_steps) / cycle)} works"
+            f"save_strategy='best' saves every eval_steps={args.eval_steps} steps, inside a generation cycle of {cycle} "
+            f"optimizer steps, and runs cannot resume exactly from there. Set "
+            f"eval_steps={cycle * math.ceil(cast(float, args.eval_steps) / cycle)}."
         )
     if args.auto_save_steps:
-        # The best model is among those that were saved and evaluated at the same step
+        # The best model must be both saved and evaluated at the same step
         best = evaluates_by_steps and args.load_best_model_at_end
         unit = math.lcm(cycle, int(cast(float, args.eval_steps))) if best else cycle
         args.save_steps = unit * math.ceil(args.save_steps / unit)
     elif args.save_strategy == "steps" and cycle > 1 and args.save_steps % cycle:
-        # A share of the run, below 1, may fall anywhere
-        works = cycle * math.ceil((args.save_steps if args.save_steps >= 1 else 500) / cycle)
+        # A value below 1 is a share of the run, and may fall on any step
+        fitting = cycle * math.ceil((args.save_steps if args.save_steps >= 1 else 500) / cycle)
         raise ValueError(
-            f"save_steps={args.save_steps} falls inside a generation cycle of {cycle} optimizer steps, from which a "
-            f"run cannot resume exactly; {works} works"
+            f"save_steps={args.save_steps} falls inside a generation cycle of {cycle} optimizer steps, and runs cannot resume "
+            f"exactly from there. Set save_steps={fitting}."
         )
 
 
 def generation_cycle(args: MultiAgentConfig) -> int:
-    """Optimizer steps after which a step begins with a new rollout again."""
+    """Returns the number of optimizer steps between two steps that begin with a new rollout."""
     micro_batches = cast(int, args.steps_per_generation) * args.num_iterations
     return math.lcm(micro_batches, args.gradient_accumulation_steps) // args.gradient_accumulation_steps
 
 
 def warn_of_schedule(trainer: Any) -> None:
-    """Says what a user of TRL may not expect of the rollouts and the last checkpoint; an evaluation has neither."""
+    """Warns if a rollout is used for several steps, or if no run can resume from the last checkpoint."""
     args = trainer.args
     steps_per_generation, accumulation = cast(int, args.steps_per_generation), args.gradient_accumulation_steps
     if args.auto_generation_batch and steps_per_generation > accumulation:
         num_groups = trainer._num_groups(training=True)
         warnings.warn(
             f"Each rollout is used for {steps_per_generation // accumulation} optimizer steps: it has "
-            f"{args.generation_batch_size} rows, since it holds whole problems of {args.num_generations * num_groups} rows "
+            f"{args.generation_batch_size} rows, because it holds whole problems of {args.num_generations * num_groups} rows "
             f"(num_generations={args.num_generations} x {num_groups} replies), and a step has "
             f"{cast(int, args.generation_batch_size) * accumulation // steps_per_generation}. Set "
             f"gradient_accumulation_steps={steps_per_generation} for one step per rollout.",
@@ -246,7 +268,7 @@ def warn_of_schedule(trainer: Any) -> None:
     cycle = generation_cycle(args)
     if args.save_strategy != "no" and args.max_steps > 0 and args.max_steps % cycle:
         warnings.warn(
-            f"max_steps={args.max_steps} ends inside a generation cycle of {cycle} optimizer steps, so the last checkpoint "
-            f"cannot be continued. Set max_steps={cycle * math.ceil(args.max_steps / cycle)}.",
+            f"max_steps={args.max_steps} ends inside a generation cycle of {cycle} optimizer steps, so runs cannot resume from "
+            f"the last checkpoint. Set max_steps={cycle * math.ceil(args.max_steps / cycle)}.",
             stacklevel=3,
         )

@@ -16,25 +16,25 @@ class MultiAgentGRPOConfig(MultiAgentConfig):
         > Parameters that control credit
 
         advantage (`str`, *optional*, defaults to `"mean"`):
-            What a return is compared with: the `"mean"` of its siblings (MAGRPO), the mean of its other siblings
-            (`"rloo"`, MARLOO), the `"max"` of its siblings (MAReMax), or nothing (`"none"`, MAREINFORCE). Siblings are
-            the replies of the same slot to the same problem.
+            Baseline of a return: the `"mean"` of its siblings (MAGRPO), the mean of its other siblings (`"rloo"`, MARLOO),
+            the `"max"` of its siblings (MAReMax), or no baseline (`"none"`, MAREINFORCE). Siblings are the replies of the
+            same slot to the same problem.
         scale_rewards (`str`, *optional*, defaults to `"none"`):
-            Standard deviation that divides the advantages: of the siblings (`"group"`), of all rows of the generation
-            batch (`"batch"`), of all rows of the same agent in it (`"agent"`), or `"none"`. It never re-centres.
+            Divides the advantages by the standard deviation of the siblings (`"group"`), of all rows of the generation
+            batch (`"batch"`), or of the rows of the same agent in it (`"agent"`). `"none"` does not scale. Does not change
+            the mean.
 
         > Parameters that control joint actions
 
         joint_mode (`str`, *optional*, defaults to `"align"`):
-            `"align"`: the g-th replies of all agents are evaluated together. `"cross"`: every combination of their
-            replies is, and the return of a reply is the mean over the combinations that hold it. Agents must then speak at
-            the same moment, and may be 4 at most.
+            `"align"` evaluates the g-th replies of all agents together. `"cross"` evaluates every combination of their
+            replies. The return of a reply is then the mean over the combinations that contain it. `"cross"` needs agents
+            that reply at the same time, and supports at most 4 agents.
         turn_tree (`bool`, *optional*, defaults to `False`):
-            Whether every joint action of a turn branches into `num_generations` of the next turn, siblings being the
-            replies at the same node. Otherwise episodes are lines, and siblings the replies of the same slot. Evaluation
-            plays lines.
+            Whether every joint action branches into `num_generations` joint actions of the next turn. Siblings are then the
+            replies at the same node. Evaluation never branches.
         max_joint_actions (`int`, *optional*, defaults to `1024`):
-            The most joint actions that may be evaluated per problem, in trees and in cross mode.
+            Maximum number of joint actions per problem, for trees and `joint_mode="cross"`.
     """
 
     _scales_rewards: ClassVar[bool] = True
@@ -50,23 +50,23 @@ class MultiAgentGRPOConfig(MultiAgentConfig):
     )
     scale_rewards: str = field(
         default="none",
-        metadata={"help": "Standard deviation that divides advantages: 'none', 'group', 'batch' or 'agent'."},
+        metadata={"help": "Standard deviation to divide advantages by: 'none', 'group', 'batch' or 'agent'."},
     )
 
     # Parameters that control joint actions
     joint_mode: str = field(
         default="align",
         metadata={
-            "help": "'align': the g-th replies of all agents are evaluated together; 'cross': all combinations."
+            "help": "'align': evaluate the g-th replies of all agents together. 'cross': evaluate all combinations."
         },
     )
     turn_tree: bool = field(
         default=False,
-        metadata={"help": "Whether every joint action branches into num_generations of the next turn."},
+        metadata={"help": "Whether every joint action branches into num_generations joint actions of the next turn."},
     )
     max_joint_actions: int = field(
         default=1024,
-        metadata={"help": "The most joint actions per problem that may be evaluated, in trees and in cross mode."},
+        metadata={"help": "Maximum number of joint actions per problem, for trees and joint_mode='cross'."},
     )
 
     def __post_init__(self):
@@ -74,8 +74,8 @@ class MultiAgentGRPOConfig(MultiAgentConfig):
         check_choice("joint_mode", self.joint_mode, ("align", "cross"))
         if self.joint_mode == "cross" and self.num_turns > 1 and not self.turn_tree:
             raise ValueError(
-                f"joint_mode='cross' with num_turns={self.num_turns} needs turn_tree=True, since every joint action has its own "
-                "next turn. Set turn_tree=True, or num_turns=1."
+                f"joint_mode='cross' with num_turns={self.num_turns} needs turn_tree=True, because every joint action has its "
+                "own next turn. Set turn_tree=True, or num_turns=1."
             )
         check_choice("advantage", self.advantage, ("mean", "rloo", "max", "none"))
         check_choice("scale_rewards", self.scale_rewards, ("none", "group", "batch", "agent"))

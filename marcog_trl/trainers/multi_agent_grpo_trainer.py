@@ -22,11 +22,12 @@ class MultiAgentGRPOTrainer(MultiAgentTrainer):
     """
     GRPO for a team of LLM agents that share one model and one adapter.
 
-    What is new over [`~trl.GRPOTrainer`]: episodes of a workflow in place of completions, returns over turns, one baseline
-    per slot, four kinds of it (`args.advantage`), all combinations of the agents' replies (`args.joint_mode`), trees of turns
-    (`args.turn_tree`), and loss weights by agent and turn. With the `single` workflow,
-    `advantage="mean"` and `scale_rewards="group"` it is GRPO itself; with `scale_rewards="none"` and
-    `loss_type="dr_grpo"` it is Dr. GRPO. There is no critic.
+    Extends [`~trl.GRPOTrainer`] by episodes of a workflow instead of single completions, returns over turns, four baselines
+    per slot (`args.advantage`), all combinations of the agents' replies (`args.joint_mode`), trees of turns
+    (`args.turn_tree`), and loss weights by agent and turn. There is no critic.
+
+    With the workflow `"single"`, `advantage="mean"` and `scale_rewards="group"`, the algorithm is GRPO. With
+    `scale_rewards="none"` and `loss_type="dr_grpo"`, it is Dr. GRPO.
 
     Example:
 
@@ -101,13 +102,13 @@ class MultiAgentGRPOTrainer(MultiAgentTrainer):
             workflow=workflow,
         )
         if self.scale_rewards == "agent":
-            self.scale_rewards = "none"  # TRL knows no such scale, and its advantages are replaced
+            self.scale_rewards = "none"  # TRL does not know this value, and its advantages are replaced
 
-    # What is new: joint actions that share replies, and turns that branch
+    # Joint actions that share replies, and turns that branch
 
     @property
     def _branches(self) -> bool:
-        """Whether training plays trees, those of one turn included."""
+        """Whether training plays trees, including trees of one turn."""
         return self.args.joint_mode == "cross" or (self.args.turn_tree and self.workflow.num_turns > 1)
 
     def _slots_of_turn(self, turn: int) -> list[Slot]:
@@ -115,11 +116,11 @@ class MultiAgentGRPOTrainer(MultiAgentTrainer):
 
     @property
     def _num_children(self) -> int:
-        """J, the joint actions at a node."""
+        """J, the number of joint actions at a node."""
         return self.args.num_generations ** (len(self._slots_of_turn(0)) if self.args.joint_mode == "cross" else 1)
 
     def _groups(self) -> list[tuple[int, int, Slot]]:
-        """The groups of siblings of a problem: turn, node among those of its depth, slot."""
+        """Returns the sibling groups of a problem: turn, index of the node within its turn, slot."""
         return [
             (turn, node, slot)
             for turn in range(self.workflow.num_turns)
@@ -141,29 +142,28 @@ class MultiAgentGRPOTrainer(MultiAgentTrainer):
         if args.joint_mode == "cross":
             if len(self.agents) > 4:
                 raise ValueError(
-                    f"joint_mode='cross' combines the replies of at most 4 agents, but {title} has {len(self.agents)}; "
-                    "joint_mode='align' works"
+                    f"joint_mode='cross' supports at most 4 agents, but {title} has {len(self.agents)}. Set joint_mode='align'."
                 )
             first = self._slots_of_turn(0)
             for turn in range(num_turns):
                 if [slot.agent for slot in self._slots_of_turn(turn)] != [slot.agent for slot in first]:
                     raise ValueError(
-                        f"joint_mode='cross' needs the same replies in every turn, but {title}.slots of turns 0 and {turn} "
-                        "differ; joint_mode='align' works"
+                        f"joint_mode='cross' needs the same agents in every turn, but {title}.slots differ between turns 0 "
+                        f"and {turn}. Set joint_mode='align'."
                     )
             if isinstance(train_dataset, Dataset):
                 [asked] = replay(self.workflow, train_dataset[0], ())
                 if isinstance(asked, dict) and len(asked) != len(first):
                     raise ValueError(
-                        f"joint_mode='cross' combines replies that are given at the same moment, but {title} asks {list(asked)} "
-                        "first and others later; joint_mode='align' works"
+                        f"joint_mode='cross' needs agents that reply at the same time, but {title} asks {list(asked)} first "
+                        "and others later. Set joint_mode='align'."
                     )
         evaluations = sum(self._num_children ** (turn + 1) for turn in range(num_turns))
         if evaluations > args.max_joint_actions:
             raise ValueError(
                 f"max_joint_actions={args.max_joint_actions} is below the {evaluations} joint actions per problem of "
                 f"joint_mode={args.joint_mode!r} with num_generations={args.num_generations}, {len(self.agents)} agents and "
-                f"num_turns={num_turns}; max_joint_actions={evaluations}, or num_generations=2, works"
+                f"num_turns={num_turns}. Set max_joint_actions={evaluations}, or a smaller num_generations."
             )
 
     def _play_rows(self, num_rows: int) -> Rollout:
@@ -182,7 +182,7 @@ class MultiAgentGRPOTrainer(MultiAgentTrainer):
             ends=None if threshold is None else lambda episodes: is_over(episodes, threshold),
             **self.team.playing(**self._playing()),
         )
-        # Nodes of one depth have consecutive ids, the problems' before those of the first turn
+        # Node ids are consecutive within a turn, and increase over turns
         place_of = {group: place for place, group in enumerate(groups)}
         first_id = [len(problems) * sum(children**k for k in range(turn)) for turn in range(num_turns)]
         rows: list[Row | None] = [None] * num_rows
@@ -203,7 +203,7 @@ class MultiAgentGRPOTrainer(MultiAgentTrainer):
         return self._lay_out(levels, rows, of_slot, torch.tensor(episodes_of_row))
 
     def _holders(self) -> dict[tuple[Slot, int], list[int]]:
-        """Which of the J joint actions at a node hold the g-th reply of a slot."""
+        """Maps (slot, g) to the indices of the joint actions at a node that contain the g-th reply of the slot."""
         siblings = range(self.args.num_generations)
         if self.args.joint_mode == "align":
             return {(slot, g): [g] for slot in self.workflow.slots for g in siblings}

@@ -16,33 +16,31 @@ class MultiAgentPPOConfig(MultiAgentConfig):
         > Parameters that control the critic
 
         critic (`str`, *optional*, defaults to `"team"`):
-            `"team"`: the value head also sees the prompt states of the agents that act at the same stage or earlier
-            (MAPPO). `"agent"`: it sees the agent's own row only (IPPO). `"none"`: no value head; the group's mean return
-            is the baseline.
+            `"team"`: the value head also gets the prompt states of the agents that act at the same stage or earlier
+            (MAPPO). `"agent"`: it gets only the agent's own row (IPPO). `"none"`: there is no value head, and the mean
+            return of the group is the baseline.
         critic_backprop (`bool`, *optional*, defaults to `False`):
-            Whether the value loss reaches the policy.
+            Whether to backpropagate the value loss into the policy.
         critic_learning_rate (`float`, *optional*, defaults to `1e-4`):
             Learning rate of the value head.
         vf_coef (`float`, *optional*, defaults to `0.1`):
             Weight of the value loss.
         cliprange_value (`float`, *optional*, defaults to `0.2`):
-            Largest step of a value away from its value at rollout, in reward units.
+            Maximum distance of a value from its value at rollout, in reward units.
 
         > Parameters that control credit
 
         gamma (`float`, *optional*, defaults to `1.0`):
             Discount per token, in [0, 1].
         lam (`float`, *optional*, defaults to `1.0`):
-            GAE's bias-variance trade-off within a reply, in [0, 1]. Below 1, a critic that is off by a constant credits
-            replies for being short, or for being long.
+            GAE's lambda within a reply, in [0, 1]. Below 1, a constant error of the critic favours short or long replies.
         lam_turn (`float`, *optional*):
-            The same across turns. Defaults to `lam`.
+            GAE's lambda across turns, in [0, 1]. Defaults to `lam`.
         kl_penalty (`str`, *optional*, defaults to `"loss"`):
-            Where the KL to the reference acts, with coefficient `beta`: `"loss"` is TRL's own term, `"reward"` takes it
-            from the token rewards.
+            How to apply the KL divergence to the reference model, with coefficient `beta`: as TRL's term of the `"loss"`, or
+            subtracted from the token rewards (`"reward"`).
         advantage_normalization (`str`, *optional*, defaults to `"agent"`):
-            Over which live tokens advantages are normalised: those of the same `"agent"`, of the whole `"batch"`, or
-            `"none"`.
+            Normalise advantages over the live tokens of each `"agent"`, of the whole `"batch"`, or not at all (`"none"`).
     """
 
     _ranges: ClassVar[dict[str, Range]] = {
@@ -54,11 +52,13 @@ class MultiAgentPPOConfig(MultiAgentConfig):
 
     # Parameters that control the critic
     critic: str = field(default="team", metadata={"help": "Value head: 'team' (MAPPO), 'agent' (IPPO) or 'none'."})
-    critic_backprop: bool = field(default=False, metadata={"help": "Whether the value loss reaches the policy."})
+    critic_backprop: bool = field(
+        default=False, metadata={"help": "Whether to backpropagate the value loss into the policy."}
+    )
     critic_learning_rate: float = field(default=1e-4, metadata={"help": "Learning rate of the value head."})
     vf_coef: float = field(default=0.1, metadata={"help": "Weight of the value loss."})
     cliprange_value: float = field(
-        default=0.2, metadata={"help": "Largest step of a value away from its value at rollout, in reward units."}
+        default=0.2, metadata={"help": "Maximum distance of a value from its value at rollout, in reward units."}
     )
 
     # Parameters that control credit
@@ -66,10 +66,12 @@ class MultiAgentPPOConfig(MultiAgentConfig):
     lam: float = field(default=1.0, metadata={"help": "GAE's lambda within a reply, in [0, 1]."})
     lam_turn: float | None = field(default=None, metadata={"help": "GAE's lambda across turns. Default: lam."})
     kl_penalty: str = field(
-        default="loss", metadata={"help": "Where the KL with coefficient beta acts: 'loss' or 'reward'."}
+        default="loss",
+        metadata={"help": "Where to apply the KL divergence with coefficient beta: 'loss' or 'reward'."},
     )
     advantage_normalization: str = field(
-        default="agent", metadata={"help": "Normalise advantages over each 'agent', the 'batch' or 'none'."}
+        default="agent",
+        metadata={"help": "Normalise advantages over each 'agent', the 'batch', or not at all ('none')."},
     )
 
     def __post_init__(self):
@@ -79,6 +81,6 @@ class MultiAgentPPOConfig(MultiAgentConfig):
         check_choice("advantage_normalization", self.advantage_normalization, ("agent", "batch", "none"))
         if self.critic == "none" and self.num_generations == 1:
             raise ValueError(
-                "critic='none' takes the mean return of a problem's episodes as the baseline, but num_generations=1. Set "
+                "critic='none' uses the mean return of a problem's episodes as the baseline, but num_generations=1. Set "
                 "num_generations=4, or critic='team'."
             )

@@ -16,36 +16,35 @@ class SHPPOConfig(MultiAgentPPOConfig):
         > Parameters that control the heterogeneity layer
 
         parameter_sharing (`str`, *optional*, defaults to `"latent"`):
-            `"latent"`: one adapter, told apart by latents (SHPPO). `"shared"`: one adapter, no latents. `"separate"`: one
-            adapter per agent, for comparison.
+            `"latent"`: one adapter, with latents that make agents differ (SHPPO). `"shared"`: one adapter without latents.
+            `"separate"`: one adapter per agent, as a baseline.
         latent_scope (`str`, *optional*, defaults to `"observation"`):
-            What a latent depends on: the `"observation"` (role text and prompt of the row, which weigh alike), or the
-            `"agent"` (role text alone, one draw per agent and generation batch, so that an agent is one LoRA adapter: what
-            vLLM can serve).
+            Input of the latents. `"observation"`: role text and prompt of the row, with equal weight. `"agent"`: role text
+            only, with one draw per agent and generation batch. Each agent is then one LoRA adapter, as vLLM needs.
         latent_size (`int`, *optional*, defaults to `8`):
             Size of the latent.
         sigma_min (`float`, *optional*, defaults to `0.05`):
             Smallest standard deviation of a latent.
         policy_gradient_to_latent (`bool`, *optional*, defaults to `False`):
-            Whether the PPO loss reaches LatentNet. Otherwise it learns from the latent loss alone.
+            Whether to backpropagate the PPO loss into LatentNet. Otherwise LatentNet learns from the latent loss only.
         core_scale (`float`, *optional*, defaults to `1.0`):
-            Size of the cores at the start, relative to the identity, where LoRA's B is 0, so that they change nothing yet; an
-            adapter that acts from the start begins with cores of 0. 0 starts all of them at plain shared LoRA, from which
-            agents that must differ take long to separate (see [`CoreDecoder`]). Larger ones part agents sooner that are asked
-            the same, and leave less to share to agents whose prompts tell them apart.
+            Initial size of the cores, relative to the identity, for layers with LoRA's B at 0, where cores have no effect
+            yet. Layers with another B start with cores of 0. With `core_scale=0`, training starts at plain shared LoRA, and
+            agents separate slowly (see [`CoreDecoder`]). Larger values separate agents with the same prompt sooner, but
+            agents with different prompts then share less.
 
         > Parameters that control the latent losses
 
         latent_entropy_coef (`float`, *optional*, defaults to `0.01`):
-            Weight of the latents' entropy, which is minimised.
+            Weight of the entropy of the latents. It is minimised.
         latent_distance_coef (`float`, *optional*, defaults to `0.1`):
-            Weight of the distance between the agents' latents, which is maximised.
+            Weight of the distance between the latents of agents. It is maximised.
         latent_distance (`str`, *optional*, defaults to `"cosine"`):
-            `"cosine"`, or `"minmax"` for distances normalised over the generation batch.
+            Distance of latents: `"cosine"`, or `"minmax"`, which is normalised over the generation batch.
         latent_learning_rate (`float`, *optional*, defaults to `1e-4`):
-            Learning rate of LatentNet. It decides how soon agents part: at the default, the latents of agents that are asked
-            the same are far from each other after about 30 steps, at `3e-3` after 5. Agents whose prompts tell them apart
-            learn more from each other with the smaller one.
+            Learning rate of LatentNet. Larger values separate agents sooner: agents with the same prompt have distant
+            latents after about 30 steps with the default, and after 5 steps with `3e-3`. With smaller values, agents with
+            different prompts learn more from each other.
         inference_learning_rate (`float`, *optional*, defaults to `1e-4`):
             Learning rate of InferenceNet.
     """
@@ -67,23 +66,25 @@ class SHPPOConfig(MultiAgentPPOConfig):
     )
     latent_scope: str = field(
         default="observation",
-        metadata={"help": "'observation': latents depend on role text and prompt. 'agent': on the role text alone."},
+        metadata={"help": "Input of the latents: 'observation' (role text and prompt) or 'agent' (role text only)."},
     )
     latent_size: int = field(default=8, metadata={"help": "Size of the latent."})
     sigma_min: float = field(default=0.05, metadata={"help": "Smallest standard deviation of a latent."})
     policy_gradient_to_latent: bool = field(
-        default=False, metadata={"help": "Whether the PPO loss reaches LatentNet."}
+        default=False, metadata={"help": "Whether to backpropagate the PPO loss into LatentNet."}
     )
 
     core_scale: float = field(
         default=1.0,
-        metadata={"help": "Size of the cores at the start, relative to the identity, where LoRA's B is 0."},
+        metadata={"help": "Initial size of the cores, relative to the identity, for layers with LoRA's B at 0."},
     )
 
     # Parameters that control the latent losses
-    latent_entropy_coef: float = field(default=0.01, metadata={"help": "Weight of the latents' entropy (minimised)."})
+    latent_entropy_coef: float = field(
+        default=0.01, metadata={"help": "Weight of the entropy of the latents (minimised)."}
+    )
     latent_distance_coef: float = field(
-        default=0.1, metadata={"help": "Weight of the distance between the agents' latents (maximised)."}
+        default=0.1, metadata={"help": "Weight of the distance between the latents of agents (maximised)."}
     )
     latent_distance: str = field(default="cosine", metadata={"help": "Distance of latents: 'cosine' or 'minmax'."})
     latent_learning_rate: float = field(default=1e-4, metadata={"help": "Learning rate of LatentNet."})
@@ -110,19 +111,19 @@ class SHPPOConfig(MultiAgentPPOConfig):
                 )
 
     def _check_vllm(self) -> None:
-        """vLLM serves agents as LoRA adapters over base weights that it read itself."""
+        """Refuses settings that vLLM does not support with one LoRA adapter per agent."""
         if self.parameter_sharing == "latent" and self.latent_scope == "observation":
             raise ValueError(
                 "use_vllm=True does not support latent_scope='observation': vLLM serves one adapter per agent, not one per "
                 "row. Set latent_scope='agent'."
             )
-        for name, value, works, reason in (
+        for name, value, needed, reason in (
             ("vllm_mode", self.vllm_mode, "colocate", "TRL's vLLM server does not serve LoRA adapters"),
-            ("vllm_tensor_parallel_size", self.vllm_tensor_parallel_size, 1, "each process has an engine of its own"),
+            ("vllm_tensor_parallel_size", self.vllm_tensor_parallel_size, 1, "each process has its own engine"),
             ("vllm_enable_sleep_mode", self.vllm_enable_sleep_mode, False, "a sleeping engine drops the base weights"),
         ):
-            if value != works:
+            if value != needed:
                 raise ValueError(
                     f"{name}={value!r} does not support parameter_sharing={self.parameter_sharing!r}: {reason}. Set "
-                    f"{name}={works!r}, or parameter_sharing='shared'."
+                    f"{name}={needed!r}, or parameter_sharing='shared'."
                 )

@@ -94,7 +94,7 @@ BAD_TRAINING = {
     "--advantage mean": "--advantage is a flag of train_magrpo.py, not of this recipe. Remove it.",
     "--latent_size 3": "--latent_size is a flag of train_shppo.py, not of this recipe. Remove it.",
     "--generation_kwargs x": "generation_kwargs='x' is not valid JSON",
-    "--model_init_kwargs [1]": "model_init_kwargs='[1]' must be a mapping, on the command line in JSON.",
+    "--model_init_kwargs [1]": "model_init_kwargs='[1]' must be a mapping. Use JSON on the command line.",
     "--lr_scheduler_type cosine_with_min_lr": "lr_scheduler_type='cosine_with_min_lr' does not accept",
     "--output_dir /proc/nowhere": "output_dir='/proc/nowhere' cannot be written: No such file or directory.",
     "--output_dir /etc/passwd": "output_dir='/etc/passwd' cannot be written: File exists.",

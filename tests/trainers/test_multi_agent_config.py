@@ -148,7 +148,7 @@ BAD = [
     ({"generation_kwargs": {"a": {1}}}, "generation_kwargs={'a': {1}} cannot be written to team.json:"),
     (
         {"merge_for_generation": True, "use_vllm": True, "vllm_mode": "server"},
-        "merge_for_generation=True works with `generate` only, and use_vllm=True replaces it. Set one of them to False.",
+        "merge_for_generation=True does not support use_vllm=True: it merges for `generate` only. Set one of them to False.",
     ),
 ]
 BAD += [
@@ -157,12 +157,12 @@ BAD += [
         ({"num_return_sequences": 2, "num_beams": 2}, "has num_return_sequences=2, but each prompt needs one reply"),
         (
             {"prompt_lookup_num_tokens": 3},
-            "asks for assisted generation, which is not supported. Use sampling, greedy",
+            "selects assisted generation, which is not supported. Use sampling, greedy",
         ),
-        ({"penalty_alpha": 0.6, "top_k": 4, "do_sample": False}, "asks for contrastive search"),
-        ({"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5}, "asks for group beam search"),
-        ({"dola_layers": "low"}, "asks for dola generation"),
-        ({"guidance_scale": 2.0}, "has guidance_scale=2.0, which samples from another policy"),
+        ({"penalty_alpha": 0.6, "top_k": 4, "do_sample": False}, "selects contrastive search"),
+        ({"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5}, "selects group beam search"),
+        ({"dola_layers": "low"}, "selects dola generation"),
+        ({"guidance_scale": 2.0}, "has guidance_scale=2.0, which would sample from another policy"),
         ({"return_dict_in_generate": True}, "has return_dict_in_generate=True"),
     )
 ]

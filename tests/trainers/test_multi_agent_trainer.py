@@ -621,7 +621,7 @@ class TestBadInput:
             ),
             (
                 {"data": problems().select(range(3))},
-                "train_dataset has 3 problems, .* generation_batch_size=8 .* 4 work",
+                "train_dataset has 3 problems, .* generation_batch_size=8 rows needs 4",
             ),
             ({"workflow": Silent()}, "Silent.agents=.. has no agent"),
             ({"workflow": Twins()}, "Twins.agents=.*2 agents named 'main'"),
@@ -693,11 +693,11 @@ class TestBadInput:
             ),
             (
                 {"num_iterations": 4, "save_strategy": "steps", "save_steps": 10},
-                "save_steps=10 falls inside a generation cycle of 4 optimizer steps, .* 12 works",
+                "save_steps=10 falls inside a generation cycle of 4 optimizer steps, .* Set save_steps=12",
             ),
             (
                 {"num_iterations": 3, "save_strategy": "steps", "save_steps": 0.25},
-                "save_steps=0.25 falls inside a generation cycle of 3 .* 501 works",
+                "save_steps=0.25 falls inside a generation cycle of 3 .* Set save_steps=501",
             ),
             (
                 {
@@ -708,7 +708,7 @@ class TestBadInput:
                     "eval_steps": 6,
                     "eval_dataset": problems(),
                 },
-                "save_strategy='best' .* eval_steps=6 .* a generation cycle of 4 optimizer steps, .* eval_steps=8 works",
+                "save_strategy='best' .* eval_steps=6 .* a generation cycle of 4 optimizer steps, .* Set eval_steps=8",
             ),
         ],
     )
@@ -721,7 +721,7 @@ class TestBadInput:
     @pytest.mark.parametrize("name", ["tools", "rollout_func", "environment_factory"])
     def test_what_a_workflow_does_is_refused(self, tmp_path, name):
         args = MultiAgentPPOConfig(str(tmp_path), report_to="none")
-        with pytest.raises(ValueError, match=f"{name} is not supported by MultiAgentPPOTrainer; write a Workflow"):
+        with pytest.raises(ValueError, match=f"MultiAgentPPOTrainer does not support {name}. Write a Workflow"):
             MultiAgentPPOTrainer("nobody/no-such-model", teams.letters, args, problems(), **{name: [print]})
 
     def test_another_trainer_s_configuration_is_refused(self, tmp_path):
@@ -975,7 +975,7 @@ class TestLayout:
         """With the number of accumulated batches that makes one of them, which then is not said."""
         options = {"workflow": teams.Pair(), "num_generations": 4, "per_device_train_batch_size": 2}
         message = (
-            r"Each rollout is used for 4 optimizer steps: it has 8 rows, since it holds whole problems of 8 rows "
+            r"Each rollout is used for 4 optimizer steps: it has 8 rows, because it holds whole problems of 8 rows "
             r"\(num_generations=4 x 2 replies\), and a step has 2\. Set gradient_accumulation_steps=4 "
         )
         with warnings.catch_warnings():

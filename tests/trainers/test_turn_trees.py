@@ -222,20 +222,20 @@ class TestBadInput:
             ({"joint_mode": "all"}, "joint_mode='all' is unknown. Use one of 'align', 'cross'."),
             (
                 {"workflow": teams.Pair([*"abcde"]), "joint_mode": "cross"},
-                "joint_mode='cross' combines the replies of at most 4 agents, but Pair has 5; joint_mode='align' works",
+                r"joint_mode='cross' supports at most 4 agents, but Pair has 5\. Set joint_mode='align'\.",
             ),
             (
                 {"workflow": teams.Chain(), "joint_mode": "cross"},
-                r"given at the same moment, but Chain asks \['a'\] first and others later; joint_mode='align' works",
+                r"reply at the same time, but Chain asks \['a'\] first and others later\. Set joint_mode='align'\.",
             ),
             (
                 {"workflow": teams.Short(), "joint_mode": "cross"},
-                "needs the same replies in every turn, but Short.slots of turns 0 and 1 differ; joint_mode='align' works",
+                r"needs the same agents in every turn, but Short.slots differ between turns 0 and 1\. Set joint_mode='align'\.",
             ),
             (
                 {"workflow": teams.Pair(), "joint_mode": "cross", "num_generations": 6, "max_joint_actions": 30},
                 "max_joint_actions=30 is below the 36 joint actions per problem of joint_mode='cross' with "
-                "num_generations=6, 2 agents and num_turns=1; max_joint_actions=36, or num_generations=2, works",
+                "num_generations=6, 2 agents and num_turns=1. Set max_joint_actions=36, or a smaller num_generations.",
             ),
             (
                 {"workflow": teams.Pair(num_turns=3), "turn_tree": True, "num_generations": 4, "max_joint_actions": 83},
