@@ -171,7 +171,7 @@ class AgentGeneration(VLLMGeneration):
 
 
 class _WithAdapters:
-    """A vLLM engine whose `generate` gives each prompt its adapter, which TRL's backend does not pass on."""
+    """Wraps a vLLM engine. Its `generate` adds the adapter of each prompt, which TRL's backend does not pass."""
 
     def __init__(self, engine: Any, requests: list[Any]):
         self._engine = engine

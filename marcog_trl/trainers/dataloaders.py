@@ -16,7 +16,11 @@ from marcog_trl.trainers.sampling import Curriculum, CurriculumSampler, OrderOfE
 
 
 class ProblemLoaders(GRPOTrainer):
-    """The part of [`MultiAgentTrainer`] that makes dataloaders. They repeat each problem once per row; TRL's repeat it once per generation."""
+    """
+    The part of [`MultiAgentTrainer`] that makes dataloaders.
+
+    They repeat each problem once per row. TRL's dataloaders repeat it once per generation.
+    """
 
     model: Any
     num_generations: int
@@ -30,23 +34,23 @@ class ProblemLoaders(GRPOTrainer):
         return len(self.workflow.slots)
 
     def _check_joint_actions(self, train_dataset: Any) -> None:
-        """Refuses trees that do not fit the workflow."""
+        """Refuses joint actions and trees that do not fit the workflow."""
 
     def _splits_groups(self, training: bool) -> bool:
         """
-        Whether a group of siblings may lie on several processes, as in TRL. Replies that stand alone allow it; those of a team
-        belong to episodes, which one process plays.
+        Whether a group of siblings may be split over several processes, as in TRL. Only with one slot: with several, an
+        episode has several replies, and one process must play all of them.
         """
         return len(self.workflow.slots) == 1
 
     @property
     def _group_size(self) -> int:
-        """G, the episodes per problem in the current mode."""
+        """G, the number of episodes per problem in the current mode."""
         return self.num_generations if self.model.training else self.num_generations_eval
 
     @property
     def _siblings_here(self) -> int:
-        """How many siblings always lie side by side on this process: G, or 1 where groups may be split."""
+        """Number of siblings that are always on the same process: G, or 1 if groups may be split."""
         return 1 if self._splits_groups(self.model.training) else self._group_size
 
     @contextmanager

@@ -163,7 +163,7 @@ class Rollout:
 
 def fit_batches(trainer: MultiAgentTrainer, args: MultiAgentConfig, train_dataset: Any) -> None:
     """
-    Sets the batch sizes and `save_steps` where `args` leaves them open, and checks the others.
+    Sets the batch sizes and `save_steps` that `args` leaves open, and checks the others.
 
     Raises:
         ValueError: If a batch does not hold whole problems, `train_dataset` is smaller than a generation batch, or

@@ -31,7 +31,7 @@ _MICRO_BATCH_MEANS = (
 
 
 def log_rollout(trainer: MultiAgentTrainer, output: dict[str, Any], rollout: Rollout) -> None:
-    """Logs a generation batch, once its advantages are known."""
+    """Logs a generation batch after its advantages are computed."""
     found = rollout_metrics(trainer, rollout)
     for name, value in found.items():
         trainer._metric(name, value)
@@ -48,7 +48,7 @@ def log_rollout(trainer: MultiAgentTrainer, output: dict[str, Any], rollout: Rol
 
 
 def _warn_of_threshold(trainer: MultiAgentTrainer, turns: float | None) -> None:
-    """Says where the threshold ended all episodes of the first batch at once, or none."""
+    """Warns if the threshold ended all episodes of the first batch after one turn, or none."""
     threshold = trainer.args.early_termination_threshold
     if threshold is None or turns is None or "threshold" in trainer._warned:
         return
@@ -275,10 +275,10 @@ class GradientShares:
 
 
 def log_columns(trainer: MultiAgentTrainer, rollout: Rollout) -> None:
-    """Adds what reward functions logged, agents and turns to TRL's table of completions."""
+    """Adds logged values of reward functions, agents and turns to TRL's table of completions."""
     of_row = [None if row is None else rollout.score_of(row) for row in rollout.rows]
     logged = {column for score in of_row if score is not None for column in score.columns}
-    # A column that was logged once has a value in every batch from then on, also where its function failed
+    # Once a column is logged, every later batch needs a value, even if the function failed
     extra = cast(dict[str, deque], trainer._logs["extra"])
     columns = sorted(extra.keys() | set(gather_object(list(logged))))
     for column in columns:

@@ -176,7 +176,7 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
             "problems."
         },
     )
-    save_steps: float | None = field(  # type: ignore[assignment]  # likewise
+    save_steps: float | None = field(  # type: ignore[assignment]  # `None` until `__post_init__`
         default=None,
         metadata={
             "help": "Optimizer steps between checkpoints. `None` selects the first number from 500 on that ends a generation "
