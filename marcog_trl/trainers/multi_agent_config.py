@@ -370,10 +370,9 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
 
     def _check_mappings(self) -> None:
         """Refuses fields that are neither a mapping nor a mapping in JSON."""
-        for name in (
-            "activation_checkpointing_kwargs", "gradient_checkpointing_kwargs", "lr_scheduler_kwargs", "model_init_kwargs",
-            "transformers_continuous_batching_config", "generation_kwargs", "chat_template_kwargs", "roles",
-        ):  # fmt: skip
+        for name in self._VALID_DICT_FIELDS:  # those of transformers and TRL depend on their versions
+            if name in ("accelerator_config", "fsdp_config", "deepspeed"):  # may be a path
+                continue
             value = getattr(self, name)
             try:
                 mapping = json.loads(value) if isinstance(value, str) else value
