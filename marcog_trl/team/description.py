@@ -20,6 +20,7 @@ from marcog_trl.files import write_json
 
 TEAM_FILE = "team.json"
 MODULES_FILE = "team_modules.safetensors"
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")  # as PEFT names them
 TEAM_FORMAT = 1
 # Settings that change what a saved team generates
 _SAVED_SETTINGS = (
@@ -32,7 +33,7 @@ _SAVED_SETTINGS = (
 _MACHINE_SETTINGS = ("use_cpu", "bf16")
 # A checkpoint can be resumed only if these agree
 _IDENTITY = ("format_version", "trainer", "base_model", "agents", "workflow", "num_turns", "modules")
-_USE_SAVED_TEAM = "Use a folder that a trainer's save_model wrote."
+USE_SAVED_TEAM = "Use a folder that a trainer's save_model wrote."
 
 
 @dataclass
@@ -110,16 +111,16 @@ class TeamDescription:
         try:
             content = json.loads(path.read_text())
         except ValueError as error:  # also raised for invalid UTF-8
-            raise ValueError(f"{str(path)!r} is not valid JSON: {error}. {_USE_SAVED_TEAM}") from error
+            raise ValueError(f"{str(path)!r} is not valid JSON: {error}. {USE_SAVED_TEAM}") from error
         found = content.get("format_version") if isinstance(content, dict) else None
         if found != TEAM_FORMAT:
             raise ValueError(f"{str(path)!r} has format_version={found}. This version reads {TEAM_FORMAT}.")
         for key in ("trainer", "base_model", "agents", "workflow", "rewards", "settings"):
             if key not in content:
-                raise ValueError(f"{str(path)!r} has no {key!r}. {_USE_SAVED_TEAM}")
+                raise ValueError(f"{str(path)!r} has no {key!r}. {USE_SAVED_TEAM}")
         if not isinstance(content["settings"], dict):
             raise ValueError(
-                f"{str(path)!r} has settings={content['settings']!r:.100}, which is not a mapping. {_USE_SAVED_TEAM}"
+                f"{str(path)!r} has settings={content['settings']!r:.100}, which is not a mapping. {USE_SAVED_TEAM}"
             )
         agents = content["agents"] if isinstance(content["agents"], list) else []
         if not agents or not all(
@@ -128,7 +129,7 @@ class TeamDescription:
         ):
             raise ValueError(
                 f"{str(path)!r} has agents={content['agents']!r:.100}, which is not a list of names and role texts. "
-                f"{_USE_SAVED_TEAM}"
+                f"{USE_SAVED_TEAM}"
             )
         known = {f.name for f in fields(cls)}
         described = {"num_turns": 1, "modules": {}, "versions": {}} | content

@@ -31,7 +31,7 @@ from marcog_trl.team.team import Team
 
 _OF_RUN = (RESULTS_FILE, "report.html")  # what was measured of the team that was trained
 EXPORT_FORMAT = 1
-NUM_PROBLEMS = 64  # where the caller gives none
+_PROBLEMS_AT_ONCE = 64
 
 
 def export_agents(
@@ -224,8 +224,8 @@ def _mean_latents(
     with state.split_between_processes(rows, apply_padding=True) as own, torch.random.fork_rng():
         torch.manual_seed(state.process_index)
         replies = []
-        for start in range(0, len(own), NUM_PROBLEMS):
-            for episode in team.play(own[start : start + NUM_PROBLEMS]):
+        for start in range(0, len(own), _PROBLEMS_AT_ONCE):
+            for episode in team.play(own[start : start + _PROBLEMS_AT_ONCE]):
                 replies += [(row, row.latent) for row in episode.rows]
     agent = torch.tensor([team.agents.index(row.slot.agent) for row, _ in replies], device=device)
     latents = torch.stack([z for _, z in replies])

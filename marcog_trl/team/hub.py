@@ -17,11 +17,8 @@ from huggingface_hub.utils import validate_repo_id
 
 from marcog_trl.files import read_json
 from marcog_trl.team.card import AGENTS_FOLDER, CARD_FILE, EXPORT_FILE, write_card
-from marcog_trl.team.description import TEAM_FILE
+from marcog_trl.team.description import ADAPTER_FILES, TEAM_FILE
 from marcog_trl.team.export import root_files
-
-
-_ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 class PushError(RuntimeError):
@@ -58,10 +55,10 @@ def push_team(
     """
     check_repo_id(repo_id)
     folder = Path(folder)
-    needed = [TEAM_FILE, f"{AGENTS_FOLDER}/{EXPORT_FILE}", CARD_FILE, *_ADAPTER_FILES]
+    needed = [TEAM_FILE, f"{AGENTS_FOLDER}/{EXPORT_FILE}", CARD_FILE, *ADAPTER_FILES]
     if (folder / TEAM_FILE).is_file():
         for agent in read_json(folder / TEAM_FILE, "agents")["agents"]:
-            needed += [f"{AGENTS_FOLDER}/{agent['name']}/{name}" for name in _ADAPTER_FILES]
+            needed += [f"{AGENTS_FOLDER}/{agent['name']}/{name}" for name in ADAPTER_FILES]
     for name in needed:
         if not (folder / name).is_file():
             raise ValueError(

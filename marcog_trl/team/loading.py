@@ -23,14 +23,17 @@ from marcog_trl.checks import nearest
 from marcog_trl.heterogeneity import CoreDecoder, LatentNet, LoraCores
 from marcog_trl.processes import this_process
 from marcog_trl.team.base_models import check_model
-from marcog_trl.team.description import MODULES_FILE, TEAM_FILE, TeamDescription, agents_of
+from marcog_trl.team.description import (
+    ADAPTER_FILES,
+    MODULES_FILE,
+    TEAM_FILE,
+    USE_SAVED_TEAM,
+    TeamDescription,
+    agents_of,
+)
 from marcog_trl.team.modules import TeamModule
 from marcog_trl.team.settings import TeamSettings
 from marcog_trl.workflows import make_workflow
-
-
-USE_SAVED_TEAM = "Use a folder that a trainer's save_model wrote."
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 def load_team(

@@ -18,8 +18,7 @@ from transformers import LogitsProcessorList
 
 from marcog_trl.agents import Workflow
 from marcog_trl.execution import CodeExecutor, Verdict
-from marcog_trl.parsing.extract import extract_code
-from marcog_trl.parsing.prompts import context_of
+from marcog_trl.parsing.replies import code_in
 from marcog_trl.problems.schema import list_faults, solution_job
 from marcog_trl.rollout.engine import encode_prompts, play
 from marcog_trl.rollout.records import Episode, Row
@@ -206,7 +205,7 @@ class Team:
         answers = []
         for e, episode in enumerate(episodes):
             solution = episode.turns[-1].solution
-            found = extract_code(solution, episode.problem.get("entry_point"), context_of(episode.problem))
+            found = code_in(episode.problem, solution)
             messages = [
                 {"agent": row.slot.agent, "turn": row.slot.turn + 1, "prompt": row.prompt, "reply": row.text}
                 for row in episode.rows

@@ -212,7 +212,8 @@ def resumed(model, folder, name):
     options |= {"lr_scheduler_type": "linear", "max_grad_norm": 1.0}
     whole = make_trainer(model, folder, SHPPOTrainer, SHPPOConfig, options)
     whole.model.eval()
-    episodes = whole.play_episodes(list(whole.eval_dataset.select([whole.accelerator.process_index])))
+    problems = list(whole.eval_dataset.select([whole.accelerator.process_index]))
+    episodes = whole.scorer.begin(whole.team, problems)()
     assert len(episodes[0].turns) == 1 + episodes[0].problem["long"]
     whole.model.train()
     whole.train()

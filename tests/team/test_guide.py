@@ -26,6 +26,6 @@ def test_every_block_runs(tiny_model, tmp_path, monkeypatch):
         for block in re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL):
             exec(block.replace("path/to/base", tiny_model), names)
         assert "agents/main/adapter_model.safetensors" in hub.repos["user/team"]
-    trainer.close_executor()
+    trainer.executor.close()
     assert names["team"].agents == ["helper", "main"]
     assert set(names["model"].peft_config) == {"helper", "main"}

@@ -1,13 +1,11 @@
 """Agents as LoRA requests of a colocated engine: what they are served with, when it changes, and what never does."""
 
 import hashlib
-import time
 
 import pytest
 import teams
 import torch
 from datasets import Dataset
-from transformers import Qwen2Config, Qwen2ForCausalLM
 from vllm import SamplingParams
 
 from marcog_trl import SHPPOTrainer
@@ -209,39 +207,3 @@ class TestEvaluation:
 class BestIsFirst(teams.Watch):
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
         metrics["eval_reward"] = -state.global_step
-
-
-class TestSpeed:
-    @pytest.mark.parametrize("mode", ["latent", "separate"])
-    def test_three_agents_are_refreshed_within_50_ms(self, tiny_model, tmp_path, mode):
-        """With the sizes of the embedded default, in this process's own time: other work on the machine does not count."""
-        trainer = make(small_model(tiny_model, tmp_path / "small"), tmp_path, lora={"r": 16}, **MODES[mode])
-        trainer.train()
-        seconds = []
-        for _ in range(10):
-            started = time.process_time()
-            trainer._refresh_agents()
-            seconds.append(time.process_time() - started)
-        assert sorted(seconds)[5] < 0.05
-
-
-def small_model(tiny_model, path):
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    config = Qwen2Config(
-        vocab_size=600,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=1024,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-        tie_word_embeddings=True,
-    )
-    Qwen2ForCausalLM(config).save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    return str(path)
