@@ -1037,7 +1037,7 @@ class TestOptimizers:
 )
 def test_settings_that_contradict_a_workflow_instance_are_refused(tmp_path, options):
     """Before any model is looked for: this one does not exist."""
-    with pytest.raises(ValueError, match=f"{next(iter(options))}=.* contradicts the Pair"):
+    with pytest.raises(ValueError, match=f"{next(iter(options))}=.* contradicts the given workflow Pair"):
         teams.make("nobody/no-such-model", tmp_path, workflow=teams.Pair(num_turns=2), **options)
 
 
