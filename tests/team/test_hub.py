@@ -268,7 +268,7 @@ class TestCard:
 
     def test_of_one_agent(self, tiny_model, tmp_path):
         trainer = teams.make(tiny_model, tmp_path, teams.MultiAgentGRPOTrainer)
-        export_agents(trainer, tmp_path / "agents")
+        trainer.export_agents(tmp_path / "agents")
         trainer.create_model_card("run")
         card = (tmp_path / "README.md").read_text()
         assert "\nOne LLM agent on the local model `tiny`, trained by reinforcement learning" in card

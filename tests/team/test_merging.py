@@ -82,7 +82,7 @@ def test_a_team_trains_alike_with_and_without(tiny_model, tmp_path):
 
 @pytest.mark.parametrize("field", ["use_vllm", "use_transformers_continuous_batching"])
 def test_refused_where_generate_does_not_generate(tmp_path, field):
-    with pytest.raises(ValueError, match=rf"merge_for_generation=True .*{field}=True .* Set one of them to False"):
+    with pytest.raises(ValueError, match=rf"merge_for_generation=True .*{field}=True.* Set one of them to False"):
         MultiAgentConfig(str(tmp_path), merge_for_generation=True, use_cpu=True, **{field: True})
 
 
@@ -95,7 +95,7 @@ def test_refused_for_adapters_by_row(tmp_path, sharing):
 
 
 def test_refused_for_a_quantised_base(tiny_model, tmp_path):
-    with pytest.raises(ValueError, match="merge_for_generation=True does not work with a quantised base model"):
+    with pytest.raises(ValueError, match="merge_for_generation=True does not support a quantised base model"):
         teams.make(
             tiny_model,
             tmp_path,
