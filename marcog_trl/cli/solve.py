@@ -124,7 +124,3 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         parser.exit(130, "Interrupted. Nothing was written.\n")
     return show(answer, args.messages)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

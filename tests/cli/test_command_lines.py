@@ -233,3 +233,10 @@ class TestCommands:
         printed = capsys.readouterr()
         assert ended.value.code == 2 and printed.err.startswith("error: ") and message in printed.err
         assert printed.err.count("\n") == 1 and printed.out == ""
+
+    def test_the_module_passes_on_the_exit_code(self, monkeypatch):
+        """A solution that fails its tests ends with 1."""
+        monkeypatch.setattr("marcog_trl.cli.solve.main", lambda: 1)
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module("marcog_trl", run_name="__main__")
+        assert ended.value.code == 1
