@@ -27,7 +27,10 @@ def unwrap(func: Callable) -> Callable:
 
 
 def needs(reader, what: str) -> bool:
-    """Whether a workflow or a reward function needs `"tests"` or an `"entry_point"` in each problem."""
+    """
+    Whether a workflow or a reward function needs `"tests"` or an `"entry_point"` in each problem, or, since it reads token ids,
+    its own `"tokenizer"`.
+    """
     return bool(getattr(unwrap(reader), f"needs_{what}", False))
 
 

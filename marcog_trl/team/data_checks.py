@@ -17,7 +17,7 @@ from marcog_trl.rewards.requirements import needs
 from marcog_trl.rollout.engine import replay
 
 
-_GIVEN = ("replies", "turn", "verdicts", "previous_solution", "previous_verdicts", "executor")
+_GIVEN = ("replies", "rows", "turn", "verdicts", "previous_solution", "previous_verdicts", "executor")
 """Arguments of reward functions that do not come from the dataset. Columns must not have these names."""
 
 

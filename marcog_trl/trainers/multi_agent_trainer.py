@@ -184,6 +184,7 @@ class MultiAgentTrainer(Sharing, ProblemLoaders):
         if self._is_vlm:
             raise ValueError("processing_class is a multimodal processor. Pass a text tokenizer.")
         check_optimizer(self.optimizer, self.model)
+        self.scorer.check_tokenizer(self._tokenizer)
         # Set here and not passed: TRL warns that rollout functions are experimental
         self.rollout_func = self._rollout
         check_zero3(self.model, args)

@@ -22,7 +22,7 @@ from trl.trainer.utils import get_callable_name
 from marcog_trl.execution import CodeExecutor
 from marcog_trl.problems import solution_job
 from marcog_trl.processes import this_process
-from marcog_trl.rewards.requirements import needs
+from marcog_trl.rewards.requirements import needs, unwrap
 from marcog_trl.rollout.records import Episode, Score, Turn
 from marcog_trl.team.team import Team
 from marcog_trl.trainers.reward_functions import CALL_COLUMN, ScoringCall, is_reward_model, wrap_rewards
@@ -84,6 +84,12 @@ class Scorer:
         self._warned: set[str] = set()
         # By index: calls of a function that returned nothing but None, as long as it has returned nothing else
         self._silent = {index: 0 for index, func in enumerate(reward_funcs) if not is_reward_model(func)}
+
+    def check_tokenizer(self, tokenizer: Any) -> None:
+        """Refuses reward functions that read token ids of another tokenizer."""
+        for func in self.reward_funcs:
+            if needs(func, "tokenizer"):
+                unwrap(func).check_tokenizer(tokenizer)  # type: ignore[attr-defined]
 
     def execute(self, turns: Sequence[tuple[Episode, Turn]]) -> Callable[[], None]:
         """
@@ -340,6 +346,7 @@ def reward_inputs(episode: Episode, turn: int) -> tuple[dict[str, Any], Any]:
         "replies": this.replies,
         "turn": turn,
         "verdicts": this.verdicts,
+        "rows": [row for row in episode.rows if row.slot.turn <= turn],
         "previous_solution": None if before is None else before.solution,
         "previous_verdicts": [] if before is None else before.verdicts,
     }

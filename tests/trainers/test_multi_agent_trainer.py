@@ -249,6 +249,9 @@ class TestRewards:
             previous = kwargs.pop("previous_solution")
             assert previous == ([None] * len(prompts) if not calls else calls[-1][1])
             assert kwargs.pop("previous_verdicts") == [[]] * len(prompts)
+            until_now = [[token for row in rows for token in row.completion_ids] for rows in kwargs.pop("rows")]
+            earlier = [ids for call in calls for ids in call[2]] or [[]] * len(prompts)
+            assert until_now == [[*before, *ids] for before, ids in zip(earlier, completion_ids, strict=True)]
             calls.append((prompts, completions, completion_ids, replies, turn, level))
             assert executor is trainer.executor and verdicts == [[]] * len(prompts)
             assert set(kwargs) == {"log_extra", "log_metric", "trainer_state"}

@@ -1,0 +1,1 @@
+"""Learning from preferences: pairs of episodes, MADPO, reward models of teams, and rounds of them."""

@@ -1,0 +1,69 @@
+"""What a reward model reads: an episode as one sequence of token ids, the same in its training and in reinforcement learning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from marcog_trl.parsing.prompts import Prompt, messages_of
+from marcog_trl.rollout.engine import encode_prompts
+from marcog_trl.rollout.records import Row
+
+
+def transcript(tokenizer: Any, prompt: Prompt, replies: Iterable[Mapping[str, Any]]) -> list[int]:
+    """
+    The token ids of an episode: its problem once, then `[agent · turn] reply` line by line, and an end-of-sequence token.
+
+    Replies keep their token ids, so that one that was cut off lacks its end. The problem goes through the chat template where
+    there is one.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`): The team's tokenizer, which is the reward model's too.
+        prompt (`str` or `list[dict]`): The problem's `prompt`.
+        replies (`Iterable[Mapping]`): Replies in order: `agent`, `turn` (from 0) and `completion_ids`, as one side of a pair
+            has them.
+
+    Returns:
+        `list[int]`: Token ids.
+    """
+    (ids,) = encode_prompts(tokenizer, [messages_of(prompt)])
+    for reply in replies:
+        label = f"[{reply['agent']} · {reply['turn'] + 1}] "
+        ids += tokenizer(label, add_special_tokens=False)["input_ids"]
+        ids += reply["completion_ids"]
+        ids += tokenizer("\n", add_special_tokens=False)["input_ids"]
+    return [*ids, tokenizer.eos_token_id]
+
+
+def transcript_of(tokenizer: Any, pair: Mapping[str, Any], side: str) -> list[int]:
+    """The [`transcript`] of the `"chosen"` or `"rejected"` side of a pair, with the turns before it."""
+    return transcript(tokenizer, pair["prompt"], [*pair["history"], *pair[side]])
+
+
+def replies_of(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """Rows of an episode as the replies of [`transcript`]."""
+    return [{"agent": row.slot.agent, "turn": row.slot.turn, "completion_ids": row.completion_ids} for row in rows]
+
+
+def check_same_tokenizer(name: str, own: Any, team: Any) -> None:
+    """
+    Refuses a reward model that reads token ids otherwise than the team wrote them.
+
+    Args:
+        name (`str`): Name of the reward model in the error.
+        own, team (`PreTrainedTokenizerBase`): The tokenizers of the reward model and of the team.
+
+    Raises:
+        ValueError: If they differ in vocabulary, end-of-sequence token or chat template.
+    """
+    differences = {
+        "vocabulary": own.get_vocab() != team.get_vocab(),
+        "eos_token": own.eos_token_id != team.eos_token_id,
+        "chat template": own.chat_template != team.chat_template,
+    }
+    found = [what for what, differs in differences.items() if differs]
+    if found:
+        raise ValueError(
+            f"{name} has another {' and '.join(found)} than the team, whose token ids it reads. Train a reward model on the "
+            "team's base model."
+        )
