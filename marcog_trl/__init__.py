@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from marcog_trl.agents import Agent, Consult, Execute, Slot, Workflow
     from marcog_trl.evaluation.evaluate import evaluate_team
+    from marcog_trl.preferences import collect_preferences
     from marcog_trl.problems import load_problems
     from marcog_trl.rewards import (
         class_reward,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 # Imported when first used: the execution workers and the workflows need neither torch nor trl
 _MODULES = {
     "marcog_trl.agents": ("Agent", "Consult", "Execute", "Slot", "Workflow"),
+    "marcog_trl.preferences": ("collect_preferences",),
     "marcog_trl.problems": ("load_problems",),
     "marcog_trl.rewards": (
         "class_reward", "collaboration_reward", "delta_reward", "execution_reward", "graded_reward",
@@ -80,6 +82,7 @@ __all__ = [
     "Workflow",
     "class_reward",
     "collaboration_reward",
+    "collect_preferences",
     "delta_reward",
     "evaluate_team",
     "execution_reward",

@@ -1,1 +1,19 @@
-"""Learning from preferences: pairs of episodes, MADPO, reward models of teams, and rounds of them."""
+"""Learning from preferences: pairs of episodes, and what is trained on them."""
+
+from marcog_trl.preferences.overoptimisation import OveroptimisationCallback
+from marcog_trl.preferences.pairs import collect_preferences
+from marcog_trl.preferences.reward_config import TeamRewardConfig
+from marcog_trl.preferences.reward_model import TeamRewardModel
+from marcog_trl.preferences.reward_report import reward_model_report
+from marcog_trl.preferences.reward_trainer import TeamRewardTrainer, hold_out_problems
+
+
+__all__ = [
+    "OveroptimisationCallback",
+    "TeamRewardConfig",
+    "TeamRewardModel",
+    "TeamRewardTrainer",
+    "collect_preferences",
+    "hold_out_problems",
+    "reward_model_report",
+]
