@@ -29,6 +29,7 @@ from marcog_trl.preferences.candidates import (
     candidates_of_tree,
     choose_pairs,
 )
+from marcog_trl.preferences.transcript import tokenizer_digest
 from marcog_trl.processes import this_process
 from marcog_trl.rollout.engine import play_tree
 from marcog_trl.rollout.records import Episode, Row
@@ -88,6 +89,7 @@ def identity(team: Team) -> str:
             "workflow": type(team.workflow).__name__,
             "num_turns": team.workflow.num_turns,
             "agents": team.agents,
+            "tokenizer": tokenizer_digest(team.tokenizer),
             "vocab_size": team.model.config.get_text_config().vocab_size,
             "latents": latents,
         }

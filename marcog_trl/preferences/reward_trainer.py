@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import warnings
 from pathlib import Path
@@ -16,7 +17,7 @@ from marcog_trl.checks import Range, check_number
 from marcog_trl.files import write_json
 from marcog_trl.preferences.reward_config import TeamRewardConfig
 from marcog_trl.preferences.reward_model import REWARD_MODEL_FILE, TeamRewardModel
-from marcog_trl.preferences.transcript import transcript_of
+from marcog_trl.preferences.transcript import tokenizer_digest, transcript_of
 
 
 class TeamRewardTrainer(RewardTrainer):
@@ -43,8 +44,8 @@ class TeamRewardTrainer(RewardTrainer):
             Defaults to LoRA of rank 16 on all linear layers, with the score head trained in full.
 
     Raises:
-        ValueError: Before any work starts, if there are no pairs, all are too long, the datasets share problems, or replies have
-            token ids that the model does not know.
+        ValueError: Before any work starts, if there are no pairs, all are too long, the datasets share problems, or the pairs
+            have token ids of another tokenizer.
 
     Source: Bradley-Terry loss on joint transcripts, as in MARLHF; centring: https://huggingface.co/papers/2312.09244, eq. 2.
     """
@@ -109,7 +110,9 @@ class TeamRewardTrainer(RewardTrainer):
         kind = next((name for name, used in types.items() if used), None)
         model = TeamRewardModel(self.model, self.processing_class, autocast=kind)
         model.batch_size = 2 * self.args.per_device_eval_batch_size
-        seen = {tuple(ids) for side in ("chosen_ids", "rejected_ids") for ids in cast(Dataset, self.train_dataset)[side]}
+        seen = {
+            tuple(ids) for side in ("chosen_ids", "rejected_ids") for ids in cast(Dataset, self.train_dataset)[side]
+        }
         scores = torch.tensor(model.score([list(ids) for ids in sorted(seen)]))
         model.mean, model.std = scores.mean().item(), scores.std(correction=0).item()
         if not model.std > 0:
@@ -142,19 +145,15 @@ def with_transcripts(pairs: Dataset, tokenizer: Any, name: str) -> Dataset:
         name (`str`): Name of the dataset in errors.
 
     Raises:
-        ValueError: If replies have token ids that the tokenizer does not know.
+        ValueError: If the pairs were collected with another tokenizer.
     """
-    known = max(tokenizer.get_vocab().values())
+    if {json.loads(team)["tokenizer"] for team in pairs.unique("team")} != {tokenizer_digest(tokenizer)}:
+        raise ValueError(
+            f"{name} has token ids of another tokenizer than the reward model's. Train it on the team's base model."
+        )
 
     def add(pair: dict[str, Any]) -> dict[str, list[int]]:
-        ids = {side: transcript_of(tokenizer, pair, side) for side in ("chosen", "rejected")}
-        highest = max(map(max, ids.values()))
-        if highest > known:
-            raise ValueError(
-                f"{name} has the token id {highest}, but the reward model's tokenizer ends at {known}. Train it on the team's "
-                "base model."
-            )
-        return {f"{side}_ids": of_side for side, of_side in ids.items()}
+        return {f"{side}_ids": transcript_of(tokenizer, pair, side) for side in ("chosen", "rejected")}
 
     return pairs.map(add, desc=f"Writing transcripts of {name}", load_from_cache_file=False)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -43,6 +45,12 @@ def transcript_of(tokenizer: Any, pair: Mapping[str, Any], side: str) -> list[in
 def replies_of(rows: Iterable[Row]) -> list[dict[str, Any]]:
     """Rows of an episode as the replies of [`transcript`]."""
     return [{"agent": row.slot.agent, "turn": row.slot.turn, "completion_ids": row.completion_ids} for row in rows]
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """What tells tokenizers apart whose token ids mean something else."""
+    vocabulary = json.dumps([sorted(tokenizer.get_vocab().items()), tokenizer.eos_token_id])
+    return hashlib.sha256(vocabulary.encode()).hexdigest()[:16]
 
 
 def check_same_tokenizer(name: str, own: Any, team: Any) -> None:

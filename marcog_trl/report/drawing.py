@@ -97,7 +97,8 @@ def _draw_curves(axis: Axes, plot: Plot) -> int:
     hidden = _limit(axis, plot)
     axis.set_xlabel(plot.xlabel, fontsize=9)
     axis.set_ylabel(f"{plot.ylabel}\n({hidden} lower not shown)" if hidden else plot.ylabel, fontsize=9)
-    axis.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True, steps=[1, 2, 5, 10]))
+    counts = all((curve.x == curve.x.round()).all() for curve in plot.curves)
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=counts, steps=[1, 2, 5, 10]))
     if len(plot.curves) > 1 or plot.level is not None:
         _add_legend(axis)
     return widest

@@ -37,6 +37,7 @@ class Panel:
             first group of the expression. Held-out values (`eval_...`) are shown beside each curve.
         agents (`str`, *optional*): Name of a metric that is logged for every agent, after `agents/<agent>/`.
         against (`str`, *optional*): Metric of the agents on the horizontal axis. Defaults to the optimizer step.
+        root (`str`, *optional*): Metric of the team whose square root is on the horizontal axis of the team's curves.
         xlabel (`str`, *optional*):
             Label of the horizontal axis. In both labels, `{0}` and `{1}` stand for the shares of the variance of the latents
             along their first two directions.
@@ -52,6 +53,7 @@ class Panel:
     team: Mapping[str, str] = field(default_factory=dict)
     agents: str = ""
     against: str = ""
+    root: str = ""
     xlabel: str = "optimizer step"
     limits: tuple[float | None, float | None] = (None, None)
     level: tuple[float | None, str] | None = None
@@ -112,6 +114,22 @@ PICTURES = (
         (
             Panel("KL to the reference", "nats per token", {"kl": "KL"}, limits=POSITIVE),
             Panel("Entropy of the policy", "nats per token", {"entropy": "entropy"}, limits=POSITIVE),
+        ),
+    ),
+    Picture(
+        "overoptimisation",
+        "Rewards and distance",
+        "Every reward function over the distance from the reference model. Where a reward model rises and the reward that it "
+        "stands for (weight 0) falls, its mistakes are being exploited.",
+        (
+            Panel(
+                "Reward functions over the distance",
+                "reward units",
+                {"rewards/(.+)/mean": "{}"},
+                root="kl",
+                xlabel="√KL to the reference, √(nats per token)",
+                min_matches=2,
+            ),
         ),
     ),
     Picture(
@@ -315,10 +333,21 @@ def _team_curves(panel: Panel, metrics: pd.DataFrame) -> list[Curve]:
     curves = []
     for i, (name, label) in enumerate(labels.items()):
         color, dashes = TEAM_COLORS[i % len(TEAM_COLORS)], DASHES[i // len(TEAM_COLORS) % len(DASHES)]
+        if panel.root:
+            curves += [Curve(label, *points, color, dashes) for points in _points_over_root(metrics, panel.root, name)]
+            continue
         curves.append(Curve(label, *_points(metrics[name]), color, dashes))
         if f"eval_{name}" in metrics:
             curves.append(Curve(f"{label}, held-out", *_points(metrics[f"eval_{name}"]), color, dashes, held_out=True))
     return curves
+
+
+def _points_over_root(metrics: pd.DataFrame, root: str, name: str) -> list[tuple[np.ndarray, np.ndarray]]:
+    """A metric over the square root of another one, from left to right; empty without that one."""
+    if root not in metrics:
+        return []
+    both = metrics[[root, name]].dropna().sort_values(root, kind="stable")
+    return [(np.sqrt(both[root].clip(lower=0).to_numpy()), both[name].to_numpy())] if len(both) else []
 
 
 def _points(metric: pd.Series) -> tuple[np.ndarray, np.ndarray]:

@@ -18,6 +18,7 @@ def log(step, **more):
     """A log of an SHPPO run."""
     entry = {"step": step, "reward": 0.1 * step, "execution_reward/solved": 0.5, "execution_reward/pass_rate": 0.6}
     entry |= {"kl": 0.01, "entropy": 1.0, "critic/value_loss": 0.3, "critic/explained_variance": 0.1}
+    entry |= {"rewards/reward_model/mean": 0.2 * step, "rewards/execution_reward/mean": 0.1 * step}
     entry |= {"latent/distance": 0.2, "agents/behavioural_diversity": 0.0, "latent/core_norm": 0.1}
     for i, agent in enumerate(AGENTS):
         entry |= {f"agents/{agent}/{name}": 0.5 + i for name in ("reward", "gradient_share", "completion_length")}
@@ -30,7 +31,7 @@ class TestMakePlots:
         pictures = make_plots([log(1), log(2)], AGENTS)
         assert list(pictures) == NAMES
         shown = [plot.title for plots in pictures.values() for plot in plots]
-        assert len(shown) == len(set(shown)) == 14
+        assert len(shown) == len(set(shown)) == 16
 
     @pytest.mark.parametrize(
         ("absent", "without"),
@@ -39,7 +40,8 @@ class TestMakePlots:
             ("gradient_share", {"gradients"}),
             (LATENTS, {"latents"}),
             ("agents/helper/reward agents/main/reward", {"agent_rewards"}),
-            ("kl entropy", {"kl_entropy"}),
+            ("kl entropy", {"kl_entropy", "overoptimisation"}),
+            ("rewards/execution", {"overoptimisation"}),
             ("latent/ diversity", {"diversity"}),
         ],
     )
@@ -56,15 +58,21 @@ class TestMakePlots:
         assert list(make_plots([entry], ["solo"])) == ["reward", "replies"]
 
     def test_held_out_problems_turns_and_single_rewards_have_curves_of_their_own(self):
-        more = {"rewards/first/mean": 0.1, "rewards/second/mean": 0.2, "execution_reward/turn_2/solved": 0.9}
+        more = {"execution_reward/turn_2/solved": 0.9}
         history = [log(1, **more), {"step": 1, "eval_reward": 0.4, "eval_execution_reward/solved": 0.3}, log(2)]
         reward, functions, solved = make_plots(history, AGENTS)["reward"]
         assert [curve.label for curve in reward.curves] == ["reward", "reward, held-out"]
-        assert [curve.label for curve in functions.curves] == ["first", "second"]
+        assert [curve.label for curve in functions.curves] == ["execution_reward", "reward_model"]
         labels = {curve.label: curve for curve in solved.curves}
         assert set(labels) == {"solved", "solved, held-out", "solved, turn 2", "tests passed"}
         assert labels["solved, held-out"].held_out and labels["solved, held-out"].y.tolist() == [0.3]
         assert labels["solved, turn 2"].x.tolist() == [1]
+
+    def test_rewards_are_shown_over_the_root_of_the_divergence(self):
+        (plot,) = make_plots([log(1, kl=0.09), log(2, kl=0.04), log(3, kl=None)], AGENTS)["overoptimisation"]
+        assert [curve.label for curve in plot.curves] == ["execution_reward", "reward_model"]
+        assert plot.curves[1].x.tolist() == pytest.approx([0.2, 0.3])
+        assert plot.curves[1].y.tolist() == pytest.approx([0.4, 0.2])
 
     def test_an_agent_has_its_colour_everywhere(self):
         agents = [f"agent{i}" for i in range(8)]
