@@ -1,14 +1,19 @@
 """Learning from preferences: pairs of episodes, and what is trained on them."""
 
+from marcog_trl.preferences.madpo_config import MADPOConfig
+from marcog_trl.preferences.madpo_trainer import MADPOTrainer
 from marcog_trl.preferences.overoptimisation import OveroptimisationCallback
 from marcog_trl.preferences.pairs import collect_preferences
 from marcog_trl.preferences.reward_config import TeamRewardConfig
 from marcog_trl.preferences.reward_model import TeamRewardModel
 from marcog_trl.preferences.reward_report import reward_model_report
 from marcog_trl.preferences.reward_trainer import TeamRewardTrainer, hold_out_problems
+from marcog_trl.preferences.untrained import save_untrained_team
 
 
 __all__ = [
+    "MADPOConfig",
+    "MADPOTrainer",
     "OveroptimisationCallback",
     "TeamRewardConfig",
     "TeamRewardModel",
@@ -16,4 +21,5 @@ __all__ = [
     "collect_preferences",
     "hold_out_problems",
     "reward_model_report",
+    "save_untrained_team",
 ]

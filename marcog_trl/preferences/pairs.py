@@ -19,6 +19,7 @@ from accelerate.utils import gather_object
 from datasets import Dataset, Features, List, Value
 from tqdm.auto import tqdm
 
+from marcog_trl.agents import Workflow
 from marcog_trl.checks import COUNT, NOT_NEGATIVE, UNIT, check_choice, check_number
 from marcog_trl.evaluation.evaluate import make_scorer
 from marcog_trl.files import write_whole
@@ -75,25 +76,55 @@ def features(prompt: Any) -> Features:
     )
 
 
-def identity(team: Team) -> str:
-    """What pairs must have in common with the team that is trained on them, as JSON."""
-    latents = None
-    if team.settings.has_latents:
-        assert team.modules is not None and team.modules.latent_net is not None
-        digest = hashlib.sha256()
-        for _, weight in sorted(team.modules.latent_net.state_dict().items()):
-            digest.update(weight.float().cpu().numpy().tobytes())
-        latents = digest.hexdigest()[:16]
+def identity(workflow: Workflow, tokenizer: Any, latent_net: Mapping[str, torch.Tensor] | None) -> str:
+    """
+    What pairs must have in common with the team that is trained on them, as JSON.
+
+    Args:
+        workflow ([`Workflow`]): The team's workflow.
+        tokenizer (`PreTrainedTokenizerBase`): The team's tokenizer.
+        latent_net (`Mapping[str, torch.Tensor]`, *optional*): Weights of the network that makes latents.
+    """
+    digest = hashlib.sha256()
+    for _, weight in sorted((latent_net or {}).items()):
+        digest.update(weight.float().cpu().contiguous().numpy().tobytes())
     return json.dumps(
         {
-            "workflow": type(team.workflow).__name__,
-            "num_turns": team.workflow.num_turns,
-            "agents": team.agents,
-            "tokenizer": tokenizer_digest(team.tokenizer),
-            "vocab_size": team.model.config.get_text_config().vocab_size,
-            "latents": latents,
+            "workflow": type(workflow).__name__,
+            "num_turns": workflow.num_turns,
+            "agents": [agent.name for agent in workflow.agents],
+            "tokenizer": tokenizer_digest(tokenizer),
+            "latents": digest.hexdigest()[:16] if latent_net else None,
         }
     )
+
+
+def identity_of(team: Team) -> str:
+    """The [`identity`] of a team."""
+    latent_net = team.modules.latent_net if team.modules is not None else None
+    return identity(team.workflow, team.tokenizer, None if latent_net is None else latent_net.state_dict())
+
+
+def check_identity(name: str, pairs: Dataset, expected: str) -> None:
+    """
+    Checks that pairs are of the team that is to be trained on them.
+
+    Args:
+        name (`str`): Name of the dataset in errors.
+        pairs (`Dataset`): The pairs.
+        expected (`str`): The team's [`identity`].
+
+    Raises:
+        ValueError: If they are another team's.
+    """
+    ours = json.loads(expected)
+    for found in sorted(set(pairs["team"])):
+        for key, theirs in json.loads(found).items():
+            if theirs != ours[key]:
+                raise ValueError(
+                    f"{name} has pairs of another team: {key} is {theirs!r}, but {ours[key]!r} in this team. Collect pairs "
+                    "with this team."
+                )
 
 
 # Collection
@@ -168,7 +199,7 @@ def collect_preferences(
     scorer, _ = make_scorer(team, None, reward_funcs)
     check_dataset("problems", problems, team.workflow, scorer.reward_funcs)
     collector = Collector(team, scorer, num_candidates, unit, gamma_turn, seed)
-    rows, of_team = [dict(row) for row in problems], identity(team)
+    rows, of_team = [dict(row) for row in problems], identity_of(team)
     found: list[dict[str, Any]] = []
     for index, candidates in collector.candidates(rows, batch_size):
         pairs = choose_pairs(candidates, pairing, pairs_per_problem, min_gap, (seed, index))
