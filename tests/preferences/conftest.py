@@ -45,7 +45,12 @@ def make_pairs(load_team):
     def make(sharing="shared", num_turns=1, count=4, **options):
         key = sharing, num_turns, count, str(options)
         if key not in collected:
-            options = {"num_candidates": 4, "pairs_per_problem": 2, "unit": "episode", "reward_funcs": by_agent} | options
+            options = {
+                "num_candidates": 4,
+                "pairs_per_problem": 2,
+                "unit": "episode",
+                "reward_funcs": by_agent,
+            } | options
             collected[key] = collect_preferences(load_team(sharing, num_turns), teams.dataset(count), **options)
         return collected[key]
 
@@ -79,7 +84,7 @@ def make_trainer(saved_team, make_pairs, tmp_path):
         return MADPOTrainer(
             folder or saved_team(sharing, num_turns, workflow),
             args=MADPOConfig(str(tmp_path / "madpo"), **config),
-            train_dataset=pairs or make_pairs(sharing, num_turns),
+            train_dataset=make_pairs(sharing, num_turns) if pairs is None else pairs,
             workflow=workflow,
             **arguments,
         )
