@@ -7,7 +7,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from marcog_trl.agents import Agent, Consult, Execute, Slot, Workflow
     from marcog_trl.evaluation.evaluate import evaluate_team
-    from marcog_trl.preferences import MADPOConfig, MADPOTrainer, collect_preferences, save_untrained_team
+    from marcog_trl.preferences import (
+        IterativeMADPOConfig,
+        IterativeMARLHFConfig,
+        MADPOConfig,
+        MADPOTrainer,
+        OveroptimisationCallback,
+        Round,
+        Rounds,
+        RoundsSettings,
+        TeamRewardConfig,
+        TeamRewardModel,
+        TeamRewardTrainer,
+        collect_preferences,
+        expert_candidates,
+        hold_out_problems,
+        reward_model_report,
+        save_untrained_team,
+    )
     from marcog_trl.problems import load_problems
     from marcog_trl.rewards import (
         class_reward,
@@ -41,7 +58,12 @@ if TYPE_CHECKING:
 # Imported when first used: the execution workers and the workflows need neither torch nor trl
 _MODULES = {
     "marcog_trl.agents": ("Agent", "Consult", "Execute", "Slot", "Workflow"),
-    "marcog_trl.preferences": ("MADPOConfig", "MADPOTrainer", "collect_preferences", "save_untrained_team"),
+    "marcog_trl.preferences": (
+        "IterativeMADPOConfig", "IterativeMARLHFConfig", "MADPOConfig", "MADPOTrainer", "OveroptimisationCallback",
+        "Round", "Rounds", "RoundsSettings", "TeamRewardConfig", "TeamRewardModel", "TeamRewardTrainer",
+        "collect_preferences", "expert_candidates", "hold_out_problems", "reward_model_report",
+        "save_untrained_team",
+    ),
     "marcog_trl.problems": ("load_problems",),
     "marcog_trl.rewards": (
         "class_reward", "collaboration_reward", "delta_reward", "execution_reward", "graded_reward",
@@ -66,6 +88,8 @@ __all__ = [
     "Consult",
     "Discussion",
     "Execute",
+    "IterativeMADPOConfig",
+    "IterativeMARLHFConfig",
     "MADPOConfig",
     "MADPOTrainer",
     "MultiAgentConfig",
@@ -74,13 +98,20 @@ __all__ = [
     "MultiAgentPPOConfig",
     "MultiAgentPPOTrainer",
     "MultiAgentTrainer",
+    "OveroptimisationCallback",
     "Pipeline",
     "ReportCallback",
+    "Round",
+    "Rounds",
+    "RoundsSettings",
     "SHPPOConfig",
     "SHPPOTrainer",
     "Single",
     "Slot",
     "Team",
+    "TeamRewardConfig",
+    "TeamRewardModel",
+    "TeamRewardTrainer",
     "Workflow",
     "class_reward",
     "collaboration_reward",
@@ -88,9 +119,12 @@ __all__ = [
     "delta_reward",
     "evaluate_team",
     "execution_reward",
+    "expert_candidates",
     "graded_reward",
+    "hold_out_problems",
     "load_problems",
     "make_workflow",
+    "reward_model_report",
     "save_untrained_team",
 ]
 

@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate.utils import tqdm
@@ -31,6 +31,7 @@ from trl import DPOTrainer
 from trl.models import prepare_deepspeed
 
 from marcog_trl.agents import Workflow
+from marcog_trl.heterogeneity import save_split_adapters
 from marcog_trl.preferences.episodes import ROW_KEYS, EpisodeCollator, EpisodeModel, make_examples
 from marcog_trl.preferences.madpo_config import DIFFERENCES, MADPOConfig
 from marcog_trl.preferences.pairs import check_identity, identity
@@ -137,7 +138,8 @@ class MADPOTrainer(ModulesCheckpoints, Sharing, DPOTrainer):
         weights = load_file(self._start / MODULES_FILE) if settings.has_latents else {}
         latent_net = {name: tensor for name, tensor in weights.items() if name.startswith("latent_net.")}
         self._identity = identity(self.workflow, tokenizer, {n.partition(".")[2]: x for n, x in latent_net.items()})
-        reentrant = args.gradient_checkpointing and (args.gradient_checkpointing_kwargs or {}).get("use_reentrant")
+        options = cast(dict, args.gradient_checkpointing_kwargs or {})
+        reentrant = args.gradient_checkpointing and options.get("use_reentrant")
         if settings.has_latents and reentrant:
             raise ValueError(
                 "A team with latents does not support reentrant gradient checkpointing: all layers decode their cores from one "
@@ -219,6 +221,12 @@ class MADPOTrainer(ModulesCheckpoints, Sharing, DPOTrainer):
             return {}
         weights = load_file(self._start / MODULES_FILE)
         return {name: tensor for name, tensor in weights.items() if not name.startswith("core_decoder.")}
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        super()._save(output_dir, state_dict=state_dict)
+        if self._team_settings.parameter_sharing == "separate":
+            paths = [self._folder(output_dir) / "agents" / agent for agent in self.agents]
+            save_split_adapters(self.model, paths, is_main_process=self.args.should_save)
 
     def _as_rows(self, agents: torch.Tensor, latents: torch.Tensor) -> AbstractContextManager[Any]:
         """Around a forward pass of rows of these agents `(R,)`, with these latents `(R, d)`."""

@@ -84,7 +84,7 @@ def make_trainer(saved_team, make_pairs, tmp_path):
         return MADPOTrainer(
             folder or saved_team(sharing, num_turns, workflow),
             args=MADPOConfig(str(tmp_path / "madpo"), **config),
-            train_dataset=pairs or make_pairs(sharing, num_turns),
+            train_dataset=make_pairs(sharing, num_turns) if pairs is None else pairs,
             workflow=workflow,
             **arguments,
         )

@@ -1,0 +1,117 @@
+"""Trains a team with MARLHF from a command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from peft import PeftModel, set_peft_model_state_dict
+from rich.console import Console
+from rich.table import Table
+from safetensors.torch import load_file
+from transformers import AutoTokenizer
+from trl import get_quantization_config
+from trl.trainer.utils import get_callable_name
+
+from marcog_trl.cli.endings import Kept
+from marcog_trl.cli.recipe import TrainingRecipe
+from marcog_trl.cli.rounds import RoundsRun, train_in_rounds
+from marcog_trl.files import write_json
+from marcog_trl.preferences.marlhf_config import IterativeMARLHFConfig
+from marcog_trl.preferences.overoptimisation import OveroptimisationCallback
+from marcog_trl.preferences.reward_config import TeamRewardConfig
+from marcog_trl.preferences.reward_model import TeamRewardModel
+from marcog_trl.preferences.reward_report import report_rows, reward_model_report
+from marcog_trl.preferences.reward_trainer import TeamRewardTrainer, hold_out_problems
+from marcog_trl.preferences.rounds import Phase, Round
+from marcog_trl.processes import on_main, this_process
+from marcog_trl.team.description import ADAPTER_FILES, TEAM_FILE, TeamDescription
+from marcog_trl.team.loading import load_base_model
+from marcog_trl.trainers.checkpoints import delete_checkpoints, last_whole_checkpoint
+from marcog_trl.trainers.multi_agent_grpo_config import MultiAgentGRPOConfig
+from marcog_trl.trainers.multi_agent_grpo_trainer import MultiAgentGRPOTrainer
+from marcog_trl.trainers.reward_functions import named_reward
+
+
+REPORT_FILE = "report.json"
+
+
+def train(recipe: TrainingRecipe, argv: Sequence[str] | None = None, kept: Kept | None = None) -> None:
+    """Runs rounds of MARLHF. See [`train_in_rounds`]."""
+    train_in_rounds(recipe, argv, kept, marlhf_phases)
+
+
+def marlhf_phases(run: RoundsRun) -> tuple[Phase, Mapping[str, Phase]]:
+    """The phases that train a reward model, and a team with it."""
+    args = run.args
+    if args.reward_model is not None:
+        model = TeamRewardModel.from_pretrained(args.reward_model, device="cpu")
+        model.check_tokenizer(AutoTokenizer.from_pretrained(run.model.model_name_or_path))
+
+    def train_reward_model(this: Round, path: Path) -> None:
+        base = TeamDescription.read(this.policy / TEAM_FILE).base_model
+        training, held_out = hold_out_problems(this.pairs, args.held_out_problems, args.seed)
+        trainer = TeamRewardTrainer(
+            base,
+            _reward_config(args, path),
+            training,
+            processing_class=AutoTokenizer.from_pretrained(this.policy),
+            quantization_config=get_quantization_config(run.model),
+        )
+        trainer.train()
+        trainer.save_model()
+        report = reward_model_report(trainer.reward_model(), held_out)
+        if this_process().is_main_process:
+            write_json(path / REPORT_FILE, report)
+            table = Table("", "", "95 %", title=f"Reward model of round {this.number}")
+            for row in report_rows(report):
+                table.add_row(*row)
+            Console().print(table)
+
+    def train_round(this: Round, path: Path) -> None:
+        reward_model = TeamRewardModel.from_pretrained(args.reward_model or this.folder / "reward_model")
+        gold = [named_reward(name) for name in run.script.reward]
+        own = {f.name: getattr(args, f.name) for f in fields(MultiAgentGRPOConfig) if f.init}
+        own |= {"output_dir": str(path), "resume_from_checkpoint": None, "reward_weights": [1.0] + [0.0] * len(gold)}
+        base = load_base_model(
+            TeamDescription.read(this.policy / TEAM_FILE).base_model,
+            get_quantization_config(run.model),
+            args.model_init_kwargs or {},
+            None,
+        )
+        trainer = MultiAgentGRPOTrainer(
+            PeftModel.from_pretrained(base, str(this.policy), is_trainable=True),
+            [reward_model, *gold],
+            MultiAgentGRPOConfig(**own),
+            run.train_dataset,
+            processing_class=AutoTokenizer.from_pretrained(this.policy, padding_side="left"),
+            callbacks=[OveroptimisationCallback(get_callable_name(gold[0]), window=args.stop_window)],
+        )
+        if "ref" in trainer.model.peft_config:
+            # TRL's reference is the team of this round; KL is to be measured from the first one's
+            set_peft_model_state_dict(trainer.model, load_file(this.initial / ADAPTER_FILES[1]), adapter_name="ref")
+        begun = on_main(lambda: last_whole_checkpoint(path) is not None)
+        trainer.train(resume_from_checkpoint=True if begun else None)
+        trainer.save_model()
+        trainer.team.close()
+        delete_checkpoints(path)
+
+    return train_round, {} if args.reward_model is not None else {"reward_model": train_reward_model}
+
+
+def _reward_config(args: IterativeMARLHFConfig, path: Path) -> TeamRewardConfig:
+    """Configuration of a round's reward model: on the same devices and in the same types as the team."""
+    same = (
+        "bf16", "fp16", "use_cpu", "seed", "report_to", "logging_steps", "gradient_checkpointing",
+        "gradient_checkpointing_kwargs", "lr_scheduler_type", "disable_tqdm", "model_init_kwargs",
+    )  # fmt: skip
+    return TeamRewardConfig(
+        str(path),
+        per_device_train_batch_size=args.reward_batch_size,
+        learning_rate=args.reward_learning_rate,
+        num_train_epochs=args.reward_num_train_epochs,
+        max_length=args.reward_max_length,
+        save_strategy="no",
+        **{name: getattr(args, name) for name in same},
+    )

@@ -1,0 +1,30 @@
+"""
+Trains a team with a reward model that was learned from preferences between its own episodes (MARLHF), in one round or several.
+
+The embedded default, without network or GPU:
+
+    accelerate launch --config_file recipes/zero2.yaml recipes/train_marlhf.py
+
+Three rounds of a Qwen2.5-Coder team on HumanEval:
+
+    accelerate launch --config_file recipes/zero2.yaml recipes/train_marlhf.py --config recipes/configs/humaneval.yaml --num_rounds 3
+
+The true reward (`reward`) makes the pairs, and is logged beside the reward model with weight 0.
+"""
+
+from pathlib import Path
+
+from marcog_trl.cli.recipe import TEAM, TrainingRecipe
+
+
+RECIPE = TrainingRecipe(
+    "MultiAgentGRPOTrainer",
+    default_config=Path(__file__).parent / "configs" / "builtin-marlhf.yaml",
+    sections=("marlhf", "marlhf_iter"),
+    defaults={**TEAM, "write_report": True},
+    module="marlhf",
+    config_name="IterativeMARLHFConfig",
+)
+
+if __name__ == "__main__":
+    RECIPE.run()
