@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 
 from peft import PeftModel, set_peft_model_state_dict
@@ -29,7 +29,6 @@ from marcog_trl.processes import on_main, this_process
 from marcog_trl.team.description import ADAPTER_FILES, TEAM_FILE, TeamDescription
 from marcog_trl.team.loading import load_base_model
 from marcog_trl.trainers.checkpoints import delete_checkpoints, last_whole_checkpoint
-from marcog_trl.trainers.multi_agent_grpo_config import MultiAgentGRPOConfig
 from marcog_trl.trainers.multi_agent_grpo_trainer import MultiAgentGRPOTrainer
 from marcog_trl.trainers.reward_functions import named_reward
 
@@ -72,8 +71,9 @@ def marlhf_phases(run: RoundsRun) -> tuple[Phase, Mapping[str, Phase]]:
     def train_round(this: Round, path: Path) -> None:
         reward_model = TeamRewardModel.from_pretrained(args.reward_model or this.folder / "reward_model")
         gold = [named_reward(name) for name in run.script.reward]
-        own = {f.name: getattr(args, f.name) for f in fields(MultiAgentGRPOConfig) if f.init}
-        own |= {"output_dir": str(path), "resume_from_checkpoint": None, "reward_weights": [1.0] + [0.0] * len(gold)}
+        of_round = copy.copy(args)  # not made anew: what it derived from its fields would be taken for given
+        of_round.output_dir, of_round.resume_from_checkpoint = str(path), None
+        of_round.reward_weights = [1.0] + [0.0] * len(gold)
         base = load_base_model(
             TeamDescription.read(this.policy / TEAM_FILE).base_model,
             get_quantization_config(run.model),
@@ -83,7 +83,7 @@ def marlhf_phases(run: RoundsRun) -> tuple[Phase, Mapping[str, Phase]]:
         trainer = MultiAgentGRPOTrainer(
             PeftModel.from_pretrained(base, str(this.policy), is_trainable=True),
             [reward_model, *gold],
-            MultiAgentGRPOConfig(**own),
+            of_round,
             run.train_dataset,
             processing_class=AutoTokenizer.from_pretrained(this.policy, padding_side="left"),
             callbacks=[OveroptimisationCallback(get_callable_name(gold[0]), window=args.stop_window)],

@@ -36,7 +36,7 @@ def reward_model_report(model: TeamRewardModel, pairs: Dataset) -> dict[str, Any
         - `pairs`, `problems`: how many there are;
         - `accuracy`: share of pairs whose better side has the higher score, ties counting one half, with its Wilson
           `accuracy_interval` at 95 %;
-        - `accuracy_by_gap`: the same for up to three groups of equal size, from the smallest gap to the largest;
+        - `accuracy_by_gap`: the same for up to three groups of about equal size, from the smallest gap to the largest;
         - `calibration`: what the model claims, `predicted` = σ(|margin|), beside what is `observed`, in up to five bins, and
           `calibration_error`, their mean distance weighted by pairs;
         - `spearman`: rank correlation of score and reward over a problem's episodes, averaged over problems with at least
@@ -78,8 +78,10 @@ def pair_figures(margins: np.ndarray, gaps: np.ndarray) -> dict[str, Any]:
         `dict[str, Any]`: `accuracy` and what goes with it, and the calibration.
     """
     right = np.where(margins == 0, 0.5, margins > 0)
-    order = np.argsort(gaps, kind="stable")
-    groups = [part for part in np.array_split(order, _GROUPS) if len(part)]
+    values = pd.Series(gaps).round(9)  # sums of the same rewards may differ in their last digits
+    if values.nunique() > _GROUPS:
+        values = pd.qcut(values, _GROUPS, labels=False, duplicates="drop")
+    groups = [np.flatnonzero(values == value) for value in sorted(values.unique())]
     claims = 1 / (1 + np.exp(-np.abs(margins)))
     place = np.minimum(((claims - 0.5) * 2 * _BINS).astype(int), _BINS - 1)
     bins = [np.flatnonzero(place == i) for i in range(_BINS)]
