@@ -108,7 +108,6 @@ MARLHF_FIELDS = {
     "rl_algorithm": "advantage",
     "reference_kl_enabled": "beta",
     "reference_kl_coef": "beta",
-    "reward_model_name": "reward_model",
     "reward_train_batch_size": "reward_batch_size",
 }
 
@@ -122,6 +121,9 @@ MARLHF_LABELS = (
 
 MARLHF_UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     **{key: what for key, what in UNSUPPORTED.items() if not key.startswith("reference_kl")},
+    "reward_model_name": (
+        (None,), "The reward model is trained on the team's base model. Remove the option, or set reward_model to a trained one.",
+    ),
     "reward_model_device": (
         (None, "cuda:0", "cpu"), "The reward model is where the team is. Remove the option.",
     ),
@@ -147,6 +149,7 @@ def _algorithm(value: Any, get: Callable) -> dict[str, Any]:
 
 MARLHF_RULES: dict[str, Callable[[Any, Callable], dict[str, Any]]] = {
     **RULES,
+    "num_iterations": lambda value, get: {"num_rounds": value},  # GRPO's own field of this name means something else
     "rl_algorithm": _algorithm,
     "advantage_mode": lambda value, get: (
         {} if get("rl_algorithm") else {"advantage": {"raw": "none"}.get(value, value)}

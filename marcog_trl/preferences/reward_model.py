@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import AutoPeftModelForSequenceClassification
+from peft import PeftConfig, PeftModel
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from trl.trainer.reward_trainer import suppress_seqcls_warning
 from trl.trainer.utils import pad
@@ -92,9 +92,11 @@ class TeamRewardModel:
         saved = read_json(path / REWARD_MODEL_FILE, "mean", "std", "dtype", "autocast")
         tokenizer = AutoTokenizer.from_pretrained(path)
         is_adapter = (path / "adapter_config.json").is_file()
-        loader = AutoPeftModelForSequenceClassification if is_adapter else AutoModelForSequenceClassification
+        base = str(PeftConfig.from_pretrained(str(path)).base_model_name_or_path) if is_adapter else str(path)
         with suppress_seqcls_warning():
-            model = loader.from_pretrained(str(path), num_labels=1, dtype=saved["dtype"])
+            model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, dtype=saved["dtype"])
+        # Not PEFT's AutoPeftModel, which fits the embeddings to the tokenizer
+        model = PeftModel.from_pretrained(model, str(path)) if is_adapter else model
         model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
         model.requires_grad_(False).eval()
         model.to(this_process().device if device is None else device)
