@@ -148,7 +148,7 @@ class Rounds:
         self.identity = json.loads(json.dumps(dict(identity)))
         self._start = start
         self._collect = collect
-        self._evaluate = evaluate
+        self._evaluation = evaluate
         self._phases: dict[str, Phase] = {**(before_training or {}), "policy": train}
 
     def run(self) -> list[dict[str, float]]:
@@ -259,11 +259,11 @@ class Rounds:
         return replay([*earlier, read_pairs(path)], self.settings.replay_decay, self.settings.replay_pairs, number)
 
     def _measure(self, number: int, done: list[str], results: list[dict[str, float]]) -> None:
-        if self._evaluate is None:
+        if self._evaluation is None:
             return
         path, key = self._path(number) / "evaluation.json", f"{number:02}/evaluation.json"
         if key not in done:
-            results.append(self._evaluate(self.policy(number), path))
+            results.append(self._evaluation(self.policy(number), path))
             self._finish(key, done)
         else:
             results.append(on_main(lambda: read_json(path, "figures")["figures"]))
