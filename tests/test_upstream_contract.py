@@ -29,7 +29,7 @@ from transformers import (
     TrainerCallback,
 )
 from transformers.trainer_utils import HubStrategy
-from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer
+from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, RewardConfig, RewardTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer.utils import (
     FusedCausalLMOutput,
@@ -98,6 +98,12 @@ SIGNATURES = {
         "_compute_loss": "model inputs return_outputs",
         "evaluate": "eval_dataset ignore_keys metric_key_prefix",
     },
+    RewardTrainer: {
+        "__init__": "model args data_collator train_dataset eval_dataset processing_class compute_metrics callbacks optimizers "
+        "optimizer_cls_and_kwargs preprocess_logits_for_metrics quantization_config peft_config",
+        "_prepare_dataset": "dataset processing_class args dataset_name",
+        "save_model": "output_dir _internal_call",
+    },
     RepeatSampler: {"__init__": "data_source mini_repeat_count batch_size repeat_count shuffle seed"},
     Accelerator: {"reduce": "tensor reduction scale", "gather": "tensor", "unwrap_model": "model keep_fp32_wrapper "
                   "keep_torch_compile"},
@@ -118,6 +124,7 @@ def test_signature(owner, name, parameters):
 ATTRIBUTES = {
     GRPOTrainer: "_is_vlm _last_loaded_step _logs _metrics _name _paper _step _tag_names _tokenizer",
     DPOTrainer: "_metrics _name _paper _signature_columns _tag_names _tokenizer",
+    RewardTrainer: "_name _tag_names",
     Trainer: "_get_output_dir _load_callback_state _signature_columns",
 }
 _PACKAGE = Path(marcog_trl.__file__).parent
@@ -151,7 +158,7 @@ def test_every_private_name_that_is_touched_is_listed():
             elif isinstance(node, ast.Assign | ast.AnnAssign):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 touched |= {target.id for target in targets if isinstance(target, ast.Name)}
-    upstream = private_names([*GRPOTrainer.__mro__[:-1], DPOTrainer, VLLMGeneration, Accelerator])
+    upstream = private_names([*GRPOTrainer.__mro__[:-1], DPOTrainer, RewardTrainer, VLLMGeneration, Accelerator])
     listed = {name for names in SIGNATURES.values() for name in names} | set(" ".join(ATTRIBUTES.values()).split())
     assert touched & upstream - listed == set()
 
@@ -691,3 +698,23 @@ class TestDPO:
         assert {"ref_chosen_logps", "ref_rejected_logps"} <= set(trainer._signature_columns)
         batch = next(iter(trainer.get_train_dataloader()))
         assert batch["input_ids"].shape[0] == 4 and batch["completion_mask"].shape == batch["input_ids"].shape
+
+
+class TestReward:
+    """What [`TeamRewardTrainer`] counts on in TRL's reward trainer."""
+
+    def test_token_ids_are_taken_as_they_are_and_scored_at_their_end(self, tiny_model, tmp_path):
+        data = Dataset.from_dict(
+            {"chosen_ids": [[40, 41, 1], [42, 1]], "rejected_ids": [[43, 1], [44] * 9], "task_id": ["a", "b"]}
+        )
+        args = RewardConfig(str(tmp_path), max_length=8, report_to="none", use_cpu=True, bf16=False)
+        trainer = RewardTrainer(tiny_model, args, train_dataset=data)
+        assert trainer.train_dataset["chosen_ids"] == [[40, 41, 1]]  # the longer pair is left out
+        assert trainer.train_dataset["task_id"] == ["a"]
+        batch = trainer.data_collator([trainer.train_dataset[0]])
+        assert batch["input_ids"].tolist() == [[40, 41, 1], [43, 1, 0]]
+        assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
+        with torch.no_grad():
+            both = trainer.model(**batch).logits
+            alone = trainer.model(input_ids=torch.tensor([[43, 1]])).logits
+        assert both.shape == (2, 1) and torch.allclose(both[1], alone[0], atol=1e-6)

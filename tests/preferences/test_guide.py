@@ -1,5 +1,7 @@
 """The Python code in the guide, from top to bottom."""
 
+import re
+
 import guides
 import teams
 
@@ -20,8 +22,12 @@ def test_every_block_runs(tiny_model, tmp_path, monkeypatch):
     code = code.replace('"execution_reward"', "lengths").replace(
         'MADPOConfig("outputs/madpo", ', 'MADPOConfig("outputs/madpo", report_to="none", '
     )
+    for config in ("TeamRewardConfig", "MultiAgentGRPOConfig"):
+        code = re.sub(rf'({config}\("[\w/]+", )', r'\1report_to="none", use_cpu=True, bf16=False, ', code)
     names = {"lengths": lambda completions, replies, **kwargs: [sum(map(len, texts.values())) for texts in replies]}
     exec(code, names)
     assert names["trainer"].state.global_step > 0
     assert Team.from_pretrained("outputs/start", isolation="best_effort").settings.has_latents
+    assert names["report"]["problems"] == 1 and names["reward_model"].std > 0
+    assert "rewards/reward_model/mean" in names["rl_trainer"].state.log_history[-1]
     assert (tmp_path / "outputs" / "madpo" / "team.json").is_file()
