@@ -11,13 +11,15 @@ tokens and replies of up to 64. Nothing in CoMLRL is patched; a subclass gives i
   differs by its defects alone: ours on the same pairs with the tokens taken away that CoMLRL never trains has its losses. These
   are the last token of each reply and, where padding and end-of-sequence are one token, the one before as well. A reply of one
   token adds a constant.
-* `speed`: pairs per second of `train()` after a warm-up, in float32, with `--batch` pairs per step and one epoch. CoMLRL
+* `speed`: pairs per second of `train()` after a warm-up, in float32, with `--batch` pairs per step and one epoch, and with 320 or
+  32,000 words; also per CPU second, which other work on the machine disturbs less. CoMLRL
   trains all parameters of one model per agent and runs 4 forward and 2 backward passes per pair and agent, with one reply each;
   ours trains one LoRA of rank 16 that the agents share, with one forward and one backward pass per step. `reference` is ours with
   DPO's reference, whose log-probabilities are computed in the constructor and counted here.
 """
 
 import functools
+import gc
 import json
 import random
 import shutil
@@ -30,6 +32,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent))  # last, since a file beside this one has the name of a package
 
+import comlrl as comparison  # the file beside this one, or, on CoMLRL's side, the package, which is not used under this name
 from common import ON_CPU, QUIET, make_parser, measure_apart, table, take_turns, with_range, write_json
 
 
@@ -195,21 +198,26 @@ def measure_speed(setting):
     few = setting["pairs"][: 2 * setting["batch"]]
     if setting["side"] == "comlrl":
         comlrl_trainer(setting, few).train()
-        trainer = comlrl_trainer(setting, setting["pairs"])
-        started = time.perf_counter()
-        trainer.train()
-        return {"seconds": time.perf_counter() - started, "pairs": len(setting["pairs"])}
+        return timed(comlrl_trainer(setting, setting["pairs"]).train, setting)
     reference = setting["reference"]
     our_trainer(setting, few, reference).train()
     trainer = our_trainer(setting, setting["pairs"], reference)
-    started = time.perf_counter()
-    if reference != "none":
-        data = trainer.train_dataset.remove_columns(
-            [n for n in trainer.train_dataset.column_names if n.startswith("ref")]
-        )
-        trainer._precompute_ref_logps(data, "train", setting["batch"])
-    trainer.train()
-    return {"seconds": time.perf_counter() - started, "pairs": len(setting["pairs"])}
+
+    def train():
+        if reference != "none":
+            own = [name for name in trainer.train_dataset.column_names if name.startswith("ref_")]
+            trainer._precompute_ref_logps(trainer.train_dataset.remove_columns(own), "train", setting["batch"])
+        trainer.train()
+
+    return timed(train, setting)
+
+
+def timed(train, setting):
+    gc.collect()
+    started, started_cpu = time.perf_counter(), time.process_time()
+    train()
+    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - started_cpu
+    return {"seconds": seconds, "cpu_seconds": cpu_seconds, "pairs": len(setting["pairs"])}
 
 
 TASKS = {
@@ -226,7 +234,7 @@ TASKS = {
 def compare_losses(options, pythons, model, run):
     """Losses of pairs on both sides, and ours without the tokens that CoMLRL does not train."""
     setting = {"model": model, "vocab_size": 320}
-    pairs = make_pairs(options.pairs, 320, eos_token_id=1, shortest=4)
+    pairs = make_pairs(min(64, options.pairs), 320, eos_token_id=1, shortest=4)
     one_token = [pairs[0] | {"chosen": [[1], [1]], "rejected": [[1], [1]]}]
     rows, results = [], {}
     for name, given, dropped in (("pad is not EOS", {}, 1), ("pad is EOS", {"pad_is_eos": True}, 2)):
@@ -253,31 +261,38 @@ def compare_losses(options, pythons, model, run):
     return results
 
 
-def compare_speed(options, pythons, model, run):
-    """Pairs per second."""
-    base = {"model": model, "batch": options.batch}
-    base["pairs"] = make_pairs(options.pairs, 320, eos_token_id=1, shortest=64)
-    competitors = {
-        "CoMLRL": base | {"side": "comlrl"},
-        "ours": base | {"side": "ours", "reference": "none"},
-        "ours, with a reference": base | {"side": "ours", "reference": "initial"},
-    }
-    figures = take_turns(
-        competitors, options.rounds, lambda setting: run(["speed", setting], pythons[setting["side"]])
-    )
-    rates = {name: [one["pairs"] / one["seconds"] for one in rounds] for name, rounds in figures.items()}
-    ratios = {name: [a / b for a, b in zip(own, rates["CoMLRL"], strict=True)] for name, own in rates.items()}
-    rows = [
-        (name, f"{statistics.median(own):.1f}", "" if name == "CoMLRL" else with_range(ratios[name]))
-        for name, own in rates.items()
-    ]
-    header = ("", "pairs/s", "ratio")
-    print(f"\n{options.batch} pairs per step: target {TARGET} x CoMLRL\n\n{table(header, *rows)}", flush=True)
-    return figures | {"ratios": ratios}
+def compare_speed(options, pythons, folder, run):
+    """Pairs per second, with a small and a large vocabulary."""
+    results = {}
+    for vocab_size, count in ((320, options.pairs), (32_000, max(2 * options.batch, options.pairs // 16))):
+        base = {"model": comparison.make_model(folder / str(vocab_size), vocab_size), "batch": options.batch}
+        base["pairs"] = make_pairs(count, vocab_size, eos_token_id=1, shortest=64)
+        competitors = {
+            "CoMLRL": base | {"side": "comlrl"},
+            "ours": base | {"side": "ours", "reference": "none"},
+            "ours, with a reference": base | {"side": "ours", "reference": "initial"},
+        }
+        figures = take_turns(
+            competitors, options.rounds, lambda setting: run(["speed", setting], pythons[setting["side"]])
+        )
+        rows, ratios = [], {}
+        for name, rounds in figures.items():
+            cells = [name]
+            for clock in ("seconds", "cpu_seconds"):
+                rates = [one["pairs"] / one[clock] for one in rounds]
+                theirs = [one["pairs"] / one[clock] for one in figures["CoMLRL"]]
+                ratios[f"{name}, {clock}"] = [own / their for own, their in zip(rates, theirs, strict=True)]
+                cells += [f"{statistics.median(rates):.1f}", with_range(ratios[f"{name}, {clock}"])]
+            rows.append(cells)
+        header = ("", "pairs/s", "ratio", "pairs per CPU second", "ratio")
+        print(f"\n{vocab_size} words, {count} pairs, {options.batch} per step: target {TARGET} x CoMLRL\n")
+        print(table(header, *rows), flush=True)
+        results[vocab_size] = figures | {"ratios": ratios}
+    return results
 
 
 def main():
-    parser = make_parser(__doc__, rounds=3, pairs=64, batch=4)
+    parser = make_parser(__doc__, rounds=3, pairs=256, batch=4)
     parser.add_argument("--comlrl-python", help="interpreter of the virtual environment that has CoMLRL")
     parser.add_argument("--case", choices=("loss", "speed", "all"), default="all")
     parser.add_argument("--output", type=Path, help="JSON file to write all figures to")
@@ -291,8 +306,6 @@ def main():
         return
     if options.comlrl_python is None or shutil.which(options.comlrl_python) is None:
         parser.error("--comlrl-python must be bin/python of an environment with comlrl==1.4.3.")
-    import comlrl as comparison  # the file beside this one
-
     pythons = {"comlrl": options.comlrl_python, "ours": sys.executable}
     results = {"versions": {side: comparison.versions(python) for side, python in pythons.items()}}
     print(results["versions"])
@@ -302,7 +315,7 @@ def main():
         if options.case != "speed":
             results["loss"] = compare_losses(options, pythons, model, run)
         if options.case != "loss":
-            results["speed"] = compare_speed(options, pythons, model, run)
+            results["speed"] = compare_speed(options, pythons, Path(folder), run)
     write_json(options.output, results)
 
 

@@ -207,3 +207,17 @@ class TestCoMLRL:
             text=True,
         )
         assert answered.returncode == 0 and answered.stdout == "0.0\n0.0\n", answered.stderr[-2000:]
+
+
+class TestPreferences:
+    def test_our_side(self, benchmark, tmp_path):
+        preferences = benchmark("preferences")
+        model = preferences.comparison.make_model(tmp_path / "model", 40)
+        pairs = preferences.make_pairs(2, 40, eos_token_id=1, shortest=4)
+        setting = {"model": model, "batch": 1, "pairs": pairs}
+        losses = preferences.our_losses(setting)
+        shorter = preferences.our_losses(setting | {"pairs": preferences.without_last(pairs, 1)})
+        assert len(losses) == 2 and losses != pytest.approx(shorter, abs=1e-4)
+        for reference in ("none", "initial"):
+            figures = preferences.measure_speed(setting | {"side": "ours", "reference": reference})
+            assert figures["pairs"] == 2 and figures["seconds"] > 0
