@@ -28,8 +28,9 @@ def gae(
     """
     Generalised advantage estimation over the tokens that the policy wrote, across the rows of an agent.
 
-    Positions where `mask` is 0 are skipped. After the last live token of a row, the recursion continues at the first live token of `next_row`, with `gamma_turn` and `lam_turn` in place of
-    `gamma` and `lam`. The value after the last row of a chain is 0, even if the row is truncated.
+    Positions where `mask` is 0 are skipped. After the last live token of a row, the recursion continues at the first live
+    token of `next_row`, with `gamma_turn` and `lam_turn` instead of `gamma` and `lam`. The value after the last row of a
+    chain is 0, even if the row is truncated.
 
     Args:
         rewards (`torch.Tensor` of shape `(B, T)`): Reward of each token, in reward units.
@@ -86,7 +87,7 @@ def _after_row(
     gamma_turn: float | torch.Tensor,
     lam_turn: float,
 ) -> torch.Tensor:
-    """Contribution of later rows to the advantages, `(B, T)`: `tail` at the last live token, with a decay before it."""
+    """Contribution of later rows to the advantages, `(B, T)`: `_tails` at the last live token, decayed before it."""
     tail = _tails(value, advantage, length, trace, next_row, gamma_turn, lam_turn)
     steps = torch.arange(value.shape[1], device=value.device)
     tokens_after = (length[:, None] - 1 - steps).clamp(min=0)

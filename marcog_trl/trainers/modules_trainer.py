@@ -1,4 +1,4 @@
-"""Trains the team's own modules beside the adapter: parameter groups, clipping, checkpoints."""
+"""Trains the team's modules together with the adapter: parameter groups, clipping, checkpoints."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ POLICY = "policy"
 
 class ModulesTrainer(MultiAgentTrainer):
     """
-    A [`MultiAgentTrainer`] of a team that has modules of its own, such as a value head.
+    A [`MultiAgentTrainer`] for teams with their own modules, such as a value head.
 
-    Every module has its learning rate and is clipped by its own norm, under DeepSpeed ZeRO too.
+    Every module has its own learning rate and is clipped by its own gradient norm, also with DeepSpeed ZeRO.
 
     Args: see [`MultiAgentTrainer`].
     """
 
     def __init__(self, *args, **kwargs):
-        # Under ZeRO, of the last step: gradient norms by group, one per part that the optimizer stepped on
+        # With ZeRO, gradient norms of the last step by group, one per part that the optimizer steps on
         self._clips_shards = False
         self._shard_norms: dict[str, list[torch.Tensor]] = defaultdict(list)
         super().__init__(*args, **kwargs)
@@ -40,30 +40,30 @@ class ModulesTrainer(MultiAgentTrainer):
             self._keep_modules_from_vllm()
 
     def _build_modules(self) -> TeamModule:
-        """The team's modules, before they are attached to the model."""
+        """Creates the team's modules, without attaching them to the model."""
         raise NotImplementedError
 
     def _grouped_modules(self) -> dict[str, nn.Module | None]:
-        """The modules whose parameters are a group, by the group's name."""
+        """Returns the module of each parameter group, by the group's name."""
         raise NotImplementedError
 
     def _learning_rates(self) -> dict[str, float]:
-        """Learning rates of the groups that do not have the policy's."""
+        """Returns the learning rates of the groups that do not use the policy's."""
         raise NotImplementedError
 
     @property
     def modules(self) -> TeamModule:
-        """The team's own modules."""
+        """The team's modules."""
         assert self.team.modules is not None
         return self.team.modules
 
     def _make_modules(self) -> TeamModule:
         if self.is_fsdp_enabled:
-            raise ValueError("FSDP cannot shard the team's modules beside the model. Use DeepSpeed ZeRO or DDP.")
+            raise ValueError("FSDP is not supported: it cannot shard the team's modules. Use DeepSpeed ZeRO or DDP.")
         modules = self._build_modules()
         adapter = next(p for p in self.model.parameters() if p.requires_grad)
-        # ZeRO-3 wants one dtype, and keeps float32 copies itself. Elsewhere small steps would be lost in the bfloat16 that TRL
-        # gives the adapter of a quantized model
+        # ZeRO-3 needs one dtype, and keeps float32 copies itself. Otherwise, small updates would be lost in bfloat16, which TRL
+        # uses for the adapter of a quantized model
         dtype = adapter.dtype if self.is_deepspeed_enabled else torch.promote_types(adapter.dtype, torch.float32)
         modules.to(device=self.accelerator.device, dtype=dtype)
         modules.attach(self._causal_lm)
@@ -81,7 +81,7 @@ class ModulesTrainer(MultiAgentTrainer):
 
     @contextmanager
     def _own_randomness(self) -> Iterator[None]:
-        """Initialises the team's modules without moving the random state that the policy sees."""
+        """Initialises the team's modules without changing the random state of the policy."""
         with torch.random.fork_rng():
             torch.manual_seed(self.args.seed)
             yield
@@ -92,13 +92,13 @@ class ModulesTrainer(MultiAgentTrainer):
         if missing:
             networks = sorted({name.partition(".")[0] for name in missing})
             raise ValueError(
-                f"The optimizer lacks the team's {', '.join(networks)}, which the trainer makes. Leave optimizers out and set "
-                "optim, learning_rate and critic_learning_rate, or set trainer.optimizer before train() to one made of the "
+                f"The optimizer lacks the team's {', '.join(networks)}, which the trainer creates. Leave optimizers out and set "
+                "optim, learning_rate and critic_learning_rate. Or, before train(), set trainer.optimizer to one that has the "
                 "trainable parameters of trainer.model."
             )
 
     def _parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """Trainable parameters by group; each group has its learning rate and its gradient norm."""
+        """Returns the trainable parameters of each group."""
         groups = {
             name: [p for p in module.parameters() if p.requires_grad]
             for name, module in self._grouped_modules().items()
@@ -130,7 +130,7 @@ class ModulesTrainer(MultiAgentTrainer):
         return optimizer
 
     def _can_clip_shards(self) -> bool:
-        """Whether the optimizer's own step, in this process, sees its shard of each group's gradients."""
+        """Whether the optimizer's step on this process has its shard of each group's gradients."""
         if not self.is_deepspeed_enabled or not self.args.max_grad_norm:
             return False
         plugin = self.accelerator.deepspeed_plugin
@@ -138,7 +138,7 @@ class ModulesTrainer(MultiAgentTrainer):
 
     @torch.no_grad()
     def _clip_shards(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
-        """`_clip_grad_norm` under ZeRO, which steps group by group on flat shards of the gradients."""
+        """Does the work of `_clip_grad_norm` with ZeRO, which steps on flat shards of the gradients, group by group."""
         for group in optimizer.param_groups:
             shards = [p.grad for p in group["params"] if p.grad is not None]
             if shards:
@@ -149,7 +149,7 @@ class ModulesTrainer(MultiAgentTrainer):
                 self._shard_norms[group["group"]].append(norm)
 
     def _clip_grad_norm(self, model):
-        """Clips each group by its own norm: one joint norm would let a value loss throttle the policy."""
+        """Clips each group by its own norm. With one joint norm, a large value loss would shrink the policy's gradient."""
         if self.is_deepspeed_enabled and not self._clips_shards:
             return super()._clip_grad_norm(model)  # DeepSpeed's joint norm
         if self.is_deepspeed_enabled:
@@ -157,7 +157,7 @@ class ModulesTrainer(MultiAgentTrainer):
             self._shard_norms.clear()
         else:
             groups = self._parameter_groups()
-            # The policy's first: with a gradient scaler (fp16) accelerate unscales the gradients of all groups, once
+            # The policy first: with fp16, accelerate unscales the gradients of all groups in the first call
             norms = {POLICY: super()._clip_grad_norm(nn.ParameterList(groups.pop(POLICY)))}
             for name, params in groups.items():
                 norms[name] = nn.utils.clip_grad_norm_(params, self.args.max_grad_norm)
@@ -172,7 +172,7 @@ class ModulesTrainer(MultiAgentTrainer):
             return
         if state_dict is None:
             modules = self.modules.state_dict()
-        else:  # gathered by DeepSpeed: names start at the wrapped model
+        else:  # gathered by DeepSpeed, with the prefix of the wrapped model
             marker = f"{ATTRIBUTE}."
             modules = {
                 key.partition(f".{marker}")[2]: tensor for key, tensor in state_dict.items() if f".{marker}" in key
@@ -189,7 +189,7 @@ class ModulesTrainer(MultiAgentTrainer):
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
-        if not self.is_deepspeed_enabled:  # which has restored all trainable parameters
+        if not self.is_deepspeed_enabled:  # DeepSpeed has restored all trainable parameters
             self._load_modules(cast(str, self.state.best_model_checkpoint))
 
     def _load_modules(self, checkpoint: str) -> None:
