@@ -15,6 +15,7 @@ from torch import nn
 
 from marcog_trl.team.description import MODULES_FILE
 from marcog_trl.team.modules import ATTRIBUTE, TeamModule
+from marcog_trl.team.vllm import LanguageModelGeneration
 from marcog_trl.trainers.argument_checks import held_by
 from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
 
@@ -37,7 +38,7 @@ class ModulesTrainer(MultiAgentTrainer):
         self._shard_norms: dict[str, list[torch.Tensor]] = defaultdict(list)
         super().__init__(*args, **kwargs)
         if self.use_vllm:
-            self._keep_modules_from_vllm()
+            self.vllm_generation = LanguageModelGeneration(self.vllm_generation)
 
     def _build_modules(self) -> TeamModule:
         """Creates the team's modules, without attaching them to the model."""
@@ -69,15 +70,6 @@ class ModulesTrainer(MultiAgentTrainer):
         modules.attach(self._causal_lm)
         self._check_optimizer_of(modules)
         return modules
-
-    def _keep_modules_from_vllm(self) -> None:
-        """vLLM has the language model only: what TRL sends it after an update must leave the team's modules out."""
-        named_params = self.vllm_generation._iter_named_params
-
-        def without_modules() -> Iterator[tuple[str, torch.Tensor]]:
-            return (pair for pair in named_params() if not pair[0].startswith(f"{ATTRIBUTE}."))
-
-        self.vllm_generation._iter_named_params = without_modules  # type: ignore[method-assign]
 
     @contextmanager
     def _own_randomness(self) -> Iterator[None]:

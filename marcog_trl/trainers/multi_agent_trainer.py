@@ -199,7 +199,7 @@ class MultiAgentTrainer(Sharing, ProblemLoaders):
         # Factor of the gradient of TRL's entropy bonus, set while TRL computes a loss
         self._entropy_share: torch.Tensor | None = None
         self._batch: Rollout | None = None  # see the top of this file
-        self._inputs: list[dict[str, Any]] = []  # rows of the generation batch: TRL's rollout function gets only prompts
+        self._inputs: list[dict[str, Any]] = []  # of the generation batch; TRL's rollout function gets only prompts
         self._episode_to_show: Episode | None = None
         self._warned: set[str] = set()
 
