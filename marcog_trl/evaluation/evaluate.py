@@ -101,7 +101,7 @@ def evaluate_team(
         raise TypeError(
             f"team={team!r:.80} is not a team. Pass one, such as Team.from_pretrained(path), or a trainer."
         )
-    check_arguments(num_samples, batch_size, k, sampling, output)
+    check_evaluation(num_samples, batch_size, k, sampling, output)
     trainer, team = (team, team.team) if isinstance(team, MultiAgentTrainer) else (None, team)
     if sampling == "keyed" and team.other_generation is not None:
         raise ValueError(f"sampling='keyed' does not support {team.other_generation}=True. Set sampling='stream'.")
@@ -171,7 +171,7 @@ def _check_problems(team: Team, scorer: Scorer, problems: Dataset) -> list[dict[
     return rows
 
 
-def check_arguments(
+def check_evaluation(
     num_samples: int, batch_size: int, k: Sequence[int] | None, sampling: str, output: str | Path | None
 ) -> None:
     """

@@ -5,7 +5,7 @@ import os
 import struct
 
 
-LARGEST, MOST_FILES = 64 << 20, 1024  # bytes in total, files and folders in total
+MOST_BYTES, MOST_FILES = 64 << 20, 1024  # bytes in total, files and folders in total
 _NEWNS, _NEWUSER = 0x20000, 0x10000000
 _PRIVATE = 0x44000  # MS_REC | MS_PRIVATE
 _MOUNT_SETATTR = 442  # the system call, on all architectures
@@ -45,7 +45,7 @@ def _mount(folder: str) -> bool:
                     file.write(text)
         except OSError:
             return False
-    options = f"size={LARGEST},nr_inodes={MOST_FILES},mode=700".encode()
+    options = f"size={MOST_BYTES},nr_inodes={MOST_FILES},mode=700".encode()
     return (
         libc.mount(b"none", b"/", None, ctypes.c_ulong(_PRIVATE), None) == 0
         and libc.mount(b"tmpfs", folder.encode(), b"tmpfs", ctypes.c_ulong(_MOUNT_FLAGS), options) == 0

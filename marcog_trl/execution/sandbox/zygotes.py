@@ -61,7 +61,7 @@ class Zygotes:
         scratch.empty(zygote.folder)
         if overfull.is_set() and verdict["status"] != "passed":
             verdict["message"] = (
-                f"the program wrote more than {scratch.LARGEST >> 20} MiB or {scratch.MOST_FILES} files"
+                f"the program wrote more than {scratch.MOST_BYTES >> 20} MiB or {scratch.MOST_FILES} files"
             )
         return verdict
 
