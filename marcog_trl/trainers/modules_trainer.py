@@ -32,13 +32,8 @@ class ModulesTrainer(MultiAgentTrainer):
     Args: see [`MultiAgentTrainer`].
     """
 
-    def __init__(self, *args, **kwargs):
-        # With ZeRO, gradient norms of the last step by group, one per part that the optimizer steps on
-        self._clips_shards = False
-        self._shard_norms: dict[str, list[torch.Tensor]] = defaultdict(list)
-        super().__init__(*args, **kwargs)
-        if self.use_vllm:
-            self.vllm_generation = LanguageModelGeneration(self.vllm_generation)
+    # With ZeRO, gradient norms of the last step by group, one per part that the optimizer steps on; else `None`
+    _shard_norms: dict[str, list[torch.Tensor]] | None = None
 
     def _build_modules(self) -> TeamModule:
         """Creates the team's modules, without attaching them to the model."""
@@ -69,6 +64,8 @@ class ModulesTrainer(MultiAgentTrainer):
         modules.to(device=self.accelerator.device, dtype=dtype)
         modules.attach(self._causal_lm)
         self._check_optimizer_of(modules)
+        if self.use_vllm:
+            self.vllm_generation = LanguageModelGeneration(self.vllm_generation)
         return modules
 
     @contextmanager
@@ -115,8 +112,8 @@ class ModulesTrainer(MultiAgentTrainer):
             optimizer.param_groups.clear()
             for group in split.values():
                 optimizer.add_param_group(group)
-            self._clips_shards = self._can_clip_shards()
-            if self._clips_shards:
+            if self._can_clip_shards():
+                self._shard_norms = defaultdict(list)
                 self.accelerator.deepspeed_plugin.deepspeed_config["gradient_clipping"] = 0.0
                 optimizer.register_step_pre_hook(self._clip_shards)
         return optimizer
@@ -138,13 +135,13 @@ class ModulesTrainer(MultiAgentTrainer):
                 norm = self._sum_over_processes(square).sqrt()
                 for shard in shards:
                     shard.mul_((self.args.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
-                self._shard_norms[group["group"]].append(norm)
+                cast(dict, self._shard_norms)[group["group"]].append(norm)
 
     def _clip_grad_norm(self, model):
         """Clips each group by its own norm. With one joint norm, a large value loss would shrink the policy's gradient."""
-        if self.is_deepspeed_enabled and not self._clips_shards:
+        if self.is_deepspeed_enabled and self._shard_norms is None:
             return super()._clip_grad_norm(model)  # DeepSpeed's joint norm
-        if self.is_deepspeed_enabled:
+        if self._shard_norms is not None:
             norms = {name: torch.stack(parts).norm() for name, parts in self._shard_norms.items()}
             self._shard_norms.clear()
         else:

@@ -8,7 +8,6 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
-from marcog_trl.agents import Workflow
 from marcog_trl.algorithms.advantages import gae, normalize_advantages, value_loss
 from marcog_trl.algorithms.critic import ValueHead, pool_team_states
 from marcog_trl.team.modules import ForwardContext, TeamModule
@@ -65,46 +64,9 @@ class MultiAgentPPOTrainer(ModulesTrainer):
     }
     _config_class = MultiAgentPPOConfig
     args: MultiAgentPPOConfig
-
-    def __init__(
-        self,
-        model,
-        reward_funcs=None,
-        args=None,
-        train_dataset=None,
-        eval_dataset=None,
-        processing_class=None,
-        reward_processing_classes=None,
-        callbacks=None,
-        optimizers=(None, None),
-        quantization_config=None,
-        peft_config=None,
-        tools=None,
-        rollout_func=None,
-        environment_factory=None,
-        workflow: Workflow | str | None = None,
-    ):
-        super().__init__(
-            model=model,
-            reward_funcs=reward_funcs,
-            args=args,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            processing_class=processing_class,
-            reward_processing_classes=reward_processing_classes,
-            callbacks=callbacks,
-            optimizers=optimizers,
-            quantization_config=quantization_config,
-            peft_config=peft_config,
-            tools=tools,
-            rollout_func=rollout_func,
-            environment_factory=environment_factory,
-            workflow=workflow,
-        )
-        # Set while TRL computes log-probabilities: inputs of the forward passes besides token ids, and the last pass
-        self._row_tensors: dict[str, torch.Tensor] | None = None
-        self._forward: ForwardContext | None = None
-        self._adapter_layer = next((m for m in self.model.modules() if isinstance(m, BaseTunerLayer)), None)
+    # Inputs of forward passes besides token ids, and the last pass; set while TRL computes log-probabilities
+    _row_tensors: dict[str, torch.Tensor] | None = None
+    _forward: ForwardContext | None = None
 
     # The team's modules
 
@@ -191,7 +153,7 @@ class MultiAgentPPOTrainer(ModulesTrainer):
 
     def _policy_is_active(self) -> bool:
         """Whether forward passes use the trained adapter, not the reference."""
-        layer = self._adapter_layer
+        layer = next((m for m in self.model.modules() if isinstance(m, BaseTunerLayer)), None)
         return layer is None or (not layer.disable_adapters and "default" in layer.active_adapters)
 
     def _get_per_token_logps_and_entropies(

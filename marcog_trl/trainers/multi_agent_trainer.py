@@ -183,6 +183,8 @@ class MultiAgentTrainer(Sharing, ProblemLoaders):
         if self._is_vlm:
             raise ValueError("processing_class is a multimodal processor. Pass a text tokenizer.")
         check_optimizer(self.optimizer, self.model)
+        if self.scale_rewards == "agent":
+            self.scale_rewards = "none"  # TRL does not know this value, and its advantages are replaced
         # TRL warns that rollout functions are experimental if they are passed to its constructor
         self.rollout_func = self._rollout
         check_zero3(self.model, args)
