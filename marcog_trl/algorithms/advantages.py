@@ -69,29 +69,14 @@ def gae(
     advantage = _discounted_sum(delta, gamma * lam)
     if next_row is not None:
         lam_turn = lam if lam_turn is None else lam_turn
-        later = _after_row(value, advantage, length, gamma * lam, next_row, gamma_turn, lam_turn)
-        advantage = advantage + later
+        tail = _tails(value, advantage, length, gamma * lam, next_row, gamma_turn, lam_turn)
+        tokens_after = (length[:, None] - 1 - torch.arange(mask.shape[1], device=mask.device)).clamp(min=0)
+        advantage = advantage + (gamma * lam) ** tokens_after.to(values.dtype) * tail[:, None]
 
     def restore(x: torch.Tensor) -> torch.Tensor:
         return torch.zeros_like(x).scatter(1, order, torch.where(front, x, zero))
 
     return restore(advantage), restore(advantage + value)
-
-
-def _after_row(
-    value: torch.Tensor,
-    advantage: torch.Tensor,
-    length: torch.Tensor,
-    trace: float,
-    next_row: torch.Tensor,
-    gamma_turn: float | torch.Tensor,
-    lam_turn: float,
-) -> torch.Tensor:
-    """Contribution of later rows to the advantages, `(B, T)`: `_tails` at the last live token, decayed before it."""
-    tail = _tails(value, advantage, length, trace, next_row, gamma_turn, lam_turn)
-    steps = torch.arange(value.shape[1], device=value.device)
-    tokens_after = (length[:, None] - 1 - steps).clamp(min=0)
-    return trace ** tokens_after.to(value.dtype) * tail[:, None]
 
 
 def _discounted_sum(x: torch.Tensor, discount: float) -> torch.Tensor:

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +270,7 @@ def _play_missing(player: _SamplePlayer, done: frozenset[int], world: int, rank:
         finish = begun
 
 
+@dataclass
 class _SamplePlayer:
     """
     Plays problems in blocks. All samples of a problem and its greedy episode are in the same block.
@@ -287,30 +289,22 @@ class _SamplePlayer:
         blocks (`list[list[int]]`): Indices of the problems of each block. They do not depend on the number of processes.
     """
 
-    def __init__(
-        self,
-        team: Team,
-        scorer: Scorer,
-        reward_names: list[str],
-        rows: list[dict[str, Any]],
-        num_samples: int,
-        batch_size: int,
-        seed: int,
-        keyed: bool,
-    ):
-        self.team = team
-        self.scorer = scorer
-        self.reward_names = reward_names
-        self.rows = rows
-        self.num_samples = num_samples
-        self.seed = seed
-        self.keyed = keyed
+    team: Team
+    scorer: Scorer
+    reward_names: list[str]
+    rows: list[dict[str, Any]]
+    num_samples: int
+    batch_size: int
+    seed: int
+    keyed: bool
+
+    def __post_init__(self) -> None:
         # With keyed sampling, greedy episodes share a batch with samples; otherwise they have their own batch
-        size = max(1, batch_size // (num_samples + keyed))
-        if keyed:
-            size = math.ceil(len(rows) / math.ceil(len(rows) / size))
-        indices = list(range(len(rows)))
-        self.blocks = [indices[start : start + size] for start in range(0, len(rows), size)]
+        number, size = len(self.rows), max(1, self.batch_size // (self.num_samples + self.keyed))
+        if self.keyed:
+            size = math.ceil(number / math.ceil(number / size))
+        indices = list(range(number))
+        self.blocks = [indices[start : start + size] for start in range(0, number, size)]
 
     def begin(self, blocks: list[list[int]], rank: int) -> Callable[[], list[ProblemRecord]]:
         """
