@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,7 +125,8 @@ def evaluate_team(
             unit="problem",
             disable=not accelerator.is_main_process or (trainer is not None and trainer.args.disable_tqdm),
         )
-        with progress, _measuring(team, seed + rank):
+        with progress, team.evaluating(), torch.random.fork_rng():
+            torch.manual_seed(seed + rank)
             for new in _play_missing(player, frozenset(records), world, rank):
                 records |= {record["index"]: record for record in new}
                 if journal is not None:
@@ -227,14 +228,6 @@ def _settings(
 
 
 # Playing
-
-
-@contextmanager
-def _measuring(team: Team, seed: int) -> Iterator[None]:
-    """Sets evaluation mode and the seed, and restores both afterwards."""
-    with team.evaluating(), torch.random.fork_rng():
-        torch.manual_seed(seed)
-        yield
 
 
 def _play_missing(player: _SamplePlayer, done: frozenset[int], world: int, rank: int) -> Iterator[list[ProblemRecord]]:

@@ -88,6 +88,12 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         "team_state", "agent", "z", "obs", "eps", "team_obs", "team_eps", "team_live", "team_return"
     )  # fmt: skip
     args: SHPPOConfig
+    _agent_noise: torch.Tensor | None = None
+    _noise_key = -1, 0
+    _probe: tuple[list[int], torch.Tensor] | None = None
+    # Sum of the means μ of each agent, and their number, in this process since the last log, (N, d + 1)
+    _latent_sums: torch.Tensor | None = None
+    _served: ServedAgents | None = None
 
     def __init__(
         self,
@@ -107,13 +113,7 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         environment_factory=None,
         workflow: Workflow | str | None = None,
     ):
-        self._agent_noise: torch.Tensor | None = None
         self._generator = torch.Generator()
-        self._noise_key = -1, 0
-        self._probe: tuple[list[int], torch.Tensor] | None = None
-        # Sum of the means μ of each agent, and their number, in this process since the last log, (N, d + 1)
-        self._latent_sums: torch.Tensor | None = None
-        self._served: ServedAgents | None = None
         self._serves = isinstance(args, SHPPOConfig) and args.use_vllm and args.parameter_sharing != "shared"
         if self._serves:
             args.use_vllm = False  # TRL would start its own engine

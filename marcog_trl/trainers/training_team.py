@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
-from accelerate import Accelerator
 from accelerate.utils import gather_object
 from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.models import unwrap_model_for_generation
@@ -36,10 +35,6 @@ class TrainingTeam(Team):
         self._warned_of_context = False
         if not trainer.use_vllm:
             self.generation_config = trainer.generation_config
-
-    @property
-    def _accelerator(self) -> Accelerator:
-        return self._trainer.accelerator
 
     def generate(self, rows: list[Row]) -> tuple[list[list[int]], list[list[float]] | None]:
         """Generates one stage in one call. Without rows, takes part in the call of the other processes."""
@@ -153,4 +148,4 @@ class TrainingTeam(Team):
             trainer.args.ds3_gather_for_generation = gathers_itself
 
     def autocast(self) -> AbstractContextManager[None]:
-        return self._accelerator.autocast()
+        return self._trainer.accelerator.autocast()
