@@ -12,7 +12,7 @@ ENDS = list(range(1, 9))  # so many tokens end a reply that lengths can fall and
 REWARDS = {"constant": lambda coin: 1.0, "coin flip": lambda coin: float(coin.random() < 0.5)}
 
 
-def mean_length(trainer, replies=512):
+def mean_length(trainer, replies=256):
     """Of replies to the training problems, which are sampled with the same random numbers every time."""
     trainer.model.eval()
     torch.manual_seed(0)
