@@ -194,4 +194,4 @@ class TestFiles:
         trainer.export_agents(tmp_path / "agents")
         trainer.create_model_card()
         card = (tmp_path / "README.md").read_text()
-        assert ("no agent by itself" in card) == (mode in TOLD_APART)
+        assert ("It is not an agent" in card) == (mode in TOLD_APART)
