@@ -31,13 +31,13 @@ def test_a_reward_that_text_cannot_influence_leaves_the_length(tiny_model, tmp_p
         reward=lambda completions, **kwargs: [REWARDS[reward](coin) for _ in completions],
         processing_class=AutoTokenizer.from_pretrained(tiny_model),
         data=teams.dataset(8),
-        lora={"init_lora_weights": True, "r": 8, "lora_alpha": 16},
+        lora={"init_lora_weights": True, "r": 8, "lora_alpha": 16, "target_modules": ["o_proj", "down_proj"]},
         per_device_train_batch_size=16,
         max_completion_length=48,
         learning_rate=3e-2,
         max_grad_norm=1.0,
         critic_learning_rate=1e-4,
-        max_steps=80,
+        max_steps=50,
         lam=lam,
     )
     before = mean_length(trainer)
