@@ -40,6 +40,7 @@ from transformers import (
 from transformers.trainer_utils import HubStrategy
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
+from trl.trainer import base_trainer
 from trl.trainer.utils import (
     FusedCausalLMOutput,
     RepeatSampler,
@@ -133,6 +134,7 @@ ATTRIBUTES = {
     torch.nn.Module: "_load_from_state_dict",
     evaluate.Metric: "_info _compute",
     deepspeed.ops: "__compatible_ops__",
+    base_trainer: "_BaseTrainer",
     argparse: "_SubParsersAction",
     argparse.ArgumentParser: "_actions _option_string_actions",
 }
