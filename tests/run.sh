@@ -4,8 +4,5 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 source recipes/setup.sh test
 export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
-ruff check .
-ruff format --check .
-mypy
-lint-imports --no-logo
+bash tests/checks.sh
 python -m pytest -q -n 2 --dist loadfile "$@"

@@ -28,8 +28,9 @@ def gae(
     """
     Generalised advantage estimation over the tokens that the policy wrote, across the rows of an agent.
 
-    Positions where `mask` is 0 are skipped. After the last live token of a row, the recursion continues at the first live token of `next_row`, with `gamma_turn` and `lam_turn` in place of
-    `gamma` and `lam`. The value after the last row of a chain is 0, even if the row is truncated.
+    Positions where `mask` is 0 are skipped. After the last live token of a row, the recursion continues at the first live
+    token of `next_row`, with `gamma_turn` and `lam_turn` instead of `gamma` and `lam`. The value after the last row of a
+    chain is 0, even if the row is truncated.
 
     Args:
         rewards (`torch.Tensor` of shape `(B, T)`): Reward of each token, in reward units.
@@ -68,29 +69,14 @@ def gae(
     advantage = _discounted_sum(delta, gamma * lam)
     if next_row is not None:
         lam_turn = lam if lam_turn is None else lam_turn
-        later = _after_row(value, advantage, length, gamma * lam, next_row, gamma_turn, lam_turn)
-        advantage = advantage + later
+        tail = _tails(value, advantage, length, gamma * lam, next_row, gamma_turn, lam_turn)
+        tokens_after = (length[:, None] - 1 - torch.arange(mask.shape[1], device=mask.device)).clamp(min=0)
+        advantage = advantage + (gamma * lam) ** tokens_after.to(values.dtype) * tail[:, None]
 
     def restore(x: torch.Tensor) -> torch.Tensor:
         return torch.zeros_like(x).scatter(1, order, torch.where(front, x, zero))
 
     return restore(advantage), restore(advantage + value)
-
-
-def _after_row(
-    value: torch.Tensor,
-    advantage: torch.Tensor,
-    length: torch.Tensor,
-    trace: float,
-    next_row: torch.Tensor,
-    gamma_turn: float | torch.Tensor,
-    lam_turn: float,
-) -> torch.Tensor:
-    """Contribution of later rows to the advantages, `(B, T)`: `tail` at the last live token, with a decay before it."""
-    tail = _tails(value, advantage, length, trace, next_row, gamma_turn, lam_turn)
-    steps = torch.arange(value.shape[1], device=value.device)
-    tokens_after = (length[:, None] - 1 - steps).clamp(min=0)
-    return trace ** tokens_after.to(value.dtype) * tail[:, None]
 
 
 def _discounted_sum(x: torch.Tensor, discount: float) -> torch.Tensor:

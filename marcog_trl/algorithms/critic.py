@@ -117,7 +117,7 @@ def pool_team_states(
     live: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """
-    What the team knows when a row begins: the mean over the agents' latest prompt states.
+    Averages the agents' latest prompt states: what the team knows when a row begins.
 
     A row sees the prompts of its own stage and of earlier stages of its episode, including its own prompt. It does not see
     later prompts, which may contain its own reply: a baseline that depends on the action is biased.

@@ -7,10 +7,10 @@ keys, in which later settings win. The tables say what each key becomes. This mo
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from marcog_trl.checks import nearest
 from marcog_trl.cli import comlrl_preferences as preferences
 
 
@@ -206,7 +206,7 @@ RULES: dict[str, Callable[[Any, Callable], dict[str, Any]]] = {
     **dict.fromkeys(("critics", "critic_model.name", "output.save_path", "dataset.type"), lambda value, get: {}),
 }
 # Keys that become variables of the environment
-ENVIRONMENT = {f"wandb.{key}": f"WANDB_{key.upper()}" for key in ("project", "entity", "dir", "tags")}
+WANDB_VARIABLES = {f"wandb.{key}": f"WANDB_{key.upper()}" for key in ("project", "entity", "dir", "tags")}
 
 
 class Converted(NamedTuple):
@@ -255,10 +255,12 @@ def convert(settings: Mapping[str, Any], known: Collection[str]) -> Converted:
             accepted, instead = UNSUPPORTED[full]
             if value not in accepted:
                 raise ValueError(f"{name}={value!r} is not supported. {instead}")
-        elif full in ENVIRONMENT:
+        elif full in WANDB_VARIABLES:
             if value is not None:
                 ours["report_to"] = "wandb"
-                environment[ENVIRONMENT[full]] = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+                environment[WANDB_VARIABLES[full]] = (
+                    ",".join(map(str, value)) if isinstance(value, list) else str(value)
+                )
         elif full in RULES:
             ours |= RULES[full](value, get)
         elif key == "per_device_train_batch_size" and section in COUNT_PROBLEMS:
@@ -307,7 +309,7 @@ def _check_together(settings: Mapping[str, Any], ours: Mapping[str, Any]) -> Non
     if kind not in (None, *_CODE_SETS):
         raise ValueError(
             f"dataset.type={kind!r} is unknown. Use one of {', '.join(_CODE_SETS)}."
-            + _did_you_mean(nearest(str(kind), _CODE_SETS), repr)
+            + _did_you_mean(nearest_setting(str(kind), _CODE_SETS), repr)
         )
 
 
@@ -395,7 +397,7 @@ def check(name: str, known: Collection[str], sections: Collection[str], origin: 
     if (section or key) in UNSUPPORTED_SECTIONS:
         raise ValueError(f"{origin} has the section {section or key!r}. {UNSUPPORTED_SECTIONS[section or key]}")
     if section not in ("", *SECTIONS):
-        near = nearest(section, [s for s in SECTIONS if s not in RECIPES or s in sections])
+        near = nearest_setting(section, [s for s in SECTIONS if s not in RECIPES or s in sections])
         raise ValueError(f"{origin} has an unknown section {section!r} in {name!r}." + _did_you_mean(near, repr))
     if _full(name) in RUN_LABELS or _full(name) in UNSUPPORTED or field_of(name) in known:
         return
@@ -403,18 +405,17 @@ def check(name: str, known: Collection[str], sections: Collection[str], origin: 
         raise ValueError(
             f"{origin} has {name!r}, which sets {field_of(name)}, but this recipe has no {field_of(name)}. Remove the key."
         )
-    near = nearest(key, [*_keys(section), *known, *SYNONYMS])
+    near = nearest_setting(key, [*_keys(section), *known, *SYNONYMS])
     raise ValueError(
         f"{origin} has an unknown key {name!r}." + _did_you_mean(near and f"{section}.{near}".removeprefix("."))
     )
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The name that was probably meant: our field for a name of CoMLRL, or the most similar name; empty if there is none."""
+def nearest_setting(name: str, known: Iterable[str]) -> str:
+    """Returns our field for a name of CoMLRL, or the closest known name, or `""`."""
     known = list(known)
     renamed = next((table[name] for table in FIELDS.values() if name in table), None)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-    return renamed if renamed in known else close[0] if close else ""
+    return renamed if renamed in known else nearest(name, known)
 
 
 def _did_you_mean(near: str, show: Callable[[str], str] = str) -> str:

@@ -11,11 +11,11 @@ from typing import Any
 from marcog_trl.checks import Range, check_number
 from marcog_trl.cli.agents_file import agent_settings
 from marcog_trl.cli.arguments import SavedTeamArguments, column_names
-from marcog_trl.cli.comlrl import nearest
+from marcog_trl.cli.comlrl import nearest_setting
 from marcog_trl.cli.endings import Kept, one_line
 from marcog_trl.cli.parsing import parse_override, read_arguments
 from marcog_trl.evaluation.baselines import single_agent, untrained_team
-from marcog_trl.evaluation.evaluate import check_arguments, evaluate_team
+from marcog_trl.evaluation.evaluate import check_evaluation, evaluate_team
 from marcog_trl.problems import load_problems
 from marcog_trl.processes import this_process
 from marcog_trl.report.console import print_evaluation
@@ -70,7 +70,7 @@ class EvaluationArguments(SavedTeamArguments):
     )
 
     def __post_init__(self):
-        check_arguments(self.num_samples, self.batch_size, self.k, self.sampling, self.output)
+        check_evaluation(self.num_samples, self.batch_size, self.k, self.sampling, self.output)
         check_number("seed", self.seed, Range(0, 2**32 - 1), whole=True, default=0)
         column_names(self.dataset_columns)
         if self.adapter is None and self.model_name_or_path is None:
@@ -92,7 +92,7 @@ def _team_settings(args: EvaluationArguments) -> dict[str, Any]:
     known = [f.name for f in fields(TeamSettings)] + ["model_init_kwargs"]
     for name in settings:
         if name not in known:
-            near = nearest(name, known)
+            near = nearest_setting(name, known)
             raise ValueError(f"--override has an unknown key {name!r}." + (near and f" Did you mean {near}?"))
         if name in agents:
             raise ValueError(f"--override has {name}, which --num_agents or --agents sets, too. Use one of them.")

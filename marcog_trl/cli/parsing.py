@@ -27,7 +27,7 @@ from marcog_trl.cli.comlrl import (
     field_of,
     flatten,
     implied,
-    nearest,
+    nearest_setting,
     split,
 )
 from marcog_trl.cli.endings import say
@@ -127,7 +127,7 @@ def _unknown_flag(argument: str, known: Collection[str]) -> ValueError:
     recipes = [recipe for cls, recipe in RECIPE_OF.items() if name in {f.name for f in fields(cls)}]
     if recipes:
         return ValueError(f"--{name} is a flag of {' and '.join(recipes)}, not of this recipe. Remove it.")
-    near = nearest(name, known)
+    near = nearest_setting(name, known)
     return ValueError(f"unknown flag --{name}." + (near and f" Did you mean --{near}?"))
 
 

@@ -7,7 +7,8 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def evaluate_team(
         raise TypeError(
             f"team={team!r:.80} is not a team. Pass one, such as Team.from_pretrained(path), or a trainer."
         )
-    check_arguments(num_samples, batch_size, k, sampling, output)
+    check_evaluation(num_samples, batch_size, k, sampling, output)
     trainer, team = (team, team.team) if isinstance(team, MultiAgentTrainer) else (None, team)
     if sampling == "keyed" and team.other_generation is not None:
         raise ValueError(f"sampling='keyed' does not support {team.other_generation}=True. Set sampling='stream'.")
@@ -124,7 +125,8 @@ def evaluate_team(
             unit="problem",
             disable=not accelerator.is_main_process or (trainer is not None and trainer.args.disable_tqdm),
         )
-        with progress, _measuring(team, seed + rank):
+        with progress, team.evaluating(), torch.random.fork_rng():
+            torch.manual_seed(seed + rank)
             for new in _play_missing(player, frozenset(records), world, rank):
                 records |= {record["index"]: record for record in new}
                 if journal is not None:
@@ -171,7 +173,7 @@ def _check_problems(team: Team, scorer: Scorer, problems: Dataset) -> list[dict[
     return rows
 
 
-def check_arguments(
+def check_evaluation(
     num_samples: int, batch_size: int, k: Sequence[int] | None, sampling: str, output: str | Path | None
 ) -> None:
     """
@@ -228,14 +230,6 @@ def _settings(
 # Playing
 
 
-@contextmanager
-def _measuring(team: Team, seed: int) -> Iterator[None]:
-    """Sets evaluation mode and the seed, and restores both afterwards."""
-    with team.evaluating(), torch.random.fork_rng():
-        torch.manual_seed(seed)
-        yield
-
-
 def _play_missing(player: _SamplePlayer, done: frozenset[int], world: int, rank: int) -> Iterator[list[ProblemRecord]]:
     """
     Plays the problems that have no record yet, and yields the new records of all processes, round by round.
@@ -269,6 +263,7 @@ def _play_missing(player: _SamplePlayer, done: frozenset[int], world: int, rank:
         finish = begun
 
 
+@dataclass
 class _SamplePlayer:
     """
     Plays problems in blocks. All samples of a problem and its greedy episode are in the same block.
@@ -287,30 +282,22 @@ class _SamplePlayer:
         blocks (`list[list[int]]`): Indices of the problems of each block. They do not depend on the number of processes.
     """
 
-    def __init__(
-        self,
-        team: Team,
-        scorer: Scorer,
-        reward_names: list[str],
-        rows: list[dict[str, Any]],
-        num_samples: int,
-        batch_size: int,
-        seed: int,
-        keyed: bool,
-    ):
-        self.team = team
-        self.scorer = scorer
-        self.reward_names = reward_names
-        self.rows = rows
-        self.num_samples = num_samples
-        self.seed = seed
-        self.keyed = keyed
+    team: Team
+    scorer: Scorer
+    reward_names: list[str]
+    rows: list[dict[str, Any]]
+    num_samples: int
+    batch_size: int
+    seed: int
+    keyed: bool
+
+    def __post_init__(self) -> None:
         # With keyed sampling, greedy episodes share a batch with samples; otherwise they have their own batch
-        size = max(1, batch_size // (num_samples + keyed))
-        if keyed:
-            size = math.ceil(len(rows) / math.ceil(len(rows) / size))
-        indices = list(range(len(rows)))
-        self.blocks = [indices[start : start + size] for start in range(0, len(rows), size)]
+        number, size = len(self.rows), max(1, self.batch_size // (self.num_samples + self.keyed))
+        if self.keyed:
+            size = math.ceil(number / math.ceil(number / size))
+        indices = list(range(number))
+        self.blocks = [indices[start : start + size] for start in range(0, number, size)]
 
     def begin(self, blocks: list[list[int]], rank: int) -> Callable[[], list[ProblemRecord]]:
         """

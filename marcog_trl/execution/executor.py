@@ -11,7 +11,6 @@ from concurrent.futures import Future
 from typing import Any
 
 from .cores import default_num_workers
-from .files import uses_files
 from .isolation import IsolationLevel, resolve
 from .jobs import LEAST_MEMORY_MB, Job, Plan, UnusableTests, Verdict, check_count, check_limit, plan, unusable
 from .packages import find_packages
@@ -179,9 +178,10 @@ class CodeExecutor:
         self.close()
 
     def _payload(self, job: Job, job_plan: Plan) -> dict[str, Any]:
+        files = self.files if job.files is None else job.files
         return {
             "code": job.code,
-            "files": self._needs_files(job),
+            "files": job_plan.files if files is None else files,
             "tests": job.tests if job_plan.calls is None else None,
             "format": job.test_format,
             "setup": job.setup,
@@ -200,13 +200,6 @@ class CodeExecutor:
             "max_timeouts": self.max_timeouts,
             "memory_mb": self.memory_mb if job.memory_mb is None else job.memory_mb,
         }
-
-    def _needs_files(self, job: Job) -> bool:
-        wanted = self.files if job.files is None else job.files
-        if wanted is not None:
-            return wanted
-        tests = [job.tests] if isinstance(job.tests, str) else [test for test in job.tests if isinstance(test, str)]
-        return uses_files([job.setup, *tests])
 
     def _own_pool(self) -> Pool:
         """The pool of this process. A fork inherits the object, but not the pool's thread, and must not use its workers."""

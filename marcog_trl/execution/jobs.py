@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from . import analysis
+from .files import uses_files
 from .sandbox import assertions, wire
 
 
@@ -120,6 +121,9 @@ class Verdict:
     seconds: float = 0.0
 
 
+_UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
+
+
 class UnusableTests(ValueError):
     """The tests or their set-up cannot be run: they do not parse, or they test nothing."""
 
@@ -142,6 +146,7 @@ class Plan:
     patched: tuple[str, ...] = ()  # modules in which the tests may replace something
     logs: bool = False  # whether the tests look at what is logged
     checker: bool = False  # whether the set-up defines check_output
+    files: bool = False  # whether the tests work with files
     calls: list[dict[str, Any]] | None = None  # the tests as calls, if each compares a call of literals with a literal
 
 
@@ -185,7 +190,9 @@ def plan(job: Job) -> Plan:
         if job.test_format == "stdio" and not _is_unicode(test[0]):
             raise UnusableTests(f"tests[{k}] has a lone surrogate in stdin, which cannot be encoded: {test[0]!r:.80}")
     try:
-        return _plan(job.test_format, job.tests, job.setup, job.entry_point)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # for example about invalid escapes in the tests
+            return _plan(job.test_format, job.tests, job.setup, job.entry_point)
     except (RecursionError, MemoryError) as error:
         raise UnusableTests(f"the tests are nested too deeply: {error}") from None
 
@@ -216,30 +223,34 @@ def check_count(name: str, value: int | None, least: int = 1, optional: bool = F
 
 @lru_cache(maxsize=4096)
 def _plan(test_format: str, tests: str | tuple, setup: str, entry_point: str | None) -> Plan:
-    setup_tree = _parse(setup, "setup")
-    if isinstance(tests, tuple):
-        if test_format == "stdio":
-            checker = any(
-                isinstance(node, ast.FunctionDef) and node.name == "check_output" for node in setup_tree.body
-            )
-            return Plan(total=len(tests), exports=(), checker=checker)
-        trees = [_parse(test, f"tests[{k}]") for k, test in enumerate(tests)]
-        for k, tree in enumerate(trees):
+    sources = {"setup": setup}
+    if test_format != "stdio":
+        sources |= (
+            {f"tests[{k}]": test for k, test in enumerate(tests)} if isinstance(tests, tuple) else {"tests": tests}
+        )
+    trees = [_parse(source, label) for label, source in sources.items()]
+    setup_tree, *rest = trees
+    if test_format == "stdio":
+        _check_compiles(sources)
+        checker = any(isinstance(node, ast.FunctionDef) and node.name == "check_output" for node in setup_tree.body)
+        return Plan(len(tests), (), checker=checker, files=uses_files(ast.walk(setup_tree)))
+    try:
+        exports, modules = analysis.exports(list(sources.values()), trees, entry_point)
+    except SyntaxError:
+        _check_compiles(sources)
+        raise
+    if test_format == "asserts":
+        for k, tree in enumerate(rest):
             if not tree.body:
                 raise UnusableTests(f"tests[{k}] holds no statement")
-        exports, modules = analysis.exports([setup, *tests], [setup_tree, *trees], entry_point)
-        calls = _calls([tree.body for tree in trees], exports, setup_tree)
-        if calls is not None:
-            return Plan(len(trees), exports, modules, calls=calls)
-        return Plan(len(trees), exports, modules, **_reach([setup_tree, *trees], modules))
-    tree = _parse(tests, "tests")
-    exports, modules = analysis.exports([setup, tests], [setup_tree, tree], entry_point)
-    reach = _reach([setup_tree, tree], modules)
+        calls = _calls([tree.body for tree in rest], exports, setup_tree)
+        return Plan(len(rest), exports, modules, **_reach(sources, trees, modules, calls))
+    (tree,) = rest
     if test_format == "unittest":
         names = analysis.test_methods(ast.Module([*setup_tree.body, *tree.body], []))
         if not names and not any(isinstance(node, ast.ClassDef) and node.bases for node in ast.walk(tree)):
             raise UnusableTests("test_format='unittest' needs a TestCase class with at least one test method")
-        return Plan(max(1, len(names)), exports, modules, names, **reach)
+        return Plan(max(1, len(names)), exports, modules, names, **_reach(sources, trees, modules, None))
     check = assertions.check_function(tree)
     if check is None:
         raise UnusableTests(
@@ -251,15 +262,28 @@ def _plan(test_format: str, tests: str | tuple, setup: str, entry_point: str | N
     calls = None
     if units and assertions.is_plain_check(tree, check):
         calls = _calls([[unit] for unit in units], (check.args.args[0].arg,), setup_tree, rename=entry_point)
-    return Plan(max(1, len(units)), exports, modules, **reach, calls=calls)
+    return Plan(max(1, len(units)), exports, modules, **_reach(sources, trees, modules, calls))
 
 
-def _reach(trees: list[ast.Module], modules: tuple[tuple[str, str], ...]) -> dict[str, Any]:
-    """What tests do besides calling the program, as arguments of `Plan`."""
+def _reach(
+    sources: dict[str, str],
+    trees: list[ast.Module],
+    modules: tuple[tuple[str, str], ...],
+    calls: list[dict[str, Any]] | None,
+) -> dict[str, Any]:
+    """What tests do besides calling the program, as arguments of `Plan`. The set-up comes first."""
+    if calls is not None:  # the tests are not run
+        return {"calls": calls, "files": uses_files(ast.walk(trees[0]))}
+    _check_compiles(sources)
     nodes = [node for tree in trees for node in ast.walk(tree)]
     reusable = analysis.leaves_nothing(nodes, modules)
     patched = () if reusable else analysis.patched_modules(nodes, modules)
-    return {"reusable": reusable, "patched": patched, "logs": analysis.looks_at_logs(nodes)}
+    return {
+        "reusable": reusable,
+        "patched": patched,
+        "logs": analysis.looks_at_logs(nodes),
+        "files": uses_files(nodes),
+    }
 
 
 def _calls(
@@ -293,10 +317,18 @@ def _uncrossable(value: Any) -> Any:
 
 def _parse(source: str, label: str) -> ast.Module:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # for example about invalid escapes in the tests
-            tree = ast.parse(source)
-            compile(tree, f"<{label}>", "exec", dont_inherit=True)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise UnusableTests(f"{label}={source!r:.80} does not parse: {error}") from None
-    return tree
+        return ast.parse(source)
+    except _UNPARSABLE as error:
+        raise _does_not_parse(label, source, error) from None
+
+
+def _check_compiles(sources: dict[str, str]) -> None:
+    for label, source in sources.items():
+        try:
+            compile(source, f"<{label}>", "exec", dont_inherit=True)
+        except _UNPARSABLE as error:
+            raise _does_not_parse(label, source, error) from None
+
+
+def _does_not_parse(label: str, source: str, error: BaseException) -> UnusableTests:
+    return UnusableTests(f"{label}={source!r:.80} does not parse: {error}")

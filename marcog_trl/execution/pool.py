@@ -5,13 +5,11 @@ program has produced is ever evaluated in this process.
 """
 
 import fcntl
-import json
 import logging
 import os
 import selectors
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -27,8 +25,7 @@ from typing import Any, BinaryIO
 from .isolation import Isolation
 from .jobs import Status, TestResult, TestStatus, Verdict
 from .packages import Packages
-from .sandbox import scratch
-from .sandbox.wire import LONGEST_WAIT
+from .sandbox import scratch, wire
 
 
 logger = logging.getLogger(__name__)
@@ -36,7 +33,7 @@ logger = logging.getLogger(__name__)
 _WORKER = Path(__file__).parent / "sandbox" / "main.py"
 _GRACE = 5.0  # seconds beyond a job's own limit after which its worker counts as dead
 _START_LIMIT = 60.0  # seconds for a worker to start
-_HEADER = struct.Struct("<I")
+_LARGEST_JOB = 1 << 31  # bytes
 # A fixed hash seed makes verdicts reproducible. The other variables save address space, which is limited: numpy's libraries
 # would start one thread per core, and malloc would make an arena of 64 MiB per thread.
 _ENVIRONMENT = {
@@ -178,7 +175,7 @@ class Pool:
 
     def patience(self) -> float | None:
         deadlines = [worker.deadline for worker in self.workers if worker.task is not None or not worker.ready]
-        return min(max(0.0, min(deadlines) - time.monotonic()), LONGEST_WAIT) if deadlines else None
+        return min(max(0.0, min(deadlines) - time.monotonic()), wire.LONGEST_WAIT) if deadlines else None
 
     def assign(self) -> None:
         while self.queue and len(self.workers) < min(self.num_workers, len(self.queue) + self.busy()):
@@ -189,8 +186,7 @@ class Pool:
                 worker.task.attempts += 1
                 worker.deadline = time.monotonic() + worker.task.limit + _GRACE
                 try:
-                    body = json.dumps(worker.task.payload).encode()
-                    worker.sock.sendall(_HEADER.pack(len(body)) + body)
+                    wire.send(worker.sock, worker.task.payload, _LARGEST_JOB)
                 except OSError as error:
                     self.lose(worker, f"could not be reached: {error}")
 
@@ -208,7 +204,6 @@ class Pool:
                     "-s",
                     "-P",
                     "-S",
-                    "-B",
                     str(_WORKER),
                     "worker",
                     str(theirs.fileno()),
@@ -235,8 +230,7 @@ class Pool:
             "load": self.packages.load,
             "folder": folder,
         }
-        body = json.dumps(hello).encode()
-        ours.sendall(_HEADER.pack(len(body)) + body)
+        wire.send(ours, hello)
 
     def receive(self, worker: _Worker) -> None:
         try:
@@ -248,10 +242,10 @@ class Pool:
             return
         worker.buffer += data
         while len(worker.buffer) >= 4:
-            (size,) = _HEADER.unpack_from(worker.buffer)
+            (size,) = wire.HEADER.unpack_from(worker.buffer)
             if len(worker.buffer) < 4 + size:
                 return
-            frame = json.loads(bytes(worker.buffer[4 : 4 + size]))
+            frame = wire.parse(bytes(worker.buffer[4 : 4 + size]))
             del worker.buffer[: 4 + size]
             self.handle(worker, frame)
 

@@ -16,6 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 
+ADAPTER = "default"  # the name of the shared adapter, as in TRL
 # Fields of `LoraConfig` for variants that do not compute B(A(x))
 VARIANTS = (
     "use_dora",
@@ -61,13 +62,12 @@ def check_peft_config(config: PeftConfig) -> None:
         )
 
 
-def adapted_layers(model: PeftModel, adapter_name: str = "default") -> dict[str, LoraLayer]:
+def adapted_layers(model: PeftModel) -> dict[str, LoraLayer]:
     """
     Get the layers of an adapter, in the order of their cores.
 
     Args:
         model ([`~peft.PeftModel`]): The model.
-        adapter_name (`str`, *optional*, defaults to `"default"`): The adapter.
 
     Returns:
         `dict[str, LoraLayer]`: Name in `model` → layer.
@@ -75,11 +75,9 @@ def adapted_layers(model: PeftModel, adapter_name: str = "default") -> dict[str,
     Raises:
         ValueError: If the model has no such adapter, or one of its layers does not support cores.
     """
-    if not isinstance(model, PeftModel) or adapter_name not in model.peft_config:
-        raise ValueError(
-            f"The model has no adapter_name={adapter_name!r}. Pass a PeftModel with a LoRA adapter of that name."
-        )
-    config = model.peft_config[adapter_name]
+    if not isinstance(model, PeftModel) or ADAPTER not in model.peft_config:
+        raise ValueError(f"The model has no adapter {ADAPTER!r}. Pass a PeftModel with a LoRA adapter of that name.")
+    config = model.peft_config[ADAPTER]
     if isinstance(config, LoraConfig) and config.target_parameters:
         raise ValueError(
             f"The adapter acts on the expert parameters {sorted(config.target_parameters)}. (PEFT also converts names such as "
@@ -93,23 +91,23 @@ def adapted_layers(model: PeftModel, adapter_name: str = "default") -> dict[str,
         if not isinstance(module, LoraLayer):
             continue
         short = name.rpartition(".")[2]
-        if adapter_name in module.lora_embedding_A or (module is head and adapter_name in module.lora_A):
+        if ADAPTER in module.lora_embedding_A or (module is head and ADAPTER in module.lora_A):
             raise ValueError(
                 f"peft_config.target_modules adapts {short!r}, but the heterogeneity layer does not support embeddings or the "
                 "language-model head. Set target_modules='all-linear'."
             )
-        if adapter_name not in module.lora_A:
+        if ADAPTER not in module.lora_A:
             continue
-        if not isinstance(module.lora_A[adapter_name], nn.Linear) or isinstance(
+        if not isinstance(module.lora_A[ADAPTER], nn.Linear) or isinstance(
             module.get_base_layer(), nn.MultiheadAttention
         ):
             raise ValueError(
                 f"peft_config.target_modules adapts {short!r}, a {type(module.get_base_layer()).__name__}, but the "
                 "heterogeneity layer supports linear layers only. Set target_modules='all-linear'."
             )
-        if adapter_name in module.lora_variant:
+        if ADAPTER in module.lora_variant:
             raise ValueError(
-                f"peft_config makes {short!r} a {type(module.lora_variant[adapter_name]).__name__}, but the heterogeneity "
+                f"peft_config makes {short!r} a {type(module.lora_variant[ADAPTER]).__name__}, but the heterogeneity "
                 "layer supports plain LoRA only. Use a LoraConfig without variants."
             )
         layers[name] = module
@@ -133,7 +131,6 @@ class LoraCores:
 
     Args:
         model ([`~peft.PeftModel`]): Model with a plain LoRA adapter on linear layers.
-        adapter_name (`str`, *optional*, defaults to `"default"`): The adapter.
 
     Attributes:
         names (`list[str]`): Names of the adapted layers.
@@ -143,24 +140,21 @@ class LoraCores:
         ValueError: If the adapter or one of its layers does not support cores.
     """
 
-    def __init__(self, model: PeftModel, adapter_name: str = "default"):
-        layers = adapted_layers(model, adapter_name)
+    def __init__(self, model: PeftModel):
+        layers = adapted_layers(model)
         self.names = list(layers)
-        self.ranks = [layer.r[adapter_name] for layer in layers.values()]
+        self.ranks = [layer.r[ADAPTER] for layer in layers.values()]
         self._layers = list(layers.values())
-        self._adapter_name = adapter_name
         self._cores: list[torch.Tensor] | None = None
         self._masks: list[torch.Tensor] | None = None
-        self._handles = [
-            layer.lora_A[adapter_name].register_forward_hook(self._hook(index))
-            for index, layer in enumerate(self._layers)
-        ]
+        for index, layer in enumerate(self._layers):
+            layer.lora_A[ADAPTER].register_forward_hook(self._hook(index))
 
     @property
     def acts(self) -> bool:
         """Whether forward passes use the adapter: it is not disabled, and no other adapter is active instead."""
         layer = self._layers[0]
-        return not layer.disable_adapters and self._adapter_name in layer.active_adapters
+        return not layer.disable_adapters and ADAPTER in layer.active_adapters
 
     def set(self, cores: Sequence[torch.Tensor]) -> None:
         """
@@ -211,11 +205,6 @@ class LoraCores:
     def clear(self) -> None:
         """Unset cores and masks: the adapter is plain LoRA again."""
         self._cores = self._masks = None
-
-    def remove(self) -> None:
-        """Remove the hooks from the model."""
-        for handle in self._handles:
-            handle.remove()
 
     def _check_not_merged(self) -> None:
         if any(layer.merged for layer in self._layers):

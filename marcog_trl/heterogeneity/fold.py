@@ -19,13 +19,12 @@ from peft.utils.integrations import gather_params_ctx
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from marcog_trl.heterogeneity.cores import adapted_layers
+from marcog_trl.heterogeneity.cores import ADAPTER, adapted_layers
 
 
 def fold_adapters(
     model: PeftModel,
     cores: Sequence[torch.Tensor],
-    adapter_name: str = "default",
     save_embedding_layers: bool | Literal["auto"] = False,
 ) -> list[dict[str, torch.Tensor]]:
     """
@@ -36,7 +35,6 @@ def fold_adapters(
     Args:
         model ([`~peft.PeftModel`]): Model with the shared adapter.
         cores (`Sequence[torch.Tensor]`): Cores of the N agents, one tensor of shape `(N, r, r)` per adapted layer.
-        adapter_name (`str`, *optional*, defaults to `"default"`): The shared adapter.
         save_embedding_layers (`bool` or `str`, *optional*, defaults to `False`):
             Whether to include the embeddings. `"auto"` includes them if the vocabulary was resized, which PEFT reads
             from the files of the base model.
@@ -48,16 +46,16 @@ def fold_adapters(
     Raises:
         ValueError: If the number or shapes of the cores are wrong.
     """
-    layers = adapted_layers(model, adapter_name)
+    layers = adapted_layers(model)
     num_agents = len(cores[0]) if cores else 0
     shapes = [tuple(core.shape) for core in cores]
-    expected = [(num_agents, layer.r[adapter_name], layer.r[adapter_name]) for layer in layers.values()]
+    expected = [(num_agents, layer.r[ADAPTER], layer.r[ADAPTER]) for layer in layers.values()]
     if shapes != expected:
         raise ValueError(
             f"Cores have shapes {sorted(set(shapes))} for {len(layers)} layers of ranks "
             f"{sorted({rank for _, rank, _ in expected})}. Pass one of shape (agents, r, r) per layer."
         )
-    state = _adapter_state(model, adapter_name, save_embedding_layers)
+    state = _adapter_state(model, save_embedding_layers)
     states = [dict(state) for _ in range(num_agents)]
     with torch.no_grad():
         for name, core in zip(layers, cores, strict=True):
@@ -73,7 +71,6 @@ def save_folded_adapters(
     model: PeftModel,
     cores: Sequence[torch.Tensor],
     paths: Sequence[str | Path],
-    adapter_name: str = "default",
     is_main_process: bool = True,
 ) -> None:
     """
@@ -84,16 +81,15 @@ def save_folded_adapters(
         cores (`Sequence[torch.Tensor]`): Cores of the N agents, one tensor of shape `(N, r, r)` per adapted layer.
         paths (`Sequence[str]` or `Sequence[Path]`): One directory per agent, for `adapter_config.json` and
             `adapter_model.safetensors`.
-        adapter_name (`str`, *optional*, defaults to `"default"`): The shared adapter.
         is_main_process (`bool`, *optional*, defaults to `True`): Whether this process writes.
 
     Raises:
         ValueError: If the number or shapes of the cores are wrong.
     """
-    states = fold_adapters(model, cores, adapter_name, save_embedding_layers="auto")
+    states = fold_adapters(model, cores, save_embedding_layers="auto")
     if is_main_process:
         for path, state in zip(paths, states, strict=True):
-            _write(state, _config(model, adapter_name), model, path)
+            _write(state, _config(model), model, path)
 
 
 def stack_config(config: LoraConfig, num_agents: int) -> LoraConfig:
@@ -113,7 +109,6 @@ def stack_config(config: LoraConfig, num_agents: int) -> LoraConfig:
 def split_adapter(
     model: PeftModel,
     num_agents: int,
-    adapter_name: str = "default",
     save_embedding_layers: bool | Literal["auto"] = False,
 ) -> list[tuple[dict[str, torch.Tensor], LoraConfig]]:
     """
@@ -124,7 +119,6 @@ def split_adapter(
     Args:
         model ([`~peft.PeftModel`]): Model with an adapter made with [`stack_config`].
         num_agents (`int`): N, number of agents.
-        adapter_name (`str`, *optional*, defaults to `"default"`): The adapter.
         save_embedding_layers (`bool` or `str`, *optional*, defaults to `False`): As in [`fold_adapters`].
 
     Returns:
@@ -134,15 +128,15 @@ def split_adapter(
     Raises:
         ValueError: If a layer's rank is not a multiple of `num_agents`.
     """
-    layers = adapted_layers(model, adapter_name)
+    layers = adapted_layers(model)
     for name, layer in layers.items():
-        rank = layer.r[adapter_name]
+        rank = layer.r[ADAPTER]
         if rank % num_agents:
             raise ValueError(
                 f"Rank {rank} of {name} is not a multiple of num_agents={num_agents}. Use an adapter made with stack_config."
             )
-    config = _rescale(_config(model, adapter_name), lambda rank: rank // num_agents, 1 / num_agents)
-    whole = _adapter_state(model, adapter_name, save_embedding_layers)
+    config = _rescale(_config(model), lambda rank: rank // num_agents, 1 / num_agents)
+    whole = _adapter_state(model, save_embedding_layers)
     adapters = []
     for agent in range(num_agents):
         state = {key: tensor.clone() for key, tensor in whole.items()}
@@ -157,7 +151,6 @@ def split_adapter(
 def save_split_adapters(
     model: PeftModel,
     paths: Sequence[str | Path],
-    adapter_name: str = "default",
     is_main_process: bool = True,
 ) -> None:
     """
@@ -166,35 +159,30 @@ def save_split_adapters(
     Args:
         model ([`~peft.PeftModel`]): Model with an adapter made with [`stack_config`].
         paths (`Sequence[str]` or `Sequence[Path]`): One directory per agent.
-        adapter_name (`str`, *optional*, defaults to `"default"`): The adapter.
         is_main_process (`bool`, *optional*, defaults to `True`): Whether this process writes.
 
     Raises:
         ValueError: If a layer's rank is not a multiple of the number of paths.
     """
-    adapters = split_adapter(model, len(paths), adapter_name, save_embedding_layers="auto")
+    adapters = split_adapter(model, len(paths), save_embedding_layers="auto")
     if is_main_process:
         for path, (state, config) in zip(paths, adapters, strict=True):
             _write(state, config, model, path)
 
 
-def _config(model: PeftModel, adapter_name: str) -> LoraConfig:
-    return cast(LoraConfig, model.peft_config[adapter_name])
+def _config(model: PeftModel) -> LoraConfig:
+    return cast(LoraConfig, model.peft_config[ADAPTER])
 
 
-def _adapter_state(
-    model: PeftModel, adapter_name: str, save_embedding_layers: bool | Literal["auto"]
-) -> dict[str, torch.Tensor]:
+def _adapter_state(model: PeftModel, save_embedding_layers: bool | Literal["auto"]) -> dict[str, torch.Tensor]:
     """Copies of the tensors that PEFT saves for the adapter, gathered under ZeRO-3."""
     parameters = [
         parameter
         for name, parameter in model.named_parameters()
-        if parameter.requires_grad or adapter_name in name.split(".")
+        if parameter.requires_grad or ADAPTER in name.split(".")
     ]
     with gather_params_ctx(parameters, modifier_rank=None):
-        state = get_peft_model_state_dict(
-            model, adapter_name=adapter_name, save_embedding_layers=save_embedding_layers
-        )
+        state = get_peft_model_state_dict(model, adapter_name=ADAPTER, save_embedding_layers=save_embedding_layers)
         return {key: tensor.detach().clone() for key, tensor in state.items()}
 
 

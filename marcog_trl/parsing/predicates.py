@@ -1,7 +1,7 @@
 """
-What reward functions ask of code: whether it defines a function, calls a helper, only wraps it, or ignores its result.
+Predicates of code for reward functions: whether it defines a function, calls a helper, only wraps it, or ignores its result.
 
-All answers come from the syntax tree. Nothing here runs code.
+They read the syntax tree. Nothing here runs code.
 """
 
 import ast

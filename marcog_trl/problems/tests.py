@@ -1,4 +1,4 @@
-"""What can be read from the tests and the prompt of a problem: the format, the entry point, helpers of the tests."""
+"""Reads the tests and the prompt of a problem: the format, the entry point, and helpers of the tests."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from marcog_trl.rewards.verdicts import (
 
 
 METHODS = 2.0
-TESTS = 4.0
+TESTS_PASSED = 4.0
 OVERLAP = -1.0
 
 
@@ -82,7 +82,7 @@ def class_reward(
     rewards = []
     for verdict, written, shared in zip(results, methods, overlap, strict=True):
         assert verdict is not None and written is not None and shared is not None
-        reward = METHODS * written + TESTS * verdict.passed / verdict.total + OVERLAP * shared
+        reward = METHODS * written + TESTS_PASSED * verdict.passed / verdict.total + OVERLAP * shared
         rewards.append(reward_or_failure(verdict, reward))
     components = {"methods": methods, "overlap": overlap, **by_agent, **test_components(results)}
     log_means(log_metric, "class_reward", components, turn)

@@ -126,7 +126,7 @@ class EpisodePlayer:
         return list(self._asked)
 
     def prompt_for(self, slot: Slot) -> Prompt:
-        """Prompt of a slot in the pending request; an unchanged prompt of the dataset is [`AsGiven`]."""
+        """Prompt of a slot in the pending request. An unchanged prompt of the dataset is [`AsGiven`]."""
         prompt = self._asked[slot]
         return AsGiven(prompt) if isinstance(prompt, str) and prompt == self.problem.get("prompt") else prompt
 

@@ -1,4 +1,4 @@
-"""Lets a team's model speak as one of its agents: which latent, or which block of the adapter, each row has."""
+"""Makes a team's model act as its agents: selects the latent, or the block of the adapter, of each row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 class AgentContexts:
     """
-    What tells the agents of a team apart, beside their prompts.
+    Selects what makes the agents of a team differ, apart from their prompts.
 
     Args:
         team ([`Team`]): The team.
@@ -44,8 +44,8 @@ class AgentContexts:
             observations = self.role_observations[index]
         elif inputs is None:
             raise ValueError(
-                "inputs=None, but with latent_scope='observation' an agent depends on its prompt. Pass what the model is "
-                f"called with: use_agent({agent!r}, inputs)."
+                "inputs=None, but with latent_scope='observation' an agent depends on its prompt. Pass the model's inputs: "
+                f"use_agent({agent!r}, inputs)."
             )
         else:
             masks = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
@@ -59,7 +59,7 @@ class AgentContexts:
     def as_rows(
         self, rows: list[Row], noise: Callable[[list[Row]], torch.Tensor] | None, prompt_states: bool
     ) -> Iterator[ForwardContext]:
-        """Lets the model speak as the agents of these rows, which keep what their latents came of."""
+        """Makes the model act as the agents of these rows, and stores latents, noise and observations in the rows."""
         with torch.no_grad():
             context = self._forward_context(rows, noise, prompt_states)
         with self._modules.rows(context):
@@ -68,7 +68,7 @@ class AgentContexts:
     def _forward_context(
         self, rows: list[Row], noise: Callable[[list[Row]], torch.Tensor] | None, prompt_states: bool
     ) -> ForwardContext:
-        """What the model is told of one generate call; a single row stands in where there are none."""
+        """Returns the context of one generate call. Without rows, that of a dummy row."""
         settings = self._team.settings
         by_prompt = settings.has_latents and settings.latent_scope == "observation"
         if prompt_states or by_prompt:
@@ -87,7 +87,7 @@ class AgentContexts:
         return ForwardContext(z=z, frozen=True)
 
     def _observe(self, rows: list[Row], embeddings: bool) -> None:
-        """Gives rows the state of their prompt, and, where their latents depend on it, their observation."""
+        """Sets the state of the prompt on each row, and the observation if latents depend on the prompt."""
         prompts = list({tuple(row.prompt_ids): None for row in rows}) or [(self._team.tokenizer.eos_token_id,)]
         ids = [list(prompt) for prompt in prompts]
         states = dict(zip(prompts, self._prompt_states(ids), strict=True))
@@ -96,12 +96,12 @@ class AgentContexts:
             prompt = tuple(row.prompt_ids)
             row.prompt_state = states[prompt]
             if embeddings:
-                # One mean over all tokens would drown a role text in a long prompt, and agents asked the same would look the same
+                # In one mean over all tokens, a long prompt would outweigh the role text: agents with one prompt would look alike
                 role = self._role_embeddings[self._team.agents.index(row.slot.agent)]
                 row.observation = torch.cat([(role + of_prompt[prompt]) / 2, states[prompt]])
 
     def _observations_of(self, rows: list[Row]) -> torch.Tensor:
-        """Observation `[o, h]` of each row, `(R, 2H)`; without rows, one that nothing reads."""
+        """Returns the observation `[o, h]` of each row, `(R, 2H)`. Without rows, that of a dummy row."""
         if self._team.settings.latent_scope == "agent":  # a collective operation under ZeRO-3: also without rows
             return self.role_observations[[self._team.agents.index(row.slot.agent) for row in rows] or [0]]
         if not rows:
@@ -109,7 +109,7 @@ class AgentContexts:
         return torch.stack([row.observation for row in rows])
 
     def _prompt_states(self, prompt_ids: list[list[int]]) -> torch.Tensor:
-        """Final hidden state at the last token of each prompt, adapters off, `(len(prompt_ids), H)`."""
+        """Returns the base model's final hidden state at the last token of each prompt, `(len(prompt_ids), H)`."""
         inputs = self._team.tokenizer.pad({"input_ids": prompt_ids}, padding_side="left", return_tensors="pt")
         inputs = inputs.to(self._team.model.device)
         with (
@@ -128,7 +128,7 @@ class AgentContexts:
         return context.hidden.float()
 
     def _mean_embeddings(self, ids: list[list[int]]) -> torch.Tensor:
-        """Mean of the frozen input embeddings of each list of token ids, `(len(ids), H)`."""
+        """Returns the mean of the frozen input embeddings of each list of token ids, `(len(ids), H)`."""
         inputs = self._team.tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(self._team.model.device)
         mask = inputs["attention_mask"].unsqueeze(-1).float()
         embeddings = self._team.model.get_input_embeddings()(inputs["input_ids"]).float()
@@ -142,10 +142,10 @@ class AgentContexts:
 
     @cached_property
     def _role_embeddings(self) -> torch.Tensor:
-        """Mean input embedding of each agent's role text, `(N, H)`; embeddings are frozen, so once is enough."""
+        """Mean input embedding of each agent's role text, `(N, H)`. Cached, because embeddings are frozen."""
         return self._mean_embeddings(self._role_ids).detach()
 
     @cached_property
     def role_observations(self) -> torch.Tensor:
-        """Observation of each agent's role text alone, `(N, 2H)`; the base model is frozen, so once is enough."""
+        """Observation of each agent's role text alone, `(N, 2H)`. Cached, because the base model is frozen."""
         return torch.cat([self._role_embeddings, self._prompt_states(self._role_ids)], dim=-1)

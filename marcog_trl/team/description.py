@@ -8,7 +8,7 @@ networks, if the team has them, under the keys of [`TeamModule`].
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import version
 from pathlib import Path
@@ -172,8 +172,3 @@ class TeamDescription:
 def agents_of(workflow: Workflow) -> list[dict[str, str]]:
     """Returns the names and role texts of a workflow's agents, in the format of `team.json`."""
     return [{"name": agent.name, "role": agent.role} for agent in workflow.agents]
-
-
-def settings_of(team: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings in the content of a `team.json`, without the machine settings of earlier versions."""
-    return {name: value for name, value in team["settings"].items() if name not in _MACHINE_SETTINGS}

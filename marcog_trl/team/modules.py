@@ -1,9 +1,9 @@
 """
-The small networks of a team, attached to the language model that the team shares.
+The small networks of a team, attached to the team's language model.
 
-One `nn.Module` is a child of the causal LM, so that the optimizer, gradient clipping, DDP and DeepSpeed see it. It runs
-inside the LM's forward: a hook before the decoder gives each row its cores and computes the latent losses, a
-hook after it computes values from the last hidden state.
+They are one `nn.Module`, a child of the causal LM, so that the optimizer, gradient clipping, DDP and DeepSpeed include it.
+It runs in the LM's forward pass: a hook before the decoder sets the cores of each row and computes the latent losses, and a
+hook after the decoder computes values from the last hidden state.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ ATTRIBUTE = "marcog_team"
 @dataclass
 class LatentTargets:
     """
-    What the latent losses of a micro-batch need; every row carries its team-turn.
+    Inputs of the latent losses of a micro-batch. Each row has the data of all agents in its turn.
 
     Args:
-        obs (`torch.Tensor` of shape `(B, N, 2H)`): Observations of the agents of the turn.
+        obs (`torch.Tensor` of shape `(B, N, 2H)`): Observations of the agents.
         eps (`torch.Tensor` of shape `(B, N, d)`): Noise of their latents.
         live (`torch.Tensor` of shape `(B, N)`): 1 for agents that act in the turn.
         target (`torch.Tensor` of shape `(B,)`): Mean of the agents' returns, in reward units.
@@ -54,21 +54,21 @@ class LatentTargets:
 @dataclass
 class ForwardContext:
     """
-    What forward passes need to know of their rows, and what comes out beside log-probabilities.
+    Inputs of forward passes besides token ids, and their outputs besides log-probabilities.
 
     Args:
-        keep (`int`): Number of last tokens that want a value; 0 for none.
+        keep (`int`): Number of last tokens to compute values for.
         team_state (`torch.Tensor` of shape `(B, H)`, *optional*): Pooled prompt states.
-        z (`torch.Tensor` of shape `(B, d)`, *optional*): Latents of the rows. In generation, where a prompt may have several
-            rows beside each other, there may be one for each prompt, or one for all.
-        obs, eps (`torch.Tensor` of shape `(B, 2H)` and `(B, d)`, *optional*): Set to compute z with gradient instead.
-        agent (`torch.Tensor` of shape `(B,)`, *optional*): Indices of the rows' agents, where each has ranks of its own;
-            likewise.
-        latent_targets (`LatentTargets`, *optional*): Set to compute the latent losses.
-        frozen (`bool`): Whether all passes have the same prompts and weights, as in generation: cores are decoded once.
+        z (`torch.Tensor` of shape `(B, d)`, *optional*): Latents of the rows. In generation, one per prompt or one for all is
+            enough: a prompt may have several consecutive rows.
+        obs, eps (`torch.Tensor` of shape `(B, 2H)` and `(B, d)`, *optional*): If set, z is computed from them, with gradient.
+        agent (`torch.Tensor` of shape `(B,)`, *optional*): Indices of the rows' agents, if each agent has its own ranks. In
+            generation as for `z`.
+        latent_targets (`LatentTargets`, *optional*): If set, the latent losses are computed.
+        frozen (`bool`): Whether all passes have the same prompts and weights, as in generation. Cores are then decoded once.
         last_state (`bool`): Whether to keep the hidden state of the last token.
-        states (`list` of `(B, H)`, *optional*):
-            Set to an empty list before generation, it receives the hidden state that precedes each generated token.
+        states (`list` of `(B, H)`, *optional*): If set to an empty list before generation, collects the hidden state that
+            precedes each generated token.
     """
 
     keep: int = 0
@@ -81,8 +81,8 @@ class ForwardContext:
     frozen: bool = False
     last_state: bool = False
     states: list[torch.Tensor] | None = None
-    # What the hooks leave behind
-    rows: int = 0  # that cores were decoded for
+    # Set by the hooks
+    rows: int = 0  # number of rows for which cores are decoded
     values: torch.Tensor | None = None
     hidden: torch.Tensor | None = None
     latent_loss: torch.Tensor | None = None
@@ -91,15 +91,15 @@ class ForwardContext:
 
 class TeamModule(nn.Module):
     """
-    Value head, core decoder and latent networks of a team; each may be absent.
+    Value head, core decoder and latent networks of a team, all optional.
 
     Args:
         value_head (`ValueHead`, *optional*): The critic.
         critic_backprop (`bool`, *optional*, defaults to `False`): Whether the value loss reaches the policy.
         cores (`LoraCores`, *optional*): The adapter's hooks.
-        core_decoder (`CoreDecoder`, *optional*): From latents to cores.
-        latent_net (`LatentNet`, *optional*): From observations to latents.
-        inference_net (`InferenceNet`, *optional*): The team's value of its latents.
+        core_decoder (`CoreDecoder`, *optional*): Maps latents to cores.
+        latent_net (`LatentNet`, *optional*): Maps observations to latents.
+        inference_net (`InferenceNet`, *optional*): Predicts the team's return from its latents.
         agents (`list[str]`, *optional*): Names of the agents, by index.
     """
 
@@ -125,9 +125,9 @@ class TeamModule(nn.Module):
         self._warned = False
 
     def attach(self, causal_lm: PreTrainedModel) -> None:
-        """Makes the team a child of the causal LM and hooks it to its decoder."""
+        """Makes the module a child of the causal LM, and registers its hooks on the decoder."""
         causal_lm.add_module(ATTRIBUTE, self)
-        # They are no part of the language model, which users may merge and save
+        # A saved or merged language model must not contain the team's modules
         ours = {f"{ATTRIBUTE}.{name}" for name in self.state_dict()}
         causal_lm._keys_to_ignore_on_save = {*(causal_lm._keys_to_ignore_on_save or ()), *ours}
         decoder = causal_lm.get_decoder()
@@ -135,18 +135,18 @@ class TeamModule(nn.Module):
         decoder.register_forward_hook(self._after_decoder)
 
     def latents(self, observations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean and standard deviation of the latents of observations `(B, 2H)`, each `(B, d)`."""
+        """Returns the mean and standard deviation of the latents of observations `(B, 2H)`, each `(B, d)`."""
         assert self.latent_net is not None
         return self.latent_net(observations)
 
     def cores(self, z: torch.Tensor) -> list[torch.Tensor]:
-        """Cores of the latents `(B, d)` in every adapted layer, each `(B, r, r)`."""
+        """Returns the cores of latents `(B, d)` in every adapted layer, each `(B, r, r)`."""
         assert self.core_decoder is not None
         return self.core_decoder(z)
 
     @contextmanager
     def rows(self, context: ForwardContext) -> Iterator[ForwardContext]:
-        """Tells which rows the forward passes inside the context hold."""
+        """Sets the rows of the forward passes inside the context."""
         outer, self.context = self.context, context
         try:
             yield context
@@ -172,7 +172,7 @@ class TeamModule(nn.Module):
         context.rows = rows
 
         def each(of_prompt: torch.Tensor) -> torch.Tensor:
-            """Of the rows; generate lays those of a prompt, such as its beams, out beside each other."""
+            """Repeats values per prompt for every row: in generation, rows of a prompt (its beams) are consecutive."""
             several = context.frozen and rows % len(of_prompt) == 0
             return of_prompt.repeat_interleave(rows // len(of_prompt), dim=0) if several else of_prompt
 
@@ -194,8 +194,8 @@ class TeamModule(nn.Module):
         if not self._warned:
             self._warned = True
             warnings.warn(
-                "The shared adapter ran outside of a rollout, without an agent, which is no policy of the team. Call the model "
-                f"inside `with trainer.use_agent({self.agents[0]!r}, inputs):` to have it speak as an agent.",
+                "The shared adapter ran without an agent, which is not a policy of the team. Call the model inside `with "
+                f"trainer.use_agent({self.agents[0]!r}, inputs):` to use it as an agent.",
                 stacklevel=2,
             )
 
@@ -224,11 +224,11 @@ class TeamModule(nn.Module):
         if context.last_state:
             context.hidden = hidden[:, -1].detach()
         if context.states is not None:
-            if hidden.size(1) > 1:  # prompts, or a chunk of them
+            if hidden.size(1) > 1:  # prompts, or chunks of prompts
                 context.states.clear()
             context.states.append(hidden[:, -1].detach())
         if context.keep and self.value_head is not None:
-            # The state before the first completion token is the prompt's last one
+            # The state before the first completion token is the last one of the prompt
             before = hidden[:, -context.keep - 1 : -1]
             before = before if self.critic_backprop else before.detach()
             context.values = self.value_head(before, context.team_state)

@@ -1,4 +1,4 @@
-"""A team of agents on one language model: it plays, solves, and is what trainers train."""
+"""A team of agents on one language model. It plays workflows and solves problems, and trainers train it."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from marcog_trl.team.settings import TeamSettings
 @dataclass(frozen=True)
 class Answer:
     """
-    What a team made of a problem.
+    A team's solution of a problem.
 
     Args:
-        code (`str`): The solution's code; empty if none could be read.
+        code (`str`): The solution's code. Empty if the reply has none.
         messages (`list[dict]`): Every reply in order: `agent`, `turn` (from 1), `prompt` (text or chat messages) and `reply`.
-        verdict (`Verdict`, *optional*): What the problem's tests say, where it has some.
+        verdict (`Verdict`, *optional*): Result of the problem's tests, if it has any.
     """
 
     code: str
@@ -63,11 +63,11 @@ class Team:
     Args:
         model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]): The model that all agents share.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Its tokenizer.
-        workflow ([`Workflow`]): Who speaks when, and who sees what.
+        workflow ([`Workflow`]): Which agents speak when, and what they see.
         settings ([`TeamSettings`]): How replies are generated, and what agents share.
-        description ([`TeamDescription`]): What `team.json` says of the team.
-        modules ([`TeamModule`], *optional*): The team's own networks, attached to the model.
-        executor ([`CodeExecutor`], *optional*): Runs code. By default one is started from the settings when it is first needed.
+        description ([`TeamDescription`]): Content of `team.json`.
+        modules ([`TeamModule`], *optional*): The team's networks, attached to the model.
+        executor ([`CodeExecutor`], *optional*): Runs code. By default, one is started from the settings when first needed.
     """
 
     def __init__(
@@ -114,24 +114,24 @@ class Team:
         Load a team.
 
         Args:
-            path (`str`): Folder that a trainer's `save_model` wrote, a checkpoint, or a repository of the Hub.
-            num_agents (`int`, *optional*): Size of the team, if not that which was trained.
+            path (`str`): Folder that a trainer's `save_model` wrote, a checkpoint, or a repository on the Hub.
+            num_agents (`int`, *optional*): Size of the team. Defaults to the size in training.
             roles (`Mapping[str, str]`, *optional*): Role texts that replace those of the training, by agent name.
-            workflow (`Workflow`, *optional*): The team's workflow, where it is not a built-in one.
-            base_model (`str`, *optional*): Where the base model is, if not where it was.
-            quantization_config (`BitsAndBytesConfig`, *optional*): How the base model is quantised.
+            workflow (`Workflow`, *optional*): The team's workflow, if it is not a built-in one.
+            base_model (`str`, *optional*): Name or path of the base model. Defaults to the one that the team was saved with.
+            quantization_config (`BitsAndBytesConfig`, *optional*): How to quantise the base model.
             model_init_kwargs (`Mapping`, *optional*): Arguments of the base model's `from_pretrained`, such as `dtype`, which
                 defaults to `"float32"` as in TRL.
-            device (`str` or `torch.device`, *optional*): Where the model computes. Defaults to this process's accelerator, or
-                the CPU.
+            device (`str` or `torch.device`, *optional*): Device of the model. Defaults to this process's accelerator, or the
+                CPU.
             **settings: Other fields of [`TeamSettings`], such as `max_completion_length`, `num_turns` or `isolation`.
 
         Returns:
             [`Team`].
 
         Raises:
-            ValueError: If the folder is not a saved team, a file of it cannot be read, it does not fit the base model, or the
-                team cannot have that size, those roles or these settings.
+            ValueError: If the folder is not a saved team, a file cannot be read, the team does not fit the base model, or it
+                does not support the size, roles or settings.
         """
         from marcog_trl.team.loading import load_team
 
@@ -155,20 +155,20 @@ class Team:
 
     def solve(self, problems, greedy=True, batch_size=128):
         """
-        Let the team work on a problem, or on many at once.
+        Solve a problem, or several at once.
 
         Args:
-            problems (`Mapping`, `str`, or a list of them, or a `Dataset`): Problems: `prompt`, `entry_point` where the workflow
-                asks for a function by name, `test` and `test_format` where it has tests; a `str` is a prompt.
-            greedy (`bool`, *optional*, defaults to `True`): Whether agents write what is most likely, or sample.
-            batch_size (`int`, *optional*, defaults to `128`): Problems that are worked on together.
+            problems (`Mapping`, `str`, or a list of them, or a `Dataset`): Problems with `prompt`, `entry_point` if the
+                workflow asks for a function by name, and `test` and `test_format` if there are tests. A `str` is a prompt.
+            greedy (`bool`, *optional*, defaults to `True`): Whether to decode greedily instead of sampling.
+            batch_size (`int`, *optional*, defaults to `128`): Number of problems to play at once.
 
         Returns:
             [`Answer`], or a list of them in the order of `problems`.
 
         Raises:
             TypeError: If `problems` are not problems.
-            ValueError: If problems lack what the workflow needs, or have tests that cannot be run; all of them are named.
+            ValueError: If problems lack what the workflow needs, or have invalid tests. The error lists all of them.
         """
         if isinstance(problems, Mapping | str):
             return self.solve([problems], greedy, batch_size)[0]
@@ -217,7 +217,7 @@ class Team:
 
     @property
     def executor(self) -> CodeExecutor:
-        """Runs what agents write, in worker processes; started when first needed."""
+        """Runs the agents' code in worker processes, which start when they are first needed."""
         if self._executor is None:
             self._executor = self.settings.make_executor()
         return self._executor
@@ -237,7 +237,7 @@ class Team:
         """
         Play one episode per problem.
 
-        With several processes it is a collective operation: each of them brings the same number of problems.
+        A collective operation: all processes must pass the same number of problems.
 
         Args:
             problems (`Sequence[Mapping]` of length E): Dataset rows.
@@ -259,14 +259,14 @@ class Team:
         reply: Callable[[list[Row]], list[list[int]]] | None = None,
     ) -> dict[str, Any]:
         """
-        What lets this team play, as arguments of [`~marcog_trl.rollout.engine.play`] and `play_tree`.
+        Returns this team's arguments of [`~marcog_trl.rollout.engine.play`] and `play_tree`.
 
         Args:
-            noise (`Callable`, *optional*): From rows to the noise of their latents, `(R, d)`. By default a latent is its mean.
+            noise (`Callable`, *optional*): Maps rows to the noise of their latents, `(R, d)`. By default, a latent is its mean.
             prompt_states (`bool`, *optional*, defaults to `False`): Whether rows keep their `prompt_state`.
-            token_states (`bool`, *optional*, defaults to `False`): Whether rows keep their `token_states`, where the model generates
-                with one forward pass per token.
-            sampler ([`KeyedSampler`], *optional*): Draws the tokens, in place of the random stream of the process.
+            token_states (`bool`, *optional*, defaults to `False`): Whether rows keep their `token_states`, if the model
+                generates with one forward pass per token.
+            sampler ([`KeyedSampler`], *optional*): Samples the tokens instead of the random state of the process.
             reply (`Callable`, *optional*): Returns the tokens of the rows of a stage, in place of the model.
 
         Returns:
@@ -297,11 +297,11 @@ class Team:
         }
 
     def generate(self, rows: list[Row]) -> tuple[list[list[int]], list[list[float]] | None]:
-        """Answers one stage in one call; without rows, a prompt that nobody reads, beside the other processes' call."""
+        """Generates one stage in one call. Without rows, takes part in the call of the other processes."""
         return self._generate(rows, None), None
 
     def _generate_keyed(self, sampler: KeyedSampler, rows: list[Row]) -> tuple[list[list[int]], None]:
-        with self.greedy():  # the sampler leaves one token to choose
+        with self.greedy():  # the sampler masks all tokens but one
             return self._generate(rows, LogitsProcessorList([sampler.processor(rows, self.model.device)])), None
 
     def _generate(self, rows: list[Row], processors: LogitsProcessorList | None) -> list[list[int]]:
@@ -317,13 +317,13 @@ class Team:
         return [self._until_eos(reply) for reply in ids[:, inputs["input_ids"].size(1) :].tolist()]
 
     def _until_eos(self, ids: list[int]) -> list[int]:
-        """A reply with its end-of-sequence token, and without the padding behind it."""
+        """Removes the padding after the end-of-sequence token."""
         end = next((t for t, token in enumerate(ids) if token in self.eos_token_ids), len(ids))
         return ids[: end + 1]
 
     @contextmanager
     def greedy(self) -> Iterator[None]:
-        """Takes the most likely token, in place of sampling."""
+        """Decodes greedily instead of sampling."""
         saved = self.generation_config
         self.generation_config = copy.deepcopy(saved)
         self.generation_config.update(do_sample=False, temperature=None, top_p=None, top_k=None, min_p=None)
@@ -334,7 +334,7 @@ class Team:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Evaluation mode: no dropout, and latents are their means."""
+        """Sets evaluation mode: no dropout, and latents are their means."""
         was_training = self.model.training
         self.model.eval()
         try:
@@ -346,27 +346,27 @@ class Team:
         """Sum over all processes."""
         return int(reduce(torch.tensor(count, device=self.model.device), reduction="sum").item())
 
-    # In training, the trainer's accelerator takes part in these
+    # A trainer's team overrides these
 
     def _unwrapped(self) -> AbstractContextManager[Any]:
-        """The model as it generates."""
+        """Unwraps the model for generation."""
         return nullcontext(self.model)
 
     def gathered(self) -> AbstractContextManager[None]:
-        """Around forward passes outside of training."""
+        """Gathers the parameters for forward passes outside of training."""
         return nullcontext()
 
     def autocast(self) -> AbstractContextManager[None]:
-        """Around forward passes that observe prompts."""
+        """Sets the precision of forward passes on prompts."""
         return nullcontext()
 
     @property
     def other_generation(self) -> str | None:
-        """The setting by which something else than `model.generate` answers, with its own random numbers."""
+        """Name of the setting that replaces `model.generate` by a backend with its own random numbers."""
         return None
 
     def own_weights(self) -> dict[str, torch.Tensor]:
-        """The weights of the adapter and of the team's modules, by name."""
+        """Returns the weights of the adapter and of the team's modules, by name."""
         weights = dict(get_peft_model_state_dict(self.model)) if isinstance(self.model, PeftModel) else {}
         if self.modules is not None:
             weights |= {f"{ATTRIBUTE}.{name}": tensor for name, tensor in self.modules.state_dict().items()}
@@ -377,8 +377,7 @@ class Team:
     @contextmanager
     def use_agent(self, agent: str, inputs: Mapping[str, torch.Tensor] | None = None) -> Iterator[None]:
         """
-        Lets `team.model` speak as an agent, the way evaluation does: in evaluation mode, and, where agents have latents, with
-        the mean of the agent's.
+        Makes `team.model` act as an agent, as in evaluation: in evaluation mode, and with the mean of the agent's latent.
 
         Example:
 
@@ -390,14 +389,14 @@ class Team:
 
         Args:
             agent (`str`): Name of the agent.
-            inputs (`Mapping[str, torch.Tensor]`, *optional*): The prompts, `input_ids` and `attention_mask` of shape
-                `(B, P)`, as the model is called with them. Needed with `latent_scope="observation"` alone.
+            inputs (`Mapping[str, torch.Tensor]`, *optional*): The model's inputs, `input_ids` and `attention_mask` of shape
+                `(B, P)`. Needed only with `latent_scope="observation"`.
 
         Raises:
-            ValueError: If there is no such agent, or `inputs` are needed and missing.
+            ValueError: If there is no such agent, or `inputs` are missing.
         """
         if agent not in self.agents:
-            raise ValueError(f"agent={agent!r} is not one of {self.agents}. Name one of them.")
+            raise ValueError(f"agent={agent!r} is unknown. Use one of {self.agents}.")
         context = nullcontext() if self._contexts is None else self._contexts.as_agent(agent, inputs)
         with self.evaluating(), context:
             yield
@@ -410,7 +409,7 @@ class Team:
 
 
 def _keep_token_states(rows: list[Row], completion_ids: list[list[int]], states: list[torch.Tensor]) -> None:
-    """Gives rows the states that preceded each generated token, `(T, H)`, if generation went through the hooks."""
+    """Sets the states before each generated token, `(T, H)`, on the rows, if generation ran the hooks."""
     if rows and len(states) >= max(map(len, completion_ids)) and len(states[0]) == len(rows):
         stacked = torch.stack(states, dim=1)
         for i, row in enumerate(rows):

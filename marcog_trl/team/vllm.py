@@ -19,6 +19,8 @@ from safetensors.torch import save_file
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 
+from marcog_trl.team.modules import ATTRIBUTE
+
 
 # Fields of `LoraConfig` that a LoRA request does not support
 NOT_SERVED = ("modules_to_save", "trainable_token_indices", "layer_replication", "lora_bias")
@@ -70,6 +72,23 @@ def write_adapters(adapters: Sequence[tuple[dict[str, torch.Tensor], LoraConfig]
         save_file({key: tensor.contiguous() for key, tensor in state.items()}, path / "adapter_model.safetensors")
 
 
+class LanguageModelGeneration(VLLMGeneration):
+    """
+    TRL's vLLM backend without the team's modules, which vLLM does not have.
+
+    Remove it once TRL lets trainers choose the class of the backend, or the parameters to send.
+
+    Args:
+        backend ([`~trl.generation.vllm_generation.VLLMGeneration`]): The backend that TRL made. Shares its state.
+    """
+
+    def __init__(self, backend: VLLMGeneration):
+        self.__dict__ = vars(backend)
+
+    def _iter_named_params(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return (pair for pair in super()._iter_named_params() if not pair[0].startswith(f"{ATTRIBUTE}."))
+
+
 class AgentGeneration(VLLMGeneration):
     """
     TRL's vLLM backend with one LoRA adapter per agent instead of merged weights.
@@ -100,8 +119,8 @@ class AgentGeneration(VLLMGeneration):
         super().__init__(**kwargs)
 
     def _init_vllm(self) -> None:
-        # TRL does not pass arguments on to the engine; this goes once it does. `create`: without vLLM the name does not exist,
-        # and TRL raises its own error
+        # Remove the patch once TRL's `VLLMGeneration` takes keyword arguments for the engine, such as `enable_lora`. With
+        # `create`, TRL raises its own error if vLLM is not installed
         with patch.object(vllm_generation, "LLM", self._make_engine, create=True):
             super()._init_vllm()
 

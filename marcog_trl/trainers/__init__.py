@@ -1,4 +1,4 @@
-"""Trainers and their configurations; the only importers of trl."""
+"""Trainers and their configurations."""
 
 from marcog_trl.report.callback import ReportCallback
 from marcog_trl.trainers.multi_agent_config import MultiAgentConfig

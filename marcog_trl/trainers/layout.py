@@ -128,9 +128,8 @@ class Rollout:
     def last_act(self) -> torch.Tensor:
         """Whether the row is its agent's last one in the turn, `(B,)`."""
         turn_of = [None if row is None else (row.episode, row.slot.agent, row.slot.turn) for row in self.rows]
-        last_row = {
-            turn: i for i, turn in enumerate(turn_of)
-        }  # later rows of the same agent and turn overwrite earlier ones
+        # Later rows of the same agent and turn replace earlier ones
+        last_row = {turn: i for i, turn in enumerate(turn_of)}
         return torch.tensor([last_row[turn] == i for i, turn in enumerate(turn_of)], device=self.live.device)
 
     def of_rows(self, name: str) -> torch.Tensor:

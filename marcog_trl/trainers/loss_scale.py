@@ -1,4 +1,4 @@
-"""What TRL's loss terms are multiplied with and divided by, so that rows that nobody played do not count."""
+"""Factors and normalizers of TRL's loss terms, so that unused rows do not count."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ if TYPE_CHECKING:
 
 def share_of_live_rows(loss_type: str, inputs: dict[str, Any], mask: torch.Tensor) -> torch.Tensor | None:
     """
-    What the policy and KL terms of a micro-batch are multiplied by so that rows that nobody played do not dilute them;
-    `None` where they do not.
+    Returns the factor of a micro-batch's policy and KL terms, so that unused rows do not dilute them. `None` if they do not.
     """
     if loss_type in ("grpo", "sapo", "dr_grpo", "luspo"):  # means over the rows of the micro-batch
         return inputs["rows_per_live_row"]
-    if loss_type == "bnpo":  # a mean over its live tokens: only micro-batches with fewer of them count too much
+    if loss_type == "bnpo":  # a mean over the live tokens of the micro-batch, however few they are
         return mask.any(1).float().mean() * inputs["rows_per_trained_row"]
     return None
 
 
 def loss_window(trainer: MultiAgentTrainer, count: torch.Tensor) -> torch.Tensor:
     """
-    What a sum over a micro-batch is divided by, so that an optimizer step averages over the `count` items of the
-    generation batch's share that it uses: TRL's own normaliser.
+    Returns TRL's normalizer of sums over a micro-batch. With it, an optimizer step averages over its share of the `count`
+    items of the generation batch.
     """
     normalizer = count.clamp(min=1.0) / trainer.accelerator.num_processes
     if trainer.model.training:
@@ -38,7 +37,7 @@ def loss_window(trainer: MultiAgentTrainer, count: torch.Tensor) -> torch.Tensor
 
 
 def rows_per_used_row(trainer: MultiAgentTrainer, rollout: Rollout) -> dict[str, torch.Tensor]:
-    """Rows of the generation batch per live one, and per one that the loss sees, over all processes."""
+    """Returns the number of rows of the generation batch per live row and per trained row, over all processes."""
     live, trained, total = trainer._sum_over_processes(
         torch.stack([rollout.live.sum(), rollout.trained.sum(), torch.ones_like(rollout.live).sum()])
     )
@@ -48,7 +47,7 @@ def rows_per_used_row(trainer: MultiAgentTrainer, rollout: Rollout) -> dict[str,
 
 
 def row_weights(trainer: MultiAgentTrainer, mask: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-    """Weight of each row in the loss, `(B,)`: its agent's times its turn's."""
+    """Returns the weight of each row in the loss, `(B,)`: the weight of its agent times that of its turn."""
     weights = _agent_weights(trainer, mask, rollout)
     if trainer.args.turn_weights is not None:
         weights = weights * torch.tensor(trainer.args.turn_weights, device=mask.device)[rollout.turn]
@@ -56,7 +55,7 @@ def row_weights(trainer: MultiAgentTrainer, mask: torch.Tensor, rollout: Rollout
 
 
 def _agent_weights(trainer: MultiAgentTrainer, mask: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-    """Equal for all agents, or 1, `(B,)`."""
+    """Returns weights that count all agents equally, or 1, `(B,)`."""
     if trainer.args.agent_loss_weighting == "token" or len(trainer.agents) == 1:
         return torch.ones(mask.size(0), device=mask.device)
     unit = "row" if trainer.loss_type == "grpo" else "token"

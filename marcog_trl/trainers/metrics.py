@@ -61,14 +61,7 @@ def _warn_of_threshold(trainer: MultiAgentTrainer, turns: float | None) -> None:
 def rollout_metrics(trainer: MultiAgentTrainer, rollout: Rollout) -> dict[str, float]:
     """Computes all metrics of the episodes of a generation batch, over all processes."""
     total = trainer._sum_over_processes
-    metrics = agent_metrics(trainer, rollout, total)
-    metrics |= episode_metrics(rollout, total)
-    if trainer.args.on_reward_error == "mask":
-        metrics |= failure_metrics(rollout, total)
-    metrics |= feedback_metrics(rollout, total)
-    if trainer.workflow.num_turns > 1:
-        metrics |= turn_metrics(rollout, trainer.workflow.num_turns, total)
-    return metrics
+    return agent_metrics(trainer, rollout, total) | episode_metrics(trainer, rollout, total)
 
 
 def agent_metrics(trainer: MultiAgentTrainer, rollout: Rollout, total: Total) -> dict[str, float]:
@@ -103,34 +96,25 @@ def reply_lengths(trainer: MultiAgentTrainer, rollout: Rollout) -> tuple[torch.T
     return torch.tensor([float(len(ids)) for ids in replies], device=device), torch.tensor(ends, device=device)
 
 
-def episode_metrics(rollout: Rollout, total: Total) -> dict[str, float]:
-    """`episodes/masked`: share of masked episodes."""
-    masked = torch.tensor([episode.masked for episode in rollout.episodes], device=rollout.live.device).float()
-    found, count = total(torch.stack([masked.sum(), torch.ones_like(masked).sum()]))
-    return {"episodes/masked": (found / count).item()}
-
-
-def failure_metrics(rollout: Rollout, total: Total) -> dict[str, float]:
-    """`rewards/failed`: share of turns with a failed reward function."""
-    turns = [e.turns[k] for k, level in enumerate(rollout.levels) for e in level if len(e.turns) > k]
-    failures = [turn.score is not None and turn.score.failed for turn in turns]
-    failed, scored = total(torch.tensor([sum(failures), len(failures)], device=rollout.live.device)).tolist()
-    return {"rewards/failed": failed / max(1, scored)}
-
-
-def feedback_metrics(rollout: Rollout, total: Total) -> dict[str, float]:
-    """`feedback/failed`: share of requests that the expert did not answer. Empty without requests."""
-    advice = [text is None for episode in rollout.episodes for text in episode.advice]
-    counts = torch.tensor([sum(advice), len(advice)], dtype=torch.float, device=rollout.live.device)
-    failed, asked = total(counts).tolist()
-    return {"feedback/failed": failed / asked} if asked else {}
-
-
-def turn_metrics(rollout: Rollout, num_turns: int, total: Total) -> dict[str, float]:
-    """`episodes/turns`: mean number of turns. `episodes/ended_early`: share of episodes with fewer than all turns."""
-    turns = torch.tensor([len(episode.turns) for episode in rollout.episodes], device=rollout.live.device)
-    played, full, count = total(torch.stack([turns.sum(), (turns == num_turns).sum(), (turns > 0).sum()])).tolist()
-    return {"episodes/turns": played / count, "episodes/ended_early": 1 - full / count}
+def episode_metrics(trainer: MultiAgentTrainer, rollout: Rollout, total: Total) -> dict[str, float]:
+    """
+    Shares of masked episodes, of turns with a failed reward function, and of requests that the expert did not answer; the
+    mean number of turns, and the share of episodes with fewer than all turns.
+    """
+    episodes, num_turns = rollout.episodes, trainer.workflow.num_turns
+    values: dict[str, list[float]] = {
+        "episodes/masked": [episode.masked for episode in episodes],
+        "feedback/failed": [text is None for episode in episodes for text in episode.advice],
+    }
+    if trainer.args.on_reward_error == "mask":
+        turns = [e.turns[k] for k, level in enumerate(rollout.levels) for e in level if len(e.turns) > k]
+        values["rewards/failed"] = [turn.score is not None and turn.score.failed for turn in turns]
+    if num_turns > 1:
+        values["episodes/turns"] = [len(episode.turns) for episode in episodes]
+        values["episodes/ended_early"] = [len(episode.turns) < num_turns for episode in episodes]
+    sums = [[sum(column), len(column)] for column in values.values()]
+    totals = total(torch.tensor(sums, dtype=torch.float, device=rollout.live.device)).tolist()
+    return {name: found / count for name, (found, count) in zip(values, totals, strict=True) if count}
 
 
 def pass_rate(episodes: list[Episode], device: torch.device, total: Total) -> float | None:

@@ -1,16 +1,17 @@
-"""Trains the team's own modules beside the adapter: parameter groups and clipping."""
+"""Trains the team's modules together with the adapter: parameter groups and clipping."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
-from marcog_trl.team.modules import ATTRIBUTE, TeamModule
+from marcog_trl.team.modules import TeamModule
+from marcog_trl.team.vllm import LanguageModelGeneration
 from marcog_trl.trainers.argument_checks import held_by
 from marcog_trl.trainers.modules_checkpoints import ModulesCheckpoints
 from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
@@ -21,64 +22,52 @@ POLICY = "policy"
 
 class ModulesTrainer(ModulesCheckpoints, MultiAgentTrainer):
     """
-    A [`MultiAgentTrainer`] of a team that has modules of its own, such as a value head.
+    A [`MultiAgentTrainer`] for teams with their own modules, such as a value head.
 
-    Every module has its learning rate and is clipped by its own norm, under DeepSpeed ZeRO too.
+    Every module has its own learning rate and is clipped by its own gradient norm, also with DeepSpeed ZeRO.
 
     Args: see [`MultiAgentTrainer`].
     """
 
-    def __init__(self, *args, **kwargs):
-        # Under ZeRO, of the last step: gradient norms by group, one per part that the optimizer stepped on
-        self._clips_shards = False
-        self._shard_norms: dict[str, list[torch.Tensor]] = defaultdict(list)
-        super().__init__(*args, **kwargs)
-        if self.use_vllm:
-            self._keep_modules_from_vllm()
+    # With ZeRO, gradient norms of the last step by group, one per part that the optimizer steps on; else `None`
+    _shard_norms: dict[str, list[torch.Tensor]] | None = None
 
     def _build_modules(self) -> TeamModule:
-        """The team's modules, before they are attached to the model."""
+        """Creates the team's modules, without attaching them to the model."""
         raise NotImplementedError
 
     def _grouped_modules(self) -> dict[str, nn.Module | None]:
-        """The modules whose parameters are a group, by the group's name."""
+        """Returns the module of each parameter group, by the group's name."""
         raise NotImplementedError
 
     def _learning_rates(self) -> dict[str, float]:
-        """Learning rates of the groups that do not have the policy's."""
+        """Returns the learning rates of the groups that do not use the policy's."""
         raise NotImplementedError
 
     @property
     def modules(self) -> TeamModule:
-        """The team's own modules."""
+        """The team's modules."""
         assert self.team.modules is not None
         return self.team.modules
 
     def _make_modules(self) -> TeamModule:
         if self.is_fsdp_enabled:
-            raise ValueError("FSDP cannot shard the team's modules beside the model. Use DeepSpeed ZeRO or DDP.")
+            raise ValueError("FSDP is not supported: it cannot shard the team's modules. Use DeepSpeed ZeRO or DDP.")
         modules = self._build_modules()
         adapter = next(p for p in self.model.parameters() if p.requires_grad)
-        # ZeRO-3 wants one dtype, and keeps float32 copies itself. Elsewhere small steps would be lost in the bfloat16 that TRL
-        # gives the adapter of a quantized model
+        # ZeRO-3 needs one dtype, and keeps float32 copies itself. Otherwise, small updates would be lost in bfloat16, which TRL
+        # uses for the adapter of a quantized model
         dtype = adapter.dtype if self.is_deepspeed_enabled else torch.promote_types(adapter.dtype, torch.float32)
         modules.to(device=self.accelerator.device, dtype=dtype)
         modules.attach(self._causal_lm)
         self._check_optimizer_of(modules)
+        if self.use_vllm:
+            self.vllm_generation = LanguageModelGeneration(self.vllm_generation)
         return modules
-
-    def _keep_modules_from_vllm(self) -> None:
-        """vLLM has the language model only: what TRL sends it after an update must leave the team's modules out."""
-        named_params = self.vllm_generation._iter_named_params
-
-        def without_modules() -> Iterator[tuple[str, torch.Tensor]]:
-            return (pair for pair in named_params() if not pair[0].startswith(f"{ATTRIBUTE}."))
-
-        self.vllm_generation._iter_named_params = without_modules  # type: ignore[method-assign]
 
     @contextmanager
     def _own_randomness(self) -> Iterator[None]:
-        """Initialises the team's modules without moving the random state that the policy sees."""
+        """Initialises the team's modules without changing the random state of the policy."""
         with torch.random.fork_rng():
             torch.manual_seed(self.args.seed)
             yield
@@ -89,13 +78,13 @@ class ModulesTrainer(ModulesCheckpoints, MultiAgentTrainer):
         if missing:
             networks = sorted({name.partition(".")[0] for name in missing})
             raise ValueError(
-                f"The optimizer lacks the team's {', '.join(networks)}, which the trainer makes. Leave optimizers out and set "
-                "optim, learning_rate and critic_learning_rate, or set trainer.optimizer before train() to one made of the "
+                f"The optimizer lacks the team's {', '.join(networks)}, which the trainer creates. Leave optimizers out and set "
+                "optim, learning_rate and critic_learning_rate. Or, before train(), set trainer.optimizer to one that has the "
                 "trainable parameters of trainer.model."
             )
 
     def _parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """Trainable parameters by group; each group has its learning rate and its gradient norm."""
+        """Returns the trainable parameters of each group."""
         groups = {
             name: [p for p in module.parameters() if p.requires_grad]
             for name, module in self._grouped_modules().items()
@@ -120,14 +109,14 @@ class ModulesTrainer(ModulesCheckpoints, MultiAgentTrainer):
             optimizer.param_groups.clear()
             for group in split.values():
                 optimizer.add_param_group(group)
-            self._clips_shards = self._can_clip_shards()
-            if self._clips_shards:
+            if self._can_clip_shards():
+                self._shard_norms = defaultdict(list)
                 self.accelerator.deepspeed_plugin.deepspeed_config["gradient_clipping"] = 0.0
                 optimizer.register_step_pre_hook(self._clip_shards)
         return optimizer
 
     def _can_clip_shards(self) -> bool:
-        """Whether the optimizer's own step, in this process, sees its shard of each group's gradients."""
+        """Whether the optimizer's step on this process has its shard of each group's gradients."""
         if not self.is_deepspeed_enabled or not self.args.max_grad_norm:
             return False
         plugin = self.accelerator.deepspeed_plugin
@@ -135,7 +124,7 @@ class ModulesTrainer(ModulesCheckpoints, MultiAgentTrainer):
 
     @torch.no_grad()
     def _clip_shards(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
-        """`_clip_grad_norm` under ZeRO, which steps group by group on flat shards of the gradients."""
+        """Does the work of `_clip_grad_norm` with ZeRO, which steps on flat shards of the gradients, group by group."""
         for group in optimizer.param_groups:
             shards = [p.grad for p in group["params"] if p.grad is not None]
             if shards:
@@ -143,18 +132,18 @@ class ModulesTrainer(ModulesCheckpoints, MultiAgentTrainer):
                 norm = self._sum_over_processes(square).sqrt()
                 for shard in shards:
                     shard.mul_((self.args.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
-                self._shard_norms[group["group"]].append(norm)
+                cast(dict, self._shard_norms)[group["group"]].append(norm)
 
     def _clip_grad_norm(self, model):
-        """Clips each group by its own norm: one joint norm would let a value loss throttle the policy."""
-        if self.is_deepspeed_enabled and not self._clips_shards:
+        """Clips each group by its own norm. With one joint norm, a large value loss would shrink the policy's gradient."""
+        if self.is_deepspeed_enabled and self._shard_norms is None:
             return super()._clip_grad_norm(model)  # DeepSpeed's joint norm
-        if self.is_deepspeed_enabled:
+        if self._shard_norms is not None:
             norms = {name: torch.stack(parts).norm() for name, parts in self._shard_norms.items()}
             self._shard_norms.clear()
         else:
             groups = self._parameter_groups()
-            # The policy's first: with a gradient scaler (fp16) accelerate unscales the gradients of all groups, once
+            # The policy first: with fp16, accelerate unscales the gradients of all groups in the first call
             norms = {POLICY: super()._clip_grad_norm(nn.ParameterList(groups.pop(POLICY)))}
             for name, params in groups.items():
                 norms[name] = nn.utils.clip_grad_norm_(params, self.args.max_grad_norm)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 
-from marcog_trl.agents import Slot, Workflow
+from marcog_trl.agents import Slot
 from marcog_trl.algorithms.advantages import tree_returns
 from marcog_trl.rollout.engine import play_tree, replay
 from marcog_trl.rollout.records import Row
@@ -65,44 +65,6 @@ class MultiAgentGRPOTrainer(MultiAgentTrainer):
     }
     _config_class = MultiAgentGRPOConfig
     args: MultiAgentGRPOConfig
-
-    def __init__(
-        self,
-        model,
-        reward_funcs=None,
-        args=None,
-        train_dataset=None,
-        eval_dataset=None,
-        processing_class=None,
-        reward_processing_classes=None,
-        callbacks=None,
-        optimizers=(None, None),
-        quantization_config=None,
-        peft_config=None,
-        tools=None,
-        rollout_func=None,
-        environment_factory=None,
-        workflow: Workflow | str | None = None,
-    ):
-        super().__init__(
-            model=model,
-            reward_funcs=reward_funcs,
-            args=args,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            processing_class=processing_class,
-            reward_processing_classes=reward_processing_classes,
-            callbacks=callbacks,
-            optimizers=optimizers,
-            quantization_config=quantization_config,
-            peft_config=peft_config,
-            tools=tools,
-            rollout_func=rollout_func,
-            environment_factory=environment_factory,
-            workflow=workflow,
-        )
-        if self.scale_rewards == "agent":
-            self.scale_rewards = "none"  # TRL does not know this value, and its advantages are replaced
 
     # Joint actions that share replies, and turns that branch
 

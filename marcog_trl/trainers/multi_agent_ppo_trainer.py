@@ -8,7 +8,6 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
-from marcog_trl.agents import Workflow
 from marcog_trl.algorithms.advantages import gae, normalize_advantages, value_loss
 from marcog_trl.algorithms.critic import ValueHead, pool_team_states
 from marcog_trl.team.modules import ForwardContext, TeamModule
@@ -25,9 +24,9 @@ class MultiAgentPPOTrainer(ModulesTrainer):
     """
     PPO for a team of LLM agents that share one model and one adapter.
 
-    What is new over [`MultiAgentTrainer`]: a value head on the policy's last hidden state, generalised advantage
-    estimation over the tokens and turns of each agent, value loss, KL as loss or reward, and learning rates and gradient
-    clipping by group.
+    Extends [`MultiAgentTrainer`] by a value head on the policy's last hidden state, generalised advantage estimation over
+    the tokens and turns of each agent, a value loss, a KL penalty in the loss or the reward, and a learning rate and
+    gradient norm for each parameter group.
 
     Example:
 
@@ -65,46 +64,9 @@ class MultiAgentPPOTrainer(ModulesTrainer):
     }
     _config_class = MultiAgentPPOConfig
     args: MultiAgentPPOConfig
-
-    def __init__(
-        self,
-        model,
-        reward_funcs=None,
-        args=None,
-        train_dataset=None,
-        eval_dataset=None,
-        processing_class=None,
-        reward_processing_classes=None,
-        callbacks=None,
-        optimizers=(None, None),
-        quantization_config=None,
-        peft_config=None,
-        tools=None,
-        rollout_func=None,
-        environment_factory=None,
-        workflow: Workflow | str | None = None,
-    ):
-        super().__init__(
-            model=model,
-            reward_funcs=reward_funcs,
-            args=args,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            processing_class=processing_class,
-            reward_processing_classes=reward_processing_classes,
-            callbacks=callbacks,
-            optimizers=optimizers,
-            quantization_config=quantization_config,
-            peft_config=peft_config,
-            tools=tools,
-            rollout_func=rollout_func,
-            environment_factory=environment_factory,
-            workflow=workflow,
-        )
-        # While TRL computes log-probabilities: what the forward passes need of their rows, and the last of these passes
-        self._row_tensors: dict[str, torch.Tensor] | None = None
-        self._forward: ForwardContext | None = None
-        self._adapter_layer = next((m for m in self.model.modules() if isinstance(m, BaseTunerLayer)), None)
+    # Inputs of forward passes besides token ids, and the last pass; set while TRL computes log-probabilities
+    _row_tensors: dict[str, torch.Tensor] | None = None
+    _forward: ForwardContext | None = None
 
     # The team's modules
 
@@ -133,7 +95,7 @@ class MultiAgentPPOTrainer(ModulesTrainer):
         }
 
     def _generates_with_hooks(self) -> bool:
-        """Whether generation runs the decoder once for the prompts, and once for every further token."""
+        """Whether generation runs the decoder once for the prompts, then once per token."""
         if self.use_vllm or self.use_transformers_continuous_batching:
             return False
         return self.generation_config.prefill_chunk_size is None  # chunks of a prompt may look like tokens
@@ -148,8 +110,8 @@ class MultiAgentPPOTrainer(ModulesTrainer):
     @torch.no_grad()
     def _values_of_generation(self, rollout: Rollout) -> torch.Tensor | None:
         """
-        V_old, `(B, T)`, from the states that generation went through, which spares a forward pass; `None` if they are
-        not known in every process, as when a server generated.
+        Returns V_old, `(B, T)`, computed from the hidden states of generation, which saves a forward pass. `None` if a
+        process does not have these states, for example with a vLLM server.
         """
         if self.args.critic == "none":
             return None
@@ -172,11 +134,11 @@ class MultiAgentPPOTrainer(ModulesTrainer):
             )
         for row in rollout.rows:
             if row is not None:
-                row.token_states = None  # the largest thing that a row holds
+                row.token_states = None  # frees most of the row's memory
         return torch.cat(values)
 
     def _make_row_tensors(self, rollout: Rollout) -> dict[str, torch.Tensor]:
-        """What forward passes on these rows need, each of shape `(B, ...)`."""
+        """Returns the inputs of forward passes besides token ids, each of shape `(B, ...)`."""
         if self.args.critic != "team":
             return {}
         device = self.accelerator.device
@@ -186,12 +148,12 @@ class MultiAgentPPOTrainer(ModulesTrainer):
         return {"team_state": pooled}
 
     def _forward_context(self, rows: dict[str, torch.Tensor], keep: int) -> ForwardContext:
-        """The rows of one forward pass."""
+        """Returns the context of one forward pass."""
         return ForwardContext(keep=keep, team_state=rows.get("team_state"))
 
     def _policy_is_active(self) -> bool:
-        """Whether forward passes use the adapter that is trained, and not the reference."""
-        layer = self._adapter_layer
+        """Whether forward passes use the trained adapter, not the reference."""
+        layer = next((m for m in self.model.modules() if isinstance(m, BaseTunerLayer)), None)
         return layer is None or (not layer.disable_adapters and "default" in layer.active_adapters)
 
     def _get_per_token_logps_and_entropies(
@@ -203,7 +165,7 @@ class MultiAgentPPOTrainer(ModulesTrainer):
             )
         chunk = batch_size or input_ids.size(0)
         outputs, values = [], []
-        # One call per chunk: the hooks must know which rows a forward pass holds
+        # One call per chunk, because the hooks must know the rows of a forward pass
         for start in range(0, input_ids.size(0), chunk):
             part = slice(start, start + chunk)
             rows = {key: tensor[part] for key, tensor in self._row_tensors.items()}
@@ -214,7 +176,7 @@ class MultiAgentPPOTrainer(ModulesTrainer):
                     )
                 )
             values.append(context.values)
-        self._forward = context  # of the only chunk, in the update
+        self._forward = context  # an update has only one chunk
         logps, entropies, aux_losses = zip(*outputs, strict=True)
         result = (
             torch.cat(logps),
@@ -229,7 +191,7 @@ class MultiAgentPPOTrainer(ModulesTrainer):
     # Credit
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, torch.Tensor | Any]:
-        # `ref_per_token_logps` are computed with beta, which the reward mode needs and the loss must not add again
+        # TRL computes `ref_per_token_logps` if beta is not 0. `_compute_loss` sets beta to 0 with kl_penalty="reward"
         output = super()._generate_and_score_completions(inputs)
         output.update(self._row_tensors or {})
         self._row_tensors = None
@@ -238,8 +200,8 @@ class MultiAgentPPOTrainer(ModulesTrainer):
     @torch.no_grad()
     def _ensure_rollout_pass(self, output: dict[str, Any], rollout: Rollout, needs_logps: bool) -> None:
         """
-        V_old and, where needed, the old log-probabilities come from one pass, TRL's own where it makes one; V_old alone
-        comes from generation if it can.
+        Makes a forward pass for V_old and, if needed, the old log-probabilities, unless TRL has made one. V_old alone comes
+        from generation if possible.
         """
         if rollout.logps is None and (needs_logps or rollout.values is None):
             args = self.args
@@ -286,7 +248,7 @@ class MultiAgentPPOTrainer(ModulesTrainer):
         output["row_weight"] = weights
 
     def _token_rewards(self, output: dict[str, Any], rollout: Rollout, mask: torch.Tensor) -> torch.Tensor:
-        """The turn's reward on the last live token of the agent's last row, and the KL penalty on every token, `(B, T)`."""
+        """Returns the reward of every token, `(B, T)`: the row's reward at its last live token, minus the KL penalty."""
         rewards = torch.zeros_like(mask, dtype=torch.float32)
         length = mask.size(1)
         last = length - 1 - mask.flip(1).argmax(1)
@@ -300,8 +262,8 @@ class MultiAgentPPOTrainer(ModulesTrainer):
 
     def _row_rewards(self, rollout: Rollout) -> torch.Tensor:
         """
-        The reward that falls on each row, `(B,)`: its turn's, and, discounted, those of the turns up to the agent's next
-        row. Rows that are not the agent's last of a turn get 0.
+        Returns the reward of each row, `(B,)`: the discounted sum of the rewards from its turn up to the agent's next row.
+        Rows that are not the agent's last one in a turn have 0.
         """
         returns = rollout.row_returns()
         # R_k + γ R_{k+1} + ... up to the next row's turn = return at k - γ^(next - k) · return at the next row
@@ -311,14 +273,14 @@ class MultiAgentPPOTrainer(ModulesTrainer):
 
     def _discounts(self, rollout: Rollout, next_row: torch.Tensor) -> torch.Tensor:
         """
-        Discount from each row to its agent's next one, `(B,)`: `gamma_turn` for every turn that lies between them, so none
-        between two acts of one turn.
+        Returns the discount from each row to its agent's next one, `(B,)`: `gamma_turn` to the power of the number of turns
+        between them.
         """
         turns = torch.where(next_row >= 0, rollout.turn[next_row.clamp(min=0)] - rollout.turn, 0)
         return self.args.gamma_turn ** turns.float()
 
     def _next_rows(self, rollout: Rollout) -> torch.Tensor:
-        """Index of the same agent's next trained row of the same episode, or -1, `(B,)`."""
+        """Returns the index of the same agent's next trained row in the same episode, or -1, `(B,)`."""
         slots, group = self.workflow.slots, self._siblings_here
         num_slots = len(slots)
         slot_agent = [self.agents.index(slot.agent) for slot in slots]
@@ -334,29 +296,29 @@ class MultiAgentPPOTrainer(ModulesTrainer):
 
     def _start_critic(self, values: torch.Tensor, to_go: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """
-        A critic that still says 0 everywhere begins at the mean return: with `lam` below 1, values that are too low by a
-        constant make the first token of a long reply worth less than that of a short one.
+        Shifts a critic that still returns 0 everywhere to the mean return. With `lam` below 1, a constant error of the
+        values would favour short replies over long ones.
 
         Args:
             values (`torch.Tensor` of shape `(B, T)`): Values at rollout, in reward units.
-            to_go (`torch.Tensor` of shape `(B, T)`): Sum of the rewards from each token on, discounted.
+            to_go (`torch.Tensor` of shape `(B, T)`): Discounted sum of the rewards from each token on.
             mask (`torch.Tensor` of shape `(B, T)`): 1 on live tokens.
 
         Returns:
-            `torch.Tensor` of shape `(B, T)`: The values from here on.
+            `torch.Tensor` of shape `(B, T)`: The shifted values.
         """
         assert self.modules.value_head is not None
         start = self.modules.value_head.start
         if start != 0 or not self.model.training:  # the same in all processes
             return values
         sums = torch.stack([(values * mask).abs().sum(), (to_go * mask).sum(), mask.sum()])
-        said, total, count = self._sum_over_processes(sums.double())
-        if said == 0 and count > 0:
+        magnitude, total, count = self._sum_over_processes(sums.double())
+        if magnitude == 0 and count > 0:
             start.copy_(total / count)
         return values + start
 
     def _log_critic(self, values: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor) -> None:
-        """Pools moments in double precision: variances are small differences of them."""
+        """Logs moments in double precision, because variances are small differences of them."""
         values, returns, count = values.double(), returns.double(), mask.sum()
         error = returns - values
         for name, x in (("value_mean", values), ("return_mean", returns), ("residual_mean", error)):
@@ -396,7 +358,7 @@ class MultiAgentPPOTrainer(ModulesTrainer):
     _row_tensor_names: tuple[str, ...] = ("team_state",)
 
     def _team_loss(self, inputs: dict[str, Any], forward: ForwardContext) -> torch.Tensor:
-        """The losses of the team's own modules, from the forward pass that TRL's loss has just made."""
+        """Returns the losses of the team's modules, from the forward pass of TRL's loss."""
         mask = inputs["completion_mask"] * inputs["tool_mask"]
         loss = torch.zeros((), device=mask.device)
         if forward.values is not None:

@@ -1,24 +1,24 @@
 """
-Episodes of a workflow as the completions of TRL's GRPO trainer, scored and credited by agent and turn.
+The base trainer: plays a workflow in place of TRL's completions, and computes rewards and credit by agent and turn.
 
-How a problem goes through TRL, whose methods are marked with *:
+The path of a problem through TRL. * marks TRL's methods:
 
-    train*                        checks the checkpoint to resume from, then TRL's loop (checkpointing.py)
+    train*                        checks the checkpoint to resume from, then runs TRL's loop (checkpointing.py)
       get_train_dataloader*       repeats each problem once per row (dataloaders.py)
       training_step*
         _prepare_inputs*          once per generation batch:
           _generate_and_score_completions*
             _rollout              TRL's `rollout_func`: plays the workflow on the problems, one row per reply
-              team.play           stage by stage (rollout/); a turn that is not the last is scored when it ends
-                generate          answers one stage with TRL's `_generate_single_turn`* (training_team.py)
-            _calculate_rewards*   scores the last turn (scoring.py), and gives TRL the rewards of the rows
-            _assign_credit        advantages of the rows, in place of TRL's
-            log_rollout           metrics of agents, turns and episodes (metrics.py)
-        _compute_loss*            once per micro-batch: TRL's loss on these advantages; weights of agents and turns are in them
+              team.play           plays stage by stage (rollout/), and scores every turn but the last as it ends
+                generate          generates one stage with TRL's `_generate_single_turn`* (training_team.py)
+            _calculate_rewards*   scores the last turn (scoring.py), and returns the rewards of the rows
+            _assign_credit        replaces TRL's advantages
+            log_rollout           logs metrics of agents, turns and episodes (metrics.py)
+        _compute_loss*            once per micro-batch: TRL's loss. The advantages include the weights of agents and turns
           _get_per_token_logps_and_entropies*
-      log*                        adds what was pooled over the logging window
+      log*                        adds the means over the logging window
 
-Between `_rollout` and `log_rollout`, which TRL calls without handing anything on, the batch is `self._batch`.
+TRL passes nothing from `_rollout` to `log_rollout`, so `self._batch` holds the batch in between.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ProblemLoaders):
     """
     Base of the trainers for teams of LLM agents that share one model and one adapter.
 
-    It is [`~trl.GRPOTrainer`] with episodes of a workflow in place of completions: one row of the batch is one reply of
-    one agent. With the `single` workflow (the default) it takes `GRPOTrainer`'s arguments. Credit is group-relative: the
-    return of a row minus the mean return of its group (Source: GRPO, https://huggingface.co/papers/2402.03300, without
-    the division by the standard deviation).
+    It is a [`~trl.GRPOTrainer`] that trains on episodes of a workflow instead of single completions. One row of the batch
+    is one reply of one agent. With the `single` workflow (the default), it takes the arguments of `GRPOTrainer`. The
+    advantage of a row is its return minus the mean return of its group (Source: GRPO,
+    https://huggingface.co/papers/2402.03300, without the division by the standard deviation).
 
-    What the base demands: `args` is a [`MultiAgentConfig`]; `tools`, `rollout_func` and `environment_factory` are refused,
-    since a workflow does their work; models are text-only.
+    Differences from [`~trl.GRPOTrainer`]: `args` is a [`MultiAgentConfig`]. `tools`, `rollout_func` and
+    `environment_factory` are not supported: write a workflow instead. Models are text-only.
 
     Args:
         model, args, train_dataset, eval_dataset, processing_class, reward_processing_classes, callbacks, optimizers,
@@ -83,19 +83,18 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ProblemLoaders):
             As in [`~trl.GRPOTrainer`].
         reward_funcs (`str`, `Callable` or `list`):
             As in [`~trl.GRPOTrainer`], or the name of a reward of this package such as `"execution_reward"`. A function
-            is called once per turn with one entry per episode: `completions` are the solutions, and `replies` (agent ->
-            text), `turn`, `verdicts` and the dataset's columns come as keyword lists. It returns floats, or dicts agent ->
-            float, or `None` where the reward does not apply: an episode to which none applies is left out of training.
-            So is one for which a function returns an [`~marcog_trl.rewards.InfrastructureFailure`], whatever the others say.
+            is called once per turn with lists that have one entry per episode: `completions` (the solutions), `replies`
+            (agent -> text), `turn`, `verdicts` and the dataset's columns. It returns one float or dict (agent -> float) per
+            episode, or `None` if the reward does not apply. Episodes without any reward are not trained on, and neither are
+            those for which a function returns an [`~marcog_trl.rewards.InfrastructureFailure`].
         peft_config ([`~peft.PeftConfig`], *optional*):
-            Defaults to LoRA of rank 16 on all linear layers that PEFT can adapt; those of Mamba layers that it refuses are
-            left out.
+            Defaults to LoRA of rank 16 on all linear layers, except for those of Mamba layers that PEFT cannot adapt.
         workflow ([`Workflow`] or `str`, *optional*):
-            Who speaks when, and who sees what. Defaults to `args.workflow`.
+            Which agents speak when, and what they see. Defaults to `args.workflow`.
 
     Raises:
-        ValueError: Before any work starts, if the batch cannot hold whole problems, or the workflow, the dataset or the
-            rewards do not fit each other.
+        ValueError: If a batch cannot hold whole problems, or the workflow, the dataset and the rewards do not fit together.
+            Raised before any work starts.
     """
 
     _tag_names = ["trl", "marcog-trl", "multi-agent"]
@@ -105,7 +104,7 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ProblemLoaders):
     model: Any  # a PeftModel, or a causal LM
     num_generations: int
     num_generations_eval: int
-    # Mean latent μ of every agent that acted since the log before, over all processes; where there are latents
+    # Mean latent μ, over all processes, of every agent that acted since the previous log; `None` without latents
     agent_latents: dict[str, list[float]] | None = None
 
     def __init__(
@@ -135,7 +134,7 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ProblemLoaders):
             rollout_func=rollout_func,
             environment_factory=environment_factory,
         )
-        self.args = args  # TRL sets it too, but what is checked here reads it
+        self.args = args  # TRL sets it too, but the checks below need it
         self.workflow = args.make_workflow(workflow)
         self.agents = [agent.name for agent in self.workflow.agents]
         reward_funcs = reward_functions(reward_funcs)
@@ -156,14 +155,14 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ProblemLoaders):
             self._call_reward_functions,
             lambda: self.reward_weights,
         )
-        # Made before the model is loaded, since it may refuse this machine
+        # Created before the model is loaded, because it may not support this machine
         executor = args.make_executor() if self.workflow.needs_tests or self.scorer.runs_tests else None
         check_curriculum(args, self._curriculum is not None, executor is not None)
         self.report = ReportCallback(self) if args.write_report else None
         peft_config = self._adapter_config(model, peft_config)
         if args.ddp_find_unused_parameters is None:
-            # The Trainer's default for adapters is True, which fails where values are computed inside the forward but
-            # are not part of its output
+            # The Trainer's default for adapters is True, which fails if the forward pass computes values that it does not
+            # return
             args.ddp_find_unused_parameters = False
 
         super().__init__(
@@ -186,7 +185,9 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ProblemLoaders):
             raise ValueError("processing_class is a multimodal processor. Pass a text tokenizer.")
         check_optimizer(self.optimizer, self.model)
         self.scorer.check_tokenizer(self._tokenizer)
-        # Set here and not passed: TRL warns that rollout functions are experimental
+        if self.scale_rewards == "agent":
+            self.scale_rewards = "none"  # TRL does not know this value, and its advantages are replaced
+        # TRL warns that rollout functions are experimental if they are passed to its constructor
         self.rollout_func = self._rollout
         check_zero3(self.model, args)
         self.team = TrainingTeam(
@@ -199,60 +200,60 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ProblemLoaders):
         )
         self._window_means = metrics.WindowMeans(self._sum_over_processes)
         self._gradient_shares = metrics.GradientShares(self.agents, self.accelerator.device, self._sum_over_processes)
-        # Set while TRL computes a loss: what the gradient of its entropy bonus is multiplied by
+        # Factor of the gradient of TRL's entropy bonus, set while TRL computes a loss
         self._entropy_share: torch.Tensor | None = None
-        self._batch: Rollout | None = None  # see the head of this file
-        self._inputs: list[dict[str, Any]] = []  # of the generation batch: TRL's rollout function gets only prompts
+        self._batch: Rollout | None = None  # see the top of this file
+        self._inputs: list[dict[str, Any]] = []  # of the generation batch; TRL's rollout function gets only prompts
         self._episode_to_show: Episode | None = None
         self._warned: set[str] = set()
 
     def _adapter_config(self, model, peft_config: PeftConfig | None) -> PeftConfig | None:
-        """The adapter to train."""
+        """Returns the configuration of the adapter to train."""
         return adapter_config(model, peft_config, self.args, experts=True)
 
-    # What the team is
+    # Team
 
     def _describe_team(self) -> TeamDescription:
-        """What `team.json` says of the team."""
+        """Returns the content of `team.json`."""
         return TeamDescription.of(
             type(self).__name__, self.model, self.workflow, self.reward_func_names, self.args, self._describe_modules()
         )
 
     def _describe_modules(self) -> dict[str, Any]:
-        """What determines the shapes of the team's own modules."""
+        """Returns the settings that determine the shapes of the team's modules."""
         return {}
 
     def _make_modules(self) -> TeamModule | None:
-        """The team's own modules, attached to the model."""
+        """Creates the team's modules and attaches them to the model."""
         return None
 
     @property
     def executor(self) -> CodeExecutor:
-        """Runs what agents write, in worker processes; started when first needed."""
+        """Runs the agents' code in worker processes, which start when they are first needed."""
         return self.team.executor
 
     @contextmanager
     def use_agent(self, agent: str, inputs: Mapping[str, torch.Tensor] | None = None) -> Iterator[None]:
-        """Lets `trainer.model` speak as an agent outside of rollouts, for example in a callback; see [`Team.use_agent`]."""
+        """Makes `trainer.model` act as an agent outside of rollouts, for example in a callback. See [`Team.use_agent`]."""
         with self.team.use_agent(agent, inputs):
             yield
 
     # Play
 
     def _rollout(self, prompts: list, trainer: GRPOTrainer) -> dict[str, Any]:
-        """TRL's rollout function: plays the episodes of this process and lays their replies out as rows."""
+        """TRL's rollout function: plays the episodes of this process, and arranges their replies as rows."""
         block = self._group_size * self._num_groups(self.model.training)
-        begin = self.accelerator.process_index * len(self._inputs)  # where a problem may have begun on another process
+        begin = self.accelerator.process_index * len(self._inputs)  # a problem may begin on another process
         for i, problem in enumerate(self._inputs):
             first = max(0, i - (begin + i) % block)
             if problem["prompt"] != self._inputs[first]["prompt"]:
                 raise ValueError(
-                    f"row {i} of a batch has another problem than row {first}, but every problem must stand there "
-                    f"{block} times in a row. Take the dataloaders of {type(self).__name__}: they repeat the rows."
+                    f"rows {first} and {i} of a batch have different problems, but a batch must repeat every problem {block} "
+                    f"times in a row. Use the dataloaders of {type(self).__name__}."
                 )
         self._batch = self._play_rows(len(prompts))
         rows = self._batch.rows
-        # An unused slot is one end-of-sequence token that no loss sees
+        # An unused slot has one end-of-sequence token, which the loss ignores
         dead = [self._tokenizer.eos_token_id]
         has_logprobs = any(row is not None and row.logprobs is not None for row in rows)
         return {
@@ -263,7 +264,7 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ProblemLoaders):
         }
 
     def _play_rows(self, num_rows: int) -> Rollout:
-        """Plays the problems of a generation batch, `num_generations` episodes each."""
+        """Plays `num_generations` episodes of each problem of a generation batch."""
         slots = self.workflow.slots
         num_generations = self._siblings_here
         block = num_generations * len(slots)
@@ -283,19 +284,19 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ProblemLoaders):
         return self._lay_out([episodes] * self.workflow.num_turns, rows, of_slot, episode_of_row[:, None])
 
     def _playing(self) -> dict[str, Any]:
-        """Options of [`Team.playing`] in a rollout."""
+        """Returns the options of [`Team.playing`] for rollouts."""
         return {}
 
     def _lay_out(
         self, levels: list[list[Episode]], rows: list[Row | None], of_slot: list[Slot], episodes_of_row: torch.Tensor
     ) -> Rollout:
-        """The rollout of these episodes, whose last solutions begin to be executed."""
+        """Returns the rollout of these episodes, and starts to execute their last solutions."""
         last = [self.workflow.num_turns - 1]
         wait = self._execute(levels[-1], last) if self.scorer.runs_tests else None
         return Rollout.of(self, levels, rows, of_slot, episodes_of_row, wait)
 
     def _before_generation(self, rows: list[Row]) -> None:
-        """Called before a stage of a rollout is answered."""
+        """Called before a stage is generated."""
 
     # Score
 
@@ -303,30 +304,28 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ProblemLoaders):
         return super()._calculate_rewards(*args)
 
     def _execute(self, episodes: list[Episode], turns: Iterable[int]) -> Callable[[], None]:
-        """Begins to execute the solutions of these turns; what it returns waits for their verdicts."""
+        """Starts to execute the solutions of these turns, and returns a function that waits for their verdicts."""
         return self.scorer.execute(
             [(episode, episode.turns[k]) for k in turns for episode in episodes if len(episode.turns) > k]
         )
 
     def _score(self, episodes: list[Episode], turn: int, wait: Callable[[], None] | None) -> None:
-        """Scores a turn once `wait` has its verdicts."""
+        """Scores a turn, once `wait` has its verdicts."""
         for name, value in self.scorer.score(episodes, turn, wait):
             self._log_metric(name, value)
 
     def _end_turn(self, episodes: list[Episode], turn: int) -> None:
-        """Scores a turn. The last one waits until TRL asks for rewards: meanwhile its solutions are executed."""
+        """Scores a turn, except for the last: its solutions are executed until TRL asks for rewards."""
         if turn < self.workflow.num_turns - 1:
             self._score(episodes, turn, self._execute(episodes, [turn]) if self.scorer.runs_tests else None)
 
     def _set_returns(self, rollout: Rollout, played: torch.Tensor) -> None:
-        """Return of every agent from every turn on; `played`: whether an episode had the turn, `(E, K)`."""
+        """Sets the return of every agent from every turn on. `played` says which turns each episode has, `(E, K)`."""
         returns = turn_returns(rollout.rewards.flatten(0, 1), self.args.gamma_turn)
         rollout.returns = returns.view_as(rollout.rewards)
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
-        """
-        The immediate reward of every row, which TRL logs; episodes were scored, through `super()`, when their turns ended.
-        """
+        """Returns the immediate reward of every row, which TRL logs. [`Scorer`] calls `super()` once per turn."""
         rollout = self._batch
         assert rollout is not None
         self._score(rollout.episodes, self.workflow.num_turns - 1, rollout.wait)
@@ -345,7 +344,7 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ProblemLoaders):
         output = super()._generate_and_score_completions(inputs)
         rollout = self._batch
         assert rollout is not None
-        # TRL may have masked more rows than the rollout, such as truncated ones
+        # TRL may mask more rows, such as truncated ones
         rollout.trained = rollout.live & (output["completion_mask"] * output["tool_mask"]).any(1)
         output["tool_mask"] = output["tool_mask"] * rollout.trained[:, None]
         mask = output["completion_mask"] * output["tool_mask"]
@@ -361,16 +360,16 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ProblemLoaders):
         return self.accelerator.reduce(tensor, reduction="sum")
 
     def _assign_credit(self, output: dict[str, Any], rollout: Rollout) -> None:
-        """Replaces TRL's advantages, `(B,)` or `(B, T)`."""
+        """Replaces TRL's advantages by ours, `(B,)` or `(B, T)`."""
         mask = output["completion_mask"] * output["tool_mask"]
         output["advantages"] = self._group_advantages(rollout) * row_weights(self, mask, rollout)
 
     def _group_advantages(self, rollout: Rollout) -> torch.Tensor:
-        """Advantage of each row over its siblings, `(B,)`, in reward units, 0 on dead rows."""
+        """Returns the advantage of each row over its siblings, `(B,)`, in reward units. 0 for unused rows."""
         return self._over_siblings(rollout, kind="mean")
 
     def _over_siblings(self, rollout: Rollout, **options: Any) -> torch.Tensor:
-        """[`group_advantages`] with these options, `(B,)`; siblings may lie on other processes."""
+        """Calls [`group_advantages`] with these options, `(B,)`. Siblings may be on other processes."""
         rows = rollout.row_returns(), rollout.live, rollout.agent
         sums: SumOverProcesses | None = self._sum_over_processes
         here = slice(0, len(rollout.rows))
@@ -391,7 +390,7 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ProblemLoaders):
             inputs = inputs | {"advantages": inputs["advantages"] * share}
             self.beta = beta * share.item()
         if self.model.training:
-            # TRL's bonus is a mean over the micro-batch's tokens. This makes it the mean over those of the optimizer step
+            # Turns TRL's entropy bonus, a mean over the tokens of the micro-batch, into a mean over those of the step
             window = loss_window(self, inputs["num_items_in_batch"])
             self._entropy_share = mask.sum() * self.current_gradient_accumulation_steps / window
         logged = self._window_means.logged(self._metrics[self._mode])
@@ -409,7 +408,7 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ProblemLoaders):
     def _get_per_token_logps_and_entropies(self, *args, **kwargs):
         logps, entropies, aux_loss = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         if entropies is not None and self._entropy_share is not None:
-            # The same values, which TRL logs and controls the coefficient with, and another gradient
+            # Scales only the gradient: TRL logs the values, and adapts the coefficient to them
             values = entropies.detach()
             entropies = values + self._entropy_share * (entropies - values)
         return logps, entropies, aux_loss
@@ -432,7 +431,7 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ProblemLoaders):
         self._window_means.add(self._mode, name, total, count)
 
     def _pooled_means(self) -> dict[str, float]:
-        """The means of the logging window, by name."""
+        """Returns the means over the logging window, by name."""
         return self._window_means.take(self._mode)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -441,7 +440,7 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ProblemLoaders):
                 self._metric(name, share)
         for name, mean in self._pooled_means().items():
             self._metric(name, mean)
-        if self.num_generations_eval == 1:  # TRL's figures of how siblings differ
+        if self.num_generations_eval == 1:  # TRL's metrics of the spread among siblings
             for name in ("reward_std", "frac_reward_zero_std"):
                 self._metrics["eval"].pop(name, None)
         super().log(logs, start_time)

@@ -1,4 +1,4 @@
-"""Reward functions as TRL calls them: once per turn, with the episodes that had it."""
+"""Wrappers of reward functions, which TRL calls once per turn with the episodes that have the turn."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from marcog_trl.rewards.requirements import wants_executor
 from marcog_trl.rewards.values import EpisodeMean, InfrastructureFailure
 
 
-CALL_COLUMN = "marcog_call"  # in which a call travels through TRL to the reward functions
+CALL_COLUMN = "marcog_call"  # column in which TRL passes the record of a call to the reward functions
 
 
 @dataclass(repr=False)
@@ -30,13 +30,13 @@ class ScoringCall:
 
     Args:
         turn (`int`): The turn that is scored.
-        playing (`list[int]`): Which of the episodes had it: those that functions are given, in this order.
-        by_agent (`dict[tuple[int, int], dict[str, float]]`): Rewards by agent, by function and place in `playing`.
-        missing (`list[tuple[int, int]]`): Place in `playing`, and function that gave no reward.
-        lost (`dict[int, str]`): By place in `playing`, why an episode could not be scored.
-        columns (`dict[str, list]`): What functions gave to `log_extra`.
-        metrics (`list[tuple[str, float]]`): What functions gave to `log_metric`.
-        errors (`dict[str, Exception]`): Of this process, by what failed.
+        playing (`list[int]`): Indices of the episodes that have the turn. Functions get these, in this order.
+        by_agent (`dict[tuple[int, int], dict[str, float]]`): Rewards by agent, for each function and position in `playing`.
+        missing (`list[tuple[int, int]]`): Positions in `playing` without a reward, each with the function.
+        lost (`dict[int, str]`): Why an episode could not be scored, by position in `playing`.
+        columns (`dict[str, list]`): Values that functions passed to `log_extra`.
+        metrics (`list[tuple[str, float]]`): Values that functions passed to `log_metric`.
+        errors (`dict[str, Exception]`): Errors on this process, by what failed.
     """
 
     turn: int
@@ -49,7 +49,7 @@ class ScoringCall:
     errors: dict[str, Exception] = field(default_factory=dict)
 
     def metrics_of(self, i: int) -> dict[str, float]:
-        """The metrics of the i-th episode, its own where the function told them; names without the turn."""
+        """Returns the metrics of the i-th episode, or of the call if a function logs only one value. Omits the turn in names."""
         found = defaultdict(list)
         for name, value in self.metrics:
             of_episode = value.values[i] if isinstance(value, EpisodeMean) else value
@@ -59,7 +59,7 @@ class ScoringCall:
 
 
 class LoggedValues:
-    """What one reward function logs in one call, with `count` episodes."""
+    """Collects what a reward function logs in one call with `count` episodes."""
 
     def __init__(self, count: int):
         self.count = count
@@ -81,14 +81,14 @@ class LoggedValues:
 
 class RewardFunction:
     """
-    A reward function that TRL calls with all episodes, and that calls the user's with those that had the turn.
+    Wraps a user's reward function. TRL calls the wrapper with all episodes, and it passes on those that have the turn.
 
     Args:
-        index (`int`): Place among the reward functions.
+        index (`int`): Index of the reward function.
         func (`Callable`): The user's function.
         agents (`list[str]`): Names of the agents.
-        executor (`Callable`): Returns the executor, for functions that want it.
-        timeout (`float`, *optional*): Seconds that a call of a coroutine function may take.
+        executor (`Callable`): Returns the executor, for functions that take one.
+        timeout (`float`, *optional*): Time limit of a call of a coroutine function, in seconds.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class RewardFunction:
         executor: Callable[[], CodeExecutor],
         timeout: float | None,
     ):
-        self.__name__ = get_callable_name(func)  # by which TRL logs it
+        self.__name__ = get_callable_name(func)  # TRL logs it under this name
         self._index = index
         self._func = func
         self._agents = agents
@@ -116,7 +116,7 @@ class RewardFunction:
             return self._fail(error, size, call)
 
     def _select(self, kwargs: dict[str, Any], call: ScoringCall, log: LoggedValues) -> dict[str, Any]:
-        """The arguments of the user's function."""
+        """Returns the arguments of the user's function."""
         size = len(kwargs["prompts"])
         chosen = {
             key: [value[e] for e in call.playing] if isinstance(value, list) and len(value) == size else value
@@ -128,9 +128,9 @@ class RewardFunction:
         return chosen if self._accepted is None else {key: chosen[key] for key in self._accepted & chosen.keys()}
 
     def _expand(self, output: Any, size: int, call: ScoringCall, log: LoggedValues) -> list[float]:
-        """One number per episode, as TRL wants them; what it cannot hold goes into the call."""
+        """Returns one number per episode, as TRL needs, and stores everything else in the call."""
         rewards = check_rewards(self.__name__, output, len(call.playing), self._agents)
-        # Without a reward there is a number that nothing reads: None would make TRL print the episode, batch by batch
+        # An episode without a reward gets 0, which nothing reads: TRL would print a warning for every None
         expanded = [0.0] * size
         for i, (e, reward) in enumerate(zip(call.playing, rewards, strict=True)):
             if reward is None or isinstance(reward, InfrastructureFailure):
@@ -142,21 +142,21 @@ class RewardFunction:
                 expanded[e] = sum(reward.values()) / len(reward)
             else:
                 expanded[e] = reward
-        # Only now: what a failed call logged is dropped
+        # Not earlier, so that nothing is logged for a failed call
         call.columns |= log.columns
         call.metrics += log.metrics
         return expanded
 
     def _fail(self, error: Exception | SystemExit, size: int, call: ScoringCall) -> list[float]:
         name = f"reward function {self.__name__!r}"
-        if isinstance(error, SystemExit):  # of one process, which the others would wait for
+        if isinstance(error, SystemExit):  # the other processes would wait for this one
             error = RuntimeError(f"{name} called exit: {error!r}").with_traceback(error.__traceback__)
         call.errors[name] = error
-        return [0.0] * size  # which nothing reads
+        return [0.0] * size  # not used
 
 
 class AsyncRewardFunction(RewardFunction):
-    """A [`RewardFunction`] of a coroutine function. A call that takes longer than `timeout` is cancelled at its next `await`."""
+    """Wraps a coroutine function. A call that takes longer than `timeout` is cancelled at its next `await`."""
 
     async def __call__(self, **kwargs: Any) -> list[float]:  # type: ignore[override]
         size, (call, *_) = len(kwargs["prompts"]), kwargs.pop(CALL_COLUMN)
@@ -174,10 +174,10 @@ class AsyncRewardFunction(RewardFunction):
                 return await self._func(**arguments)
         except TimeoutError:
             if not limit.expired():
-                raise  # the function's own
+                raise  # raised by the function itself
             raise TimeoutError(
                 f"reward function {self.__name__!r} took longer than reward_timeout={self._timeout} seconds. Set a longer "
-                "reward_timeout, or on_reward_error='mask' to leave such episodes out."
+                "reward_timeout, or on_reward_error='mask' to exclude such episodes."
             ) from None
 
 
@@ -185,15 +185,15 @@ def wrap_rewards(
     reward_funcs: list, agents: list[str], executor: Callable[[], CodeExecutor], timeout: float | None
 ) -> list[Any]:
     """
-    What TRL is to call in place of reward functions. Reward models stay as they are.
+    Wraps reward functions for TRL. Reward models stay as they are.
 
     Raises:
-        ValueError: If there is a `timeout` and no coroutine function that it could limit.
+        ValueError: If there is a `timeout`, but no coroutine function.
     """
     if timeout is not None and not any(is_async_callable(func) for func in reward_funcs):
         raise ValueError(
-            f"reward_timeout={timeout} limits coroutine functions only, and there is none. Write the reward as `async def`, or "
-            "limit its time inside of it. Rewards that run tests have execution_timeout."
+            f"reward_timeout={timeout} limits only coroutine functions, and there is none. Write the reward as `async def`, or "
+            "limit its time inside the function. Rewards that run tests have execution_timeout."
         )
 
     def wrap(index: int, func: Any) -> Any:
@@ -206,32 +206,32 @@ def wrap_rewards(
 
 
 def reward_functions(given: Any) -> list[Any]:
-    """The reward functions that a trainer was given, as a list, with names of this package's rewards resolved."""
+    """Returns the reward functions of a trainer as a list, with this package's rewards in place of their names."""
     given = given if isinstance(given, list) else [given] if given else []
     if not given:
-        raise ValueError("reward_funcs is missing. Pass 'execution_reward', or a function of completions.")
+        raise ValueError("reward_funcs is missing. Pass 'execution_reward', or a function that takes completions.")
     return [named_reward(func) for func in given]
 
 
 def named_reward(reward_func):
-    """The reward function of a name of this package; everything else, Hub ids and paths included, is left to TRL."""
+    """Returns the reward of this package with a name. Hub ids, paths and functions are returned unchanged."""
     if isinstance(reward_func, str) and "/" not in reward_func and not Path(reward_func).exists():
         return make_reward(reward_func)
     if isinstance(reward_func, type) or not (callable(reward_func) or isinstance(reward_func, str)):
         raise TypeError(
-            f"reward_funcs has {reward_func!r}, which is not a reward. Pass a function of completions, a reward model, or a name "
-            "such as 'execution_reward'."
+            f"reward_funcs has {reward_func!r}, which is not a reward. Pass a function that takes completions, a reward model, or "
+            "a name such as 'execution_reward'."
         )
     return reward_func
 
 
 def is_reward_model(reward_func: Any) -> bool:
-    """Whether TRL makes a reward model of it, or it is one."""
+    """Whether it is a reward model, or TRL loads one from it."""
     return isinstance(reward_func, torch.nn.Module | str)
 
 
 def _parameters(reward_func: Callable) -> set[str] | None:
-    """The names of the arguments that a reward function takes; `None` if it takes all."""
+    """Returns the names of a reward function's arguments, or `None` if it has `**kwargs`."""
     parameters = inspect.signature(reward_func).parameters.values()
     takes_all = any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in parameters)
     return None if takes_all else {parameter.name for parameter in parameters}
@@ -239,10 +239,10 @@ def _parameters(reward_func: Callable) -> set[str] | None:
 
 def check_rewards(name: str, output: Any, expected: int, agents: list[str]) -> list[float | dict[str, float] | None]:
     """
-    One reward per episode: a float, a dict agent -> float, an [`InfrastructureFailure`], or `None`.
+    Checks a reward function's output: per episode a float, a dict (agent -> float), an [`InfrastructureFailure`] or `None`.
 
     Raises:
-        ValueError: If the reward function returned something else, another number of rewards, NaN or infinity.
+        ValueError: If the output is something else, has another length, or contains NaN or infinity.
     """
     if not isinstance(output, Iterable):
         raise ValueError(f"reward function {name!r} returned {output!r}. It must return a list of {expected} rewards.")
@@ -272,7 +272,7 @@ def check_rewards(name: str, output: Any, expected: int, agents: list[str]) -> l
             if not math.isfinite(number):
                 shown = "NaN" if math.isnan(number) else number
                 raise ValueError(
-                    f"reward function {name!r} returned {shown} for episode {i}. Return None where the reward does not apply."
+                    f"reward function {name!r} returned {shown} for episode {i}. Return None if the reward does not apply."
                 )
         checked.append(numbers)
     return checked

@@ -1,7 +1,7 @@
 """
-Scores turns of episodes: executes solutions, calls every reward function once, and keeps what came back with the turn.
+Scores turns of episodes: executes the solutions, calls every reward function once, and stores the results in the turn.
 
-Training and evaluation both score here. It knows nothing about rows, advantages or losses.
+Used by training and evaluation. It knows nothing about rows, advantages or losses.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from marcog_trl.trainers.reward_functions import CALL_COLUMN, ScoringCall, is_re
 
 
 _EXECUTION = "code execution"
-_SILENT_CALLS = 10  # of a function that has returned nothing but None, before it is warned of
+_SILENT_CALLS = 10  # calls that return only None before a warning
 
 
 @dataclass
@@ -46,22 +46,22 @@ class Scorer:
     """
     The reward functions of a team.
 
-    Every function is called once per turn, with the episodes that had the turn. What it needs to know of the call goes
-    through TRL's `_calculate_rewards` as a column of its inputs, so that nothing is kept between calls.
+    Every function is called once per turn, with the episodes that have the turn. TRL's `_calculate_rewards` passes the
+    record of the call to the functions as a column of its inputs.
 
     Args:
-        reward_funcs (`list`): Functions, coroutine functions, and what TRL makes reward models of.
+        reward_funcs (`list`): Functions, coroutine functions and reward models, as TRL accepts them.
         agents (`list[str]`): Names of the agents.
-        settings ([`ScoringSettings`] or [`MultiAgentConfig`]): Limits, and what becomes of failures.
-        executor (`Callable`): Returns the executor; called when it is first needed.
-        calculate (`Callable`, *optional*): TRL's `_calculate_rewards`, which calls `wrapped`. By default they are called here,
-            which rules reward models out.
-        weights (`Callable`, *optional*): Returns the weight of each function, `(F,)`. All are 1 by default.
+        settings ([`ScoringSettings`] or [`MultiAgentConfig`]): Limits, and how to handle failures.
+        executor (`Callable`): Returns the executor. Called when it is first needed.
+        calculate (`Callable`, *optional*): TRL's `_calculate_rewards`, which calls `wrapped`. By default, the scorer calls
+            them, and reward models are not supported.
+        weights (`Callable`, *optional*): Returns the weight of each function, `(F,)`. Defaults to 1 for all.
 
     Attributes:
-        reward_funcs (`list`): The functions as they were given.
+        reward_funcs (`list`): The functions as given.
         runs_tests (`bool`): Whether a function needs the verdict on the solution.
-        wrapped (`list`): What TRL is to call in their place.
+        wrapped (`list`): The functions for TRL to call.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Scorer:
         self._executor = executor
         self.wrapped = wrap_rewards(reward_funcs, agents, executor, settings.reward_timeout)
         self._warned: set[str] = set()
-        # By index: calls of a function that returned nothing but None, as long as it has returned nothing else
+        # Number of calls of the functions that have returned only None so far, by index
         self._silent = {index: 0 for index, func in enumerate(reward_funcs) if not is_reward_model(func)}
 
     def check_tokenizer(self, tokenizer: Any) -> None:
@@ -93,15 +93,15 @@ class Scorer:
 
     def execute(self, turns: Sequence[tuple[Episode, Turn]]) -> Callable[[], None]:
         """
-        Begins to execute the solutions of turns with all tests of their problems.
+        Starts to execute the solutions of turns with all tests of their problems.
 
-        What the workflow has executed is not executed again, unless the executor failed.
+        Does not repeat what the workflow has executed, unless the executor failed.
 
         Args:
             turns (`Sequence[tuple[Episode, Turn]]`): Episodes and their turns.
 
         Returns:
-            `Callable[[], None]`: Waits for the verdicts, and sets `tested` of every turn.
+            `Callable[[], None]`: Waits for the verdicts, and sets `tested` on every turn.
         """
         jobs = [solution_job(episode.problem, turn.solution) for episode, turn in turns]
         known = {
@@ -125,32 +125,31 @@ class Scorer:
         wait: Callable[[], None] | None,
     ) -> list[tuple[str, float]]:
         """
-        Scores one turn of the episodes of this process: sets `rewards` and `score` of the turn, and `masked` of episodes.
+        Scores one turn of the episodes of this process: sets `rewards` and `score` on the turn, and `masked` on episodes.
 
-        With several processes it is a collective operation, and all of them bring the same number of episodes.
+        A collective operation: all processes must pass the same number of episodes.
 
         Args:
-            episodes (`list[Episode]` of length E): Those that ended before the turn are left out.
+            episodes (`list[Episode]` of length E): The episodes. Those that ended before the turn are skipped.
             turn (`int`): The turn, counted from 0.
-            wait (`Callable`, *optional*): Waits for the verdicts, see [`Scorer.execute`].
+            wait (`Callable`, *optional*): Waits for the verdicts (see [`Scorer.execute`]).
 
         Returns:
-            `list[tuple[str, float]]`: What the functions gave to `log_metric`.
+            `list[tuple[str, float]]`: Names and values that functions passed to `log_metric`.
 
         Raises:
-            Exception: On all processes, what a reward function raised under `on_reward_error="raise"`, and what the executor
-                raised.
+            Exception: On all processes, the error of the executor, or of a reward function with `on_reward_error="raise"`.
         """
         playing = [e for e, episode in enumerate(episodes) if len(episode.turns) > turn]
         call = ScoringCall(turn, playing)
         try:
             if wait is not None:
                 wait()
-        except Exception as error:  # of this process, which the others would wait for
+        except Exception as error:  # raised below on all processes, so that none waits for this one
             call.errors[_EXECUTION] = error
         inputs, prompts, completions, completion_ids = [], [], [], []
         for episode in episodes:
-            # Every process scores all of its episodes, since TRL gathers rewards; those that ended are left out below
+            # TRL gathers rewards, so every process passes all of its episodes. Those that ended are skipped below
             last = min(turn, len(episode.turns) - 1)
             columns, completion = reward_inputs(episode, last)
             inputs.append({**columns, CALL_COLUMN: call})
@@ -182,25 +181,25 @@ class Scorer:
         **options: Any,
     ) -> Callable[[], list[Episode]]:
         """
-        Plays one episode per problem, outside of training, and returns while solutions are still being executed, so that
-        more can be played meanwhile.
+        Plays one episode per problem outside of training. Returns before the solutions are executed, so that the caller can
+        play more episodes in the meantime.
 
-        With several processes it is a collective operation, and every process must bring the same number of problems.
+        A collective operation: all processes must pass the same number of problems.
 
         Args:
             team ([`Team`]): The team that plays.
             problems (`Sequence[Mapping]` of length E): Dataset rows with tests.
-            groups (`Sequence[Sequence[int]]`, *optional*): Episodes that reward functions are called with together, by index;
-                as many groups, of the same sizes, on all processes. By default all of them.
+            groups (`Sequence[Sequence[int]]`, *optional*): Indices of the episodes to pass to reward functions together. All
+                processes need the same number and sizes of groups. Defaults to one group of all episodes.
             **options: Arguments of [`Team.playing`].
 
         Returns:
-            `Callable[[], list[Episode]]`: To be called once, by all processes in the same order: waits for the verdicts,
-            scores the episodes, and returns them, with rewards and, of every turn, the verdict on its solution.
+            `Callable[[], list[Episode]]`: Waits for the verdicts, scores the episodes, and returns them, with rewards and the
+            verdict on the solution of every turn. Call it once, in the same order on all processes.
         """
         groups = [range(len(problems))] if groups is None else groups
         last, threshold = team.workflow.num_turns - 1, team.settings.early_termination_threshold
-        # Only where rewards end episodes are turns scored as they are played
+        # Turns are scored as they are played only if rewards can end episodes
         scored_first = last if threshold is not None else 0
 
         def execute(episodes: list[Episode], turns: Iterable[int]) -> Callable[[], None]:
@@ -229,7 +228,7 @@ class Scorer:
     def _call_functions(
         self, inputs: list[dict], prompts: list, completions: list, completion_ids: list
     ) -> torch.Tensor:
-        """Rewards of all processes' episodes, as TRL's `_calculate_rewards` returns them."""
+        """Returns the rewards of the episodes of all processes, like TRL's `_calculate_rewards`."""
         keywords: dict[str, Any] = {key: [row[key] for row in inputs] for key in inputs[0] if key != "prompt"}
         keywords |= {"prompts": prompts, "completions": completions, "completion_ids": completion_ids}
         outputs = [func(**keywords) for func in self.wrapped]
@@ -245,7 +244,7 @@ class Scorer:
     def _note(
         self, episode: Episode, i: int, call: ScoringCall, values: torch.Tensor, weights: torch.Tensor, failed: bool
     ) -> None:
-        """Puts what the functions said of the i-th episode that they were given into the episode."""
+        """Stores the rewards of the i-th episode of the call in the episode."""
         turn = episode.turns[call.turn]
         turn.score = Score(
             values=tuple(values.tolist()),
@@ -271,7 +270,7 @@ class Scorer:
         turn.rewards = {agent: scale * (shared + own[agent]) + shift for agent in self._agents}
 
     def _settle(self, call: ScoringCall, device: torch.device) -> bool:
-        """Whether a reward function failed here, and is left out; or the error, which all processes raise together."""
+        """Returns whether a reward function failed on this process, or raises the error on all processes."""
         masks = self._settings.on_reward_error == "mask"
         fatal = {what: error for what, error in call.errors.items() if not masks or what == _EXECUTION}
         if reduce(torch.tensor(len(fatal), device=device), reduction="sum").item():
@@ -281,19 +280,19 @@ class Scorer:
         for what, error in call.errors.items():
             self._warn_once(
                 what,
-                f"{what} failed, and on_reward_error='mask' leaves out the episodes it was called with, now and from now "
-                f"on (their share is rewards/failed in the log): {error!r}",
+                f"{what} failed, and on_reward_error='mask' excludes the episodes of this call from training. Later failures "
+                f"are counted as rewards/failed in the log: {error!r}",
             )
         return bool(call.errors)
 
     def _warn(self, call: ScoringCall, values: torch.Tensor, failed: bool) -> None:
-        """Warns once of infrastructure that fails, and of functions that say nothing."""
+        """Warns once of failed infrastructure, and of functions that return only `None`."""
         if call.lost:
             reason = next(filter(None, call.lost.values()), "no reason given")
             self._warn_once(
                 _EXECUTION,
-                f"{len(call.lost)} of {len(call.playing)} episodes could not be scored because the infrastructure failed, not "
-                f"the solution: {reason}. Such episodes are left out, now and from now on (episodes/masked in the log).",
+                f"{len(call.lost)} of {len(call.playing)} episodes could not be scored because the infrastructure failed: "
+                f"{reason}. Such episodes are excluded from training, and counted as episodes/masked in the log.",
             )
         if failed or call.lost or not call.playing:
             return
@@ -306,12 +305,12 @@ class Scorer:
             if not answered.any() or self._silent[f] == _SILENT_CALLS:
                 name = get_callable_name(self.reward_funcs[f])
                 left_out = (
-                    "" if answered.any() else " No other reward scored these episodes: they are left out of training."
+                    "" if answered.any() else " No other reward scored these episodes, so they are not trained on."
                 )
                 self._warn_once(
                     f"silence of {name!r}",
-                    f"reward function {name!r} has returned only None so far. None means that a reward does not apply to "
-                    f"an episode.{left_out}",
+                    f"reward function {name!r} has returned only None so far, which means that it applies to no "
+                    f"episode.{left_out}",
                 )
 
     def _warn_once(self, what: str, message: str) -> None:
@@ -321,7 +320,7 @@ class Scorer:
 
 
 def is_over(episodes: list[Episode], threshold: float) -> bool:
-    """Whether the last turn of these siblings earned more than the threshold, or nothing that comes could count."""
+    """Whether the mean reward of the siblings' last turn exceeds the threshold, or all siblings are masked."""
     rewards = [list(episode.turns[-1].rewards.values()) for episode in episodes if episode.turns[-1].rewards]
     if not rewards:
         return all(episode.masked for episode in episodes)
@@ -330,15 +329,15 @@ def is_over(episodes: list[Episode], threshold: float) -> bool:
 
 def reward_inputs(episode: Episode, turn: int) -> tuple[dict[str, Any], Any]:
     """
-    What reward functions are told of a turn, as TRL takes it.
+    Returns the inputs of reward functions for a turn, in TRL's format.
 
     Args:
         episode ([`Episode`]): The episode.
-        turn (`int`): Turn that it had, counted from 0.
+        turn (`int`): One of its turns, counted from 0.
 
     Returns:
-        `tuple`: The row: `prompt`, the problem's other columns, and what the turn adds; and the completion, which is text, or
-        chat messages where the prompt is.
+        `tuple`: The row, with the problem's columns and those of the turn, and the completion: text, or chat messages if the
+        prompt is a list of messages.
     """
     this, before = episode.turns[turn], episode.turns[turn - 1] if turn else None
     columns = {

@@ -1,4 +1,4 @@
-"""The agents of an SHPPO team behind vLLM: one LoRA adapter per agent, refreshed when weights or latents have changed."""
+"""Serves the agents of an SHPPO team with vLLM: one LoRA adapter per agent, updated when weights or latents change."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 class ServedAgents:
     """
-    Takes the place of TRL's vLLM backend in a trainer.
+    Replaces TRL's vLLM backend in a trainer.
 
     Args:
-        trainer ([`SHPPOTrainer`]): The trainer, made without a backend.
+        trainer ([`SHPPOTrainer`]): The trainer, created without a backend.
     """
 
     def __init__(self, trainer: SHPPOTrainer):
         self._trainer = trainer
-        self._noise: torch.Tensor | None = None  # of the latents that the engine has
+        self._noise: torch.Tensor | None = None  # noise of the latents in the engine
         args, config = trainer.args, trainer.model.peft_config["default"]
         blocks = len(trainer.agents) if args.parameter_sharing == "separate" else 1
         self._generation = AgentGeneration(
@@ -57,7 +57,7 @@ class ServedAgents:
         trainer.vllm_generation = self._generation
 
     def prepare(self, rows: list[Row]) -> None:
-        """Says which agents answer the next prompts, and whether their latents are others than the engine has."""
+        """Sets the agents of the next prompts, and marks the engine's adapters as stale if the latents have changed."""
         trainer = self._trainer
         self._generation.row_agents = [trainer.agents.index(row.slot.agent) for row in rows] or [0]
         noise = trainer._agent_noise if trainer.model.training else None
@@ -68,7 +68,7 @@ class ServedAgents:
 
     @torch.no_grad()
     def _refresh(self) -> None:
-        """Gives vLLM the agents' adapters of now."""
+        """Loads the current adapters of the agents into vLLM."""
         trainer = self._trainer
         with profiling_context(trainer, "refresh_agents"):
             if trainer.args.parameter_sharing == "separate":

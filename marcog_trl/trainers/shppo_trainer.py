@@ -1,4 +1,4 @@
-"""Shared-parameter heterogeneous PPO: one adapter, told apart by latents."""
+"""Shared-parameter heterogeneous PPO: agents share one adapter, and latents make them differ."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
     """
     Shared-parameter heterogeneous PPO for a team of LLM agents.
 
-    What is new over [`MultiAgentPPOTrainer`]: each row has a latent, drawn from what its agent observes, and a core
-    decoded from the latent that acts between A and B of every LoRA layer. `args.parameter_sharing` switches between this
-    (`"latent"`), one adapter for all (`"shared"`) and one adapter per agent (`"separate"`) on the same code path.
+    Extends [`MultiAgentPPOTrainer`] by a latent per row, sampled from what its agent observes. In every LoRA layer, a core
+    decoded from the latent acts between A and B. `args.parameter_sharing` selects this (`"latent"`), one adapter for all
+    agents (`"shared"`), or one adapter per agent (`"separate"`).
 
     Example:
 
@@ -61,8 +61,8 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
     >>> trainer.train()
     ```
 
-    Args: see [`MultiAgentTrainer`]. With latents, or an adapter per agent, `target_modules="all-linear"` leaves out
-    blocks with experts, which see tokens without their rows.
+    Args: see [`MultiAgentTrainer`]. With latents or one adapter per agent, `target_modules="all-linear"` leaves out blocks
+    with experts, because experts do not know which row a token belongs to.
 
     Source: Guo et al., Heterogeneous Multi-Agent Reinforcement Learning for Zero-Shot Scalable Collaboration
     (https://huggingface.co/papers/2404.03869).
@@ -88,6 +88,12 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         "team_state", "agent", "z", "obs", "eps", "team_obs", "team_eps", "team_live", "team_return"
     )  # fmt: skip
     args: SHPPOConfig
+    _agent_noise: torch.Tensor | None = None
+    _noise_key = -1, 0
+    _probe: tuple[list[int], torch.Tensor] | None = None
+    # Sum of the means μ of each agent, and their number, in this process since the last log, (N, d + 1)
+    _latent_sums: torch.Tensor | None = None
+    _served: ServedAgents | None = None
 
     def __init__(
         self,
@@ -107,16 +113,10 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         environment_factory=None,
         workflow: Workflow | str | None = None,
     ):
-        self._agent_noise: torch.Tensor | None = None
         self._generator = torch.Generator()
-        self._noise_key = -1, 0
-        self._probe: tuple[list[int], torch.Tensor] | None = None
-        # Of this process since the last log, (N, d + 1): sum of the means μ of each agent, and how many they are
-        self._latent_sums: torch.Tensor | None = None
-        self._served: ServedAgents | None = None
         self._serves = isinstance(args, SHPPOConfig) and args.use_vllm and args.parameter_sharing != "shared"
         if self._serves:
-            args.use_vllm = False  # TRL would start an engine of its own
+            args.use_vllm = False  # TRL would start its own engine
         try:
             super().__init__(
                 model=model,
@@ -154,13 +154,13 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         if args.parameter_sharing == "shared":
             return config
         separate = args.parameter_sharing == "separate"
-        # B is 0 then, and cores change nothing before it moves
+        # If B starts at 0, cores have no effect before the first update
         initial = config.init_lora_weights if isinstance(config, LoraConfig) else None
         self._adapter_starts_at_zero = initial in (True, "gaussian")
         if config is None and separate:
             raise ValueError(
-                "parameter_sharing='separate' makes its own adapter, but model has one; pass the base model, and the "
-                "adapter's settings as peft_config"
+                "parameter_sharing='separate' makes its own adapter, but model already has one. Pass the base model, and the "
+                "settings of the adapter as peft_config."
             )
         adapter = cast(LoraConfig, model.peft_config["default"] if config is None else config)
         if config is None:
@@ -205,7 +205,7 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
             INFERENCE: self.args.inference_learning_rate,
         }
 
-    # Rollout: latents are drawn before a stage speaks, and kept with its rows
+    # Rollout: latents are sampled before a stage is generated, and stored in its rows
 
     def _playing(self) -> dict[str, Any]:
         if not self._has_latents:
@@ -214,7 +214,7 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         return {**super()._playing(), "noise": self._noise_of if self.model.training else None}
 
     def _noise_of(self, rows: list[Row]) -> torch.Tensor:
-        """Noise of the latents of rows, `(R, d)`; without rows, one that nothing reads."""
+        """Returns the noise of the rows' latents, `(R, d)`. Without rows, returns one row that nothing uses."""
         if self.args.latent_scope == "agent" and rows:
             assert self._agent_noise is not None
             return self._agent_noise[[self.agents.index(row.slot.agent) for row in rows]]
@@ -222,8 +222,8 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
 
     def _seed_noise(self) -> None:
         """
-        Seeds the latents' generator by what the generation batch is, so that a resumed run draws the same noise without
-        having saved a state. In agent scope all processes draw the same, whatever their number.
+        Seeds the noise from the number of the generation batch, so that a resumed run draws the same noise without a saved
+        state. With `latent_scope="agent"`, all processes draw the same noise.
         """
         step, rollouts = self._noise_key  # optimizer steps so far, and rollouts since the last one
         if self.model.training:
@@ -236,7 +236,7 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
             self._agent_noise = self._draw(len(self.agents))
 
     def _draw(self, count: int) -> torch.Tensor:
-        """Noise of `count` latents, `(count, d)`; in evaluation a latent is its mean."""
+        """Draws the noise of `count` latents, `(count, d)`. It is 0 in evaluation, so that a latent is its mean."""
         if not self.model.training:
             return torch.zeros(count, self.args.latent_size, device=self.accelerator.device)
         return torch.randn(count, self.args.latent_size, generator=self._generator).to(self.accelerator.device)
@@ -256,7 +256,7 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         return tensors
 
     def _team_tensors(self, rollout: Rollout) -> dict[str, torch.Tensor]:
-        """Every row carries its team-turn, since rows are shuffled over micro-batches: `(B, N, ...)`."""
+        """Returns the data of all agents in each row's turn, `(B, N, ...)`. TRL shuffles rows over micro-batches."""
         rows = self._team_rows(rollout)
         live = rows >= 0
         index = rows.clamp(min=0)
@@ -269,7 +269,7 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         }
 
     def _team_rows(self, rollout: Rollout) -> torch.Tensor:
-        """Index of every agent's last live row in the turn of each row, -1 where it has none, `(B, N)`."""
+        """Returns the index of every agent's last live row in the turn of each row, or -1, `(B, N)`."""
         slots = self.workflow.slots
         live = rollout.live.view(-1, len(slots), self._siblings_here)
         index = torch.arange(live.numel(), device=live.device).view_as(live)
@@ -282,7 +282,7 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         return rows.view(-1, len(self.agents))
 
     def _team_returns(self, rollout: Rollout) -> torch.Tensor:
-        """Mean over the agents of their returns from the row's turn on, `(B,)`."""
+        """Returns the return from the row's turn on, averaged over agents, `(B,)`."""
         returns = rollout.returns.mean(1)
         return returns[rollout.episodes_of_row[:, 0], rollout.turn]
 
@@ -291,7 +291,7 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         forward.agent, forward.z = rows.get("agent"), rows.get("z")
         if self.args.parameter_sharing != "separate":
             forward.agent = None
-        # Recomputed at rollout as well, so that the ratio is exactly 1 before the first update
+        # Also recomputed at rollout, so that the ratio is exactly 1 before the first update
         forward.obs, forward.eps = rows.get("obs"), rows.get("eps")
         if torch.is_grad_enabled() and self._has_latents:
             minmax = self.args.latent_distance == "minmax"
@@ -317,7 +317,7 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         if self.model.training:
             self._keep_probe(rollout)
         episode = rollout.episodes_of_row[:, 0]
-        # Each team-turn has weight 1, spread over its live rows
+        # The live rows of a team's turn share a weight of 1
         team_turn = episode * self.workflow.num_turns + rollout.turn
         count = torch.zeros(len(rollout.episodes) * self.workflow.num_turns, device=episode.device)
         count.index_add_(0, team_turn, rollout.live.float())
@@ -370,13 +370,11 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
             self._metric(name, value)
 
     def _keep_probe(self, rollout: Rollout) -> None:
-        """Keeps the prompt of the first row that has the most agents beside it in its turn, and their latents."""
+        """Keeps the prompt of the first row whose turn has the most agents, and the latents of these agents."""
         team_rows, latents = self._team_rows(rollout), rollout.tensors["z"]
         chosen = int(((team_rows >= 0).sum(1) * rollout.live).argmax())
         row, others = rollout.rows[chosen], team_rows[chosen]
-        if (
-            row is None or not rollout.live[chosen]
-        ):  # nothing to compare on, but the other processes may have something
+        if row is None or not rollout.live[chosen]:  # other processes may have agents to compare
             self._probe = [self._tokenizer.eos_token_id], latents[:1]
         else:
             self._probe = row.prompt_ids, latents[others[others >= 0]]
@@ -384,8 +382,8 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
     @torch.no_grad()
     def _behavioural_diversity(self) -> float:
         """
-        Mean total-variation distance, in [0, 1], between the next-token distributions of two agents on the same prompt; NaN
-        where no process has two agents to compare.
+        Returns the mean total-variation distance, in [0, 1], between the next-token distributions of two agents on the same
+        prompt. NaN if no process has two agents to compare.
         """
         prompt_ids, latents = self._probe  # type: ignore[misc]
         ids = torch.tensor([prompt_ids] * len(latents), device=self.accelerator.device)
@@ -418,13 +416,13 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         description = super()._describe_team()
         if self.args.parameter_sharing != "shared":
             adapter = (
-                "is what the agents share, without their latents"
+                "is the part that all agents share, without their latents"
                 if self._has_latents
-                else "holds those of all agents at once"
+                else "contains the adapters of all agents"
             )
             description.note = (
-                f"The adapter beside this file {adapter}, and is no agent by itself. Every agent is an ordinary PEFT adapter in "
-                "agents/<name>, which trainer.export_agents and recipes/export.py write. marcog_trl.Team loads the whole team."
+                f"The adapter in this folder {adapter}. It is not an agent. trainer.export_agents and recipes/export.py write "
+                "each agent as an ordinary PEFT adapter to agents/<name>. marcog_trl.Team loads the whole team."
             )
         return description
 
@@ -437,6 +435,6 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         super()._save(output_dir, state_dict=state_dict)
         if self.args.parameter_sharing == "separate" and is_peft_model(self.model):
-            # The stacked adapter is for continuing the run; the agents' own ones are ordinary adapters
+            # Runs resume from the stacked adapter. The agents are also saved as ordinary adapters
             paths = [self._folder(output_dir) / "agents" / agent for agent in self.agents]
             save_split_adapters(self.model, paths, is_main_process=self.args.should_save)

@@ -1,4 +1,4 @@
-"""The team of a trainer: it plays with TRL's generation, and on the trainer's processes."""
+"""The team of a trainer, which generates through TRL."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
-from accelerate import Accelerator
 from accelerate.utils import gather_object
 from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.models import unwrap_model_for_generation
@@ -26,8 +25,8 @@ class TrainingTeam(Team):
     A [`Team`] in training.
 
     Args:
-        trainer ([`MultiAgentTrainer`]): Generates.
-        **options: As for [`Team`].
+        trainer ([`MultiAgentTrainer`]): The trainer, which generates.
+        **options: See [`Team`].
     """
 
     def __init__(self, trainer: MultiAgentTrainer, **options: Any):
@@ -37,18 +36,14 @@ class TrainingTeam(Team):
         if not trainer.use_vllm:
             self.generation_config = trainer.generation_config
 
-    @property
-    def _accelerator(self) -> Accelerator:
-        return self._trainer.accelerator
-
     def generate(self, rows: list[Row]) -> tuple[list[list[int]], list[list[float]] | None]:
-        """Answers one stage in one generate call; without rows, takes part in the other processes' call."""
+        """Generates one stage in one call. Without rows, takes part in the call of the other processes."""
         trainer = self._trainer
         prompt_ids = [row.prompt_ids for row in rows] or [[self.tokenizer.eos_token_id]]
         self._check_context(rows)
         trainer._before_generation(rows)
         if trainer.use_vllm and (trainer.vllm_mode == "server" or trainer.vllm_tensor_parallel_size > 1):
-            # There TRL joins the prompts of several processes, and counts on as many from each
+            # TRL joins the prompts of several processes, and expects the same number from each
             most = max(gather_object([len(prompt_ids)]))
             prompt_ids += [[self.tokenizer.eos_token_id]] * (most - len(prompt_ids))
         with (
@@ -59,7 +54,7 @@ class TrainingTeam(Team):
         return completion_ids, logprobs
 
     def _check_context(self, rows: list[Row]) -> None:
-        """Warns once of replies that may reach beyond the positions that the model was trained on."""
+        """Warns once if replies may exceed the model's context."""
         context = self.model.config.get_text_config().to_dict().get("max_position_embeddings")
         longest = max(rows, key=lambda row: len(row.prompt_ids), default=None)
         if longest is None or context is None or self._warned_of_context:
@@ -76,8 +71,8 @@ class TrainingTeam(Team):
     @contextmanager
     def _kept_as_it_is(self) -> Iterator[None]:
         """
-        Around TRL's continuous batching, which leaves the whole model in training mode, also in evaluation, and casts all
-        parameters to the precision of autocast, in which small steps of trainable ones are lost.
+        Restores the model after TRL's continuous batching, which leaves it in training mode and casts all parameters to the
+        precision of autocast. Small updates of trainable parameters would be lost.
         """
         training = self.model.training
         kept = [(p, p.data.clone()) for p in self.model.parameters() if p.requires_grad]
@@ -132,12 +127,12 @@ class TrainingTeam(Team):
             yield model
 
     def merged(self) -> AbstractContextManager[None]:
-        """Around generation: the adapter is part of the weights, where the trainer's configuration says so."""
+        """Merges the adapter into the weights for generation, if `merge_for_generation` is set."""
         return merged_adapter(self.model) if self._trainer.args.merge_for_generation else nullcontext()
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """ZeRO-3 shards the model when it is loaded, but gathers what a forward pass needs only once training began."""
+        """Gathers the parameters under ZeRO-3, which does so by itself only after training has begun."""
         trainer = self._trainer
         if trainer.deepspeed is not None or not is_deepspeed_zero3_enabled():
             yield
@@ -153,4 +148,4 @@ class TrainingTeam(Team):
             trainer.args.ds3_gather_for_generation = gathers_itself
 
     def autocast(self) -> AbstractContextManager[None]:
-        return self._accelerator.autocast()
+        return self._trainer.accelerator.autocast()

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 
-RECIPES = Path(__file__).parents[1]
-sys.path.append(str(RECIPES))  # for the training recipes
+RECIPE_FOLDER = Path(__file__).parents[1]
+sys.path.append(str(RECIPE_FOLDER))  # for the training recipes
 
 # Settings of trainers that are measured on CPU: they save, log and report nothing
 ON_CPU = {"use_cpu": True, "bf16": False}

@@ -46,7 +46,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import yaml
-from common import RECIPES, make_parser
+from common import RECIPE_FOLDER, make_parser
 from filelock import FileLock, Timeout
 from learning_report import report
 
@@ -58,7 +58,7 @@ from marcog_trl.parsing.prompts import context_of
 from marcog_trl.parsing.syntax import combine
 
 
-CONFIG = RECIPES / "configs" / "builtin.yaml"
+CONFIG = RECIPE_FOLDER / "configs" / "builtin.yaml"
 
 
 # The family of identical prompts

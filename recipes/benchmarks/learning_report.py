@@ -122,7 +122,7 @@ def difference(conditions, name, columns):
     return {column: figures_of(runs, column) - figures_of(others, column) for column in columns}
 
 
-PARTS = {
+ABLATIONS = {
     "final": "as trained",
     "cores_zero": "C = 0",
     "latents_swapped": "latents swapped",
@@ -137,7 +137,7 @@ def dissections(plans, conditions, columns):
             [plans[name].label, *columns],
             *(
                 [label, *(shown(figures_of(runs, column, part)) for column in columns)]
-                for part, label in PARTS.items()
+                for part, label in ABLATIONS.items()
             ),
         )
         for name, runs in conditions.items()

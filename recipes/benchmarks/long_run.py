@@ -26,7 +26,7 @@ from marcog_trl.cli.parsing import read_training_arguments
 
 warnings.filterwarnings("ignore", category=FutureWarning)
 
-COLUMNS = ("resident MiB", "in use MiB", "workers MiB", "objects", "tensors", "tensor MiB", "files", "processes")
+MEASURED = ("resident MiB", "in use MiB", "workers MiB", "objects", "tensors", "tensor MiB", "files", "processes")
 
 
 def private_mib(pid: int) -> float:
@@ -103,7 +103,7 @@ def main():
     watch = Watch(options.every, trainer.executor)
     trainer.add_callback(watch)
     trainer.remove_callback(PrinterCallback)
-    print(f"{'step':>6}" + "".join(f"{name:>13}" for name in COLUMNS) + f"{'seconds':>9}")
+    print(f"{'step':>6}" + "".join(f"{name:>13}" for name in MEASURED) + f"{'seconds':>9}")
     trainer.train()
     first, last = watch.rows[options.every], watch.rows[max(watch.rows)]
     grown = (watch.types[-1] - watch.types[0]).most_common(8)

@@ -23,7 +23,7 @@ from marcog_trl.team.description import TEAM_FILE
 from marcog_trl.team.loading import find_team
 
 
-HEADER = (
+TABLE_HEAD = (
     "agents", "solved, sampled", "solved, greedy", "untrained, sampled", "untrained, greedy", "tokens per solution",
     "seconds per problem",
 )  # fmt: skip
@@ -45,7 +45,7 @@ def measure(options, problems, roles, num_agents):
 
 def cells(row, num_samples):
     if "refused" in row:
-        return [row["agents"], row["refused"], *[""] * (len(HEADER) - 2)]
+        return [row["agents"], row["refused"], *[""] * (len(TABLE_HEAD) - 2)]
     shares = [
         f"{row[name][key]:.3f} ± {row[name][f'{key}_interval']:.3f}"
         for name in ("trained", "untrained")
@@ -82,7 +82,7 @@ def main():
         rows.append(measure(options, problems, texts, num_agents))
         print(" | ".join(map(str, cells(rows[-1], options.num_samples))), flush=True)
         write_results(output / "team_size.json", {**described, "rows": rows})
-    measured = table(HEADER, *(cells(row, options.num_samples) for row in rows)) + "\n"
+    measured = table(TABLE_HEAD, *(cells(row, options.num_samples) for row in rows)) + "\n"
     (output / "team_size.md").write_text(measured)
     print(f"\n{len(problems)} problems, {options.num_samples} samples each; trained with {len(trained)} agents\n")
     print(measured)

@@ -90,5 +90,5 @@ def test_rows_that_were_not_repeated_are_no_evaluation(tiny_model, tmp_path):
     trainer, _ = make(tiny_model, tmp_path)
     batch = next(iter(DataLoader(list(rows()), batch_size=8, collate_fn=list)))
     trainer.model.eval()
-    with pytest.raises(ValueError, match="row 1 of a batch has another problem than row 0"):
+    with pytest.raises(ValueError, match="rows 0 and 1 of a batch have different problems"):
         trainer._generate_and_score_completions(batch)

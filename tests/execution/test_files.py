@@ -1,5 +1,6 @@
 """The scratch folder: for programs whose tests work with files, of bounded size, empty for each job, gone at the end."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -195,7 +196,9 @@ def test_what_a_killed_executor_left_is_removed(tmp_path):
         ("import os\nassert os.sep in f('open')", False),
         ("assert f('open(1)') == 'sqlite3'", False),
         ("door.open()", False),
+        ("c = Cookies('data/cookies.json')", True),
+        ("assert f('a.b') == 'one.two'", False),
     ],
 )
 def test_tests_that_work_with_files(tests, wanted):
-    assert uses_files(["import math", tests]) is wanted
+    assert uses_files(ast.walk(ast.parse(f"import math\n{tests}"))) is wanted

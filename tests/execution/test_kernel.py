@@ -1,5 +1,9 @@
 """Programs learn nothing about other processes and files, and use little of what all processes share."""
 
+import os
+import time
+from pathlib import Path
+
 import pytest
 from watching import run_in_time
 
@@ -72,6 +76,24 @@ def g(x):
 """
     tests = ["assert f(1) == True", "assert g(1) == [False, False, True]"]
     assert executor.run([Job(code, tests)])[0].message == ""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs the right to mount, and to set the access time of a file")
+def test_reading_does_not_change_when_a_file_was_last_read():
+    file = Path(os.__file__).with_name("antigravity.py")
+    long_ago = time.time_ns() - 10**9 * 3600 * 48
+
+    def age():
+        os.utime(file, ns=(long_ago, file.stat().st_mtime_ns))
+
+    age()
+    if file.read_bytes() and file.stat().st_atime_ns == long_ago:
+        pytest.skip("this file system keeps no access times")
+    age()
+    with CodeExecutor(num_workers=1) as executor:
+        code = f"def f(x): return open({str(file)!r}).read() != '' and x"
+        assert executor.run([Job(code, ["assert f(1) == 1"])])[0].message == ""
+    assert file.stat().st_atime_ns == long_ago
 
 
 def test_flags_of_the_streams_do_not_stay(executor):

@@ -12,7 +12,7 @@ ENDS = list(range(1, 9))  # so many tokens end a reply that lengths can fall and
 REWARDS = {"constant": lambda coin: 1.0, "coin flip": lambda coin: float(coin.random() < 0.5)}
 
 
-def mean_length(trainer, replies=512):
+def mean_length(trainer, replies=256):
     """Of replies to the training problems, which are sampled with the same random numbers every time."""
     trainer.model.eval()
     torch.manual_seed(0)
@@ -31,13 +31,13 @@ def test_a_reward_that_text_cannot_influence_leaves_the_length(tiny_model, tmp_p
         reward=lambda completions, **kwargs: [REWARDS[reward](coin) for _ in completions],
         processing_class=AutoTokenizer.from_pretrained(tiny_model),
         data=teams.dataset(8),
-        lora={"init_lora_weights": True, "r": 8, "lora_alpha": 16},
+        lora={"init_lora_weights": True, "r": 8, "lora_alpha": 16, "target_modules": ["o_proj", "down_proj"]},
         per_device_train_batch_size=16,
         max_completion_length=48,
         learning_rate=3e-2,
         max_grad_norm=1.0,
         critic_learning_rate=1e-4,
-        max_steps=80,
+        max_steps=50,
         lam=lam,
     )
     before = mean_length(trainer)

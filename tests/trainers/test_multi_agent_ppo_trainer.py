@@ -12,6 +12,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 
 from marcog_trl import MultiAgentPPOTrainer, SHPPOTrainer
 from marcog_trl.agents import Slot
+from marcog_trl.team.vllm import LanguageModelGeneration
 
 
 TRAINERS = [MultiAgentPPOTrainer, SHPPOTrainer]
@@ -723,9 +724,10 @@ class TestVLLM:
         generation.model = trainer.model
         generation._dist = SimpleNamespace(is_fsdp=False, gather_params=lambda parameters: nullcontext())
         assert any(name.startswith("marcog_team.") for name, _ in generation._iter_named_params())
-        trainer.vllm_generation = generation
-        trainer._keep_modules_from_vllm()
-        sent = {name: tensor.clone() for name, tensor in trainer.vllm_generation._iter_named_params()}
+        without = LanguageModelGeneration(generation)
+        sent = {name: tensor.clone() for name, tensor in without._iter_named_params()}
+        without.temperature = 0.5  # they are one backend
+        assert generation.temperature == 0.5
         base = AutoModelForCausalLM.from_pretrained(tiny_model)
         assert sent.keys() == dict(base.named_parameters()).keys()
         name = "model.layers.0.self_attn.q_proj.weight"

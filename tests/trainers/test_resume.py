@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOConfig, MultiAgentPPOTrainer, SHPPOTrainer
-from marcog_trl.trainers.checkpoints import CheckpointError, find_checkpoint, only_run_in
+from marcog_trl.trainers.checkpoints import LOCK_FILE, CheckpointError, find_checkpoint, only_run_in
 
 
 ROOT = Path(__file__).parents[2]
@@ -207,11 +207,12 @@ class TestEnd:
 class TestFolder:
     """Who may write to an output folder."""
 
-    HOLD = "import sys, time; from marcog_trl.trainers.checkpoints import only_run_in\n"
-    HOLD += "with only_run_in(sys.argv[1]): print('held', flush=True); time.sleep(300)"
+    HOLD = "import sys, time; from filelock import FileLock\n"
+    HOLD += "with FileLock(sys.argv[1]): print('held', flush=True); time.sleep(300)"
 
     def test_a_second_run_is_refused_while_the_first_one_lives(self, tiny_model, tmp_path):
-        holder = subprocess.Popen([sys.executable, "-c", self.HOLD, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE)
+        command = [sys.executable, "-c", self.HOLD, str(tmp_path / LOCK_FILE)]
+        holder = subprocess.Popen(command, stdout=subprocess.PIPE)
         try:
             assert holder.stdout.readline() == b"held\n"
             trainer = teams.make(tiny_model, tmp_path)

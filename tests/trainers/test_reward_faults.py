@@ -117,7 +117,7 @@ class TestMask:
         reward = [teams.letters, faulty(raises, None)]
         trainer = make(tiny_model, tmp_path, trainer_class, reward=reward, max_steps=3, beta=0.1)
         before = teams.trainable(trainer)
-        with pytest.warns(UserWarning, match="on_reward_error='mask' leaves out") as caught:
+        with pytest.warns(UserWarning, match="on_reward_error='mask' excludes") as caught:
             trainer.train()
         assert sum("on_reward_error" in str(w.message) for w in caught) == 1
         assert trainer.state.global_step == 3
@@ -141,7 +141,7 @@ class TestMask:
             tiny_model, tmp_path, trainer_class, reward=reward, max_steps=3, log_completions=True,
             eval_dataset=teams.dataset(1), eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=4,
         )  # fmt: skip
-        with pytest.warns(UserWarning, match="on_reward_error='mask' leaves out"):
+        with pytest.warns(UserWarning, match="on_reward_error='mask' excludes"):
             trainer.train()
         for step in (1, 2, 3):  # the last eight rows: of training, and two of an evaluation
             table = pd.read_parquet(tmp_path / "completions" / f"completions_{step:05d}.parquet")
@@ -198,7 +198,7 @@ class TestTimeout:
 
     def test_without_a_coroutine_function_it_is_refused(self, tiny_model, tmp_path):
         message = (
-            r"reward_timeout=2\.0 limits coroutine functions only, and there is none\. Write the reward as `async def`"
+            r"reward_timeout=2\.0 limits only coroutine functions, and there is none\. Write the reward as `async def`"
         )
         with pytest.raises(ValueError, match=message):
             make(tiny_model, tmp_path, reward=teams.letters, reward_timeout=2.0)

@@ -214,13 +214,13 @@ class TestSilence:
 
     def test_of_the_only_reward_is_warned_of_at_once_and_once(self, tiny_model, tmp_path):
         found = self.warned(make(tiny_model, tmp_path, [silent]), 3)
-        assert len(found) == 1 and "'silent'" in found[0] and "left out of training" in found[0]
+        assert len(found) == 1 and "'silent'" in found[0] and "not trained on" in found[0]
 
     def test_beside_other_rewards_only_if_it_lasts(self, tiny_model, tmp_path):
         trainer = make(tiny_model, tmp_path, [silent, teams.letters])
         assert not self.warned(trainer, 9)
         (found,) = self.warned(trainer, 3)
-        assert "'silent'" in found and "left out of training" not in found
+        assert "'silent'" in found and "not trained on" not in found
 
     def test_of_a_reward_that_applies_now_and_then_is_not(self, tiny_model, tmp_path):
         calls = []
@@ -297,7 +297,7 @@ class TestEvaluation:
         with pytest.raises(ZeroDivisionError, match="a defect"):
             evaluate_team(trainer, trainer.train_dataset, num_samples=1)
         trainer = make(tiny_model, tmp_path, [broken], on_reward_error="mask")
-        with pytest.warns(UserWarning, match="on_reward_error='mask' leaves out"):
+        with pytest.warns(UserWarning, match="on_reward_error='mask' excludes"):
             figures, records = evaluated(trainer, tmp_path)
         assert figures["reward"] == 0 and records[0]["samples"][0]["reward"] is None
         assert figures["tests_passed"] == 0.5
@@ -313,7 +313,7 @@ class TestEvaluation:
 
     def test_an_infrastructure_failure_has_no_reward(self, tiny_model, tmp_path):
         trainer = make(tiny_model, tmp_path, [judge, teams.letters])
-        with pytest.warns(UserWarning, match="infrastructure failed, not the solution: HTTP 500"):
+        with pytest.warns(UserWarning, match="the infrastructure failed: HTTP 500"):
             _, records = evaluated(trainer, tmp_path)
         samples = [episode for record in records for episode in record["samples"]]
         assert [episode["reward"] is None for episode in samples] == [True, *[False] * 7]

@@ -158,7 +158,7 @@ def test_a_plain_pass_through_agents_that_differ_is_warned_of_once(tiny_model, t
 
 def test_what_is_missing_is_named(tiny_model, tmp_path):
     trainer = make(tiny_model, tmp_path, "observation")
-    with pytest.raises(ValueError, match=r"agent='c' is not one of \['a', 'b'\]"):
+    with pytest.raises(ValueError, match=r"agent='c' is unknown\. Use one of \['a', 'b'\]"):
         with trainer.use_agent("c"):
             pass
     with pytest.raises(
@@ -194,4 +194,4 @@ class TestFiles:
         trainer.export_agents(tmp_path / "agents")
         trainer.create_model_card()
         card = (tmp_path / "README.md").read_text()
-        assert ("no agent by itself" in card) == (mode in TOLD_APART)
+        assert ("It is not an agent" in card) == (mode in TOLD_APART)

@@ -54,9 +54,10 @@ def _direct(test: ast.expr) -> Direct | None:
         test = test.left
         if not isinstance(test, ast.Call) or _is_literal(test):
             test, other = other, test
-        if not _is_literal(other):
+        try:
+            expected = ast.literal_eval(other)
+        except _NO_LITERAL:
             return None
-        expected = ast.literal_eval(other)
         if symbol in ("is", "is not") and expected not in (None, True, False):
             return None
     if not isinstance(test, ast.Call) or not isinstance(test.func, ast.Name):

@@ -1,6 +1,5 @@
 """The worker's end of the processes that run programs and tests: their channels, and how they end."""
 
-import json
 import select
 import signal
 import socket
@@ -21,7 +20,7 @@ class Child:
 
     def __init__(self, zygote: Zygote, payload: dict, fds: list[int]):
         self.zygote = zygote
-        body = json.dumps(payload).encode()
+        body = wire.write(payload)
         for _ in range(_TRIES):
             self.pid, self.sock = zygote.take()
             try:
@@ -54,7 +53,7 @@ class Child:
 
     def send(self, value: Any, deadline: float) -> None:
         """Sends a frame. If the child does not read it before the deadline, or is gone, no answer will come."""
-        body = json.dumps(value, separators=(",", ":")).encode()
+        body = wire.write(value)
         rest = memoryview(wire.HEADER.pack(len(body)) + body)
         try:
             while rest:

@@ -16,7 +16,7 @@ import sys
 
 from . import echo, judge, rehearsal, sight, solution, wire
 from .confine import Confinement
-from .mount import mount
+from .mount import keep_access_times, mount
 
 
 ENDED = struct.Struct("<id")  # exit status, CPU seconds
@@ -36,6 +36,7 @@ def serve(sock: socket.socket, driver: int) -> None:
     confinement = Confinement(**terms)
     _prepare(load, modules)
     single = _is_single()
+    keep_access_times()
     if confinement.folder is not None:
         mount(confinement.folder)
     try:

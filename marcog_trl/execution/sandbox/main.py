@@ -13,7 +13,7 @@ import socket
 import sys
 
 
-_OPTIONS = ["-s", "-P", "-S", "-B"]  # isolated as by -I, except for the environment variables that the executor sets
+_OPTIONS = ["-s", "-P", "-S"]  # isolated as by -I, except for the environment variables that the executor sets
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 if sys.argv[1] == "zygote":
@@ -23,6 +23,7 @@ else:
     from sandbox.confine import die_with_parent
     from sandbox.driver import Driver
     from sandbox.zygotes import Zygotes
+sys.dont_write_bytecode = True  # of what programs import; the modules above are compiled only once
 sys.path.pop(0)
 sys.path[:] = [path for path in sys.path if os.path.abspath(path) != os.path.dirname(os.path.abspath(__file__))]
 

@@ -11,7 +11,7 @@ from typing import Any
 from . import judge, remote, solution, wire
 
 
-_TIMES = 10
+_ROUNDS = 10
 _CODE = "class C:\n    def m(self, x): return x * x\ndef f(x): return x * x + 1\ndef g(): return C()\n"
 _TESTS = ["assert close(f(1), 2)", "assert close(f(2), 5)", "c = g()\nassert c.m(2) == 4"]
 _SETUP = "def close(a, b): return abs(a - b) < 1e-9"
@@ -22,7 +22,7 @@ def rehearse() -> None:
     """Leaves nothing behind but specialized code."""
     import random  # not at the top of the module: `forks` loads it first, without its hook on forks
 
-    for _ in range(_TIMES):
+    for _ in range(_ROUNDS):
         _direct()
         replies = _solution()
         _judge(replies)

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from .mount import LARGEST, MOST_FILES
+from .mount import MOST_BYTES, MOST_FILES
 
 
 _PREFIX = "marcog-scratch-"
@@ -128,7 +128,7 @@ def holds_too_much(fd: int) -> bool:
                     except OSError:
                         continue  # removed meanwhile
                     size, files = size + found.st_blocks * 512, files + 1
-                    if size > LARGEST or files > MOST_FILES or len(open_folders) > 64 or depth > 64:
+                    if size > MOST_BYTES or files > MOST_FILES or len(open_folders) > 64 or depth > 64:
                         return True
             finally:
                 os.close(folder)

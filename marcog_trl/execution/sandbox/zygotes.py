@@ -27,6 +27,8 @@ class Zygotes:
         self.folder, self.load = terms.pop("folder"), terms.pop("load")
         self.terms = terms
         self.command = command
+        names = "|".join(map(re.escape, self.load))
+        self.imports = re.compile(rf"^[ \t]*(?:import|from)\b.*\b(?:{names})\b", re.MULTILINE)
         self.zygotes: dict[tuple[bool, bool], Zygote] = {}
         self.plain = self._start(files=False, loaded=False)
 
@@ -59,7 +61,7 @@ class Zygotes:
         scratch.empty(zygote.folder)
         if overfull.is_set() and verdict["status"] != "passed":
             verdict["message"] = (
-                f"the program wrote more than {scratch.LARGEST >> 20} MiB or {scratch.MOST_FILES} files"
+                f"the program wrote more than {scratch.MOST_BYTES >> 20} MiB or {scratch.MOST_FILES} files"
             )
         return verdict
 
@@ -88,9 +90,7 @@ class Zygotes:
             return False
         tests = [job["tests"]] if isinstance(job["tests"], str) else job["tests"] or []
         text = "\n".join([job["code"], job["setup"], *(test for test in tests if isinstance(test, str))])
-        names = "|".join(map(re.escape, self.load))
-        found = re.search(rf"^[ \t]*(?:import|from)\b.*\b(?:{names})\b", text, re.MULTILINE)
-        return found is not None or any(module in self.load for _, module in job["modules"])
+        return self.imports.search(text) is not None or any(module in self.load for _, module in job["modules"])
 
 
 def _stop_programs(driver: Driver) -> None:

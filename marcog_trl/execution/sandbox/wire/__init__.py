@@ -13,6 +13,7 @@ from .frames import (
     read_exactly,
     receive,
     send,
+    write,
 )
 from .values import MOST_FIELDS, TYPE_NAMES, Uncrossable
 
@@ -34,4 +35,5 @@ __all__ = [
     "read_exactly",
     "receive",
     "send",
+    "write",
 ]

@@ -15,14 +15,24 @@ LONGEST_WAIT = 3600.0  # seconds per call of poll(), which takes no more than 2 
 
 TIMEOUT = object()
 
+# Made once: `json.dumps` with separators makes an encoder per call, and `json.loads` calls several functions of Python. Each
+# function costs a child a page of memory, because it is called there for the first time.
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+_scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
+
 
 class BrokenChannel(Exception):
     """The peer sent something that no honest peer sends."""
 
 
+def write(value: Any) -> bytes:
+    """A value as JSON."""
+    return _encode(value).encode()
+
+
 def send(sock: socket.socket, value: Any, largest: int = LARGEST) -> None:
     """Sends one frame; raises BrokenChannel if it would be larger than `largest` bytes."""
-    body = json.dumps(value, separators=(",", ":")).encode()
+    body = write(value)
     if len(body) > largest:
         raise BrokenChannel(f"a message of {len(body)} bytes is larger than {largest}")
     sock.sendall(HEADER.pack(len(body)) + body)
@@ -53,9 +63,12 @@ def receive(sock: socket.socket, largest: int = LARGEST) -> Any:
 def parse(body: bytes) -> Any:
     """Parses JSON; raises BrokenChannel if it is malformed."""
     try:
-        return json.loads(body)
-    except (ValueError, RecursionError, MemoryError) as error:
+        value, end = _scan(body.decode("ascii"), 0)
+    except (ValueError, StopIteration, RecursionError, MemoryError) as error:
         raise BrokenChannel(f"not a message: {type(error).__name__}") from None
+    if end != len(body):
+        raise BrokenChannel("not a message: it goes on after its end")
+    return value
 
 
 class FrameReader:

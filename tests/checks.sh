@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Checks of style, types and imports, in the active environment. tests/run.sh and the pre-commit hook run them.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+ruff check .
+ruff format --check .
+mypy
+lint-imports --no-logo
