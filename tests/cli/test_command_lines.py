@@ -2,13 +2,13 @@
 
 import importlib.util
 import json
-import runpy
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
+from marcog_trl.cli.main import main
 from marcog_trl.cli.train import train
 from marcog_trl.execution.__main__ import main as execution_main
 
@@ -139,7 +139,7 @@ BAD_EVALUATION = {
 BAD_EXPORT = {
     "": "the following arguments are required: --output_dir",
     "--output_dir o": "There is nothing to export or push. Set --adapter outputs/quickstart, or --push user/team.",
-    "--output_dir o --push user/team --num_agents 3": "--num_agents and --agents need --adapter.",
+    "--output_dir o --push user/team --num_agents 3": "--num_agents, --agents and --workflow need --adapter.",
     "--output_dir o --adapter /nowhere": "'/nowhere' is not a folder. Use a folder that a trainer's save_model wrote.",
     "--output_dir o --adapter /nowhere --num_problems 0": "num_problems=0 must be at least 1. Set num_problems=64.",
     "--output_dir o --adapte /nowhere": "unknown flag --adapte. Did you mean --adapter?",
@@ -184,7 +184,7 @@ class TestOtherRecipes:
 
 
 class TestCommands:
-    """`python -m marcog_trl.execution` and `python -m marcog_trl`."""
+    """`python -m marcog_trl.execution` and `marcog-trl solve`."""
 
     @pytest.fixture
     def files(self, tmp_path, monkeypatch):
@@ -219,25 +219,18 @@ class TestCommands:
     @pytest.mark.parametrize(
         ("argv", "message"),
         [
-            ("solve --team /nowhere --problem ok.py", "'/nowhere' is not a folder."),
-            ("solve --team /nowhere --problem missing.py", "cannot read 'missing.py': No such file or directory."),
-            ("solve --team /nowhere --problem bytes.py", "cannot read 'bytes.py': it is not UTF-8 text"),
-            ("solve --team /nowhere --problem bad.py", "the problem is not Python: invalid syntax"),
-            ("solve --tea /nowhere --problem ok.py", "unknown flag --tea. Did you mean --team?"),
-            ("", "the following arguments are required"),
+            ("--team /nowhere --problem ok.py", "'/nowhere' is not a folder."),
+            ("--adapter /nowhere --problem ok.py", "'/nowhere' is not a folder."),
+            ("--team /nowhere --problem missing.py", "cannot read 'missing.py': No such file or directory."),
+            ("--team /nowhere --problem bytes.py", "cannot read 'bytes.py': it is not UTF-8 text"),
+            ("--team /nowhere --problem bad.py", "the problem is not Python: invalid syntax"),
+            ("--tea /nowhere --problem ok.py", "unknown flag --tea. Did you mean --team?"),
+            ("", "the following arguments are required: --team/--adapter, --problem"),
         ],
     )
     def test_solve(self, files, capsys, argv, message):
-        main = importlib.import_module("marcog_trl.cli.solve").main
         with pytest.raises(SystemExit) as ended:
-            main(argv.split())
+            main(["solve", *argv.split()])
         printed = capsys.readouterr()
         assert ended.value.code == 2 and printed.err.startswith("error: ") and message in printed.err
         assert printed.err.count("\n") == 1 and printed.out == ""
-
-    def test_the_module_passes_on_the_exit_code(self, monkeypatch):
-        """A solution that fails its tests ends with 1."""
-        monkeypatch.setattr("marcog_trl.cli.solve.main", lambda: 1)
-        with pytest.raises(SystemExit) as ended:
-            runpy.run_module("marcog_trl", run_name="__main__")
-        assert ended.value.code == 1

@@ -91,7 +91,7 @@ def problems(count):
 def run(workflow, count=3, **options):
     model, executor = Model(), Executor()
     episodes = play(
-        workflow, problems(count), model.generate, model.encode, model.decode, executor=executor, **options
+        workflow, problems(count), model.generate, model.encode, model.decode, executor=lambda: executor, **options
     )
     return episodes, model, executor
 
@@ -271,7 +271,7 @@ class TestSlots:
     def test_a_fork_fills_the_same_slots(self, workflow):
         model = Model()
         levels = play_tree(
-            workflow, problems(2), model.generate, model.encode, model.decode, num_generations=2, executor=Executor()
+            workflow, problems(2), model.generate, model.encode, model.decode, num_generations=2, executor=Executor
         )
         played = run(workflow, 2)[0]
         for i, episode in enumerate(levels[-1]):
@@ -488,7 +488,7 @@ class TestSpecialTokensInText:
             make_workflow("pipeline", num_agents=4),
             make_workflow("discussion", num_turns=2),
         ):
-            [episode] = play(workflow, [problem], model.generate, encode, decode, executor=Told())
+            [episode] = play(workflow, [problem], model.generate, encode, decode, executor=Told)
             for row in episode.rows:
                 if isinstance(row.prompt, str):
                     continue  # word for word

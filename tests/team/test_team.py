@@ -9,7 +9,8 @@ import teams
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 
 from marcog_trl import MultiAgentPPOTrainer, SHPPOTrainer, Team
-from marcog_trl.cli.solve import main, read_problem
+from marcog_trl.cli.main import main
+from marcog_trl.cli.solve import read_problem
 from marcog_trl.execution import isolation
 
 
