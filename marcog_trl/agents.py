@@ -13,6 +13,7 @@ from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
 
+from marcog_trl.checks import returns_value
 from marcog_trl.execution import Job
 from marcog_trl.parsing.prompts import Prompt, messages_of
 
@@ -220,8 +221,8 @@ class Workflow:
         Check the declaration of the workflow.
 
         Raises:
-            TypeError: If `play` is missing, `solution` is missing in a workflow of several turns, an agent is not an
-                [`Agent`], or a slot not a [`Slot`].
+            TypeError: If `play` is missing, `solution` is missing although there are several turns or `play` returns nothing,
+                an agent is not an [`Agent`], or a slot not a [`Slot`].
             ValueError: If there are no agents, two agents share a name, `num_turns` is below 1, or a slot has an unknown
                 agent, has an invalid turn or is repeated.
         """
@@ -258,11 +259,16 @@ class Workflow:
                 )
         if type(self).play is Workflow.play:
             raise TypeError(f"{title} has no method 'play'. Write one that yields {{agent name: prompt}}.")
-        if self.num_turns > 1 and type(self).solution is Workflow.solution:
-            raise TypeError(
-                f"{title} has no method 'solution', which num_turns={self.num_turns} needs: play returns only the solution of "
-                "the last turn. Write one that returns the solution that the replies of a turn make up."
-            )
+        if type(self).solution is Workflow.solution:
+            if self.num_turns > 1:
+                raise TypeError(
+                    f"{title} has no method 'solution', which num_turns={self.num_turns} needs: play returns only the solution "
+                    "of the last turn. Write one that returns the solution that the replies of a turn make up."
+                )
+            if not returns_value(type(self).play):
+                raise TypeError(
+                    f"{title}.play returns no solution, and {title} has no method 'solution'. Return the solution in play."
+                )
 
 
 def _check_entries(name: str, entries: Any, example: Any) -> None:
