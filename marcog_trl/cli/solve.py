@@ -5,7 +5,7 @@ Solves a problem with a saved team:
 
 The problem is a Python file whose last function has a docstring and no body. Asserts after the function are its tests. Pass other
 tests, such as `check(candidate)` or unittest classes, with `--tests tests.py`. The code is printed to standard output, and the
-results of the tests to standard error. The exit status is 1 if a test fails.
+results of the tests to standard error. The exit status is 1 if a test fails, or no reply has code.
 
 A team with a workflow of its own, whose file is saved with it; or with a copy of that file:
 
@@ -98,13 +98,19 @@ def solve(args: argparse.Namespace) -> Answer:
 
 
 def show(answer: Answer, messages: bool) -> int:
-    """Prints the code to standard output and the rest to standard error. Returns the exit status: 1 if a test failed."""
+    """
+    Prints the code to standard output and the rest to standard error. Returns the exit status: 1 if a test failed, or there is
+    no code.
+    """
     if messages:
         for message in answer.messages:
             print(f"--- {message['agent']}, turn {message['turn']}\n{message['reply'].strip()}", file=sys.stderr)
-    print(answer.code)
+    if answer.code:
+        print(answer.code)
+    else:
+        print("No reply has code. Add --messages to see the replies.", file=sys.stderr)
     if answer.verdict is None:
-        return 0
+        return 0 if answer.code else 1
     for number, result in enumerate(answer.verdict.tests, start=1):
         print(f"{number:4d}  {result.status:8s} {result.message}".rstrip(), file=sys.stderr)
     verdict = answer.verdict

@@ -53,10 +53,10 @@ class Team:
     Example:
 
     ```python
-    >>> from marcog_trl import Team
+    >>> from marcog_trl import Team, load_problems
 
     >>> team = Team.from_pretrained("outputs/quickstart")
-    >>> problem = {"prompt": "def double(x):  # twice x", "entry_point": "double"}
+    >>> problem = load_problems("builtin", "test")[36]  # first sort the list, then put 5 at the end
     >>> print(team.solve(problem).code)
     ```
 

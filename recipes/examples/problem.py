@@ -1,10 +1,10 @@
 def solve(numbers):
-    """First square each number, then put 7 in front.
+    """First sort the list, then put 5 at the end.
 
-    >>> solve([1, 9, 11, 4, 4])
-    [7, 1, 81, 121, 16, 16]
+    >>> solve([6, 3, 12, 5, 9])
+    [3, 5, 6, 9, 12, 5]
     """
 
 
-assert solve([1, 9, 11, 4, 4]) == [7, 1, 81, 121, 16, 16]
-assert solve([7, 10, 7, 1, 1, 4]) == [7, 49, 100, 49, 1, 1, 16]
+assert solve([6, 3, 12, 5, 9]) == [3, 5, 6, 9, 12, 5]
+assert solve([9, 9, 2, 9, 10, 10, 10]) == [2, 9, 9, 9, 10, 10, 10, 5]

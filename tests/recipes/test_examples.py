@@ -6,12 +6,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+from guides import code_of
 
-from marcog_trl import make_workflow
+from marcog_trl import load_problems, make_workflow
 from marcog_trl.cli.main import main
 from marcog_trl.cli.solve import read_problem
 from marcog_trl.cli.train import train
+from marcog_trl.embedded import BuildSettings, draw_habits
 from marcog_trl.execution import CodeExecutor
+from marcog_trl.problems.builtin import generate
 from marcog_trl.rollout.engine import play
 
 
@@ -136,6 +139,8 @@ def test_from_training_to_solving(name, tiny_model, tmp_path, monkeypatch, capfd
     Path("my_team.py").unlink()
     assert main(["evaluate", "--team", "team", "--trust_remote_code", "--output", "e.json", *few]) == 0
     assert json.loads(Path("e.json").read_text())["settings"]["workflow"] == class_name
+    for baseline in ("--untrained", "--single_agent"):
+        assert main(["evaluate", "--team", "team", "--trust_remote_code", baseline, *few]) == 0
     export = ["export", "--team", "team", "--output_dir", "exported", "--isolation", "best_effort"]
     assert main([*export, "--trust_remote_code"]) == 0
     assert main([*solve, "--team", "exported", "--trust_remote_code", "--messages"]) == 1
@@ -184,6 +189,13 @@ def test_a_model_may_be_measured_with_one(tiny_model, tmp_path, monkeypatch, cap
     assert "untrained model: 1 problems of builtin" in " ".join(capfd.readouterr().out.split())
 
 
-def test_the_problem_is_one():
+def test_the_problem():
+    """One that the embedded default model solves from the start: neither agent has a habit that spoils its step."""
     problem = read_problem((EXAMPLES / "problem.py").read_text())
-    assert problem["entry_point"] == "solve" and len(problem["test"]) == 2
+    [row] = [row for row in generate("test") if row["prompt"] == problem["prompt"]]
+    assert row["entry_point"] == problem["entry_point"]
+    assert [test.strip() for test in problem["test"]] == row["test"][:2]
+    habits = draw_habits(BuildSettings())
+    assert row["first"] not in habits["helper"] and row["second"] not in habits["main"]
+    assert row["prompt"] in code_of("marcog_trl/team/README.md")
+    assert load_problems("builtin", "test")[36]["prompt"] == row["prompt"]  # the docstring of Team

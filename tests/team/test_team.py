@@ -408,8 +408,10 @@ class TestCommandLine:
         (tmp_path / "agents.yaml").write_text("helper2: Write aux2 in the style of Knuth.\n")
         arguments = ["solve", "--team", str(saved("collaboration")), "--problem", str(tmp_path / "problem.py")]
         arguments += ["--isolation", "best_effort", "--messages", "--agents", str(tmp_path / "agents.yaml")]
-        assert main([*arguments, "--num_agents", "3"]) == 0
-        assert "--- helper2, turn 1" in capsys.readouterr().err
+        assert main([*arguments, "--num_agents", "3"]) == 1  # random weights write no code
+        printed = capsys.readouterr()
+        assert "--- helper2, turn 1" in printed.err and "No reply has code. Add --messages to see" in printed.err
+        assert printed.out == ""
         with pytest.raises(SystemExit) as stopped:
             main(arguments)
         assert stopped.value.code == 2
