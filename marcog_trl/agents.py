@@ -98,7 +98,7 @@ class WorkflowFile:
     The Python file of a workflow that was loaded by name, as it was then.
 
     Args:
-        path (`Path`): Where it was.
+        path (`Path`): Where it was; absolute.
         content (`bytes`): The source code, which is saved with the team.
     """
 
@@ -146,22 +146,22 @@ class Workflow:
             agent name → text), [`Execute`] (receives a list of verdicts) or [`Consult`] (receives a list of texts). A
             turn ends with a request for slots of a later turn, or when the generator returns.
 
-        Returns:
-            `str`, *optional*: The solution of the last turn. If nothing is returned, and for the turns before,
-            `solution` is called.
+            A reply fills the next slot of its agent. If an optional reply was left out, that is the wrong slot: use the
+            slot as the key instead of the agent's name. The response is keyed by the agent's name in both cases.
 
-        A reply fills the next slot of its agent. If an optional reply was left out, that is the wrong slot: use the slot
-        as the key instead of the agent's name. The response is keyed by the agent's name in both cases.
+            ```python
+            slots = (Slot("coder"), Slot("coder", act=1), Slot("coder", turn=1))
 
-        ```python
-        slots = (Slot("coder"), Slot("coder", act=1), Slot("coder", turn=1))
-
-        def play(self, problem):
-            replies = yield {"coder": problem["prompt"]}
-            if not replies["coder"].strip():  # a retry, which most episodes do not need
+            def play(self, problem):
                 replies = yield {"coder": problem["prompt"]}
-            replies = yield {Slot("coder", turn=1): f"Improve this:\n{replies['coder']}"}
-        ```
+                if not replies["coder"].strip():  # a retry, which most episodes do not need
+                    replies = yield {"coder": problem["prompt"]}
+                replies = yield {Slot("coder", turn=1): f"Improve this:\n{replies['coder']}"}
+            ```
+
+        Returns:
+            `str`, *optional*: The solution of the last turn that was played. Otherwise, and for the turns before, `solution`
+            is called.
         """
         raise NotImplementedError
 

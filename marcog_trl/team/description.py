@@ -147,17 +147,15 @@ class TeamDescription:
         description = cls(**{key: value for key, value in described.items() if key in known} | {"settings": settings})
         file = path.parent / description.workflow_file
         if description.workflow_file and file.is_file():
-            description.source_file = WorkflowFile(file, file.read_bytes())
+            description.source_file = WorkflowFile(file.absolute(), file.read_bytes())
         return description
 
     def write(self, folder: Path) -> None:
         """Writes `team.json` and the file of the workflow into a folder."""
         write_json(folder / TEAM_FILE, self.to_dict())
-        if (
-            self.source_file is not None
-            and (file := folder / self.workflow_file).resolve() != self.source_file.path.resolve()
-        ):
-            write_whole(file, self.source_file.content)
+        source = self.source_file
+        if source is not None and source.path.resolve() != (folder / source.path.name).resolve():
+            write_whole(folder / source.path.name, source.content)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the content of `team.json`, without fields that are `None`."""

@@ -265,7 +265,8 @@ def check_resumable(name: str, checkpoint: Path, description: TeamDescription) -
     """
     check_same_team(name, checkpoint, description)
     saved = TeamDescription.read(checkpoint / TEAM_FILE)
-    if None not in (hashes := {saved.workflow_sha256, description.workflow_sha256}) and len(hashes) > 1:
+    both = saved.source_file is not None and description.source_file is not None
+    if both and saved.workflow_sha256 != description.workflow_sha256:
         raise ValueError(
             f"{name} has another version of the workflow's file, {str(checkpoint / saved.workflow_file)!r}, than this run. "
             f"Set --workflow {checkpoint / saved.settings['workflow']} to resume with that version, or start a new run."

@@ -23,7 +23,7 @@ from marcog_trl.checks import nearest
 
 def names_file(name: str) -> bool:
     """Whether a name of a workflow is a file and a class in it, such as `my_team.py:Debate`."""
-    return name.rpartition(":")[0].endswith(".py")
+    return str(name).rpartition(":")[0].endswith(".py")
 
 
 def load_class(name: str) -> type[Workflow]:
@@ -54,7 +54,7 @@ def load_class(name: str) -> type[Workflow]:
     own = {key: value for key, value in defined if isinstance(value, type) and value.__module__ == module.__name__}
     workflows = {key: value for key, value in own.items() if issubclass(value, Workflow)}
     if class_name in workflows:
-        workflows[class_name].source_file = WorkflowFile(path, content)
+        workflows[class_name].source_file = WorkflowFile(path.absolute(), content)
         return workflows[class_name]
     if class_name in own:
         raise ValueError(
@@ -81,11 +81,8 @@ def make(cls: type[Workflow], name: str, options: Mapping[str, Any]) -> Workflow
         ValueError: In one line, if the class needs other arguments, or raises an error.
     """
     for parameter in inspect.signature(cls).parameters.values():
-        optional = parameter.default is not parameter.empty or parameter.kind in (
-            parameter.VAR_POSITIONAL,
-            parameter.VAR_KEYWORD,
-        )
-        if not optional and parameter.name not in options:
+        rest = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if parameter.default is parameter.empty and not rest and parameter.name not in options:
             raise ValueError(
                 f"workflow={name!r} needs the argument {parameter.name!r}, which no setting gives. Give it a default value."
             )

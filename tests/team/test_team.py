@@ -3,6 +3,7 @@
 import json
 import shutil
 import warnings
+from pathlib import Path
 
 import pytest
 import teams
@@ -11,7 +12,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 from marcog_trl import MultiAgentPPOTrainer, SHPPOTrainer, Team
 from marcog_trl.cli.main import main
 from marcog_trl.cli.solve import read_problem
+from marcog_trl.evaluation.baselines import untrained_team
 from marcog_trl.execution import isolation
+from marcog_trl.team.settings import TeamSettings
 
 
 TESTED = teams.dataset(2, test=[["assert f"]] * 2, test_format=["asserts"] * 2, entry_point=["f"] * 2)
@@ -339,6 +342,20 @@ class TestFilesThatDoNotFit:
             loaded = load(path, quantization_config=BitsAndBytesConfig(load_in_4bit=True))
         assert loaded.model.get_base_model().is_quantized
         assert len(loaded.solve(PROBLEM).messages) == 2
+
+
+def test_a_workflow_that_runs_code_uses_the_executor_of_the_team(tiny_model):
+    """Also where problems have no tests; it is made when code is first run."""
+    example = Path(__file__).parents[2] / "recipes" / "examples" / "tester.py"
+    settings = TeamSettings(workflow=f"{example}:TestAndFix", isolation="best_effort", num_workers=1)
+    team = untrained_team(tiny_model, settings)
+    assert team._executor is None
+    recite(team, ["assert f(1) == 2", "def f(x):\n    return 3"], ["def f(x):\n    return 2 * x"])
+    answer = team.solve({"prompt": "def f(x):", "entry_point": "f"})
+    assert answer.messages[-1]["prompt"][0]["content"].endswith("assert f(1) == 2: f(1) returned 3, expected 2")
+    assert answer.code == "def f(x):\n    return 2 * x" and answer.verdict is None
+    assert team._executor.isolation.level == "best_effort" and team._executor.num_workers == 1
+    team.close()
 
 
 class TestCommandLine:

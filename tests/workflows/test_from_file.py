@@ -86,7 +86,7 @@ class TestLoad:
     def test_gives_the_class_and_its_source(self, file):
         workflow = make_workflow("my_team.py:Duo", num_agents=3)
         assert isinstance(workflow, Workflow) and [agent.name for agent in workflow.agents] == ["a0", "a1", "a2"]
-        assert workflow.source_file.content == FILE.encode() and workflow.source_file.path == file
+        assert workflow.source_file.content == FILE.encode() and workflow.source_file.path == file.absolute()
         assert sorted(path.name for path in Path().iterdir()) == ["my_team.py"]  # no cached bytecode
 
     def test_reads_the_file_again(self, file):
@@ -166,7 +166,7 @@ class TestSettings:
 
     def test_a_central_agent_keeps_the_file(self, file):
         workflow = TeamSettings(workflow="my_team.py:Duo", centralized=True).make_workflow()
-        assert [agent.name for agent in workflow.agents] == ["team"] and workflow.source_file.path == file
+        assert [agent.name for agent in workflow.agents] == ["team"] and workflow.source_file.path == file.absolute()
 
     @pytest.mark.parametrize(
         ("name", "options", "message"),
