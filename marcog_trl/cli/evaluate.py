@@ -20,6 +20,10 @@ A team with a workflow of its own, whose file is saved with it; or with a copy o
     marcog-trl evaluate --team outputs/debate --trust_remote_code
     marcog-trl evaluate --team outputs/debate --workflow my_team.py:Debate
 
+A team that was trained with a reward function of its own needs one that this package has:
+
+    marcog-trl evaluate --team outputs/debate --trust_remote_code --reward execution_reward
+
 The same command continues an evaluation with `--output` that was stopped. Several processes share the problems: with `accelerate
 launch --config_file recipes/ddp.yaml --num_processes 8 recipes/evaluate.py ...` the figures are the same.
 """
@@ -65,6 +69,9 @@ class EvaluationArguments(SavedTeamArguments):
     dataset_test_split: str = field(default="test", metadata={"help": "Split of the problems."})
     dataset_columns: list[str] = field(
         default_factory=list, metadata={"help": "Columns under other names, such as prompt=question test=asserts."}
+    )
+    reward: list[str] | None = field(
+        default=None, metadata={"help": "Names of reward functions to measure. Default: those of the training."}
     )
     num_samples: int = field(default=10, metadata={"help": "Sampled episodes per problem."})
     k: list[int] | None = field(
@@ -159,6 +166,7 @@ def measure(args: EvaluationArguments) -> tuple[str, dict[str, Any], int]:
             sampling=args.sampling,
             output=args.output,
             overwrite_output=args.overwrite_output,
+            reward_funcs=args.reward,
             description={"measured": measured, "from": args.adapter or args.model_name_or_path},
         )
     return measured, figures, len(problems)

@@ -11,6 +11,7 @@ import teams
 import torch
 
 from marcog_trl import MultiAgentGRPOTrainer, SHPPOTrainer, Team
+from marcog_trl.cli.main import main
 from marcog_trl.evaluation.baselines import single_agent, untrained_team
 from marcog_trl.evaluation.evaluate import evaluate_team
 from marcog_trl.team.export import export_team
@@ -196,6 +197,28 @@ class TestBaselines:
             tiny_model, TeamSettings(workflow="my_team.py:Duo", max_completion_length=6, **EXECUTION)
         )
         assert team.agents == ["a0", "a1"] and len(team.solve(PROBLEM).messages) == 3
+
+    def test_a_reward_of_one_s_own_is_given_or_replaced(self, folder):
+        team = Team.from_pretrained(folder, trust_remote_code=True, **EXECUTION)
+        with pytest.raises(
+            ValueError, match=r"with a reward of its own: Reward 'letters' is unknown.*--reward execution_reward"
+        ):
+            evaluate_team(team, DATA.select([0]), 1)
+        assert "rewards/letters" in evaluate_team(team, DATA.select([0]), 1, reward_funcs=teams.letters)
+        few = [
+            "--dataset_test_split",
+            "test[:1]",
+            "--num_samples",
+            "1",
+            "--isolation",
+            "best_effort",
+            "--output",
+            "e.json",
+        ]
+        main(["evaluate", "--team", str(folder), "--trust_remote_code", "--reward", "execution_reward", *few])
+        written = json.loads(Path("e.json").read_text())
+        assert "rewards/execution_reward" in written["figures"]
+        assert written["settings"]["rewards"] == ["execution_reward"]
 
     def test_an_evaluation_goes_on_with_the_same_file_only(self, folder, file):
         def evaluate():
