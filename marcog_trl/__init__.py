@@ -7,6 +7,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from marcog_trl.agents import Agent, Consult, Execute, Slot, Workflow
     from marcog_trl.evaluation.evaluate import evaluate_team
+    from marcog_trl.preferences import (
+        IterativeMADPOConfig,
+        MADPOConfig,
+        MADPOTrainer,
+        Round,
+        Rounds,
+        RoundsSettings,
+        collect_preferences,
+        expert_candidates,
+        save_untrained_team,
+    )
     from marcog_trl.problems import load_problems
     from marcog_trl.rewards import (
         class_reward,
@@ -40,6 +51,10 @@ if TYPE_CHECKING:
 # Imported when first used: the execution workers and the workflows need neither torch nor trl
 _MODULES = {
     "marcog_trl.agents": ("Agent", "Consult", "Execute", "Slot", "Workflow"),
+    "marcog_trl.preferences": (
+        "IterativeMADPOConfig", "MADPOConfig", "MADPOTrainer", "Round", "Rounds", "RoundsSettings", "collect_preferences",
+        "expert_candidates", "save_untrained_team",
+    ),
     "marcog_trl.problems": ("load_problems",),
     "marcog_trl.rewards": (
         "class_reward", "collaboration_reward", "delta_reward", "execution_reward", "graded_reward",
@@ -64,6 +79,9 @@ __all__ = [
     "Consult",
     "Discussion",
     "Execute",
+    "IterativeMADPOConfig",
+    "MADPOConfig",
+    "MADPOTrainer",
     "MultiAgentConfig",
     "MultiAgentGRPOConfig",
     "MultiAgentGRPOTrainer",
@@ -72,6 +90,9 @@ __all__ = [
     "MultiAgentTrainer",
     "Pipeline",
     "ReportCallback",
+    "Round",
+    "Rounds",
+    "RoundsSettings",
     "SHPPOConfig",
     "SHPPOTrainer",
     "Single",
@@ -80,12 +101,15 @@ __all__ = [
     "Workflow",
     "class_reward",
     "collaboration_reward",
+    "collect_preferences",
     "delta_reward",
     "evaluate_team",
     "execution_reward",
+    "expert_candidates",
     "graded_reward",
     "load_problems",
     "make_workflow",
+    "save_untrained_team",
 ]
 
 

@@ -38,9 +38,11 @@ from transformers import (
     TrainerCallback,
 )
 from transformers.trainer_utils import HubStrategy
-from trl import GRPOConfig, GRPOTrainer
+from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
+from trl.trainer import base_trainer
 from trl.trainer.utils import (
+    FusedCausalLMOutput,
     RepeatSampler,
     get_callable_name,
     get_comet_experiment_url,
@@ -96,6 +98,16 @@ SIGNATURES = {
     VLLMGeneration: {
         "_init_vllm": "", "_iter_named_params": "", "sync_weights": "", "generate": "prompts images num_generations profiler"
     },
+    DPOTrainer: {
+        "__init__": "model ref_model args data_collator train_dataset eval_dataset processing_class compute_metrics callbacks "
+        "optimizers quantization_config peft_config",
+        "_prepare_dataset": "dataset processing_class args dataset_name",
+        "_set_signature_columns_if_needed": "",
+        "_precompute_ref_logps": "dataset name batch_size",
+        "compute_ref_log_probs": "model inputs",
+        "_compute_loss": "model inputs return_outputs",
+        "evaluate": "eval_dataset ignore_keys metric_key_prefix",
+    },
     RepeatSampler: {"__init__": "data_source mini_repeat_count batch_size repeat_count shuffle seed"},
     Accelerator: {"reduce": "tensor reduction scale", "gather": "tensor", "unwrap_model": "model keep_fp32_wrapper "
                   "keep_torch_compile"},
@@ -115,12 +127,14 @@ def test_signature(owner, name, parameters):
 # Attributes that are read or set, and where they are set
 ATTRIBUTES = {
     GRPOTrainer: "_is_vlm _last_loaded_step _logs _metrics _name _paper _step _tag_names _tokenizer",
-    Trainer: "_get_output_dir _load_callback_state",
+    DPOTrainer: "_metrics _name _paper _signature_columns _tag_names _tokenizer",
+    Trainer: "_get_output_dir _load_callback_state _signature_columns",
     GRPOConfig: "_VALID_DICT_FIELDS",
     PreTrainedModel: "_keys_to_ignore_on_save",
     torch.nn.Module: "_load_from_state_dict",
     evaluate.Metric: "_info _compute",
     deepspeed.ops: "__compatible_ops__",
+    base_trainer: "_BaseTrainer",
     argparse: "_SubParsersAction",
     argparse.ArgumentParser: "_actions _option_string_actions",
 }
@@ -129,7 +143,7 @@ DOCUMENTED = {"_replace", "_fields"}  # of named tuples and syntax trees
 PRIVATE = r"_[A-Za-z]\w*|__compatible_ops__"
 # Objects of these classes pass through the package. vLLM is not always installed
 OBJECTS = [
-    GRPOTrainer, VLLMGeneration, Accelerator, AcceleratorState, PartialState, PeftModel, LoraModel, LoraLayer, LoraConfig,
+    GRPOTrainer, DPOTrainer, VLLMGeneration, Accelerator, AcceleratorState, PartialState, PeftModel, LoraModel, LoraLayer, LoraConfig,
     PreTrainedModel, PreTrainedTokenizerBase, DeepSpeedPlugin, deepspeed.DeepSpeedEngine,
 ]  # fmt: skip
 if importlib.util.find_spec("vllm") is not None:
@@ -195,7 +209,7 @@ def test_every_private_name_that_is_touched_is_listed():
     ours = {name for tree in modules.values() for name in defined_in(tree)}
     touched = {name for name, _ in accesses} - ours - DOCUMENTED
     # Names that both sides have: those of the trainer may be read on `self`
-    trainers = private_names(GRPOTrainer.__mro__[:-1])
+    trainers = private_names([*GRPOTrainer.__mro__[:-1], DPOTrainer])
     touched |= {name for name, _ in accesses if name in trainers}
     others = private_names([base for owner in OBJECTS for base in bases(owner)])
     touched |= {name for name, owner in accesses if name in others and owner not in ("self", "cls")}
@@ -686,3 +700,74 @@ class TestPushes:
         trainer.args.hub_strategy = HubStrategy.END
         trainer._push_from_checkpoint(str(tmp_path / "checkpoint-1"))
         assert len(pushed) == 1
+
+
+class TestDPO:
+    """What [`MADPOTrainer`] counts on in TRL's DPO trainer."""
+
+    def make(self, model, path, **options):
+        data = Dataset.from_dict(
+            {"prompt": ["def f(x):"] * 2, "chosen": [" return x", " aux"], "rejected": [" 1", " 2"]}
+        )
+        config = {
+            "report_to": "none", "gradient_checkpointing": False, "use_cpu": True, "bf16": False, "disable_tqdm": True, **options
+        }  # fmt: skip
+        lora = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear", init_lora_weights=False)
+        return DPOTrainer(model, args=DPOConfig(str(path), **config), train_dataset=data, peft_config=lora)
+
+    def batch(self):
+        return {
+            "input_ids": torch.tensor([[10, 11, 12, 1], [10, 11, 13, 0]]),
+            "attention_mask": torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]]),
+            "completion_mask": torch.tensor([[0, 0, 1, 1], [0, 0, 1, 0]]),
+            "ref_chosen_logps": torch.tensor([-1.0]),
+            "ref_rejected_logps": torch.tensor([-2.0]),
+        }
+
+    def test_the_loss_asks_the_model_once_and_sums_its_log_probabilities(self, tiny_model, tmp_path):
+        trainer, calls = self.make(tiny_model, tmp_path), []
+        trainer.precompute_ref_logps = True  # read at every step, so that it may be set after construction
+
+        def model(**inputs):
+            calls.append(inputs)
+            zeros = torch.zeros(2, 3)
+            logps = torch.tensor([[0.0, -0.5, -1.5], [0.0, -3.0, 0.0]])
+            return FusedCausalLMOutput(log_probs=logps, entropy=zeros, mean_logits=zeros, is_top1=zeros.bool())
+
+        loss = trainer._compute_loss(model, self.batch(), False)
+        [call] = calls
+        assert set(call) == {"input_ids", "attention_mask", "labels", "use_cache", "fused_lm_head"}
+        assert call["labels"].tolist() == [[-100, -100, 12, 1], [-100, -100, 13, -100]]
+        # chosen -2 + 1, rejected -3 + 2: equal ratios
+        assert loss.item() == pytest.approx(0.693147, abs=1e-6)
+        assert trainer._metrics["train"]["rewards/margins"] == [0.0]
+
+    def test_a_reference_model_is_asked_with_the_adapter_on(self, tiny_model, tmp_path):
+        trainer, seen = self.make(tiny_model, tmp_path), []
+
+        def model(**inputs):
+            adapter = next(m for m in trainer.model.modules() if isinstance(m, BaseTunerLayer))
+            seen.append((adapter.disable_adapters, torch.is_grad_enabled()))
+            return FusedCausalLMOutput(log_probs=torch.tensor([[0.0, -0.5, -1.5], [0.0, -3.0, 0.0]]))
+
+        for reference in (None, model):
+            trainer.ref_model = reference
+            chosen, rejected = trainer.compute_ref_log_probs(model, self.batch())
+            assert (chosen.item(), rejected.item()) == (-2.0, -3.0)
+        assert seen == [(True, False), (False, False)]
+
+    def test_the_fused_head_gives_these_fields(self, tiny_model, tmp_path):
+        trainer, batch = self.make(tiny_model, tmp_path), self.batch()
+        labels = batch["input_ids"].masked_fill(batch["completion_mask"] == 0, -100)
+        inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+        output = trainer.model(**inputs, labels=labels, use_cache=False, fused_lm_head=True)
+        for name in ("log_probs", "entropy", "mean_logits", "is_top1"):
+            assert name in output and output[name].shape == (2, 3)
+        assert output.log_probs[0, 0] == 0 and (output.log_probs[0, 1:] < 0).all()
+
+    def test_pairs_are_chosen_first_and_columns_are_kept_by_name(self, tiny_model, tmp_path):
+        trainer = self.make(tiny_model, tmp_path)
+        trainer._set_signature_columns_if_needed()
+        assert {"ref_chosen_logps", "ref_rejected_logps"} <= set(trainer._signature_columns)
+        batch = next(iter(trainer.get_train_dataloader()))
+        assert batch["input_ids"].shape[0] == 4 and batch["completion_mask"].shape == batch["input_ids"].shape

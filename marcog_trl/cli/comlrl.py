@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from marcog_trl.checks import nearest
+from marcog_trl.cli import comlrl_preferences as preferences
 
 
 # Section of an algorithm -> the recipe that reads it
@@ -21,6 +22,7 @@ RECIPES = {
     "maac": "train_maac.py",
     "ppo": "train_ppo.py",
     "shppo": "train_shppo.py",
+    **dict.fromkeys(preferences.SECTIONS, "train_madpo.py"),
     "trainer": "every recipe",
 }
 ANY_RECIPE = "trainer"
@@ -80,9 +82,15 @@ FIELDS: dict[str, dict[str, str]] = {
         "eval_interval": "eval_steps",
         "eval_num_samples": "eval_problems",
     },
+    "preferences": preferences.FIELDS,
 }
-SECTIONS = [name for name in FIELDS if name not in ("", "algorithm")] + ["model", *RECIPES]
-_TABLE_OF = {**{name: name for name in FIELDS}, "model": "agent_model", **dict.fromkeys(RECIPES, "algorithm")}
+SECTIONS = [name for name in FIELDS if name not in ("", "algorithm", "preferences")] + ["model", *RECIPES]
+_TABLE_OF = {
+    **{name: name for name in FIELDS},
+    "model": "agent_model",
+    **dict.fromkeys(RECIPES, "algorithm"),
+    **dict.fromkeys(preferences.SECTIONS, "preferences"),
+}
 
 # Our field -> values with another name in CoMLRL
 VALUES: dict[str, dict[Any, Any]] = {
@@ -92,6 +100,7 @@ VALUES: dict[str, dict[Any, Any]] = {
     "cliprange_value": {None: "inf"},
     "dataset_name": {"openai/openai_humaneval": "humaneval"},  # also found without network
     "joint_mode": {"aligned": "align"},
+    **preferences.VALUES,
     "reward_scale": {None: 1.0},
     "reward_shift": {None: 0.0},
     "scale_rewards": {True: "group", False: "none"},
@@ -103,6 +112,7 @@ VALUES: dict[str, dict[Any, Any]] = {
 RUN_LABELS = {"agent_model.type", "agent_model.max_length", "dataset.private"} | {
     f"critic_model.{key}" for key in ("type", "temperature", "top_p", "top_k", "max_length", "torch_dtype", "dtype")
 }
+RUN_LABELS |= {f"preferences.{key}" for key in preferences.LABELS}
 
 # Keys that we do not support -> the values that change nothing, which we accept, and what to do instead
 _HISTORY = "Agents always see their whole history. Remove the option."
@@ -132,9 +142,16 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "algorithm.value_head_hidden_dim": ((None,), _HEAD),
     "algorithm.eval_batch_size": ((None, 1), "Set per_device_eval_batch_size, which counts replies."),
 }
-_PREFERENCES = "Training on preferences (MADPO, MARLHF) is not supported. Use train_magrpo.py and a section 'magrpo'."
+UNSUPPORTED |= {
+    f"preferences.{name}": UNSUPPORTED[f"algorithm.{name}"]
+    for name in (
+        "external_prompt_passthrough", "parallel_training", "agent_devices", "reference_devices", "eval_batch_size"
+    )
+}  # fmt: skip
+UNSUPPORTED |= {f"preferences.{key}": what for key, what in preferences.UNSUPPORTED.items()}
+_PREFERENCES = "Training with a reward model (MARLHF) is not supported. Use train_madpo.py and a section 'madpo'."
 UNSUPPORTED_SECTIONS = {
-    **dict.fromkeys(("madpo", "madpo_iter", "marlhf", "marlhf_iter"), _PREFERENCES),
+    **dict.fromkeys(("marlhf", "marlhf_iter"), _PREFERENCES),
     "tokenizer": "The tokenizer is loaded as it was saved. Remove the section.",
     "ippo": "Its newer name is 'iac'. Rename the section.",
     "mappo": "Its newer name is 'maac'. Rename the section.",
@@ -172,6 +189,8 @@ RULES: dict[str, Callable[[Any, Callable], dict[str, Any]]] = {
     "algorithm.eval_interval": lambda value, get: (
         {"eval_strategy": "steps", "eval_steps": value} if value else {"eval_strategy": "no"}
     ),
+    **{f"preferences.{name}": _samples for name in ("train_batch_size", "rollout_buffer_size")},
+    **{f"preferences.{key}": rule for key, rule in preferences.RULES.items()},
     "reward_processor.enabled": lambda value, get: {} if value else {"reward_scale": 1.0, "reward_shift": 0.0},
     "reward_processor.scale_factor": lambda value, get: {"reward_scale": value} if get("enabled", True) else {},
     "reward_processor.shift": lambda value, get: {"reward_shift": value} if get("enabled", True) else {},

@@ -34,7 +34,7 @@ from marcog_trl.cli.comlrl import (
 from marcog_trl.cli.endings import say
 from marcog_trl.cli.recipe import TrainingRecipe
 from marcog_trl.embedded import MODEL_NAME, build_default_model
-from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
+from marcog_trl.preferences.iterative_config import IterativeMADPOConfig
 from marcog_trl.trainers.multi_agent_grpo_config import MultiAgentGRPOConfig
 from marcog_trl.trainers.multi_agent_ppo_config import MultiAgentPPOConfig
 from marcog_trl.trainers.shppo_config import SHPPOConfig
@@ -43,10 +43,11 @@ from marcog_trl.workflows import make_workflow
 
 BARE = object()  # the value of a flag that is given without one
 # A file serves all recipes, so it may hold the fields of each of these
-RECIPE_OF: dict[type[MultiAgentConfig], str] = {
+RECIPE_OF: dict[type, str] = {
     MultiAgentGRPOConfig: "train_magrpo.py",
     MultiAgentPPOConfig: "train_ppo.py",
     SHPPOConfig: "train_shppo.py",
+    IterativeMADPOConfig: "train_madpo.py",
 }
 _LENGTHS = {"num_train_epochs", "max_steps", "num_steps"}
 
@@ -342,9 +343,11 @@ def _fit_step(seen: Namespace, samples: Any, accumulates: bool) -> list[str]:
     """Flags for an optimizer step with `samples` samples of every agent: groups of siblings, or replies if there are no groups."""
     if not isinstance(samples, int) or samples < 1:
         raise ValueError(f"train_batch_size={samples!r} (or rollout_buffer_size) must be a whole number, at least 1.")
-    options = {} if seen.num_agents is None else {"num_agents": seen.num_agents}
+    options: dict[str, Any] = {} if seen.num_agents is None else {"num_agents": seen.num_agents}
     num_agents = 1 if seen.centralized else len(make_workflow(seen.workflow, **options).agents)
     rows_of_sample = seen.num_generations if "advantage" in seen else 1
+    if "margin" in seen:  # MADPO's batches hold pairs
+        num_agents = 1
     rows = math.ceil(samples * rows_of_sample * num_agents / int(os.environ.get("WORLD_SIZE", "1")))
     micro = max(size for size in range(1, seen.per_device_train_batch_size + 1) if rows % size == 0)
     steps = [] if accumulates else [f"--gradient_accumulation_steps={rows // micro}"]

@@ -6,6 +6,7 @@ This module imports no library: they take seconds, in which Ctrl-C already ends 
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,8 @@ class TrainingRecipe:
     A training script's trainer and settings.
 
     Args:
-        trainer (`str`): Name of the trainer, such as `"SHPPOTrainer"`. Its configuration is `"SHPPOConfig"`.
+        trainer (`str`): Name of the trainer, such as `"SHPPOTrainer"`. Its configuration is `"SHPPOConfig"`, unless
+            `config_name` is given.
         default_config (`str` or `Path`): YAML file that applies where the command line names neither a file nor a model.
         sections (`tuple[str, ...]`, *optional*): Sections of algorithms that the recipe reads (see `comlrl.RECIPES`).
             Defaults to all.
@@ -33,6 +35,8 @@ class TrainingRecipe:
         fixed (`dict`, *optional*): Settings that define the recipe. They replace those of a file; on the command line, other
             values are refused.
         elsewhere (`str`, *optional*): The recipe that accepts other values of the fixed settings.
+        module (`str`, *optional*, defaults to `"train"`): Module of `marcog_trl.cli` whose `train` runs the recipe.
+        config_name (`str`, *optional*): Name of the configuration.
     """
 
     trainer: str
@@ -41,11 +45,13 @@ class TrainingRecipe:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     elsewhere: str = ""
+    module: str = "train"
+    config_name: str = ""
 
     @property
     def config(self) -> str:
         """Name of the trainer's configuration."""
-        return self.trainer.removesuffix("Trainer") + "Config"
+        return self.config_name or self.trainer.removesuffix("Trainer") + "Config"
 
     def run(self, argv: Sequence[str] | None = None) -> None:
         """
@@ -55,6 +61,4 @@ class TrainingRecipe:
             argv (`list[str]`, *optional*): The command line; defaults to the process's own.
         """
         with interrupts() as kept:
-            from marcog_trl.cli.train import train
-
-            train(self, argv, kept)
+            importlib.import_module(f"marcog_trl.cli.{self.module}").train(self, argv, kept)

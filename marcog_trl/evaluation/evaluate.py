@@ -107,7 +107,7 @@ def evaluate_team(
     if sampling == "keyed" and team.other_generation is not None:
         raise ValueError(f"sampling='keyed' does not support {team.other_generation}=True. Set sampling='stream'.")
     ks = which_k(k, num_samples)
-    scorer, names = _make_scorer(team, trainer, reward_funcs)
+    scorer, names = make_scorer(team, trainer, reward_funcs)
     rows = _check_problems(team, scorer, problems)
     accelerator = this_process()
     world, rank = accelerator.num_processes, accelerator.process_index
@@ -142,7 +142,7 @@ def evaluate_team(
 # Checks before any work starts
 
 
-def _make_scorer(team: Team, trainer: MultiAgentTrainer | None, reward_funcs: Any) -> tuple[Scorer, list[str]]:
+def make_scorer(team: Team, trainer: MultiAgentTrainer | None, reward_funcs: Any) -> tuple[Scorer, list[str]]:
     """Returns the scorer of the episodes, and the names of its reward functions."""
     if trainer is not None and reward_funcs is None:
         return trainer.scorer, trainer.reward_func_names

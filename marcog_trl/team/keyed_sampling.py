@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import numpy as np
@@ -31,21 +31,22 @@ class KeyedSampler:
     Samples each reply from its own seed, so that, up to rounding, it does not depend on the rest of the batch.
 
     Args:
-        keys (`Sequence[str | None]` of length E): Key of each episode. `None` decodes greedily.
+        keys (`Sequence[str | None]` of length E, or `Callable`): Key of each episode, or a function that returns the key of
+            a row. `None` decodes greedily.
         config ([`~transformers.GenerationConfig`]): Generation settings of the team.
 
     Raises:
         ValueError: If `config` has a sampling option that is not supported.
     """
 
-    def __init__(self, keys: Sequence[str | None], config: GenerationConfig):
+    def __init__(self, keys: Sequence[str | None] | Callable[[Row], str | None], config: GenerationConfig):
         for name in _OTHER_WARPERS:
             if getattr(config, name, None) not in (None, 0.0, 1.0):
                 raise ValueError(
                     f"sampling='keyed' does not support generation_kwargs={{{name!r}: {getattr(config, name)}}}. Set "
                     "sampling='stream'."
                 )
-        self.keys = keys
+        self.key_of = keys if callable(keys) else lambda row: keys[row.episode]
         self.length = config.max_new_tokens
         self.warpers = LogitsProcessorList()
         if config.temperature not in (None, 1.0):
@@ -61,7 +62,7 @@ class KeyedSampler:
         """Makes the processor that chooses the tokens of these rows. Use it with a greedy `generate`."""
         draws = np.zeros((max(1, len(rows)), self.length))
         for draw, row in zip(draws, rows, strict=False):  # a process without rows generates a dummy row
-            key = self.keys[row.episode]
+            key = self.key_of(row)
             seed = hashlib.sha256(repr((key, row.slot.agent, row.slot.turn, row.slot.act)).encode()).digest()
             draw[:] = math.nan if key is None else np.random.default_rng(list(seed)).random(draw.shape)
         return _Draw(torch.from_numpy(draws).to(device), self.warpers)

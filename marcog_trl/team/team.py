@@ -260,6 +260,7 @@ class Team:
         prompt_states: bool = False,
         token_states: bool = False,
         sampler: KeyedSampler | None = None,
+        reply: Callable[[list[Row]], list[list[int]]] | None = None,
     ) -> dict[str, Any]:
         """
         Returns this team's arguments of [`~marcog_trl.rollout.engine.play`] and `play_tree`.
@@ -270,11 +271,14 @@ class Team:
             token_states (`bool`, *optional*, defaults to `False`): Whether rows keep their `token_states`, if the model
                 generates with one forward pass per token.
             sampler ([`KeyedSampler`], *optional*): Samples the tokens instead of the random state of the process.
+            reply (`Callable`, *optional*): Returns the tokens of the rows of a stage, in place of the model.
 
         Returns:
             `dict[str, Any]`: `generate`, `encode`, `decode`, `executor` and `total`.
         """
         speak = self.generate if sampler is None else functools.partial(self._generate_keyed, sampler)
+        if reply is not None:
+            speak = lambda rows: (reply(rows), None)  # noqa: E731
 
         def generate(rows: list[Row]) -> tuple[list[list[int]], list[list[float]] | None]:
             if self._contexts is None:

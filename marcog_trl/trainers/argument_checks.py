@@ -52,13 +52,18 @@ def check_workflow(workflow: Workflow, args: Any) -> None:
 
 def check_zero3(model: Any, args: Any) -> None:
     """Refuses settings that ZeRO-3 does not support, and sets non-reentrant gradient checkpointing for it."""
-    zero3 = args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3
     if args.merge_for_generation:
         quantised = getattr(model.get_base_model(), "is_quantized", False)
+        zero3 = args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3
         for what, found in (("a quantised base model", quantised), ("ZeRO-3, which shards the weights", zero3)):
             if found:
                 raise ValueError(f"merge_for_generation=True does not support {what}. Set merge_for_generation=False.")
-    if zero3 and args.gradient_checkpointing:
+    checkpoint_without_reentry(args)
+
+
+def checkpoint_without_reentry(args: Any) -> None:
+    """Replaces the reentrant gradient checkpointing that TRL sets for ZeRO-3."""
+    if args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3 and args.gradient_checkpointing:
         # With PEFT and ZeRO-3, TRL selects reentrant checkpointing, which drops the gradients of tensors that a hook
         # passes to a layer. Non-reentrant checkpointing keeps them, and needs deepspeed >= 0.19
         args.gradient_checkpointing_kwargs = {"use_reentrant": False}

@@ -1,4 +1,4 @@
-"""Checkpoints of a [`MultiAgentTrainer`]: complete ones only, from which runs resume exactly."""
+"""Checkpoints of a team's trainer: complete ones only, from which runs resume exactly."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from transformers import EarlyStoppingCallback
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from trl import GRPOTrainer
+from trl.trainer.base_trainer import _BaseTrainer
 
 from marcog_trl.team.loading import find_team
 from marcog_trl.trainers.checkpoints import (
@@ -25,15 +26,13 @@ from marcog_trl.trainers.checkpoints import (
 from marcog_trl.trainers.layout import generation_cycle, warn_of_schedule
 
 
-class Checkpointing(GRPOTrainer):
-    """The part of [`MultiAgentTrainer`] that starts, resumes and saves runs."""
+class Checkpointing(_BaseTrainer):
+    """The part of a team's trainer that starts, resumes and saves runs."""
 
     args: Any
     team: Any
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs):
-        if self.is_world_process_zero():
-            warn_of_schedule(self)
         with only_run_in(self._folder(None)):
             checkpoint = find_checkpoint(self.args, resume_from_checkpoint)
             if checkpoint is not None:
@@ -76,18 +75,11 @@ class Checkpointing(GRPOTrainer):
             best = self.state.best_model_checkpoint
             rotate_checkpoints(str(checkpoint.parent), limit, best_model_checkpoint=best, use_mtime=True)
 
-    def _mark_complete(self, checkpoint: Path) -> None:
+    def _mark_complete(self, checkpoint: Path, rollout_begun: bool = False) -> None:
+        """Lists the files of a checkpoint that all processes have written."""
         self.accelerator.wait_for_everyone()
-        assert self.args.steps_per_generation is not None
-        begun = self._step % (self.args.steps_per_generation * self.num_iterations) != 0
-        if begun and self.accelerator.is_main_process:
-            warnings.warn(
-                f"A run cannot resume from {checkpoint}: it is written before all rows of the rollout are trained on. Set "
-                f"save_steps and max_steps to multiples of {generation_cycle(self.args)}, the steps of a generation cycle.",
-                stacklevel=2,
-            )
         if self.args.should_save:
-            mark_complete(checkpoint, rollout_begun=begun)
+            mark_complete(checkpoint, rollout_begun)
 
     def _load_callback_state(self) -> None:
         super()._load_callback_state()
@@ -100,10 +92,6 @@ class Checkpointing(GRPOTrainer):
             # The Trainer expects every callback's state when it saves the next checkpoint
             if isinstance(callback, ExportableState) and saved is None:
                 states[type(callback).__name__] = callback.state()
-
-    def _load_best_model(self) -> None:
-        super()._load_best_model()
-        self._last_loaded_step = -1  # vLLM's weights are out of date, although no step was made
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         super()._save(output_dir, state_dict=state_dict)
@@ -128,3 +116,29 @@ class Checkpointing(GRPOTrainer):
         folder = output_dir or self.args.output_dir
         assert folder is not None
         return Path(folder)
+
+
+class RolloutCheckpoints(GRPOTrainer):
+    """What a trainer that generates adds to [`Checkpointing`]: a run resumes only where a rollout is used up."""
+
+    args: Any
+
+    def train(self, *args, **kwargs):
+        if self.is_world_process_zero():
+            warn_of_schedule(self)
+        return super().train(*args, **kwargs)
+
+    def _mark_complete(self, checkpoint: Path, rollout_begun: bool = False) -> None:
+        assert self.args.steps_per_generation is not None
+        rollout_begun = self._step % (self.args.steps_per_generation * self.num_iterations) != 0
+        if rollout_begun and self.accelerator.is_main_process:
+            warnings.warn(
+                f"A run cannot resume from {checkpoint}: it is written before all rows of the rollout are trained on. Set "
+                f"save_steps and max_steps to multiples of {generation_cycle(self.args)}, the steps of a generation cycle.",
+                stacklevel=2,
+            )
+        super()._mark_complete(checkpoint, rollout_begun)  # type: ignore[misc]  # of Checkpointing
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        self._last_loaded_step = -1  # vLLM's weights are out of date, although no step was made

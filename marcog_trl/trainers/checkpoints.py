@@ -232,7 +232,7 @@ def find_checkpoint(args: TrainingArguments, resume_from_checkpoint: str | bool 
     return whole
 
 
-def check_same_team(name: str, folder: Path, description: TeamDescription) -> None:
+def check_same_team(name: str, folder: Path, description: TeamDescription, but: tuple[str, ...] = ()) -> None:
     """
     Checks that a saved team is the team of this run.
 
@@ -240,11 +240,12 @@ def check_same_team(name: str, folder: Path, description: TeamDescription) -> No
         name (`str`): Name of the folder in errors.
         folder (`Path`): A checkpoint, or a folder written by `save_model`.
         description ([`TeamDescription`]): The team of this run.
+        but (`tuple[str, ...]`, *optional*): Keys that may differ.
 
     Raises:
         ValueError: If the saved team has, for example, other agents, another base model or another format.
     """
-    found = TeamDescription.read(folder / TEAM_FILE).difference(description)
+    found = TeamDescription.read(folder / TEAM_FILE).difference(description, but)
     if found is not None:
         key, its, ours = found
         raise ValueError(

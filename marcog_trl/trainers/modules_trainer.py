@@ -1,29 +1,26 @@
-"""Trains the team's modules together with the adapter: parameter groups, clipping, checkpoints."""
+"""Trains the team's modules together with the adapter: parameter groups and clipping."""
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, cast
 
-import safetensors.torch
 import torch
 from torch import nn
 
-from marcog_trl.team.description import MODULES_FILE
-from marcog_trl.team.modules import ATTRIBUTE, TeamModule
+from marcog_trl.team.modules import TeamModule
 from marcog_trl.team.vllm import LanguageModelGeneration
 from marcog_trl.trainers.argument_checks import held_by
+from marcog_trl.trainers.modules_checkpoints import ModulesCheckpoints
 from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
 
 
 POLICY = "policy"
 
 
-class ModulesTrainer(MultiAgentTrainer):
+class ModulesTrainer(ModulesCheckpoints, MultiAgentTrainer):
     """
     A [`MultiAgentTrainer`] for teams with their own modules, such as a value head.
 
@@ -154,33 +151,3 @@ class ModulesTrainer(MultiAgentTrainer):
             if name != POLICY:
                 self._metric(f"grad_norm/{name}", float(norm))
         return norms.get(POLICY)
-
-    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        super()._save(output_dir, state_dict=state_dict)
-        if not self.args.should_save:
-            return
-        if state_dict is None:
-            modules = self.modules.state_dict()
-        else:  # gathered by DeepSpeed, with the prefix of the wrapped model
-            marker = f"{ATTRIBUTE}."
-            modules = {
-                key.partition(f".{marker}")[2]: tensor for key, tensor in state_dict.items() if f".{marker}" in key
-            }
-        if modules:
-            path = self._folder(output_dir) / MODULES_FILE
-            modules = {key: tensor.detach().cpu().contiguous() for key, tensor in modules.items()}
-            safetensors.torch.save_file(modules, f"{path}.partial", metadata={"format": "pt"})
-            os.replace(f"{path}.partial", path)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
-        self._load_modules(resume_from_checkpoint)
-
-    def _load_best_model(self) -> None:
-        super()._load_best_model()
-        if not self.is_deepspeed_enabled:  # DeepSpeed has restored all trainable parameters
-            self._load_modules(cast(str, self.state.best_model_checkpoint))
-
-    def _load_modules(self, checkpoint: str) -> None:
-        if any(True for _ in self.modules.parameters()):
-            self.modules.load_state_dict(safetensors.torch.load_file(Path(checkpoint) / MODULES_FILE))

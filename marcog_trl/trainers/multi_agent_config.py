@@ -1,22 +1,17 @@
 """Base configuration of all multi-agent trainers."""
 
 import json
-import os
 import warnings
 from dataclasses import dataclass, field
 from typing import ClassVar, cast
 
-import torch
 from transformers import GenerationConfig
 from transformers.generation import GenerationMode
-from transformers.integrations.integration_utils import (
-    INTEGRATION_TO_CALLBACK,
-    get_available_reporting_integrations,
-)
 from trl import GRPOConfig
 
 from marcog_trl.checks import COUNT, NOT_NEGATIVE, POSITIVE, UNIT, Range, check_choice, check_numbers
 from marcog_trl.team.settings import PlaySettings
+from marcog_trl.trainers.config_checks import check_mappings, check_report_to, run_on_cpu
 
 
 # TRL checks these only during training
@@ -254,15 +249,14 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
 
     def __post_init__(self):
         check_numbers(self, self._ranges)
-        self._check_mappings()
+        check_mappings(self)
         if self.max_steps == 0:
             raise ValueError("max_steps=0 trains nothing. Set max_steps=1, or max_steps=-1 to train num_train_epochs.")
         if self.max_steps == -1 and self.num_train_epochs == 0:
             raise ValueError(f"num_train_epochs={self.num_train_epochs} trains nothing. Set num_train_epochs=1.")
-        if not torch.accelerator.is_available():
-            self._run_on_cpu()
+        run_on_cpu(self)
         self._set_batch_sizes()
-        self._check_report_to()
+        check_report_to(self)
         self.check_play()
         self._check_choices()
         if self.write_report and self.logging_strategy == "no":
@@ -367,46 +361,3 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
             raise ValueError(
                 "generation_kwargs has return_dict_in_generate=True, which is not supported. Leave it out."
             )
-
-    def _check_mappings(self) -> None:
-        """Refuses fields that are neither a mapping nor a mapping in JSON."""
-        for name in self._VALID_DICT_FIELDS:  # those of transformers and TRL depend on their versions
-            if name in ("accelerator_config", "fsdp_config", "deepspeed"):  # may be a path
-                continue
-            value = getattr(self, name)
-            try:
-                mapping = json.loads(value) if isinstance(value, str) else value
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{name}={value!r} is not valid JSON: {error}.") from None
-            if mapping is not None and not isinstance(mapping, dict):
-                raise ValueError(f"{name}={value!r} must be a mapping. Use JSON on the command line.")
-
-    def _check_report_to(self) -> None:
-        """Refuses unknown or missing logging integrations. The Trainer would do so only after loading the model."""
-        known = sorted(INTEGRATION_TO_CALLBACK)
-        # transformers does not say whether these are installed
-        available = {"azure_ml", "flyte", *get_available_reporting_integrations()} if self.report_to else set()
-        for name in cast(list[str], self.report_to):  # GRPOConfig makes it a list
-            if name not in known:
-                raise ValueError(f"report_to={name!r} is unknown. Use one of {', '.join(known)}, or 'none'.")
-            if name not in available:
-                raise ValueError(
-                    f"report_to={name!r} needs the package {name}, which is not installed. Run `pip install {name}`, or set "
-                    "report_to='none'."
-                )
-
-    def _run_on_cpu(self) -> None:
-        """Sets the options for machines without accelerator, so that the same launch configuration runs everywhere."""
-        if self.bf16 is None and not self.fp16:
-            self.bf16 = False
-        if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
-            # With use_cpu, accelerate disables DeepSpeed; without a backend, it does not find the other processes
-            self.use_cpu = False
-            self.ddp_backend = self.ddp_backend or "gloo"
-            os.environ.setdefault("DS_ACCELERATOR", "cpu")
-            import deepspeed.ops
-
-            # DeepSpeed would compile this faster reduction with a C++ compiler, which may be missing
-            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        else:
-            self.use_cpu = True

@@ -53,6 +53,7 @@ from marcog_trl.trainers.argument_checks import (
     check_workflow,
     check_zero3,
 )
+from marcog_trl.trainers.checkpointing import RolloutCheckpoints
 from marcog_trl.trainers.dataloaders import ProblemLoaders
 from marcog_trl.trainers.layout import Rollout, fit_batches
 from marcog_trl.trainers.loss_scale import loss_window, row_weights, rows_per_used_row, share_of_live_rows
@@ -64,7 +65,7 @@ from marcog_trl.trainers.sharing import Sharing
 from marcog_trl.trainers.training_team import TrainingTeam
 
 
-class MultiAgentTrainer(Sharing, ProblemLoaders):
+class MultiAgentTrainer(RolloutCheckpoints, Sharing, ProblemLoaders):
     """
     Base of the trainers for teams of LLM agents that share one model and one adapter.
 

@@ -1,4 +1,4 @@
-"""Pushes the team of a [`MultiAgentTrainer`] to the Hub, with every agent as an ordinary adapter."""
+"""Pushes the team of a trainer to the Hub, with every agent as an ordinary adapter."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _PACKAGES = {
 
 
 class Sharing(Checkpointing):
-    """The part of [`MultiAgentTrainer`] that exports and pushes. Call its methods on all processes."""
+    """The part of a team's trainer that exports and pushes. Call its methods on all processes."""
 
     def export_agents(self, path: str | Path, problems: Iterable[Mapping[str, Any]] | None = None) -> dict[str, dict]:
         """

@@ -140,7 +140,7 @@ BAD_TRAINING = {
     "--push_to_hub --hub_model_id a/b/c": "push_to_hub=True has no valid name for the repository: 'a/b/c'.",
     "--dataset_name {number}": "its prompt=3 is neither text nor a list of chat messages",
     "--dataset_name {format}": "test_format='nose' must be one of",
-    "--override madpo.num_turns=2": "--override has the section 'madpo'. Training on preferences",
+    "--override marlhf.num_turns=2": "--override has the section 'marlhf'. Training with a reward model",
     "--override dataset.type=classeval": "dataset.type='classeval' is not supported. Remove it, and set workflow: classeval",
     "--override tokenizer.padding_side=left": "the section 'tokenizer'. The tokenizer is loaded as it was saved.",
     "--workflow nowhere.py:Debate": "workflow='nowhere.py:Debate': the file 'nowhere.py' cannot be read: No such file",

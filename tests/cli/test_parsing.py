@@ -71,7 +71,10 @@ class TestParse:
             (["--num_sample", "1"], "unknown flag --num_sample. Did you mean --num_samples"),
             (["--temp", "1"], "unknown flag --temp"),
             (["--advantage", "max"], "--advantage is a flag of train_magrpo.py, not of this recipe. Remove it."),
-            (["--latent_size", "4"], "--latent_size is a flag of train_shppo.py, not of this recipe. Remove it."),
+            (
+                ["--latent_size", "4"],
+                "--latent_size is a flag of train_shppo.py and train_madpo.py, not of this recipe. Remove it.",
+            ),
             (["--override", "ppo.gama=1"], "--override has an unknown key 'ppo.gama'. Did you mean ppo.gamma"),
             (["--num_samples", "-1"], "num_samples=-1 must be at least 0. Set num_samples=4."),
             (["--eval_problems", "0"], "eval_problems=0 must be at least 1."),
@@ -82,8 +85,8 @@ class TestParse:
             (["--lora_dropout", "1"], "lora_dropout=1.0 must be at least 0 and less than 1. Set lora_dropout=0.0."),
             (["--learning_rate", "-1"], "learning_rate=-1.0 must be at least 0"),
             (
-                ["--override", "madpo.num_turns=2"],
-                "has the section 'madpo'. Training on preferences .* is not supported",
+                ["--override", "marlhf.num_turns=2"],
+                "has the section 'marlhf'. Training with a reward model .* is not supported",
             ),
             (["--override", "gamma"], "--override gamma has no '='"),
             (["--override", "num_turns=two"], "argument --num_turns.*: invalid int value: 'two'"),
@@ -144,7 +147,7 @@ class TestParse:
             ),
             ("ppo: {gama: 1}", "has an unknown key 'ppo.gama'. Did you mean ppo.gamma"),
             ("ppo: 1", "ppo=1: 'ppo' is a section, and needs keys"),
-            ("madpo: {num_turns: 2}", "has the section 'madpo'. Training on preferences"),
+            ("marlhf: {num_turns: 2}", "has the section 'marlhf'. Training with a reward model"),
             (
                 "tokenizer: {padding_side: left}",
                 "has the section 'tokenizer'. The tokenizer is loaded as it was saved",

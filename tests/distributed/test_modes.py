@@ -29,11 +29,12 @@ MODES = {
 # Gradient checkpointing changes nothing
 SAME_AS = {"checkpointing": "unclipped"}
 RUNS["one"] += ("unclipped",)
+RUNS = {mode: (*runs, "madpo") for mode, runs in RUNS.items()}
 RECORDED = [(mode, run) for mode, runs in RUNS.items() for run in runs if run not in ("resumed", "best", "merged")]
 # Metrics of the whole generation batch, which does not depend on how it is split into micro-batches
 GLOBAL = ("loss", "grad_norm", "reward", "reward_std", "episodes/masked", "latent/sigma", "latent/core_norm")
 GLOBAL += ("critic/return_mean", "critic/explained_variance", "agents/critic/reward", "agents/writer/return")
-GLOBAL += ("episodes/turns", "agents/writer/turn_2/reward")
+GLOBAL += ("episodes/turns", "agents/writer/turn_2/reward", "rewards/margins", "agents/writer/margin", "num_tokens")
 
 
 @pytest.fixture(scope="session")
@@ -109,6 +110,20 @@ def test_resumed_run_continues_the_uninterrupted_one(results, mode):
     assert again == pytest.approx(losses, abs=1e-6)
     assert losses[2] != losses[3]
     assert difference(whole["weights"], resumed["weights"]) < 1e-6
+
+
+@pytest.mark.parametrize("mode", RUNS)
+def test_madpo_resumes_and_saves_whole_tensors(results, mode):
+    folder, result = results(mode), load(results(mode), "madpo")
+    assert difference(result["weights"], result["resumed"]["weights"]) < 1e-6
+    saved = load_file(folder / "madpo" / "adapter_model.safetensors")
+    expected = {n.replace(".default", ""): x for n, x in result["weights"].items() if "marcog_team" not in n}
+    assert difference(expected, saved) < 1e-6
+    modules = load_file(folder / "madpo" / "team_modules.safetensors")
+    start = load_file(folder / "madpo" / "start" / "team_modules.safetensors")
+    assert modules.keys() == start.keys()
+    for name, tensor in modules.items():
+        assert torch.equal(tensor, start[name]) == name.startswith("latent_net"), name
 
 
 @pytest.mark.parametrize("mode", RUNS)

@@ -17,18 +17,28 @@ import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
 from peft import LoraConfig
+from safetensors.torch import load_file, save_file
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from marcog_trl import (
     Agent,
+    MADPOConfig,
+    MADPOTrainer,
     MultiAgentGRPOConfig,
     MultiAgentGRPOTrainer,
     MultiAgentPPOConfig,
     MultiAgentPPOTrainer,
     SHPPOConfig,
     SHPPOTrainer,
+    Team,
     Workflow,
+    save_untrained_team,
 )
+from marcog_trl.preferences.candidates import Candidate
+from marcog_trl.preferences.pairs import as_dataset, describe_pair, identity_of
+from marcog_trl.processes import on_main
+from marcog_trl.team.settings import TeamSettings
+from marcog_trl.trainers.adapter_targets import outside_zero3
 
 
 LONG = [True, False, False, False, False, True, True, True]
@@ -239,10 +249,65 @@ def merged(model, folder, name):
     return {}
 
 
+def make_pairs(trainer_team, count=8):
+    """Pairs of random replies, the same on every process."""
+    dice = random.Random(0)
+    size = trainer_team.settings.latent_size
+
+    def side():
+        return [
+            {
+                "agent": agent.name, "turn": turn, "act": 0, "latent": [dice.uniform(-1, 1) for _ in range(size)],
+                "prompt_ids": [dice.randrange(70, 250) for _ in range(dice.randint(2, 9))],
+                "completion_ids": [dice.randrange(70, 250) for _ in range(dice.randint(1, 6))],
+            }
+            for turn in range(dice.randint(1, 2)) for agent in Pair.agents
+        ]  # fmt: skip
+
+    problem = {"prompt": "Problem."}
+    sides = [(Candidate(side(), 1.0, (1.0, 1.0)), Candidate(side(), 0.0, (0.0, 0.0))) for _ in range(count)]
+    return as_dataset([describe_pair(identity_of(trainer_team), problem, i, *pair) for i, pair in enumerate(sides)])
+
+
+def madpo(model, folder, name):
+    """A run with another team as the reference, and one that continues its checkpoint."""
+    lora = LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=8, target_modules="all-linear", init_lora_weights=False)
+    settings = {"parameter_sharing": "latent", "num_turns": 2}
+    config = MADPOConfig(str(folder))  # first, because it may shard what is loaded from now on
+
+    def save():
+        with outside_zero3(config.deepspeed_plugin):
+            for seed, team in enumerate(("start", "reference")):
+                # The reference has the same latents, since only adapters and cores are trained
+                save_untrained_team(folder / team, model, TeamSettings(**settings), lora, Pair(), seed=seed)
+            weights = load_file(folder / "start" / "team_modules.safetensors")
+            save_file({**weights, "core_decoder.cores.weight": -weights["core_decoder.cores.weight"]},
+                      folder / "reference" / "team_modules.safetensors")  # fmt: skip
+
+    on_main(save)
+    with outside_zero3(config.deepspeed_plugin):
+        pairs = make_pairs(Team.from_pretrained(folder / "start", workflow=Pair()))
+    results = []
+    for resume in (None, True):
+        args = MADPOConfig(
+            str(folder), per_device_train_batch_size=2 // PROCESSES, gradient_accumulation_steps=2, learning_rate=1e-3,
+            max_steps=4, save_strategy="steps", save_steps=2, save_total_limit=2, lr_scheduler_type="linear", max_grad_norm=0.5,
+            logging_steps=1, report_to="none", disable_tqdm=True, gamma_turn=0.5, num_train_epochs=2, ddp_timeout=120,
+        )  # fmt: skip
+        if args.deepspeed_plugin is not None:
+            args.deepspeed_plugin.deepspeed_config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+        trainer = MADPOTrainer(folder / "start", folder / "reference", args, train_dataset=pairs, workflow=Pair())
+        before = weights_of(trainer)
+        trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2") if resume else None)
+        trainer.save_model()
+        results.append(result_of(trainer, before))
+    return {**results[0], "resumed": results[1]}
+
+
 def main():
     model, out, *runs = sys.argv[1:]
     for name in runs:
-        run = {"resumed": resumed, "best": best, "merged": merged}.get(name, recorded)
+        run = {"resumed": resumed, "best": best, "merged": merged, "madpo": madpo}.get(name, recorded)
         result = run(model, Path(out) / name, name)
         if int(os.environ.get("RANK", 0)) == 0:
             torch.save(result, Path(out) / f"{name}.pt")

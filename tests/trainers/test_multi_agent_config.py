@@ -11,7 +11,7 @@ import pytest
 from trl import GRPOConfig
 
 from marcog_trl import MultiAgentGRPOConfig, MultiAgentPPOConfig, SHPPOConfig
-from marcog_trl.trainers import multi_agent_config
+from marcog_trl.trainers import config_checks
 
 
 CONFIGS = [MultiAgentPPOConfig, SHPPOConfig]
@@ -257,7 +257,7 @@ class TestBadValues:
         assert args.cliprange_value == args.max_grad_norm == math.inf
 
     def test_a_package_that_is_not_installed_is_named(self, monkeypatch):
-        monkeypatch.setattr(multi_agent_config, "get_available_reporting_integrations", lambda: ["wandb"])
+        monkeypatch.setattr(config_checks, "get_available_reporting_integrations", lambda: ["wandb"])
         with pytest.raises(
             ValueError, match=r"report_to='mlflow' needs the package mlflow, .* Run `pip install mlflow`"
         ):

@@ -1,0 +1,98 @@
+"""The names of CoMLRL's MADPO, in the sections `madpo` and `madpo_iter`; see `comlrl.py`."""
+
+from collections.abc import Callable
+from typing import Any
+
+
+SECTIONS = ("madpo", "madpo_iter")
+
+FIELDS = {
+    "agent_learning_rate": "learning_rate",
+    "max_new_tokens": "max_completion_length",
+    "discount": "gamma_turn",
+    "termination_threshold": "early_termination_threshold",
+    "train_batch_size": "gradient_accumulation_steps",
+    "rollout_buffer_size": "gradient_accumulation_steps",
+    "collaboration_mode": "centralized",
+    "eval_num_samples": "eval_problems",
+    "num_iterations": "num_rounds",
+    "preference_num_candidates": "num_candidates",
+    "preference_pairs_per_sample": "pairs_per_problem",
+    "pair_selection": "pairing",
+    "dpo_beta": "beta",
+    "preference_replay_mode": "replay_decay",
+    "preference_replay_lambda": "replay_decay",
+    "preference_replay_sample_size": "replay_pairs",
+    "comparator_policy": "comparator",
+}
+VALUES: dict[str, dict[Any, Any]] = {"pairing": {"reward_gap": "gap", "comparator_reward": "gap"}}
+
+LABELS = (
+    # Of logging: steps are optimizer steps here, and the team is evaluated after every round
+    "use_environment_step", "environment_steps_per_pair", "log_reward_distribution", "eval_interval",
+    # Folders: a run has one, with all of its rounds
+    "policy_checkpoint_dir", "preference_replay_dir",
+    # Of MAGRPO, without effect on CoMLRL's MADPO
+    "advantage_normalization", "advantage_mode",
+    # Of comparators that are not in use
+    "comparator_centralized_agent_index", "comparator_api_format", "comparator_api_timeout", "comparator_api_key_header",
+    "comparator_api_key_prefix", "comparator_api_response_field",
+)  # fmt: skip
+
+_COMPARED = (
+    "Episodes are compared with each other, with earlier rounds or with experts. Set comparator_policy=current."
+)
+_REFERENCE = (
+    "The reference is part of the loss. Set dpo_beta, and reference: initial, round or none outside of the section."
+)
+UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "joint_mode": (("aligned", "align"), "Pairs are of joint actions that were played. Remove the option."),
+    "reference_kl_enabled": ((None, False), _REFERENCE),
+    "reference_kl_coef": ((None, 0.1), _REFERENCE),
+    "preference_replay_k": (
+        (None,), "Replay decays with the age of a round. Set preference_replay_mode=lambda_decay and preference_replay_lambda.",
+    ),
+    "comparator_history_k": ((None,), "comparator_policy=history takes all earlier rounds. Remove the option."),
+    "comparator_num_candidates": ((None,), _COMPARED),
+    "comparator_generation_mode": ((None, "decentralized"), _COMPARED),
+    **{
+        f"comparator_{name}": ((None,), _COMPARED)
+        for name in (
+            "model_name", "agents", "devices", "api_url", "api_model", "api_max_n_per_request", "api_headers", "api_key",
+            "api_key_env", "api_extra_body",
+        )
+    },
+}  # fmt: skip
+
+
+def _replay(value: Any, get: Callable) -> dict[str, Any]:
+    """A round has the weight (1 − λ)^age; in CoMLRL λ^age."""
+    theirs = get("preference_replay_lambda")
+    decay = {"current": 1.0, "all_history": 0.0}.get(value)
+    if value == "lambda_decay" and isinstance(theirs, int | float):
+        decay = 1 - theirs
+    if decay is None:
+        raise ValueError(
+            f"preference_replay_mode={value!r} is not supported. Set 'current', 'all_history', or 'lambda_decay' with "
+            "preference_replay_lambda."
+        )
+    return {"replay_decay": decay}
+
+
+def _comparator(value: Any, get: Callable) -> dict[str, Any]:
+    ours = {"current": "self", "current_copy": "self", "self": "self", "history": "history", "expert": "expert"}.get(
+        value
+    )
+    if ours is None:
+        raise ValueError(f"comparator_policy={value!r} is not supported. {_COMPARED}")
+    return {"comparator": ours}
+
+
+# Keys that set several fields, or whose meaning depends on other keys of their section, which `get` returns
+RULES: dict[str, Callable[[Any, Callable], dict[str, Any]]] = {
+    "preference_replay_mode": _replay,
+    "preference_replay_lambda": lambda value, get: {},  # read with the mode
+    "comparator_policy": _comparator,
+    # null: no limit
+    "preference_pairs_per_sample": lambda value, get: {"pairs_per_problem": 10**6 if value is None else value},
+}

@@ -1,0 +1,51 @@
+"""Configuration of MADPO in rounds, for its recipe."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from marcog_trl.checks import NOT_NEGATIVE, Range
+from marcog_trl.preferences.madpo_config import MADPOConfig
+from marcog_trl.preferences.rounds import RoundsSettings
+from marcog_trl.team.settings import TeamSettings
+
+
+@dataclass
+class IterativeMADPOConfig(RoundsSettings, TeamSettings, MADPOConfig):
+    """
+    Configuration of rounds of MADPO: [`MADPOConfig`] for the training of a round, [`RoundsSettings`], and [`TeamSettings`] for the
+    team that the first round begins with.
+
+    Args:
+        start_team (`str`, *optional*):
+            Folder or Hub repository of a saved team that the first round begins with. Its own settings and base model then replace
+            those given here. By default the team is untrained.
+        core_scale (`float`, *optional*, defaults to `1.0`):
+            As in [`SHPPOConfig`], for an untrained team with `parameter_sharing="latent"`.
+    """
+
+    _VALID_DICT_FIELDS = [*MADPOConfig._VALID_DICT_FIELDS, "roles", "generation_kwargs", "chat_template_kwargs"]
+    _ranges: ClassVar[dict[str, Range]] = {
+        **TeamSettings._ranges, **RoundsSettings.rounds_ranges, **MADPOConfig._ranges, "core_scale": NOT_NEGATIVE
+    }  # fmt: skip
+
+    start_team: str | None = field(
+        default=None, metadata={"help": "Saved team that the first round begins with. Default: an untrained one."}
+    )
+    core_scale: float = field(
+        default=1.0, metadata={"help": "Initial size of the cores of an untrained team with latents."}
+    )
+
+    def __post_init__(self):
+        MADPOConfig.__post_init__(self)
+        TeamSettings.__post_init__(self)
+        self.check_rounds()
+        if self.eval_strategy != "no":
+            raise ValueError(
+                f"eval_strategy={self.eval_strategy.value!r} is not supported: the team is evaluated after every round. Set "
+                "--eval_strategy no."
+            )
+        if self.push_to_hub:
+            raise ValueError(
+                "push_to_hub=True is not supported in rounds. Push the last team with `python recipes/export.py --adapter "
+                "OUTPUT_DIR --output_dir TEAM --push user/team`."
+            )

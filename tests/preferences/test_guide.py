@@ -1,0 +1,27 @@
+"""The Python code in the guide, from top to bottom."""
+
+import guides
+import teams
+
+from marcog_trl import MultiAgentGRPOTrainer, Team
+
+
+def test_every_block_runs(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data = teams.dataset(4, entry_point=["f"] * 4)
+    trainer = teams.make(
+        tiny_model, tmp_path / "outputs" / "quickstart", MultiAgentGRPOTrainer, data=data, workflow="collaboration",
+        isolation="best_effort", num_workers=1,
+    )  # fmt: skip
+    trainer.save_model()
+    trainer.executor.close()
+    code = guides.code_of("marcog_trl/preferences/README.md").replace("path/to/base", tiny_model)
+    # A tiny random model solves nothing: its replies are told apart by their lengths
+    code = code.replace('"execution_reward"', "lengths").replace(
+        'MADPOConfig("outputs/madpo", ', 'MADPOConfig("outputs/madpo", report_to="none", '
+    )
+    names = {"lengths": lambda completions, replies, **kwargs: [sum(map(len, texts.values())) for texts in replies]}
+    exec(code, names)
+    assert names["trainer"].state.global_step > 0
+    assert Team.from_pretrained("outputs/start", isolation="best_effort").settings.has_latents
+    assert (tmp_path / "outputs" / "madpo" / "team.json").is_file()

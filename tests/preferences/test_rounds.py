@@ -1,0 +1,316 @@
+"""Rounds: replay, comparators, and runs that are killed in or after any phase."""
+
+import json
+from pathlib import Path
+
+import pytest
+import teams
+import torch
+from datasets import Dataset
+from safetensors.torch import load_file
+from transformers import TrainerCallback
+
+from marcog_trl import (
+    MADPOConfig,
+    MADPOTrainer,
+    Rounds,
+    RoundsSettings,
+    Team,
+    collect_preferences,
+    expert_candidates,
+    save_untrained_team,
+)
+from marcog_trl.preferences import rounds as rounds_module
+from marcog_trl.preferences.rounds import candidates_in, replay, replay_weights
+from marcog_trl.team.settings import TeamSettings
+from marcog_trl.trainers.checkpoints import delete_checkpoints, last_whole_checkpoint
+
+
+def lengths(completions, replies, **kwargs):
+    return [sum(map(len, of_episode.values())) / 10 for of_episode in replies]
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing in the package catches it."""
+
+
+class KilledAtSave(TrainerCallback):
+    def on_save(self, args, state, control, **kwargs):
+        raise Killed
+
+
+class Run:
+    """Rounds of a tiny team in a folder; every phase can be made to end in a kill, before or after its work."""
+
+    def __init__(self, model, folder, kill=None, **settings):
+        self.model, self.folder, self.kill, self.done = model, Path(folder), kill, []
+        self.settings = RoundsSettings(**{"num_rounds": 2, "num_candidates": 3, "min_pairs": 2, **settings})
+
+    def rounds(self, identity=None):
+        return Rounds(
+            self.folder, self.settings, identity or {"seed": 0}, self.start, self.collect, self.train, self.evaluate,
+            {"reward_model": self.reward_model},
+        )  # fmt: skip
+
+    def run(self):
+        return self.rounds().run()
+
+    def step(self, name):
+        self.done.append(name)
+        if self.kill == name:
+            raise Killed(name)
+
+    def start(self, path):
+        save_untrained_team(path, self.model, TeamSettings(max_completion_length=6))
+        self.step("start")
+
+    def collect(self, policy, number, opponents):
+        team = Team.from_pretrained(policy)
+        options = {"num_candidates": self.settings.num_candidates, "seed": number, "unit": "episode"}
+        pairs = collect_preferences(team, teams.dataset(4), reward_funcs=lengths, opponents=opponents, **options)
+        self.step(f"collect {number}")
+        return pairs
+
+    def reward_model(self, this, path):
+        path.write_text(f"{len(this.pairs)} pairs")
+        self.step(f"reward model {this.number}")
+
+    def train(self, this, path):
+        args = MADPOConfig(
+            str(path), max_steps=2, per_device_train_batch_size=4, learning_rate=1e-2, report_to="none", save_steps=1,
+            gradient_checkpointing=False, disable_tqdm=True,
+        )  # fmt: skip
+        assert (this.folder / "reward_model").read_text() == f"{len(this.pairs)} pairs"
+        callbacks = [KilledAtSave()] if self.kill == f"inside {this.number}" else []
+        trainer = MADPOTrainer(this.policy, this.initial, args, train_dataset=this.pairs, callbacks=callbacks)
+        begun = last_whole_checkpoint(path)
+        self.continued = begun is not None
+        trainer.train(resume_from_checkpoint=None if begun is None else str(begun))
+        trainer.save_model()
+        delete_checkpoints(path)
+        self.step(f"train {this.number}")
+
+    def evaluate(self, policy, path):
+        weight = load_file(policy / "adapter_model.safetensors")
+        figures = {"norm": sum(x.double().square().sum().item() for x in weight.values())}
+        path.write_text(json.dumps({"figures": figures}))
+        self.step(f"evaluate {path.parent.name}")
+        return figures
+
+
+PHASES = [
+    "start", "evaluate round_00", "collect 1", "reward model 1", "train 1", "evaluate round_01", "collect 2", "reward model 2",
+    "train 2", "evaluate round_02",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_model, tmp_path_factory):
+    """A run of two rounds that nobody killed, and its results."""
+    run = Run(tiny_model, tmp_path_factory.mktemp("rounds") / "run")
+    return run, run.run()
+
+
+def result_of(run):
+    """What is left of a run: pairs and weights of every round."""
+    found = {}
+    for number in (1, 2):
+        folder = run.folder / f"round_{number:02}"
+        found[f"pairs {number}"] = (folder / "pairs.jsonl").read_text()
+        found |= {
+            f"{number} {n}": x.tolist() for n, x in load_file(folder / "policy" / "adapter_model.safetensors").items()
+        }
+    return found
+
+
+class TestRuns:
+    def test_every_phase_runs_once_and_in_order(self, whole):
+        run, results = whole
+        assert run.done == PHASES
+        assert len(results) == 3 and len({result["norm"] for result in results}) == 3
+        written = json.loads((run.folder / "rounds.json").read_text())
+        assert written["finished"][-1] == "02/evaluation.json"
+        assert not list(run.folder.rglob("*.partial")) and not list(run.folder.rglob("checkpoint-*"))
+        pairs = result_of(run)
+        assert pairs["pairs 1"] != pairs["pairs 2"]
+        assert run.rounds().last() == 2
+
+    @pytest.mark.parametrize(
+        "kill",
+        ["start", "evaluate round_00", "collect 1", "reward model 1", "train 1", "collect 2", "inside 1", "inside 2"],
+    )
+    def test_a_killed_run_ends_with_the_same_pairs_and_weights(self, whole, tiny_model, tmp_path, kill):
+        run, results = whole
+        killed = Run(tiny_model, tmp_path / "run", kill)
+        with pytest.raises(Killed):
+            killed.run()
+        resumed = Run(tiny_model, tmp_path / "run")
+        assert resumed.run() == results
+        assert result_of(resumed) == result_of(run)
+        assert kill != "inside 2" or resumed.continued
+        assert not list(resumed.folder.rglob("*.partial"))
+        # What was finished was not done again
+        repeated = set(killed.done[:-1] if kill in PHASES else killed.done) & set(resumed.done)
+        assert not repeated
+
+    def test_a_kill_between_renaming_and_noting(self, whole, tiny_model, tmp_path, monkeypatch):
+        run, results = whole
+        killed = Run(tiny_model, tmp_path / "run")
+
+        def finish(self, key, done, original=Rounds._finish):
+            if key == "01/policy":
+                raise Killed
+            original(self, key, done)
+
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(rounds_module.Rounds, "_finish", finish)
+            killed.run()
+        assert (tmp_path / "run" / "round_01" / "policy").is_dir()
+        assert Run(tiny_model, tmp_path / "run").run() == results
+        assert result_of(killed) == result_of(run)
+
+    def test_more_rounds_can_follow(self, whole, tiny_model, tmp_path):
+        short = Run(tiny_model, tmp_path / "run", num_rounds=1)
+        short.run()
+        longer = Run(tiny_model, tmp_path / "run")
+        longer.run()
+        assert longer.done == PHASES[6:]
+        assert result_of(longer) == result_of(whole[0])
+
+    def test_the_reference_is_the_initial_team(self, whole):
+        run, _ = whole
+        this = run.folder / "round_02"
+        pairs = rounds_module.read_pairs(this / "pairs.jsonl")
+        args = {"report_to": "none", "disable_tqdm": True, "per_device_train_batch_size": 4}
+        initial = run.folder / "round_00" / "policy"
+        config = MADPOConfig(str(run.folder / "again"), **args)
+        trainer = MADPOTrainer(run.folder / "round_01" / "policy", initial, config, train_dataset=pairs)
+        ids = torch.tensor([trainer.train_dataset[0]["chosen_rows"][0]["ids"]])
+        with torch.no_grad(), trainer.model.disable_adapter():
+            logps = trainer.model(input_ids=ids).logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])
+        row = trainer.train_dataset[0]["chosen_rows"][0]
+        assert trainer.train_dataset[0]["ref_chosen_row_logps"][0] == pytest.approx(
+            logps[0, row["prompt_length"] - 1 :].sum().item(), abs=1e-4
+        )
+
+
+class TestBadInput:
+    def test_folder_of_another_run(self, whole):
+        run, _ = whole
+        with pytest.raises(ValueError, match="holds rounds of another run: seed is 0, but 1 in this run"):
+            run.rounds({"seed": 1}).run()
+
+    def test_too_few_pairs_in_the_first_round(self, tiny_model, tmp_path):
+        run = Run(tiny_model, tmp_path / "run", min_pairs=1000)
+        with pytest.raises(
+            ValueError, match=r"Round 1 has \d+ pairs, fewer than min_pairs=1000\. Raise num_candidates"
+        ):
+            run.run()
+        assert "train 1" not in run.done
+
+    def test_too_few_pairs_later_end_the_run(self, whole, tiny_model, tmp_path):
+        run = Run(tiny_model, tmp_path / "run")
+        collect = run.collect
+        run.collect = lambda policy, number, opponents: collect(policy, number, opponents).select(
+            range(1 if number > 1 else 9)
+        )
+        with pytest.warns(UserWarning, match=r"Round 2 has 1 pairs, .* The run ends with the team of round 1"):
+            results = run.run()
+        assert len(results) == 2 and "train 2" not in run.done and run.rounds().last() == 1
+
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            ({"num_rounds": 0}, "num_rounds=0 must be at least 1"),
+            ({"replay_decay": 1.5}, "replay_decay=1.5 must be"),
+            ({"comparator": "me"}, "comparator='me' is unknown"),
+            ({"comparator": "history", "unit": "turn"}, "comparator='history' compares whole episodes"),
+            ({"num_candidates": 1}, "num_candidates=1 makes no pair"),
+        ],
+    )
+    def test_settings(self, settings, message):
+        with pytest.raises(ValueError, match=message):
+            RoundsSettings(**settings).check_rounds()
+
+
+def shard(name, count):
+    return Dataset.from_dict({"of": [name] * count, "index": list(range(count))})
+
+
+class TestReplay:
+    def test_weights_decay_with_age(self):
+        assert replay_weights(3, 0.5) == pytest.approx([1 / 7, 2 / 7, 4 / 7])
+        assert replay_weights(3, 1.0) == [0.0, 0.0, 1.0]
+        assert replay_weights(2, 0.0) == [0.5, 0.5]
+
+    def test_draws_have_these_shares(self):
+        drawn = replay([shard("a", 4000), shard("b", 4000), shard("c", 4000)], 0.5, total=3500)
+        counts = [drawn["of"].count(name) for name in "abc"]
+        assert len(drawn) == 3500
+        for count, share in zip(counts, (1 / 7, 2 / 7, 4 / 7), strict=True):
+            assert count / 3500 == pytest.approx(share, abs=0.03)
+        assert len({(row["of"], row["index"]) for row in drawn}) == 3500
+
+    def test_without_decay_of_weight_only_the_last_round_counts(self):
+        assert replay([shard("a", 9), shard("b", 3)], 1.0)["of"] == ["b"] * 3
+
+    def test_as_many_as_there_are(self):
+        drawn = replay([shard("a", 2), shard("b", 3)], 0.5, total=100)
+        assert sorted(drawn["of"]) == ["a", "a", "b", "b", "b"]
+        assert len(replay([shard("a", 9), shard("b", 3)], 0.5)) == 3
+
+    def test_the_seed_decides(self):
+        shards = [shard("a", 50), shard("b", 50)]
+        one, again, other = (replay(shards, 0.5, seed=seed).to_list() for seed in (1, 1, 2))
+        assert one == again != other
+
+    def test_a_round_trains_on_what_is_drawn(self, tiny_model, tmp_path):
+        run = Run(tiny_model, tmp_path / "run", replay_decay=0.5, replay_pairs=6)
+        run.run()
+        assert (run.folder / "round_02" / "reward_model").read_text() == "6 pairs"
+
+
+class TestComparators:
+    def test_history_pairs_new_episodes_with_old_ones(self, tiny_model, tmp_path):
+        run = Run(tiny_model, tmp_path / "run", comparator="history")
+        run.run()
+        first, second = (rounds_module.read_pairs(run.folder / f"round_0{n}" / "pairs.jsonl") for n in (1, 2))
+        old = {key: {c.replies for c in own} for key, own in candidates_in(first).items()}
+        assert len(second) > 0
+        for pair in second:
+            sides = [
+                tuple((r["agent"], r["turn"], r["act"], tuple(r["completion_ids"])) for r in pair[s])
+                for s in ("chosen", "rejected")
+            ]
+            assert sum(side in old[pair["task_id"]] for side in sides) == 1
+
+    def test_experts_speak_for_their_agents(self, load_team):
+        team = load_team()
+        problems = teams.dataset(2).add_column("expert", [{"a": "x" * 40, "b": "y" * 40}, None])
+        experts = expert_candidates(team, problems, lengths)
+        [expert] = experts["0"]
+        assert set(experts) == {"0"} and expert.score == pytest.approx(8.0)
+        for row, letter in zip(expert.rows, "xy", strict=True):
+            assert row["completion_ids"][-1] == team.tokenizer.eos_token_id
+            assert team.tokenizer.decode(row["completion_ids"], skip_special_tokens=True) == letter * 40
+            assert team.tokenizer.decode(row["prompt_ids"]).count(f"{row['agent']}0") == 1
+        pairs = collect_preferences(team, problems, 3, reward_funcs=lengths, opponents=experts, pairs_per_problem=2)
+        assert len(pairs) == 2 and {pair["task_id"] for pair in pairs} == {"0"}
+        assert all(pair["chosen"] == expert.rows for pair in pairs.to_list())
+
+    def test_latents_of_experts_are_those_of_their_prompts(self, load_team):
+        team = load_team("latent")
+        problems = teams.dataset(1).add_column("expert", [{"a": "x", "b": "y"}])
+        [expert] = expert_candidates(team, problems, lengths)["0"]
+        assert all(len(row["latent"]) == team.settings.latent_size for row in expert.rows)
+
+    def test_experts_of_all_agents_are_needed(self, load_team):
+        with pytest.raises(ValueError, match="comparator='expert' needs a column 'expert'"):
+            expert_candidates(load_team(), teams.dataset(), lengths)
+        lacking = teams.dataset(1).add_column("expert", [{"a": "x"}])
+        with pytest.raises(ValueError, match="has no reply of 'b' in problem 0"):
+            expert_candidates(load_team(), lacking, lengths)
+
+    def test_opponents_need_whole_episodes(self, load_team):
+        with pytest.raises(ValueError, match="Set unit='episode'"):
+            collect_preferences(load_team(num_turns=2), teams.dataset(1), reward_funcs=lengths, opponents={})

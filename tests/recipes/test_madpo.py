@@ -1,0 +1,80 @@
+"""The MADPO recipe as it is run: rounds on a tiny model, which are continued, and what is refused before any work."""
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+from marcog_trl import Team
+
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+FLAGS = [
+    "--isolation", "best_effort", "--report_to", "none", "--dataset_train_split", "train[:3]", "--dataset_test_split",
+    "test[:2]", "--num_samples", "1", "--per_device_train_batch_size", "2", "--max_completion_length", "6", "--max_steps", "2",
+    "--num_candidates", "3", "--min_pairs", "1", "--bf16", "false", "--parameter_sharing", "latent", "--reward", "length",
+]  # fmt: skip
+
+
+def length(completions, replies, **kwargs):
+    return [sum(map(len, texts.values())) / 10 for texts in replies]
+
+
+@pytest.fixture
+def train(tiny_model, tmp_path, monkeypatch, capfd):
+    """`train(*flags)`: a run of train_madpo.py in this process; returns what it printed."""
+    from marcog_trl.cli import madpo, rounds
+    from marcog_trl.evaluation import evaluate
+
+    # A tiny random model solves nothing
+    for module in (evaluate, rounds):
+        monkeypatch.setattr(module, "named_reward", lambda name: length)
+    monkeypatch.syspath_prepend(RECIPES)
+    recipe = importlib.import_module("train_madpo").RECIPE
+
+    def run(*argv):
+        capfd.readouterr()
+        madpo.train(recipe, [*FLAGS, "--model_name_or_path", tiny_model, "--output_dir", str(tmp_path / "out"), *argv])
+        return capfd.readouterr().out
+
+    return run
+
+
+def test_rounds_end_with_a_team_and_can_be_continued(train, tmp_path):
+    printed = train("--num_rounds", "1")
+    assert "round 1" in printed and "2 held-out problems, 1 samples each" in printed
+    out = tmp_path / "out"
+    assert json.loads((out / "results.json").read_text())["rounds"].keys() == {"untrained", "round 1"}
+    first = (out / "adapter_model.safetensors").read_bytes()
+    assert first == (out / "round_01" / "policy" / "adapter_model.safetensors").read_bytes()
+    assert Team.from_pretrained(out, isolation="best_effort").settings.parameter_sharing == "latent"
+
+    with pytest.raises(
+        SystemExit, match=r"^error: output_dir='.*out' holds rounds of an earlier run\. Set --resume_from"
+    ):
+        train("--num_rounds", "2")
+    with pytest.raises(SystemExit, match=r"holds rounds of another run: beta is 0\.1, but 0\.5 in this run"):
+        train("--num_rounds", "2", "--resume_from_checkpoint", "true", "--beta", "0.5")
+    train("--num_rounds", "2", "--resume_from_checkpoint", "true")
+    assert (out / "adapter_model.safetensors").read_bytes() != first
+    train("--num_rounds", "1", "--overwrite_output_dir", "true", "--reference", "round", "--comparator", "history")
+    assert not (out / "round_02").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--min_pairs", "999"), r"error: Round 1 has \d+ pairs, fewer than min_pairs=999"),
+        (("--comparator", "expert"), "comparator='expert' needs a column 'expert'"),
+        (("--eval_strategy", "steps", "--eval_steps", "1"), "the team is evaluated after every round"),
+        (("--push_to_hub", "true"), "push_to_hub=True is not supported in rounds"),
+        (("--num_rounds", "0"), "num_rounds=0 must be at least 1"),
+        (("--loss_type", "aot"), "loss_type='aot' is unknown"),
+        (("--start_team", "nowhere"), "'nowhere' is not a folder"),
+    ],
+)
+def test_bad_input_is_one_line(train, flags, message):
+    with pytest.raises(SystemExit, match=message) as ended:
+        train("--num_samples", "0", *flags)
+    assert "\n" not in str(ended.value)
