@@ -124,7 +124,7 @@ BAD_TRAINING = {
     "--report_to trackio": "report_to='trackio' needs the package trackio, which is not installed.",
     "--report_to paper": "report_to='paper' is unknown. Use one of",
     "--advantage mean": "--advantage is a flag of train_magrpo.py, not of this recipe. Remove it.",
-    "--latent_size 3": "--latent_size is a flag of train_shppo.py, not of this recipe. Remove it.",
+    "--latent_size 3": "--latent_size is a flag of train_shppo.py and train_madpo.py, not of this recipe. Remove it.",
     "--generation_kwargs x": "generation_kwargs='x' is not valid JSON",
     "--model_init_kwargs [1]": "model_init_kwargs='[1]' must be a mapping. Use JSON on the command line.",
     "--lr_scheduler_type cosine_with_min_lr": "lr_scheduler_type='cosine_with_min_lr' does not accept",
