@@ -1,8 +1,8 @@
-"""`python -m marcog_trl solve`; see [`marcog_trl.cli.solve`]."""
+"""`python -m marcog_trl`; see [`marcog_trl.cli.main`]."""
 
 import sys
 
-from marcog_trl.cli.solve import main
+from marcog_trl.cli.main import main
 
 
 if __name__ == "__main__":

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
+from pathlib import Path
 from typing import Any
 
+from marcog_trl.checks import returns_value
 from marcog_trl.execution import Job
 from marcog_trl.parsing.prompts import Prompt, messages_of
 
@@ -85,17 +87,32 @@ class Consult:
         object.__setattr__(self, "questions", tuple(self.questions))
 
 
-RequestGenerator = Generator[Mapping[Any, Prompt] | Execute | Consult, Any, None]
-"""Type of `Workflow.play`: yields requests, and receives `{agent name: text}`, verdicts or answers. The keys of a request
-for replies are names of agents or [`Slot`]s."""
+RequestGenerator = Generator[Mapping[Any, Prompt] | Execute | Consult, Any, str | None]
+"""Type of `Workflow.play`: yields requests, receives `{agent name: text}`, verdicts or answers, and may return the solution.
+The keys of a request for replies are names of agents or [`Slot`]s."""
+
+
+@dataclass(frozen=True)
+class WorkflowFile:
+    """
+    The Python file of a workflow that was loaded by name, as it was then.
+
+    Args:
+        path (`Path`): Where it was; absolute.
+        content (`bytes`): The source code, which is saved with the team.
+    """
+
+    path: Path
+    content: bytes
 
 
 class Workflow:
     """
     Decides which agents speak when, and what they see.
 
-    Subclasses set `agents` and implement `play` and `solution`. `play` must be deterministic: given the same replies and
-    verdicts it must yield the same requests, because episodes are forked by replaying their first responses.
+    Subclasses set `agents` and implement `play`, which returns the solution, or `solution`, or both. `play` must be
+    deterministic: given the same replies and verdicts it must yield the same requests, because episodes are forked by
+    replaying their first responses.
 
     Attributes:
         agents (`tuple[Agent, ...]`): The team, in order.
@@ -104,12 +121,14 @@ class Workflow:
             turn.
         needs_tests (`bool`, defaults to `False`): Whether `play` uses the tests of a problem.
         needs_entry_point (`bool`, defaults to `False`): Whether a problem must have an `entry_point`.
+        source_file ([`WorkflowFile`], *optional*): Set if the workflow was loaded from a file by name, `"my_team.py:Debate"`.
     """
 
     agents: tuple[Agent, ...] = ()
     num_turns: int = 1
     needs_tests: bool = False
     needs_entry_point: bool = False
+    source_file: WorkflowFile | None = None
 
     @cached_property
     def slots(self) -> tuple[Slot, ...]:
@@ -139,8 +158,32 @@ class Workflow:
                     replies = yield {"coder": problem["prompt"]}
                 replies = yield {Slot("coder", turn=1): f"Improve this:\n{replies['coder']}"}
             ```
+
+        Returns:
+            `str`, *optional*: The solution of the last turn that was played. Otherwise, and for the turns before, `solution`
+            is called.
         """
         raise NotImplementedError
+
+    def ask(self, agent: str, problem: Mapping[str, Any], *texts: str) -> list[dict[str, str]]:
+        """
+        Make a prompt for an agent: its role text, the problem, and further texts, in one message with blank lines between.
+
+        Args:
+            agent (`str`): Name of the agent.
+            problem (`Mapping`): One dataset row. If its `prompt` has chat messages, all of this goes into the last one.
+            *texts (`str`): What the agent reads after the problem, such as the replies of others.
+
+        Returns:
+            `list[dict[str, str]]`: Chat messages.
+
+        Raises:
+            ValueError: If the workflow has no such agent.
+        """
+        roles = {member.name: member.role for member in self.agents}
+        if agent not in roles:
+            raise ValueError(f"{type(self).__name__} has no agent {agent!r}. Use one of {list(roles)}.")
+        return reduce(with_text, texts, ask(roles[agent], problem["prompt"]))
 
     def parts(self, problem: Mapping[str, Any], replies: Mapping[str, str]) -> Mapping[str, str]:
         """
@@ -158,7 +201,8 @@ class Workflow:
 
     def solution(self, problem: Mapping[str, Any], replies: Mapping[str, str]) -> str:
         """
-        The solution that the replies of a turn make up, which is executed and scored.
+        The solution that the replies of a turn make up, which is executed and scored. It is not called for the last turn
+        of an episode if `play` returned the solution.
 
         Args:
             problem (`Mapping`): One dataset row, read-only.
@@ -167,14 +211,18 @@ class Workflow:
         Returns:
             `str`: Text of the solution.
         """
-        raise NotImplementedError
+        title = type(self).__name__
+        raise TypeError(
+            f"{title}.play returned no solution, and {title} has no method 'solution'. Return the solution in play."
+        )
 
     def validate(self) -> None:
         """
         Check the declaration of the workflow.
 
         Raises:
-            TypeError: If `play` or `solution` is missing, an agent is not an [`Agent`], or a slot not a [`Slot`].
+            TypeError: If `play` is missing, `solution` is missing although there are several turns or `play` returns nothing,
+                an agent is not an [`Agent`], or a slot not a [`Slot`].
             ValueError: If there are no agents, two agents share a name, `num_turns` is below 1, or a slot has an unknown
                 agent, has an invalid turn or is repeated.
         """
@@ -209,12 +257,18 @@ class Workflow:
                     f"{title}.slots has {slot} {self.slots.count(slot)} times. For another reply in the same turn use "
                     f"{replace(slot, act=slot.act + 1)}."
                 )
-        for name, base, purpose in (
-            ("play", Workflow.play, "yields {agent name: prompt}"),
-            ("solution", Workflow.solution, "returns the solution that the replies of a turn make up"),
-        ):
-            if getattr(type(self), name) is base:
-                raise TypeError(f"{title} has no method {name!r}. Write one that {purpose}.")
+        if type(self).play is Workflow.play:
+            raise TypeError(f"{title} has no method 'play'. Write one that yields {{agent name: prompt}}.")
+        if type(self).solution is Workflow.solution:
+            if self.num_turns > 1:
+                raise TypeError(
+                    f"{title} has no method 'solution', which num_turns={self.num_turns} needs: play returns only the solution "
+                    "of the last turn. Write one that returns the solution that the replies of a turn make up."
+                )
+            if not returns_value(type(self).play):
+                raise TypeError(
+                    f"{title}.play returns no solution, and {title} has no method 'solution'. Return the solution in play."
+                )
 
 
 def _check_entries(name: str, entries: Any, example: Any) -> None:

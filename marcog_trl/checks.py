@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import dis
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
+from itertools import pairwise
 from numbers import Integral, Real
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -110,6 +112,17 @@ def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
     """Raises a `ValueError` if the field `name` has another value than the allowed ones."""
     if value not in allowed:
         raise ValueError(f"{name}={value!r} is unknown. Use one of {', '.join(map(repr, allowed))}.")
+
+
+def returns_value(function: Callable) -> bool:
+    """Whether a Python function has a `return` with another value than a literal `None`. Reads its bytecode."""
+    for before, this in pairwise(dis.get_instructions(function)):
+        if this.opname == "RETURN_CONST" and this.argval is not None:
+            return True
+        literal = (before.opname, before.argval) == ("LOAD_CONST", None) and not this.is_jump_target
+        if this.opname == "RETURN_VALUE" and not literal:
+            return True
+    return False
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

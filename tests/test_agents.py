@@ -15,6 +15,11 @@ class Duet(Workflow):
         return replies["b"]
 
 
+def pick(self, problem):
+    replies = yield {agent.name: problem["prompt"] for agent in self.agents}
+    return replies["b"]
+
+
 def test_slots_default_to_every_agent_once_per_turn():
     workflow = Duet()
     workflow.num_turns = 2
@@ -68,9 +73,47 @@ def test_a_number_of_turns_that_is_no_whole_number_is_refused(value):
         workflow.validate()
 
 
-@pytest.mark.parametrize("missing", ["play", "solution"])
-def test_a_workflow_without_a_method_is_refused(missing):
-    methods = {name: method for name, method in vars(Duet).items() if name in ("play", "solution", "agents")}
-    del methods[missing]
-    with pytest.raises(TypeError, match=f"Half has no method '{missing}'. Write one that"):
-        type("Half", (Workflow,), methods)().validate()
+def half(**methods):
+    return type("Half", (Workflow,), {"agents": Duet.agents, **methods})()
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        ({"solution": Duet.solution}, "Half has no method 'play'. Write one that"),
+        (
+            {"play": Duet.play},
+            "Half.play returns no solution, and Half has no method 'solution'. Return the solution in play",
+        ),
+        (
+            {"play": pick, "num_turns": 2},
+            "Half has no method 'solution', which num_turns=2 needs: play returns only the",
+        ),
+    ],
+)
+def test_a_workflow_without_a_method_is_refused(methods, message):
+    with pytest.raises(TypeError, match=message):
+        half(**methods).validate()
+
+
+def test_play_may_return_the_solution():
+    half(play=pick).validate()
+    half(play=pick, solution=Duet.solution, num_turns=2).validate()
+
+
+class TestAsk:
+    PROBLEM = {"prompt": "Write f.\n"}
+
+    def test_puts_role_problem_and_texts_together(self):
+        assert Duet().ask("a", self.PROBLEM) == [{"role": "user", "content": "Write.\n\nWrite f.\n"}]
+        [message] = Duet().ask("a", self.PROBLEM, "It failed:", "x is 3")
+        assert message["content"] == "Write.\n\nWrite f.\n\nIt failed:\n\nx is 3"
+
+    def test_keeps_the_messages_before(self):
+        system = {"role": "system", "content": "Be brief."}
+        asked = Duet().ask("b", {"prompt": [system, {"role": "user", "content": "Write f."}]}, "Now.")
+        assert asked == [system, {"role": "user", "content": "Write.\n\nWrite f.\n\nNow."}]
+
+    def test_names_an_agent_that_does_not_exist(self):
+        with pytest.raises(ValueError, match=r"Duet has no agent 'c'\. Use one of \['a', 'b'\]"):
+            Duet().ask("c", self.PROBLEM)

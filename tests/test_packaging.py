@@ -103,3 +103,4 @@ class TestWheel:
 
     def test_has_a_command_line(self, installed):
         assert "--problem" in self.run(installed, "-m", "marcog_trl", "solve", "--help")
+        assert "--problem" in self.run(installed, installed / "bin" / "marcog-trl", "solve", "--help")

@@ -150,18 +150,24 @@ class SavedTeamArguments:
 
     Args:
         adapter (`str`, *optional*):
-            Folder or Hub repository of the team.
+            Folder or Hub repository of the team. `--team` is the same flag.
         base_model (`str`, *optional*):
             Where the team's base model is now. Defaults to where it was in training.
         num_agents (`int`, *optional*):
             Number of agents. Defaults to the number that was trained.
         agents (`str`, *optional*):
             YAML file: a list of `{name, role}`, which is the whole team, or a mapping of agents' names to role texts.
+        workflow (`str`, *optional*):
+            Name of the workflow, such as `my_team.py:Debate`. Defaults to the saved one.
+        trust_remote_code (`bool`, *optional*, defaults to `False`):
+            Whether to run the file of the saved workflow, if it has one.
         isolation (`str`, *optional*, defaults to `"strict"`):
             How programs are confined: `"strict"`, `"best_effort"` or `"none"`.
     """
 
-    adapter: str | None = field(default=None, metadata={"help": "Folder or Hub repository of a saved team."})
+    adapter: str | None = field(
+        default=None, metadata={"help": "Folder or Hub repository of a saved team.", "aliases": ["--team"]}
+    )
     base_model: str | None = field(
         default=None, metadata={"help": "Where the team's base model is. Default: where it was in training."}
     )
@@ -171,5 +177,11 @@ class SavedTeamArguments:
     agents: str | None = field(
         default=None,
         metadata={"help": "YAML file: a list of all agents with name and role, or a mapping of names to role texts."},
+    )
+    workflow: str | None = field(
+        default=None, metadata={"help": "The workflow, such as my_team.py:Debate. Default: the saved one."}
+    )
+    trust_remote_code: bool = field(
+        default=False, metadata={"help": "Whether to run the file of the saved workflow, if it has one."}
     )
     isolation: str = field(default="strict", metadata={"help": "How programs are confined."})

@@ -1,8 +1,37 @@
-"""Measures a team, or a model as it is, from a command line."""
+"""
+Measures a team on problems: pass@k, tests passed, rewards, tokens and seconds, as a table and in files.
+
+A saved team; its base model before training; one untrained agent with the team's budget of tokens; a model as it is:
+
+    marcog-trl evaluate --team outputs/quickstart --output outputs/quickstart/evaluation.json
+    marcog-trl evaluate --team outputs/quickstart --untrained
+    marcog-trl evaluate --team outputs/quickstart --single_agent
+    marcog-trl evaluate --model_name_or_path Qwen/Qwen2.5-Coder-0.5B-Instruct --dataset_name humaneval \\
+        --workflow collaboration --override temperature=0.8
+
+The same weights with more or fewer agents, or with other role texts (agents.yaml: a list of `{name: ..., role: ...}`, which
+is the whole team, or a mapping of names to texts):
+
+    marcog-trl evaluate --team outputs/quickstart --num_agents 4
+    marcog-trl evaluate --team outputs/quickstart --agents agents.yaml
+
+A team with a workflow of its own, whose file is saved with it; or with a copy of that file:
+
+    marcog-trl evaluate --team outputs/debate --trust_remote_code
+    marcog-trl evaluate --team outputs/debate --workflow my_team.py:Debate
+
+A team that was trained with a reward function of its own needs one that this package has:
+
+    marcog-trl evaluate --team outputs/debate --trust_remote_code --reward execution_reward
+
+The same command continues an evaluation with `--output` that was stopped. Several processes share the problems: with `accelerate
+launch --config_file recipes/ddp.yaml --num_processes 8 recipes/evaluate.py ...` the figures are the same.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -12,7 +41,7 @@ from marcog_trl.checks import Range, check_number
 from marcog_trl.cli.agents_file import agent_settings
 from marcog_trl.cli.arguments import SavedTeamArguments, column_names
 from marcog_trl.cli.comlrl import nearest_setting
-from marcog_trl.cli.endings import Kept, one_line
+from marcog_trl.cli.endings import interrupts, one_line
 from marcog_trl.cli.parsing import parse_override, read_arguments
 from marcog_trl.evaluation.baselines import single_agent, untrained_team
 from marcog_trl.evaluation.evaluate import check_evaluation, evaluate_team
@@ -26,7 +55,7 @@ from marcog_trl.team.team import Team
 
 @dataclass(kw_only=True)
 class EvaluationArguments(SavedTeamArguments):
-    """Arguments of recipes/evaluate.py; see its `--help`."""
+    """Arguments of `marcog-trl evaluate`; see its `--help`."""
 
     untrained: bool = field(default=False, metadata={"help": "Whether the team is measured without its adapter."})
     single_agent: bool = field(
@@ -40,6 +69,9 @@ class EvaluationArguments(SavedTeamArguments):
     dataset_test_split: str = field(default="test", metadata={"help": "Split of the problems."})
     dataset_columns: list[str] = field(
         default_factory=list, metadata={"help": "Columns under other names, such as prompt=question test=asserts."}
+    )
+    reward: list[str] | None = field(
+        default=None, metadata={"help": "Names of reward functions to measure. Default: those of the training."}
     )
     num_samples: int = field(default=10, metadata={"help": "Sampled episodes per problem."})
     k: list[int] | None = field(
@@ -89,13 +121,15 @@ def _team_settings(args: EvaluationArguments) -> dict[str, Any]:
     """Settings of the team that replace the saved ones."""
     agents = agent_settings(args.num_agents, args.agents)
     settings = {"isolation": args.isolation, **dict(map(parse_override, args.override))}
+    if args.workflow is not None:
+        agents["workflow"] = args.workflow
     known = [f.name for f in fields(TeamSettings)] + ["model_init_kwargs"]
     for name in settings:
         if name not in known:
             near = nearest_setting(name, known)
             raise ValueError(f"--override has an unknown key {name!r}." + (near and f" Did you mean {near}?"))
         if name in agents:
-            raise ValueError(f"--override has {name}, which --num_agents or --agents sets, too. Use one of them.")
+            raise ValueError(f"--override has {name}, which another flag sets, too. Use one of them.")
     return settings | agents
 
 
@@ -106,10 +140,13 @@ def _load(args: EvaluationArguments, settings: dict[str, Any]) -> tuple[Team, st
         check_model("model_name_or_path", model)
         return untrained_team(model, TeamSettings(**settings), model_init_kwargs=model_init_kwargs), "untrained model"
     if args.single_agent:
-        return single_agent(
-            args.adapter, base_model=args.base_model, **settings
-        ), "untrained single agent, budget of the team"
-    team = Team.from_pretrained(args.adapter, base_model=args.base_model, **settings)
+        team = single_agent(
+            args.adapter, base_model=args.base_model, trust_remote_code=args.trust_remote_code, **settings
+        )
+        return team, "untrained single agent, budget of the team"
+    team = Team.from_pretrained(
+        args.adapter, base_model=args.base_model, trust_remote_code=args.trust_remote_code, **settings
+    )
     return team, "untrained team" if args.untrained else "trained team"
 
 
@@ -129,6 +166,7 @@ def measure(args: EvaluationArguments) -> tuple[str, dict[str, Any], int]:
             sampling=args.sampling,
             output=args.output,
             overwrite_output=args.overwrite_output,
+            reward_funcs=args.reward,
             description={"measured": measured, "from": args.adapter or args.model_name_or_path},
         )
     return measured, figures, len(problems)
@@ -143,20 +181,24 @@ def _kept_by(output: str | None) -> str:
     return f"{done} problems are kept in {partial}. The same command continues from there."
 
 
-def evaluate(kept: Kept) -> None:
+def main(argv: Sequence[str]) -> int:
     """
-    Measures what the process's command line names, and prints the figures.
+    Runs `marcog-trl evaluate`: measures what the flags name, and prints the figures.
 
     Args:
-        kept ([`Kept`]): Told what an interruption leaves behind.
+        argv (`list[str]`): The flags.
+
+    Returns:
+        `int`: The exit status, 0.
 
     Raises:
         SystemExit: With one line, if anything in the command line, the data or the model is wrong.
     """
-    with one_line(ValueError, OSError):
-        args = read_arguments(EvaluationArguments)
+    with interrupts() as kept, one_line(ValueError, OSError):
+        args = read_arguments(EvaluationArguments, argv, "marcog-trl evaluate", __doc__)
         kept.now = lambda: _kept_by(args.output)
         with redirect_stdout(sys.stderr):  # libraries print there too
             team, figures, number = measure(args)
     if this_process().is_main_process:
         print_evaluation(figures, f"{team}: {number} problems of {args.dataset_name}, {args.num_samples} samples each")
+    return 0

@@ -1,8 +1,23 @@
-"""Exports a team's agents as ordinary LoRA adapters, and pushes them, from a command line."""
+"""
+Writes each agent of a saved team as an ordinary LoRA adapter, for PEFT and vLLM, beside a copy of the team, and pushes the
+folder to the Hub:
+
+    marcog-trl export --team outputs/quickstart --output_dir outputs/team
+    marcog-trl export --output_dir outputs/team --push user/team
+
+The second command pushes a folder that was written before. With `--push` in the first one, it does both.
+
+With `--num_agents` or `--agents agents.yaml` (a list of `{name: ..., role: ...}`, which is the whole team, or a mapping of
+names to texts) it is a team of other agents with the same weights. A team with a workflow of its own, whose file is saved with
+it, needs `--trust_remote_code`, or a copy of that file:
+
+    marcog-trl export --team outputs/debate --output_dir outputs/team --workflow my_team.py:Debate
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +25,7 @@ from typing import Any
 from marcog_trl.checks import COUNT, check_number
 from marcog_trl.cli.agents_file import agent_settings
 from marcog_trl.cli.arguments import SavedTeamArguments
-from marcog_trl.cli.endings import Kept, one_line
+from marcog_trl.cli.endings import interrupts, one_line
 from marcog_trl.cli.parsing import read_arguments
 from marcog_trl.problems import load_problems
 from marcog_trl.processes import this_process
@@ -22,7 +37,7 @@ from marcog_trl.team.team import Team
 
 @dataclass(kw_only=True)
 class ExportArguments(SavedTeamArguments):
-    """Arguments of recipes/export.py; see its `--help`."""
+    """Arguments of `marcog-trl export`; see its `--help`."""
 
     output_dir: str = field(metadata={"help": "Folder to write, or a folder that was written before."})
     push: str | None = field(default=None, metadata={"help": "Repository of the Hub, such as user/team."})
@@ -39,9 +54,9 @@ class ExportArguments(SavedTeamArguments):
             raise ValueError(
                 "There is nothing to export or push. Set --adapter outputs/quickstart, or --push user/team."
             )
-        if self.adapter is None and (self.num_agents is not None or self.agents is not None):
+        if self.adapter is None and (self.num_agents, self.agents, self.workflow) != (None, None, None):
             raise ValueError(
-                "--num_agents and --agents need --adapter. Set --adapter outputs/quickstart, for example."
+                "--num_agents, --agents and --workflow need --adapter. Set --adapter outputs/quickstart, for example."
             )
         check_number("num_problems", self.num_problems, COUNT, whole=True, default=64)
         if self.push is not None:
@@ -54,25 +69,35 @@ def _export(args: ExportArguments) -> tuple[dict[str, Any], bool]:
     problems = load_problems(args.dataset_name, args.dataset_split)
     problems = problems.select(range(min(args.num_problems, len(problems))))
     folder = find_team(str(args.adapter))
-    team = Team.from_pretrained(folder, base_model=args.base_model, isolation=args.isolation, **settings)
+    team = Team.from_pretrained(
+        folder,
+        base_model=args.base_model,
+        workflow=args.workflow,
+        trust_remote_code=args.trust_remote_code,
+        isolation=args.isolation,
+        **settings,
+    )
     report = export_team(team, folder, args.output_dir, problems)
     team.close()
     return report, this_process().is_main_process
 
 
-def export(kept: Kept) -> None:
+def main(argv: Sequence[str]) -> int:
     """
-    Writes and pushes what the process's command line names, and prints what was written.
+    Runs `marcog-trl export`: writes and pushes what the flags name, and prints what was written.
 
     Args:
-        kept ([`Kept`]): Told what an interruption leaves behind.
+        argv (`list[str]`): The flags.
+
+    Returns:
+        `int`: The exit status, 0.
 
     Raises:
         SystemExit: With one line, if anything in the command line or the team is wrong, or the push failed.
     """
     writes = True
-    with one_line(ValueError, OSError, PushError):
-        args = read_arguments(ExportArguments)
+    with interrupts() as kept, one_line(ValueError, OSError, PushError):
+        args = read_arguments(ExportArguments, argv, "marcog-trl export", __doc__)
         if args.adapter is not None:
             with redirect_stdout(sys.stderr):  # libraries print there too
                 report, writes = _export(args)
@@ -82,3 +107,4 @@ def export(kept: Kept) -> None:
                 print(f"{args.output_dir}/agents/{agent}: {distance if own['tokens'] else 'the agent itself'}")
         if args.push is not None and writes:
             print(f"Pushed: {push_team(args.output_dir, args.push, private=args.private).commit_url}")
+    return 0

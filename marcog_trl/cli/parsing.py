@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import sys
-from argparse import Namespace
+from argparse import ArgumentDefaultsHelpFormatter, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -53,10 +54,14 @@ RECIPE_OF: dict[type, str] = {
 _LENGTHS = {"num_train_epochs", "max_steps", "num_steps"}
 
 
+class _Help(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
+    """Keeps the lines of the description, and shows the defaults of flags."""
+
+
 class _OneLineParser(TrlParser):
-    def __init__(self, dataclass_types: tuple[type, ...]):
+    def __init__(self, dataclass_types: tuple[type, ...], **options: Any):
         # An abbreviation changes its meaning when a flag is added
-        super().__init__(cast(Any, dataclass_types), allow_abbrev=False)
+        super().__init__(cast(Any, dataclass_types), allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
@@ -96,13 +101,16 @@ def parse_override(argument: str) -> tuple[str, Any]:
     return name, value
 
 
-def read_arguments(cls: type, argv: Sequence[str] | None = None) -> Any:
+def read_arguments(
+    cls: type, argv: Sequence[str] | None = None, prog: str | None = None, description: str | None = None
+) -> Any:
     """
     Reads a command line into a dataclass, whose fields are flags and keys of the file of `--config`.
 
     Args:
         cls (`type`): The dataclass.
         argv (`list[str]`, *optional*): The command line; defaults to the process's own.
+        prog, description (`str`, *optional*): What `--help` calls the program, and says before the flags.
 
     Raises:
         ValueError: If a flag is unknown (the error suggests the nearest one), a value has the wrong type, or the file cannot
@@ -111,7 +119,7 @@ def read_arguments(cls: type, argv: Sequence[str] | None = None) -> Any:
     argv = sys.argv[1:] if argv is None else list(argv)
     if argv[-1:] == ["--config"]:
         raise ValueError("--config needs a file. Write --config file.yaml.")
-    parser = _OneLineParser((cls,))
+    parser = _OneLineParser((cls,), prog=prog, description=description, formatter_class=_Help)
     for argument in argv:
         name = argument.partition("=")[0]
         if name.startswith("--") and name != "--config" and name not in parser._option_string_actions:
@@ -167,6 +175,7 @@ def read_training_arguments(
         if "WANDB_DIR" in environment:
             Path(environment["WANDB_DIR"]).mkdir(parents=True, exist_ok=True)  # wandb would write elsewhere
     _check_model(model, parser)
+    copy.copy(args).make_workflow()  # an unusable one is refused before a model is built
     if model.model_name_or_path == MODEL_NAME:
         with args.main_process_first(desc="build the embedded default model"):
             model.model_name_or_path = build_default_model()

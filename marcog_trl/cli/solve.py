@@ -1,10 +1,16 @@
 """
 Solves a problem with a saved team:
 
-    python -m marcog_trl solve --team outputs/quickstart --problem problem.py
+    marcog-trl solve --team outputs/quickstart --problem recipes/examples/problem.py
 
 The problem is a Python file whose last function has a docstring and no body. Asserts after the function are its tests. Pass other
-tests, such as `check(candidate)` or unittest classes, with `--tests tests.py`.
+tests, such as `check(candidate)` or unittest classes, with `--tests tests.py`. The code is printed to standard output, and the
+results of the tests to standard error. The exit status is 1 if a test fails, or no reply has code.
+
+A team with a workflow of its own, whose file is saved with it; or with a copy of that file:
+
+    marcog-trl solve --team outputs/debate --problem problem.py --trust_remote_code
+    marcog-trl solve --team outputs/debate --problem problem.py --workflow my_team.py:Debate
 """
 
 from __future__ import annotations
@@ -13,6 +19,7 @@ import argparse
 import ast
 import contextlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,20 +84,33 @@ def solve(args: argparse.Namespace) -> Answer:
     from marcog_trl.team.team import Team
 
     settings = agent_settings(args.num_agents, args.agents)
-    team = Team.from_pretrained(args.team, base_model=args.base_model, isolation=args.isolation, **settings)
+    team = Team.from_pretrained(
+        args.team,
+        base_model=args.base_model,
+        workflow=args.workflow,
+        trust_remote_code=args.trust_remote_code,
+        isolation=args.isolation,
+        **settings,
+    )
     answer = team.solve(problem, greedy=not args.sample)
     team.close()
     return answer
 
 
 def show(answer: Answer, messages: bool) -> int:
-    """Prints the code to standard output and the rest to standard error. Returns the exit status: 1 if a test failed."""
+    """
+    Prints the code to standard output and the rest to standard error. Returns the exit status: 1 if a test failed, or there is
+    no code.
+    """
     if messages:
         for message in answer.messages:
             print(f"--- {message['agent']}, turn {message['turn']}\n{message['reply'].strip()}", file=sys.stderr)
-    print(answer.code)
+    if answer.code:
+        print(answer.code)
+    else:
+        print("No reply has code. Add --messages to see the replies.", file=sys.stderr)
     if answer.verdict is None:
-        return 0
+        return 0 if answer.code else 1
     for number, result in enumerate(answer.verdict.tests, start=1):
         print(f"{number:4d}  {result.status:8s} {result.message}".rstrip(), file=sys.stderr)
     verdict = answer.verdict
@@ -98,29 +118,30 @@ def show(answer: Answer, messages: bool) -> int:
     return 0 if answer.verdict.status == "passed" else 1
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = OneLineParser(prog="python -m marcog_trl", description="Commands for saved teams.")
-    commands = parser.add_subparsers(required=True)
-    command = commands.add_parser(
-        "solve", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, help="solves a problem"
+def main(argv: Sequence[str]) -> int:
+    """Runs `marcog-trl solve` with these flags. Returns the exit status."""
+    parser = OneLineParser(
+        prog="marcog-trl solve", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    command.add_argument("--team", required=True, help="folder of a saved team, or a repository of the Hub")
-    command.add_argument("--problem", type=Path, required=True, help="Python file with the function to write")
-    command.add_argument("--tests", type=Path, help="Python file with tests")
-    command.add_argument("--base_model", help="where the team's base model is (default: where it was in training)")
-    command.add_argument("--num_agents", type=int, help="number of agents (default: the number that was trained)")
-    command.add_argument(
+    parser.add_argument(
+        "--team", "--adapter", required=True, help="folder of a saved team, or a repository of the Hub"
+    )
+    parser.add_argument("--problem", type=Path, required=True, help="Python file with the function to write")
+    parser.add_argument("--tests", type=Path, help="Python file with tests")
+    parser.add_argument("--base_model", help="where the team's base model is (default: where it was in training)")
+    parser.add_argument("--num_agents", type=int, help="number of agents (default: the number that was trained)")
+    parser.add_argument(
         "--agents", type=Path, help="YAML file: a list of all agents, or a mapping of names to role texts"
     )
-    command.add_argument("--sample", action="store_true", help="sample instead of decoding greedily")
-    command.add_argument("--messages", action="store_true", help="print every agent's replies to standard error")
-    command.add_argument("--isolation", choices=ISOLATION_LEVELS, default="strict")
+    parser.add_argument("--workflow", help="the team's workflow, such as my_team.py:Debate (default: the saved one)")
+    parser.add_argument("--trust_remote_code", action="store_true", help="run the file of the saved workflow")
+    parser.add_argument("--sample", action="store_true", help="sample instead of decoding greedily")
+    parser.add_argument("--messages", action="store_true", help="print every agent's replies to standard error")
+    parser.add_argument("--isolation", choices=ISOLATION_LEVELS, default="strict", help="how programs are confined")
     args = parser.parse_args(argv)
     try:
         with contextlib.redirect_stdout(sys.stderr):  # libraries print there too
             answer = solve(args)
     except (ValueError, OSError) as error:
         parser.exit(2, f"error: {' '.join(str(error).split())}\n")
-    except KeyboardInterrupt:
-        parser.exit(130, "Interrupted. Nothing was written.\n")
     return show(answer, args.messages)

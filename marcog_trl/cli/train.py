@@ -33,7 +33,7 @@ from marcog_trl.team.base_models import check_model
 from marcog_trl.team.hub import PushError
 from marcog_trl.trainers.checkpoints import (
     CheckpointError,
-    check_same_team,
+    check_resumable,
     delete_checkpoints,
     full_disk_explained,
     last_whole_checkpoint,
@@ -99,7 +99,7 @@ def train(
             )
             trainer.get_optimizer_cls_and_kwargs(args, trainer.model)  # which may need a package
             if checkpoint is not None:
-                check_same_team(f"resume_from_checkpoint={checkpoint!r}", Path(checkpoint), trainer.team.description)
+                check_resumable(f"resume_from_checkpoint={checkpoint!r}", Path(checkpoint), trainer.team.description)
             trainer.accelerator.print(f"Code execution: {trainer.executor.isolation}")
         except (ValueError, ImportError, PushError) as error:  # ImportError: what a way of loading the model needs
             sys.exit(error_line(error))

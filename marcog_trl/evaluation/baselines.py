@@ -19,7 +19,7 @@ from marcog_trl.team.team import Team
 def untrained_team(
     model: str,
     settings: TeamSettings | None = None,
-    workflow: Workflow | None = None,
+    workflow: Workflow | str | None = None,
     tokenizer: Any = None,
     model_init_kwargs: Mapping[str, Any] | None = None,
     device: Any = None,
@@ -30,7 +30,7 @@ def untrained_team(
     Args:
         model (`str`): Name or path of the model.
         settings ([`TeamSettings`], *optional*): Workflow and generation settings. The default workflow is `"single"`.
-        workflow ([`Workflow`], *optional*): The team's workflow, if it is not a built-in one.
+        workflow ([`Workflow`] or `str`, *optional*): Replaces the workflow of the settings: an instance or a name.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): Defaults to the model's tokenizer.
         model_init_kwargs (`Mapping`, *optional*): Keyword arguments for the model's `from_pretrained`.
         device (`str` or `torch.device`, *optional*): Device of the model. Defaults to this process's accelerator, or the CPU.
@@ -54,7 +54,11 @@ def untrained_team(
 
 
 def single_agent(
-    path: str | Path, workflow: Workflow | None = None, base_model: str | None = None, **settings: Any
+    path: str | Path,
+    workflow: Workflow | str | None = None,
+    base_model: str | None = None,
+    trust_remote_code: bool = False,
+    **settings: Any,
 ) -> Team:
     """
     Builds a single agent on the untrained base model of a saved team.
@@ -64,7 +68,7 @@ def single_agent(
 
     Args:
         path (`str`): Folder of the saved team, or a repository on the Hub.
-        workflow ([`Workflow`], *optional*): The team's workflow, if it is not a built-in one.
+        workflow, trust_remote_code: As in [`Team.from_pretrained`]. The workflow is asked for the number of its replies.
         base_model (`str`, *optional*): Name or path of the base model. Defaults to the one that the team was saved with.
         **settings: Fields of [`TeamSettings`] that override the saved ones, such as `temperature`.
             `max_completion_length` is the length of one reply of the team.
@@ -77,7 +81,7 @@ def single_agent(
     """
     path = find_team(path)
     saved = TeamDescription.read(path / TEAM_FILE)
-    of_team, _ = settings_with(path, saved, settings, workflow)
+    of_team, _ = settings_with(path, saved, settings, workflow, trust_remote_code)
     played = replace(of_team).make_workflow(workflow)
     of_one = replace(
         of_team,

@@ -113,7 +113,7 @@ def evaluate_team(
     world, rank = accelerator.num_processes, accelerator.process_index
     journal = None
     if output is not None and accelerator.is_main_process:
-        settings = _settings(team, rows, num_samples, seed, sampling, description or {})
+        settings = _settings(team, names, rows, num_samples, seed, sampling, description or {})
         journal = Journal(Path(output), settings, overwrite_output)
     with journal or nullcontext():
         records = {} if output is None else resume_on_all(journal)
@@ -148,7 +148,15 @@ def make_scorer(team: Team, trainer: MultiAgentTrainer | None, reward_funcs: Any
         return trainer.scorer, trainer.reward_func_names
     given = team.description.rewards if reward_funcs is None else reward_funcs
     given = given if isinstance(given, list) else [given]
-    funcs = [named_reward(func) for func in given]
+    try:
+        funcs = [named_reward(func) for func in given]
+    except ValueError as error:
+        if reward_funcs is not None:
+            raise
+        raise ValueError(
+            f"The team was trained with a reward of its own: {error} Pass the function, reward_funcs=my_reward, or measure "
+            "another reward (--reward execution_reward)."
+        ) from error
     for func in funcs:
         if not callable(func) or isinstance(func, torch.nn.Module):
             raise ValueError(
@@ -202,6 +210,7 @@ def check_evaluation(
 
 def _settings(
     team: Team,
+    reward_names: list[str],
     rows: list[dict[str, Any]],
     num_samples: int,
     seed: int,
@@ -223,6 +232,7 @@ def _settings(
         "weights": {"sha256": weights.hexdigest()},
         "execution": {"timeout": team.settings.execution_timeout, "memory_mb": team.settings.execution_memory_mb},
         **team.description.to_dict(),
+        "rewards": reward_names,
     }
     return json.loads(json.dumps(settings))
 

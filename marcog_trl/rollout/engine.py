@@ -33,7 +33,7 @@ def play(
     generate: Generate,
     encode: Callable[[list[Prompt]], list[list[int]]],
     decode: Callable[[list[list[int]]], list[str]],
-    executor: CodeExecutor | None = None,
+    executor: Callable[[], CodeExecutor] = shared_executor,
     score: Callable[[list[Episode], int], None] | None = None,
     total: Callable[[int], int] = int,
     ends: Callable[[Episode], bool] | None = None,
@@ -47,7 +47,8 @@ def play(
         generate (`Callable`): `generate(rows) -> (completion_ids, logprobs or None)`, called once per stage.
         encode (`Callable`): `encode(prompts) -> prompt_ids`.
         decode (`Callable`): `decode(completion_ids) -> texts`.
-        executor (`CodeExecutor`, *optional*): Runs the jobs of workflows. Defaults to the shared executor.
+        executor (`Callable`, *optional*): `executor()` returns the `CodeExecutor` that runs the jobs of workflows, when there
+            are some. Defaults to the shared executor.
         score (`Callable`, *optional*): `score(episodes, turn)`, called once at the end of each turn. It sets the `rewards`
             of that turn in the episodes that played it.
         total (`Callable`, *optional*): Sums an `int` over all processes (a collective operation), so that all processes
@@ -89,7 +90,7 @@ def play_tree(
     decode: Callable[[list[list[int]]], list[str]],
     num_generations: int,
     joint_mode: str = "align",
-    executor: CodeExecutor | None = None,
+    executor: Callable[[], CodeExecutor] = shared_executor,
     score: Callable[[list[Episode], int], None] | None = None,
     total: Callable[[int], int] = int,
     ends: Callable[[list[Episode]], bool] | None = None,
@@ -176,7 +177,7 @@ class _Engine:
     generate: Generate
     encode: Callable[[list[Prompt]], list[list[int]]]
     decode: Callable[[list[list[int]]], list[str]]
-    executor: CodeExecutor | None
+    executor: Callable[[], CodeExecutor]
     total: Callable[[int], int]
     stage: int = 0
 
@@ -187,7 +188,7 @@ class _Engine:
             consulting = [player for player in players if isinstance(player.request, Consult)]
             if executing:
                 jobs = [job for player in executing for job in player.request.jobs]  # type: ignore[union-attr]
-                verdicts = iter((self.executor or shared_executor()).run(jobs))
+                verdicts = iter(self.executor().run(jobs))
                 for player in executing:
                     player.respond([next(verdicts) for _ in player.request.jobs])  # type: ignore[union-attr]
             elif consulting:

@@ -26,6 +26,7 @@ class EpisodePlayer:
         self.turn = 0
         self.node = self.parent = -1
         self.sibling = 0
+        self._returned: str | None = None  # what `play` returned: the solution of the last turn
         self._replies: dict[str, str] = {}
         self._verdicts: list[tuple[Job, Verdict]] = []
         self._slots = {
@@ -39,7 +40,7 @@ class EpisodePlayer:
             raise TypeError(
                 f"{self.title}.play returned {play!r}, since it has no `yield`. Let it yield {{agent name: prompt}}."
             )
-        self._play = cast(Generator[Request, Response, None], play)
+        self._play = cast(Generator[Request, Response, str | None], play)
         self.request: Request | None = self._advance(None)
         if self.request is None:
             raise ValueError(f"{self.title}.play asked no agent. Let it yield {{agent name: prompt}}.")
@@ -47,7 +48,8 @@ class EpisodePlayer:
     def _advance(self, response: Response | None) -> Request | None:
         try:
             request = next(self._play) if response is None else self._play.send(response)
-        except StopIteration:
+        except StopIteration as end:
+            self._returned = end.value
             return None
         if isinstance(request, Execute):
             if not request.jobs:
@@ -159,9 +161,11 @@ class EpisodePlayer:
             parts = self.workflow.parts(self.episode.problem, self._replies)
             if not isinstance(parts, Mapping):
                 raise TypeError(f"{self.title}.parts returned {parts!r:.80}. Return a dict of name -> text.")
-            solution = self.workflow.solution(self.episode.problem, parts)
+            solution, method = self._returned, "play"
+            if solution is None:
+                solution, method = self.workflow.solution(self.episode.problem, parts), "solution"
             if not isinstance(solution, str):
-                raise TypeError(f"{self.title}.solution returned {solution!r:.80}. Return the solution as text.")
+                raise TypeError(f"{self.title}.{method} returned {solution!r:.80}. Return the solution as text.")
             self.episode.turns.append(Turn(parts, solution, self._verdicts))
         elif not self.turn:
             raise ValueError(

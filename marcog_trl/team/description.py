@@ -2,20 +2,22 @@
 The files of a saved team beside its PEFT adapter.
 
 `team.json` (format 1) describes the team. `team_modules.safetensors` has the value head, the core decoder and the latent
-networks, if the team has them, under the keys of [`TeamModule`].
+networks, if the team has them, under the keys of [`TeamModule`]. If the workflow was loaded from a file, the file is there, too.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from marcog_trl.agents import Workflow
-from marcog_trl.files import write_json
+from marcog_trl.agents import Workflow, WorkflowFile
+from marcog_trl.files import write_json, write_whole
+from marcog_trl.workflows.from_file import names_file
 
 
 TEAM_FILE = "team.json"
@@ -54,6 +56,8 @@ class TeamDescription:
         quantization_config (`dict`, *optional*): How the base model was quantised in training.
         note (`str`, *optional*): A note for readers of the file.
         trained_as (`list[dict[str, str]]`, *optional*): The agents of the training, if they differ from `agents`.
+        source_file ([`WorkflowFile`], *optional*): The file of the workflow, if it was loaded from one. It is written beside
+            `team.json`, which has its name in `settings["workflow"]` and its SHA-256 in `workflow_sha256`.
     """
 
     trainer: str
@@ -72,7 +76,12 @@ class TeamDescription:
     quantization_config: dict[str, Any] | None = None
     note: str | None = None
     trained_as: list[dict[str, str]] | None = None
+    source_file: WorkflowFile | None = field(default=None, repr=False)
     format_version: int = TEAM_FORMAT
+
+    def __post_init__(self) -> None:
+        if "workflow" in self.settings:  # its file is in the same folder
+            self.settings = {**self.settings, "workflow": Path(str(self.settings["workflow"])).name}
 
     @classmethod
     def of(
@@ -98,6 +107,7 @@ class TeamDescription:
             settings={f.name: getattr(settings, f.name) for f in fields(settings) if f.name in _SAVED_SETTINGS},
             quantization_config=None if quantised is None else quantised.to_dict(),
             note=note,
+            source_file=workflow.source_file if names_file(settings.workflow) else None,
         )
 
     @classmethod
@@ -131,19 +141,38 @@ class TeamDescription:
                 f"{str(path)!r} has agents={content['agents']!r:.100}, which is not a list of names and role texts. "
                 f"{USE_SAVED_TEAM}"
             )
-        known = {f.name for f in fields(cls)}
+        known = {f.name for f in fields(cls)} - {"source_file"}
         described = {"num_turns": 1, "modules": {}, "versions": {}} | content
         settings = {name: value for name, value in content["settings"].items() if name not in _MACHINE_SETTINGS}
-        return cls(**{key: value for key, value in described.items() if key in known} | {"settings": settings})
+        description = cls(**{key: value for key, value in described.items() if key in known} | {"settings": settings})
+        file = path.parent / description.workflow_file
+        if description.workflow_file and file.is_file():
+            description.source_file = WorkflowFile(file.absolute(), file.read_bytes())
+        return description
 
     def write(self, folder: Path) -> None:
-        """Writes `team.json` into a folder."""
+        """Writes `team.json` and the file of the workflow into a folder."""
         write_json(folder / TEAM_FILE, self.to_dict())
+        source = self.source_file
+        if source is not None and source.path.resolve() != (folder / source.path.name).resolve():
+            write_whole(folder / source.path.name, source.content)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the content of `team.json`, without fields that are `None`."""
-        content = {"format_version": self.format_version, **asdict(self)}
+        content = {"format_version": self.format_version, **asdict(replace(self, source_file=None))}
+        content["workflow_sha256"] = self.workflow_sha256
         return {key: value for key, value in content.items() if value is not None}
+
+    @property
+    def workflow_file(self) -> str:
+        """Name of the file that the workflow was loaded from; empty if it has none."""
+        name = self.settings.get("workflow", "")
+        return name.rpartition(":")[0] if names_file(name) else ""
+
+    @property
+    def workflow_sha256(self) -> str | None:
+        """SHA-256 of the file that the workflow was loaded from; `None` if it has none."""
+        return None if self.source_file is None else hashlib.sha256(self.source_file.content).hexdigest()
 
     @property
     def names(self) -> list[str]:

@@ -139,7 +139,7 @@ def export_team(
         if writes:
             for name in root_files(folder):
                 shutil.copy(folder / name, partial / name)
-            if saved.agents != current.agents:
+            if (saved.agents, saved.workflow_sha256) != (current.agents, current.workflow_sha256):
                 _describe_another(partial, saved, current)
         report = export_agents(team, partial / AGENTS_FOLDER, problems)
         if writes:
@@ -265,12 +265,14 @@ def _divergence(team: Team, row: Any, z: torch.Tensor) -> float:
 
 
 def _describe_another(folder: Path, saved: TeamDescription, current: TeamDescription) -> None:
-    """Changes the copy of a saved team to one with other agents, which was not evaluated."""
+    """Changes the copy of a saved team to one with other agents or another file of its workflow, which was not evaluated."""
     for name in _OF_RUN:
         (folder / name).unlink(missing_ok=True)
-    settings = saved.settings | {name: current.settings[name] for name in ("num_agents", "roles")}
-    trained_as = saved.trained_as or saved.agents
-    dataclasses.replace(saved, agents=current.agents, settings=settings, trained_as=trained_as).write(folder)
+    settings = saved.settings | {name: current.settings[name] for name in ("num_agents", "roles", "workflow")}
+    trained_as = saved.trained_as if saved.agents == current.agents else saved.trained_as or saved.agents
+    dataclasses.replace(
+        saved, agents=current.agents, settings=settings, trained_as=trained_as, source_file=current.source_file
+    ).write(folder)
 
 
 def root_files(folder: Path) -> list[str]:

@@ -34,22 +34,24 @@ from marcog_trl.team.description import (
 from marcog_trl.team.modules import TeamModule
 from marcog_trl.team.settings import TeamSettings
 from marcog_trl.workflows import make_workflow
+from marcog_trl.workflows.from_file import names_file
 
 
 def load_team(
     cls: Any,
     path: str | Path,
-    workflow: Workflow | None,
+    workflow: Workflow | str | None,
     base_model: str | None,
     quantization_config: Any,
     model_init_kwargs: dict[str, Any],
     device: Any,
+    trust_remote_code: bool,
     overrides: dict[str, Any],
 ) -> Any:
     """See [`~marcog_trl.Team.from_pretrained`]. `overrides` are fields of [`TeamSettings`], and `cls` is the class of the team."""
     path = find_team(path)
     saved = TeamDescription.read(path / TEAM_FILE)
-    settings, others = settings_with(path, saved, overrides, workflow)
+    settings, others = settings_with(path, saved, overrides, workflow, trust_remote_code)
     given, workflow = workflow is not None, settings.make_workflow(workflow)
     if workflow.needs_tests:
         executor = settings.make_executor()  # first, because it raises on machines without isolation
@@ -125,16 +127,21 @@ def load_modules(path: Path, model: Any, settings: TeamSettings, agents: list[st
 
 
 def settings_with(
-    path: Path, saved: TeamDescription, overrides: Mapping[str, Any], workflow: Workflow | None
+    path: Path,
+    saved: TeamDescription,
+    overrides: Mapping[str, Any],
+    workflow: Workflow | str | None,
+    trust_remote_code: bool,
 ) -> tuple[TeamSettings, tuple[str, ...]]:
     """
-    Applies overrides to the settings of a saved team.
+    Applies overrides to the settings of a saved team. `workflow` replaces the saved one.
 
     Returns:
         `tuple[TeamSettings, tuple[str, ...]]`: The settings, and which of `num_agents` and `roles` change the agents.
 
     Raises:
-        ValueError: If a setting is unknown, or `num_agents` would change a team with one adapter per agent.
+        ValueError: If a setting is unknown, `num_agents` would change a team with one adapter per agent, or the saved
+            workflow is in a file that is not trusted or missing.
     """
     known = {f.name for f in fields(TeamSettings)}
     for name in overrides:
@@ -156,9 +163,13 @@ def settings_with(
             f"num_agents={overrides['num_agents']} does not fit {str(path)!r}: each of its agents {saved.names} has its own "
             "adapter. Leave num_agents out, or use a team that shares one adapter."
         )
-    if workflow is None and others:
-        overrides["roles"] = _roles(saved.settings, overrides)
     own = {name: value for name, value in saved.settings.items() if name in known}
+    if isinstance(workflow, str):
+        own["workflow"] = workflow
+    elif workflow is None and saved.workflow_file:
+        own["workflow"] = _trusted_workflow(path, saved, trust_remote_code)
+    if not isinstance(workflow, Workflow) and others:
+        overrides["roles"] = _roles(own, overrides)
     return TeamSettings(**own | overrides), others
 
 
@@ -174,6 +185,11 @@ def _describe(
 ) -> TeamDescription:
     """Describes the loaded team, and checks that it fits the saved one. `given`: whether the caller passed a workflow."""
     found = [agent.name for agent in workflow.agents]
+    if not given and saved.workflow != type(workflow).__name__:
+        raise ValueError(
+            f"{str(path)!r} was trained with the workflow {saved.workflow}, which is not in the folder. Pass it: "
+            f"workflow={saved.workflow}(), or workflow='my_team.py:{saved.workflow}' (--workflow)."
+        )
     if not others and saved.names != found:
         if given:
             raise ValueError(
@@ -194,6 +210,7 @@ def _describe(
         num_turns=workflow.num_turns,
         modules={name: current.get(name, value) for name, value in saved.modules.items()},
         settings=current,
+        source_file=(workflow.source_file if names_file(settings.workflow) else None) or saved.source_file,
     )
     replaced = {name: value for name, value in overrides.items() if value != saved.settings.get(name)}
     but = tuple(name for name, given in (("agents", others), ("base_model", base_model)) if given)
@@ -212,6 +229,22 @@ def _describe(
         f"{str(path / TEAM_FILE)!r} is inconsistent: {key} is {its!r}, but its settings give {ours!r}. {USE_SAVED_TEAM} For "
         "other role texts, pass roles={'main': ...} or --agents agents.yaml."
     )
+
+
+def _trusted_workflow(path: Path, saved: TeamDescription, trust_remote_code: bool) -> str:
+    """Returns the name of a saved workflow that is in a file of the team's folder."""
+    name = saved.settings["workflow"]
+    own = f"pass your copy of it: workflow={name!r} (--workflow {name})"
+    if saved.source_file is None:
+        raise ValueError(
+            f"{str(path)!r} has no {saved.workflow_file}, which defines its workflow. Restore it, or {own}."
+        )
+    if not trust_remote_code:
+        raise ValueError(
+            f"{str(path)!r} has its workflow in {saved.workflow_file}, and to load it runs this file. Read the file, then set "
+            f"trust_remote_code=True (--trust_remote_code), or {own}."
+        )
+    return str(path / name)
 
 
 def _roles(saved: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, str] | None:

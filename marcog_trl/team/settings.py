@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+import inspect
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, cast
 
@@ -14,9 +15,20 @@ from marcog_trl.checks import COUNT, NOT_NEGATIVE, POSITIVE, UNIT, Range, check_
 from marcog_trl.execution import CodeExecutor
 from marcog_trl.execution.isolation import ISOLATION_LEVELS, IsolationLevel
 from marcog_trl.execution.jobs import LEAST_MEMORY_MB
-from marcog_trl.workflows import Centralized, ClassTeam, Rounds, make_workflow
+from marcog_trl.workflows import Centralized, ClassTeam, Rounds, construct, workflow_class
 from marcog_trl.workflows.expert import ExpertEdits
 from marcog_trl.workflows.feedback import FEEDBACK_MODES
+from marcog_trl.workflows.from_file import names_file
+
+
+# Settings that only some workflows have, and what their constructors call them
+_OPTION_OF = {
+    "feedback": "feedback",
+    "visible_tests": "visible_tests",
+    "class_split": "split",
+    "expert_model": "expert",
+    "expert_base_url": "expert",
+}
 
 
 @dataclass
@@ -32,7 +44,10 @@ class PlaySettings:
     # Parameters that control the team
     workflow: str = field(
         default="single",
-        metadata={"help": "Built-in workflow: 'single', 'collaboration', 'pipeline', 'discussion' or 'classeval'."},
+        metadata={
+            "help": "'single', 'collaboration', 'pipeline', 'discussion', 'classeval', or a file and a class in it, such as "
+            "my_team.py:Debate."
+        },
     )
     num_turns: int = field(default=1, metadata={"help": "Rounds of the whole team, separated by feedback."})
     num_agents: int | None = field(
@@ -110,7 +125,8 @@ class PlaySettings:
         Makes the team's workflow, and updates the settings to describe it.
 
         Args:
-            workflow ([`Workflow`] or `str`, *optional*): An instance, or a name that replaces the field `workflow`.
+            workflow ([`Workflow`] or `str`, *optional*): An instance, or a name that replaces the field `workflow`. A file
+                that it names is run.
 
         Returns:
             [`Workflow`]: The validated workflow.
@@ -126,27 +142,39 @@ class PlaySettings:
             self._agree_with(workflow)
         else:
             self.workflow = workflow or self.workflow
-            workflow = make_workflow(self.workflow, **self._workflow_options())
+            made_of = workflow_class(self.workflow)
+            options = self._workflow_options(made_of)
+            workflow = construct(made_of, self.workflow, options)
+            if names_file(self.workflow):
+                self._agree_with(workflow, options)
         if self.centralized:
             workflow = Centralized(workflow)
         workflow.validate()
         return workflow
 
-    def _workflow_options(self) -> dict[str, Any]:
+    def _workflow_options(self, made_of: type[Workflow]) -> dict[str, Any]:
+        """Arguments of a workflow's class. One from a file takes what it likes."""
+        from_file = names_file(self.workflow)
         options: dict[str, Any] = {"num_turns": self.num_turns}
-        if self.num_turns > 1 or self.workflow == "pipeline":
+        if self.num_turns > 1 or self.workflow == "pipeline" or from_file:
             options |= {"feedback": self.feedback, "visible_tests": self.visible_tests}
         if self.num_turns > 1 and self.feedback == "expert_edits":
             options["expert"] = expert = ExpertEdits(self.expert_model or "", self.expert_base_url)
             expert.check()
+        if from_file:
+            takes = inspect.signature(made_of).parameters
+            options = {name: value for name, value in options.items() if name in takes}
         given = {"num_agents": self.num_agents, "roles": self.roles, "split": self.class_split}
         return options | {name: value for name, value in given.items() if value is not None}
 
-    def _agree_with(self, workflow: Workflow) -> None:
-        """Copies the settings of a workflow instance, and refuses settings that contradict it."""
+    def _agree_with(self, workflow: Workflow, options: Collection[str] | None = None) -> None:
+        """
+        Copies the settings of a workflow, and refuses settings that contradict it. `options`: the arguments that it was made
+        with, if it was made from these settings.
+        """
         brought: dict[str, Any] = {"num_turns": workflow.num_turns, "num_agents": len(workflow.agents)}
         brought["roles"] = {agent.name: agent.role for agent in workflow.agents}
-        brought |= dict.fromkeys(("feedback", "visible_tests", "class_split", "expert_model", "expert_base_url"))
+        brought |= {setting: None for setting, option in _OPTION_OF.items() if option not in (options or ())}
         if isinstance(workflow, Rounds):
             # 0 means all tests
             visible_tests = workflow.visible_tests if isinstance(workflow.visible_tests, int) else 0
@@ -160,10 +188,12 @@ class PlaySettings:
             asked = getattr(self, name)
             agrees = asked.items() <= value.items() if isinstance(asked, dict) else asked == value
             if asked != defaults[name] and not agrees:
-                raise ValueError(
-                    f"{name}={asked!r} contradicts the given workflow {type(workflow).__name__}. Pass {name} to the workflow, "
-                    "or pass the workflow's name."
-                )
+                title = type(workflow).__name__
+                if options is None:
+                    instead = f"Pass {name} to the workflow, or pass the workflow's name."
+                else:
+                    instead = f"Leave {name} out, or let {title} take it as an argument."
+                raise ValueError(f"{name}={asked!r} contradicts the given workflow {title}. {instead}")
         self.num_turns = workflow.num_turns
         if isinstance(workflow, Rounds):
             self.visible_tests = brought["visible_tests"]

@@ -53,10 +53,10 @@ class Team:
     Example:
 
     ```python
-    >>> from marcog_trl import Team
+    >>> from marcog_trl import Team, load_problems
 
     >>> team = Team.from_pretrained("outputs/quickstart")
-    >>> problem = {"prompt": "def double(x):  # twice x", "entry_point": "double"}
+    >>> problem = load_problems("builtin", "test")[36]  # first sort the list, then put 5 at the end
     >>> print(team.solve(problem).code)
     ```
 
@@ -103,11 +103,12 @@ class Team:
         path: str | Path,
         num_agents: int | None = None,
         roles: Mapping[str, str] | None = None,
-        workflow: Workflow | None = None,
+        workflow: Workflow | str | None = None,
         base_model: str | None = None,
         quantization_config: Any = None,
         model_init_kwargs: Mapping[str, Any] | None = None,
         device: str | torch.device | None = None,
+        trust_remote_code: bool = False,
         **settings: Any,
     ) -> Team:
         """
@@ -117,21 +118,24 @@ class Team:
             path (`str`): Folder that a trainer's `save_model` wrote, a checkpoint, or a repository on the Hub.
             num_agents (`int`, *optional*): Size of the team. Defaults to the size in training.
             roles (`Mapping[str, str]`, *optional*): Role texts that replace those of the training, by agent name.
-            workflow (`Workflow`, *optional*): The team's workflow, if it is not a built-in one.
+            workflow (`Workflow` or `str`, *optional*): The team's workflow, if it is neither a built-in one nor saved with
+                the team: an instance, or a name such as `"my_team.py:Debate"`.
             base_model (`str`, *optional*): Name or path of the base model. Defaults to the one that the team was saved with.
             quantization_config (`BitsAndBytesConfig`, *optional*): How to quantise the base model.
             model_init_kwargs (`Mapping`, *optional*): Arguments of the base model's `from_pretrained`, such as `dtype`, which
                 defaults to `"float32"` as in TRL.
             device (`str` or `torch.device`, *optional*): Device of the model. Defaults to this process's accelerator, or the
                 CPU.
+            trust_remote_code (`bool`, *optional*, defaults to `False`): Whether to run the team's own file, if it has its
+                workflow in one. Read the file first. The code of a base model is `model_init_kwargs={"trust_remote_code": True}`.
             **settings: Other fields of [`TeamSettings`], such as `max_completion_length`, `num_turns` or `isolation`.
 
         Returns:
             [`Team`].
 
         Raises:
-            ValueError: If the folder is not a saved team, a file cannot be read, the team does not fit the base model, or it
-                does not support the size, roles or settings.
+            ValueError: If the folder is not a saved team, a file cannot be read, the team does not fit the base model, it does
+                not support the size, roles or settings, or its workflow is in a file that is not trusted.
         """
         from marcog_trl.team.loading import load_team
 
@@ -140,7 +144,7 @@ class Team:
         }
         return load_team(
             cls, Path(path) if isinstance(path, Path) else path, workflow, base_model, quantization_config,
-            dict(model_init_kwargs or {}), device, settings,
+            dict(model_init_kwargs or {}), device, trust_remote_code, settings,
         )  # fmt: skip
 
     # Solving problems
@@ -292,7 +296,7 @@ class Team:
             "generate": generate,
             "encode": functools.partial(encode_prompts, self.tokenizer, **options),
             "decode": functools.partial(self.tokenizer.batch_decode, skip_special_tokens=True),
-            "executor": self.executor if self.workflow.needs_tests else self._executor,
+            "executor": lambda: self.executor,
             "total": self.total,
         }
 

@@ -15,6 +15,7 @@ from trl.trainer.base_trainer import _BaseTrainer
 from marcog_trl.team.loading import find_team
 from marcog_trl.trainers.checkpoints import (
     COMPLETE_FILE,
+    check_resumable,
     check_same_team,
     checkpoints_in,
     find_checkpoint,
@@ -35,7 +36,7 @@ class Checkpointing(_BaseTrainer):
         with only_run_in(self._folder(None)):
             checkpoint = find_checkpoint(self.args, resume_from_checkpoint)
             if checkpoint is not None:
-                check_same_team(f"resume_from_checkpoint={checkpoint!r}", Path(checkpoint), self.team.description)
+                check_resumable(f"resume_from_checkpoint={checkpoint!r}", Path(checkpoint), self.team.description)
             elif (
                 self.args.save_strategy != "no"
                 and self.is_world_process_zero()

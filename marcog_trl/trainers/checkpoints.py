@@ -253,6 +253,27 @@ def check_same_team(name: str, folder: Path, description: TeamDescription, but: 
         )
 
 
+def check_resumable(name: str, checkpoint: Path, description: TeamDescription) -> None:
+    """
+    Checks that a checkpoint is of the team of this run, and that the file of the workflow has not changed since.
+
+    Args:
+        name, description: See [`check_same_team`].
+        checkpoint (`Path`): The checkpoint.
+
+    Raises:
+        ValueError: If the checkpoint has another team, or another version of the file.
+    """
+    check_same_team(name, checkpoint, description)
+    saved = TeamDescription.read(checkpoint / TEAM_FILE)
+    both = saved.source_file is not None and description.source_file is not None
+    if both and saved.workflow_sha256 != description.workflow_sha256:
+        raise ValueError(
+            f"{name} has another version of the workflow's file, {str(checkpoint / saved.workflow_file)!r}, than this run. "
+            f"Set --workflow {checkpoint / saved.settings['workflow']} to resume with that version, or start a new run."
+        )
+
+
 # Errors of a full disk
 
 

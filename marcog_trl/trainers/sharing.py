@@ -18,7 +18,7 @@ from transformers.trainer_utils import HubStrategy
 from trl.trainer.utils import get_comet_experiment_url, get_trackio_space_url
 
 from marcog_trl.team.card import AGENTS_FOLDER, EXPORT_FILE, write_card
-from marcog_trl.team.description import MODULES_FILE, TEAM_FILE
+from marcog_trl.team.description import MODULES_FILE
 from marcog_trl.team.export import export_agents
 from marcog_trl.team.hub import check_repo_id, clear_push_errors, drop_other_agents, push_team
 from marcog_trl.trainers.checkpointing import Checkpointing
@@ -154,9 +154,9 @@ class Sharing(Checkpointing):
         if self.is_world_process_zero():
             self._finish_current_push()
             # The Trainer copies the other files
-            for name in (TEAM_FILE, MODULES_FILE):
-                if (checkpoint / name).is_file():
-                    shutil.copy(checkpoint / name, folder)
+            self.team.description.write(folder)
+            if (checkpoint / MODULES_FILE).is_file():
+                shutil.copy(checkpoint / MODULES_FILE, folder)
         self.accelerator.wait_for_everyone()
         try:
             self.export_agents(folder / AGENTS_FOLDER, self._first_problems(NUM_PROBLEMS_OF_CHECKPOINT))

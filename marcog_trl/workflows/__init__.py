@@ -1,6 +1,7 @@
 """The shipped workflows."""
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from marcog_trl.agents import Workflow
@@ -8,6 +9,7 @@ from marcog_trl.workflows.centralized import Centralized
 from marcog_trl.workflows.classes import ClassTeam
 from marcog_trl.workflows.collaboration import Collaboration
 from marcog_trl.workflows.discussion import Discussion
+from marcog_trl.workflows.from_file import load_class, make, names_file
 from marcog_trl.workflows.pipeline import Pipeline
 from marcog_trl.workflows.rounds import Rounds, Single
 
@@ -23,26 +25,48 @@ _WORKFLOWS: dict[str, type[Workflow]] = {
 }
 
 
+def workflow_class(name: str) -> type[Workflow]:
+    """
+    The class of a workflow by its name, which is a shipped one, or a file and a class in it.
+
+    Raises:
+        ValueError: If the name is unknown, or the file cannot be used.
+    """
+    if names_file(name):
+        return load_class(name)
+    if name not in _WORKFLOWS:
+        raise ValueError(
+            f"workflow={name!r} is unknown. Use one of {', '.join(map(repr, _WORKFLOWS))}, or a class of your own, such as "
+            "'my_team.py:Debate'."
+        )
+    return _WORKFLOWS[name]
+
+
 def make_workflow(name: str, **options: Any) -> Workflow:
     """
-    A shipped workflow by its name.
+    A workflow by its name.
 
     Args:
-        name (`str`): `"single"`, `"collaboration"`, `"pipeline"`, `"discussion"` or `"classeval"`.
-        **options: Arguments of [`Single`], [`Collaboration`], [`Pipeline`], [`Discussion`] or [`ClassTeam`].
+        name (`str`): `"single"`, `"collaboration"`, `"pipeline"`, `"discussion"` or `"classeval"`, or a file and a class in
+            it, such as `"my_team.py:Debate"`. The file is run.
+        **options: Arguments of [`Single`], [`Collaboration`], [`Pipeline`], [`Discussion`], [`ClassTeam`], or the class in
+            the file.
 
     Returns:
         `Workflow`: The workflow.
 
     Raises:
-        ValueError: If the name, an option or its value is unknown.
+        ValueError: If the name, an option or its value is unknown, or the file cannot be used.
     """
-    if name not in _WORKFLOWS:
-        raise ValueError(f"workflow={name!r} is unknown. Use one of {', '.join(map(repr, _WORKFLOWS))}.")
-    known = list(inspect.signature(_WORKFLOWS[name]).parameters)
+    return construct(workflow_class(name), name, options)
+
+
+def construct(cls: type[Workflow], name: str, options: Mapping[str, Any]) -> Workflow:
+    """A workflow of a class that [`workflow_class`] returned for `name`."""
+    known = list(inspect.signature(cls).parameters)
     for option in options:
         if option not in known:
             raise ValueError(
                 f"{option}={options[option]!r} is not an option of workflow={name!r}. Its options are {known}."
             )
-    return _WORKFLOWS[name](**options)
+    return make(cls, name, options) if names_file(name) else cls(**options)

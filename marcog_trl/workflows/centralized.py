@@ -20,13 +20,16 @@ class Centralized(Workflow):
         workflow (`Workflow`): Workflow of the team. Its agents must speak at the same moment, once per turn.
 
     Raises:
+        TypeError, ValueError: If the declaration of the workflow is wrong.
         ValueError: While playing, if the agents of the workflow do not speak at the same moment.
 
     Source: the centralised baseline of MAGRPO (https://huggingface.co/papers/2508.04652).
     """
 
     def __init__(self, workflow: Workflow):
+        workflow.validate()
         self.workflow = workflow
+        self.source_file = workflow.source_file
         names = [agent.name for agent in workflow.agents]
         template = "\n".join(f"<{name}>\n...\n</{name}>" for name in names)
         self.task = (
@@ -46,8 +49,8 @@ class Centralized(Workflow):
         while True:
             try:
                 request = next(inner) if answer is None else inner.send(answer)
-            except StopIteration:
-                return
+            except StopIteration as end:
+                return end.value
             if isinstance(request, Execute | Consult):
                 answer = yield request
                 continue

@@ -83,7 +83,7 @@ class Rounds(Workflow):
         for turn in range(self.num_turns):
             replies = yield from self._turn(problem, chats)
             if turn == self.num_turns - 1:
-                return
+                break
             reports = yield from self._reports(problem, replies)
             for agent in self.agents:
                 request = "Revise your answer." + (" Code only." if self._target(agent, problem) is not None else "")
@@ -92,6 +92,7 @@ class Rounds(Workflow):
                     {"role": "assistant", "content": replies[agent.name]},
                     {"role": "user", "content": "\n".join([*reports[agent.name], request])},
                 ]
+        return None  # `solution` reads the replies
 
     def _reports(self, problem: Mapping[str, Any], replies: Mapping[str, str]) -> Generator[Any, Any, dict]:
         """Lines of feedback for each agent, about its reply and the solution of the team."""

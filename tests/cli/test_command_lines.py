@@ -2,19 +2,41 @@
 
 import importlib.util
 import json
-import runpy
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
+from marcog_trl.cli.main import main
 from marcog_trl.cli.train import train
 from marcog_trl.execution.__main__ import main as execution_main
 
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 TRAINING = ("train_ppo", "train_magrpo", "train_shppo")
+
+
+TEAM = """
+from marcog_trl import Agent, Workflow
+
+
+class Note:
+    pass
+
+
+class Duo(Workflow):
+    agents = (Agent("a", "Write."), Agent("b", "Write."))
+
+    def play(self, problem):
+        replies = yield {agent.name: self.ask(agent.name, problem) for agent in self.agents}
+        return replies["a"]
+
+
+class Needy(Duo):
+    def __init__(self, rounds):
+        pass
+"""
 
 
 class LoadedTooEarly(BaseException):
@@ -45,6 +67,15 @@ def data(tmp_path):
     for name, change in {"number": {"prompt": 3}, "format": {"test_format": "nose"}}.items():
         file = files[name] = tmp_path / f"{name}.jsonl"
         file.write_text("\n".join(json.dumps(good | change) for _ in range(2)))
+    return {name: str(file) for name, file in files.items()}
+
+
+@pytest.fixture
+def workflows(tmp_path):
+    """Files of workflows."""
+    files = {"team": tmp_path / "team.py", "broken": tmp_path / "broken.py"}
+    files["team"].write_text(TEAM)
+    files["broken"].write_text(f"{TEAM}\ncolour\n")
     return {name: str(file) for name, file in files.items()}
 
 
@@ -112,6 +143,14 @@ BAD_TRAINING = {
     "--override marlhf.num_turns=2": "--override has the section 'marlhf'. Training with a reward model",
     "--override dataset.type=classeval": "dataset.type='classeval' is not supported. Remove it, and set workflow: classeval",
     "--override tokenizer.padding_side=left": "the section 'tokenizer'. The tokenizer is loaded as it was saved.",
+    "--workflow nowhere.py:Debate": "workflow='nowhere.py:Debate': the file 'nowhere.py' cannot be read: No such file",
+    "--workflow my_team.py": "workflow='my_team.py' is unknown. Use one of 'single', 'collaboration'",
+    "--workflow {team}:Dou": "team.py' defines no class 'Dou'. Did you mean ",
+    "--workflow {team}:Note": "Note is not a Workflow. Write 'class Note(Workflow):'",
+    "--workflow {team}:Needy": "needs the argument 'rounds', which no setting gives. Give it a default value.",
+    "--workflow {team}:Duo --num_agents 3": "num_agents=3 is not an option of workflow='",
+    "--workflow {team}:Duo --num_turns 2": "num_turns=2 contradicts the given workflow Duo. Leave num_turns out",
+    "--workflow {broken}:Duo": "cannot be imported: NameError: name 'colour' is not defined (",
     "--override dataset.name=coophumaneval dataset.train_split=train[16:]": "split='train[16:]' of problem set",
 }  # fmt: skip
 BAD_EVALUATION = {
@@ -133,13 +172,17 @@ BAD_EVALUATION = {
     "--model_name_or_path /nowhere --dataset_columns x": "dataset_columns='x' has no '='.",
     "--model_name_or_path /nowhere --override colour=red": "--override has an unknown key 'colour'.",
     "--model_name_or_path {tiny} --override temperature=0": "temperature=0 must be greater than 0.",
+    "--model_name_or_path {tiny} --workflow {team}:Dou": "team.py' defines no class 'Dou'. Did you mean ",
+    "--model_name_or_path {tiny} --workflow {broken}:Duo": "NameError: name 'colour' is not defined (",
+    "--adapter a --workflow single --override workflow=pipeline": "--override has workflow, which another flag sets, too.",
     "--config": "--config needs a file. Write --config file.yaml.",
     "--config missing.yaml": "No such file or directory: 'missing.yaml'",
 }  # fmt: skip
 BAD_EXPORT = {
     "": "the following arguments are required: --output_dir",
     "--output_dir o": "There is nothing to export or push. Set --adapter outputs/quickstart, or --push user/team.",
-    "--output_dir o --push user/team --num_agents 3": "--num_agents and --agents need --adapter.",
+    "--output_dir o --push user/team --num_agents 3": "--num_agents, --agents and --workflow need --adapter.",
+    "--output_dir o --push user/team --workflow a.py:A": "--num_agents, --agents and --workflow need --adapter.",
     "--output_dir o --adapter /nowhere": "'/nowhere' is not a folder. Use a folder that a trainer's save_model wrote.",
     "--output_dir o --adapter /nowhere --num_problems 0": "num_problems=0 must be at least 1. Set num_problems=64.",
     "--output_dir o --adapte /nowhere": "unknown flag --adapte. Did you mean --adapter?",
@@ -148,8 +191,8 @@ BAD_EXPORT = {
 
 class TestTraining:
     @pytest.mark.parametrize("argv", BAD_TRAINING)
-    def test_mistakes(self, line, models, data, tiny_model, argv):
-        flags = [flag.format(**models, **data) for flag in argv.split()]
+    def test_mistakes(self, line, models, data, workflows, tiny_model, argv):
+        flags = [flag.format(**models, **data, **workflows) for flag in argv.split()]
         model = [] if "--model_name_or_path" in flags else ["--model_name_or_path", tiny_model]
         splits = [] if "dataset.name" in argv else TRAIN
         report = [] if "--report_to" in flags else ["--report_to", "none"]
@@ -167,6 +210,10 @@ class TestTraining:
         argv = (*TRAIN, "--report_to", "wandb", "--model_name_or_path", tiny_model)
         assert "report_to='wandb' needs an account. Run `wandb login`" in line("train_ppo", *argv)
 
+    def test_a_workflow_is_checked_before_the_default_model_is_built(self, line, workflows, monkeypatch):
+        monkeypatch.setattr("marcog_trl.cli.parsing.build_default_model", load_too_early)
+        assert "NameError: name 'colour'" in line("train_shppo", "--workflow", f"{workflows['broken']}:Duo")
+
     def test_what_is_right_goes_on_to_the_model(self, line, tiny_model):
         with pytest.raises(LoadedTooEarly):
             line("train_ppo", *TRAIN, "--report_to", "none", "--output_dir", "o", "--model_name_or_path", tiny_model)
@@ -174,8 +221,8 @@ class TestTraining:
 
 class TestOtherRecipes:
     @pytest.mark.parametrize("argv", BAD_EVALUATION)
-    def test_evaluation(self, line, models, tiny_model, argv):
-        flags = [flag.format(**models, tiny=tiny_model) for flag in argv.split()]
+    def test_evaluation(self, line, models, workflows, tiny_model, argv):
+        flags = [flag.format(**models, **workflows, tiny=tiny_model) for flag in argv.split()]
         assert BAD_EVALUATION[argv] in line("evaluate", *flags)
 
     @pytest.mark.parametrize("argv", BAD_EXPORT)
@@ -184,7 +231,7 @@ class TestOtherRecipes:
 
 
 class TestCommands:
-    """`python -m marcog_trl.execution` and `python -m marcog_trl`."""
+    """`python -m marcog_trl.execution` and `marcog-trl solve`."""
 
     @pytest.fixture
     def files(self, tmp_path, monkeypatch):
@@ -219,25 +266,18 @@ class TestCommands:
     @pytest.mark.parametrize(
         ("argv", "message"),
         [
-            ("solve --team /nowhere --problem ok.py", "'/nowhere' is not a folder."),
-            ("solve --team /nowhere --problem missing.py", "cannot read 'missing.py': No such file or directory."),
-            ("solve --team /nowhere --problem bytes.py", "cannot read 'bytes.py': it is not UTF-8 text"),
-            ("solve --team /nowhere --problem bad.py", "the problem is not Python: invalid syntax"),
-            ("solve --tea /nowhere --problem ok.py", "unknown flag --tea. Did you mean --team?"),
-            ("", "the following arguments are required"),
+            ("--team /nowhere --problem ok.py", "'/nowhere' is not a folder."),
+            ("--adapter /nowhere --problem ok.py", "'/nowhere' is not a folder."),
+            ("--team /nowhere --problem missing.py", "cannot read 'missing.py': No such file or directory."),
+            ("--team /nowhere --problem bytes.py", "cannot read 'bytes.py': it is not UTF-8 text"),
+            ("--team /nowhere --problem bad.py", "the problem is not Python: invalid syntax"),
+            ("--tea /nowhere --problem ok.py", "unknown flag --tea. Did you mean --team?"),
+            ("", "the following arguments are required: --team/--adapter, --problem"),
         ],
     )
     def test_solve(self, files, capsys, argv, message):
-        main = importlib.import_module("marcog_trl.cli.solve").main
         with pytest.raises(SystemExit) as ended:
-            main(argv.split())
+            main(["solve", *argv.split()])
         printed = capsys.readouterr()
         assert ended.value.code == 2 and printed.err.startswith("error: ") and message in printed.err
         assert printed.err.count("\n") == 1 and printed.out == ""
-
-    def test_the_module_passes_on_the_exit_code(self, monkeypatch):
-        """A solution that fails its tests ends with 1."""
-        monkeypatch.setattr("marcog_trl.cli.solve.main", lambda: 1)
-        with pytest.raises(SystemExit) as ended:
-            runpy.run_module("marcog_trl", run_name="__main__")
-        assert ended.value.code == 1

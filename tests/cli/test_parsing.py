@@ -56,7 +56,7 @@ class TestParse:
         assert script.dataset_name == "humaneval" and args.workflow == "single"
 
     def test_flags_of_other_scripts_are_synonyms(self, default):
-        argv = "--base_model m --lora_rank 4 --learning_rate 1e-3 --num_steps 1e6 --num_agents 3 --save_dir out"
+        argv = "--base_model m --lora_rank 4 --learning_rate 1e-3 --num_steps 1e6 --num_agents 3 --save_dir out --workflow pipeline"
         argv += " --override trainer.num_turns=2 model.lora_rank=6 --report_to none"
         script, args, model = parse(MultiAgentPPOConfig, default, argv.split())
         assert model.model_name_or_path == "m" and model.lora_r == 6

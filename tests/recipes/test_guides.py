@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from marcog_trl.cli import parsing
+from marcog_trl.cli import parsing, solve
 from marcog_trl.cli.evaluate import EvaluationArguments
 from marcog_trl.cli.export import ExportArguments
 from marcog_trl.cli.parsing import read_arguments, read_training_arguments
+from marcog_trl.team.team import Answer
 
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +23,9 @@ COMMANDS = sorted(
     {
         (script, flags)
         for guide in GUIDES
-        for script, flags in re.findall(r"recipes/(train_\w+|evaluate|export)\.py\b([^`\n|]*)", guide.read_text())
+        for script, flags in re.findall(
+            r"(?:recipes/|marcog-trl )(train_\w+|evaluate|export|solve)(?:\.py)?\b([^`\n|]*)", guide.read_text()
+        )
         if "--" in flags
     }
 )
@@ -36,6 +39,9 @@ def test_flags_are_accepted(script, flags, monkeypatch):
     argv = shlex.split(flags, comments=True)
     if script.startswith("train_"):
         read_training_arguments(importlib.import_module(script).RECIPE, [*argv, "--bf16", "false"])
+    elif script == "solve":
+        monkeypatch.setattr(solve, "solve", lambda args: Answer("pass", []))
+        assert solve.main(argv) == 0
     else:
         read_arguments({"evaluate": EvaluationArguments, "export": ExportArguments}[script], argv)
 

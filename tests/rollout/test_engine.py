@@ -91,7 +91,7 @@ def problems(count):
 def run(workflow, count=3, **options):
     model, executor = Model(), Executor()
     episodes = play(
-        workflow, problems(count), model.generate, model.encode, model.decode, executor=executor, **options
+        workflow, problems(count), model.generate, model.encode, model.decode, executor=lambda: executor, **options
     )
     return episodes, model, executor
 
@@ -271,7 +271,7 @@ class TestSlots:
     def test_a_fork_fills_the_same_slots(self, workflow):
         model = Model()
         levels = play_tree(
-            workflow, problems(2), model.generate, model.encode, model.decode, num_generations=2, executor=Executor()
+            workflow, problems(2), model.generate, model.encode, model.decode, num_generations=2, executor=Executor
         )
         played = run(workflow, 2)[0]
         for i, episode in enumerate(levels[-1]):
@@ -372,9 +372,26 @@ class TestErrors:
             run(workflow)
 
 
+def asks_once(self, problem):
+    yield {"a": "?"}
+
+
+def returns(value):
+    def play(self, problem):
+        yield {"a": "?"}
+        return value
+
+    return play
+
+
+def maybe(self, problem):
+    replies = yield {"a": "?"}
+    return None if replies else "x"
+
+
 def workflow_with(**methods):
     agents = (Agent("a", "Write."),)
-    defaults = {"play": lambda self, problem: (yield {"a": "?"}), "solution": lambda self, problem, replies: ""}
+    defaults = {"play": asks_once, "solution": lambda self, problem, replies: ""}
     return type("Odd", (Workflow,), {"agents": agents, **defaults, **methods})()
 
 
@@ -387,12 +404,96 @@ def workflow_with(**methods):
         ({"solution": lambda self, problem, replies: replies}, "Odd.solution returned {'a': "),
         ({"parts": lambda self, problem, replies: None}, "Odd.parts returned None"),
         ({"play": Workflow.play}, "Odd has no method 'play'"),
-        ({"solution": Workflow.solution}, "Odd has no method 'solution'"),
+        ({"play": returns({"a": "x"})}, "Odd.play returned {'a': 'x'}. Return the solution as text"),
+        (
+            {"solution": Workflow.solution},
+            "Odd.play returns no solution, and Odd has no method 'solution'. Return the",
+        ),
+        (
+            {"solution": Workflow.solution, "play": maybe},
+            "Odd.play returned no solution, and Odd has no method 'solution'",
+        ),
+        ({"solution": Workflow.solution, "num_turns": 2}, "Odd has no method 'solution', which num_turns=2 needs"),
     ],
 )
 def test_methods_that_return_something_else_are_named(methods, message):
     with pytest.raises(TypeError, match=message):
         run(workflow_with(**methods), 1)
+
+
+class Best(Workflow):
+    """Plays up to two turns, and returns the longer reply of the last one; in odd problems it returns nothing."""
+
+    agents = (Agent("a", "Write."), Agent("b", "Write."))
+    num_turns = 2
+
+    def play(self, problem):
+        replies = yield {name: self.ask(name, problem) for name in ("a", "b")}
+        [verdict] = yield Execute([Job(replies["a"], ["assert f()"])])
+        if verdict.status != "passed":
+            replies = yield {"a": replies["b"], "b": "?"}
+        return None if problem["hard"] else f"best of {replies['a']} and {replies['b']}"
+
+    def solution(self, problem, replies):
+        return f"from {replies['a']}"
+
+
+class TestReturnedSolution:
+    """What `play` returns is the solution of the last turn; `solution` gives the others."""
+
+    def test_is_that_of_the_last_turn(self):
+        episodes, _, _ = run(Best(), 4)
+        assert [[turn.solution for turn in episode.turns] for episode in episodes] == [
+            ["best of a 1.0 and b 1.1"],
+            ["from a 1.2", "from a 2.0"],
+            ["best of a 1.4 and b 1.5"],
+            ["from a 1.6", "from a 2.2"],
+        ]
+        assert [[turn.solution for turn in episode.turns] for episode in run(Best(), 1, ends=lambda _: True)[0]] == [
+            ["best of a 1.0 and b 1.1"]
+        ]
+
+    def test_of_two_turns(self):
+        """Also where an episode ends before `play` returns."""
+
+        class Never(Executor):
+            def run(self, jobs):
+                return [Verdict("failed", 0, 1, ()) for _ in jobs]
+
+        model = Model()
+        options = {"encode": model.encode, "decode": model.decode, "executor": Never}
+        for ends, expected in (
+            (None, ["from a 1.0", "best of a 2.0 and b 2.1"]),
+            (lambda episode: True, ["from a 3.0"]),
+        ):
+            [episode] = play(Best(), problems(1), model.generate, ends=ends, **options)
+            assert [turn.solution for turn in episode.turns] == expected
+
+    def test_of_the_forks_of_a_tree(self):
+        model = Model()
+        levels = play_tree(
+            Best(), problems(2), model.generate, model.encode, model.decode, num_generations=2, executor=Executor
+        )
+        for episode in levels[-1]:
+            last = [row.text for row in episode.rows if row.slot.turn == len(episode.turns) - 1]
+            hard = episode.problem["hard"]
+            assert episode.turns[-1].solution == (f"from {last[0]}" if hard else f"best of {last[0]} and {last[1]}")
+        assert {len(episode.turns) for episode in levels[-1]} == {1, 2}
+
+    def test_of_every_joint_action(self):
+        class Once(Workflow):
+            agents = Best.agents
+
+            def play(self, problem):
+                replies = yield {name: self.ask(name, problem) for name in ("a", "b")}
+                return "+".join(replies.values())
+
+        model = Model()
+        [episodes] = play_tree(
+            Once(), problems(1), model.generate, model.encode, model.decode, num_generations=2, joint_mode="cross"
+        )
+        solutions = [episode.turns[0].solution for episode in episodes]
+        assert solutions == ["a 1.0+b 1.2", "a 1.0+b 1.3", "a 1.1+b 1.2", "a 1.1+b 1.3"]
 
 
 class TestSpecialTokensInText:
@@ -488,7 +589,7 @@ class TestSpecialTokensInText:
             make_workflow("pipeline", num_agents=4),
             make_workflow("discussion", num_turns=2),
         ):
-            [episode] = play(workflow, [problem], model.generate, encode, decode, executor=Told())
+            [episode] = play(workflow, [problem], model.generate, encode, decode, executor=Told)
             for row in episode.rows:
                 if isinstance(row.prompt, str):
                     continue  # word for word

@@ -10,7 +10,8 @@ from huggingface_hub import constants
 from marcog_trl import SHPPOTrainer
 
 
-GUIDE = Path(__file__).parents[2] / "marcog_trl" / "team" / "README.md"
+ROOT = Path(__file__).parents[2]
+GUIDE = ROOT / "marcog_trl" / "team" / "README.md"
 
 
 def test_every_block_runs(tiny_model, tmp_path, monkeypatch):
@@ -19,6 +20,9 @@ def test_every_block_runs(tiny_model, tmp_path, monkeypatch):
     options = {"workflow": "collaboration", "isolation": "best_effort", "num_workers": 1}
     trainer = teams.make(tiny_model, tmp_path / "outputs" / "quickstart", SHPPOTrainer, data=data, **options)
     trainer.save_model()
+    Path("recipes").symlink_to(ROOT / "recipes")
+    options = {"data": data, "workflow": "recipes/examples/debate.py:Debate", "per_device_train_batch_size": 10}
+    teams.make(tiny_model, tmp_path / "outputs" / "debate", **options).save_model()
     with hub_server.serve() as hub:
         hub_server.use(hub, monkeypatch)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))

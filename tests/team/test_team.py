@@ -3,14 +3,18 @@
 import json
 import shutil
 import warnings
+from pathlib import Path
 
 import pytest
 import teams
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 
 from marcog_trl import MultiAgentPPOTrainer, SHPPOTrainer, Team
-from marcog_trl.cli.solve import main, read_problem
+from marcog_trl.cli.main import main
+from marcog_trl.cli.solve import read_problem
+from marcog_trl.evaluation.baselines import untrained_team
 from marcog_trl.execution import isolation
+from marcog_trl.team.settings import TeamSettings
 
 
 TESTED = teams.dataset(2, test=[["assert f"]] * 2, test_format=["asserts"] * 2, entry_point=["f"] * 2)
@@ -340,6 +344,20 @@ class TestFilesThatDoNotFit:
         assert len(loaded.solve(PROBLEM).messages) == 2
 
 
+def test_a_workflow_that_runs_code_uses_the_executor_of_the_team(tiny_model):
+    """Also where problems have no tests; it is made when code is first run."""
+    example = Path(__file__).parents[2] / "recipes" / "examples" / "tester.py"
+    settings = TeamSettings(workflow=f"{example}:TestAndFix", isolation="best_effort", num_workers=1)
+    team = untrained_team(tiny_model, settings)
+    assert team._executor is None
+    recite(team, ["assert f(1) == 2", "def f(x):\n    return 3"], ["def f(x):\n    return 2 * x"])
+    answer = team.solve({"prompt": "def f(x):", "entry_point": "f"})
+    assert answer.messages[-1]["prompt"][0]["content"].endswith("assert f(1) == 2: f(1) returned 3, expected 2")
+    assert answer.code == "def f(x):\n    return 2 * x" and answer.verdict is None
+    assert team._executor.isolation.level == "best_effort" and team._executor.num_workers == 1
+    team.close()
+
+
 class TestCommandLine:
     def test_prints_the_solution_and_the_verdict(self, saved, tmp_path, capsys, monkeypatch):
         problem = tmp_path / "problem.py"
@@ -407,8 +425,10 @@ class TestCommandLine:
         (tmp_path / "agents.yaml").write_text("helper2: Write aux2 in the style of Knuth.\n")
         arguments = ["solve", "--team", str(saved("collaboration")), "--problem", str(tmp_path / "problem.py")]
         arguments += ["--isolation", "best_effort", "--messages", "--agents", str(tmp_path / "agents.yaml")]
-        assert main([*arguments, "--num_agents", "3"]) == 0
-        assert "--- helper2, turn 1" in capsys.readouterr().err
+        assert main([*arguments, "--num_agents", "3"]) == 1  # random weights write no code
+        printed = capsys.readouterr()
+        assert "--- helper2, turn 1" in printed.err and "No reply has code. Add --messages to see" in printed.err
+        assert printed.out == ""
         with pytest.raises(SystemExit) as stopped:
             main(arguments)
         assert stopped.value.code == 2

@@ -3,7 +3,7 @@
 import pytest
 from players import AUX, MAIN, PROBLEM, Executor, last, play
 
-from marcog_trl.agents import Agent, Slot
+from marcog_trl.agents import Agent, Slot, Workflow
 from marcog_trl.rewards import collaboration_reward
 from marcog_trl.rollout.engine import play as play_batch
 from marcog_trl.workflows import Centralized, Collaboration, Pipeline
@@ -53,6 +53,25 @@ def test_the_parts_make_the_solution_and_are_what_rewards_see():
         [PROBLEM["prompt"]], [turn.solution], replies=[turn.replies], executor=Executor("passed", "passed"), **columns
     )
     assert reward == pytest.approx(4.0)
+
+
+class Longer(Workflow):
+    agents = (Agent("a", "Write."), Agent("b", "Write."))
+
+    def play(self, problem):
+        replies = yield {name: self.ask(name, problem) for name in ("a", "b")}
+        return max(replies.values(), key=len)
+
+
+def test_a_workflow_may_return_the_solution():
+    [episode] = play_batch(
+        Centralized(Longer()),
+        [PROBLEM],
+        lambda rows: ([[0]] * len(rows), None),
+        lambda prompts: [[1]] * len(prompts),
+        lambda ids: ["<a>x</a><b>long</b>"] * len(ids),
+    )
+    assert episode.turns[0].solution == "long"
 
 
 def test_feedback_reaches_the_team_by_agent():
