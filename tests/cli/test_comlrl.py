@@ -5,7 +5,13 @@ from dataclasses import fields
 import pytest
 from trl import ModelConfig
 
-from marcog_trl import IterativeMADPOConfig, MultiAgentGRPOConfig, MultiAgentPPOConfig, SHPPOConfig
+from marcog_trl import (
+    IterativeMADPOConfig,
+    IterativeMARLHFConfig,
+    MultiAgentGRPOConfig,
+    MultiAgentPPOConfig,
+    SHPPOConfig,
+)
 from marcog_trl.cli.arguments import TeamArguments
 from marcog_trl.cli.comlrl import FIELDS, IMPLIED, SYNONYMS, VALUES, check, convert, flatten, implied
 
@@ -15,7 +21,7 @@ def fields_of(config_class):
 
 
 GRPO, PPO = fields_of(MultiAgentGRPOConfig), fields_of(MultiAgentPPOConfig)
-ALL = GRPO | PPO | fields_of(SHPPOConfig) | fields_of(IterativeMADPOConfig)
+ALL = GRPO | PPO | fields_of(SHPPOConfig) | fields_of(IterativeMADPOConfig) | fields_of(IterativeMARLHFConfig)
 
 
 def ours(settings, known=GRPO):
@@ -33,7 +39,7 @@ class TestTables:
         assert hidden == {
             ("advantage_normalization", "scale_rewards"),  # itself, where a trainer has it
             ("joint_mode", "joint_mode"),
-            ("num_iterations", "num_rounds"),  # of MADPO: rounds
+            ("num_iterations", "num_rounds"),  # of MADPO and MARLHF: rounds
             ("project", "report_to"),  # of trackio; in the section wandb, that of wandb
         }
 
@@ -79,7 +85,7 @@ class TestCheck:
                 "'iac.num_turns', but the section 'iac' belongs to train_iac.py. Write magrpo.num_turns, or run",
             ),
             ("madpo.num_turns", "the section 'madpo' belongs to train_madpo.py"),
-            ("marlhf", "--override has the section 'marlhf'. Training with a reward model .* is not supported"),
+            ("marlhf.num_turns", "the section 'marlhf' belongs to train_marlhf.py"),
             ("tokenizer", "--override has the section 'tokenizer'. The tokenizer is loaded as it was saved"),
             ("tokenizer.padding_side", "--override has the section 'tokenizer'. The tokenizer is loaded as it was"),
             ("tokenize", "--override has an unknown key 'tokenize'.$"),

@@ -70,7 +70,10 @@ class TestParse:
             (["--max_new_tokens", "1"], "unknown flag --max_new_tokens. Did you mean --max_completion_length"),
             (["--num_sample", "1"], "unknown flag --num_sample. Did you mean --num_samples"),
             (["--temp", "1"], "unknown flag --temp"),
-            (["--advantage", "max"], "--advantage is a flag of train_magrpo.py, not of this recipe. Remove it."),
+            (
+                ["--advantage", "max"],
+                "--advantage is a flag of train_magrpo.py and train_marlhf.py, not of this recipe. Remove it.",
+            ),
             (
                 ["--latent_size", "4"],
                 "--latent_size is a flag of train_shppo.py and train_madpo.py, not of this recipe. Remove it.",
@@ -84,10 +87,6 @@ class TestParse:
             (["--lora_alpha", "0"], "lora_alpha=0 must be at least 1. Set lora_alpha=32."),
             (["--lora_dropout", "1"], "lora_dropout=1.0 must be at least 0 and less than 1. Set lora_dropout=0.0."),
             (["--learning_rate", "-1"], "learning_rate=-1.0 must be at least 0"),
-            (
-                ["--override", "marlhf.num_turns=2"],
-                "has the section 'marlhf'. Training with a reward model .* is not supported",
-            ),
             (["--override", "gamma"], "--override gamma has no '='"),
             (["--override", "num_turns=two"], "argument --num_turns.*: invalid int value: 'two'"),
             (["--override", "num_turns=null"], "num_turns=None has the wrong type. Set num_turns=1"),
@@ -147,7 +146,6 @@ class TestParse:
             ),
             ("ppo: {gama: 1}", "has an unknown key 'ppo.gama'. Did you mean ppo.gamma"),
             ("ppo: 1", "ppo=1: 'ppo' is a section, and needs keys"),
-            ("marlhf: {num_turns: 2}", "has the section 'marlhf'. Training with a reward model"),
             (
                 "tokenizer: {padding_side: left}",
                 "has the section 'tokenizer'. The tokenizer is loaded as it was saved",
