@@ -40,6 +40,7 @@ def madpo_phases(run: RoundsRun) -> tuple[Phase, Mapping[str, Phase]]:
             args=dataclasses.replace(args, output_dir=str(path), resume_from_checkpoint=None),
             train_dataset=this.pairs,
             quantization_config=get_quantization_config(run.model),
+            trust_remote_code=run.trust_remote_code,
         )
         begun = on_main(lambda: last_whole_checkpoint(path) is not None)
         trainer.train(resume_from_checkpoint=True if begun else None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -72,6 +74,11 @@ class RoundsRun:
     def folder(self) -> Path:
         return Path(self.args.output_dir)
 
+    @property
+    def trust_remote_code(self) -> bool:
+        """Whether to run the file of the team's workflow: the user's own, unless it came with another team."""
+        return self.args.start_team is None or self.args.trust_remote_code
+
     @contextmanager
     def team(self, policy: Path) -> Iterator[Team]:
         """A saved team, loaded on every process as long as it plays."""
@@ -81,6 +88,7 @@ class RoundsRun:
                 policy,
                 quantization_config=get_quantization_config(self.model),
                 model_init_kwargs=self.args.model_init_kwargs,
+                trust_remote_code=self.trust_remote_code,
                 **machine,
             )
         try:
@@ -211,7 +219,9 @@ def _identity(run: RoundsRun) -> dict[str, Any]:
     settings = {name: getattr(run.args, name) for name in sorted((team | set(_TRAINING)) & own)}
     adapter = {name: getattr(run.model, name) for name in ("model_name_or_path", "lora_r", "lora_alpha")}
     data = {name: getattr(run.script, name) for name in ("dataset_name", "dataset_train_split", "reward")}
-    return {**settings, **adapter, **data}
+    file = copy.copy(run.args).make_workflow().source_file
+    digest = None if file is None else hashlib.sha256(file.content).hexdigest()
+    return {**settings, **adapter, **data, "workflow_sha256": digest}
 
 
 def _finish(run: RoundsRun, rounds: Rounds, results: list[dict[str, float]]) -> None:

@@ -91,7 +91,10 @@ class MADPOTrainer(ModulesCheckpoints, Sharing, DPOTrainer):
         train_dataset (`Dataset`): Pairs of [`collect_preferences`].
         eval_dataset (`Dataset`, *optional*): Pairs to evaluate on.
         callbacks, optimizers, quantization_config: As in [`~trl.DPOTrainer`].
-        workflow ([`Workflow`], *optional*): The team's workflow, where it is not a built-in one.
+        workflow ([`Workflow`] or `str`, *optional*): The team's workflow, if it is neither a built-in one nor saved with the
+            team: an instance, or a name such as `"my_team.py:Debate"`.
+        trust_remote_code (`bool`, *optional*, defaults to `False`): Whether to run the file of the saved team's workflow, as in
+            [`Team.from_pretrained`].
 
     Attributes:
         team ([`Team`]): The team that is trained. Under ZeRO-3 it cannot play; save and load it.
@@ -119,7 +122,8 @@ class MADPOTrainer(ModulesCheckpoints, Sharing, DPOTrainer):
         callbacks=None,
         optimizers=(None, None),
         quantization_config=None,
-        workflow: Workflow | None = None,
+        workflow: Workflow | str | None = None,
+        trust_remote_code: bool = False,
     ):
         args = MADPOConfig("madpo") if args is None else args
         if not isinstance(args, MADPOConfig):
@@ -127,7 +131,7 @@ class MADPOTrainer(ModulesCheckpoints, Sharing, DPOTrainer):
         self.args = args  # TRL sets it too, but what is checked here reads it
         self._start = find_team(model)
         saved = TeamDescription.read(self._start / TEAM_FILE)
-        settings, _ = settings_with(self._start, saved, {}, workflow)
+        settings, _ = settings_with(self._start, saved, {}, workflow, trust_remote_code)
         self.workflow = settings.make_workflow(workflow)
         self.agents = [agent.name for agent in self.workflow.agents]
         check_files(self._start, saved, settings.parameter_sharing == "separate")

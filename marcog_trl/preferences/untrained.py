@@ -25,7 +25,7 @@ def save_untrained_team(
     model: str,
     settings: TeamSettings | None = None,
     peft_config: LoraConfig | None = None,
-    workflow: Workflow | None = None,
+    workflow: Workflow | str | None = None,
     rewards: tuple[str, ...] = ("execution_reward",),
     core_scale: float = 1.0,
     seed: int = 0,
@@ -41,7 +41,7 @@ def save_untrained_team(
         model (`str`): Name or path of the base model.
         settings ([`TeamSettings`], *optional*): Workflow, generation, and what agents share. The default workflow is `"single"`.
         peft_config ([`~peft.LoraConfig`], *optional*): Defaults to LoRA of rank 16 on all linear layers.
-        workflow ([`Workflow`], *optional*): The team's workflow, where it is not a built-in one.
+        workflow ([`Workflow`] or `str`, *optional*): The team's workflow, if it is not a built-in one.
         rewards (`tuple[str, ...]`, *optional*, defaults to `("execution_reward",)`): Names of the team's rewards.
         core_scale (`float`, *optional*, defaults to `1.0`): As in [`SHPPOConfig`].
         seed (`int`, *optional*, defaults to `0`): Seed of the adapter and of the team's networks.

@@ -131,7 +131,7 @@ class TestParse:
     @pytest.mark.parametrize("config_class", [MultiAgentGRPOConfig, MultiAgentPPOConfig, SHPPOConfig])
     def test_the_files_of_the_recipes_serve_every_trainer(self, config_class, monkeypatch):
         monkeypatch.setattr(parsing, "build_default_model", lambda: "built")
-        files = sorted((RECIPES / "configs").glob("*.yaml"))
+        files = sorted(file for file in (RECIPES / "configs").glob("*.yaml") if not file.stem.startswith("builtin-"))
         assert {"builtin", "humaneval", "coophumaneval", "mbpp"} <= {file.stem for file in files}
         for file in files:
             _, args, _ = parse(config_class, file, ["--config", str(file), "--bf16", "false", "--report_to", "none"])
