@@ -27,7 +27,7 @@ from marcog_trl.preferences.reward_trainer import TeamRewardTrainer, hold_out_pr
 from marcog_trl.preferences.rounds import Phase, Round
 from marcog_trl.processes import on_main, this_process
 from marcog_trl.team.description import ADAPTER_FILES, TEAM_FILE, TeamDescription
-from marcog_trl.team.loading import load_base_model
+from marcog_trl.team.loading import find_team, load_base_model
 from marcog_trl.trainers.checkpoints import delete_checkpoints, last_whole_checkpoint
 from marcog_trl.trainers.multi_agent_grpo_trainer import MultiAgentGRPOTrainer
 from marcog_trl.trainers.reward_functions import named_reward
@@ -44,6 +44,15 @@ def train(recipe: TrainingRecipe, argv: Sequence[str] | None = None, kept: Kept 
 def marlhf_phases(run: RoundsRun) -> tuple[Phase, Mapping[str, Phase]]:
     """The phases that train a reward model, and a team with it."""
     args = run.args
+    if args.start_team is not None:
+        sharing = TeamDescription.read(find_team(args.start_team) / TEAM_FILE).settings.get(
+            "parameter_sharing", "shared"
+        )
+        if sharing != "shared":
+            raise ValueError(
+                f"start_team={args.start_team!r} has parameter_sharing={sharing!r}, but MARLHF trains one adapter that all agents "
+                "share. Start from a team with parameter_sharing='shared'."
+            )
     if args.reward_model is not None:
         model = TeamRewardModel.from_pretrained(args.reward_model, device="cpu")
         model.check_tokenizer(AutoTokenizer.from_pretrained(run.model.model_name_or_path))

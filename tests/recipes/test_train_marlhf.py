@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from marcog_trl import save_untrained_team
 from marcog_trl.cli import marlhf
 from marcog_trl.cli.endings import interrupts
+from marcog_trl.team.settings import TeamSettings
 
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -99,3 +101,14 @@ def test_a_reward_model_that_is_given(train, tmp_path, tiny_model):
 def test_too_few_pairs(train):
     with pytest.raises(SystemExit, match=r"pairs, fewer than min_pairs=1000\."):
         train("--min_pairs", "1000", "--num_samples", "0")
+
+
+def test_a_team_that_does_not_share_one_adapter(train, tmp_path, tiny_model):
+    start = tmp_path / "start"
+    settings = TeamSettings(workflow="collaboration", parameter_sharing="latent")
+    save_untrained_team(start, tiny_model, settings)
+    with pytest.raises(
+        SystemExit, match=r"has parameter_sharing='latent', but MARLHF trains one adapter that all agents share"
+    ):
+        train("--start_team", str(start))
+    assert not (tmp_path / "out" / "round_00").exists()
