@@ -1,9 +1,9 @@
-"""`python -m marcog_trl solve`; see [`marcog_trl.cli.solve`]."""
+"""`python -m marcog_trl solve` and `plan`; see [`marcog_trl.cli`]."""
 
 import sys
 
-from marcog_trl.cli.solve import main
+from marcog_trl.cli import plan, solve
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(plan.main(sys.argv[2:]) if sys.argv[1:2] == ["plan"] else solve.main())
