@@ -1,4 +1,4 @@
-"""Pushes the team of a [`MultiAgentTrainer`] to the Hub, with every agent as an ordinary adapter."""
+"""Plans a run, and pushes its team to the Hub, with every agent as an ordinary adapter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from accelerate.utils import broadcast_object_list
 from huggingface_hub import CommitInfo
@@ -22,6 +22,10 @@ from marcog_trl.team.description import MODULES_FILE, TEAM_FILE
 from marcog_trl.team.export import export_agents
 from marcog_trl.team.hub import check_repo_id, clear_push_errors, drop_other_agents, push_team
 from marcog_trl.trainers.checkpointing import Checkpointing
+
+
+if TYPE_CHECKING:
+    from marcog_trl.trainers.plan import Plan
 
 
 # Default number of problems over which to average the latents of agents with latent_scope="observation"
@@ -40,7 +44,22 @@ _PACKAGES = {
 
 
 class Sharing(Checkpointing):
-    """The part of [`MultiAgentTrainer`] that exports and pushes. Call its methods on all processes."""
+    """The part of [`MultiAgentTrainer`] that plans, exports and pushes. Call its methods on all processes."""
+
+    def plan(self, gpu_memory: float | None = None) -> Plan:
+        """
+        Computes what the run needs: parameters, memory by part, rows, tokens and calls of the evaluator.
+
+        Args:
+            gpu_memory (`float`, *optional*): Memory of each GPU, in GiB, to say whether the run fits and what to change. By
+                default, plans for this machine.
+
+        Returns:
+            [`~marcog_trl.trainers.plan.Plan`].
+        """
+        from marcog_trl.trainers.plan import plan_trainer
+
+        return plan_trainer(cast(Any, self), gpu_memory)
 
     def export_agents(self, path: str | Path, problems: Iterable[Mapping[str, Any]] | None = None) -> dict[str, dict]:
         """
