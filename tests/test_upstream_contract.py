@@ -20,15 +20,20 @@ from huggingface_hub import ModelCard
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
+    DynamicCache,
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
     Trainer,
     TrainerCallback,
 )
+from transformers.cache_utils import DynamicLayer
 from transformers.trainer_utils import HubStrategy
+from transformers.utils.import_utils import is_tracing
 from trl import GRPOConfig, GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer.utils import (
@@ -47,6 +52,7 @@ from marcog_trl.agents import Slot
 from marcog_trl.heterogeneity.cores import VARIANTS
 from marcog_trl.rollout.records import Row
 from marcog_trl.trainers import MultiAgentTrainer
+from marcog_trl.trainers.plan import LIVE_PARAMETERS, REDUCE_BUCKET
 
 
 # Methods that are overridden or called, with their parameters
@@ -608,3 +614,18 @@ class TestPushes:
         trainer.args.hub_strategy = HubStrategy.END
         trainer._push_from_checkpoint(str(tmp_path / "checkpoint-1"))
         assert len(pushed) == 1
+
+
+class TestPlans:
+    """What marcog_trl.trainers.plan takes for granted."""
+
+    def test_models_run_on_fake_tensors(self, tiny_model):
+        with FakeTensorMode():
+            assert is_tracing(torch.zeros(1))  # so no branch depends on data
+            cache = DynamicCache(config=AutoConfig.from_pretrained(tiny_model))
+            cache.update(torch.zeros(1, 2, 3, 32), torch.zeros(1, 2, 3, 32), 0)
+            assert isinstance(cache.layers[0], DynamicLayer) and cache.layers[0].keys.shape == (1, 2, 3, 32)
+
+    def test_buffers_of_deepspeed(self):
+        config = pytest.importorskip("deepspeed.runtime.zero.config").DeepSpeedZeroConfig()
+        assert (config.reduce_bucket_size, config.max_live_parameters) == (REDUCE_BUCKET, LIVE_PARAMETERS)
