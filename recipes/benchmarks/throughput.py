@@ -61,8 +61,16 @@ SHAPES = {
     "medium": {
         "hidden_size": 512, "intermediate_size": 1536, "layers": 8, "heads": 16, "kv_heads": 16, "vocab_size": 8192,
     },
+    # Those of Qwen2.5-Coder
+    "0.5b": {
+        "hidden_size": 896, "intermediate_size": 4864, "layers": 24, "heads": 14, "kv_heads": 2, "vocab_size": 151_936,
+    },
     "1.5b": {
         "hidden_size": 1536, "intermediate_size": 8960, "layers": 28, "heads": 12, "kv_heads": 2, "vocab_size": 151_936,
+    },
+    "7b": {
+        "hidden_size": 3584, "intermediate_size": 18944, "layers": 28, "heads": 28, "kv_heads": 4, "vocab_size": 152_064,
+        "tied": False,
     },
 }  # fmt: skip
 
