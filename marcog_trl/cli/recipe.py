@@ -28,7 +28,8 @@ class TrainingRecipe:
     Args:
         trainer (`str`): Name of the trainer, such as `"SHPPOTrainer"`. Its configuration is `"SHPPOConfig"`, unless
             `config_name` is given.
-        default_config (`str` or `Path`): YAML file that applies where the command line names neither a file nor a model.
+        default_config (`str` or `Path`, *optional*): YAML file that applies where the command line names neither a file nor a
+            model.
         sections (`tuple[str, ...]`, *optional*): Sections of algorithms that the recipe reads (see `comlrl.RECIPES`).
             Defaults to all.
         defaults (`dict`, *optional*): Settings that apply where nothing else is given.
@@ -40,7 +41,7 @@ class TrainingRecipe:
     """
 
     trainer: str
-    default_config: str | Path
+    default_config: str | Path | None
     sections: tuple[str, ...] = tuple(RECIPES)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)

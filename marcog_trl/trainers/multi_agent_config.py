@@ -283,6 +283,7 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
     def _set_batch_sizes(self):
         """Lets GRPOConfig check and set batch sizes. The trainer completes them, because it knows the number of slots."""
         self.auto_generation_batch = self.generation_batch_size is None and self.steps_per_generation is None
+        self.names_generation_batch = self.generation_batch_size is not None  # a number that counts all processes
         self.auto_eval_batch = self.per_device_eval_batch_size is None
         self.auto_save_steps = self.save_steps is None
         if self.auto_save_steps:

@@ -61,6 +61,10 @@ SHAPES = {
     "medium": {
         "hidden_size": 512, "intermediate_size": 1536, "layers": 8, "heads": 16, "kv_heads": 16, "vocab_size": 8192,
     },
+    # Those of Qwen2.5-Coder
+    "0.5b": {
+        "hidden_size": 896, "intermediate_size": 4864, "layers": 24, "heads": 14, "kv_heads": 2, "vocab_size": 151_936,
+    },
     "1.5b": {
         "hidden_size": 1536, "intermediate_size": 8960, "layers": 28, "heads": 12, "kv_heads": 2, "vocab_size": 151_936,
     },

@@ -1,0 +1,455 @@
+"""
+How much memory a training step takes, found by running it on tensors without data.
+
+The model's own code runs on fake tensors, which have shapes and dtypes only, and a ledger counts the bytes of those that are
+alive. So gradient checkpointing, autocast, adapters, cores, and the architecture itself count as they are. This module knows
+nothing of batches and processes: see [`marcog_trl.trainers.plan`].
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from peft import PeftConfig, PeftModel, get_peft_model
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import (
+    BitsAndBytesConfig,
+    DynamicCache,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    PreTrainedModel,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    Trainer,
+)
+from transformers.cache_utils import DynamicLayer
+from trl.kernels.chunked_logprob import TOKEN_CHUNK_SIZE
+from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE, add_fused_lm_head
+
+from marcog_trl.team.modules import ATTRIBUTE, ForwardContext
+from marcog_trl.trainers.modules_trainer import ModulesTrainer
+from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
+from marcog_trl.trainers.shppo_trainer import SHPPOTrainer
+
+
+WEIGHTS, ADAPTER, MODULES = "base weights", "adapter", "critic and latent networks"
+GRADIENTS, OPTIMIZER, CACHE, LOGITS, ACTIVATIONS = "gradients", "optimizer", "KV cache", "logits", "activations"
+MERGED, STATES = "merged weights", "states for the critic"
+PHASES = GENERATION, HEAD, UPDATE = "generation", "log-probabilities", "update"
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """
+    The shapes of a step on one process.
+
+    Args:
+        speaking (`int`): Rows that are generated at once.
+        micro_batch (`int`): Rows of one forward and backward pass.
+        prompt_tokens, completion_tokens (`int`): P and T of these rows.
+        accumulates (`bool`): Whether gradients of an earlier micro-batch are there when the next one begins.
+    """
+
+    speaking: int
+    micro_batch: int
+    prompt_tokens: int
+    completion_tokens: int
+    accumulates: bool
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """
+    The precision of a step, and what computes it.
+
+    Args:
+        dtype (`torch.dtype`): Of the base model's weights.
+        autocast (`torch.dtype`, *optional*): What the update computes in, if not in the weights' dtype.
+        trained_dtype (`torch.dtype`, *optional*): Of everything that is trained, where that is not PEFT's choice.
+        on_gpu (`bool`): Whether a GPU computes, where TRL's log-probabilities need less memory than on CPU.
+        quantization ([`~transformers.BitsAndBytesConfig`], *optional*): How linear layers are stored.
+    """
+
+    dtype: torch.dtype
+    autocast: torch.dtype | None
+    trained_dtype: torch.dtype | None
+    on_gpu: bool
+    quantization: BitsAndBytesConfig | None = None
+
+
+class Ledger(TorchDispatchMode):
+    """
+    Counts the bytes of the tensors that are made inside the context and are alive, by kind. Views count once.
+
+    Attributes:
+        kind (`str`): The kind of the tensors that are made now.
+        live (`Counter`): Bytes by kind, now.
+        peaks (`dict[str, Counter]`): The same when their sum was largest since the last `forget_peaks`, for each kind of tensor
+            that was being made then.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kind = ACTIVATIONS
+        self.live: Counter[str] = Counter()
+        self.peaks: dict[str, Counter[str]] = {}
+        self._known: dict[int, tuple[str, int]] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        output = func(*args, **(kwargs or {}))
+        self.add(tensor for tensor in pytree.tree_leaves(output) if isinstance(tensor, torch.Tensor))
+        return output
+
+    def add(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Counts tensors that were made outside, or are new."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            if key not in self._known:
+                self._known[key] = self.kind, storage.nbytes()
+                self._change(self.kind, storage.nbytes())
+                weakref.finalize(storage, self._drop, key)
+
+    def made_gradient(self, parameter: nn.Parameter) -> None:
+        """Counts the gradient of a parameter as such."""
+        assert parameter.grad is not None
+        key = parameter.grad.untyped_storage()._cdata
+        kind, size = self._known[key]
+        self._known[key] = GRADIENTS, size
+        self.live[kind] -= size
+        self.live[GRADIENTS] += size
+
+    def _drop(self, key: int) -> None:
+        kind, size = self._known.pop(key)
+        self._change(kind, -size)
+
+    def _change(self, kind: str, size: int) -> None:
+        self.live[kind] += size
+        if size > 0 and self.live.total() > self.peaks.get(self.kind, Counter()).total():
+            self.peaks[self.kind] = self.live.copy()
+
+    @property
+    def peak(self) -> Counter[str]:
+        """The largest of the peaks."""
+        return max(self.peaks.values(), key=Counter.total)
+
+    def forget_peaks(self) -> None:
+        """Starts to look for new peaks from what is alive now."""
+        self.peaks = {self.kind: self.live.copy()}
+
+    @contextmanager
+    def of(self, kind: str) -> Iterator[None]:
+        """Tensors made inside are of this kind."""
+        outer, self.kind = self.kind, kind
+        try:
+            yield
+        finally:
+            self.kind = outer
+
+
+class StepTrace:
+    """
+    A training step without data.
+
+    Args:
+        outline ([`MultiAgentTrainer`]): A trainer of which only `args`, `workflow` and `agents` are set. Its `model` will be.
+        base ([`~transformers.PreTrainedModel`]): The base model on the meta device.
+        peft_config ([`~peft.PeftConfig`]): The adapter.
+        numerics ([`Numerics`]): See there.
+
+    Attributes:
+        parameters, trained (`int`): Number of parameters of the base model, and of those that are trained.
+        trained_itemsize (`int`): Bytes of one of the latter.
+    """
+
+    def __init__(self, outline: MultiAgentTrainer, base: PreTrainedModel, peft_config: PeftConfig, numerics: Numerics):
+        self.outline, self.args, self.numerics = outline, cast(Any, outline.args), numerics
+        self.parameters = sum(p.numel() for p in base.parameters())
+        self.model = self._make_policy(base, peft_config)
+        self.trained = sum(p.numel() for p in self._trainable())
+        self.trained_itemsize = self._trainable()[0].element_size()
+        layers = [m.get_base_layer() for m in self.model.modules() if isinstance(m, BaseTunerLayer)]
+        self._adapted = sum(p.numel() for layer in layers for p in layer.parameters())
+        head = base.get_output_embeddings()
+        quantised = [
+            m for m in base.modules() if isinstance(m, nn.Linear) and m is not head and not m.weight.requires_grad
+        ]
+        self._quantised = [m.weight.numel() for m in quantised] if numerics.quantization is not None else []
+
+    def _make_policy(self, base: PreTrainedModel, peft_config: PeftConfig) -> PeftModel:
+        outline, args = self.outline, self.args
+        with torch.device("meta"):
+            outputs = ("log_probs", "entropy")
+            add_fused_lm_head(base, args.temperature, args.cast_lm_head_to_fp32, outputs)
+            outline.model = model = get_peft_model(base, peft_config)
+            modules = outline._build_modules() if isinstance(outline, ModulesTrainer) else None
+        for parameter in model.parameters():
+            if parameter.requires_grad and self.numerics.trained_dtype is not None:
+                parameter.data = parameter.data.to(self.numerics.trained_dtype)
+        self.modules = modules
+        if modules is not None:
+            modules.to(dtype=self.numerics.trained_dtype or torch.float32)
+            modules.attach(base)
+        return model
+
+    def phases(self, shape: StepShape) -> dict[str, dict[str, int]]:
+        """Bytes by part, `{phase: {part: bytes}}`, at the peaks of [`PHASES`]."""
+        with FakeTensorMode(), Ledger() as ledger:
+            self._hold(ledger)
+            with ledger.of(OPTIMIZER):
+                optimizer = self._step_optimizer()
+            generation = self._generation(ledger, shape)
+            head, update = self._update(ledger, shape, optimizer)
+        return {phase: self._packed(p) for phase, p in zip(PHASES, (generation, head, update), strict=True)}
+
+    def _hold(self, ledger: Ledger) -> None:
+        """Replaces the tensors of the model by fake ones. Tied ones stay tied."""
+        made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        for path, module in self.model.named_modules():
+            for held in (module._parameters, module._buffers):
+                for name, tensor in held.items():
+                    if tensor is None:
+                        continue
+                    if id(tensor) not in made:
+                        kind = ADAPTER if tensor.requires_grad else WEIGHTS
+                        with ledger.of(MODULES if ATTRIBUTE in path.split(".") else kind):
+                            fake: torch.Tensor = torch.empty(tensor.shape, dtype=tensor.dtype)
+                        if isinstance(tensor, nn.Parameter):
+                            fake = nn.Parameter(fake, tensor.requires_grad)
+                        made[id(tensor)] = tensor, fake
+                    held[name] = made[id(tensor)][1]  # type: ignore[assignment]
+
+    def _trainable(self) -> list[nn.Parameter]:
+        return [p for p in self.model.parameters() if p.requires_grad]
+
+    def _step_optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer after its first step, when it has its state."""
+        cls, options = Trainer.get_optimizer_cls_and_kwargs(self.args, cast(PreTrainedModel, self.model))
+        if not cls.__module__.startswith("torch."):  # kernels of its own, which need data
+            cls, options = torch.optim.AdamW, {}
+        optimizer = cls(self._trainable(), **options)
+        for parameter in self._trainable():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        optimizer.zero_grad()
+        return optimizer
+
+    # Generation
+
+    @torch.no_grad()
+    def _generation(self, ledger: Ledger, shape: StepShape) -> dict[str, int]:
+        """The larger of the peaks at the prompts and at the last token."""
+        rows, length = shape.speaking, shape.prompt_tokens + shape.completion_tokens
+        merged = nullcontext()
+        if self.args.merge_for_generation:
+            with ledger.of(MERGED):
+                copies = torch.empty(self._adapted, dtype=self.numerics.dtype)  # noqa: F841  # alive until this method ends
+            merged = self.model.disable_adapter()
+        cache = DynamicCache(config=self.model.config)
+        states: list[torch.Tensor] = []
+        with merged, self._as_agents(rows, states):
+            ledger.forget_peaks()
+            self._speak(ledger, cache, rows, shape.prompt_tokens, shape.prompt_tokens)
+            prompts = self._parts(ledger.peak, _bytes(cache))
+            with ledger.of(STATES):
+                if states:
+                    states += [
+                        torch.empty(rows, shape.completion_tokens - 1, states[0].size(-1), dtype=states[0].dtype)
+                    ]
+            for index, layer in enumerate(cache.layers):
+                if isinstance(layer, DynamicLayer):
+                    later = (*layer.keys.shape[:2], shape.completion_tokens - 2, layer.keys.size(-1))
+                    cache.update(layer.keys.new_empty(later), layer.values.new_empty(later), index)
+            ledger.forget_peaks()
+            self._speak(ledger, cache, rows, 1, length - 1)
+            last = self._parts(ledger.peak, _bytes(cache))
+        return max(prompts, last, key=lambda parts: sum(parts.values()))
+
+    def _speak(self, ledger: Ledger, cache: DynamicCache, rows: int, tokens: int, seen: int) -> None:
+        """One forward pass of `generate`, and the choice of the next token."""
+        args = self.args
+        ids, mask = (torch.zeros(rows, size, dtype=torch.long) for size in (tokens, seen))
+        output = self.model(
+            input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True, logits_to_keep=1
+        )
+        with ledger.of(LOGITS):
+            scores = output.logits[:, -1].to(torch.float32, copy=True)
+            warpers = LogitsProcessorList()
+            if args.temperature != 1.0:
+                warpers.append(TemperatureLogitsWarper(args.temperature))
+            if args.top_k:
+                warpers.append(TopKLogitsWarper(args.top_k))
+            if args.top_p < 1.0:
+                warpers.append(TopPLogitsWarper(args.top_p))
+            if args.min_p is not None:
+                warpers.append(MinPLogitsWarper(args.min_p))
+            scores = warpers(ids, scores)
+            probabilities = scores.softmax(-1)
+            torch.empty_like(probabilities)  # what `torch.multinomial` makes inside
+
+    def _as_agents(self, rows: int, states: list[torch.Tensor]) -> AbstractContextManager[Any]:
+        """The team's modules act as in a rollout; `states` receives what the critic keeps."""
+        if self.modules is None:
+            return nullcontext()
+        given = self._rows(rows, ("z", "agent"))
+        context = ForwardContext(z=given.get("z"), agent=given.get("agent"), frozen=True)
+        if self.modules.value_head is not None and cast(Any, self.outline)._generates_with_hooks():
+            context.states = states
+        return self.modules.rows(context)
+
+    # Update
+
+    def _update(
+        self, ledger: Ledger, shape: StepShape, optimizer: torch.optim.Optimizer
+    ) -> tuple[dict[str, int], dict[str, int]]:
+        """The peaks of a micro-batch's log-probabilities, and of the rest of its forward and backward pass."""
+        if self.args.gradient_checkpointing:
+            options = {"use_reentrant": False, **(self.args.gradient_checkpointing_kwargs or {})}
+            self.model.gradient_checkpointing_enable({**options, "preserve_rng_state": False})
+            self.model.enable_input_require_grads()
+        self.model.train()
+        if shape.accumulates:
+            with ledger.of(GRADIENTS):
+                for parameter in self._trainable():
+                    parameter.grad = torch.zeros_like(parameter)
+        else:
+            for parameter in self._trainable():
+                parameter.register_post_accumulate_grad_hook(ledger.made_gradient)
+        ledger.forget_peaks()
+        precision = self.numerics.autocast
+        with nullcontext() if precision is None else torch.autocast("cpu", precision):
+            loss = self._loss(ledger, shape)
+        loss.backward()
+        del loss
+        optimizer.zero_grad()
+        return self._parts(ledger.peaks[LOGITS]), self._parts(ledger.peaks[ACTIVATIONS])
+
+    def _loss(self, ledger: Ledger, shape: StepShape) -> torch.Tensor:
+        """A loss that uses what the trainer's uses."""
+        rows, keep = shape.micro_batch, shape.completion_tokens
+        ids = torch.zeros(rows, shape.prompt_tokens + keep, dtype=torch.long)
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        causal_lm = cast(PreTrainedModel, self.model.get_base_model())
+
+        def enter_head(decoder: nn.Module, args: Any, output: Any) -> None:
+            ledger.kind = LOGITS
+            output[0].register_hook(leave_head)
+
+        def leave_head(gradient: torch.Tensor) -> None:
+            ledger.kind = ACTIVATIONS
+
+        context = self._update_context(rows, keep)
+        handle = causal_lm.get_decoder().register_forward_hook(enter_head)
+        with nullcontext() if self.modules is None or context is None else self.modules.rows(context):
+            if self.numerics.on_gpu:
+                hidden = causal_lm.get_decoder()(**inputs, use_cache=False).last_hidden_state
+                per_token = TritonHead.apply(
+                    hidden[:, -keep - 1 : -1].reshape(-1, hidden.size(-1)), causal_lm.get_output_embeddings().weight
+                )
+            else:
+                labels = ids.clone()
+                labels[:, :-keep] = -100
+                per_token = self.model(**inputs, labels=labels, fused_lm_head=True).log_probs
+        handle.remove()
+        losses = [per_token]
+        if context is not None:
+            losses += [x for x in (context.values, context.latent_loss, context.inference_loss) if x is not None]
+        return torch.stack([loss.sum().float() for loss in losses]).sum()
+
+    def _update_context(self, rows: int, keep: int) -> ForwardContext | None:
+        if self.modules is None:
+            return None
+        outline = cast(Any, self.outline)
+        outline._distance_range = torch.zeros(()), torch.ones(())  # of the batch, for latent_distance="minmax"
+        return outline._forward_context(self._rows(rows, outline._row_tensor_names), keep)
+
+    def _rows(self, rows: int, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """What the team's modules are told of rows: those of `names` that this trainer has."""
+        args, agents = self.args, len(self.outline.agents)
+        hidden = self.model.config.get_text_config().hidden_size
+        shapes: dict[str, tuple[int, ...]] = {}
+        if args.critic == "team":
+            shapes["team_state"] = (rows, hidden)
+        if isinstance(self.outline, SHPPOTrainer) and args.parameter_sharing == "separate":
+            shapes["agent"] = (rows,)
+        if isinstance(self.outline, SHPPOTrainer) and args.parameter_sharing == "latent":
+            latent, seen = args.latent_size, (rows, agents, 2 * hidden)
+            shapes |= {"z": (rows, latent), "team_obs": seen, "team_eps": (rows, agents, latent)}
+            shapes |= {"team_live": (rows, agents), "team_return": (rows,)}
+            if args.policy_gradient_to_latent:
+                shapes |= {"obs": (rows, 2 * hidden), "eps": (rows, latent)}
+        made = {name: torch.zeros(size) for name, size in shapes.items() if name in names}
+        return {name: tensor.long() if name == "agent" else tensor for name, tensor in made.items()}
+
+    # Parts
+
+    def _parts(self, peak: Mapping[str, int], cached: int = 0) -> dict[str, int]:
+        """The parts of a peak, which may hold tensors of the cache that were new at that moment."""
+        parts = {kind: size for kind, size in peak.items() if size}
+        parts[ACTIVATIONS] = parts.get(ACTIVATIONS, 0) - cached
+        return parts | ({CACHE: cached} if cached else {})
+
+    def _packed(self, parts: dict[str, int]) -> dict[str, int]:
+        """With the bytes of quantised weights in place of those that the trace held."""
+        quantization = self.numerics.quantization
+        if quantization is None:
+            return parts
+        if quantization.load_in_4bit:  # half a byte, and what scales a block of 64
+            scale = 1 / 64 + 4 / 64 / 256 if quantization.bnb_4bit_use_double_quant else 4 / 64
+            each = 0.5 + scale
+        else:
+            each = 1.0
+        size = self.numerics.dtype.itemsize
+        saved = sum(self._quantised) * (size - each)
+        unpacked = max(self._quantised) * size  # one layer at a time, as it is used
+        return parts | {
+            WEIGHTS: round(parts[WEIGHTS] - saved), ACTIVATIONS: parts.get(ACTIVATIONS, 0) + unpacked
+        }  # fmt: skip
+
+
+class TritonHead(torch.autograd.Function):
+    """
+    What TRL's log-probabilities allocate where Triton computes them: a tile of logits, and statistics of each token.
+
+    Elsewhere TRL's own function runs on fake tensors, but Triton's kernels cannot.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(hidden, weight)
+        statistics = hidden.new_empty(8, hidden.size(0), dtype=torch.float32)
+        _tile(hidden, weight)
+        return statistics[0].clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        hidden, weight = ctx.saved_tensors
+        summed = torch.zeros_like(hidden, dtype=torch.float32)
+        _tile(hidden, weight)
+        return summed.to(hidden.dtype), None
+
+
+def _tile(hidden: torch.Tensor, weight: torch.Tensor) -> None:
+    """A tile of logits, and the rows of the head that it is a product with, where these must be cast."""
+    autocast = torch.is_autocast_enabled("cpu")
+    dtype = torch.get_autocast_dtype("cpu") if autocast else hidden.dtype
+    part = weight[:_CHUNKED_LOGPROB_CHUNK_SIZE].to(dtype)
+    tile = hidden.new_empty(min(hidden.size(0), TOKEN_CHUNK_SIZE), part.size(0), dtype=dtype)
+    del tile, part
+
+
+def _bytes(cache: DynamicCache) -> int:
+    """Bytes of a cache."""
+    layers = [layer for layer in cache.layers if isinstance(layer, DynamicLayer)]
+    return sum(tensor.untyped_storage().nbytes() for layer in layers for tensor in (layer.keys, layer.values))

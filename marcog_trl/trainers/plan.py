@@ -1,0 +1,462 @@
+"""
+What a run will need, before it starts: parameters, memory, rows, tokens and calls of the evaluator.
+
+The memory of a step is that of [`marcog_trl.trainers.memory`], spread over the processes. Nothing here has weights.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import torch
+from peft import PeftConfig
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, GenerationConfig, PreTrainedConfig
+
+from marcog_trl.agents import Consult, Execute, Prompt, Workflow
+from marcog_trl.execution.jobs import unusable
+from marcog_trl.rollout.engine import encode_prompts
+from marcog_trl.rollout.player import EpisodePlayer
+from marcog_trl.trainers.memory import (
+    ACTIVATIONS,
+    CACHE,
+    GENERATION,
+    GRADIENTS,
+    LOGITS,
+    OPTIMIZER,
+    UPDATE,
+    WEIGHTS,
+    Numerics,
+    StepShape,
+    StepTrace,
+)
+from marcog_trl.trainers.multi_agent_grpo_trainer import MultiAgentGRPOTrainer
+from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
+
+
+GIB = 2**30
+CUDA_CONTEXT = 0.6 * GIB  # what the driver, cuBLAS and Triton take before the first tensor
+USABLE = 0.95  # of a GPU's memory; the rest is lost in gaps between tensors
+# Elements of DeepSpeed's buffers, where its configuration does not say otherwise
+REDUCE_BUCKET, LIVE_PARAMETERS = 500_000_000, 1_000_000_000
+PROBLEMS_TO_PLAY = 32
+
+
+@dataclass(frozen=True)
+class Machine:
+    """
+    What a run is planned for.
+
+    Args:
+        gpu_memory (`float`, *optional*): Memory of each GPU, in GiB. Without it, a plan does not say whether the run fits.
+        on_gpu (`bool`, *optional*, defaults to `True`): Whether a GPU trains; otherwise it is the CPU.
+        num_processes (`int`, *optional*, defaults to `1`): Number of processes, each with a GPU.
+        zero_stage (`int`, *optional*, defaults to `0`): Stage of DeepSpeed ZeRO: 0 (none), 2 or 3.
+    """
+
+    gpu_memory: float | None = None
+    on_gpu: bool = True
+    num_processes: int = 1
+    zero_stage: int = 0
+
+    def __post_init__(self) -> None:
+        if self.gpu_memory is not None and not 0 < self.gpu_memory < 1e6:
+            raise ValueError(f"gpu_memory={self.gpu_memory} must be the memory of a GPU in GiB, such as 24.")
+        if self.num_processes < 1:
+            raise ValueError(f"num_processes={self.num_processes} must be at least 1. Set num_processes=1.")
+        if self.zero_stage not in (0, 2, 3):
+            raise ValueError(f"zero_stage={self.zero_stage} is not supported. Set zero_stage=2 or 3, or 0 for none.")
+
+    @property
+    def capacity(self) -> float | None:
+        """Bytes that tensors can take on a GPU."""
+        return None if self.gpu_memory is None else self.gpu_memory * GIB * USABLE - CUDA_CONTEXT
+
+
+@dataclass(frozen=True)
+class Change:
+    """
+    Settings that need less memory.
+
+    Args:
+        settings (`dict[str, Any]`): The settings, beside those of the changes before.
+        peak (`int`): Peak with all of them, in bytes.
+    """
+
+    settings: dict[str, Any]
+    peak: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """
+    What a run needs.
+
+    Args:
+        parameters, trained (`int`): Number of parameters of the base model, and of those that are trained.
+        memory (`dict[str, dict[str, int]]`): Bytes on each process by part, at the peaks of its phases.
+        rollout (`dict[str, int]`): Of one rollout over all processes: `problems`, `rows`, `tokens` (at most) and
+            `evaluations`.
+        steps_per_rollout (`float`): Optimizer steps that use a rollout.
+        machine ([`Machine`]): What the run is planned for.
+        changes (`list[Change]`): What to change so that it fits, in order. Empty if it does.
+        notes (`list[str]`): What the figures leave out.
+    """
+
+    parameters: int
+    trained: int
+    memory: dict[str, dict[str, int]]
+    rollout: dict[str, int]
+    steps_per_rollout: float
+    machine: Machine
+    changes: list[Change] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def peak(self) -> int:
+        """The largest number of bytes that tensors take on one process."""
+        return peak_of(self.memory)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the peak fits the GPU; `None` if its memory is unknown."""
+        capacity = self.machine.capacity
+        return None if capacity is None else self.peak <= capacity
+
+
+def peak_of(memory: Mapping[str, Mapping[str, int]]) -> int:
+    """The larger sum of the parts."""
+    return max(sum(parts.values()) for parts in memory.values())
+
+
+@dataclass(frozen=True)
+class Setup:
+    """
+    A run to plan.
+
+    Args:
+        outline ([`MultiAgentTrainer`]): See [`outline_of`]. Its batch sizes are those of one process.
+        config ([`~transformers.PreTrainedConfig`]): Of the base model.
+        peft_config ([`~peft.PeftConfig`]): The adapter.
+        machine ([`Machine`]): What the run is planned for.
+        prompt_tokens (`int`): Tokens of the longest prompt.
+        width (`int`): The most agents that speak at the same moment.
+        quantization ([`~transformers.BitsAndBytesConfig`], *optional*): How the base model is stored.
+    """
+
+    outline: MultiAgentTrainer
+    config: PreTrainedConfig
+    peft_config: PeftConfig
+    machine: Machine
+    prompt_tokens: int
+    width: int
+    quantization: BitsAndBytesConfig | None = None
+
+    @property
+    def args(self) -> Any:
+        return self.outline.args
+
+    def with_args(self, **settings: Any) -> Setup:
+        """The same run with other settings."""
+        outline = copy.copy(self.outline)
+        outline.args = copy.copy(self.outline.args)
+        for name, value in settings.items():
+            setattr(outline.args, name, value)
+        return replace(self, outline=outline)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the base model's weights."""
+        dtype = self._given("dtype")
+        if dtype == "auto":
+            dtype = self.config.dtype
+        return getattr(torch, dtype) if isinstance(dtype, str) else dtype or torch.float32
+
+    def _given(self, name: str) -> Any:
+        return (self.args.model_init_kwargs or {}).get(name)
+
+    @property
+    def rows(self) -> int:
+        """Rows of a rollout on one process."""
+        return self.args.per_device_train_batch_size * self.args.steps_per_generation
+
+    @property
+    def problem(self) -> tuple[int, int]:
+        """Rows and evaluations of one problem."""
+        groups, generations = self.outline._num_groups(training=True), self.args.num_generations
+        turns = range(self.outline.workflow.num_turns)
+        children = self.children
+        return groups * generations, sum((children or 1) ** k * (children or generations) for k in turns)
+
+    @property
+    def children(self) -> int | None:
+        """Joint actions of every node, where the turns of training are a tree."""
+        outline = self.outline
+        return outline._num_children if isinstance(outline, MultiAgentGRPOTrainer) and outline._branches else None
+
+    def shape(self) -> StepShape:
+        rows_of_problem, _ = self.problem
+        last = (self.children or 1) ** (self.outline.workflow.num_turns - 1)
+        speaking = self.rows // rows_of_problem * self.width * self.args.num_generations * last
+        return StepShape(
+            speaking=min(self.rows, max(1, speaking)),
+            micro_batch=self.args.per_device_train_batch_size,
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.args.max_completion_length,
+            accumulates=self.args.gradient_accumulation_steps > 1,
+        )
+
+    def trace(self) -> tuple[StepTrace, dict[str, dict[str, int]]]:
+        """The step, and its memory on one of the processes."""
+        outline = copy.copy(self.outline)
+        with torch.device("meta"):
+            base = AutoModelForCausalLM.from_config(
+                self.config,
+                dtype=self.dtype,
+                trust_remote_code=self.args.trust_remote_code,
+                attn_implementation="eager" if self._given("attn_implementation") == "eager" else None,
+            )
+        step = StepTrace(outline, base, self.peft_config, self._numerics())
+        return step, self._shard(step, step.phases(self.shape()))
+
+    def _numerics(self) -> Numerics:
+        mixed = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None
+        deepspeed = self.machine.zero_stage > 0
+        trained = mixed if deepspeed else torch.bfloat16 if self.quantization is not None else None
+        return Numerics(self.dtype, None if deepspeed else mixed, trained, self.machine.on_gpu, self.quantization)
+
+    def _shard(self, step: StepTrace, memory: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+        """Spreads the parts over the processes, and adds what DeepSpeed, DDP and vLLM hold."""
+        processes, stage = self.machine.num_processes, self.machine.zero_stage
+        size = step.trained_itemsize
+        for phase, parts in memory.items():
+            if stage:
+                parts[OPTIMIZER] = (
+                    parts[OPTIMIZER] * 4 // size + step.trained * 4
+                ) // processes  # with float32 masters
+                if phase != GENERATION:
+                    parts[GRADIENTS] = step.trained * size // processes
+                    parts["reduce bucket"] = REDUCE_BUCKET * size
+            elif processes > 1 and phase != GENERATION:
+                parts["buckets of DDP"] = step.trained * size
+            if stage == 3:
+                whole = parts[WEIGHTS]
+                parts[WEIGHTS] = whole // processes
+                gathers_all = phase == GENERATION and self.args.ds3_gather_for_generation
+                live = LIVE_PARAMETERS * self.dtype.itemsize
+                parts["gathered weights"] = whole if gathers_all else min(whole, live)
+        if self.args.use_vllm:
+            self._add_vllm(memory)
+        return memory
+
+    def _add_vllm(self, memory: dict[str, dict[str, int]]) -> None:
+        parts = memory[GENERATION]
+        for name in (CACHE, LOGITS, ACTIVATIONS):
+            parts.pop(name, None)
+        if self.args.vllm_mode == "colocate" and self.machine.gpu_memory is not None:
+            share = round(self.args.vllm_gpu_memory_utilization * self.machine.gpu_memory * GIB)
+            for phase in (GENERATION,) if self.args.vllm_enable_sleep_mode else memory:
+                memory[phase]["vLLM"] = share
+
+    def notes(self) -> list[str]:
+        """What the figures leave out."""
+        args, notes = self.args, []
+        if args.use_vllm and args.vllm_mode == "server":
+            notes.append("The memory of the vLLM server, which has GPUs of its own, is left out.")
+        elif args.use_vllm:
+            notes.append(
+                "vLLM holds vllm_gpu_memory_utilization of the GPU; whether that is enough for it is not checked."
+            )
+        if args.use_transformers_continuous_batching:
+            notes.append("Continuous batching takes more memory for its cache than shown, if more is free.")
+        if self.quantization is not None and self.quantization.load_in_8bit:
+            notes.append("Activations of 8-bit layers are estimated as those of 16-bit layers.")
+        if args.deepspeed is not None or (args.fsdp and args.fsdp != []):
+            notes.append("Settings of a DeepSpeed file, and FSDP, are not read. Pass --zero_stage.")
+        if not self.machine.on_gpu:
+            notes.append("On CPU, the C library may keep half as much again. MALLOC_MMAP_THRESHOLD_=65536 avoids it.")
+        return notes
+
+    def plan(self) -> Plan:
+        """Plans the run. If it does not fit, looks for what to change."""
+        step, memory = self.trace()
+        processes, (rows_of_problem, evaluations) = self.machine.num_processes, self.problem
+        rows = self.rows * processes
+        length = self.prompt_tokens + self.args.max_completion_length
+        problems = rows // rows_of_problem
+        rollout = {"problems": problems, "rows": rows, "tokens": rows * length, "evaluations": problems * evaluations}
+        steps = self.args.steps_per_generation * self.args.num_iterations / self.args.gradient_accumulation_steps
+        plan = Plan(step.parameters, step.trained, memory, rollout, steps, self.machine, [], self.notes())
+        return replace(plan, changes=self._changes(plan)) if plan.fits is False else plan
+
+    # What to change
+
+    def _changes(self, plan: Plan) -> list[Change]:
+        """Changes that make the run fit, or as many as there are."""
+        capacity = cast(float, self.machine.capacity)
+        setup, memory, changes = self, plan.memory, list[Change]()
+        while peak_of(memory) > capacity and (found := setup._next_change(memory, capacity)) is not None:
+            settings, setup = found
+            _, memory = setup.trace()
+            changes.append(Change(settings, peak_of(memory)))
+        return changes
+
+    def _next_change(self, memory: dict[str, dict[str, int]], capacity: float) -> tuple[dict[str, Any], Setup] | None:
+        """The change that costs least, with its settings as a user writes them."""
+        args = self.args
+        if self.dtype == torch.float32 and self.machine.on_gpu:
+            options = {**(args.model_init_kwargs or {}), "dtype": "bfloat16"}
+            return {"dtype": "bfloat16", "bf16": True}, self.with_args(model_init_kwargs=options, bf16=True)
+        phase = max(memory, key=lambda phase: sum(memory[phase].values()))
+        varying = sum(memory[phase].get(name, 0) for name in (ACTIVATIONS, LOGITS, CACHE))
+        share = (capacity - sum(memory[phase].values()) + varying) / varying  # what of it fits beside the rest
+        if share > 0 and phase == GENERATION and not args.use_vllm:
+            found = self._with_fewer_problems(share)
+        elif share > 0 and phase != GENERATION:
+            found = self._with_smaller_micro_batch(share)
+        else:
+            found = None
+        if (
+            found is None
+            and self.quantization is None
+            and self.machine.zero_stage < 3
+            and not args.merge_for_generation
+        ):
+            quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=self.dtype)
+            return {"load_in_4bit": True}, replace(self, quantization=quantization)
+        return found
+
+    def _with_fewer_problems(self, share: float) -> tuple[dict[str, Any], Setup] | None:
+        """A rollout with this share of the problems, where there are several."""
+        (rows_of_problem, _), micro = self.problem, self.args.per_device_train_batch_size
+        problems = self.rows // rows_of_problem
+        fewer = _largest_divisor(problems, problems * share)
+        rows = fewer * rows_of_problem
+        if fewer == problems or rows % micro:
+            return None
+        settings = {"generation_batch_size": rows * self.machine.num_processes}
+        return settings, self.with_args(steps_per_generation=rows // micro)
+
+    def _with_smaller_micro_batch(self, share: float) -> tuple[dict[str, Any], Setup] | None:
+        """As many rows in a step, but only this share of them at once; first with gradient checkpointing."""
+        args = self.args
+        if not args.gradient_checkpointing:
+            return {"gradient_checkpointing": True}, self.with_args(gradient_checkpointing=True)
+        micro = args.per_device_train_batch_size
+        smaller = _largest_divisor(micro, micro * share)
+        if smaller == micro:
+            return None
+        factor = micro // smaller
+        settings = {
+            "per_device_train_batch_size": smaller,
+            "gradient_accumulation_steps": args.gradient_accumulation_steps * factor,
+        }
+        return settings, self.with_args(**settings, steps_per_generation=args.steps_per_generation * factor)
+
+
+def _largest_divisor(number: int, most: float) -> int:
+    """The largest divisor of a number that is at most `most`; at least 1."""
+    return max(divisor for divisor in range(1, number + 1) if number % divisor == 0 and divisor <= max(1, most))
+
+
+# From a trainer, or from its settings
+
+
+def outline_of(trainer_class: type[MultiAgentTrainer], args: Any, workflow: Workflow) -> MultiAgentTrainer:
+    """
+    A trainer without model, data and processes. It knows the layout of its batches and how to build its modules.
+
+    Args:
+        trainer_class (`type`): The trainer's class.
+        args ([`MultiAgentConfig`]): Its configuration, which is copied.
+        workflow ([`Workflow`]): Its workflow.
+    """
+    outline = cast(Any, object.__new__(trainer_class))
+    outline.args, outline.workflow = copy.copy(args), workflow
+    outline.agents = [agent.name for agent in workflow.agents]
+    outline.use_vllm = args.use_vllm
+    outline.use_transformers_continuous_batching = args.use_transformers_continuous_batching
+    outline.generation_config = GenerationConfig(**(args.generation_kwargs or {}))
+    outline._serves, outline._adapter_starts_at_zero = False, True
+    return outline
+
+
+def plan_trainer(trainer: MultiAgentTrainer, gpu_memory: float | None = None) -> Plan:
+    """Plans the run of a trainer; see [`MultiAgentTrainer.plan`]."""
+    args, base = trainer.args, cast(Any, trainer._causal_lm)
+    plugin = args.deepspeed_plugin
+    machine = Machine(
+        gpu_memory=gpu_memory,
+        on_gpu=gpu_memory is not None or trainer.accelerator.device.type != "cpu",
+        num_processes=args.world_size,
+        zero_stage=0 if plugin is None else plugin.zero_stage,
+    )
+    problems = [row for row, _ in zip(cast(Iterable, trainer.train_dataset), range(PROBLEMS_TO_PLAY), strict=False)]
+    prompt_tokens, width = play_prompts(trainer.workflow, problems, trainer._tokenizer, args)
+    described = base.config.to_dict()
+    stored = described.pop("quantization_config", None)
+    setup = Setup(
+        outline_of(type(trainer), args, trainer.workflow),
+        type(base.config).from_dict(described),
+        _adapter_of(trainer),
+        machine,
+        prompt_tokens,
+        width,
+        None if stored is None else BitsAndBytesConfig.from_dict(stored),
+    )
+    loaded = {"dtype": base.dtype, "attn_implementation": base.config._attn_implementation}
+    return setup.with_args(model_init_kwargs=loaded).plan()
+
+
+def _adapter_of(trainer: MultiAgentTrainer) -> PeftConfig:
+    peft_config = copy.deepcopy(trainer.model.peft_config["default"])
+    peft_config.inference_mode = False
+    return peft_config
+
+
+def play_prompts(
+    workflow: Workflow, problems: Iterable[Mapping[str, Any]], tokenizer: Any, args: Any
+) -> tuple[int, int]:
+    """
+    Plays a workflow with long replies that nobody wrote, and without running code.
+
+    Args:
+        workflow ([`Workflow`]): The workflow.
+        problems (`Iterable[Mapping]`): Dataset rows.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The tokenizer.
+        args ([`MultiAgentConfig`]): The configuration.
+
+    Returns:
+        `tuple[int, int]`: Tokens of the longest prompt, and the most agents that speak at the same moment.
+    """
+    line = "    total = total + value\n"
+    lines = args.max_completion_length // max(1, len(tokenizer(line)["input_ids"]))
+    reply = f"```python\ndef f(value):\n{line * lines}    return total\n```"
+    stages = [stage for problem in problems for stage in _stages(workflow, problem, reply)]
+    prompts = list({repr(prompt): prompt for stage in stages for prompt in stage}.values())
+    ids = encode_prompts(tokenizer, prompts, **(args.chat_template_kwargs or {}))
+    return max(map(len, ids)), max(map(len, stages))
+
+
+def _stages(workflow: Workflow, problem: Mapping[str, Any], reply: str) -> list[list[Prompt]]:
+    """The prompts of each stage of an episode in which all agents give this reply, and all tests fail."""
+    player, stages = EpisodePlayer(workflow, problem, 0), []
+    while player.request is not None:
+        request = player.request
+        if isinstance(request, Execute):
+            player.respond([unusable(job, "not run") for job in request.jobs])
+        elif isinstance(request, Consult):
+            player.respond([reply] * len(request.questions))
+        else:
+            slots = player.next_slots()
+            stages.append([player.prompt_for(slot) for slot in slots])
+            player.respond({slot.agent: reply for slot in slots})
+    return stages
+
+
+def widest_stage(workflow: Workflow) -> int:
+    """The most agents that can speak at the same moment, from the workflow's slots alone."""
+    moments = [(slot.turn, slot.act) for slot in workflow.slots]
+    return max(moments.count(moment) for moment in moments)
