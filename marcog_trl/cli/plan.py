@@ -13,7 +13,7 @@ import contextlib
 import sys
 import warnings
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from marcog_trl.cli.recipe import TEAM, TrainingRecipe
 from marcog_trl.execution.__main__ import OneLineParser
@@ -87,13 +87,15 @@ def read_setup(
     Raises:
         ValueError: If a flag is wrong, or the model's configuration, its tokenizer or the problems cannot be loaded.
     """
+    from peft import PeftConfig
     from transformers import AutoConfig, AutoTokenizer
     from trl import get_peft_config, get_quantization_config
 
     import marcog_trl
     from marcog_trl.cli.parsing import read_training_arguments
+    from marcog_trl.rollout.rehearsal import rehearse, widest_stage
     from marcog_trl.team.base_models import check_model
-    from marcog_trl.trainers.plan import PROBLEMS_TO_PLAY, Setup, outline_of, play_prompts, widest_stage
+    from marcog_trl.trainers.plan import PROBLEMS_TO_PLAY, Setup, outline_of
 
     if machine.on_gpu:  # where TRL computes in bfloat16 unless told otherwise
         recipe = replace(recipe, defaults={"bf16": True, **recipe.defaults})
@@ -112,10 +114,13 @@ def read_setup(
     if prompt_tokens is None:
         train = script.load(script.dataset_train_split)
         problems = train.select(range(min(PROBLEMS_TO_PLAY, len(train))))
-        prompt_tokens, width = play_prompts(workflow, problems, AutoTokenizer.from_pretrained(name, **where), args)
+        tokenizer = AutoTokenizer.from_pretrained(name, **where)
+        prompt_tokens, width = rehearse(
+            workflow, problems, tokenizer, args.max_completion_length, args.chat_template_kwargs
+        )
     else:
         width = widest_stage(workflow)
-    peft_config = outline._adapter_config(name, get_peft_config(model))
+    peft_config = cast(PeftConfig, outline._adapter_config(name, get_peft_config(model)))
     return name, Setup(outline, config, peft_config, machine, prompt_tokens, width, get_quantization_config(model))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from datasets import Dataset, IterableDataset
 from torch.utils.data import Sampler
@@ -15,9 +15,13 @@ from marcog_trl.team.data_checks import check_dataset, usable
 from marcog_trl.trainers.sampling import Curriculum, CurriculumSampler, OrderOfEpoch
 
 
+if TYPE_CHECKING:
+    from marcog_trl.trainers.plan import Plan
+
+
 class ProblemLoaders(GRPOTrainer):
     """
-    The part of [`MultiAgentTrainer`] that makes dataloaders.
+    The part of [`MultiAgentTrainer`] that makes dataloaders, and plans what their batches need.
 
     They repeat each problem once per row. TRL's dataloaders repeat it once per generation.
     """
@@ -42,6 +46,21 @@ class ProblemLoaders(GRPOTrainer):
         episode has several replies, and one process must play all of them.
         """
         return len(self.workflow.slots) == 1
+
+    def plan(self, gpu_memory: float | None = None) -> Plan:
+        """
+        Computes what the run needs: parameters, memory by part, rows, tokens and calls of the evaluator.
+
+        Args:
+            gpu_memory (`float`, *optional*): Memory of each GPU, in GiB, to say whether the run fits and what to change. By
+                default, plans for this machine.
+
+        Returns:
+            [`~marcog_trl.trainers.plan.Plan`].
+        """
+        from marcog_trl.trainers.plan import plan_trainer
+
+        return plan_trainer(cast(Any, self), gpu_memory)
 
     @property
     def _group_size(self) -> int:

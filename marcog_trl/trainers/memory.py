@@ -8,10 +8,8 @@ nothing of batches and processes: see [`marcog_trl.trainers.plan`].
 
 from __future__ import annotations
 
-import weakref
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -20,8 +18,6 @@ from peft import PeftConfig, PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     BitsAndBytesConfig,
     DynamicCache,
@@ -38,14 +34,24 @@ from trl.kernels.chunked_logprob import TOKEN_CHUNK_SIZE
 from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE, add_fused_lm_head
 
 from marcog_trl.team.modules import ATTRIBUTE, ForwardContext
+from marcog_trl.trainers.ledger import (
+    ACTIVATIONS,
+    ADAPTER,
+    CACHE,
+    GRADIENTS,
+    LOGITS,
+    MERGED,
+    MODULES,
+    OPTIMIZER,
+    STATES,
+    WEIGHTS,
+    Ledger,
+)
 from marcog_trl.trainers.modules_trainer import ModulesTrainer
 from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
 from marcog_trl.trainers.shppo_trainer import SHPPOTrainer
 
 
-WEIGHTS, ADAPTER, MODULES = "base weights", "adapter", "critic and latent networks"
-GRADIENTS, OPTIMIZER, CACHE, LOGITS, ACTIVATIONS = "gradients", "optimizer", "KV cache", "logits", "activations"
-MERGED, STATES = "merged weights", "states for the critic"
 PHASES = GENERATION, HEAD, UPDATE = "generation", "log-probabilities", "update"
 
 
@@ -86,76 +92,6 @@ class Numerics:
     trained_dtype: torch.dtype | None
     on_gpu: bool
     quantization: BitsAndBytesConfig | None = None
-
-
-class Ledger(TorchDispatchMode):
-    """
-    Counts the bytes of the tensors that are made inside the context and are alive, by kind. Views count once.
-
-    Attributes:
-        kind (`str`): The kind of the tensors that are made now.
-        live (`Counter`): Bytes by kind, now.
-        peaks (`dict[str, Counter]`): The same when their sum was largest since the last `forget_peaks`, for each kind of tensor
-            that was being made then.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kind = ACTIVATIONS
-        self.live: Counter[str] = Counter()
-        self.peaks: dict[str, Counter[str]] = {}
-        self._known: dict[int, tuple[str, int]] = {}
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        output = func(*args, **(kwargs or {}))
-        self.add(tensor for tensor in pytree.tree_leaves(output) if isinstance(tensor, torch.Tensor))
-        return output
-
-    def add(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Counts tensors that were made outside, or are new."""
-        for tensor in tensors:
-            storage = tensor.untyped_storage()
-            key = storage._cdata
-            if key not in self._known:
-                self._known[key] = self.kind, storage.nbytes()
-                self._change(self.kind, storage.nbytes())
-                weakref.finalize(storage, self._drop, key)
-
-    def made_gradient(self, parameter: nn.Parameter) -> None:
-        """Counts the gradient of a parameter as such."""
-        assert parameter.grad is not None
-        key = parameter.grad.untyped_storage()._cdata
-        kind, size = self._known[key]
-        self._known[key] = GRADIENTS, size
-        self.live[kind] -= size
-        self.live[GRADIENTS] += size
-
-    def _drop(self, key: int) -> None:
-        kind, size = self._known.pop(key)
-        self._change(kind, -size)
-
-    def _change(self, kind: str, size: int) -> None:
-        self.live[kind] += size
-        if size > 0 and self.live.total() > self.peaks.get(self.kind, Counter()).total():
-            self.peaks[self.kind] = self.live.copy()
-
-    @property
-    def peak(self) -> Counter[str]:
-        """The largest of the peaks."""
-        return max(self.peaks.values(), key=Counter.total)
-
-    def forget_peaks(self) -> None:
-        """Starts to look for new peaks from what is alive now."""
-        self.peaks = {self.kind: self.live.copy()}
-
-    @contextmanager
-    def of(self, kind: str) -> Iterator[None]:
-        """Tensors made inside are of this kind."""
-        outer, self.kind = self.kind, kind
-        try:
-            yield
-        finally:
-            self.kind = outer
 
 
 class StepTrace:
@@ -250,12 +186,13 @@ class StepTrace:
     @torch.no_grad()
     def _generation(self, ledger: Ledger, shape: StepShape) -> dict[str, int]:
         """The larger of the peaks at the prompts and at the last token."""
-        rows, length = shape.speaking, shape.prompt_tokens + shape.completion_tokens
+        rows, replies = shape.speaking, max(2, shape.completion_tokens)
         merged = nullcontext()
+        self.model.eval()
         if self.args.merge_for_generation:
             with ledger.of(MERGED):
                 copies = torch.empty(self._adapted, dtype=self.numerics.dtype)  # noqa: F841  # alive until this method ends
-            merged = self.model.disable_adapter()
+            merged = cast(Any, self.model.disable_adapter())
         cache = DynamicCache(config=self.model.config)
         states: list[torch.Tensor] = []
         with merged, self._as_agents(rows, states):
@@ -264,15 +201,12 @@ class StepTrace:
             prompts = self._parts(ledger.peak, _bytes(cache))
             with ledger.of(STATES):
                 if states:
-                    states += [
-                        torch.empty(rows, shape.completion_tokens - 1, states[0].size(-1), dtype=states[0].dtype)
-                    ]
-            for index, layer in enumerate(cache.layers):
-                if isinstance(layer, DynamicLayer):
-                    later = (*layer.keys.shape[:2], shape.completion_tokens - 2, layer.keys.size(-1))
-                    cache.update(layer.keys.new_empty(later), layer.values.new_empty(later), index)
+                    states += [states[0].new_empty(rows, replies - 1, states[0].size(-1))]
+            for index, (keys, values) in _tensors(cache).items():
+                later = keys.new_empty(rows, keys.size(1), replies - 2, keys.size(-1))
+                cache.update(later, values.new_empty(*later.shape[:3], values.size(-1)), index)
             ledger.forget_peaks()
-            self._speak(ledger, cache, rows, 1, length - 1)
+            self._speak(ledger, cache, rows, 1, shape.prompt_tokens + replies - 1)
             last = self._parts(ledger.peak, _bytes(cache))
         return max(prompts, last, key=lambda parts: sum(parts.values()))
 
@@ -294,7 +228,7 @@ class StepTrace:
                 warpers.append(TopPLogitsWarper(args.top_p))
             if args.min_p is not None:
                 warpers.append(MinPLogitsWarper(args.min_p))
-            scores = warpers(ids, scores)
+            scores = cast(Any, warpers)(ids, scores)
             probabilities = scores.softmax(-1)
             torch.empty_like(probabilities)  # what `torch.multinomial` makes inside
 
@@ -449,7 +383,12 @@ def _tile(hidden: torch.Tensor, weight: torch.Tensor) -> None:
     del tile, part
 
 
+def _tensors(cache: DynamicCache) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+    """Keys and values of the layers that keep them, by the layer's index."""
+    layers = {index: layer for index, layer in enumerate(cache.layers) if isinstance(layer, DynamicLayer)}
+    return {index: cast(Any, (layer.keys, layer.values)) for index, layer in layers.items()}
+
+
 def _bytes(cache: DynamicCache) -> int:
     """Bytes of a cache."""
-    layers = [layer for layer in cache.layers if isinstance(layer, DynamicLayer)]
-    return sum(tensor.untyped_storage().nbytes() for layer in layers for tensor in (layer.keys, layer.values))
+    return sum(tensor.untyped_storage().nbytes() for pair in _tensors(cache).values() for tensor in pair)

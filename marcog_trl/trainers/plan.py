@@ -15,23 +15,10 @@ import torch
 from peft import PeftConfig
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, GenerationConfig, PreTrainedConfig
 
-from marcog_trl.agents import Consult, Execute, Prompt, Workflow
-from marcog_trl.execution.jobs import unusable
-from marcog_trl.rollout.engine import encode_prompts
-from marcog_trl.rollout.player import EpisodePlayer
-from marcog_trl.trainers.memory import (
-    ACTIVATIONS,
-    CACHE,
-    GENERATION,
-    GRADIENTS,
-    LOGITS,
-    OPTIMIZER,
-    UPDATE,
-    WEIGHTS,
-    Numerics,
-    StepShape,
-    StepTrace,
-)
+from marcog_trl.agents import Workflow
+from marcog_trl.rollout.rehearsal import rehearse
+from marcog_trl.trainers.ledger import ACTIVATIONS, CACHE, GRADIENTS, LOGITS, OPTIMIZER, WEIGHTS
+from marcog_trl.trainers.memory import GENERATION, Numerics, StepShape, StepTrace
 from marcog_trl.trainers.multi_agent_grpo_trainer import MultiAgentGRPOTrainer
 from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
 
@@ -385,7 +372,7 @@ def outline_of(trainer_class: type[MultiAgentTrainer], args: Any, workflow: Work
 
 def plan_trainer(trainer: MultiAgentTrainer, gpu_memory: float | None = None) -> Plan:
     """Plans the run of a trainer; see [`MultiAgentTrainer.plan`]."""
-    args, base = trainer.args, cast(Any, trainer._causal_lm)
+    args, base = cast(Any, trainer.args), cast(Any, trainer._causal_lm)
     plugin = args.deepspeed_plugin
     machine = Machine(
         gpu_memory=gpu_memory,
@@ -394,7 +381,9 @@ def plan_trainer(trainer: MultiAgentTrainer, gpu_memory: float | None = None) ->
         zero_stage=0 if plugin is None else plugin.zero_stage,
     )
     problems = [row for row, _ in zip(cast(Iterable, trainer.train_dataset), range(PROBLEMS_TO_PLAY), strict=False)]
-    prompt_tokens, width = play_prompts(trainer.workflow, problems, trainer._tokenizer, args)
+    prompt_tokens, width = rehearse(
+        trainer.workflow, problems, trainer._tokenizer, args.max_completion_length, args.chat_template_kwargs
+    )
     described = base.config.to_dict()
     stored = described.pop("quantization_config", None)
     setup = Setup(
@@ -414,49 +403,3 @@ def _adapter_of(trainer: MultiAgentTrainer) -> PeftConfig:
     peft_config = copy.deepcopy(trainer.model.peft_config["default"])
     peft_config.inference_mode = False
     return peft_config
-
-
-def play_prompts(
-    workflow: Workflow, problems: Iterable[Mapping[str, Any]], tokenizer: Any, args: Any
-) -> tuple[int, int]:
-    """
-    Plays a workflow with long replies that nobody wrote, and without running code.
-
-    Args:
-        workflow ([`Workflow`]): The workflow.
-        problems (`Iterable[Mapping]`): Dataset rows.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The tokenizer.
-        args ([`MultiAgentConfig`]): The configuration.
-
-    Returns:
-        `tuple[int, int]`: Tokens of the longest prompt, and the most agents that speak at the same moment.
-    """
-    line = "    total = total + value\n"
-    lines = args.max_completion_length // max(1, len(tokenizer(line)["input_ids"]))
-    reply = f"```python\ndef f(value):\n{line * lines}    return total\n```"
-    stages = [stage for problem in problems for stage in _stages(workflow, problem, reply)]
-    prompts = list({repr(prompt): prompt for stage in stages for prompt in stage}.values())
-    ids = encode_prompts(tokenizer, prompts, **(args.chat_template_kwargs or {}))
-    return max(map(len, ids)), max(map(len, stages))
-
-
-def _stages(workflow: Workflow, problem: Mapping[str, Any], reply: str) -> list[list[Prompt]]:
-    """The prompts of each stage of an episode in which all agents give this reply, and all tests fail."""
-    player, stages = EpisodePlayer(workflow, problem, 0), []
-    while player.request is not None:
-        request = player.request
-        if isinstance(request, Execute):
-            player.respond([unusable(job, "not run") for job in request.jobs])
-        elif isinstance(request, Consult):
-            player.respond([reply] * len(request.questions))
-        else:
-            slots = player.next_slots()
-            stages.append([player.prompt_for(slot) for slot in slots])
-            player.respond({slot.agent: reply for slot in slots})
-    return stages
-
-
-def widest_stage(workflow: Workflow) -> int:
-    """The most agents that can speak at the same moment, from the workflow's slots alone."""
-    moments = [(slot.turn, slot.act) for slot in workflow.slots]
-    return max(moments.count(moment) for moment in moments)

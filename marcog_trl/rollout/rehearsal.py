@@ -1,0 +1,63 @@
+"""Plays workflows with replies that nobody wrote, and without running code: what prompts will be like, before there is a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from marcog_trl.agents import Consult, Execute, Prompt, Workflow
+from marcog_trl.execution.jobs import unusable
+from marcog_trl.rollout.engine import encode_prompts
+from marcog_trl.rollout.player import EpisodePlayer
+
+
+def rehearse(
+    workflow: Workflow,
+    problems: Iterable[Mapping[str, Any]],
+    tokenizer: Any,
+    reply_tokens: int,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> tuple[int, int]:
+    """
+    Plays a workflow with long replies. All tests fail.
+
+    Args:
+        workflow ([`Workflow`]): The workflow.
+        problems (`Iterable[Mapping]`): Dataset rows.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The tokenizer.
+        reply_tokens (`int`): Length of a reply.
+        chat_template_kwargs (`Mapping`, *optional*): Arguments of the chat template.
+
+    Returns:
+        `tuple[int, int]`: Tokens of the longest prompt, and the most agents that speak at the same moment.
+    """
+    line = "    total = total + value\n"
+    lines = reply_tokens // max(1, len(tokenizer(line)["input_ids"]))
+    reply = f"```python\ndef f(value):\n{line * lines}    return total\n```"
+    stages = [stage for problem in problems for stage in _stages(workflow, problem, reply)]
+    prompts = list({repr(prompt): prompt for stage in stages for prompt in stage}.values())
+    ids = encode_prompts(tokenizer, prompts, **(chat_template_kwargs or {}))
+    return max(map(len, ids)), max(map(len, stages))
+
+
+def _stages(workflow: Workflow, problem: Mapping[str, Any], reply: str) -> list[list[Prompt]]:
+    """The prompts of each stage of an episode in which all agents give this reply."""
+    player, stages = EpisodePlayer(workflow, problem, 0), []
+    while player.request is not None:
+        request = player.request
+        if isinstance(request, Execute):
+            player.respond([unusable(job, "not run") for job in request.jobs])
+        elif isinstance(request, Consult):
+            answers: list[str | None] = [None] * len(request.questions)
+            player.respond(answers)
+        else:
+            slots = player.next_slots()
+            stages.append([player.prompt_for(slot) for slot in slots])
+            player.respond({slot.agent: reply for slot in slots})
+    return stages
+
+
+def widest_stage(workflow: Workflow) -> int:
+    """The most agents that can speak at the same moment, from the workflow's slots alone."""
+    moments = [(slot.turn, slot.act) for slot in workflow.slots]
+    return max(moments.count(moment) for moment in moments)
