@@ -62,27 +62,34 @@ def take_turns(competitors, rounds, measure):
     return figures
 
 
-def random_model(tokenizer, hidden_size, layers, heads, kv_heads, intermediate_size, vocab_size=None, **others):
-    """A random Qwen2, on CPU."""
+def random_config(
+    tokenizer, hidden_size, layers, heads, kv_heads, intermediate_size, vocab_size=None, tied=True, **others
+):
+    """The configuration of a Qwen2."""
+    from transformers import Qwen2Config
+
+    return Qwen2Config(
+        vocab_size=vocab_size or len(tokenizer),
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+        tie_word_embeddings=tied,
+        **others,
+    )
+
+
+def random_model(tokenizer, **shape):
+    """A random Qwen2 of that shape, on CPU."""
     import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import Qwen2ForCausalLM
 
     torch.manual_seed(0)
-    return Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=vocab_size or len(tokenizer),
-            hidden_size=hidden_size,
-            intermediate_size=intermediate_size,
-            num_hidden_layers=layers,
-            num_attention_heads=heads,
-            num_key_value_heads=kv_heads,
-            pad_token_id=tokenizer.pad_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            bos_token_id=None,
-            tie_word_embeddings=True,
-            **others,
-        )
-    ).to("cpu")
+    return Qwen2ForCausalLM(random_config(tokenizer, **shape)).to("cpu")
 
 
 def save_model(folder, model, tokenizer):

@@ -68,6 +68,10 @@ SHAPES = {
     "1.5b": {
         "hidden_size": 1536, "intermediate_size": 8960, "layers": 28, "heads": 12, "kv_heads": 2, "vocab_size": 151_936,
     },
+    "7b": {
+        "hidden_size": 3584, "intermediate_size": 18944, "layers": 28, "heads": 28, "kv_heads": 4, "vocab_size": 152_064,
+        "tied": False,
+    },
 }  # fmt: skip
 
 

@@ -152,6 +152,7 @@ def make_trainer(model, folder, trainer_class, config_class, options, reward_fun
             "shuffle_dataset": False,
             "logging_steps": 1,
             "save_strategy": "no",
+            "bf16": False,
             "isolation": "best_effort",
             "report_to": "none",
             "disable_tqdm": True,
