@@ -27,8 +27,11 @@ from huggingface_hub import ModelCard
 from peft import LoraConfig, LoraModel, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
+    DynamicCache,
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
@@ -37,7 +40,9 @@ from transformers import (
     Trainer,
     TrainerCallback,
 )
+from transformers.cache_utils import DynamicLayer
 from transformers.trainer_utils import HubStrategy
+from transformers.utils.import_utils import is_tracing
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, RewardConfig, RewardTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import base_trainer
@@ -58,6 +63,7 @@ from marcog_trl.agents import Slot
 from marcog_trl.heterogeneity.cores import VARIANTS
 from marcog_trl.rollout.records import Row
 from marcog_trl.trainers import MultiAgentTrainer
+from marcog_trl.trainers.plan import LIVE_PARAMETERS, REDUCE_BUCKET
 
 
 # Methods that are overridden or called, with their parameters
@@ -798,3 +804,18 @@ class TestReward:
             both = trainer.model(**batch).logits
             alone = trainer.model(input_ids=torch.tensor([[43, 1]])).logits
         assert both.shape == (2, 1) and torch.allclose(both[1], alone[0], atol=1e-6)
+
+
+class TestPlans:
+    """What marcog_trl.trainers.plan takes for granted."""
+
+    def test_models_run_on_fake_tensors(self, tiny_model):
+        with FakeTensorMode():
+            assert is_tracing(torch.zeros(1))  # so no branch depends on data
+            cache = DynamicCache(config=AutoConfig.from_pretrained(tiny_model))
+            cache.update(torch.zeros(1, 2, 3, 32), torch.zeros(1, 2, 3, 32), 0)
+            assert isinstance(cache.layers[0], DynamicLayer) and cache.layers[0].keys.shape == (1, 2, 3, 32)
+
+    def test_buffers_of_deepspeed(self):
+        config = pytest.importorskip("deepspeed.runtime.zero.config").DeepSpeedZeroConfig()
+        assert (config.reduce_bucket_size, config.max_live_parameters) == (REDUCE_BUCKET, LIVE_PARAMETERS)

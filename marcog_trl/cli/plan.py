@@ -104,22 +104,27 @@ def read_setup(
     if name is None:
         raise ValueError("There is no model to plan for. Pass --config file.yaml, or --model_name_or_path NAME.")
     loading: dict[str, Any] = dict(args.model_init_kwargs or {})
-    check_model("model_name_or_path", name, tokenizer=prompt_tokens is None, **loading)
+    check_model("model_name_or_path", name, tokenizer=False, **loading)
     where = {key: loading[key] for key in ("revision", "trust_remote_code", "cache_dir", "token") if key in loading}
     config = AutoConfig.from_pretrained(name, **where)
     workflow = args.make_workflow()
     outline = outline_of(getattr(marcog_trl, recipe.trainer), args, workflow)
     outline._check_joint_actions(None)
     _fit_batches(outline, machine.num_processes)
+    width = widest_stage(workflow)
     if prompt_tokens is None:
-        train = script.load(script.dataset_train_split)
+        try:
+            check_model("model_name_or_path", name, **loading)
+            train = script.load(script.dataset_train_split)
+        except (ValueError, OSError) as error:
+            raise ValueError(
+                f"{error} Or pass --prompt-tokens 512, to plan without a tokenizer and problems."
+            ) from error
         problems = train.select(range(min(PROBLEMS_TO_PLAY, len(train))))
         tokenizer = AutoTokenizer.from_pretrained(name, **where)
         prompt_tokens, width = rehearse(
             workflow, problems, tokenizer, args.max_completion_length, args.chat_template_kwargs
         )
-    else:
-        width = widest_stage(workflow)
     peft_config = cast(PeftConfig, outline._adapter_config(name, get_peft_config(model)))
     return name, Setup(outline, config, peft_config, machine, prompt_tokens, width, get_quantization_config(model))
 

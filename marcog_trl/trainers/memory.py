@@ -202,9 +202,7 @@ class StepTrace:
             with ledger.of(STATES):
                 if states:
                     states += [states[0].new_empty(rows, replies - 1, states[0].size(-1))]
-            for index, (keys, values) in _tensors(cache).items():
-                later = keys.new_empty(rows, keys.size(1), replies - 2, keys.size(-1))
-                cache.update(later, values.new_empty(*later.shape[:3], values.size(-1)), index)
+            _fill(cache, replies - 2)
             ledger.forget_peaks()
             self._speak(ledger, cache, rows, 1, shape.prompt_tokens + replies - 1)
             last = self._parts(ledger.peak, _bytes(cache))
@@ -387,6 +385,13 @@ def _tensors(cache: DynamicCache) -> dict[int, tuple[torch.Tensor, torch.Tensor]
     """Keys and values of the layers that keep them, by the layer's index."""
     layers = {index: layer for index, layer in enumerate(cache.layers) if isinstance(layer, DynamicLayer)}
     return {index: cast(Any, (layer.keys, layer.values)) for index, layer in layers.items()}
+
+
+def _fill(cache: DynamicCache, tokens: int) -> None:
+    """Adds tokens to all layers."""
+    for index, (keys, values) in _tensors(cache).items():
+        size = *keys.shape[:2], tokens
+        cache.update(keys.new_empty(*size, keys.size(-1)), values.new_empty(*size, values.size(-1)), index)
 
 
 def _bytes(cache: DynamicCache) -> int:

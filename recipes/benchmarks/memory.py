@@ -1,7 +1,14 @@
 """
-Measures the peak memory of SHPPO with 2 and with 8 agents at the same number of rows, each in its own process.
+Measures the peak memory of SHPPO on CPU, each time in a process of its own.
 
     python recipes/benchmarks/memory.py
+    python recipes/benchmarks/memory.py --case plan
+
+Cases:
+
+* `agents`: with 2 and with 8 agents at the same number of rows.
+* `plan`: beside what `trainer.plan()` computes, for models of three shapes. The C library gives freed blocks back here
+  (`MALLOC_MMAP_THRESHOLD_`); it would otherwise keep up to half as much again.
 """
 
 import argparse
@@ -11,7 +18,7 @@ import tempfile
 import warnings
 from pathlib import Path
 
-from common import ON_CPU, QUIET, make_parser, measure_apart, same_prompt_team, take_turns, variety
+from common import ON_CPU, QUIET, make_parser, measure_apart, same_prompt_team, table, take_turns, variety
 from throughput import SHAPES, make_model
 
 
@@ -21,16 +28,27 @@ def resident_mib(which):
     return int(status.split(f"{which}:")[1].split()[0]) / 1024
 
 
-def measure(num_agents, shape, tokens):
+# TRL's buffer for log-probabilities has 32,768 columns. Of a smaller vocabulary, most of it would stay untouched
+PLANNED = {
+    "small": {"tokens": 64, "rows": 32, "steps": 3, "vocab_size": 32_768},
+    "medium": {"tokens": 32, "rows": 32, "steps": 2, "vocab_size": 32_768},
+    "0.5b": {"tokens": 16, "rows": 8, "steps": 2, "vocab_size": 151_936},
+}
+
+
+def measure(num_agents, shape, tokens, rows=32, steps=3, vocab_size=None):
     from datasets import Dataset
 
     from marcog_trl import SHPPOConfig, SHPPOTrainer
 
     warnings.filterwarnings("ignore", category=FutureWarning)
+    if vocab_size is not None:
+        SHAPES[shape] = SHAPES[shape] | {"vocab_size": vocab_size}
     folder = tempfile.mkdtemp()
+    empty = resident_mib("VmRSS")
     make_model(folder, shape)
     args = SHPPOConfig(
-        folder, per_device_train_batch_size=32, num_generations=4, max_completion_length=tokens, max_steps=3, beta=0.02,
+        folder, per_device_train_batch_size=rows, num_generations=4, max_completion_length=tokens, max_steps=steps, beta=0.02,
         generation_kwargs={"min_new_tokens": tokens}, **QUIET | ON_CPU,
     )  # fmt: skip
     dataset = Dataset.from_dict({"prompt": ["def f(xs): add one to every number " * 8] * 64})
@@ -39,16 +57,37 @@ def measure(num_agents, shape, tokens):
     Path("/proc/self/clear_refs").write_text("5")  # forgets the peak of the set-up
     trainer.train()
     peak = resident_mib("VmHWM")
-    return {"peak_mib": peak, "training_mib": peak - start}
+    planned = trainer.plan().peak / 2**20
+    return {"peak_mib": peak, "training_mib": peak - start, "tensors_mib": peak - empty, "plan_mib": planned}
+
+
+def compare_plans(rounds):
+    figures = take_turns(
+        {
+            shape: [2, shape, *(setting[key] for key in ("tokens", "rows", "steps"))]
+            for shape, setting in PLANNED.items()
+        },
+        rounds,
+        lambda task: measure_apart(__file__, task, MALLOC_MMAP_THRESHOLD_="65536"),
+    )
+    rows = []
+    for shape, found in figures.items():
+        measured, planned = (statistics.median(figure[key] for figure in found) for key in ("tensors_mib", "plan_mib"))
+        rows.append([shape, f"{measured:,.0f}", f"{planned:,.0f}", f"{planned / measured:.2f}"])
+    print(table(("", "measured MiB", "plan MiB", "plan/measured"), *rows))
 
 
 def main():
     parser = make_parser(__doc__, rounds=3, tokens=64)
-    parser.add_argument("--shape", choices=SHAPES, default="medium", help="of the model")
+    parser.add_argument("--case", choices=("agents", "plan"), default="agents")
+    parser.add_argument("--shape", choices=SHAPES, default="medium", help="of the model, for --case agents")
     parser.add_argument("--task", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.task is not None:
         print(json.dumps(measure(*options.task)))
+        return
+    if options.case == "plan":
+        compare_plans(options.rounds)
         return
     teams = {num_agents: [num_agents, options.shape, options.tokens] for num_agents in (2, 8)}
     figures = take_turns(teams, options.rounds, lambda task: measure_apart(__file__, task))

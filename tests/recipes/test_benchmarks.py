@@ -123,6 +123,58 @@ def test_memory(benchmark):
     assert re.search(r"^peak_mib: 2 agents \d+, 8 agents \d+, ratio", printed, re.M)
 
 
+def test_memory_beside_the_plan(benchmark, monkeypatch):
+    memory = benchmark("memory")
+    monkeypatch.setattr(memory, "PLANNED", {"tiny": {"tokens": 2, "rows": 8, "steps": 1}})
+    printed = benchmark.start(memory, "--case", "plan", "--rounds", 1)
+    assert re.search(r"^\| tiny \| \d+ \| \d+ \| [0-9.]+ \|", printed, re.M)
+
+
+class TestGPU:
+    TINY = {"micro_batch": 4, "accumulation": 2, "generations": 2, "prompt": 8, "completion": 4, "rank": 4, "steps": 1}
+
+    def test_parts_in_processes_of_their_own(self, benchmark, tmp_path, monkeypatch):
+        """A part that fails is noted, and so is one that there is no time for."""
+        gpu = benchmark("gpu")
+        fails = {"shape": "tiny", **self.TINY, "kind": "unknown", "agents": 2}
+        cases = {"fails": fails, "sandbox": {"part": "sandbox", "programs": 4}}
+        monkeypatch.setattr(gpu, "list_cases", lambda parts, shapes: cases)
+        printed = benchmark.start(gpu, "--shapes", "tiny", "--output_dir", tmp_path / "gpu")
+        results = json.loads((tmp_path / "gpu" / "gpu.json").read_text())["results"]
+        assert results["fails"]["error"] == "KeyError: 'unknown'" and results["sandbox"]["1 workers"] > 0
+        assert (
+            "| sandbox | cores: " in (tmp_path / "gpu" / "gpu.md").read_text()
+            and "| fails | error: KeyError" in printed
+        )
+        benchmark.start(gpu, "--shapes", "tiny", "--output_dir", tmp_path / "gpu", "--minutes", 0)
+        results = json.loads((tmp_path / "gpu" / "gpu.json").read_text())["results"]
+        assert results["sandbox"] == {"error": "not run: time was up"}
+
+    def test_a_step_beside_its_plan(self, benchmark):
+        gpu = benchmark("gpu")
+        tasks = {
+            name: {"shape": "tiny", **gpu.STEP, **gpu.KINDS[name], **self.TINY}
+            for name in ("GRPO (TRL)", "2 agents, SHPPO")
+        }
+        figures = {name: gpu.measure(task, "cpu") for name, task in tasks.items()}
+        assert all(found["step"] > found["generate"] > 0 for found in figures.values())
+        planned = gpu.plan_step(tasks["2 agents, SHPPO"], "cpu")
+        assert planned["plan_gib"] == max(sum(parts.values()) for parts in planned["plan"].values())
+        figures["2 agents, SHPPO"] |= planned | {"peak_gib": 2 * planned["plan_gib"]}
+        table = gpu.tables({"machine": {}, "tasks": tasks, "results": figures})
+        assert re.search(r"^\| 2 agents, SHPPO \|.*\| 0\.50 \|$", table, re.M)
+
+    def test_resume(self, benchmark):
+        assert benchmark("gpu").measure({"part": "resume"}, "cpu") == {"difference": 0}
+
+    def test_cases(self, benchmark):
+        gpu = benchmark("gpu")
+        cases = gpu.list_cases(gpu.PARTS, ["0.5b", "1.5b", "7b"])
+        assert cases["config, 1.5b"]["completion"] == 256 and "7b: 8 agents, SHPPO" not in cases
+        skipped = gpu.measure(cases["1.5b: vLLM, one adapter per agent"], "cpu")
+        assert "skipped" in skipped and gpu.measure(cases["1.5b: 4-bit base"], "cpu")["skipped"]
+
+
 def test_team_size(benchmark, tmp_path):
     flags = ["--sizes", 1, 2, "--num_samples", 1, "--dataset_split", "test[:2]", "--output_dir", tmp_path / "sizes"]
     printed = benchmark("team_size", *flags, *SHORT)

@@ -1,0 +1,114 @@
+"""`python -m marcog_trl plan`: what it prints, and the one line in which it ends where something is wrong."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from marcog_trl.cli.plan import main
+
+
+CONFIGS = Path(__file__).parents[2] / "recipes" / "configs"
+SHAPE = {
+    "model_type": "qwen2", "vocab_size": 3000, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 1,
+}  # fmt: skip
+
+
+@pytest.fixture
+def shape(tmp_path):
+    """Folder with the configuration of a model, and nothing else."""
+    folder = tmp_path / "shape"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(SHAPE))
+    return str(folder)
+
+
+def small(shape, *flags):
+    """The 1.5B model's file with a small model."""
+    return ["--config", str(CONFIGS / "qwen2.5-coder-1.5b.yaml"), "--model_name_or_path", shape, *flags]
+
+
+def test_from_a_configuration_alone(shape, capsys):
+    assert main(small(shape, "--prompt-tokens", "400", "--gpu-memory", "24")) == 0
+    printed = capsys.readouterr().out
+    assert "A rollout has 2 problems, 32 rows, at most 20,992 tokens and 16 evaluator calls." in printed
+    for part in ("base weights", "adapter", "optimizer", "activations", "KV cache", "logits", "sum"):
+        assert part in printed
+    assert "fits 24 GiB" in " ".join(printed.split()) and "Computed, not measured." in printed
+
+
+def test_what_to_change(shape, capsys):
+    large = ("--per_device_train_batch_size", "64", "--gradient_checkpointing", "false")
+    assert main(small(shape, "--prompt-tokens", "2000", "--gpu-memory", "2", *large)) == 1
+    printed = capsys.readouterr().out
+    assert "does not fit 2 GiB" in " ".join(printed.split()) and "--gradient_checkpointing True: " in printed
+
+
+def test_prompts_of_the_data(tiny_model, capsys):
+    flags = ["--model_name_or_path", tiny_model, "--reward", "collaboration_reward", "--trainer", "magrpo"]
+    assert main([*flags, "--dataset_train_split", "train[:4]"]) == 0
+    printed = capsys.readouterr().out
+    assert "100 M" not in printed and "critic" not in printed
+    tokens = int(printed.split("at most ")[1].split(" tokens")[0].replace(",", ""))
+    assert tokens > 8 * 512  # the prompts have some, too
+
+
+def test_several_processes(shape, capsys):
+    several = ("--num-processes", "4", "--zero-stage", "2", "--generation_batch_size", "128")
+    assert main(small(shape, "--prompt-tokens", "100", "--gradient_accumulation_steps", "1", *several)) == 0
+    printed = capsys.readouterr().out
+    assert "8 problems, 128 rows" in printed and "used for 4 optimizer steps" in printed
+    assert "each of 4 processes" in printed and "reduce bucket" in printed
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--gpu-memory", "0"], "gpu_memory=0.0 must be"),
+        (["--gpu-memory", "much"], "invalid float value: 'much'"),
+        (["--num-processes", "0"], "num_processes=0 must be at least 1"),
+        (["--zero-stage", "1"], "zero_stage=1 is not supported"),
+        (["--prompt-tokens", "0"], "prompt_tokens=0 must be at least 1"),
+        (["--trainer", "dpo"], "invalid choice: 'dpo'"),
+        (["--gpu-memroy", "24"], "unknown flag --gpu-memroy"),
+        (["--num_generation", "4"], "Did you mean --num_generations?"),
+        (["--num_generations", "0"], "num_generations=0"),
+        (["--workflow", "choir"], "choir"),
+        (
+            ["--num-processes", "2", "--generation_batch_size", "24"],
+            "generation_batch_size=24 is not a multiple of 16",
+        ),
+        (["--generation_batch_size", "40"], "generation_batch_size=40 cannot hold whole problems"),
+        (["--lora_r", "0"], "lora_r=0"),
+        ([], "Or pass --prompt-tokens 512"),
+    ],
+)
+def test_one_line(shape, capsys, flags, said):
+    given = [*flags, *(("--prompt-tokens", "20") if flags and "--prompt-tokens" not in flags else ())]
+    with pytest.raises(SystemExit) as ended:
+        main(small(shape, *given))
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert ended.value.code == 2 and line.startswith("error: ") and said in line
+
+
+def test_models_that_are_not_there(capsys, tmp_path):
+    for flags, said in (
+        ([], "There is no model to plan for"),
+        (["--model_name_or_path", "team/none"], "model_name_or_path='team/none' cannot be loaded"),
+        (["--config", str(tmp_path / "none.yaml")], "none.yaml"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main([*flags, "--prompt-tokens", "20"])
+        assert ended.value.code == 2 and said in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_as_a_command(shape):
+    command = [sys.executable, "-m", "marcog_trl", "plan", *small(shape, "--prompt-tokens", "20", "--gpu-memory", "x")]
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert (
+        process.returncode == 2
+        and process.stderr == "error: argument --gpu-memory/--gpu_memory: invalid float value: 'x'\n"
+    )
