@@ -1,4 +1,4 @@
-"""`python -m marcog_trl plan`: what it prints, and the one line in which it ends where something is wrong."""
+"""`marcog-trl plan`: what it prints, and the one line in which it ends where something is wrong."""
 
 import json
 import subprocess
