@@ -19,7 +19,7 @@ COMMANDS = {
     "solve": ("marcog_trl.cli.solve", "solve a problem with a saved team"),
     "evaluate": ("marcog_trl.cli.evaluate", "measure a saved team, its base model, or any model on problems"),
     "export": ("marcog_trl.cli.export", "write the agents of a saved team as ordinary adapters, and push them"),
-    "plan": ("marcog_trl.cli.plan", "say what memory a training run needs, and what to change if it does not fit"),
+    "plan": ("marcog_trl.cli.plan", "compute what a training run needs, without weights"),
 }
 _USAGE = "usage: marcog-trl COMMAND [flags]\n\n{commands}\n\n`marcog-trl COMMAND --help` shows the flags and examples."
 

@@ -1,9 +1,11 @@
 """
-Says what a training run will need, without its weights:
+Computes what a training run needs, without its weights:
 
     marcog-trl plan --config recipes/configs/qwen2.5-coder-1.5b.yaml --gpu-memory 24
+    marcog-trl plan --config recipes/configs/qwen2.5-coder-7b.yaml --num-processes 8 --zero-stage 3 --prompt-tokens 400
 
-Takes the flags of the training recipes, and those below.
+It takes the flags of the training recipes, too. Only the model's configuration is needed, and, to find out how long prompts are,
+its tokenizer and the problems. The exit status is 1 if the run does not fit.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import argparse
 import contextlib
 import sys
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -32,13 +35,12 @@ RECIPES = {
 }
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Prints a plan. Returns the exit status: 1 if the run does not fit."""
+def main(argv: Sequence[str]) -> int:
+    """Runs `marcog-trl plan` with these flags. Returns the exit status."""
     parser = OneLineParser(
-        prog="marcog-trl plan",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="marcog-trl plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--config", help="YAML file of a training recipe")
     parser.add_argument("--trainer", choices=RECIPES, default="shppo", help="whose recipe (default: shppo)")
     parser.add_argument("--gpu-memory", "--gpu_memory", type=float, help="memory of each GPU, in GiB")
     parser.add_argument("--num-processes", "--num_processes", type=int, default=1, help="number of GPUs (default: 1)")
@@ -46,20 +48,17 @@ def main(argv: list[str] | None = None) -> int:
         "--zero-stage", "--zero_stage", type=int, default=0, help="DeepSpeed ZeRO: 2 or 3 (default: 0, none)"
     )
     parser.add_argument(
-        "--prompt-tokens",
-        "--prompt_tokens",
-        type=int,
-        help="tokens of the longest prompt (default: found with the tokenizer and the training problems)",
+        "--prompt-tokens", "--prompt_tokens", type=int, help="tokens of the longest prompt (default: measured)"
     )
     options, rest = parser.parse_known_args(argv)
+    if options.config is not None:
+        rest = ["--config", options.config, *rest]
     try:
         with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():  # libraries print there too
             warnings.simplefilter("ignore", FutureWarning)
             name, plan = make_plan(options, rest)
     except (ValueError, ImportError, OSError) as error:
         parser.exit(2, f"error: {' '.join(str(error).split())}\n")
-    except KeyboardInterrupt:
-        parser.exit(130, "Interrupted. Nothing was written.\n")
     show(name, plan)
     return 1 if plan.fits is False else 0
 

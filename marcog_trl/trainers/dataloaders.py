@@ -1,4 +1,4 @@
-"""Dataloaders that repeat each problem once per row, the order of the problems, and what a run over them needs."""
+"""Dataloaders that repeat each problem once per row, and the order of the problems."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 class ProblemLoaders(GRPOTrainer):
     """
-    The part of [`MultiAgentTrainer`] that makes dataloaders, and plans a run over them.
+    The part of [`MultiAgentTrainer`] that makes dataloaders, and plans what their batches need.
 
     They repeat each problem once per row. TRL's dataloaders repeat it once per generation.
     """
@@ -46,6 +46,21 @@ class ProblemLoaders(GRPOTrainer):
         episode has several replies, and one process must play all of them.
         """
         return len(self.workflow.slots) == 1
+
+    def plan(self, gpu_memory: float | None = None) -> Plan:
+        """
+        Computes what the run needs: parameters, memory by part, rows, tokens and calls of the evaluator.
+
+        Args:
+            gpu_memory (`float`, *optional*): Memory of each GPU, in GiB, to say whether the run fits and what to change. By
+                default, plans for this machine.
+
+        Returns:
+            [`~marcog_trl.trainers.plan.Plan`].
+        """
+        from marcog_trl.trainers.plan import plan_trainer
+
+        return plan_trainer(cast(Any, self), gpu_memory)
 
     @property
     def _group_size(self) -> int:
@@ -112,18 +127,3 @@ class ProblemLoaders(GRPOTrainer):
         self._metrics["eval"].clear()
         named = {f"{metric_key_prefix}_{name}": value for name, value in logged.items()}
         return output._replace(metrics={**(output.metrics or {}), **named})
-
-    def plan(self, gpu_memory: float | None = None) -> Plan:
-        """
-        Computes what the run needs: parameters, memory by part, rows, tokens and calls of the evaluator.
-
-        Args:
-            gpu_memory (`float`, *optional*): Memory of each GPU, in GiB, to say whether the run fits and what to change. By
-                default, plans for this machine.
-
-        Returns:
-            [`~marcog_trl.trainers.plan.Plan`].
-        """
-        from marcog_trl.trainers.plan import plan_trainer
-
-        return plan_trainer(cast(Any, self), gpu_memory)

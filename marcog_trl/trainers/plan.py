@@ -17,8 +17,9 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, GenerationCon
 
 from marcog_trl.agents import Workflow
 from marcog_trl.rollout.rehearsal import rehearse
+from marcog_trl.trainers.adapter_targets import outside_zero3
 from marcog_trl.trainers.ledger import ACTIVATIONS, CACHE, GRADIENTS, LOGITS, OPTIMIZER, WEIGHTS
-from marcog_trl.trainers.memory import GENERATION, Numerics, StepShape, StepTrace
+from marcog_trl.trainers.memory import GENERATION, UPDATE, Numerics, StepShape, StepTrace
 from marcog_trl.trainers.multi_agent_grpo_trainer import MultiAgentGRPOTrainer
 from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
 
@@ -197,16 +198,16 @@ class Setup:
 
     def trace(self) -> tuple[StepTrace, dict[str, dict[str, int]]]:
         """The step, and its memory on one of the processes."""
-        outline = copy.copy(self.outline)
-        with torch.device("meta"):
-            base = AutoModelForCausalLM.from_config(
-                self.config,
-                dtype=self.dtype,
-                trust_remote_code=self.args.trust_remote_code,
-                attn_implementation="eager" if self._given("attn_implementation") == "eager" else None,
-            )
-        step = StepTrace(outline, base, self.peft_config, self._numerics())
-        return step, self._shard(step, step.phases(self.shape()))
+        with outside_zero3(self.args.deepspeed_plugin):
+            with torch.device("meta"):
+                base = AutoModelForCausalLM.from_config(
+                    self.config,
+                    dtype=self.dtype,
+                    trust_remote_code=self.args.trust_remote_code,
+                    attn_implementation="eager" if self._given("attn_implementation") == "eager" else None,
+                )
+            step = StepTrace(copy.copy(self.outline), base, self.peft_config, self._numerics())
+            return step, self._shard(step, step.phases(self.shape()))
 
     def _numerics(self) -> Numerics:
         mixed = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None
@@ -225,6 +226,7 @@ class Setup:
                 ) // processes  # with float32 masters
                 if phase != GENERATION:
                     parts[GRADIENTS] = step.trained * size // processes
+                if stage == 3 or phase == UPDATE:  # ZeRO-2 makes it with the first gradient of a parameter
                     parts["reduce bucket"] = REDUCE_BUCKET * size
             elif processes > 1 and phase != GENERATION:
                 parts["buckets of DDP"] = step.trained * size

@@ -17,7 +17,7 @@ Parts:
 * `distributed`: the runs of tests/distributed with one process on the accelerator.
 * `sandbox`: programs judged per second on the machine's cores.
 
-Peaks are those of PyTorch's allocator, beside what `marcog-trl plan` computes.
+Peaks are those of PyTorch's allocator, beside what `python -m marcog_trl plan` computes.
 """
 
 import argparse
@@ -217,7 +217,7 @@ def measure_step(task, device):
 
 
 def plan_step(task, device):
-    """What `marcog-trl plan` says of such a step, in GiB by phase and part."""
+    """What `python -m marcog_trl plan` says of such a step, in GiB by phase and part."""
     from marcog_trl.trainers.layout import fit_batches
     from marcog_trl.trainers.plan import GIB, Machine, Setup, outline_of
 

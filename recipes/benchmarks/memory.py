@@ -63,10 +63,7 @@ def measure(num_agents, shape, tokens, rows=32, steps=3, vocab_size=None):
 
 def compare_plans(rounds):
     figures = take_turns(
-        {
-            shape: [2, shape, *(setting[key] for key in ("tokens", "rows", "steps"))]
-            for shape, setting in PLANNED.items()
-        },
+        {shape: [2, shape, *setting.values()] for shape, setting in PLANNED.items()},
         rounds,
         lambda task: measure_apart(__file__, task, MALLOC_MMAP_THRESHOLD_="65536"),
     )
