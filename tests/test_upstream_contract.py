@@ -20,6 +20,7 @@ import evaluate
 import pytest
 import teams
 import torch
+import trl.trainer.utils
 from accelerate import Accelerator, DeepSpeedPlugin, PartialState
 from accelerate.state import AcceleratorState
 from datasets import Dataset
@@ -35,6 +36,7 @@ from transformers import (
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     Trainer,
@@ -144,7 +146,11 @@ ATTRIBUTES = {
     Trainer: "_get_output_dir _load_callback_state _signature_columns",
     GRPOConfig: "_VALID_DICT_FIELDS",
     PreTrainedModel: "_keys_to_ignore_on_save",
-    torch.nn.Module: "_load_from_state_dict",
+    PreTrainedConfig: "_attn_implementation",
+    torch: "_subclasses",
+    torch.nn.Module: "_buffers _load_from_state_dict _parameters",
+    torch.utils: "_pytree _python_dispatch",
+    trl.trainer.utils: "_CHUNKED_LOGPROB_CHUNK_SIZE",
     evaluate.Metric: "_info _compute",
     deepspeed.ops: "__compatible_ops__",
     base_trainer: "_BaseTrainer",
@@ -152,6 +158,7 @@ ATTRIBUTES = {
     argparse.ArgumentParser: "_actions _option_string_actions",
 }
 LISTED = {name for names in SIGNATURES.values() for name in names} | set(" ".join(ATTRIBUTES.values()).split())
+LISTED |= {"_cdata", "_backward_cls"}  # of torch's storages, and of each autograd.Function: see TestPlans
 DOCUMENTED = {"_replace", "_fields"}  # of named tuples and syntax trees
 PRIVATE = r"_[A-Za-z]\w*|__compatible_ops__"
 # Objects of these classes pass through the package. vLLM is not always installed
@@ -811,6 +818,9 @@ class TestPlans:
 
     def test_models_run_on_fake_tensors(self, tiny_model):
         with FakeTensorMode():
+            one = torch.zeros(2)
+            assert one.untyped_storage()._cdata == one[1:].untyped_storage()._cdata  # names the memory behind a tensor
+            assert torch.autograd.Function._backward_cls  # made by torch
             assert is_tracing(torch.zeros(1))  # so no branch depends on data
             cache = DynamicCache(config=AutoConfig.from_pretrained(tiny_model))
             cache.update(torch.zeros(1, 2, 3, 32), torch.zeros(1, 2, 3, 32), 0)

@@ -57,10 +57,10 @@ def sized_model(tokenizer, layers, hidden_size, vocab_size=None):
     heads = max(1, hidden_size // 128)
     return random_model(
         tokenizer,
-        hidden_size,
-        layers,
-        heads,
-        max(1, heads // 6),
+        hidden_size=hidden_size,
+        layers=layers,
+        heads=heads,
+        kv_heads=max(1, heads // 6),
         intermediate_size=6 * hidden_size,
         vocab_size=vocab_size,
     )

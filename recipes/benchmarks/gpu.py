@@ -37,7 +37,7 @@ import time
 import traceback
 from pathlib import Path
 
-from common import QUIET, RECIPES, make_parser, random_config, same_prompt_team, table, variety, write_json
+from common import QUIET, RECIPE_FOLDER, make_parser, random_config, same_prompt_team, table, variety, write_json
 from throughput import PHASES, SHAPES, Clock
 
 
@@ -96,7 +96,7 @@ def config_settings():
     """The settings of the file of the 1.5B model that matter here."""
     import yaml
 
-    of_file = yaml.safe_load((RECIPES / "configs" / "qwen2.5-coder-1.5b.yaml").read_text())
+    of_file = yaml.safe_load((RECIPE_FOLDER / "configs" / "qwen2.5-coder-1.5b.yaml").read_text())
     return {
         "micro_batch": of_file["per_device_train_batch_size"],
         "accumulation": of_file["gradient_accumulation_steps"],
@@ -260,7 +260,7 @@ def measure_distributed(task, device):
     import torch
     from common import random_model, save_model
 
-    script = RECIPES.parent / "tests" / "distributed" / "train_team.py"
+    script = RECIPE_FOLDER.parent / "tests" / "distributed" / "train_team.py"
     runs, losses, trained = ("ppo", "agent", "observation", "resumed"), {}, {}
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = make_tokenizer()
@@ -268,7 +268,7 @@ def measure_distributed(task, device):
         for mode in task["modes"]:
             out = Path(folder, mode)
             out.mkdir()
-            launch = ["-m", "accelerate.commands.launch", "--config_file", str(RECIPES / f"{mode}.yaml")]
+            launch = ["-m", "accelerate.commands.launch", "--config_file", str(RECIPE_FOLDER / f"{mode}.yaml")]
             command = [sys.executable, *(launch if mode != "one" else []), str(script), model, str(out), *runs]
             process = subprocess.run(command, capture_output=True, text=True)
             if process.returncode:
@@ -346,7 +346,9 @@ def run(tasks, options, deadline, record, planning=False):
     tasks = dict(tasks)
     while tasks and time.monotonic() < deadline:
         zero = not planning and any(task.get("zero_stage") for task in tasks.values())
-        launch = ["-m", "accelerate.commands.launch", "--config_file", str(RECIPES / "zero2.yaml")] if zero else []
+        launch = (
+            ["-m", "accelerate.commands.launch", "--config_file", str(RECIPE_FOLDER / "zero2.yaml")] if zero else []
+        )
         command = [sys.executable, *launch, __file__, "--task", json.dumps([tasks, options.device, planning])]
         environment = os.environ | ({"CUDA_VISIBLE_DEVICES": ""} if planning else {})
         with open(options.output_dir / ("plan.log" if planning else "gpu.log"), "a") as log:

@@ -333,7 +333,7 @@ class TestBadInput:
             ({"workflow": "Chain"}, "workflow is 'Chain', but 'Pair' in this team"),
             ({"agents": ["a", "c"]}, r"agents is \['a', 'c'\], but \['a', 'b'\] in this team"),
             ({"num_turns": 2}, "num_turns is 2, but 1"),
-            ({"tokens": 7}, "tokens is 7"),
+            ({"tokenizer": "other"}, "tokenizer is 'other'"),
             ({"latents": "other"}, "latents is 'other', but None"),
         ],
     )
