@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from marcog_trl.cli.comlrl import RECIPES
-from marcog_trl.cli.endings import interrupts
+from marcog_trl.cli.endings import interrupts, warnings_once
 
 
 TEAM: Mapping[str, Any] = MappingProxyType({"workflow": "collaboration"})
@@ -54,7 +54,7 @@ class TrainingRecipe:
         Args:
             argv (`list[str]`, *optional*): The command line; defaults to the process's own.
         """
-        with interrupts() as kept:
+        with warnings_once(), interrupts() as kept:
             from marcog_trl.cli.train import train
 
             train(self, argv, kept)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
+import torch
 from datasets import Dataset, IterableDataset
 from torch.utils.data import Sampler
 from trl import GRPOTrainer
@@ -17,7 +18,7 @@ from marcog_trl.trainers.sampling import Curriculum, CurriculumSampler, OrderOfE
 
 class ProblemLoaders(GRPOTrainer):
     """
-    The part of [`MultiAgentTrainer`] that makes dataloaders.
+    The part of [`MultiAgentTrainer`] that makes dataloaders, and evaluates on them.
 
     They repeat each problem once per row. TRL's dataloaders repeat it once per generation.
     """
@@ -100,6 +101,12 @@ class ProblemLoaders(GRPOTrainer):
         """Checks a dataset that was not passed to the constructor."""
         check_dataset(name, dataset, self.workflow, self.scorer.reward_funcs)
         return usable(name, dataset, self.workflow, self.scorer.reward_funcs)
+
+    def evaluate(self, *args, **kwargs):
+        device = self.accelerator.device
+        devices = [] if device.type == "cpu" else [device]
+        with torch.random.fork_rng(devices, device_type=device.type):  # training goes on as without the evaluation
+            return super().evaluate(*args, **kwargs)
 
     def predict(self, test_dataset, ignore_keys=None, metric_key_prefix: str = "test"):
         output = super().predict(test_dataset, ignore_keys, metric_key_prefix)

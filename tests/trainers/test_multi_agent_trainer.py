@@ -925,11 +925,6 @@ class TestFeatures:
     def test_evaluation_during_training_leaves_training_as_it_is(self, tiny_model, tmp_path):
         def run(**options):
             trainer = teams.make(tiny_model, tmp_path, SHPPOTrainer, workflow=teams.Pair(), max_steps=3, **options)
-            teams.script(trainer)
-            train = trainer._generate_single_turn
-            teams.script(trainer, seed=1)
-            evaluate = trainer._generate_single_turn
-            trainer._generate_single_turn = lambda *args: (train if trainer.model.training else evaluate)(*args)
             trainer.train()
             return trainer
 
@@ -937,8 +932,8 @@ class TestFeatures:
         evaluated = run(eval_strategy="steps", eval_steps=1, eval_dataset=teams.dataset(3), num_generations_eval=2)
         assert len(teams.logged(evaluated, "eval_reward")) == 3
         assert len(teams.logged(evaluated, "eval_agents/b/reward")) == 3
-        # Evaluation moves the random state, and with it the order of the rows in a sum
-        assert teams.logged(evaluated, "loss") == pytest.approx(teams.logged(plain, "loss"), abs=1e-5)
+        for name in ("loss", "reward", "entropy"):
+            assert teams.logged(evaluated, name) == teams.logged(plain, name)
 
     def test_a_user_s_adapter_goes_on_with_itself_as_reference(self, tiny_model, tmp_path):
         base = AutoModelForCausalLM.from_pretrained(tiny_model)
