@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from marcog_trl import rewards
 from marcog_trl.cli.arguments import TeamArguments
 from marcog_trl.cli.solve import read_problem
+from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
 
 
 PROBLEM_FILE, TESTS_FILE = "problem.py", "problem_tests.py"
@@ -17,41 +20,66 @@ _READ = ("prompt", "entry_point", "test", "test_format", "setup")  # what `read_
 
 
 def next_steps(
-    script: TeamArguments, folder: Path, isolation: str, problems: Iterable[Mapping[str, Any]]
-) -> list[str]:
+    script: TeamArguments, trainer: MultiAgentTrainer, problems: Iterable[Mapping[str, Any]]
+) -> dict[str, str]:
     """
-    Commands that solve a held-out problem with a saved team, measure the team, and export its agents.
+    Commands that solve a held-out problem with the saved team of a trainer, measure the team, and export its agents.
 
     Args:
         script ([`TeamArguments`]): The arguments of the training.
-        folder (`Path`): Folder of the team. The problem is written there.
-        isolation (`str`): How programs were confined in training.
+        trainer ([`MultiAgentTrainer`]): The trainer, whose team is in its output folder. The problem is written there.
         problems (`Iterable[Mapping]`): Held-out problems. The first that fits into a Python file is the one to solve.
 
     Returns:
-        `list[str]`: Lines to print: what a command does, and the command. There is none that solves a problem if no problem
-        is a function to write.
+        `dict[str, str]`: What a command does → the command. None solves a problem if no problem is a function to write.
     """
-    train, test = script.dataset_train_split, script.dataset_test_split
-    everywhere = ["--isolation", isolation] if isolation != "strict" else []
-    data = ["--dataset_name", script.dataset_name] if script.dataset_name != "builtin" else []
-    data += ["--dataset_columns", *script.dataset_columns] if script.dataset_columns else []
-    measured = ["--dataset_test_split", test] if test != "test" else []
+    folder = str(trainer.args.output_dir)
+    written = write_problem(Path(folder), problems)
+    train = script.dataset_train_split
     averaged = ["--dataset_split", train] if train != "train" else []  # of the latents of agents in observation scope
-    recipes, team = Path(sys.argv[0]).parent, ["--adapter", str(folder)]
-    commands = {
-        "Solve a held-out problem": ["python", "-m", "marcog_trl", "solve", "--team", str(folder)],
-        "Evaluate": ["python", str(recipes / "evaluate.py"), *team, *data, *measured],
-        "Export the agents": [
-            "python", str(recipes / "export.py"), *team, "--output_dir", f"{folder}-agents", *data, *averaged
-        ],
-    }  # fmt: skip
-    written = write_problem(folder, problems)
-    if written:
-        commands["Solve a held-out problem"] += written
+    return {
+        **({"Solve a held-out problem": _command("solve", trainer, *written)} if written else {}),
+        "Evaluate": evaluation(script, trainer),
+        "Export the agents": _command(
+            "export", trainer, "--output_dir", f"{folder}-agents", *_problem_set(script), *averaged
+        ),
+    }
+
+
+def evaluation(script: TeamArguments, trainer: MultiAgentTrainer) -> str:
+    """The command that measures the saved team of a trainer on the held-out problems."""
+    test = script.dataset_test_split
+    split = ["--dataset_test_split", test] if test != "test" else []
+    ours = set(trainer.team.description.rewards) <= set(rewards.__all__)
+    reward = [] if ours else ["--reward", "execution_reward"]  # a reward model, for example
+    return _command("evaluate", trainer, *_problem_set(script), *split, *reward)
+
+
+def _problem_set(script: TeamArguments) -> list[str]:
+    name = ["--dataset_name", script.dataset_name] if script.dataset_name != "builtin" else []
+    return name + (["--dataset_columns", *script.dataset_columns] if script.dataset_columns else [])
+
+
+def _command(name: str, trainer: MultiAgentTrainer, *flags: str) -> str:
+    """A command of `marcog-trl` on the trainer's team, as a shell in this folder takes it."""
+    isolation, own_workflow = trainer.args.isolation, trainer.team.description.source_file is not None
+    trust = ["--trust_remote_code"] if own_workflow else []
+    confined = ["--isolation", isolation] if isolation != "strict" else []
+    words = [*_program(), name, "--team", str(trainer.args.output_dir), *flags, *trust, *confined]
+    return shlex.join(words)
+
+
+def _program() -> list[str]:
+    """What starts `marcog-trl`, also in a shell that does not have the environment of this process on its path."""
+    python = Path(sys.executable)
+    script = python.with_name("marcog-trl")
+    program = script if script.is_file() else python
+    on_path = shutil.which(program.name)
+    if program.is_relative_to(Path.cwd()):
+        name = str(program.relative_to(Path.cwd()))
     else:
-        del commands["Solve a held-out problem"]
-    return [f"{what}: {shlex.join([*command, *everywhere])}" for what, command in commands.items()]
+        name = program.name if on_path is not None and Path(on_path) == program else str(program)
+    return [name] if program == script else [name, "-m", "marcog_trl"]
 
 
 def write_problem(folder: Path, problems: Iterable[Mapping[str, Any]]) -> list[str]:

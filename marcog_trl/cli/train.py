@@ -27,7 +27,7 @@ import marcog_trl
 from marcog_trl.checks import COUNT, check_number
 from marcog_trl.cli.arguments import TeamArguments
 from marcog_trl.cli.endings import Kept, error_line, is_main, one_line
-from marcog_trl.cli.next_steps import next_steps
+from marcog_trl.cli.next_steps import evaluation, next_steps
 from marcog_trl.cli.parsing import read_training_arguments
 from marcog_trl.cli.recipe import TrainingRecipe
 from marcog_trl.evaluation.evaluate import evaluate_problems
@@ -140,9 +140,7 @@ def _run(run: _Run, kept: Kept) -> None:
         trainer.train(resume_from_checkpoint=run.checkpoint)
     if script.save_final_model:
         trainer.save_model(args.output_dir, _internal_call=True)  # without a push, which comes last
-        kept.now = lambda: (
-            f"The trained team is in {output_dir}. Measure it with: python recipes/evaluate.py --adapter {output_dir}"
-        )
+        kept.now = lambda: f"The trained team is in {output_dir}. Measure it with: {evaluation(script, trainer)}"
     if script.num_samples:
         trainer.accelerator.print("Evaluating the trained team ...")
         _evaluate(run, "trained")
@@ -195,7 +193,7 @@ def _write_results(run: _Run, output_dir: Path) -> None:
         # Problems that the trained team solves come first
         order = sorted(range(len(run.test_dataset)), key=lambda i: not (solved and solved[i]))
         problems = (run.test_dataset[i] for i in order)
-        print("", *next_steps(script, output_dir, trainer.args.isolation, problems), sep="\n")
+        print("", *(f"{what}: {command}" for what, command in next_steps(script, trainer, problems).items()), sep="\n")
 
 
 def _kept_by_training(trainer: MultiAgentTrainer) -> str:

@@ -3,6 +3,7 @@
 import shlex
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,46 +22,93 @@ PLAIN = {"task_id": "t/0", "prompt": "def f(x):\n    '''Twice x.'''\n", "entry_p
          "test": ["assert f(1) == 2", "assert f(2) == 4"], "test_format": "asserts"}  # fmt: skip
 
 
-def commands(*args):
-    return {what: shlex.split(command) for what, command in (line.split(": ", 1) for line in next_steps(*args))}
+def trainer(folder, isolation="strict", rewards=("execution_reward",), source_file=None):
+    description = SimpleNamespace(rewards=list(rewards), source_file=source_file)
+    args = SimpleNamespace(output_dir=str(folder), isolation=isolation)
+    return SimpleNamespace(args=args, team=SimpleNamespace(description=description))
+
+
+def commands(script, of, problems):
+    return {what: shlex.split(command) for what, command in next_steps(script, of, problems).items()}
 
 
 class TestCommands:
-    def test_they_say_where_the_team_and_its_problems_are(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(sys, "argv", [str(ROOT / "recipes" / "train_shppo.py")])
+    @pytest.fixture(autouse=True)
+    def program(self, monkeypatch):
+        monkeypatch.setattr(steps, "_program", lambda: ["marcog-trl"])
+
+    def test_they_say_where_the_team_and_its_problems_are(self, tmp_path):
         folder = tmp_path / "my team"
         folder.mkdir()
-        script = TeamArguments(
-            "some/set",
-            dataset_train_split="train[:9]",
-            dataset_test_split="test[:5]",
-            dataset_columns=["prompt=question", "test=asserts"],
-        )
-        found = commands(script, folder, "best_effort", [PLAIN])
+        columns = ["prompt=question", "test=asserts"]
+        splits = {"dataset_train_split": "train[:9]", "dataset_test_split": "test[:5]"}
+        script = TeamArguments("some/set", dataset_columns=columns, **splits)
+        of = trainer(folder, "best_effort", ["execution_reward", "model"], source_file="my_team.py")
+        found = commands(script, of, [PLAIN])
         assert list(found) == ["Solve a held-out problem", "Evaluate", "Export the agents"]
+        assert [command[:4] for command in found.values()] == [
+            ["marcog-trl", name, "--team", str(folder)] for name in ("solve", "evaluate", "export")
+        ]
         evaluated = read_arguments(EvaluationArguments, found["Evaluate"][2:])
-        assert (evaluated.adapter, evaluated.isolation) == (str(folder), "best_effort")
-        assert (evaluated.dataset_name, evaluated.dataset_test_split) == ("some/set", "test[:5]")
-        assert evaluated.dataset_columns == script.dataset_columns
-        exported = read_arguments(ExportArguments, found["Export the agents"][2:])
-        assert (exported.dataset_name, exported.dataset_split, exported.adapter) == (
-            "some/set",
-            "train[:9]",
+        assert (evaluated.adapter, evaluated.isolation, evaluated.trust_remote_code) == (
             str(folder),
+            "best_effort",
+            True,
         )
-        assert exported.dataset_columns == script.dataset_columns
-        assert exported.output_dir == f"{folder}-agents"
-        for command in (found["Evaluate"], found["Export the agents"]):
-            assert command[0] == "python" and Path(command[1]).is_file()
+        assert (evaluated.dataset_name, evaluated.dataset_test_split) == ("some/set", "test[:5]")
+        assert evaluated.dataset_columns == columns and evaluated.reward == ["execution_reward"]
+        exported = read_arguments(ExportArguments, found["Export the agents"][2:])
+        assert (exported.adapter, exported.isolation, exported.trust_remote_code) == (str(folder), "best_effort", True)
+        assert (exported.dataset_name, exported.dataset_split) == ("some/set", "train[:9]")
+        assert exported.dataset_columns == columns and exported.output_dir == f"{folder}-agents"
+        assert found["Solve a held-out problem"][4:] == [
+            "--problem", str(folder / "problem.py"), "--trust_remote_code", "--isolation", "best_effort"
+        ]  # fmt: skip
 
     def test_defaults_are_left_out(self, tmp_path):
-        (line,) = (line for line in next_steps(TeamArguments(), tmp_path, "strict", [PLAIN]) if "valuate" in line)
-        assert line.endswith(f"--adapter {tmp_path}")
+        found = next_steps(TeamArguments(), trainer(tmp_path), [PLAIN])
+        assert found["Evaluate"] == f"marcog-trl evaluate --team {tmp_path}"
 
     def test_a_problem_that_is_no_function_is_not_offered(self, tmp_path):
         prose = PLAIN | {"prompt": "Write a function f that doubles a number."}
-        assert list(commands(TeamArguments(), tmp_path, "strict", [prose])) == ["Evaluate", "Export the agents"]
+        assert list(commands(TeamArguments(), trainer(tmp_path), [prose])) == ["Evaluate", "Export the agents"]
         assert list(tmp_path.iterdir()) == []
+
+
+class TestProgram:
+    """The shell in which a user pastes a command may have another environment on its path, or none."""
+
+    @pytest.fixture
+    def python(self, tmp_path, monkeypatch):
+        folder = tmp_path / ".venv" / "bin"
+        folder.mkdir(parents=True)
+        (folder / "python").symlink_to(sys.executable)
+        monkeypatch.setattr(sys, "executable", str(folder / "python"))
+        monkeypatch.chdir(ROOT)
+        return folder / "python"
+
+    def script(self, python):
+        script = python.with_name("marcog-trl")
+        script.write_text("#!/bin/sh\n")
+        script.chmod(0o755)
+        return script
+
+    def test_an_installed_script_goes_before_the_interpreter(self, python):
+        assert steps._program() == [str(python), "-m", "marcog_trl"]
+        script = self.script(python)
+        assert steps._program() == [str(script)]
+
+    def test_a_program_in_this_folder_is_named_from_it(self, python, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        assert steps._program() == [".venv/bin/python", "-m", "marcog_trl"]
+        self.script(python)
+        assert steps._program() == [".venv/bin/marcog-trl"]
+
+    def test_a_program_on_the_path_is_named_alone(self, python, monkeypatch):
+        monkeypatch.setenv("PATH", str(python.parent))
+        assert steps._program() == ["python", "-m", "marcog_trl"]
+        self.script(python)
+        assert steps._program() == ["marcog-trl"]
 
 
 class TestProblem:
