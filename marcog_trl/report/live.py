@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from datetime import timedelta
-from typing import Any
+from typing import Any, TextIO, cast
 
+from rich.ansi import AnsiDecoder
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
-from rich.file_proxy import FileProxy
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -76,6 +75,8 @@ class ConsoleCallback(TrainerCallback):
         for task in self._progress.task_ids:
             self._progress.remove_task(task)
         self._progress.add_task("", total=state.max_steps, completed=state.global_step)
+        for log in state.log_history:  # of a resumed run
+            self._note(log)
         if state.is_world_process_zero and self.live:
             console = Console(file=sys.stdout)
             for enter in (_above_block(console), self._block_on(console)):
@@ -87,12 +88,15 @@ class ConsoleCallback(TrainerCallback):
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         log = {**logs, "step": state.global_step}
+        self._note(log)
+        if state.is_world_process_zero and not self.live:
+            print(self.line(log), flush=True)
+
+    def _note(self, log: Mapping[str, Any]) -> None:
         if evaluation_in(log) is not None:
             self.held_out = log
         elif "train_runtime" not in log:
             self.logs.append(log)
-        if state.is_world_process_zero and not self.live:
-            print(self.line(log), flush=True)
 
     def on_train_end(self, args, state, control, **kwargs):
         self._screen.close()
@@ -206,26 +210,39 @@ def _duration(seconds: float) -> str:
 # What others print meanwhile
 
 
-class _LinesAbove(FileProxy):
+class _LinesAbove:
     """
     Prints whole lines above the block. Half a line waits for its rest, as that of a progress bar does, of which only the last
     state is printed.
     """
 
-    waits = False
+    def __init__(self, console: Console, stream: TextIO):
+        self._console = console
+        self._stream = stream
+        self._decoder = AnsiDecoder()
+        self._rest = ""
 
     def write(self, text: str) -> int:
-        if text:
-            self.waits = not text.endswith("\n")
-        super().write(text)
+        *lines, rest = (self._rest + text).split("\n")
+        self._rest = rest.rpartition("\r")[2]
+        if lines:
+            decoded = Text("\n").join(map(self._decoder.decode_line, lines))  # what follows the last "\r" of a line
+            self._console.print(decoded, soft_wrap=True)
         return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        self.write("".join(lines))
 
     def flush(self) -> None:
         pass
 
-    @property
-    def rich_proxied_file(self) -> Any:
-        return self  # so that other consoles of rich print above the block, too
+    def finish(self) -> None:
+        """Prints half a line that still waits."""
+        if self._rest:
+            self.write("\n")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 @contextmanager
@@ -236,20 +253,19 @@ def _above_block(console: Console) -> Iterator[None]:
         for stream, redirect in ((sys.stdout, redirect_stdout), (sys.stderr, redirect_stderr)):
             if stream.isatty():
                 above[stream] = _LinesAbove(console, stream)
-                stack.enter_context(redirect(above[stream]))
+                stack.enter_context(redirect(cast(TextIO, above[stream])))
         for handler in _stream_handlers():
             if handler.stream in above:
                 stack.callback(handler.setStream, handler.stream)
-                handler.setStream(above[handler.stream])
+                handler.setStream(cast(TextIO, above[handler.stream]))
         try:
             yield
         finally:
             for proxy in above.values():
-                if proxy.waits:
-                    proxy.write("\n")
+                proxy.finish()
 
 
-def _stream_handlers() -> Iterator[logging.StreamHandler[io.TextIOBase]]:
+def _stream_handlers() -> Iterator[logging.StreamHandler[TextIO]]:
     loggers = [logging.root, *logging.Logger.manager.loggerDict.values()]
     for handler in {
         handler for logger in loggers if isinstance(logger, logging.Logger) for handler in logger.handlers

@@ -27,8 +27,8 @@ def log(**more):
     return metrics | {f"agents/{agent}/reward": 0.25 for agent in AGENTS} | more
 
 
-def state(step=0, main=True):
-    return SimpleNamespace(global_step=step, max_steps=20, is_world_process_zero=main)
+def state(step=0, main=True, history=()):
+    return SimpleNamespace(global_step=step, max_steps=20, is_world_process_zero=main, log_history=list(history))
 
 
 def begun(live=False, agents=AGENTS, **options):
@@ -120,6 +120,11 @@ class TestBlock:
         assert "helper 0.250" in text and "main 0.750" in text and "solved 0.250   at step 5" in text
         history = [line.split()[1:3] for line in text.splitlines()[-4:-1]]
         assert history == [["3", "0.300"], ["4", "0.400"], ["5", "0.500"]]
+
+    def test_a_resumed_run_shows_what_came_before(self):
+        history = [{"step": 5, **log(reward=0.5)}, {"step": 5, "eval_reward": 0.75, "eval_runtime": 7.0}]
+        text = rendered(begun(step=5, history=history))
+        assert "step 5 of 20" in text and "reward 0.500" in text and "reward 0.750   at step 5" in text
 
     @pytest.mark.parametrize("width", [40, 60, 200])
     def test_fits_into_the_terminal(self, width):
