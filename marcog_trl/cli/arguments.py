@@ -9,7 +9,7 @@ from typing import Any
 from datasets import Dataset
 from trl import ScriptArguments
 
-from marcog_trl.checks import COUNT, NOT_NEGATIVE, check_numbers
+from marcog_trl.checks import COUNT, NOT_NEGATIVE, check_choice, check_numbers
 from marcog_trl.problems import load_problems
 
 
@@ -43,9 +43,12 @@ class TeamArguments(ScriptArguments):
             optimizer steps.
         num_samples (`int`, *optional*, defaults to `4`):
             Sampled episodes per held-out problem in the evaluations before and after training; 0 skips them.
-        eval_problems (`int`, *optional*):
-            Number of held-out problems, from the first one, in each evaluation during training (`eval_strategy`). Defaults
-            to all.
+        eval_problems (`int`, *optional*, defaults to `24`):
+            Number of held-out problems, from the first one, in each evaluation during training (`eval_strategy`, `eval_steps`).
+            One episode of each is played.
+        console (`str`, *optional*, defaults to `"auto"`):
+            What is shown during training. `"lines"`: one short line per log. `"trl"`: TRL's progress bar and dictionaries.
+            `"auto"`: in a terminal, one block that is updated in place; lines elsewhere.
         save_final_model (`bool`, *optional*, defaults to `True`):
             Whether the trained team is saved at the end.
         allow_overlap (`bool`, *optional*, defaults to `False`):
@@ -76,8 +79,16 @@ class TeamArguments(ScriptArguments):
             "help": "Sampled episodes per held-out problem, before and after training; 0 skips these evaluations."
         },
     )
-    eval_problems: int | None = field(
-        default=None, metadata={"help": "Held-out problems in each evaluation during training. Default: all."}
+    eval_problems: int = field(
+        default=24,
+        metadata={"help": "Held-out problems in each evaluation during training (eval_strategy, eval_steps)."},
+    )
+    console: str = field(
+        default="auto",
+        metadata={
+            "help": "What is shown during training: 'lines' (one per log), 'trl' (TRL's dictionaries), or 'auto': a block that "
+            "is updated in place in a terminal, lines elsewhere."
+        },
     )
     save_final_model: bool = field(default=True, metadata={"help": "Whether the trained team is saved at the end."})
     allow_overlap: bool = field(
@@ -89,6 +100,7 @@ class TeamArguments(ScriptArguments):
 
     def __post_init__(self):
         check_numbers(self, {"num_samples": NOT_NEGATIVE, "eval_problems": COUNT, "num_steps": COUNT})
+        check_choice("console", self.console, ("auto", "lines", "trl"))
         column_names(self.dataset_columns)
         for name, (accepted, instead) in _WITHOUT_EFFECT.items():
             value = getattr(self, name)
@@ -115,7 +127,7 @@ class TeamArguments(ScriptArguments):
 
     def eval_split(self, test: Dataset) -> Dataset:
         """The held-out problems of the evaluations during training."""
-        return test if self.eval_problems is None else test.select(range(min(self.eval_problems, len(test))))
+        return test.select(range(min(self.eval_problems, len(test))))
 
     def load(self, split: str) -> Dataset:
         """The problems of a split, with the columns that `dataset_columns` names."""

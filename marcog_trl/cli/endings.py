@@ -1,15 +1,19 @@
-"""How commands end: with one line instead of a traceback."""
+"""What commands say of errors and warnings: one line instead of a traceback, and each warning once."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
+from typing import Any
 
 
+_PACKAGE = str(Path(__file__).parents[1])
 INTERRUPTED = 130  # exit status of a program that Ctrl-C ended
 
 
@@ -35,6 +39,32 @@ def interrupts() -> Iterator[Kept]:
             signal.signal(signal.SIGINT, before)
 
 
+@contextmanager
+def warnings_once() -> Iterator[None]:
+    """
+    Shows each warning once, in one line. Python shows some again and again, because libraries that change its filters for a
+    moment reset its own record. Those of other libraries are shown on the main process only.
+    """
+    shown: set[tuple[str, type[Warning]]] = set()
+    before = warnings.showwarning
+
+    def show(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
+    ) -> None:
+        text = " ".join(str(message).split())
+        if (text, category) in shown or not (is_main() or filename.startswith(_PACKAGE)):
+            return
+        shown.add((text, category))
+        place = "" if category is UserWarning else f" ({category.__name__} in {filename}:{lineno})"
+        print(f"warning: {text}{place}", file=file or sys.stderr)
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
+
+
 def _interrupt_once(number: int, frame: FrameType | None) -> None:
     """Ctrl-C reaches a process twice, from the terminal and from its launcher: the second time, it is ending already."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -56,7 +86,12 @@ def error_line(error: Exception, where: str = "") -> str:
     return f"error: {where}{' '.join(str(error).split())}"
 
 
+def is_main() -> bool:
+    """Whether this is the main process, also before the processes have found each other."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def say(line: str) -> None:
     """Prints a line to standard error, below a progress bar that may be there; on the main process."""
-    if os.environ.get("RANK", "0") == "0":
+    if is_main():
         print(f"\n{line}", file=sys.stderr)

@@ -24,7 +24,7 @@ from typing import Any
 
 from marcog_trl.checks import COUNT, check_number
 from marcog_trl.cli.agents_file import agent_settings
-from marcog_trl.cli.arguments import SavedTeamArguments
+from marcog_trl.cli.arguments import SavedTeamArguments, column_names
 from marcog_trl.cli.endings import interrupts, one_line
 from marcog_trl.cli.parsing import read_arguments
 from marcog_trl.problems import load_problems
@@ -47,6 +47,9 @@ class ExportArguments(SavedTeamArguments):
         metadata={"help": "Problems over which the latents of agents in observation scope are averaged."},
     )
     dataset_split: str = field(default="train", metadata={"help": "Split of the problems."})
+    dataset_columns: list[str] = field(
+        default_factory=list, metadata={"help": "Columns under other names, such as prompt=question test=asserts."}
+    )
     num_problems: int = field(default=64, metadata={"help": "Number of problems, from the first one."})
 
     def __post_init__(self):
@@ -58,6 +61,7 @@ class ExportArguments(SavedTeamArguments):
             raise ValueError(
                 "--num_agents, --agents and --workflow need --adapter. Set --adapter outputs/quickstart, for example."
             )
+        column_names(self.dataset_columns)
         check_number("num_problems", self.num_problems, COUNT, whole=True, default=64)
         if self.push is not None:
             check_repo_id(self.push)
@@ -66,7 +70,7 @@ class ExportArguments(SavedTeamArguments):
 def _export(args: ExportArguments) -> tuple[dict[str, Any], bool]:
     """Writes the team. Returns a report on each agent's adapter, and whether this process is the one that writes."""
     settings = agent_settings(args.num_agents, args.agents)
-    problems = load_problems(args.dataset_name, args.dataset_split)
+    problems = load_problems(args.dataset_name, args.dataset_split, columns=column_names(args.dataset_columns))
     problems = problems.select(range(min(args.num_problems, len(problems))))
     folder = find_team(str(args.adapter))
     team = Team.from_pretrained(

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from marcog_trl.checks import nearest
-from marcog_trl.cli.endings import interrupts
+from marcog_trl.cli.endings import interrupts, warnings_once
 
 
 # Command -> the module whose `main(argv)` runs it, and what it does
@@ -48,5 +48,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.exit(
             f"error: unknown command {argv[0]}. " + (f"Did you mean {near}?" if near else "See marcog-trl --help.")
         )
-    with interrupts():
+    with warnings_once(), interrupts():
         return importlib.import_module(COMMANDS[argv[0]][0]).main(argv[1:])

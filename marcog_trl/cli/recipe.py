@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from marcog_trl.cli.comlrl import RECIPES
-from marcog_trl.cli.endings import interrupts
+from marcog_trl.cli.endings import interrupts, warnings_once
 
 
 TEAM: Mapping[str, Any] = MappingProxyType({"workflow": "collaboration"})
@@ -61,5 +61,5 @@ class TrainingRecipe:
         Args:
             argv (`list[str]`, *optional*): The command line; defaults to the process's own.
         """
-        with interrupts() as kept:
+        with warnings_once(), interrupts() as kept:
             importlib.import_module(f"marcog_trl.cli.{self.module}").train(self, argv, kept)

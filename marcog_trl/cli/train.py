@@ -5,30 +5,36 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
+import datasets
 import torch
 from datasets import Dataset
 from huggingface_hub import get_token
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
-from transformers import SchedulerType, get_scheduler
+from transformers import PrinterCallback, ProgressCallback, SchedulerType, get_scheduler
 from transformers.utils import is_liger_kernel_available
+from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 import marcog_trl
 from marcog_trl.checks import COUNT, check_number
 from marcog_trl.cli.arguments import TeamArguments
-from marcog_trl.cli.endings import Kept, error_line, one_line
+from marcog_trl.cli.endings import Kept, error_line, is_main, one_line
+from marcog_trl.cli.next_steps import evaluation, next_steps
 from marcog_trl.cli.parsing import read_training_arguments
 from marcog_trl.cli.recipe import TrainingRecipe
-from marcog_trl.evaluation.evaluate import evaluate_team
+from marcog_trl.evaluation.evaluate import evaluate_problems
 from marcog_trl.report.console import print_table
-from marcog_trl.report.results import write_results
+from marcog_trl.report.live import ConsoleCallback
+from marcog_trl.report.metrics_file import METRICS_FILE, MetricsFile
+from marcog_trl.report.results import examples, write_results
 from marcog_trl.team.base_models import check_model
 from marcog_trl.team.hub import PushError
 from marcog_trl.trainers.checkpoints import (
@@ -44,6 +50,10 @@ from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
 from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
 
 
+# The settings of every recipe that differ from the configuration's
+DEFAULTS: Mapping[str, Any] = MappingProxyType({"write_report": True, "eval_strategy": "steps", "eval_steps": 20})
+
+
 @dataclass
 class _Run:
     """A run that is ready to train."""
@@ -53,6 +63,9 @@ class _Run:
     test_dataset: Dataset
     checkpoint: str | None
     started: float
+    # Of the untrained and the trained team: figures, and a record of each held-out problem
+    results: dict[str, Any] = field(default_factory=dict)
+    records: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
 
 def train(
@@ -77,7 +90,10 @@ def train(
     """
     kept = kept or Kept()
     name, started = "", time.perf_counter()
-    recipe = replace(recipe, defaults={"write_report": True, **recipe.defaults})
+    recipe = replace(recipe, defaults={**DEFAULTS, **recipe.defaults})
+    if not (is_main() and sys.stderr.isatty()):
+        datasets.disable_progress_bars()
+        disable_progress_bar()
     with ExitStack() as stack:
         try:
             script, args, model = read_training_arguments(recipe, argv)
@@ -87,6 +103,7 @@ def train(
             resume = resume_choice(args.resume_from_checkpoint)
             checkpoint = start_from(args, resume, script.overwrite_output_dir)
             check_run(script, args, model)
+            metrics_file = MetricsFile(cast(str, args.output_dir))
             name = str(model.model_name_or_path)
             trainer = (trainer_class or getattr(marcog_trl, recipe.trainer))(
                 model=name,
@@ -98,6 +115,7 @@ def train(
                 peft_config=get_peft_config(model),
             )
             trainer.get_optimizer_cls_and_kwargs(args, trainer.model)  # which may need a package
+            trainer.add_callback(metrics_file)
             if checkpoint is not None:
                 check_resumable(f"resume_from_checkpoint={checkpoint!r}", Path(checkpoint), trainer.team.description)
             trainer.accelerator.print(f"Code execution: {trainer.executor.isolation}")
@@ -112,43 +130,70 @@ def train(
 def _run(run: _Run, kept: Kept) -> None:
     script, trainer = run.script, run.trainer
     args, output_dir = trainer.args, Path(cast(str, trainer.args.output_dir))
-    results: dict[str, Any] = {}
     if script.num_samples:
         trainer.accelerator.print(f"Evaluating the untrained team on {len(run.test_dataset)} held-out problems ...")
-        results["untrained"] = evaluate_team(trainer, run.test_dataset, script.num_samples, sampling="stream")
+        _evaluate(run, "untrained")
     if script.overwrite_output_dir:
         delete_checkpoints(output_dir)
     kept.now = lambda: _kept_by_training(trainer)
-    trainer.train(resume_from_checkpoint=run.checkpoint)
+    with _shown(run):
+        trainer.train(resume_from_checkpoint=run.checkpoint)
     if script.save_final_model:
         trainer.save_model(args.output_dir, _internal_call=True)  # without a push, which comes last
-        kept.now = lambda: (
-            f"The trained team is in {output_dir}. Measure it with: python recipes/evaluate.py --adapter {output_dir}"
-        )
+        kept.now = lambda: f"The trained team is in {output_dir}. Measure it with: {evaluation(script, trainer)}"
     if script.num_samples:
         trainer.accelerator.print("Evaluating the trained team ...")
-        results["trained"] = evaluate_team(trainer, run.test_dataset, script.num_samples, sampling="stream")
+        _evaluate(run, "trained")
     if trainer.accelerator.is_main_process:
         with full_disk_explained(output_dir, output_dir):
-            _write_results(run, results, output_dir)
+            _write_results(run, output_dir)
     if args.push_to_hub:
         trainer.push_to_hub(dataset_name=script.dataset_name)
 
 
-def _write_results(run: _Run, results: dict[str, Any], output_dir: Path) -> None:
-    """Writes figures, model card, report and curves, and prints where they are."""
+def _evaluate(run: _Run, name: str) -> None:
+    run.results[name], run.records[name] = evaluate_problems(
+        run.trainer, run.test_dataset, run.script.num_samples, sampling="stream"
+    )
+
+
+def _shown(run: _Run) -> AbstractContextManager:
+    """Shows the training as `console` says."""
+    script, trainer = run.script, run.trainer
+    if script.console == "trl":
+        return nullcontext()
+    for callback in (ProgressCallback, PrinterCallback):  # which of them is there depends on disable_tqdm
+        trainer.remove_callback(callback)
+    name = trainer.args.run_name or Path(cast(str, trainer.args.output_dir)).name
+    console = ConsoleCallback(
+        trainer.agents, f"{name}: {trainer._name}", live=False if script.console == "lines" else None
+    )
+    trainer.add_callback(console)
+    return console
+
+
+def _write_results(run: _Run, output_dir: Path) -> None:
+    """Writes figures, model card, report and curves, and prints where they are and what to do next."""
     script, trainer = run.script, run.trainer
     adapter = str(output_dir) if script.save_final_model else "not saved (save_final_model=false)"
-    results |= {"seconds": time.perf_counter() - run.started, "adapter": adapter}
+    results = {**run.results, "seconds": time.perf_counter() - run.started, "adapter": adapter}
     write_results(output_dir / "results.json", results)
     if script.num_samples:
         print_table(results, f"{len(run.test_dataset)} held-out problems, {script.num_samples} samples each")
     if script.save_final_model:
         trainer.create_model_card(output_dir.name, script.dataset_name)  # with the results
     if trainer.report is not None:
-        trainer.report.write(results)
+        records = run.records
+        read = examples(run.test_dataset, records["untrained"], records["trained"]) if records else []
+        trainer.report.write(results, read)
         print(f"Report: {output_dir / 'report.html'}")
-    print(f"Adapter: {adapter}\nResults: {output_dir / 'results.json'}")
+    print(f"Adapter: {adapter}\nResults: {output_dir / 'results.json'}\nMetrics: {output_dir / METRICS_FILE}")
+    if script.save_final_model:
+        solved = [record["greedy"]["status"] == "passed" for record in run.records.get("trained", ())]
+        # Problems that the trained team solves come first
+        order = sorted(range(len(run.test_dataset)), key=lambda i: not (solved and solved[i]))
+        problems = (run.test_dataset[i] for i in order)
+        print("", *(f"{what}: {command}" for what, command in next_steps(script, trainer, problems).items()), sep="\n")
 
 
 def _kept_by_training(trainer: MultiAgentTrainer) -> str:

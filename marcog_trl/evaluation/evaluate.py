@@ -98,6 +98,35 @@ def evaluate_team(
 
     Source: pass@k of Chen et al. 2021 (https://huggingface.co/papers/2107.03374).
     """
+    return evaluate_problems(
+        team,
+        problems,
+        num_samples,
+        batch_size,
+        seed,
+        k,
+        sampling,
+        output,
+        description,
+        overwrite_output,
+        reward_funcs,
+    )[0]
+
+
+def evaluate_problems(
+    team: Team | MultiAgentTrainer,
+    problems: Dataset,
+    num_samples: int = 10,
+    batch_size: int = 128,
+    seed: int = 0,
+    k: Sequence[int] | None = None,
+    sampling: str = "keyed",
+    output: str | Path | None = None,
+    description: Mapping[str, Any] | None = None,
+    overwrite_output: bool = False,
+    reward_funcs: Any = None,
+) -> tuple[dict[str, float], list[ProblemRecord]]:
+    """[`evaluate_team`], which also returns the record of each problem: every episode's code, replies and verdict."""
     if not isinstance(team, Team | MultiAgentTrainer):
         raise TypeError(
             f"team={team!r:.80} is not a team. Pass one, such as Team.from_pretrained(path), or a trainer."
@@ -132,11 +161,12 @@ def evaluate_team(
                 if journal is not None:
                     journal.add(new)
                 progress.update(len(new))
-        figures = summarize([records[i] for i in range(len(rows))], ks)
+        in_order = [records[i] for i in range(len(rows))]
+        figures = summarize(in_order, ks)
         if journal is not None:
             journal.finish(figures)
     accelerator.wait_for_everyone()
-    return figures
+    return figures, in_order
 
 
 # Checks before any work starts

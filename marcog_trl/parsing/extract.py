@@ -64,6 +64,7 @@ def extract_code(text: str, entry_point: str | None = None, prompt: str | None =
     return _supply(code, normalise(prompt), entry_point) if code and prompt else code
 
 
+@lru_cache(maxsize=4096)
 def syntax_error(text: str, entry_point: str | None = None, prompt: str | None = None) -> str | None:
     """
     Find the syntax error in the code of a completion.

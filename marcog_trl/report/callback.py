@@ -48,6 +48,7 @@ class ReportCallback(TrainerCallback):
         self.trainer = trainer
         self.folder = Path(trainer.args.output_dir or "")
         self.results: Mapping[str, Any] = {}
+        self.examples: Sequence[Mapping[str, Any]] = ()
         for path, wrong in (
             (self.folder / REPORT_FILE, Path.is_dir),
             (self.folder / PICTURES_FOLDER, Path.is_file),
@@ -74,42 +75,48 @@ class ReportCallback(TrainerCallback):
             except Exception as error:
                 logger.warning("The pictures of the run were not sent to report_to=%s: %r", args.report_to, error)
 
-    def write(self, results: Mapping[str, Any] | None = None) -> None:
+    def write(
+        self, results: Mapping[str, Any] | None = None, examples: Sequence[Mapping[str, Any]] | None = None
+    ) -> None:
         """
         Writes the report as of now. Does nothing on other processes than the main one.
 
         Args:
             results (`Mapping`, *optional*): `{"untrained": {...}, "trained": {...}}` of what [`evaluate_team`] returned.
                 Later reports show them too.
+            examples (`list[dict]`, *optional*): What [`~marcog_trl.report.results.examples`] returned. Likewise.
         """
         self.results = self.results if results is None else results
+        self.examples = self.examples if examples is None else examples
         if not self.trainer.state.is_world_process_zero:
             return
         try:
             plots = make_plots(self.trainer.state.log_history, self.trainer.agents)
-            images = {name: _draw_png(name, shown) for name, shown in plots.items()}
+            images = {plot.title: _draw_png(plot) for shown in plots.values() for plot in shown}
             (self.folder / PICTURES_FOLDER).mkdir(parents=True, exist_ok=True)
-            for name, path in self._pictures().items():
-                image = images.get(name)
+            for title, path in self._pictures().items():
+                image = images.get(title)
                 if image is not None:
                     write_whole(path, image)
                 else:
                     path.unlink(missing_ok=True)  # of an earlier run in the same folder
-            write_whole(self.folder / REPORT_FILE, make_page(self.trainer, images, self.results).encode())
+            page = make_page(self.trainer, images, self.results, self.examples)
+            write_whole(self.folder / REPORT_FILE, page.encode())
         except Exception as error:  # a run must not fail because of its report
             logger.warning("The report of the run was not written to %s: %r", self.folder, error)
 
     def _pictures(self) -> dict[str, Path]:
-        return {picture.name: self.folder / PICTURES_FOLDER / f"{picture.name}.png" for picture in PICTURES}
+        panels = (panel for picture in PICTURES for panel in picture.panels)
+        return {panel.title: self.folder / PICTURES_FOLDER / f"{panel.file}.png" for panel in panels}
 
     def _show_in_trackers(self) -> None:
-        paths = {name: path for name, path in self._pictures().items() if path.is_file()}
+        paths = [path for path in self._pictures().values() if path.is_file()]
         step = self.trainer.state.global_step
         if "wandb" in (self.trainer.args.report_to or ()):
             import wandb
 
             if wandb.run is not None:
-                images = {f"report/{name}": wandb.Image(str(path)) for name, path in paths.items()}
+                images = {f"report/{path.stem}": wandb.Image(str(path)) for path in paths}
                 wandb.log({**images, "train/global_step": step})
         for callback in self.trainer.callback_handler.callbacks:
             if isinstance(callback, TensorBoardCallback):
@@ -118,13 +125,13 @@ class ReportCallback(TrainerCallback):
 
                 # The callback's own writer may be closed by now. A second one adds to the same run.
                 with SummaryWriter(callback.logging_dir) as writer:
-                    for name, path in paths.items():
-                        writer.add_image(f"report/{name}", imread(path), step, dataformats="HWC")
+                    for path in paths:
+                        writer.add_image(f"report/{path.stem}", imread(path), step, dataformats="HWC")
 
 
-def _draw_png(name: str, plots: Sequence[Plot]) -> bytes | None:
+def _draw_png(plot: Plot) -> bytes | None:
     try:
-        return to_png(draw(plots))
+        return to_png(draw([plot]))
     except Exception as error:
-        logger.warning("The picture %r was not drawn: %r", name, error)
+        logger.warning("The picture %r was not drawn: %r", plot.title, error)
         return None

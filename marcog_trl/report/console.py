@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -14,6 +14,9 @@ from rich.text import Text
 from marcog_trl.parsing.prompts import messages_of
 from marcog_trl.report.results import LABELS, change_rows
 from marcog_trl.rollout.records import Episode, Row, Turn
+
+
+MOST_EPISODES = 2  # that `log_completions` prints per log
 
 
 def print_table(results: Mapping[str, Any], title: str) -> None:
@@ -51,6 +54,19 @@ def print_evaluation(results: Mapping[str, float], title: str) -> None:
     Console().print(table)
 
 
+def print_episodes(episodes: Sequence[Episode], step: int) -> None:
+    """
+    Prints episodes to read.
+
+    Args:
+        episodes (`list[Episode]`): Scored episodes.
+        step (`int`): The optimizer step.
+    """
+    for i, episode in enumerate(episodes):
+        number = f" ({i + 1} of {len(episodes)})" if len(episodes) > 1 else ""
+        Console().print(episode_trace(episode, f"an episode of step {step}{number}"))
+
+
 def episode_trace(episode: Episode, title: str) -> RenderableType:
     """
     Shows an episode turn by turn: what each agent was sent and replied, the solution, its verdict, and the rewards.
@@ -67,8 +83,7 @@ def episode_trace(episode: Episode, title: str) -> RenderableType:
         parts.append(Rule(f"turn {k + 1} of {len(episode.turns)}"))
         rows = [row for row in episode.rows if row.slot.turn == k]
         for row in rows:
-            sent = Text(messages_of(row.prompt)[-1]["content"].strip())
-            parts.append(Panel(sent, title=f"{row.slot.agent} is asked", title_align="left", style="dim"))
+            parts.append(Panel(_asked(row), title=f"{row.slot.agent} is asked", title_align="left", style="dim"))
             parts.append(Panel(Text(row.text.strip()), title=f"{row.slot.agent} writes", title_align="left"))
         parts.append(Panel(Text(turn.solution.strip()), title="solution", title_align="left", border_style="cyan"))
         for _, verdict in turn.verdicts[-1:]:
@@ -78,6 +93,15 @@ def episode_trace(episode: Episode, title: str) -> RenderableType:
     if episode.masked:
         parts.append(Text("The episode was not scored and is left out of the loss."))
     return Panel(Group(*parts), title=title)
+
+
+def _asked(row: Row) -> Text:
+    """All messages of a prompt, under their roles if there are several."""
+    messages = messages_of(row.prompt)
+    texts = [message["content"].strip() for message in messages]
+    if len(messages) > 1:
+        texts = [f"{message['role']}: {text}" for message, text in zip(messages, texts, strict=True)]
+    return Text("\n\n".join(texts))
 
 
 def _rewards(turn: Turn, rows: list[Row]) -> Table:

@@ -34,7 +34,7 @@ def draw(plots: Sequence[Plot]) -> Figure:
     return figure
 
 
-def to_png(figure: Figure, dpi: int = 110) -> bytes:
+def to_png(figure: Figure, dpi: int = 150) -> bytes:
     """The bytes of a PNG file."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=dpi)
@@ -43,7 +43,8 @@ def to_png(figure: Figure, dpi: int = 110) -> bytes:
 
 def draw_plot(axis: Axes, plot: Plot) -> int:
     """Draws one plot. Returns the largest number of logs over which a curve is averaged, 0 if none is."""
-    width = _draw_plane(axis, plot) if plot.is_plane else _draw_curves(axis, plot)
+    drawing = _draw_plane if plot.is_plane else _draw_stack if plot.is_stack else _draw_curves
+    width = drawing(axis, plot)
     axis.set_title(plot.title, fontsize=11, loc="left", fontweight="bold")
     axis.grid(color="#E4E4E4", linewidth=0.7)
     axis.set_axisbelow(True)
@@ -69,12 +70,29 @@ def smoothed(values: np.ndarray) -> tuple[np.ndarray, int] | None:
     # von Neumann's ratio, halved: 1 for white noise, near 0 for a smooth curve
     if np.square(np.diff(values)).sum() <= 0.02 * 2 * np.square(values - values.mean()).sum():
         return None
-    return pd.Series(values).rolling(width, center=True, min_periods=1).mean().to_numpy(), width
+    return _moving_mean(values, width), width
+
+
+def _moving_mean(values: np.ndarray, width: int) -> np.ndarray:
+    return pd.Series(values).rolling(width, center=True, min_periods=1).mean().to_numpy()
+
+
+def _draw_stack(axis: Axes, plot: Plot) -> int:
+    x, layers = plot.curves[0].x, [curve.y for curve in plot.curves]
+    widths = [mean[1] for mean in map(smoothed, layers) if mean is not None]
+    if widths:
+        layers = [_moving_mean(layer, widths[0]) for layer in layers]
+    if len(x) == 1:  # an area needs a width
+        x, layers = np.array([x[0] - 0.5, x[0] + 0.5]), [np.repeat(layer, 2) for layer in layers]
+    labels = [_plain(curve.label) for curve in plot.curves]
+    axis.stackplot(x, *layers, colors=[curve.color for curve in plot.curves], labels=labels, alpha=0.85, linewidth=0)
+    axis.set_ylim(*plot.limits)
+    _label_axes(axis, plot, f"mean of {widths[0]} logs" if widths else "")
+    _add_legend(axis)
+    return 0
 
 
 def _draw_curves(axis: Axes, plot: Plot) -> int:
-    from matplotlib.ticker import MaxNLocator
-
     widest = 0
     for i, curve in enumerate(plot.curves):
         style: dict[str, Any] = {"color": curve.color, "label": _plain(curve.label)}
@@ -95,10 +113,7 @@ def _draw_curves(axis: Axes, plot: Plot) -> int:
         value, label = plot.level
         axis.axhline(value, color="#8A8A8A", linewidth=0.9, linestyle=(0, (2, 3)), label=label, zorder=1)
     hidden = _limit(axis, plot)
-    axis.set_xlabel(plot.xlabel, fontsize=9)
-    axis.set_ylabel(f"{plot.ylabel}\n({hidden} lower not shown)" if hidden else plot.ylabel, fontsize=9)
-    counts = all((curve.x == curve.x.round()).all() for curve in plot.curves)
-    axis.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=counts, steps=[1, 2, 5, 10]))
+    _label_axes(axis, plot, f"{hidden} lower not shown" if hidden else "")
     if len(plot.curves) > 1 or plot.level is not None:
         _add_legend(axis)
     return widest
@@ -123,6 +138,16 @@ def _draw_plane(axis: Axes, plot: Plot) -> int:
     axis.set_ylabel(plot.ylabel, fontsize=9)
     _add_legend(axis)
     return 0
+
+
+def _label_axes(axis: Axes, plot: Plot, remark: str) -> None:
+    """Labels of the axes, and whole numbers on the horizontal one, if the curves have no others."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_xlabel(plot.xlabel, fontsize=9)
+    axis.set_ylabel(f"{plot.ylabel}\n({remark})" if remark else plot.ylabel, fontsize=9)
+    counts = all((curve.x == curve.x.round()).all() for curve in plot.curves)
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=counts, steps=[1, 2, 5, 10]))
 
 
 def _limit(axis: Axes, plot: Plot) -> int:

@@ -15,10 +15,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from marcog_trl.rewards.failures import FAILURES
+
 
 # The palette of Okabe and Ito, which colour-blind readers can tell apart, without its yellow, which is pale on white
 AGENT_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 TEAM_COLORS = ("#222222", "#8A8A8A", "#5B4A8A")  # of metrics that belong to no agent
+LAYER_COLORS = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7")
 MARKERS = ("o", "s", "^", "v")  # the next one is used when the colours repeat
 DASHES = ("solid", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
 LATENTS = "agent_latents"  # entry of log_history: agent -> mean latent μ since the log before
@@ -30,11 +33,12 @@ class Panel:
     What one pair of axes shows: metrics of the team, or a metric of every agent.
 
     Args:
-        title (`str`): Title.
+        title (`str`): Title, which no other panel has.
         ylabel (`str`): Label of the vertical axis, with the unit.
         team (`dict[str, str]`, *optional*):
             Names of metrics, as regular expressions, and the labels of their curves. A label may have one `{}` for the
             first group of the expression. Held-out values (`eval_...`) are shown beside each curve.
+        stack (`dict[str, str]`, *optional*): Names of shares that are drawn on top of each other, and their labels.
         agents (`str`, *optional*): Name of a metric that is logged for every agent, after `agents/<agent>/`.
         against (`str`, *optional*): Metric of the agents on the horizontal axis. Defaults to the optimizer step.
         root (`str`, *optional*): Metric of the team whose square root is on the horizontal axis of the team's curves.
@@ -51,6 +55,7 @@ class Panel:
     title: str
     ylabel: str
     team: Mapping[str, str] = field(default_factory=dict)
+    stack: Mapping[str, str] = field(default_factory=dict)
     agents: str = ""
     against: str = ""
     root: str = ""
@@ -61,14 +66,19 @@ class Panel:
     min_agents: int = 1
     min_turns: int = 1
 
+    @property
+    def file(self) -> str:
+        """Name of its image file, without the suffix: the title in small letters."""
+        return re.sub(r"\W+", "-", self.title.lower()).strip("-")
+
 
 @dataclass(frozen=True)
 class Picture:
     """
-    One image file of one to three panels.
+    One to three panels that belong together. Each is an image file.
 
     Args:
-        name (`str`): Name of its file, without the suffix.
+        name (`str`): Short name.
         title (`str`): Heading on the page.
         caption (`str`): How to read it.
         panels (`tuple[Panel, ...]`): Its panels, from left to right.
@@ -86,14 +96,29 @@ PICTURES = (
         "reward",
         "Reward and solved share",
         "Means over the episodes between two logs, before the updates that they led to. The reward is the weighted sum of "
-        "all reward functions. An episode is solved if all tests pass.",
+        "all reward functions. An episode is solved if its last solution passes all tests.",
         (
+            Panel("Solved", "share of episodes, 0 to 1", {"episodes/solved": "solved"}, limits=SHARE),
             Panel("Reward", "reward units", {"reward": "reward"}),
             Panel("Reward functions", "reward units", {"rewards/(.+)/mean": "{}"}, min_matches=2),
+        ),
+    ),
+    Picture(
+        "failures",
+        "Kinds of failure",
+        "Why solutions fail: the first check that they do not pass. What is left above the areas is solved. A crash is code "
+        "that cannot be loaded, or that dies.",
+        (
             Panel(
-                "Solved, and tests passed",
-                "share, 0 to 1",
-                {"(?!eval_)(.*)/solved": "solved", "(?!eval_)(.*)/pass_rate": "tests passed"},
+                "Solutions that fail",
+                "share of episodes, 0 to 1",
+                stack={f"failures/{kind}": label for kind, label in reversed(FAILURES.items())},
+                limits=SHARE,
+            ),
+            Panel(
+                "Tests passed",
+                "share of tests, 0 to 1",
+                {"(?!eval_)(.*)/pass_rate": "tests passed"},
                 limits=SHARE,
             ),
         ),
@@ -243,6 +268,7 @@ class Plot:
         title, xlabel, ylabel (`str`): Title, and labels of the axes.
         curves (`list[Curve]`): Its curves, at least one.
         is_plane (`bool`): Whether the curves are paths in a plane, where distances can be compared.
+        is_stack (`bool`): Whether the curves are shares that are drawn on top of each other.
         limits (`tuple`): See [`Panel`].
         level (`tuple`, *optional*): A value to compare with, and its label.
     """
@@ -252,8 +278,18 @@ class Plot:
     ylabel: str
     curves: list[Curve]
     is_plane: bool = False
+    is_stack: bool = False
     limits: tuple[float | None, float | None] = (None, None)
     level: tuple[float, str] | None = None
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether nothing but 0 could be seen: on a scale with two ends, also less than a thousandth of it."""
+        if self.is_plane:
+            return False
+        lowest, highest = self.limits
+        visible = 0.0 if lowest is None or highest is None else (highest - lowest) / 1000
+        return all(np.abs(curve.y).max() <= visible for curve in self.curves)
 
 
 def agent_style(index: int) -> dict[str, Any]:
@@ -286,15 +322,26 @@ def make_plots(history: Sequence[Mapping[str, Any]], agents: Sequence[str]) -> d
         agents (`list[str]`): Names of the agents.
 
     Returns:
-        `dict[str, list[Plot]]`: The plots of each picture by its name, in reading order. Plots and pictures without data are
-        left out.
+        `dict[str, list[Plot]]`: The plots of each picture by its name, in reading order. Plots and pictures without data, and
+        those that show nothing but 0, are left out.
     """
+    found = _all_plots(history, agents)
+    pictures = {name: [plot for plot in plots if not plot.is_zero] for name, plots in found.items()}
+    return {name: plots for name, plots in pictures.items() if plots}
+
+
+def always_zero(history: Sequence[Mapping[str, Any]], agents: Sequence[str]) -> list[str]:
+    """Titles of the plots that [`make_plots`] leaves out because they show nothing but 0."""
+    return [plot.title for plots in _all_plots(history, agents).values() for plot in plots if plot.is_zero]
+
+
+def _all_plots(history: Sequence[Mapping[str, Any]], agents: Sequence[str]) -> dict[str, list[Plot]]:
     metrics, shares = _add_directions(read_history(history), history)
     pictures = {}
     for picture in PICTURES:
         plots = [_fill(panel, metrics, agents, shares) for panel in picture.panels]
         pictures[picture.name] = [plot for plot in plots if plot is not None]
-    return {name: plots for name, plots in pictures.items() if plots}
+    return pictures
 
 
 def _fill(panel: Panel, metrics: pd.DataFrame, agents: Sequence[str], shares: tuple[float, float]) -> Plot | None:
@@ -302,7 +349,10 @@ def _fill(panel: Panel, metrics: pd.DataFrame, agents: Sequence[str], shares: tu
     turns = panel.min_turns == 1 or any(f"agents/{agent}/turn_{panel.min_turns}/return" in metrics for agent in agents)
     if len(agents) < panel.min_agents or not turns:
         return None
-    curves = _agent_curves(panel, metrics, agents) if panel.agents else _team_curves(panel, metrics)
+    if panel.agents:
+        curves = _agent_curves(panel, metrics, agents)
+    else:
+        curves = _team_curves(panel, metrics) + _layers(panel, metrics)
     if not curves:
         return None
     level = None
@@ -310,7 +360,8 @@ def _fill(panel: Panel, metrics: pd.DataFrame, agents: Sequence[str], shares: tu
         value, label = panel.level
         level = (1 / len(agents) if value is None else value, label)
     labels = (panel.xlabel.format(*shares), panel.ylabel.format(*shares))
-    return Plot(panel.title, *labels, curves, is_plane=bool(panel.against), limits=panel.limits, level=level)
+    is_plane, is_stack = bool(panel.against), bool(panel.stack)
+    return Plot(panel.title, *labels, curves, is_plane, is_stack, panel.limits, level)
 
 
 def _agent_curves(panel: Panel, metrics: pd.DataFrame, agents: Sequence[str]) -> list[Curve]:
@@ -348,6 +399,16 @@ def _points_over_root(metrics: pd.DataFrame, root: str, name: str) -> list[tuple
         return []
     both = metrics[[root, name]].dropna().sort_values(root, kind="stable")
     return [(np.sqrt(both[root].clip(lower=0).to_numpy()), both[name].to_numpy())] if len(both) else []
+
+
+def _layers(panel: Panel, metrics: pd.DataFrame) -> list[Curve]:
+    """Curves on the same steps, without those that are always 0. A layer has its colour in all runs."""
+    known = metrics[[name for name in panel.stack if name in metrics]].dropna()
+    return [
+        Curve(label, known.index.to_numpy(), known[name].to_numpy(), LAYER_COLORS[i % len(LAYER_COLORS)])
+        for i, (name, label) in enumerate(panel.stack.items())
+        if name in known and known[name].any()
+    ]
 
 
 def _points(metric: pd.Series) -> tuple[np.ndarray, np.ndarray]:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import base64
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from datasets import Dataset
 from jinja2 import Environment, FileSystemLoader
 from peft import LoraConfig
+from transformers import IntervalStrategy
 
-from marcog_trl.report.figures import PICTURES, agent_style, read_history
+from marcog_trl.report.figures import PICTURES, Picture, agent_style, always_zero, read_history
 from marcog_trl.report.results import change_rows
 
 
@@ -30,18 +33,24 @@ _COMPARED_SETTINGS = (
 )  # fmt: skip
 
 
-def make_page(trainer: Any, images: Mapping[str, bytes | None], results: Mapping[str, Any]) -> str:
+def make_page(
+    trainer: Any,
+    images: Mapping[str, bytes | None],
+    results: Mapping[str, Any],
+    examples: Sequence[Mapping[str, Any]] = (),
+) -> str:
     """
     Args:
         trainer ([`MultiAgentTrainer`]): The trainer of the run.
-        images (`dict[str, bytes]`): PNG files of the pictures by name, `None` for a picture that could not be drawn.
-        results (`Mapping`): See [`ReportCallback.write`]; may be empty.
+        images (`dict[str, bytes]`): PNG files by the titles of the panels, `None` for a panel that could not be drawn.
+        results, examples: See [`ReportCallback.write`]; may be empty.
 
     Returns:
         `str`: An HTML page that needs no other file.
     """
     state, args = trainer.state, trainer.args
     name = args.run_name or Path(args.output_dir or "").name
+    colors = {agent: agent_style(i)["color"] for i, agent in enumerate(trainer.agents)}
     written = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True
@@ -49,23 +58,50 @@ def make_page(trainer: Any, images: Mapping[str, bytes | None], results: Mapping
     return environment.get_template("page.html.jinja").render(
         title=f"{name}: {trainer._name}",
         status=f"Step {state.global_step} of {state.max_steps}, written {written}",
+        warnings=list(trainer.diagnosis.found.values()),
         results=change_rows(results) if {"untrained", "trained"} <= set(results) else None,
+        examples=examples,
         run=list(_describe_run(trainer)),
         agents=[
-            {"name": agent.name, "role": agent.role, "color": agent_style(i)["color"]}
-            for i, agent in enumerate(trainer.workflow.agents)
+            {"name": agent.name, "role": agent.role, "color": colors[agent.name]} for agent in trainer.workflow.agents
         ],
-        pictures=[
-            {
-                "title": picture.title,
-                "caption": picture.caption,
-                "image": base64.b64encode(images[picture.name] or b"").decode(),
-            }
-            for picture in PICTURES
-            if picture.name in images
-        ],
+        colors=colors,
+        held_out=_describe_held_out(trainer),
+        pictures=[picture for picture in map(partial(_show, images), PICTURES) if picture["images"]],
+        zero=always_zero(state.log_history, trainer.agents),
         metrics=_metric_rows(state.log_history),
         settings=[(f, getattr(args, f)) for f in _COMPARED_SETTINGS if f in {field.name for field in fields(args)}],
+    )
+
+
+def _show(images: Mapping[str, bytes | None], picture: Picture) -> dict[str, Any]:
+    """A picture with those of its images that there are."""
+    shown = [panel.title for panel in picture.panels if panel.title in images]
+    return {
+        "title": picture.title,
+        "caption": picture.caption,
+        "images": [{"title": title, "data": base64.b64encode(images[title] or b"").decode()} for title in shown],
+    }
+
+
+def _describe_held_out(trainer: Any) -> str:
+    """What the evaluations during training measured, and what they cost; empty without any."""
+    history, args = trainer.state.log_history, trainer.args
+    seconds = [log["eval_runtime"] for log in history if "eval_runtime" in log]
+    if not seconds:
+        return ""
+    training, step = 0.0, 0
+    for log in history:
+        if "step_time" in log:  # the mean since the log before
+            training, step = training + log["step_time"] * (log["step"] - step), log["step"]
+    on_steps = args.eval_strategy == IntervalStrategy.STEPS
+    steps = trainer.state.eval_steps
+    every = ("every step" if steps == 1 else f"every {steps} steps") if on_steps else f"{len(seconds)} times"
+    problems = trainer.eval_dataset
+    size = f"{_count(len(problems), 'problem')}, " if isinstance(problems, Dataset) else ""
+    return (
+        f"On held-out problems: {size}{_count(trainer.num_generations_eval, 'episode')} of each, {every}. That took "
+        f"{sum(seconds):.0f} seconds in all, {sum(seconds) / (sum(seconds) + training):.0%} of the time of the training."
     )
 
 

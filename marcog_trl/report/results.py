@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from marcog_trl.files import write_json
+from marcog_trl.parsing.prompts import messages_of
 
 
 LABELS = {
@@ -46,6 +48,52 @@ def change_rows(results: Mapping[str, Any]) -> list[list[str]]:
     changes = (f"{results['trained'][name] - results['untrained'][name]:+.3f}" for name in LABELS)
     rows = result_rows(results, ("untrained", "trained"))
     return [[*row, change] for row, change in zip(rows, changes, strict=True)]
+
+
+def examples(
+    problems: Sequence[Mapping[str, Any]], untrained: Sequence[Mapping], trained: Sequence[Mapping], count: int = 2
+) -> list[dict[str, Any]]:
+    """
+    Problems to read, with the greedy replies of the team before and after its training.
+
+    Takes one problem of each kind in turn, where there is one: solved by training, not solved after it, lost by it, and
+    solved before it.
+
+    Args:
+        problems (`Sequence[Mapping]` of length P): The problems.
+        untrained, trained (`list[dict]` of length P): The problems' records, see
+            [`~marcog_trl.evaluation.evaluate.evaluate_problems`].
+        count (`int`, *optional*, defaults to `2`): Number of problems.
+
+    Returns:
+        `list[dict]`: `"prompt"` of each problem, and `"untrained"` and `"trained"`: `"replies"` (agent → text), `"passed"` and
+        `"verdict"` (text).
+    """
+    kinds: dict[tuple[bool, bool], list[int]] = {
+        kind: [] for kind in ((False, True), (False, False), (True, False), (True, True))
+    }
+    pairs = [(before["greedy"], after["greedy"]) for before, after in zip(untrained, trained, strict=True)]
+    for i, (before, after) in enumerate(pairs):
+        kinds[before["status"] == "passed", after["status"] == "passed"].append(i)
+    rounds = itertools.zip_longest(*kinds.values())
+    chosen = [i for indices in rounds for i in indices if i is not None][:count]
+    return [
+        {
+            "prompt": "\n\n".join(message["content"] for message in messages_of(problems[i]["prompt"])).strip(),
+            "untrained": _reading(pairs[i][0]),
+            "trained": _reading(pairs[i][1]),
+        }
+        for i in chosen
+    ]
+
+
+def _reading(episode: Mapping[str, Any]) -> dict[str, Any]:
+    tests = f"{episode['status']}: {episode['tests_passed']} of {episode['tests']} tests passed."
+    return {
+        "replies": {agent: reply.strip() for agent, reply in episode["replies"].items()},
+        "passed": episode["status"] == "passed",
+        "verdict": f"{tests} {episode['message']}".strip(),
+    }
 
 
 def write_results(path: str | Path, results: Mapping[str, Any]) -> None:

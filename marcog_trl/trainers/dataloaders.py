@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from datasets import Dataset, IterableDataset
 from torch.utils.data import Sampler
 from trl import GRPOTrainer
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 class ProblemLoaders(GRPOTrainer):
     """
-    The part of [`MultiAgentTrainer`] that makes dataloaders, and plans what their batches need.
+    The part of [`MultiAgentTrainer`] that makes dataloaders, evaluates on them, and plans what their batches need.
 
     They repeat each problem once per row. TRL's dataloaders repeat it once per generation.
     """
@@ -119,6 +120,12 @@ class ProblemLoaders(GRPOTrainer):
         """Checks a dataset that was not passed to the constructor."""
         check_dataset(name, dataset, self.workflow, self.scorer.reward_funcs)
         return usable(name, dataset, self.workflow, self.scorer.reward_funcs)
+
+    def evaluate(self, *args, **kwargs):
+        device = self.accelerator.device
+        devices = [] if device.type == "cpu" else [device]
+        with torch.random.fork_rng(devices, device_type=device.type):  # training goes on as without the evaluation
+            return super().evaluate(*args, **kwargs)
 
     def predict(self, test_dataset, ignore_keys=None, metric_key_prefix: str = "test"):
         output = super().predict(test_dataset, ignore_keys, metric_key_prefix)

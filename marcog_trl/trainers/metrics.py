@@ -12,7 +12,9 @@ import torch
 from accelerate.utils import gather_object
 from transformers import PreTrainedModel
 
+from marcog_trl.parsing.prompts import messages_of
 from marcog_trl.problems.schema import solution_job
+from marcog_trl.rewards.failures import FAILURES, failure_kind
 from marcog_trl.rollout.records import Episode
 from marcog_trl.trainers.layout import Rollout
 
@@ -32,19 +34,25 @@ _MICRO_BATCH_MEANS = (
 
 def log_rollout(trainer: MultiAgentTrainer, output: dict[str, Any], rollout: Rollout) -> None:
     """Logs a generation batch after its advantages are computed."""
-    found = rollout_metrics(trainer, rollout)
+    found = rollout_metrics(trainer, rollout) | advantage_metrics(trainer, output, rollout)
     for name, value in found.items():
         trainer._metric(name, value)
     _warn_of_threshold(trainer, found.get("episodes/turns"))
-    if trainer.log_completions:
-        trainer._episode_to_show = rollout.episodes[0]
+    if trainer.log_completions and trainer.model.training:
+        trainer._episodes_to_show = spread(rollout.episodes, trainer.num_episodes_to_print)
     if trainer._curriculum is not None and trainer.model.training:
         trainer._metric("curriculum/stage", trainer._curriculum.stage_of(trainer._curriculum.batches) + 1)
         by_rate = trainer.args.curriculum_pass_rate is not None  # otherwise problems need no tests
         device, total = trainer.accelerator.device, trainer._sum_over_processes
         trainer._curriculum.note(pass_rate(rollout.episodes, device, total) if by_rate else None)
     correct_completions(trainer, rollout)
-    show_advantages(trainer, output)
+    correct_table(trainer, output, rollout)
+
+
+def spread(episodes: list[Episode], number: int) -> list[Episode]:
+    """This number of episodes, if there are as many, with equal distances: siblings are neighbours."""
+    number = min(number, len(episodes))
+    return [episodes[i * len(episodes) // number] for i in range(number)]
 
 
 def _warn_of_threshold(trainer: MultiAgentTrainer, turns: float | None) -> None:
@@ -61,7 +69,8 @@ def _warn_of_threshold(trainer: MultiAgentTrainer, turns: float | None) -> None:
 def rollout_metrics(trainer: MultiAgentTrainer, rollout: Rollout) -> dict[str, float]:
     """Computes all metrics of the episodes of a generation batch, over all processes."""
     total = trainer._sum_over_processes
-    return agent_metrics(trainer, rollout, total) | episode_metrics(trainer, rollout, total)
+    metrics = agent_metrics(trainer, rollout, total) | episode_metrics(trainer, rollout, total)
+    return metrics | test_metrics(rollout, total) if trainer.scorer.runs_tests else metrics
 
 
 def agent_metrics(trainer: MultiAgentTrainer, rollout: Rollout, total: Total) -> dict[str, float]:
@@ -117,6 +126,35 @@ def episode_metrics(trainer: MultiAgentTrainer, rollout: Rollout, total: Total) 
     return {name: found / count for name, (found, count) in zip(values, totals, strict=True) if count}
 
 
+def test_metrics(rollout: Rollout, total: Total) -> dict[str, float]:
+    """
+    `episodes/solved`: share of episodes whose last solution passes all tests. `failures/<kind>`: share whose last solution
+    fails this check first. Episodes that the infrastructure failed on do not count.
+    """
+    counts: dict[str | None, float] = dict.fromkeys([None, *FAILURES], 0.0)  # None: solved
+    for episode in rollout.episodes:
+        turn = episode.turns[-1]
+        if turn.tested is not None and turn.tested[1].status != "infrastructure":
+            counts[failure_kind(episode.problem, turn.solution, *turn.tested)] += 1
+    solved, *failed = total(torch.tensor(list(counts.values()), device=rollout.live.device)).tolist()
+    tested = solved + sum(failed)
+    if not tested:
+        return {}
+    shares = {f"failures/{kind}": count / tested for kind, count in zip(FAILURES, failed, strict=True)}
+    return {"episodes/solved": solved / tested, **shares}
+
+
+def advantage_metrics(trainer: MultiAgentTrainer, output: dict[str, Any], rollout: Rollout) -> dict[str, float]:
+    """`advantages/zero`: share of trained rows without an advantage (below 1e-4), from which the policy learns nothing."""
+    advantages = output["advantages"].abs()
+    if advantages.dim() == 2:
+        advantages = (advantages * output["completion_mask"] * output["tool_mask"]).amax(1)
+    zero, count = trainer._sum_over_processes(
+        torch.stack([((advantages < 1e-4) & rollout.trained).sum(), rollout.trained.sum()])
+    ).tolist()
+    return {"advantages/zero": zero / count} if count else {}
+
+
 def pass_rate(episodes: list[Episode], device: torch.device, total: Total) -> float | None:
     """Share of tests that the last solutions of all episodes pass, over all processes. `None` if nothing was tested."""
     rates = []
@@ -141,17 +179,43 @@ def correct_completions(trainer: MultiAgentTrainer, rollout: Rollout) -> None:
     metrics["completions/clipped_ratio"][-1] = 1 - ends.float().mean().item()
 
 
-def show_advantages(trainer: MultiAgentTrainer, output: dict[str, Any]) -> None:
-    """Replaces the advantages in TRL's table of completions by the actual ones, averaged over the tokens of a row."""
+def complete_log(trainer: MultiAgentTrainer) -> None:
+    """Adds what was pooled over the logging window to the metrics of the log that is about to be written."""
+    metrics = trainer._metrics["train" if trainer.model.training else "eval"]
+    if trainer.model.training:
+        seconds = sum(metrics.get("step_time", ()))
+        if seconds:
+            per_process = torch.tensor(seconds / trainer.accelerator.num_processes, device=trainer.accelerator.device)
+            trainer._pool("tokens_per_second", torch.zeros_like(per_process), per_process)
+        if len(trainer.agents) > 1:
+            for name, share in trainer._gradient_shares.take().items():
+                trainer._metric(name, share)
+    for name, mean in trainer._pooled_means().items():
+        trainer._metric(name, mean)
+    if trainer.num_generations_eval == 1:  # TRL's metrics of the spread among siblings
+        for name in ("reward_std", "frac_reward_zero_std"):
+            trainer._metrics["eval"].pop(name, None)
+
+
+def correct_table(trainer: MultiAgentTrainer, output: dict[str, Any], rollout: Rollout) -> None:
+    """
+    Replaces columns of TRL's table of completions: advantages by the actual ones, averaged over the tokens of a row, and
+    prompts of the dataset by those that the agents were sent.
+    """
     advantages = output["advantages"]
     if advantages.dim() == 2:
         mask = output["completion_mask"] * output["tool_mask"]
         advantages = (advantages * mask).sum(1) / mask.sum(1).clamp(min=1)
-    gathered = gather_object(advantages.tolist())
-    shown = cast(deque, trainer._logs["advantages"])
-    for _ in range(min(len(gathered), len(shown))):
-        shown.pop()
-    shown.extend(gathered)
+    prompts = gather_object([None if row is None else row.prompt for row in rollout.rows])
+    if any(isinstance(prompt, list) for prompt in prompts):  # a column has one type
+        prompts = [[] if prompt is None else messages_of(prompt) for prompt in prompts]
+    else:
+        prompts = ["" if prompt is None else str(prompt) for prompt in prompts]
+    for column, values in (("advantages", gather_object(advantages.tolist())), ("prompt", prompts)):
+        shown = cast(deque, trainer._logs[column])
+        for _ in range(min(len(values), len(shown))):
+            shown.pop()
+        shown.extend(values)
 
 
 class WindowMeans:
@@ -273,4 +337,4 @@ def log_columns(trainer: MultiAgentTrainer, rollout: Rollout) -> None:
             values = [None if score is None else score.columns.get(column) for score in of_row]
             trainer._log_completion_extra(column, values)
     trainer._log_completion_extra("agent", [trainer.agents[i] for i in rollout.agent.tolist()])
-    trainer._log_completion_extra("turn", rollout.turn.tolist())
+    trainer._log_completion_extra("turn", (rollout.turn + 1).tolist())

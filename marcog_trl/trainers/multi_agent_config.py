@@ -118,6 +118,12 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
             the trained one, as with vLLM. Needs an adapter that all agents share. Does not support quantised base models
             or ZeRO-3.
 
+        > Parameters that control the logging
+
+        num_completions_to_print (`int`, *optional*):
+            Number of episodes that `log_completions=True` prints at each log, in place of TRL's table. At most 2, which is the
+            default.
+
         > Parameters that control the report
 
         write_report (`bool`, *optional*, defaults to `False`):

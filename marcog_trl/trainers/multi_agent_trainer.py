@@ -30,7 +30,6 @@ from typing import Any, cast
 import torch
 from accelerate.utils import is_peft_model
 from peft import PeftConfig
-from rich.console import Console
 from transformers import PreTrainedModel
 from trl import GRPOTrainer
 
@@ -38,7 +37,8 @@ from marcog_trl.agents import Slot, Workflow
 from marcog_trl.algorithms.advantages import SumOverProcesses, group_advantages, turn_returns
 from marcog_trl.execution import CodeExecutor
 from marcog_trl.report.callback import ReportCallback
-from marcog_trl.report.console import episode_trace
+from marcog_trl.report.console import MOST_EPISODES, print_episodes
+from marcog_trl.report.diagnosis import Diagnosis
 from marcog_trl.rollout.records import Episode, Row
 from marcog_trl.team.data_checks import checked_datasets, checked_eval_dataset
 from marcog_trl.team.description import TeamDescription
@@ -159,6 +159,7 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ProblemLoaders):
         executor = args.make_executor() if self.workflow.needs_tests or self.scorer.runs_tests else None
         check_curriculum(args, self._curriculum is not None, executor is not None)
         self.report = ReportCallback(self) if args.write_report else None
+        self.diagnosis = Diagnosis(self)
         peft_config = self._adapter_config(model, peft_config)
         if args.ddp_find_unused_parameters is None:
             # The Trainer's default for adapters is True, which fails if the forward pass computes values that it does not
@@ -178,7 +179,7 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ProblemLoaders):
             quantization_config=quantization_config,
             peft_config=peft_config,
         )
-        for callback in (self._curriculum, self.report):
+        for callback in (self._curriculum, self.diagnosis, self.report):
             if callback is not None:
                 self.add_callback(callback)
         if self._is_vlm:
@@ -204,7 +205,10 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ProblemLoaders):
         self._entropy_share: torch.Tensor | None = None
         self._batch: Rollout | None = None  # see the top of this file
         self._inputs: list[dict[str, Any]] = []  # of the generation batch; TRL's rollout function gets only prompts
-        self._episode_to_show: Episode | None = None
+        # With log_completions, episodes are printed in place of TRL's table, which has a row per reply
+        shown = MOST_EPISODES if args.num_completions_to_print is None else args.num_completions_to_print
+        self.num_episodes_to_print, self.num_completions_to_print = min(shown, MOST_EPISODES), 0
+        self._episodes_to_show: list[Episode] = []
         self._warned: set[str] = set()
 
     def _adapter_config(self, model, peft_config: PeftConfig | None) -> PeftConfig | None:
@@ -390,6 +394,9 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ProblemLoaders):
             inputs = inputs | {"advantages": inputs["advantages"] * share}
             self.beta = beta * share.item()
         if self.model.training:
+            # Each pass over a rollout counts for its share of the tokens
+            tokens = (inputs["prompt_mask"].sum() + mask.sum()) / self.num_iterations
+            self._pool("tokens_per_second", tokens, torch.zeros_like(tokens))
             # Turns TRL's entropy bonus, a mean over the tokens of the micro-batch, into a mean over those of the step
             window = loss_window(self, inputs["num_items_in_batch"])
             self._entropy_share = mask.sum() * self.current_gradient_accumulation_steps / window
@@ -435,15 +442,8 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ProblemLoaders):
         return self._window_means.take(self._mode)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if self.model.training and len(self.agents) > 1:
-            for name, share in self._gradient_shares.take().items():
-                self._metric(name, share)
-        for name, mean in self._pooled_means().items():
-            self._metric(name, mean)
-        if self.num_generations_eval == 1:  # TRL's metrics of the spread among siblings
-            for name in ("reward_std", "frac_reward_zero_std"):
-                self._metrics["eval"].pop(name, None)
+        metrics.complete_log(self)
         super().log(logs, start_time)
-        if self._episode_to_show is not None and self.accelerator.is_main_process:
-            Console().print(episode_trace(self._episode_to_show, f"an episode of step {self.state.global_step}"))
-            self._episode_to_show = None
+        if self.accelerator.is_main_process:
+            print_episodes(self._episodes_to_show, self.state.global_step)
+        self._episodes_to_show = []

@@ -117,6 +117,9 @@ BAD_TRAINING = {
     "--per_device_train_batch_size -4": "per_device_train_batch_size=-4 must be at least 1.",
     "--gradient_accumulation_steps 0": "gradient_accumulation_steps=0 must be at least 1.",
     "--num_iterations 0": "num_iterations=0 must be at least 1. Set num_iterations=1.",
+    "--console rich": "console='rich' is unknown. Use one of 'auto', 'lines', 'trl'.",
+    "--consol trl": "unknown flag --consol. Did you mean --console?",
+    "--eval_problems 0": "eval_problems=0 must be at least 1. Set eval_problems=24.",
     "--num_samples -1": "num_samples=-1 must be at least 0. Set num_samples=4.",
     "--num_sample 1": "unknown flag --num_sample. Did you mean --num_samples?",
     "--num_steps inf": "num_steps=inf must be a finite number.",
@@ -185,6 +188,7 @@ BAD_EXPORT = {
     "--output_dir o --push user/team --workflow a.py:A": "--num_agents, --agents and --workflow need --adapter.",
     "--output_dir o --adapter /nowhere": "'/nowhere' is not a folder. Use a folder that a trainer's save_model wrote.",
     "--output_dir o --adapter /nowhere --num_problems 0": "num_problems=0 must be at least 1. Set num_problems=64.",
+    "--output_dir o --adapter /nowhere --dataset_columns x": "dataset_columns='x' has no '='.",
     "--output_dir o --adapte /nowhere": "unknown flag --adapte. Did you mean --adapter?",
 }
 

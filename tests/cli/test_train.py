@@ -72,8 +72,9 @@ class TestTrain:
 
         _construct = parsing._construct
         monkeypatch.setattr(parsing, "_construct", construct)
-        for name in ("evaluate_team", "write_results", "print_table"):
+        for name in ("write_results", "print_table", "next_steps", "evaluation"):
             monkeypatch.setattr(training, name, MagicMock())
+        monkeypatch.setattr(training, "evaluate_problems", lambda *args, **options: ({}, []))
         for flags in ([], ["--load_in_4bit", "--dataset_test_split", "train[:2]", "--allow_overlap"]):
             train(MagicMock(), "--model_name_or_path", tiny_model, "--eval_strategy", "steps", *flags)
         assert {f.name for cls in (TeamArguments, ModelConfig) for f in fields(cls)} <= read

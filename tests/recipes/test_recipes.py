@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from marcog_trl import MultiAgentPPOTrainer
 from marcog_trl.cli import train as training
 from marcog_trl.cli.endings import interrupts
+from marcog_trl.cli.main import main as command_line
 
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -69,7 +71,27 @@ class TestShortRun:
         printed = train("--eval_strategy", "steps", "--eval_steps", "1", "--eval_problems", "1")
         assert "2 held-out problems, 1 samples each" in printed
         assert json.loads((tmp_path / "out" / "results.json").read_text())["trained"]["samples"] == 2
-        assert "Held-out problems" in (tmp_path / "out" / "report.html").read_text()
+        report = (tmp_path / "out" / "report.html").read_text()
+        assert "Held-out problems" in report and "Before and after training" in report
+
+    def test_shows_a_line_per_log_and_what_to_do_next(self, train, tmp_path):
+        printed = train("--logging_steps", "1", "--num_samples", "0").splitlines()
+        starts = [line.split("  ")[0:2] for line in printed if line.startswith("step ")]
+        assert [words[0] for words in starts] == ["step 1 of 2", "step 2 of 2", "step 2 of 2", "step 2 of 2"]
+        assert starts[2][1].startswith("held-out problems:") and starts[3][1].startswith("trained in")
+        assert len((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()) == 4
+        assert "{'loss'" not in "".join(printed)
+        report = (tmp_path / "out" / "report.html").read_text()
+        assert "On held-out problems: 2 problems, 1 episode of each, every 20 steps." in report
+        solve = next(line for line in printed if line.startswith("Solve a held-out problem: "))
+        argv = shlex.split(solve.partition(": ")[2])
+        # The exit status says whether the tests pass
+        assert command_line(argv[argv.index("solve") :]) in (0, 1)
+
+    def test_shows_trls_dictionaries(self, train, tmp_path):
+        printed = train("--console", "trl", "--logging_steps", "1", "--num_samples", "0", "--eval_strategy", "no")
+        assert printed.count("{'loss'") == 2 and "step 1 of 2" not in printed
+        assert (tmp_path / "out" / "metrics.jsonl").is_file()
 
     def test_the_trained_team_is_saved_before_it_is_measured(self, train, tmp_path, monkeypatch):
         calls = []
@@ -78,9 +100,9 @@ class TestShortRun:
             calls.append((tmp_path / "out" / "adapter_model.safetensors").exists())
             if len(calls) == 2:
                 raise KeyboardInterrupt
-            return {}
+            return {}, []
 
-        monkeypatch.setattr(training, "evaluate_team", evaluate)
+        monkeypatch.setattr(training, "evaluate_problems", evaluate)
         with pytest.raises(SystemExit) as ended:
             train()
         assert ended.value.code == 130 and calls == [False, True]
@@ -133,7 +155,7 @@ class TestFolder:
     def test_what_cannot_be_resumed_is_one_line_before_any_work(
         self, train, trained, tmp_path, monkeypatch, flags, message
     ):
-        monkeypatch.setattr(training, "evaluate_team", None)
+        monkeypatch.setattr(training, "evaluate_problems", None)
         flags = [flag.replace("OTHER", str(tmp_path / "other")) for flag in flags]
         with pytest.raises(SystemExit, match=f"^error: .*{message}") as ended:
             train("--resume_from_checkpoint", *flags)

@@ -7,7 +7,15 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from marcog_trl.report.drawing import draw, smoothed, to_png
-from marcog_trl.report.figures import LATENTS, PICTURES, agent_style, make_plots, principal_plane, read_history
+from marcog_trl.report.figures import (
+    LATENTS,
+    PICTURES,
+    agent_style,
+    always_zero,
+    make_plots,
+    principal_plane,
+    read_history,
+)
 
 
 AGENTS = ["helper", "main"]
@@ -16,10 +24,11 @@ NAMES = [picture.name for picture in PICTURES]
 
 def log(step, **more):
     """A log of an SHPPO run."""
-    entry = {"step": step, "reward": 0.1 * step, "execution_reward/solved": 0.5, "execution_reward/pass_rate": 0.6}
+    entry = {"step": step, "reward": 0.1 * step, "episodes/solved": 0.5, "execution_reward/pass_rate": 0.6}
+    entry |= {"failures/tests": 0.3, "failures/syntax": 0.2, "failures/timeout": 0.0}
     entry |= {"kl": 0.01, "entropy": 1.0, "critic/value_loss": 0.3, "critic/explained_variance": 0.1}
     entry |= {"rewards/reward_model/mean": 0.2 * step, "rewards/execution_reward/mean": 0.1 * step}
-    entry |= {"latent/distance": 0.2, "agents/behavioural_diversity": 0.0, "latent/core_norm": 0.1}
+    entry |= {"latent/distance": 0.2, "agents/behavioural_diversity": 0.1, "latent/core_norm": 0.1}
     for i, agent in enumerate(AGENTS):
         entry |= {f"agents/{agent}/{name}": 0.5 + i for name in ("reward", "gradient_share", "completion_length")}
     entry[LATENTS] = {agent: [i + 0.1 * step, 0.0, 0.0] for i, agent in enumerate(AGENTS)}
@@ -43,6 +52,7 @@ class TestMakePlots:
             ("kl entropy", {"kl_entropy", "overoptimisation"}),
             ("rewards/execution", {"overoptimisation"}),
             ("latent/ diversity", {"diversity"}),
+            ("failures/ pass_rate", {"failures"}),
         ],
     )
     def test_what_was_not_logged_is_left_out(self, absent, without):
@@ -58,15 +68,35 @@ class TestMakePlots:
         assert list(make_plots([entry], ["solo"])) == ["reward", "replies"]
 
     def test_held_out_problems_turns_and_single_rewards_have_curves_of_their_own(self):
-        more = {"execution_reward/turn_2/solved": 0.9}
-        history = [log(1, **more), {"step": 1, "eval_reward": 0.4, "eval_execution_reward/solved": 0.3}, log(2)]
-        reward, functions, solved = make_plots(history, AGENTS)["reward"]
+        more = {"execution_reward/turn_2/pass_rate": 0.9}
+        history = [log(1, **more), {"step": 1, "eval_reward": 0.4, "eval_episodes/solved": 0.3}, log(2)]
+        pictures = make_plots(history, AGENTS)
+        solved, reward, functions = pictures["reward"]
         assert [curve.label for curve in reward.curves] == ["reward", "reward, held-out"]
         assert [curve.label for curve in functions.curves] == ["execution_reward", "reward_model"]
-        labels = {curve.label: curve for curve in solved.curves}
-        assert set(labels) == {"solved", "solved, held-out", "solved, turn 2", "tests passed"}
-        assert labels["solved, held-out"].held_out and labels["solved, held-out"].y.tolist() == [0.3]
-        assert labels["solved, turn 2"].x.tolist() == [1]
+        training, held_out = solved.curves
+        assert (held_out.label, held_out.held_out, held_out.y.tolist()) == ("solved, held-out", True, [0.3])
+        assert training.x.tolist() == [1, 2]
+        labels = {curve.label: curve for curve in pictures["failures"][1].curves}
+        assert set(labels) == {"tests passed", "tests passed, turn 2"}
+        assert labels["tests passed, turn 2"].x.tolist() == [1]
+
+    def test_what_is_0_all_the_time_is_named_and_not_drawn(self):
+        history = [log(s, **{"agents/behavioural_diversity": 1e-6, "kl": 0.0, "reward": 0.0}) for s in range(3)]
+        zero = {"Distance of the next tokens", "KL to the reference", "Reward"}
+        shown = {plot.title for plots in make_plots(history, AGENTS).values() for plot in plots}
+        assert set(always_zero(history, AGENTS)) == zero and not zero & shown
+        assert not always_zero([*history, log(3, kl=0.5, reward=-1.0)], AGENTS)[2:]
+
+    def test_failures_are_drawn_on_top_of_each_other_without_those_that_never_happen(self):
+        history = [log(s, **{"failures/tests": s / 100, "failures/syntax": 0.1}) for s in range(40)]
+        stack = make_plots(history, AGENTS)["failures"][0]
+        assert [curve.label for curve in stack.curves] == ["wrong result", "syntax error"]
+        (axis,) = draw([stack]).axes
+        tops = [area.get_paths()[0].vertices[:, 1].max() for area in axis.collections]
+        assert tops == pytest.approx([0.39, 0.49], abs=0.02) and axis.get_ylim() == (0.0, 1.0)
+        (axis,) = draw(make_plots(history[5:6], AGENTS)["failures"][:1]).axes  # one log
+        assert np.ptp(axis.collections[0].get_paths()[0].vertices[:, 0]) > 0
 
     def test_rewards_are_shown_over_the_root_of_the_divergence(self):
         (plot,) = make_plots([log(1, kl=0.09), log(2, kl=0.04), log(3, kl=None)], AGENTS)["overoptimisation"]

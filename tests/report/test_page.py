@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from teams import Pair, generation_batch, letters, make, script
+from teams import Pair, dataset, generation_batch, letters, make, script
 
 from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOConfig, MultiAgentPPOTrainer, ReportCallback, SHPPOTrainer
 from marcog_trl.report import callback, drawing
@@ -111,6 +111,41 @@ class TestReport:
         page = Page(tmp_path / "report.html")
         assert "Held-out problems" in page.headings and {"0.250 ± 0.050", "0.750 ± 0.050", "+0.500"} <= set(page.texts)
 
+    def test_shows_replies_before_and_after_training(self, tiny_model, tmp_path):
+        trainer = run(tiny_model, tmp_path, MultiAgentPPOTrainer)
+        before = {"replies": {"a": "x < y"}, "passed": False, "verdict": "failed: 0 of 2 tests passed."}
+        after = {"replies": {"a": "x & y"}, "passed": True, "verdict": "passed: 2 of 2 tests passed."}
+        trainer.report.write(RESULTS, [{"prompt": "Write <f>.", "untrained": before, "trained": after}])
+        trainer.report.write()  # later reports have them, too
+        page = Page(tmp_path / "report.html")
+        assert "Before and after training" in page.headings
+        assert {"Write <f>.", "x < y", "x & y", before["verdict"], after["verdict"]} <= set(page.texts)
+        assert page.source.count('class="verdict passed"') == 1
+
+    def test_states_the_cost_of_held_out_problems(self, tiny_model, tmp_path):
+        options = {"eval_dataset": dataset(3), "eval_strategy": "steps", "eval_steps": 1}
+        trainer = run(tiny_model, tmp_path, MultiAgentPPOTrainer, **options)
+        history = trainer.state.log_history
+        for log in history:
+            log |= {"eval_runtime": 2.0} if "eval_runtime" in log else {"step_time": 6.0}
+        trainer.report.write()
+        text = " ".join(Page(tmp_path / "report.html").texts)
+        assert "On held-out problems: 3 problems, 1 episode of each, every step." in text
+        assert "That took 4 seconds in all, 25% of the time of the training." in text
+
+    def test_names_what_is_left_out_and_what_went_wrong(self, tiny_model, tmp_path):
+        trainer = run(tiny_model, tmp_path, MultiAgentPPOTrainer)
+        trainer.diagnosis.found["reward"] = "The reward was 0."
+        trainer.report.write()
+        page = Page(tmp_path / "report.html")
+        assert "The reward was 0." in page.texts
+        assert "Left out, because it was 0 all the time: " not in " ".join(page.texts)
+        for log in trainer.state.log_history:
+            log["entropy"] = 0.0
+        trainer.report.write()
+        text = " ".join(Page(tmp_path / "report.html").texts)
+        assert "Left out, because it was 0 all the time: Entropy of the policy." in text
+
     def test_says_that_nothing_was_logged(self, tiny_model, tmp_path):
         trainer = make(tiny_model, tmp_path, workflow=Pair(), write_report=True)
         trainer.report.write()
@@ -129,10 +164,10 @@ class TestReport:
 
     def test_pictures_of_a_run_before_are_taken_away(self, tiny_model, tmp_path):
         (tmp_path / "pictures").mkdir()
-        for name in ("critic.png", "mine.png"):
+        for name in ("value-loss.png", "mine.png"):
             (tmp_path / "pictures" / name).write_bytes(b"old")
         run(tiny_model, tmp_path, MultiAgentPPOTrainer, critic="none")
-        assert not (tmp_path / "pictures" / "critic.png").exists()
+        assert not (tmp_path / "pictures" / "value-loss.png").exists()
         assert (tmp_path / "pictures" / "mine.png").read_bytes() == b"old"
 
     def test_is_written_at_every_save_and_at_the_end(self, tiny_model, tmp_path, monkeypatch):
@@ -193,9 +228,9 @@ class TestFaults:
         trainer = run(tiny_model, tmp_path, SHPPOTrainer)
         assert trainer.state.global_step == 2
         page = Page(tmp_path / "report.html")
-        assert "This picture could not be drawn. The log of the run has the error." in page.texts
+        assert "Mean latents: this picture could not be drawn. The log of the run has the error." in page.texts
         assert len(page.images) == len(list((tmp_path / "pictures").iterdir())) >= 5
-        assert "The picture 'latents' was not drawn: FloatingPointError('no plane')" in caplog.text
+        assert "The picture 'Mean latents' was not drawn: FloatingPointError('no plane')" in caplog.text
 
     def test_a_full_disk_does_not_end_the_run_and_leaves_the_report_before(
         self, tiny_model, tmp_path, monkeypatch, caplog
@@ -240,8 +275,8 @@ class TestTrackers:
         (folder,) = {path.parent for path in tmp_path.rglob("events.out.tfevents.*")}
         events = EventAccumulator(str(folder)).Reload()
         expected = {f"report/{path.stem}" for path in (tmp_path / "pictures").iterdir()}
-        assert set(events.Tags()["images"]) == expected and "report/latents" in expected
-        assert events.Images("report/latents")[0].step == 2
+        assert set(events.Tags()["images"]) == expected and "report/mean-latents" in expected
+        assert events.Images("report/mean-latents")[0].step == 2
         assert "train/reward" in events.Tags()["scalars"]
 
     def test_wandb_gets_the_pictures(self, tiny_model, tmp_path, monkeypatch):
@@ -268,7 +303,7 @@ class TestProcesses:
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
         assert done.returncode == 0, done.stderr[-3000:]
         first, second = (json.loads((tmp_path / f"process-{i}.json").read_text()) for i in range(2))
-        assert "report.html" in first["written"] and "latents.png" in first["written"] and second["written"] == []
+        assert "report.html" in first["written"] and "mean-latents.png" in first["written"] and second["written"] == []
         assert first["latents"] == second["latents"] and len(first["latents"]) == 2
         assert "2 on cpu" in (tmp_path / "report.html").read_text()
 

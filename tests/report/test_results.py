@@ -3,7 +3,7 @@
 import json
 
 from marcog_trl.report.console import print_evaluation, print_table
-from marcog_trl.report.results import write_results
+from marcog_trl.report.results import examples, write_results
 
 
 RESULTS = {
@@ -31,3 +31,33 @@ class TestResults:
         write_results(tmp_path / "new" / "results.json", RESULTS)
         assert json.loads((tmp_path / "new" / "results.json").read_text()) == RESULTS
         assert len(list((tmp_path / "new").iterdir())) == 1
+
+
+class TestExamples:
+    """The problems to read: what changed first."""
+
+    def episode(self, status, reply="r"):
+        return {"greedy": {"status": status, "tests_passed": 1, "tests": 2, "message": "why", "replies": {"a": reply}}}
+
+    def chosen(self, before, after, count=2):
+        problems = [{"prompt": f"p{i}"} for i in range(len(before))]
+        untrained, trained = ([self.episode(status) for status in statuses] for statuses in (before, after))
+        return [example["prompt"] for example in examples(problems, untrained, trained, count)]
+
+    def test_one_that_training_solved_and_one_that_it_did_not(self):
+        failed, passed = "failed", "passed"
+        assert self.chosen([passed, failed, failed, failed], [passed, failed, passed, failed]) == ["p2", "p1"]
+        assert self.chosen([passed, failed, failed], [passed, passed, passed]) == ["p1", "p0"]
+        assert self.chosen([passed, "error"], [failed, "timeout"], 5) == ["p1", "p0"]
+
+    def test_they_hold_replies_and_verdicts(self):
+        problem = {"prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Write f.\n"}]}
+        before, after = self.episode("error", " no\n"), self.episode("passed", "yes")
+        (found,) = examples([problem], [before], [after])
+        assert found["prompt"] == "Be brief.\n\nWrite f."
+        assert found["untrained"] == {
+            "replies": {"a": "no"},
+            "passed": False,
+            "verdict": "error: 1 of 2 tests passed. why",
+        }
+        assert found["trained"]["passed"] and found["trained"]["replies"] == {"a": "yes"}

@@ -56,6 +56,56 @@ def test_lengths_are_those_of_all_replies_and_of_nothing_else(tiny_model, tmp_pa
     assert min(by_agent) <= expected["clipped_ratio"] <= max(by_agent) and max(by_agent) > 0
 
 
+class Program(teams.Pair):
+    """Solutions that fail in different ways, by the first problem's number of the episode."""
+
+    SOLUTIONS = ("def f(x):\n    return x", "def f(x):\n    return 0", "def g(x):\n    return x", "I do not know.")
+
+    def solution(self, problem, replies):
+        return self.SOLUTIONS[problem["number"]]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_turns": 2}], ids=str)
+def test_solved_and_kinds_of_failure_are_shares_of_episodes(tiny_model, tmp_path, options):
+    data = teams.dataset(
+        4, number=range(4), test=[["assert f(1) == 1"]] * 4, test_format=["asserts"] * 4, entry_point=["f"] * 4
+    )
+    workflow = Program(num_turns=options.get("num_turns", 1))
+    trainer = teams.make(
+        tiny_model, tmp_path, MultiAgentGRPOTrainer, workflow=workflow, data=data, reward="execution_reward",
+        isolation="best_effort", eval_dataset=data.select([0, 3]), eval_strategy="steps", eval_steps=1,
+        per_device_train_batch_size=16 * workflow.num_turns,
+    )  # fmt: skip
+    teams.script(trainer)
+    trainer.train()
+    expected = {"tests": 0.25, "wrong_name": 0.25, "no_code": 0.25, "syntax": 0.0, "crash": 0.0, "timeout": 0.0}
+    assert {kind: teams.logged(trainer, f"failures/{kind}") for kind in expected} == {
+        k: [v] for k, v in expected.items()
+    }
+    assert teams.logged(trainer, "episodes/solved") == [0.25]
+    assert teams.logged(trainer, "eval_episodes/solved") == teams.logged(trainer, "eval_failures/no_code") == [0.5]
+
+
+def test_without_tests_nothing_is_solved_or_fails(tiny_model, tmp_path):
+    trainer = teams.make(tiny_model, tmp_path, MultiAgentGRPOTrainer, workflow=teams.Pair())
+    teams.script(trainer)
+    trainer.train()
+    assert not [name for name in trainer.state.log_history[0] if "failures" in name or "solved" in name]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_iterations": 2}, {"gradient_accumulation_steps": 2}], ids=str)
+def test_tokens_per_second_are_those_of_the_steps(tiny_model, tmp_path, options):
+    """Each token once, also if several steps are made of a rollout."""
+    trainer = teams.make(
+        tiny_model, tmp_path, MultiAgentGRPOTrainer, workflow=teams.Pair(), max_steps=4, logging_steps=2, **options
+    )
+    teams.script(trainer)
+    trainer.train()
+    logs = [log for log in trainer.state.log_history if "tokens_per_second" in log]
+    tokens = [log["tokens_per_second"] * log["step_time"] * 2 for log in logs]
+    assert len(tokens) == 2 and sum(tokens) == pytest.approx(logs[-1]["num_tokens"], rel=1e-4)
+
+
 @pytest.mark.parametrize("siblings", [1, 2])
 def test_how_siblings_differ_is_logged_where_there_are_any(tiny_model, tmp_path, siblings):
     trainer = teams.make(
@@ -91,7 +141,8 @@ def test_wandb_offline_holds_metrics_and_the_completions_table(tiny_model, tmp_p
     for table in tables:
         assert {"step", "prompt", "completion", "letters", "agent", "turn", "advantage"} <= set(table["columns"])
         rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
-        assert {(row["agent"], row["turn"]) for row in rows} == {(a, t) for a in "ab" for t in (0, 1)}
+        assert {(row["agent"], row["turn"]) for row in rows} == {(a, t) for a in "ab" for t in (1, 2)}
+        assert all(row["prompt"].endswith(f" {row['agent']}{row['turn'] - 1}") for row in rows)  # as `Pair` asks
 
 
 def _history(file):
@@ -136,11 +187,25 @@ def test_an_episode_can_be_read_turn_by_turn(capsys):
     assert places == sorted(places)
 
 
-def test_log_completions_prints_an_episode(tiny_model, tmp_path, capsys):
+@pytest.mark.parametrize(("number", "shown"), [(None, 2), (5, 2), (1, 1), (0, 0)])
+def test_log_completions_prints_at_most_two_episodes(tiny_model, tmp_path, capsys, number, shown):
     trainer = teams.make(
-        tiny_model, tmp_path, MultiAgentGRPOTrainer, workflow=teams.Pair(num_turns=2), data=teams.dataset(1),
-        log_completions=True,
+        tiny_model, tmp_path, MultiAgentGRPOTrainer, workflow=teams.Pair(num_turns=2), data=teams.dataset(2),
+        per_device_train_batch_size=16, log_completions=True, num_completions_to_print=number,
     )  # fmt: skip
     trainer.train()
     printed = capsys.readouterr().out
-    assert "an episode of step 1" in printed and "turn 2 of 2" in printed and "b is asked" in printed
+    assert printed.count("an episode of step 1") == shown == printed.count("turn 2 of 2")
+    assert "Completion" not in printed  # the head of TRL's table of rows
+    if shown:
+        assert "b is asked" in printed and "def f0(x): b1" in printed
+    assert ("def f1(x): a0" in printed) == (shown == 2)  # not two siblings of one problem
+
+
+def test_an_episode_shows_every_message_of_a_prompt():
+    prompt = [{"role": "system", "content": "You are a coder."}, {"role": "user", "content": "Write f."}]
+    episode = Episode({"prompt": "p"}, [Row(0, teams.Slot("solver"), 0, prompt, [1], [2])], [Turn({}, "", [])])
+    console = Console(width=80, record=True)
+    console.print(episode_trace(episode, "an episode"))
+    text = console.export_text()
+    assert "system: You are a coder." in text and "user: Write f." in text

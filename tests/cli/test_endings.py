@@ -1,0 +1,50 @@
+"""What commands say of warnings: each once, in one line."""
+
+import io
+import warnings
+
+import pytest
+
+from marcog_trl.cli.endings import _PACKAGE, warnings_once
+
+
+def warn(text, category=UserWarning, filename="/site-packages/library/file.py"):
+    warnings.showwarning(text, category, filename, 7)
+
+
+class TestWarnings:
+    @pytest.fixture(autouse=True)
+    def shown(self):
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            yield
+
+    def test_each_is_shown_once_whatever_resets_pythons_own_record(self, capsys):
+        before = warnings.showwarning
+        with warnings_once():
+            for _ in range(3):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("always")
+                    warnings.warn("old\nname", FutureWarning, stacklevel=1)
+                warn("ours")
+            warn("ours", FutureWarning)
+        assert warnings.showwarning is before
+        lines = capsys.readouterr().err.splitlines()
+        assert lines[0].startswith("warning: old name (FutureWarning in ") and "test_endings.py:" in lines[0]
+        assert lines[1] == "warning: ours" and lines[2].startswith("warning: ours (FutureWarning in ")
+        assert len(lines) == 3
+
+    def test_a_file_may_be_given(self, capsys):
+        file = io.StringIO()
+        with warnings_once():
+            warnings.showwarning("text", UserWarning, "file.py", 1, file)
+        assert file.getvalue() == "warning: text\n" and capsys.readouterr().err == ""
+
+    @pytest.mark.parametrize(("rank", "number"), [("0", 2), ("1", 1)])
+    def test_other_processes_show_only_ours(self, capsys, monkeypatch, rank, number):
+        monkeypatch.setenv("RANK", rank)
+        with warnings_once():
+            warn("of a library", FutureWarning)
+            warn("a reward function failed on process 1", filename=f"{_PACKAGE}/trainers/scoring.py")
+        printed = capsys.readouterr().err
+        assert printed.count("warning: ") == number and "failed on process 1" in printed
