@@ -26,6 +26,7 @@ def draw(plots: Sequence[Plot]) -> Figure:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(max(6.0, 4.6 * len(plots)), 3.9), layout="constrained")
+    figure.get_layout_engine().set(h_pad=0.07)  # inches; the default cuts off the last line of tall legends
     axes = figure.subplots(1, len(plots), squeeze=False)
     widths = {draw_plot(axis, plot) for axis, plot in zip(axes.flat, plots, strict=True)} - {0}
     if widths:
