@@ -197,7 +197,12 @@ class Setup:
         )
 
     def trace(self) -> tuple[StepTrace, dict[str, dict[str, int]]]:
-        """The step, and its memory on one of the processes."""
+        """
+        The step, and its memory on one of the processes.
+
+        Raises:
+            ValueError: If the model's code cannot run without data.
+        """
         with outside_zero3(self.args.deepspeed_plugin):
             with torch.device("meta"):
                 base = AutoModelForCausalLM.from_config(
@@ -207,7 +212,14 @@ class Setup:
                     attn_implementation="eager" if self._given("attn_implementation") == "eager" else None,
                 )
             step = StepTrace(copy.copy(self.outline), base, self.peft_config, self._numerics())
-            return step, self._shard(step, step.phases(self.shape()))
+            try:
+                memory = step.phases(self.shape())
+            except RuntimeError as error:
+                raise ValueError(
+                    f"A model of type {self.config.model_type!r} in {self.dtype} cannot be planned, since its code needs tensors "
+                    f"with data: {' '.join(str(error).split())[:200]}"
+                ) from error
+            return step, self._shard(step, memory)
 
     def _numerics(self) -> Numerics:
         mixed = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None
