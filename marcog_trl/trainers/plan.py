@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from peft import PeftConfig
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, GenerationConfig, PreTrainedConfig
+from transformers.training_args import OptimizerNames
 
 from marcog_trl.agents import Workflow
 from marcog_trl.rollout.rehearsal import rehearse
@@ -261,9 +262,13 @@ class Setup:
             for phase in (GENERATION,) if self.args.vllm_enable_sleep_mode else memory:
                 memory[phase]["vLLM"] = share
 
-    def notes(self) -> list[str]:
+    def notes(self, step: StepTrace) -> list[str]:
         """What the figures leave out."""
         args, notes = self.args, []
+        if step.guesses_optimizer:
+            notes.append(
+                f"optim={OptimizerNames(args.optim).value!r} is counted as AdamW in the precision of what it trains."
+            )
         if args.use_vllm and args.vllm_mode == "server":
             notes.append("The memory of the vLLM server, which has GPUs of its own, is left out.")
         elif args.use_vllm:
@@ -289,7 +294,7 @@ class Setup:
         problems = rows // rows_of_problem
         rollout = {"problems": problems, "rows": rows, "tokens": rows * length, "evaluations": problems * evaluations}
         steps = self.args.steps_per_generation * self.args.num_iterations / self.args.gradient_accumulation_steps
-        plan = Plan(step.parameters, step.trained, memory, rollout, steps, self.machine, [], self.notes())
+        plan = Plan(step.parameters, step.trained, memory, rollout, steps, self.machine, [], self.notes(step))
         return replace(plan, changes=self._changes(plan)) if plan.fits is False else plan
 
     # What to change
