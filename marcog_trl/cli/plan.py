@@ -157,14 +157,15 @@ def show(name: str, plan: Plan) -> None:
 
     from marcog_trl.trainers.plan import CUDA_CONTEXT, GIB
 
-    console, machine, rollout = Console(highlight=False), plan.machine, plan.rollout
+    console, machine, rollout = Console(highlight=False, soft_wrap=True), plan.machine, plan.rollout
     share = plan.trained / plan.parameters
     console.print(
         f"{name}: {plan.parameters / 1e6:,.0f} M parameters; {plan.trained / 1e6:,.1f} M are trained ({share:.1%})"
     )
     console.print(
         f"A rollout has {rollout['problems']} problems, {rollout['rows']} rows, at most {rollout['tokens']:,} tokens and "
-        f"{rollout['evaluations']} evaluator calls. It is used for {plan.steps_per_rollout:g} optimizer steps."
+        f"{rollout['evaluations']} evaluator calls. It is used for {plan.steps_per_rollout:g} optimizer step"
+        f"{'' if plan.steps_per_rollout == 1 else 's'}."
     )
     where = f"of each of {machine.num_processes} processes" if machine.num_processes > 1 else "at the peak"
     table = Table("", title=f"Memory {where}, GiB", title_justify="left")
@@ -185,11 +186,11 @@ def show(name: str, plan: Plan) -> None:
         )
     for change in plan.changes:
         settings = " ".join(f"--{key} {value}" for key, value in change.settings.items())
-        console.print(f"  {settings}: {change.peak / GIB:.1f} GiB", soft_wrap=True)
+        console.print(f"  {settings}: {change.peak / GIB:.1f} GiB")
     if plan.fits is False and (not plan.changes or plan.changes[-1].peak > (machine.capacity or 0)):
         console.print(
             "No setting known here makes it fit. Use a smaller model, shorter replies, or more GPUs with ZeRO-3."
         )
     for note in plan.notes:
-        console.print(note, soft_wrap=True)
+        console.print(note)
     console.print("Computed, not measured.")

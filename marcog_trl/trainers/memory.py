@@ -107,6 +107,7 @@ class StepTrace:
     Attributes:
         parameters, trained (`int`): Number of parameters of the base model, and of those that are trained.
         trained_itemsize (`int`): Bytes of one of the latter.
+        guesses_optimizer (`bool`): Whether the state of the optimizer is taken to be AdamW's.
     """
 
     def __init__(self, outline: MultiAgentTrainer, base: PreTrainedModel, peft_config: PeftConfig, numerics: Numerics):
@@ -115,6 +116,7 @@ class StepTrace:
         self.model = self._make_policy(base, peft_config)
         self.trained = sum(p.numel() for p in self._trainable())
         self.trained_itemsize = self._trainable()[0].element_size()
+        self.guesses_optimizer = False
         layers = [m.get_base_layer() for m in self.model.modules() if isinstance(m, BaseTunerLayer)]
         self._adapted = sum(p.numel() for layer in layers for p in layer.parameters())
         head = base.get_output_embeddings()
@@ -172,7 +174,8 @@ class StepTrace:
     def _step_optimizer(self) -> torch.optim.Optimizer:
         """The optimizer after its first step, when it has its state."""
         cls, options = Trainer.get_optimizer_cls_and_kwargs(self.args, cast(PreTrainedModel, self.model))
-        if not cls.__module__.startswith("torch."):  # kernels of its own, which need data
+        self.guesses_optimizer = not cls.__module__.startswith("torch.")  # others have kernels that need data
+        if self.guesses_optimizer:
             cls, options = torch.optim.AdamW, {}
         optimizer = cls(self._trainable(), **options)
         for parameter in self._trainable():

@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from peft import PeftConfig
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, GenerationConfig, PreTrainedConfig
+from transformers.training_args import OptimizerNames
 
 from marcog_trl.agents import Workflow
 from marcog_trl.rollout.rehearsal import rehearse
@@ -197,7 +198,12 @@ class Setup:
         )
 
     def trace(self) -> tuple[StepTrace, dict[str, dict[str, int]]]:
-        """The step, and its memory on one of the processes."""
+        """
+        The step, and its memory on one of the processes.
+
+        Raises:
+            ValueError: If the model's code cannot run without data.
+        """
         with outside_zero3(self.args.deepspeed_plugin):
             with torch.device("meta"):
                 base = AutoModelForCausalLM.from_config(
@@ -207,7 +213,14 @@ class Setup:
                     attn_implementation="eager" if self._given("attn_implementation") == "eager" else None,
                 )
             step = StepTrace(copy.copy(self.outline), base, self.peft_config, self._numerics())
-            return step, self._shard(step, step.phases(self.shape()))
+            try:
+                memory = step.phases(self.shape())
+            except RuntimeError as error:
+                raise ValueError(
+                    f"A model of type {self.config.model_type!r} in {self.dtype} cannot be planned, since its code needs tensors "
+                    f"with data: {' '.join(str(error).split())[:200]}"
+                ) from error
+            return step, self._shard(step, memory)
 
     def _numerics(self) -> Numerics:
         mixed = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None
@@ -249,9 +262,13 @@ class Setup:
             for phase in (GENERATION,) if self.args.vllm_enable_sleep_mode else memory:
                 memory[phase]["vLLM"] = share
 
-    def notes(self) -> list[str]:
+    def notes(self, step: StepTrace) -> list[str]:
         """What the figures leave out."""
         args, notes = self.args, []
+        if step.guesses_optimizer:
+            notes.append(
+                f"optim={OptimizerNames(args.optim).value!r} is counted as AdamW in the precision of what it trains."
+            )
         if args.use_vllm and args.vllm_mode == "server":
             notes.append("The memory of the vLLM server, which has GPUs of its own, is left out.")
         elif args.use_vllm:
@@ -277,7 +294,7 @@ class Setup:
         problems = rows // rows_of_problem
         rollout = {"problems": problems, "rows": rows, "tokens": rows * length, "evaluations": problems * evaluations}
         steps = self.args.steps_per_generation * self.args.num_iterations / self.args.gradient_accumulation_steps
-        plan = Plan(step.parameters, step.trained, memory, rollout, steps, self.machine, [], self.notes())
+        plan = Plan(step.parameters, step.trained, memory, rollout, steps, self.machine, [], self.notes(step))
         return replace(plan, changes=self._changes(plan)) if plan.fits is False else plan
 
     # What to change

@@ -279,6 +279,32 @@ def test_rehearsal(tiny_model):
     assert width == 1 and 40 < after - alone < 150
 
 
+def test_other_optimizers():
+    adamw, sgd, other = (
+        setup(optim=name, per_device_train_batch_size=8).plan() for name in ("adamw_torch", "sgd", "adafactor")
+    )
+    assert adamw.memory[UPDATE][OPTIMIZER] == pytest.approx(8 * adamw.trained, rel=0.01)
+    assert OPTIMIZER not in sgd.memory[UPDATE] and not sgd.notes
+    assert other.memory == adamw.memory and other.notes[0].startswith("optim='adafactor' is counted as AdamW")
+
+
+def test_models_whose_code_needs_data(monkeypatch):
+    config = AutoConfig.for_model(
+        "mixtral", vocab_size=1000, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, num_local_experts=2,
+    )  # fmt: skip
+
+    def look(self, input):
+        return input if input.sum() > 0 else -input
+
+    planned = setup(config=config, per_device_train_batch_size=8, parameter_sharing="shared")
+    monkeypatch.setattr(torch.nn.Embedding, "forward", lambda self, ids: look(self, self.weight[ids]))
+    with pytest.raises(
+        ValueError, match="^A model of type 'mixtral' in torch.float32 cannot be planned, since its code"
+    ):
+        planned.plan()
+
+
 def test_needs_a_configuration_alone(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": 512, "num_hidden_layers": 3,
         "num_attention_heads": 4, "vocab_size": 999, "intermediate_size": 1024}))  # fmt: skip
