@@ -300,7 +300,7 @@ def test_models_whose_code_needs_data(monkeypatch):
     planned = setup(config=config, per_device_train_batch_size=8, parameter_sharing="shared")
     monkeypatch.setattr(torch.nn.Embedding, "forward", lambda self, ids: look(self, self.weight[ids]))
     with pytest.raises(
-        ValueError, match="^A model of type 'mixtral' in torch.float32 cannot be planned, since its code"
+        ValueError, match=r"^A model of type 'mixtral' in torch\.float32 cannot be planned, since its code"
     ):
         planned.plan()
 
