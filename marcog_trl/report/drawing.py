@@ -24,8 +24,10 @@ MAX_POINTS, MAX_PATH = 800, 200  # the most points that a curve, and a path in a
 def draw(plots: Sequence[Plot]) -> Figure:
     """Draws plots side by side. Needs no display, and does not change the state of `matplotlib.pyplot`."""
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure = Figure(figsize=(max(6.0, 4.6 * len(plots)), 3.9), layout="constrained")
+    layout = ConstrainedLayoutEngine(h_pad=0.08)  # inches: legends of several lines would be cut
+    figure = Figure(figsize=(max(6.0, 4.6 * len(plots)), 3.9), layout=layout)
     axes = figure.subplots(1, len(plots), squeeze=False)
     widths = {draw_plot(axis, plot) for axis, plot in zip(axes.flat, plots, strict=True)} - {0}
     if widths:

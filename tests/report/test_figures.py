@@ -40,7 +40,7 @@ class TestMakePlots:
         pictures = make_plots([log(1), log(2)], AGENTS)
         assert list(pictures) == NAMES
         shown = [plot.title for plots in pictures.values() for plot in plots]
-        assert len(shown) == len(set(shown)) == 16
+        assert len(shown) == len(set(shown)) == 18
 
     @pytest.mark.parametrize(
         ("absent", "without"),
