@@ -26,7 +26,7 @@ def draw(plots: Sequence[Plot]) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    layout = ConstrainedLayoutEngine(h_pad=0.07)  # inches; the default cuts off the last line of tall legends
+    layout = ConstrainedLayoutEngine(h_pad=0.08)  # inches: legends of several lines would be cut
     figure = Figure(figsize=(max(6.0, 4.6 * len(plots)), 3.9), layout=layout)
     axes = figure.subplots(1, len(plots), squeeze=False)
     widths = {draw_plot(axis, plot) for axis, plot in zip(axes.flat, plots, strict=True)} - {0}

@@ -284,7 +284,7 @@ class TestTrackers:
 
         monkeypatch.setenv("WANDB_MODE", "offline")
         monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-        wandb.finish()  # of a test before
+        wandb.teardown()  # of an earlier test in this process, whose settings it would use again
         try:
             run(tiny_model, tmp_path / "team", SHPPOTrainer, report_to="wandb")
             images = Path(wandb.run.dir).rglob("media/images/report/*")
