@@ -6,67 +6,83 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from marcog_trl import rewards
 from marcog_trl.cli.arguments import TeamArguments
 from marcog_trl.cli.solve import read_problem
-from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
+from marcog_trl.team.description import TeamDescription
 
 
 PROBLEM_FILE, TESTS_FILE = "problem.py", "problem_tests.py"
 _READ = ("prompt", "entry_point", "test", "test_format", "setup")  # what `read_problem` returns
 
 
-def next_steps(
-    script: TeamArguments, trainer: MultiAgentTrainer, problems: Iterable[Mapping[str, Any]]
-) -> dict[str, str]:
+@dataclass(frozen=True)
+class SavedTeam:
     """
-    Commands that solve a held-out problem with the saved team of a trainer, measure the team, and export its agents.
+    A team that was trained and saved.
 
     Args:
+        folder (`str`): Its folder.
+        description ([`TeamDescription`]): What it is.
+        isolation (`str`): How programs were confined in training.
+    """
+
+    folder: str
+    description: TeamDescription
+    isolation: str
+
+    def command(self, name: str, *flags: str) -> str:
+        """A command of `marcog-trl` on the team, as a shell in the current folder takes it."""
+        trust = ["--trust_remote_code"] if self.description.source_file is not None else []
+        confined = ["--isolation", self.isolation] if self.isolation != "strict" else []
+        return shlex.join([*_program(), name, "--team", self.folder, *flags, *trust, *confined])
+
+
+def print_next_steps(team: SavedTeam, script: TeamArguments, problems: Iterable[Mapping[str, Any]]) -> None:
+    """Prints [`next_steps`], one in a line."""
+    print("", *(f"{what}: {command}" for what, command in next_steps(team, script, problems).items()), sep="\n")
+
+
+def next_steps(team: SavedTeam, script: TeamArguments, problems: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """
+    Commands that solve a held-out problem with a team, measure the team, and export its agents.
+
+    Args:
+        team ([`SavedTeam`]): The team. The problem is written to its folder.
         script ([`TeamArguments`]): The arguments of the training.
-        trainer ([`MultiAgentTrainer`]): The trainer, whose team is in its output folder. The problem is written there.
         problems (`Iterable[Mapping]`): Held-out problems. The first that fits into a Python file is the one to solve.
 
     Returns:
         `dict[str, str]`: What a command does → the command. None solves a problem if no problem is a function to write.
     """
-    folder = str(trainer.args.output_dir)
-    written = write_problem(Path(folder), problems)
+    written = write_problem(Path(team.folder), problems)
     train = script.dataset_train_split
     averaged = ["--dataset_split", train] if train != "train" else []  # of the latents of agents in observation scope
     return {
-        **({"Solve a held-out problem": _command("solve", trainer, *written)} if written else {}),
-        "Evaluate": evaluation(script, trainer),
-        "Export the agents": _command(
-            "export", trainer, "--output_dir", f"{folder}-agents", *_problem_set(script), *averaged
+        **({"Solve a held-out problem": team.command("solve", *written)} if written else {}),
+        "Evaluate": evaluation(team, script),
+        "Export the agents": team.command(
+            "export", "--output_dir", f"{team.folder}-agents", *_problem_set(script), *averaged
         ),
     }
 
 
-def evaluation(script: TeamArguments, trainer: MultiAgentTrainer) -> str:
-    """The command that measures the saved team of a trainer on the held-out problems."""
+def evaluation(team: SavedTeam, script: TeamArguments) -> str:
+    """The command that measures a team on the held-out problems."""
     test = script.dataset_test_split
     split = ["--dataset_test_split", test] if test != "test" else []
-    ours = set(trainer.team.description.rewards) <= set(rewards.__all__)
+    ours = set(team.description.rewards) <= set(rewards.__all__)
     reward = [] if ours else ["--reward", "execution_reward"]  # a reward model, for example
-    return _command("evaluate", trainer, *_problem_set(script), *split, *reward)
+    return team.command("evaluate", *_problem_set(script), *split, *reward)
 
 
 def _problem_set(script: TeamArguments) -> list[str]:
     name = ["--dataset_name", script.dataset_name] if script.dataset_name != "builtin" else []
     return name + (["--dataset_columns", *script.dataset_columns] if script.dataset_columns else [])
-
-
-def _command(name: str, trainer: MultiAgentTrainer, *flags: str) -> str:
-    """A command of `marcog-trl` on the trainer's team, as a shell in this folder takes it."""
-    isolation, own_workflow = trainer.args.isolation, trainer.team.description.source_file is not None
-    trust = ["--trust_remote_code"] if own_workflow else []
-    confined = ["--isolation", isolation] if isolation != "strict" else []
-    words = [*_program(), name, "--team", str(trainer.args.output_dir), *flags, *trust, *confined]
-    return shlex.join(words)
 
 
 def _program() -> list[str]:

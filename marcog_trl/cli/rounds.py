@@ -16,12 +16,15 @@ from datasets import Dataset
 from peft import LoraConfig
 from rich.console import Console
 from rich.table import Table
+from transformers import Trainer
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from marcog_trl.cli.arguments import TeamArguments
 from marcog_trl.cli.endings import Kept, one_line
+from marcog_trl.cli.next_steps import SavedTeam, print_next_steps
 from marcog_trl.cli.parsing import read_training_arguments
 from marcog_trl.cli.recipe import TrainingRecipe
+from marcog_trl.cli.showing import hide_bars_of_libraries, shown
 from marcog_trl.cli.train import check_run, resume_choice
 from marcog_trl.evaluation.evaluate import evaluate_team
 from marcog_trl.preferences.candidates import Candidate
@@ -30,8 +33,10 @@ from marcog_trl.preferences.pairs import collect_preferences
 from marcog_trl.preferences.rounds import ROUNDS_FILE, Phase, Rounds, RoundsSettings
 from marcog_trl.preferences.untrained import save_untrained_team
 from marcog_trl.processes import on_main, this_process
+from marcog_trl.report.metrics_file import MetricsFile
 from marcog_trl.report.results import result_rows, write_results
 from marcog_trl.team.data_checks import checked_datasets
+from marcog_trl.team.description import TEAM_FILE, TeamDescription
 from marcog_trl.team.hub import root_files
 from marcog_trl.team.loading import find_team
 from marcog_trl.team.settings import PlaySettings, TeamSettings
@@ -138,6 +143,13 @@ class RoundsRun:
                 opponents=opponents,
             )
 
+    def fit(self, trainer: Trainer, agents: Sequence[str], what: str, **options: Any) -> None:
+        """Trains, shows it as `console` says, and writes all metrics to the trainer's folder."""
+        trainer.add_callback(MetricsFile(str(trainer.args.output_dir)))
+        title = f"{self.args.run_name or self.folder.name}: {what}"
+        with shown(trainer, agents, title, self.script.console):
+            trainer.train(**options)
+
     def evaluate(self, policy: Path, path: Path) -> dict[str, float]:
         """Measures a team on the held-out problems."""
         with self.team(policy) as team:
@@ -166,6 +178,7 @@ def train_in_rounds(
         SystemExit: With one line, if anything in the command line, the data, the model or the output folder is wrong.
     """
     kept = kept or Kept()
+    hide_bars_of_libraries()
     with ExitStack() as stack, one_line(ValueError, TypeError, OSError, CheckpointError):
         script, args, model = read_training_arguments(recipe, argv)
         run = RoundsRun(script, args, model, *script.load_splits())
@@ -243,4 +256,7 @@ def _finish(run: RoundsRun, rounds: Rounds, results: list[dict[str, float]]) -> 
             table.add_row(*row)
         Console().print(table)
         print(f"Results: {run.folder / 'results.json'}")
-    print(f"Team: {run.folder if run.script.save_final_model else rounds.policy(last)}")
+    folder = run.folder if run.script.save_final_model else rounds.policy(last)
+    print(f"Team: {folder}")
+    saved = SavedTeam(str(folder), TeamDescription.read(folder / TEAM_FILE), run.args.isolation)
+    print_next_steps(saved, run.script, run.test_dataset)

@@ -6,33 +6,31 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
-import datasets
 import torch
 from datasets import Dataset
 from huggingface_hub import get_token
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
-from transformers import PrinterCallback, ProgressCallback, SchedulerType, get_scheduler
+from transformers import SchedulerType, get_scheduler
 from transformers.utils import is_liger_kernel_available
-from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 import marcog_trl
 from marcog_trl.checks import COUNT, check_number
 from marcog_trl.cli.arguments import TeamArguments
-from marcog_trl.cli.endings import Kept, error_line, is_main, one_line
-from marcog_trl.cli.next_steps import evaluation, next_steps
+from marcog_trl.cli.endings import Kept, error_line, one_line
+from marcog_trl.cli.next_steps import SavedTeam, evaluation, print_next_steps
 from marcog_trl.cli.parsing import read_training_arguments
 from marcog_trl.cli.recipe import TrainingRecipe
+from marcog_trl.cli.showing import hide_bars_of_libraries, shown
 from marcog_trl.evaluation.evaluate import evaluate_problems
 from marcog_trl.report.console import print_table
-from marcog_trl.report.live import ConsoleCallback
 from marcog_trl.report.metrics_file import METRICS_FILE, MetricsFile
 from marcog_trl.report.results import examples, write_results
 from marcog_trl.team.base_models import check_model
@@ -91,9 +89,7 @@ def train(
     kept = kept or Kept()
     name, started = "", time.perf_counter()
     recipe = replace(recipe, defaults={**DEFAULTS, **recipe.defaults})
-    if not (is_main() and sys.stderr.isatty()):
-        datasets.disable_progress_bars()
-        disable_progress_bar()
+    hide_bars_of_libraries()
     with ExitStack() as stack:
         try:
             script, args, model = read_training_arguments(recipe, argv)
@@ -136,11 +132,14 @@ def _run(run: _Run, kept: Kept) -> None:
     if script.overwrite_output_dir:
         delete_checkpoints(output_dir)
     kept.now = lambda: _kept_by_training(trainer)
-    with _shown(run):
+    title = f"{args.run_name or output_dir.name}: {trainer._name}"
+    with shown(trainer, trainer.agents, title, script.console):
         trainer.train(resume_from_checkpoint=run.checkpoint)
     if script.save_final_model:
         trainer.save_model(args.output_dir, _internal_call=True)  # without a push, which comes last
-        kept.now = lambda: f"The trained team is in {output_dir}. Measure it with: {evaluation(script, trainer)}"
+        kept.now = lambda: (
+            f"The trained team is in {output_dir}. Measure it with: {evaluation(saved(trainer), script)}"
+        )
     if script.num_samples:
         trainer.accelerator.print("Evaluating the trained team ...")
         _evaluate(run, "trained")
@@ -155,21 +154,6 @@ def _evaluate(run: _Run, name: str) -> None:
     run.results[name], run.records[name] = evaluate_problems(
         run.trainer, run.test_dataset, run.script.num_samples, sampling="stream"
     )
-
-
-def _shown(run: _Run) -> AbstractContextManager:
-    """Shows the training as `console` says."""
-    script, trainer = run.script, run.trainer
-    if script.console == "trl":
-        return nullcontext()
-    for callback in (ProgressCallback, PrinterCallback):  # which of them is there depends on disable_tqdm
-        trainer.remove_callback(callback)
-    name = trainer.args.run_name or Path(cast(str, trainer.args.output_dir)).name
-    console = ConsoleCallback(
-        trainer.agents, f"{name}: {trainer._name}", live=False if script.console == "lines" else None
-    )
-    trainer.add_callback(console)
-    return console
 
 
 def _write_results(run: _Run, output_dir: Path) -> None:
@@ -193,7 +177,12 @@ def _write_results(run: _Run, output_dir: Path) -> None:
         # Problems that the trained team solves come first
         order = sorted(range(len(run.test_dataset)), key=lambda i: not (solved and solved[i]))
         problems = (run.test_dataset[i] for i in order)
-        print("", *(f"{what}: {command}" for what, command in next_steps(script, trainer, problems).items()), sep="\n")
+        print_next_steps(saved(trainer), script, problems)
+
+
+def saved(trainer: MultiAgentTrainer) -> SavedTeam:
+    """The team in the output folder of a trainer."""
+    return SavedTeam(str(trainer.args.output_dir), trainer.team.description, trainer.args.isolation)
 
 
 def _kept_by_training(trainer: MultiAgentTrainer) -> str:

@@ -23,6 +23,10 @@ from transformers import TrainerCallback
 
 HISTORY = 3  # logs that the block shows
 REFRESHES_PER_SECOND = 2
+# Metrics of training on preferences, which has no rewards: of MADPO, and of a reward model
+_OF_PREFERENCES = {
+    "loss": "loss", "rewards/accuracies": "accuracy", "rewards/margins": "margin", "accuracy": "accuracy", "margin": "margin"
+}  # fmt: skip
 
 
 class ConsoleCallback(TrainerCallback):
@@ -175,6 +179,8 @@ def short(log: Mapping[str, Any], agents: Sequence[str], prefix: str = "") -> di
         `dict[str, str]`: Values by name, without those that were not logged.
     """
     metrics = {"reward": "reward", "solved": "episodes/solved"}
+    if prefix + "reward" not in log:
+        metrics = {label: metric for metric, label in _OF_PREFERENCES.items() if prefix + metric in log}
     metrics |= {agent: f"agents/{agent}/reward" for agent in agents if len(agents) > 1}
     if not prefix:
         metrics |= {"entropy": "entropy", "tokens/s": "tokens_per_second"}

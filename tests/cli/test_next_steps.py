@@ -12,7 +12,7 @@ from marcog_trl.cli import next_steps as steps
 from marcog_trl.cli.arguments import TeamArguments
 from marcog_trl.cli.evaluate import EvaluationArguments
 from marcog_trl.cli.export import ExportArguments
-from marcog_trl.cli.next_steps import next_steps, write_problem
+from marcog_trl.cli.next_steps import SavedTeam, next_steps, write_problem
 from marcog_trl.cli.parsing import read_arguments
 from marcog_trl.cli.solve import read_problem
 
@@ -22,14 +22,12 @@ PLAIN = {"task_id": "t/0", "prompt": "def f(x):\n    '''Twice x.'''\n", "entry_p
          "test": ["assert f(1) == 2", "assert f(2) == 4"], "test_format": "asserts"}  # fmt: skip
 
 
-def trainer(folder, isolation="strict", rewards=("execution_reward",), source_file=None):
-    description = SimpleNamespace(rewards=list(rewards), source_file=source_file)
-    args = SimpleNamespace(output_dir=str(folder), isolation=isolation)
-    return SimpleNamespace(args=args, team=SimpleNamespace(description=description))
+def team(folder, isolation="strict", rewards=("execution_reward",), source_file=None):
+    return SavedTeam(str(folder), SimpleNamespace(rewards=list(rewards), source_file=source_file), isolation)
 
 
-def commands(script, of, problems):
-    return {what: shlex.split(command) for what, command in next_steps(script, of, problems).items()}
+def commands(*args):
+    return {what: shlex.split(command) for what, command in next_steps(*args).items()}
 
 
 class TestCommands:
@@ -43,8 +41,8 @@ class TestCommands:
         columns = ["prompt=question", "test=asserts"]
         splits = {"dataset_train_split": "train[:9]", "dataset_test_split": "test[:5]"}
         script = TeamArguments("some/set", dataset_columns=columns, **splits)
-        of = trainer(folder, "best_effort", ["execution_reward", "model"], source_file="my_team.py")
-        found = commands(script, of, [PLAIN])
+        of = team(folder, "best_effort", ["execution_reward", "model"], source_file="my_team.py")
+        found = commands(of, script, [PLAIN])
         assert list(found) == ["Solve a held-out problem", "Evaluate", "Export the agents"]
         assert [command[:4] for command in found.values()] == [
             ["marcog-trl", name, "--team", str(folder)] for name in ("solve", "evaluate", "export")
@@ -66,12 +64,12 @@ class TestCommands:
         ]  # fmt: skip
 
     def test_defaults_are_left_out(self, tmp_path):
-        found = next_steps(TeamArguments(), trainer(tmp_path), [PLAIN])
+        found = next_steps(team(tmp_path), TeamArguments(), [PLAIN])
         assert found["Evaluate"] == f"marcog-trl evaluate --team {tmp_path}"
 
     def test_a_problem_that_is_no_function_is_not_offered(self, tmp_path):
         prose = PLAIN | {"prompt": "Write a function f that doubles a number."}
-        assert list(commands(TeamArguments(), trainer(tmp_path), [prose])) == ["Evaluate", "Export the agents"]
+        assert list(commands(team(tmp_path), TeamArguments(), [prose])) == ["Evaluate", "Export the agents"]
         assert list(tmp_path.iterdir()) == []
 
 

@@ -72,7 +72,7 @@ class TestTrain:
 
         _construct = parsing._construct
         monkeypatch.setattr(parsing, "_construct", construct)
-        for name in ("write_results", "print_table", "next_steps", "evaluation"):
+        for name in ("write_results", "print_table", "print_next_steps", "evaluation"):
             monkeypatch.setattr(training, name, MagicMock())
         monkeypatch.setattr(training, "evaluate_problems", lambda *args, **options: ({}, []))
         for flags in ([], ["--load_in_4bit", "--dataset_test_split", "train[:2]", "--allow_overlap"]):

@@ -44,7 +44,12 @@ def train(tiny_model, tmp_path, monkeypatch, capfd):
 def test_rounds_end_with_a_team_and_can_be_continued(train, tmp_path):
     printed = train("--num_rounds", "1")
     assert "round 1" in printed and "2 held-out problems, 1 samples each" in printed
+    assert "step 2 of 2  trained in" in printed and "{'loss'" not in printed
+    assert all(
+        f"marcog_trl {name} --team" in printed.replace("marcog-trl", "marcog_trl") for name in ("solve", "evaluate")
+    )
     out = tmp_path / "out"
+    assert (out / "round_01" / "policy" / "metrics.jsonl").is_file()
     assert json.loads((out / "results.json").read_text())["rounds"].keys() == {"untrained", "round 1"}
     first = (out / "adapter_model.safetensors").read_bytes()
     assert first == (out / "round_01" / "policy" / "adapter_model.safetensors").read_bytes()

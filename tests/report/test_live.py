@@ -76,9 +76,15 @@ class TestLines:
         assert console.line({"step": 3, **log()}).endswith("0:02:50 left")  # 17 steps of 10 seconds
 
     def test_what_was_not_logged_is_left_out(self):
-        assert begun().line({"step": 1, "loss": 1.0}).strip() == "step 1 of 20"
+        assert begun().line({"step": 1, "grad_norm": 1.0}).strip() == "step 1 of 20"
         assert short({"reward": None, "entropy": 0.5}, AGENTS) == {"entropy": "0.500"}
         assert "solo" not in short(log(**{"agents/solo/reward": 1.0}), ["solo"])
+
+    def test_a_trainer_on_preferences_shows_its_accuracy(self):
+        of_madpo = {"step": 1, "loss": 0.5, "rewards/accuracies": 0.75, "rewards/margins": 0.25, "entropy": 0.1}
+        assert begun().line(of_madpo).endswith("loss 0.500  accuracy 0.750  margin 0.250  entropy 0.100")
+        of_reward_model = {"step": 1, "loss": 0.5, "accuracy": 0.75, "margin": 0.25}
+        assert begun(agents=[]).line(of_reward_model).endswith("loss 0.500  accuracy 0.750  margin 0.250")
 
     def test_other_processes_print_nothing(self, capsys):
         console = begun(main=False)
