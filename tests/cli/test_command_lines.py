@@ -209,6 +209,7 @@ class TestTraining:
 
     def test_an_account_is_asked_for(self, line, tiny_model, monkeypatch):
         wandb = pytest.importorskip("wandb")
+        wandb.teardown()  # of an earlier test in this process, whose settings it would use again
         monkeypatch.setattr(wandb, "login", lambda **options: False)
         monkeypatch.delenv("WANDB_MODE", raising=False)
         argv = (*TRAIN, "--report_to", "wandb", "--model_name_or_path", tiny_model)
