@@ -34,16 +34,16 @@ class TestGRPOConfig:
                 args = make(config_class, **{field.name: default})
             assert field.name in {own.name for own in dataclasses.fields(args)}
 
-    def test_defaults_that_differ_from_trl_s_are_in_the_readme(self):
+    def test_defaults_that_differ_from_trl_s_are_in_the_guide(self):
         names = {field.name for field in dataclasses.fields(GRPOConfig)} - {"output_dir", "logging_dir", "run_name"}
         defaults = {
             kind: {field.name: field.default for field in dataclasses.fields(kind) if field.name in names}
             for kind in (MultiAgentGRPOConfig, GRPOConfig)
         }
         differ = {name for name in names if defaults[MultiAgentGRPOConfig][name] != defaults[GRPOConfig][name]}
-        readme = (Path(__file__).parents[2] / "README.md").read_text()
-        listed = readme.partition("A script that leaves these fields out")[2].partition("\n\n")[0]
-        assert differ and all(f"`{name}" in listed for name in differ)
+        guide = (Path(__file__).parents[2] / "marcog_trl" / "trainers" / "README.md").read_text()
+        listed = guide.partition("These defaults differ from those of `GRPOConfig`:\n\n")[2].partition("\n\n")[0]
+        assert differ and all(f"`{name}`" in listed for name in differ)
 
     @pytest.mark.parametrize("config_class", CONFIGS)
     def test_what_is_given_is_kept(self, config_class):
