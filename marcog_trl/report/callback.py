@@ -12,8 +12,9 @@ from transformers.integrations import TensorBoardCallback
 
 from marcog_trl.files import write_whole
 from marcog_trl.report.drawing import draw, to_png
-from marcog_trl.report.figures import LATENTS, PICTURES, Plot, make_plots
+from marcog_trl.report.figures import LATENTS, Plot, make_plots
 from marcog_trl.report.page import make_page
+from marcog_trl.report.pictures import PICTURES
 
 
 logger = logging.getLogger(__name__)

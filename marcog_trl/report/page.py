@@ -16,7 +16,8 @@ from jinja2 import Environment, FileSystemLoader
 from peft import LoraConfig
 from transformers import IntervalStrategy
 
-from marcog_trl.report.figures import PICTURES, Picture, agent_style, always_zero, read_history
+from marcog_trl.report.figures import agent_style, always_zero, read_history
+from marcog_trl.report.pictures import PICTURES, Picture
 from marcog_trl.report.results import change_rows
 
 

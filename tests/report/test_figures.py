@@ -9,13 +9,13 @@ from matplotlib.colors import to_rgb
 from marcog_trl.report.drawing import draw, smoothed, to_png
 from marcog_trl.report.figures import (
     LATENTS,
-    PICTURES,
     agent_style,
     always_zero,
     make_plots,
     principal_plane,
     read_history,
 )
+from marcog_trl.report.pictures import PICTURES
 
 
 AGENTS = ["helper", "main"]

@@ -7,8 +7,8 @@ from teams import dataset, make, script
 
 from marcog_trl import SHPPOTrainer
 from marcog_trl.report.diagnosis import CRITIC_LOGS, LOGS
-from marcog_trl.report.figures import PICTURES, Picture
 from marcog_trl.report.metrics_file import MetricsFile
+from marcog_trl.report.pictures import PICTURES, Picture
 
 
 GUIDE = Path(__file__).parents[2] / "marcog_trl" / "report" / "README.md"
