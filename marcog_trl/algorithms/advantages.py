@@ -6,10 +6,11 @@ For statistics over all processes, the caller passes a function that sums a tens
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 
 SumOverProcesses = Callable[[torch.Tensor], torch.Tensor]
@@ -142,20 +143,21 @@ def tree_returns(
     rewards: torch.Tensor,
     played: torch.Tensor,
     counted: torch.Tensor,
-    num_children: int,
+    branches: Sequence[int],
     gamma_turn: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    Return of each node of turn trees: its reward plus the discounted mean return of its children.
+    Return of each node of trees of turns: its reward plus the discounted mean return of its children.
 
-    The nodes of turn k are the first P · J^(k+1) entries of the first dimension, siblings next to each other. The children
-    of node e are the nodes e·J to e·J + J − 1 of the next turn.
+    With J_k branches in turn k, its nodes are the first P · J_0 · … · J_k entries of the first dimension, siblings next to
+    each other. The children of node e are the nodes e·J to e·J + J − 1 of the next turn, which has J = J_{k+1}.
 
     Args:
-        rewards (`torch.Tensor` of shape `(E, N, K)`): Reward of each agent at each node, in reward units; E = P · J^K.
+        rewards (`torch.Tensor` of shape `(E, N, K)`): Reward of each agent at each node, in reward units; E is the number of
+            nodes of the last turn.
         played (`torch.Tensor` of shape `(E, K)`): Whether the node exists.
         counted (`torch.Tensor` of shape `(E, K)`): Whether the node counts: it exists and is not masked.
-        num_children (`int`): J.
+        branches (`Sequence[int]` of length K): J_k. All 1 after the first turn if episodes are lines.
         gamma_turn (`float`, *optional*, defaults to `1.0`): Discount per turn, in [0, 1].
 
     Returns:
@@ -167,13 +169,14 @@ def tree_returns(
     returns, known = torch.zeros_like(rewards), counted.clone()
     last = rewards.shape[2] - 1
     returns[:, :, last] = rewards[:, :, last] * counted[:, None, last]
+    size = len(rewards)
     for k in range(last - 1, -1, -1):
-        size = len(rewards) // num_children ** (last - k)
-        children = slice(0, size * num_children)
-        live = known[children, k + 1].view(size, num_children)
-        below = (returns[children, :, k + 1] * known[children, None, k + 1]).view(size, num_children, -1).sum(1)
+        children, width = slice(0, size), branches[k + 1]
+        size //= width
+        live = known[children, k + 1].view(size, width)
+        below = (returns[children, :, k + 1] * known[children, None, k + 1]).view(size, width, -1).sum(1)
         below = below / live.sum(1, keepdim=True).clamp(min=1)
-        has_children = played[children, k + 1].view(size, num_children).any(1)
+        has_children = played[children, k + 1].view(size, width).any(1)
         known[:size, k] &= ~has_children | live.any(1)
         returns[:size, :, k] = (rewards[:size, :, k] + gamma_turn * below) * known[:size, None, k]
     return returns, known
@@ -263,7 +266,7 @@ def agent_weights(
 
 def group_advantages(
     returns: torch.Tensor,
-    num_generations: int,
+    siblings: int | list[int],
     kind: str = "mean",
     mask: torch.Tensor | None = None,
     scale: str = "none",
@@ -274,8 +277,8 @@ def group_advantages(
     Advantage of each row relative to its siblings.
 
     Args:
-        returns (`torch.Tensor` of shape `(B,)`): Return of each row. The G siblings of a group are contiguous.
-        num_generations (`int`): G, the number of siblings.
+        returns (`torch.Tensor` of shape `(B,)`): Return of each row. The siblings of a group are contiguous.
+        siblings (`int` or `list[int]`): Number of siblings of every group, or of each.
         kind (`str`, *optional*, defaults to `"mean"`):
             Baseline: `"mean"` of the siblings (MAGRPO), `"rloo"`, mean of the other siblings (MARLOO), `"max"` of the
             siblings (MAReMax), or `"none"` (MAREINFORCE).
@@ -297,19 +300,21 @@ def group_advantages(
     Source: GRPO (https://huggingface.co/papers/2402.03300), RLOO (https://huggingface.co/papers/2402.14740), ReMax
     (https://huggingface.co/papers/2310.10505), and MAGRPO (https://huggingface.co/papers/2508.04652).
     """
-    if len(returns) % num_generations:
-        raise ValueError(
-            f"{len(returns)} rows do not fill groups of num_generations={num_generations}. Pass whole groups."
-        )
+    sizes = [siblings] * (len(returns) // siblings) if isinstance(siblings, int) else siblings
+    if sum(sizes) != len(returns):
+        raise ValueError(f"{len(returns)} rows do not fill groups of {siblings} siblings. Pass whole groups.")
     live = torch.ones_like(returns, dtype=torch.bool) if mask is None else mask.bool()
     returns = torch.where(live, returns, torch.zeros_like(returns))
-    group, present = returns.view(-1, num_generations), live.view(-1, num_generations)
-    advantages = torch.where(present, _over_baseline(group, present, kind), torch.zeros_like(group)).view(-1)
+    # One line per group, filled up with rows that are not live
+    group, present, filled = (
+        pad_sequence(x.split(sizes), batch_first=True) for x in (returns, live, torch.ones_like(live))
+    )
+    advantages = torch.where(present, _over_baseline(group, present, kind), torch.zeros_like(group))[filled]
     if scale == "none":
         return advantages
     index = torch.zeros(len(returns), dtype=torch.long, device=returns.device)
     if scale == "group":
-        index = torch.arange(len(group), device=returns.device).repeat_interleave(num_generations)
+        index = torch.arange(len(group), device=returns.device).repeat_interleave(filled.sum(1))
         sums = None  # a group lies within one process
     elif scale == "agent":
         if agents is None:

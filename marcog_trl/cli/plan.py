@@ -108,7 +108,7 @@ def read_setup(
     config = AutoConfig.from_pretrained(name, **where)
     workflow = args.make_workflow()
     outline = outline_of(getattr(marcog_trl, recipe.trainer), args, workflow)
-    outline._check_joint_actions(None)
+    outline._check_tree(None)
     _fit_batches(outline, machine.num_processes)
     width = widest_stage(workflow)
     if prompt_tokens is None:

@@ -159,7 +159,7 @@ def candidates_of_tree(
             counted[e, k] = of_turn is not None and not episode.masked
             if of_turn is not None:
                 rewards[e, :, k] = torch.tensor([of_turn[agent] for agent in agents], dtype=torch.float64)
-    returns, known = tree_returns(rewards, played, counted, num_children, gamma_turn)
+    returns, known = tree_returns(rewards, played, counted, [num_children] * num_turns, gamma_turn)
     nodes = []
     for k, episodes in enumerate(levels):
         for start in range(0, len(episodes), num_children):

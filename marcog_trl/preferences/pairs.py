@@ -32,8 +32,8 @@ from marcog_trl.preferences.candidates import (
 )
 from marcog_trl.preferences.transcript import tokenizer_digest
 from marcog_trl.processes import this_process
-from marcog_trl.rollout.engine import play_tree
 from marcog_trl.rollout.records import Episode, Row
+from marcog_trl.rollout.tree import Tree
 from marcog_trl.team.data_checks import check_dataset
 from marcog_trl.team.keyed_sampling import KeyedSampler
 from marcog_trl.team.team import Team
@@ -342,18 +342,12 @@ class Collector:
             self.scorer.score(episodes, turn, self.scorer.execute(turns) if self.scorer.runs_tests else None)
 
         if self.is_tree:
-            with torch.no_grad(), team.gathered():
-                levels = play_tree(
-                    team.workflow,
-                    rows,
-                    num_generations=count,
-                    score=end_turn,
-                    ends=None if threshold is None else lambda siblings: is_over(siblings, threshold),
-                    **team.playing(sampler=sampler),
-                )
+            tree = Tree.of_turns(team.workflow, [count] * team.workflow.num_turns)
+            ends = None if threshold is None else lambda siblings: is_over(siblings, threshold)
+            levels = team.play_tree(rows, tree, end_turn, ends, sampler=sampler)
             return candidates_of_tree(levels, team.agents, count, self.gamma_turn)
-        ends = None if threshold is None else lambda episode: is_over([episode], threshold)
-        episodes = team.play([row for row in rows for _ in range(count)], end_turn, ends, sampler=sampler)
+        alone = None if threshold is None else lambda episode: is_over([episode], threshold)
+        episodes = team.play([row for row in rows for _ in range(count)], end_turn, alone, sampler=sampler)
         lines = candidates_of_lines(episodes, team.agents, self.gamma_turn)
         return [(p, lines[p * count : (p + 1) * count]) for p in range(len(rows))]
 

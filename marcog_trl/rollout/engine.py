@@ -19,6 +19,7 @@ from marcog_trl.agents import Advisor, Consult, Execute, Prompt, Workflow
 from marcog_trl.execution import CodeExecutor, shared_executor
 from marcog_trl.rollout.player import EpisodePlayer
 from marcog_trl.rollout.records import AsGiven, Episode, Request, Response, Row
+from marcog_trl.rollout.tree import Level, Tree
 
 
 class Generate(Protocol):
@@ -64,22 +65,10 @@ def play(
         ValueError: If the workflow asks an agent that it does not have, asks for more replies than it has slots, or asks
             with an empty prompt.
     """
-    workflow.validate()
-    engine = _Engine(generate, encode, decode, executor, total)
-    players = [EpisodePlayer(workflow, problem, index) for index, problem in enumerate(problems)]
-    for turn in range(workflow.num_turns):
-        for player in players:
-            # Each episode has its own history
-            player.node, player.parent = player.index * workflow.num_turns + turn, player.node
-        engine.play_turn(players, turn)
-        if score is not None:
-            score([player.episode for player in players], turn)
-        for player in players:
-            if ends is not None and turn < workflow.num_turns - 1 and player.request is not None:
-                if ends(player.episode):
-                    player.stop()
-    _check_ended(players)
-    return [player.episode for player in players]
+    return play_tree(
+        workflow, problems, generate, encode, decode, Tree.of_turns(workflow, [1] * workflow.num_turns), executor, score,
+        total, None if ends is None else lambda episodes: ends(episodes[0]),
+    )[-1]  # fmt: skip
 
 
 def play_tree(
@@ -88,32 +77,27 @@ def play_tree(
     generate: Generate,
     encode: Callable[[list[Prompt]], list[list[int]]],
     decode: Callable[[list[list[int]]], list[str]],
-    num_generations: int,
-    joint_mode: str = "align",
+    tree: Tree,
     executor: Callable[[], CodeExecutor] = shared_executor,
     score: Callable[[list[Episode], int], None] | None = None,
     total: Callable[[int], int] = int,
     ends: Callable[[list[Episode]], bool] | None = None,
 ) -> list[list[Episode]]:
     """
-    Play a tree of episodes per problem. Each agent replies `num_generations` times at a node, and each joint action of the
-    agents becomes a child node. All nodes of one depth are played together.
+    Play a tree of episodes per problem. All episodes are played together, level by level.
 
     Args:
-        workflow, generate, encode, decode, executor, score, total: See [`play`]. `score` receives all episodes of a depth.
-            An episode that ended earlier has fewer turns, and occurs once per descendant that it could have had. Masked
-            episodes have no children.
+        workflow, generate, encode, decode, executor, score, total: See [`play`]. `score` receives all episodes of a turn.
+            An episode that ended earlier has fewer turns, and occurs once per descendant that it could have had.
         problems (`Sequence[Mapping]` of length P): Dataset rows, without repetition.
-        num_generations (`int`): G, the number of replies of each agent at a node.
-        joint_mode (`str`, *optional*, defaults to `"align"`): `"align"`: joint action g consists of the g-th reply of each
-            agent, so that J = G. `"cross"`: each combination of replies is a joint action, so that J = G^N for N agents,
-            which must speak at the same moment.
-        ends (`Callable`, *optional*): `ends(siblings)`, called with the J children of a node, except at the last turn.
-            Whether none of them has children.
+        tree ([`~marcog_trl.rollout.tree.Tree`]): Where episodes branch.
+        ends (`Callable`, *optional*): `ends(episodes)`, called after the scoring of each turn except the last. Whether none of
+            these episodes goes on. If the next turn branches, these are the joint actions that follow the same history, and
+            masked episodes do not go on. Otherwise, each episode is asked for alone.
 
     Returns:
-        `list[list[Episode]]` of length K: For each turn k, its P · J^(k+1) episodes, siblings next to each other. They
-        share the rows and turns of their ancestors.
+        `list[list[Episode]]` of length K: For each turn, its episodes, sorted by problem, those with the same history next to
+        each other. They share the rows and turns of their ancestors.
 
     Raises:
         TypeError, ValueError: As [`play`]. `ValueError` also if agents do not speak at the same moment in cross mode.
@@ -121,53 +105,45 @@ def play_tree(
     workflow.validate()
     engine = _Engine(generate, encode, decode, executor, total)
     players = [EpisodePlayer(workflow, problem, index) for index, problem in enumerate(problems)]
-    levels: list[list[Episode]] = []
-    next_node = 0
-    for turn in range(workflow.num_turns):
-        engine.advance(players)
+    turns: list[list[Episode]] = []
+    for turn, count in enumerate(tree.branches):
+        for level in tree.levels_of(turn):
+            engine.advance(players)
+            players = engine.play_cross(players, level) if level.cross else engine.play_level(players, level)
         for player in players:
-            player.node, player.parent = next_node + player.index, player.node
-        next_node += len(players)
-        if joint_mode == "cross":
-            joint_actions = num_generations ** sum(slot.turn == turn for slot in workflow.slots)
-            players = engine.play_cross_turn(players, turn, num_generations)
-        else:
-            joint_actions = num_generations
-            players = _forks(players, joint_actions)
-            engine.play_turn(players, turn)
-        levels.append([player.episode for player in players])
+            player.end_turn()
+        turns.append([player.episode for player in players])
+        for e, episode in reversed(list(enumerate(turns[-1]))):  # the first episode that contains a row names it
+            for row in episode.rows:
+                row.episode = e if row.slot.turn == turn else row.episode
         if score is not None:
-            score(levels[-1], turn)
+            score(turns[-1], turn)
         if turn < workflow.num_turns - 1:
-            _stop_siblings(players, joint_actions, turn, ends)
-    _check_ended(players)
-    return levels
-
-
-def _stop_siblings(
-    players: list[EpisodePlayer], size: int, turn: int, ends: Callable[[list[Episode]], bool] | None
-) -> None:
-    """End the groups of `size` siblings for which `ends` says so, and masked episodes."""
-    for start in range(0, len(players), size):
-        siblings = players[start : start + size]
-        if any(player.goes_on(turn) for player in siblings):
-            over = ends is not None and ends([player.episode for player in siblings])
-            for player in siblings:
-                if over or player.episode.masked:
-                    player.stop()
-
-
-def _forks(players: list[EpisodePlayer], count: int) -> list[EpisodePlayer]:
-    return [player.fork(player.index * count + i, i) for player in players for i in range(count)]
-
-
-def _check_ended(players: list[EpisodePlayer]) -> None:
+            _stop(players, turn, count if tree.branches[turn + 1] > 1 else None, ends)
     for player in players:
         if isinstance(player.request, dict):
             raise ValueError(
                 f"{player.title}.play asks for {player.next_slots()} after its last turn. Increase num_turns="
-                f"{player.workflow.num_turns}, or ask in the order of the slots."
+                f"{workflow.num_turns}, or ask in the order of the slots."
             )
+    return turns
+
+
+def _stop(
+    players: list[EpisodePlayer], turn: int, siblings: int | None, ends: Callable[[list[Episode]], bool] | None
+) -> None:
+    """End the episodes for which `ends` says so: `siblings` together, without those that are masked, or each alone."""
+    size = siblings or 1
+    for group in (players[start : start + size] for start in range(0, len(players), size)):
+        if any(player.goes_on(turn) for player in group):
+            over = ends is not None and ends([player.episode for player in group])
+            for player in group:
+                if over or (siblings and player.episode.masked):
+                    player.stop()
+
+
+def _forks(players: list[EpisodePlayer], count: int) -> list[EpisodePlayer]:
+    return [player.fork(player.index * count + i) for player in players for i in range(count)]
 
 
 @dataclass
@@ -213,55 +189,46 @@ class _Engine:
         for player, questions in zip(players, asked, strict=True):
             player.respond(list(itertools.islice(remaining, len(questions))))
 
-    def play_turn(self, players: list[EpisodePlayer], turn: int) -> None:
-        """Play all stages of a turn, with one reply per request."""
+    def play_level(self, players: list[EpisodePlayer], level: Level) -> list[EpisodePlayer]:
+        """Play the slots of a level in all branches of the episodes, with one reply per request."""
+        if level.replies > 1:
+            players = _forks(players, level.replies)
         while True:
-            self.advance(players)
-            speaking = [player for player in players if player.speaks_now()]
+            speaking = [player for player in players if player.speaks_in(level)]
             if self.total(len(speaking)) == 0:
-                break
-            rows = iter(self._speak(speaking, turn))
+                return players
+            rows = iter(self._speak(speaking))
             for player in speaking:
                 player.answer_rows([next(rows) for _ in player.request])  # type: ignore[union-attr]
-        for player in players:
-            player.end_turn()
+            self.advance(players)
 
-    def play_cross_turn(self, players: list[EpisodePlayer], turn: int, samples: int) -> list[EpisodePlayer]:
-        """Play a turn of one stage, with `samples` replies per request. Returns the episodes of all combinations."""
-        num_slots = sum(slot.turn == turn for slot in players[0].workflow.slots) if players else 0
-        speaking = [player for player in players if player.speaks_now()]
-        rows = iter(self._speak(speaking, turn, samples) if self.total(len(speaking)) else [])
-        combinations = samples**num_slots
+    def play_cross(self, players: list[EpisodePlayer], level: Level) -> list[EpisodePlayer]:
+        """Play a level of one stage, with several replies per request. Returns the episodes of all combinations."""
+        speaking = [player for player in players if player.speaks_in(level)]
+        rows = iter(self._speak(speaking, level.replies) if self.total(len(speaking)) else [])
         forks: list[EpisodePlayer] = []
         for player in players:
-            branches = _forks([player], combinations)
+            branches = _forks([player], level.branches)
             forks += branches
-            if player.speaks_now():
-                _check_simultaneous(player, num_slots)
-                replies = [[next(rows) for _ in range(samples)] for _ in range(num_slots)]
+            if player.speaks_in(level):
+                _check_simultaneous(player, level)
+                replies = [[next(rows) for _ in range(level.replies)] for _ in level.slots]
                 for branch, joint_action in zip(branches, itertools.product(*replies), strict=True):
-                    for row in joint_action:
-                        row.episode = branch.index if row.episode < 0 else row.episode
                     branch.answer_rows(list(joint_action))
         self.advance(forks)
         for player in forks:
-            if player.speaks_now():
-                _check_simultaneous(player, num_slots)
-            player.end_turn()
+            if player.speaks_in(level):
+                _check_simultaneous(player, level)
         return forks
 
-    def _speak(self, speaking: list[EpisodePlayer], turn: int, samples: int = 1) -> list[Row]:
+    def _speak(self, speaking: list[EpisodePlayer], samples: int = 1) -> list[Row]:
         """Generate `samples` replies for each pending request of each player, in one call."""
-        rows = []
-        for player in speaking:
-            for slot in player.next_slots():
-                prompt = player.prompt_for(slot)
-                for sample in range(samples):
-                    # With several samples, the episode is known once the replies are combined
-                    episode, sibling = (player.index, player.sibling) if samples == 1 else (-1, sample)
-                    row = Row(episode, slot, self.stage, prompt, [], node=player.node, parent=player.parent)
-                    row.sibling = sibling
-                    rows.append(row)
+        rows = [
+            Row(player.index, slot, self.stage, player.prompt_for(slot), [])
+            for player in speaking
+            for slot in player.next_slots()
+            for _ in range(samples)
+        ]
         if rows:
             # The siblings of a group have the same prompts: tokenize each prompt once
             unique = {(type(row.prompt), repr(row.prompt)): row.prompt for row in rows}
@@ -277,9 +244,9 @@ class _Engine:
         return rows
 
 
-def _check_simultaneous(player: EpisodePlayer, num_slots: int) -> None:
+def _check_simultaneous(player: EpisodePlayer, level: Level) -> None:
     asked = player.next_slots()
-    if len(asked) != num_slots:
+    if len(asked) != len(level.slots):
         raise ValueError(
             f"joint_mode='cross' needs all agents to speak at the same moment, but {player.title} asks "
             f"{[slot.agent for slot in asked]} alone. Set joint_mode='align'."

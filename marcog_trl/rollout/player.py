@@ -11,6 +11,7 @@ from marcog_trl.agents import Consult, Execute, Prompt, Slot, Workflow
 from marcog_trl.execution import Job, Verdict
 from marcog_trl.problems.schema import fault_of_prompt
 from marcog_trl.rollout.records import AsGiven, Episode, Request, Response, Row, Turn
+from marcog_trl.rollout.tree import Level
 
 
 class EpisodePlayer:
@@ -24,8 +25,6 @@ class EpisodePlayer:
         # A deep copy, so that a workflow that changes it does not affect other episodes
         self.episode = Episode(MappingProxyType(copy.deepcopy(dict(problem))))
         self.turn = 0
-        self.node = self.parent = -1
-        self.sibling = 0
         self._returned: str | None = None  # what `play` returned: the solution of the last turn
         self._replies: dict[str, str] = {}
         self._verdicts: list[tuple[Job, Verdict]] = []
@@ -132,10 +131,9 @@ class EpisodePlayer:
         prompt = self._asked[slot]
         return AsGiven(prompt) if isinstance(prompt, str) and prompt == self.problem.get("prompt") else prompt
 
-    def fork(self, index: int, sibling: int) -> EpisodePlayer:
+    def fork(self, index: int) -> EpisodePlayer:
         """Copy the episode as number `index`. The copies share the rows and turns so far."""
         fork = EpisodePlayer(self.workflow, self.problem, index)
-        fork.node, fork.parent, fork.sibling = self.node, self.parent, sibling
         for response in self.episode.responses:
             fork.respond(response)
         if self.request is None:
@@ -151,9 +149,9 @@ class EpisodePlayer:
         self._play.close()
         self.request = None
 
-    def speaks_now(self) -> bool:
-        """Whether the episode waits for replies of the current turn."""
-        return isinstance(self.request, dict) and self.next_slots()[0].turn == self.turn
+    def speaks_in(self, level: Level) -> bool:
+        """Whether the episode waits for replies of this level."""
+        return isinstance(self.request, dict) and self.next_slots()[0] in level.slots
 
     def end_turn(self) -> None:
         """Close the current turn. If no agent spoke in it, the episode is over."""

@@ -29,7 +29,7 @@ class Row:
     One reply of one agent: the unit of a batch and of the loss.
 
     Args:
-        episode (`int`): Index of the episode in the batch; the first one if several episodes share the reply.
+        episode (`int`): Index of the episode among those of its turn; the first one if several episodes share the reply.
         slot (`Slot`): Agent, turn and act of the reply.
         stage (`int`): Number of the generate call of the batch that produced the reply, from 0.
         prompt (`str` or `list[dict]`): Prompt of the agent, before tokenization.
@@ -37,9 +37,6 @@ class Row:
         completion_ids (`list[int]`): Token ids of the reply, including the EOS at its end.
         logprobs (`list[float]`, *optional*): Log-probability of each completion token, if the backend returns it.
         text (`str`): The decoded reply.
-        node (`int`): Id of the history that the reply follows. In a tree, siblings share it.
-        parent (`int`): Id of the history one turn earlier; -1 in the first turn.
-        sibling (`int`): Number of the reply among those of its agent at this node, from 0.
         prompt_state (`torch.Tensor` of shape `(H,)`, *optional*): State of the base model at the end of the prompt.
         observation (`torch.Tensor` of shape `(2H,)`, *optional*): What the agent's latent depends on.
         noise, latent (`torch.Tensor` of shape `(d,)`, *optional*): The latent z = μ + σ · noise, and its noise.
@@ -54,9 +51,6 @@ class Row:
     completion_ids: list[int] = field(default_factory=list)
     logprobs: list[float] | None = None
     text: str = ""
-    node: int = -1
-    parent: int = -1
-    sibling: int = 0
     prompt_state: Any = field(default=None, repr=False, compare=False)
     observation: Any = field(default=None, repr=False, compare=False)
     noise: Any = field(default=None, repr=False, compare=False)

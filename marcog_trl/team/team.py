@@ -20,8 +20,9 @@ from marcog_trl.agents import Workflow
 from marcog_trl.execution import CodeExecutor, Verdict
 from marcog_trl.parsing.replies import code_in
 from marcog_trl.problems.schema import list_faults, solution_job
-from marcog_trl.rollout.engine import encode_prompts, play
+from marcog_trl.rollout.engine import encode_prompts, play, play_tree
 from marcog_trl.rollout.records import Episode, Row
+from marcog_trl.rollout.tree import Tree
 from marcog_trl.team.agent_contexts import AgentContexts
 from marcog_trl.team.data_checks import fault_in, needed_columns
 from marcog_trl.team.description import TeamDescription
@@ -253,6 +254,18 @@ class Team:
         """
         with torch.no_grad(), self.gathered():
             return play(self.workflow, problems, score=score, ends=ends, **self.playing(**options))
+
+    def play_tree(
+        self,
+        problems: Sequence[Mapping[str, Any]],
+        tree: Tree,
+        score: Callable[[list[Episode], int], None] | None = None,
+        ends: Callable[[list[Episode]], bool] | None = None,
+        **options: Any,
+    ) -> list[list[Episode]]:
+        """Play a tree of episodes per problem: see [`Team.play`] and [`~marcog_trl.rollout.engine.play_tree`]."""
+        with torch.no_grad(), self.gathered():
+            return play_tree(self.workflow, problems, tree=tree, score=score, ends=ends, **self.playing(**options))
 
     def playing(
         self,

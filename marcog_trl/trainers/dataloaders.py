@@ -12,6 +12,7 @@ from torch.utils.data import Sampler
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
+from marcog_trl.rollout.tree import Tree
 from marcog_trl.team.data_checks import check_dataset, usable
 from marcog_trl.trainers.sampling import Curriculum, CurriculumSampler, OrderOfEpoch
 
@@ -27,6 +28,7 @@ class ProblemLoaders(GRPOTrainer):
     They repeat each problem once per row. TRL's dataloaders repeat it once per generation.
     """
 
+    args: Any
     model: Any
     num_generations: int
     num_generations_eval: int
@@ -34,12 +36,13 @@ class ProblemLoaders(GRPOTrainer):
     scorer: Any
     _curriculum: Curriculum | None
 
-    def _num_groups(self, training: bool) -> int:
-        """Number of sibling groups per problem: one per slot."""
-        return len(self.workflow.slots)
+    def _tree(self, training: bool) -> Tree:
+        """Returns where the episodes of a problem branch: at the beginning, into `num_generations` lines."""
+        generations = self.args.num_generations if training else self.args.num_generations_eval
+        return Tree.of_turns(self.workflow, [generations] + [1] * (self.workflow.num_turns - 1))
 
-    def _check_joint_actions(self, train_dataset: Any) -> None:
-        """Refuses joint actions and trees that do not fit the workflow."""
+    def _check_tree(self, train_dataset: Any) -> None:
+        """Refuses trees that do not fit the workflow."""
 
     def _splits_groups(self, training: bool) -> bool:
         """
@@ -63,22 +66,12 @@ class ProblemLoaders(GRPOTrainer):
 
         return plan_trainer(cast(Any, self), gpu_memory)
 
-    @property
-    def _group_size(self) -> int:
-        """G, the number of episodes per problem in the current mode."""
-        return self.num_generations if self.model.training else self.num_generations_eval
-
-    @property
-    def _siblings_here(self) -> int:
-        """Number of siblings that are always on the same process: G, or 1 if groups may be split."""
-        return 1 if self._splits_groups(self.model.training) else self._group_size
-
     @contextmanager
     def _whole_problems(self) -> Iterator[None]:
         """Makes TRL repeat each problem once per row, in its samplers and its `IterableDataset`s."""
         saved = self.num_generations, self.num_generations_eval
-        self.num_generations = saved[0] * self._num_groups(training=True)
-        self.num_generations_eval = saved[1] * self._num_groups(training=False)
+        self.num_generations = len(self._tree(training=True).slots)
+        self.num_generations_eval = len(self._tree(training=False).slots)
         try:
             yield
         finally:

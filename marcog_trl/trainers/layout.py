@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from datasets import Dataset
 
-from marcog_trl.agents import Slot
 from marcog_trl.rollout.records import Episode, Row, Score
+from marcog_trl.rollout.tree import Tree
 from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
 
 
@@ -26,12 +26,12 @@ class Rollout:
     """
     One generation batch of this process.
 
-    Rows are sorted by problem, then group (the slot; in a tree, the node and the slot), then generation.
+    Rows are sorted by problem, then as [`~marcog_trl.rollout.tree.Tree`] says.
 
     Args:
-        levels (`list[list[Episode]]` of length K): Episodes of each turn. Without a tree, all K lists are the same list,
-            sorted by problem, then generation. In a tree, the episodes of a turn branch off from those of the turn before.
-            E is the length of the last list.
+        tree ([`~marcog_trl.rollout.tree.Tree`]): Where the episodes of a problem branch.
+        turns (`list[list[Episode]]` of length K): Episodes at the end of each turn, sorted by problem. E is the length of the
+            last list.
         rows (`list[Row | None]` of length B): The rows. `None` if the episode did not use the slot.
         wait (`Callable`, *optional*): Waits for the verdicts on the solutions of the last turn.
         scores (`torch.Tensor` of shape `(E, K, F)`): Value of each reward function, averaged over agents. NaN before scoring,
@@ -40,6 +40,7 @@ class Rollout:
         turn (`torch.Tensor` of shape `(B,)`): Turn of the row.
         episodes_of_row (`torch.Tensor` of shape `(B, M)`): Indices of the episodes that contain the row, in the list of its
             turn, also for unused rows. M is 1, or larger if joint actions share replies.
+        row_of (`torch.Tensor` of shape `(E, S)`): The row of each slot in each episode, also for unused rows.
         live (`torch.Tensor` of shape `(B,)`): Whether the row is used and, after scoring, not masked.
         trained (`torch.Tensor` of shape `(B,)`): Whether the row is live and in the loss. Rows truncated under
             `mask_truncated_completions` are not in the loss, but their rewards count in the group baseline.
@@ -48,13 +49,15 @@ class Rollout:
         counted (`torch.Tensor` of shape `(E, K)`): Whether the turn was played and is not masked.
     """
 
-    levels: list[list[Episode]]
+    tree: Tree
+    turns: list[list[Episode]]
     rows: list[Row | None]
     wait: Callable[[], None] | None
     scores: torch.Tensor
     agent: torch.Tensor
     turn: torch.Tensor
     episodes_of_row: torch.Tensor
+    row_of: torch.Tensor
     live: torch.Tensor
     trained: torch.Tensor
     rewards: torch.Tensor
@@ -68,38 +71,47 @@ class Rollout:
 
     @classmethod
     def of(
-        cls,
-        trainer: MultiAgentTrainer,
-        levels: list[list[Episode]],
-        rows: list[Row | None],
-        of_slot: list[Slot],
-        episodes_of_row: torch.Tensor,
-        wait: Callable[[], None] | None,
+        cls, trainer: MultiAgentTrainer, tree: Tree, turns: list[list[Episode]], wait: Callable[[], None] | None
     ) -> Rollout:
-        """Makes a batch before scoring. `of_slot` has the slot of every row, length B."""
-        device, agents = trainer.accelerator.device, trainer.agents
-        by_agent = len(levels[-1]), len(agents), trainer.workflow.num_turns
+        """Makes a batch before scoring."""
+        device, agents, slots = trainer.accelerator.device, trainer.agents, trainer.workflow.slots
+        problems = torch.arange(len(turns[-1]) // tree.joint_actions[-1])[:, None, None]
+        rows: list[Row | None] = [None] * (len(problems) * len(tree.slots))
+        for k, episodes in enumerate(turns):
+            for e, episode in enumerate(episodes):
+                problem, node = divmod(e, tree.joint_actions[k])
+                for row in episode.rows:
+                    if row.slot.turn == k:
+                        rows[problem * len(tree.slots) + tree.places[row.slot][node]] = row
+        of_slot = tree.slots * len(problems)
+        turn = torch.tensor([slot.turn for slot in of_slot])
+        first_episode = problems.flatten().repeat_interleave(len(tree.slots)) * torch.tensor(tree.joint_actions)[turn]
+        num_episodes, num_turns = len(turns[-1]), len(turns)
         live = torch.tensor([row is not None for row in rows], device=device)
         return cls(
-            levels=levels,
+            tree=tree,
+            turns=turns,
             rows=rows,
             wait=wait,
-            scores=torch.full((by_agent[0], by_agent[2], len(trainer.reward_funcs)), torch.nan),
+            scores=torch.full((num_episodes, num_turns, len(trainer.reward_funcs)), torch.nan),
             agent=torch.tensor([agents.index(slot.agent) for slot in of_slot], device=device),
-            turn=torch.tensor([slot.turn for slot in of_slot], device=device),
-            episodes_of_row=episodes_of_row.to(device),
+            turn=turn.to(device),
+            episodes_of_row=(torch.tensor(tree.episodes_of_row).repeat(len(problems), 1) + first_episode[:, None]).to(
+                device
+            ),
+            row_of=(torch.tensor(tree.path(slots)) + problems * len(tree.slots)).flatten(0, 1).to(device),
             live=live,
             trained=live,
-            rewards=torch.zeros(by_agent, device=device),
-            returns=torch.zeros(by_agent, device=device),
-            counted=torch.zeros(by_agent[0], by_agent[2], dtype=torch.bool, device=device),
+            rewards=torch.zeros(num_episodes, len(agents), num_turns, device=device),
+            returns=torch.zeros(num_episodes, len(agents), num_turns, device=device),
+            counted=torch.zeros(num_episodes, num_turns, dtype=torch.bool, device=device),
         )
 
     def take_scores(self, agents: list[str]) -> torch.Tensor:
         """Copies the rewards of the episodes, and returns whether each turn was played, `(E, K)`."""
         rewards = torch.zeros(self.rewards.shape)
         played, counted = torch.zeros(2, *self.counted.shape, dtype=torch.bool)
-        for k, episodes in enumerate(self.levels):
+        for k, episodes in enumerate(self.turns):
             for e, episode in enumerate(episodes):
                 if len(episode.turns) <= k:
                     continue
@@ -117,12 +129,18 @@ class Rollout:
     def score_of(self, row: Row) -> Score | None:
         """Returns the score of a row's turn. If several episodes contain the row, takes the first."""
         turn = row.slot.turn
-        return self.levels[turn][row.episode].turns[turn].score
+        return self.turns[turn][row.episode].turns[turn].score
 
     @property
     def episodes(self) -> list[Episode]:
         """The finished episodes."""
-        return self.levels[-1]
+        return self.turns[-1]
+
+    @property
+    def first_episode(self) -> torch.Tensor:
+        """Index of the first episode that contains the row, in the list of the last turn, `(B,)`."""
+        descendants = self.tree.joint_actions[-1] // torch.tensor(self.tree.joint_actions, device=self.turn.device)
+        return self.episodes_of_row[:, 0] * descendants[self.turn]
 
     @functools.cached_property
     def last_act(self) -> torch.Tensor:
@@ -174,8 +192,8 @@ def fit_batches(trainer: MultiAgentTrainer, args: MultiAgentConfig, train_datase
 
 
 def _fit_train_batch(trainer: MultiAgentTrainer, args: MultiAgentConfig, train_dataset: Any) -> None:
-    num_groups, num_processes = trainer._num_groups(training=True), args.world_size
-    whole = args.num_generations * num_groups
+    tree, num_processes = trainer._tree(training=True), args.world_size
+    whole = len(tree.slots)
     # Number of processes over which the rows of a problem are spread
     spread = num_processes if trainer._splits_groups(training=True) else 1
     if args.auto_generation_batch:
@@ -186,8 +204,8 @@ def _fit_train_batch(trainer: MultiAgentTrainer, args: MultiAgentConfig, train_d
     # The configuration sets these
     assert args.steps_per_generation is not None and args.generation_batch_size is not None
     rows = args.per_device_train_batch_size * args.steps_per_generation * spread
-    kind = "slots" if num_groups == len(trainer.workflow.slots) else "groups of a tree"
-    layout = f"{whole} rows (num_generations={args.num_generations} x {num_groups} {kind})"
+    kind = "slots" if len(tree.siblings) == len(trainer.workflow.slots) else "groups of a tree"
+    layout = f"{whole} rows (num_generations={args.num_generations} x {len(tree.siblings)} {kind})"
     if rows % whole:
         fitting = math.lcm(whole, args.per_device_train_batch_size * spread) * (num_processes // spread)
         where = f" on each of {num_processes} processes" if spread < num_processes else ""
@@ -205,8 +223,8 @@ def _fit_train_batch(trainer: MultiAgentTrainer, args: MultiAgentConfig, train_d
 
 def _fit_eval_batch(trainer: MultiAgentTrainer, args: MultiAgentConfig) -> None:
     assert args.num_generations_eval is not None and args.per_device_eval_batch_size is not None
-    num_slots = trainer._num_groups(training=False)
-    whole = args.num_generations_eval * num_slots
+    tree = trainer._tree(training=False)
+    whole = len(tree.slots)
     spread = args.world_size if trainer._splits_groups(training=False) else 1
     if args.auto_eval_batch:
         args.per_device_eval_batch_size = whole * max(1, math.ceil(8 / whole))
@@ -214,7 +232,7 @@ def _fit_eval_batch(trainer: MultiAgentTrainer, args: MultiAgentConfig) -> None:
         unit = whole // math.gcd(whole, spread)
         raise ValueError(
             f"per_device_eval_batch_size={args.per_device_eval_batch_size} cannot hold whole problems of {whole} rows "
-            f"(num_generations_eval={args.num_generations_eval} x {num_slots} slots). Set "
+            f"(num_generations_eval={args.num_generations_eval} x {len(tree.siblings)} slots). Set "
             f"per_device_eval_batch_size={unit * math.ceil(args.per_device_eval_batch_size / unit)}."
         )
 
@@ -255,11 +273,11 @@ def warn_of_schedule(trainer: Any) -> None:
     args = trainer.args
     steps_per_generation, accumulation = cast(int, args.steps_per_generation), args.gradient_accumulation_steps
     if args.auto_generation_batch and steps_per_generation > accumulation:
-        num_groups = trainer._num_groups(training=True)
+        tree = trainer._tree(training=True)
         warnings.warn(
             f"Each rollout is used for {steps_per_generation // accumulation} optimizer steps: it has "
-            f"{args.generation_batch_size} rows, because it holds whole problems of {args.num_generations * num_groups} rows "
-            f"(num_generations={args.num_generations} x {num_groups} replies), and a step has "
+            f"{args.generation_batch_size} rows, because it holds whole problems of {len(tree.slots)} rows "
+            f"(num_generations={args.num_generations} x {len(tree.siblings)} replies), and a step has "
             f"{cast(int, args.generation_batch_size) * accumulation // steps_per_generation}. Set "
             f"gradient_accumulation_steps={steps_per_generation} for one step per rollout.",
             stacklevel=3,

@@ -116,7 +116,7 @@ def episode_metrics(trainer: MultiAgentTrainer, rollout: Rollout, total: Total) 
         "feedback/failed": [text is None for episode in episodes for text in episode.advice],
     }
     if trainer.args.on_reward_error == "mask":
-        turns = [e.turns[k] for k, level in enumerate(rollout.levels) for e in level if len(e.turns) > k]
+        turns = [e.turns[k] for k, level in enumerate(rollout.turns) for e in level if len(e.turns) > k]
         values["rewards/failed"] = [turn.score is not None and turn.score.failed for turn in turns]
     if num_turns > 1:
         values["episodes/turns"] = [len(episode.turns) for episode in episodes]

@@ -10,6 +10,7 @@ from torch import nn
 
 from marcog_trl.algorithms.advantages import gae, normalize_advantages, value_loss
 from marcog_trl.algorithms.critic import ValueHead, pool_team_states
+from marcog_trl.rollout.tree import Tree
 from marcog_trl.team.modules import ForwardContext, TeamModule
 from marcog_trl.trainers.layout import Rollout
 from marcog_trl.trainers.loss_scale import loss_window, row_weights
@@ -100,8 +101,8 @@ class MultiAgentPPOTrainer(ModulesTrainer):
             return False
         return self.generation_config.prefill_chunk_size is None  # chunks of a prompt may look like tokens
 
-    def _play_rows(self, num_rows: int) -> Rollout:
-        rollout = super()._play_rows(num_rows)
+    def _play(self, problems: list[dict[str, Any]], tree: Tree) -> Rollout:
+        rollout = super()._play(problems, tree)
         rollout.tensors = self._make_row_tensors(rollout)
         rollout.values = self._values_of_generation(rollout)
         self._row_tensors = rollout.tensors
@@ -143,9 +144,11 @@ class MultiAgentPPOTrainer(ModulesTrainer):
             return {}
         device = self.accelerator.device
         stage = torch.tensor([-1 if row is None else row.stage for row in rollout.rows], device=device)
-        states = rollout.of_rows("prompt_state")
-        pooled = pool_team_states(states, rollout.episodes_of_row[:, 0], stage, rollout.agent, live=stage >= 0)
-        return {"team_state": pooled}
+        # Rows with the same history may be in several episodes, all of which give them the same state
+        index, states = rollout.row_of.flatten(), rollout.of_rows("prompt_state")
+        episode = torch.arange(len(rollout.row_of), device=device).repeat_interleave(rollout.row_of.size(1))
+        pooled = pool_team_states(states[index], episode, stage[index], rollout.agent[index], live=stage[index] >= 0)
+        return {"team_state": torch.zeros_like(states).index_copy(0, index, pooled)}
 
     def _forward_context(self, rows: dict[str, torch.Tensor], keep: int) -> ForwardContext:
         """Returns the context of one forward pass."""
@@ -281,18 +284,11 @@ class MultiAgentPPOTrainer(ModulesTrainer):
 
     def _next_rows(self, rollout: Rollout) -> torch.Tensor:
         """Returns the index of the same agent's next trained row in the same episode, or -1, `(B,)`."""
-        slots, group = self.workflow.slots, self._siblings_here
-        num_slots = len(slots)
-        slot_agent = [self.agents.index(slot.agent) for slot in slots]
-        live = rollout.trained.view(-1, num_slots, group)
-        index = torch.arange(live.numel(), device=live.device).view_as(live)
-        following = torch.full_like(index, -1)
-        for agent in range(len(self.agents)):
-            upcoming = torch.full_like(index[:, 0], -1)
-            for s in reversed([s for s in range(num_slots) if slot_agent[s] == agent]):
-                following[:, s] = torch.where(live[:, s], upcoming, -1)
-                upcoming = torch.where(live[:, s], index[:, s], upcoming)
-        return following.view(-1)
+        rows = rollout.row_of[rollout.first_episode]  # (B, S)
+        own = rows == torch.arange(len(rows), device=rows.device)[:, None]
+        later = own.cumsum(1).bool() & ~own & rollout.trained[rows] & (rollout.agent[rows] == rollout.agent[:, None])
+        following = rows.gather(1, later.int().argmax(1, keepdim=True)).squeeze(1)
+        return torch.where(rollout.trained & later.any(1), following, -1)
 
     def _start_critic(self, values: torch.Tensor, to_go: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """

@@ -9,7 +9,7 @@ The path of a problem through TRL. * marks TRL's methods:
         _prepare_inputs*          once per generation batch:
           _generate_and_score_completions*
             _rollout              TRL's `rollout_func`: plays the workflow on the problems, one row per reply
-              team.play           plays stage by stage (rollout/), and scores every turn but the last as it ends
+              team.play_tree      plays stage by stage (rollout/), and scores every turn but the last as it ends
                 generate          generates one stage with TRL's `_generate_single_turn`* (training_team.py)
             _calculate_rewards*   scores the last turn (scoring.py), and returns the rewards of the rows
             _assign_credit        replaces TRL's advantages
@@ -33,13 +33,14 @@ from peft import PeftConfig
 from transformers import PreTrainedModel
 from trl import GRPOTrainer
 
-from marcog_trl.agents import Slot, Workflow
-from marcog_trl.algorithms.advantages import SumOverProcesses, group_advantages, turn_returns
+from marcog_trl.agents import Workflow
+from marcog_trl.algorithms.advantages import tree_returns
 from marcog_trl.execution import CodeExecutor
 from marcog_trl.report.callback import ReportCallback
 from marcog_trl.report.console import MOST_EPISODES, print_episodes
 from marcog_trl.report.diagnosis import Diagnosis
 from marcog_trl.rollout.records import Episode, Row
+from marcog_trl.rollout.tree import Tree
 from marcog_trl.team.data_checks import checked_datasets, checked_eval_dataset
 from marcog_trl.team.description import TeamDescription
 from marcog_trl.team.modules import TeamModule
@@ -54,6 +55,7 @@ from marcog_trl.trainers.argument_checks import (
     check_zero3,
 )
 from marcog_trl.trainers.checkpointing import RolloutCheckpoints
+from marcog_trl.trainers.credit import over_siblings
 from marcog_trl.trainers.dataloaders import ProblemLoaders
 from marcog_trl.trainers.layout import Rollout, fit_batches
 from marcog_trl.trainers.loss_scale import loss_window, row_weights, rows_per_used_row, share_of_live_rows
@@ -143,10 +145,10 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ProblemLoaders):
             "train_dataset"
         ]
         eval_dataset = checked_eval_dataset(eval_dataset, self.workflow, reward_funcs)
-        self._check_joint_actions(train_dataset)
+        self._check_tree(train_dataset)
         fit_batches(self, args, train_dataset)
-        whole = args.num_generations * self._num_groups(training=True)
-        self._curriculum = make_curriculum(args, train_dataset, cast(int, args.generation_batch_size) // whole)
+        num_rows = len(self._tree(training=True).slots)
+        self._curriculum = make_curriculum(args, train_dataset, cast(int, args.generation_batch_size) // num_rows)
         self.scorer = Scorer(
             reward_funcs,
             self.agents,
@@ -246,7 +248,8 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ProblemLoaders):
 
     def _rollout(self, prompts: list, trainer: GRPOTrainer) -> dict[str, Any]:
         """TRL's rollout function: plays the episodes of this process, and arranges their replies as rows."""
-        block = self._group_size * self._num_groups(self.model.training)
+        training = self.model.training
+        block = len(self._tree(training).slots)
         begin = self.accelerator.process_index * len(self._inputs)  # a problem may begin on another process
         for i, problem in enumerate(self._inputs):
             first = max(0, i - (begin + i) % block)
@@ -255,7 +258,12 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ProblemLoaders):
                     f"rows {first} and {i} of a batch have different problems, but a batch must repeat every problem {block} "
                     f"times in a row. Use the dataloaders of {type(self).__name__}."
                 )
-        self._batch = self._play_rows(len(prompts))
+        turns = range(self.workflow.num_turns)
+        # One episode per row, if other processes may play its siblings
+        tree = (
+            Tree.of_turns(self.workflow, [1 for _ in turns]) if self._splits_groups(training) else self._tree(training)
+        )
+        self._batch = self._play(self._inputs[:: len(tree.slots)], tree)
         rows = self._batch.rows
         # An unused slot has one end-of-sequence token, which the loss ignores
         dead = [self._tokenizer.eos_token_id]
@@ -267,37 +275,17 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ProblemLoaders):
             "env_mask": [[0] if row is None else [1] * len(row.completion_ids) for row in rows],
         }
 
-    def _play_rows(self, num_rows: int) -> Rollout:
-        """Plays `num_generations` episodes of each problem of a generation batch."""
-        slots = self.workflow.slots
-        num_generations = self._siblings_here
-        block = num_generations * len(slots)
-        problems = [self._inputs[p] for p in range(0, num_rows, block) for _ in range(num_generations)]
+    def _play(self, problems: list[dict[str, Any]], tree: Tree) -> Rollout:
+        """Plays the episodes of these problems, and starts to execute their last solutions."""
         threshold = self.args.early_termination_threshold
-        ends = None if threshold is None else lambda episode: is_over([episode], threshold)
-        episodes = self.team.play(problems, self._end_turn, ends, **self._playing())
-        slot_index = {slot: index for index, slot in enumerate(slots)}
-        rows: list[Row | None] = [None] * num_rows
-        for e, episode in enumerate(episodes):
-            problem, generation = divmod(e, num_generations)
-            for row in episode.rows:
-                rows[problem * block + slot_index[row.slot] * num_generations + generation] = row
-        of_slot = [slots[i // num_generations % len(slots)] for i in range(num_rows)]
-        index = torch.arange(num_rows)
-        episode_of_row = index // block * num_generations + index % num_generations
-        return self._lay_out([episodes] * self.workflow.num_turns, rows, of_slot, episode_of_row[:, None])
+        ends = None if threshold is None else lambda episodes: is_over(episodes, threshold)
+        turns = self.team.play_tree(problems, tree, self._end_turn, ends, **self._playing())
+        wait = self._execute(turns[-1], [len(turns) - 1]) if self.scorer.runs_tests else None
+        return Rollout.of(self, tree, turns, wait)
 
     def _playing(self) -> dict[str, Any]:
         """Returns the options of [`Team.playing`] for rollouts."""
         return {}
-
-    def _lay_out(
-        self, levels: list[list[Episode]], rows: list[Row | None], of_slot: list[Slot], episodes_of_row: torch.Tensor
-    ) -> Rollout:
-        """Returns the rollout of these episodes, and starts to execute their last solutions."""
-        last = [self.workflow.num_turns - 1]
-        wait = self._execute(levels[-1], last) if self.scorer.runs_tests else None
-        return Rollout.of(self, levels, rows, of_slot, episodes_of_row, wait)
 
     def _before_generation(self, rows: list[Row]) -> None:
         """Called before a stage is generated."""
@@ -323,17 +311,15 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ProblemLoaders):
         if turn < self.workflow.num_turns - 1:
             self._score(episodes, turn, self._execute(episodes, [turn]) if self.scorer.runs_tests else None)
 
-    def _set_returns(self, rollout: Rollout, played: torch.Tensor) -> None:
-        """Sets the return of every agent from every turn on. `played` says which turns each episode has, `(E, K)`."""
-        returns = turn_returns(rollout.rewards.flatten(0, 1), self.args.gamma_turn)
-        rollout.returns = returns.view_as(rollout.rewards)
-
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         """Returns the immediate reward of every row, which TRL logs. [`Scorer`] calls `super()` once per turn."""
         rollout = self._batch
         assert rollout is not None
         self._score(rollout.episodes, self.workflow.num_turns - 1, rollout.wait)
-        self._set_returns(rollout, rollout.take_scores(self.agents))
+        played = rollout.take_scores(self.agents)
+        rollout.returns, rollout.counted = tree_returns(
+            rollout.rewards, played, rollout.counted, rollout.tree.branches, self.args.gamma_turn
+        )
         rollout.live = rollout.live & rollout.counted[rollout.episodes_of_row, rollout.turn[:, None]].any(1)
         rows = torch.full((len(prompts), len(self.reward_funcs)), torch.nan, device=self.accelerator.device)
         scored = rollout.live & rollout.last_act
@@ -370,19 +356,7 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ProblemLoaders):
 
     def _group_advantages(self, rollout: Rollout) -> torch.Tensor:
         """Returns the advantage of each row over its siblings, `(B,)`, in reward units. 0 for unused rows."""
-        return self._over_siblings(rollout, kind="mean")
-
-    def _over_siblings(self, rollout: Rollout, **options: Any) -> torch.Tensor:
-        """Calls [`group_advantages`] with these options, `(B,)`. Siblings may be on other processes."""
-        rows = rollout.row_returns(), rollout.live, rollout.agent
-        sums: SumOverProcesses | None = self._sum_over_processes
-        here = slice(0, len(rollout.rows))
-        if self._splits_groups(self.model.training) and self.accelerator.num_processes > 1:
-            begin = self.accelerator.process_index * len(rollout.rows)
-            here, sums = slice(begin, begin + len(rollout.rows)), None
-            rows = tuple(self.accelerator.gather(x) for x in rows)
-        returns, live, agents = rows
-        return group_advantages(returns, self._group_size, mask=live, agents=agents, sums=sums, **options)[here]
+        return over_siblings(self, rollout, kind="mean")
 
     # Loss
 

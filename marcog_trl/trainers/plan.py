@@ -18,10 +18,10 @@ from transformers.training_args import OptimizerNames
 
 from marcog_trl.agents import Workflow
 from marcog_trl.rollout.rehearsal import rehearse
+from marcog_trl.rollout.tree import Tree
 from marcog_trl.trainers.adapter_targets import outside_zero3
 from marcog_trl.trainers.ledger import ACTIVATIONS, CACHE, GRADIENTS, LOGITS, OPTIMIZER, WEIGHTS
 from marcog_trl.trainers.memory import GENERATION, UPDATE, Numerics, StepShape, StepTrace
-from marcog_trl.trainers.multi_agent_grpo_trainer import MultiAgentGRPOTrainer
 from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
 
 
@@ -172,23 +172,12 @@ class Setup:
         return self.args.per_device_train_batch_size * self.args.steps_per_generation
 
     @property
-    def problem(self) -> tuple[int, int]:
-        """Rows and evaluations of one problem."""
-        groups, generations = self.outline._num_groups(training=True), self.args.num_generations
-        turns = range(self.outline.workflow.num_turns)
-        children = self.children
-        return groups * generations, sum((children or 1) ** k * (children or generations) for k in turns)
-
-    @property
-    def children(self) -> int | None:
-        """Joint actions of every node, where the turns of training are a tree."""
-        outline = self.outline
-        return outline._num_children if isinstance(outline, MultiAgentGRPOTrainer) and outline._branches else None
+    def tree(self) -> Tree:
+        """The episodes of one problem."""
+        return self.outline._tree(training=True)
 
     def shape(self) -> StepShape:
-        rows_of_problem, _ = self.problem
-        last = (self.children or 1) ** (self.outline.workflow.num_turns - 1)
-        speaking = self.rows // rows_of_problem * self.width * self.args.num_generations * last
+        speaking = self.rows // len(self.tree.slots) * self.width * self.tree.rows_of_slot[-1]
         return StepShape(
             speaking=min(self.rows, max(1, speaking)),
             micro_batch=self.args.per_device_train_batch_size,
@@ -288,11 +277,16 @@ class Setup:
     def plan(self) -> Plan:
         """Plans the run. If it does not fit, looks for what to change."""
         step, memory = self.trace()
-        processes, (rows_of_problem, evaluations) = self.machine.num_processes, self.problem
+        processes, rows_of_problem = self.machine.num_processes, len(self.tree.slots)
         rows = self.rows * processes
         length = self.prompt_tokens + self.args.max_completion_length
         problems = rows // rows_of_problem
-        rollout = {"problems": problems, "rows": rows, "tokens": rows * length, "evaluations": problems * evaluations}
+        rollout = {
+            "problems": problems,
+            "rows": rows,
+            "tokens": rows * length,
+            "evaluations": problems * sum(self.tree.joint_actions),
+        }
         steps = self.args.steps_per_generation * self.args.num_iterations / self.args.gradient_accumulation_steps
         plan = Plan(step.parameters, step.trained, memory, rollout, steps, self.machine, [], self.notes(step))
         return replace(plan, changes=self._changes(plan)) if plan.fits is False else plan
@@ -336,7 +330,7 @@ class Setup:
 
     def _with_fewer_problems(self, share: float) -> tuple[dict[str, Any], Setup] | None:
         """A rollout with this share of the problems, where there are several."""
-        (rows_of_problem, _), micro = self.problem, self.args.per_device_train_batch_size
+        rows_of_problem, micro = len(self.tree.slots), self.args.per_device_train_batch_size
         problems = self.rows // rows_of_problem
         fewer = _largest_divisor(problems, problems * share)
         rows = fewer * rows_of_problem

@@ -270,21 +270,17 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
 
     def _team_rows(self, rollout: Rollout) -> torch.Tensor:
         """Returns the index of every agent's last live row in the turn of each row, or -1, `(B, N)`."""
-        slots = self.workflow.slots
-        live = rollout.live.view(-1, len(slots), self._siblings_here)
-        index = torch.arange(live.numel(), device=live.device).view_as(live)
-        rows = torch.full((*live.shape, len(self.agents)), -1, device=live.device)
-        for s, slot in enumerate(slots):
-            for other, peer in enumerate(slots):
-                if peer.turn == slot.turn:
-                    agent = self.agents.index(peer.agent)
-                    rows[:, s, :, agent] = torch.where(live[:, other], index[:, other], rows[:, s, :, agent])
-        return rows.view(-1, len(self.agents))
+        rows = rollout.row_of[rollout.first_episode]  # (B, S)
+        here = rollout.live[rows] & (rollout.turn[rows] == rollout.turn[:, None])
+        team = torch.full((len(rows), len(self.agents)), -1, device=rows.device)
+        for s, slot in enumerate(self.workflow.slots):
+            agent = self.agents.index(slot.agent)
+            team[:, agent] = torch.where(here[:, s], rows[:, s], team[:, agent])
+        return team
 
     def _team_returns(self, rollout: Rollout) -> torch.Tensor:
         """Returns the return from the row's turn on, averaged over agents, `(B,)`."""
-        returns = rollout.returns.mean(1)
-        return returns[rollout.episodes_of_row[:, 0], rollout.turn]
+        return rollout.mean_over_episodes(rollout.returns.mean(1))
 
     def _forward_context(self, rows: dict[str, torch.Tensor], keep: int) -> ForwardContext:
         forward = super()._forward_context(rows, keep)

@@ -310,7 +310,7 @@ class TestGroupAdvantages:
         torch.testing.assert_close(torch.cat(parts), whole)
 
     def test_bad_input(self):
-        with pytest.raises(ValueError, match="6 rows do not fill groups of num_generations=4"):
+        with pytest.raises(ValueError, match="6 rows do not fill groups of 4 siblings"):
             group_advantages(self.returns, 4)
         with pytest.raises(ValueError, match="kind='median'"):
             group_advantages(self.returns, 3, "median")

@@ -10,7 +10,12 @@ from transformers import AutoTokenizer
 from marcog_trl.agents import Agent, Consult, Execute, Slot, Workflow
 from marcog_trl.execution import Job, TestResult, Verdict
 from marcog_trl.rollout.engine import encode_prompts, play, play_tree, replay
+from marcog_trl.rollout.tree import Tree
 from marcog_trl.workflows import make_workflow
+
+
+def tree_of(workflow, replies=2, cross=False):
+    return Tree.of_turns(workflow, [replies] * workflow.num_turns, cross)
 
 
 class Debate(Workflow):
@@ -153,8 +158,7 @@ class TestPlay:
         assert [Model.decode([row.completion_ids])[0] for row in rows] == [row.text for row in rows]
         assert all(row.logprobs == [-1.0] * len(row.completion_ids) for row in rows)
         assert all(row.prompt_ids == Model.encode([row.prompt])[0] for row in rows)
-        assert [(row.node, row.parent) for row in rows] == [(2, -1), (2, -1), (3, 2), (3, 2)]
-        assert {row.node for row in episodes[0].rows}.isdisjoint(row.node for row in rows)
+        assert {row.episode for row in rows} == {1} and {row.episode for row in episodes[0].rows} == {0}
 
     def test_acts_within_a_turn_fill_their_slots_and_the_last_one_is_the_reply(self):
         easy, hard, _ = run(Debate())[0]
@@ -271,7 +275,7 @@ class TestSlots:
     def test_a_fork_fills_the_same_slots(self, workflow):
         model = Model()
         levels = play_tree(
-            workflow, problems(2), model.generate, model.encode, model.decode, num_generations=2, executor=Executor
+            workflow, problems(2), model.generate, model.encode, model.decode, tree_of(workflow), executor=Executor
         )
         played = run(workflow, 2)[0]
         for i, episode in enumerate(levels[-1]):
@@ -320,7 +324,8 @@ class TestProblems:
 
         model = Model()
         play(Careless(where, write), [problem] * 3, model.generate, model.encode, model.decode)
-        play_tree(Careless(where, write), [problem], model.generate, model.encode, model.decode, num_generations=3)
+        careless = Careless(where, write)
+        play_tree(careless, [problem], model.generate, model.encode, model.decode, tree_of(careless, 3))
         assert found == [(1, [0])] * len(found)
         assert len(found) >= 6 and problem == {"prompt": "p", "test": ["assert f()"], "meta": {"seen": [0]}}
 
@@ -472,7 +477,7 @@ class TestReturnedSolution:
     def test_of_the_forks_of_a_tree(self):
         model = Model()
         levels = play_tree(
-            Best(), problems(2), model.generate, model.encode, model.decode, num_generations=2, executor=Executor
+            Best(), problems(2), model.generate, model.encode, model.decode, tree_of(Best()), executor=Executor
         )
         for episode in levels[-1]:
             last = [row.text for row in episode.rows if row.slot.turn == len(episode.turns) - 1]
@@ -490,7 +495,7 @@ class TestReturnedSolution:
 
         model = Model()
         [episodes] = play_tree(
-            Once(), problems(1), model.generate, model.encode, model.decode, num_generations=2, joint_mode="cross"
+            Once(), problems(1), model.generate, model.encode, model.decode, tree_of(Once(), cross=True)
         )
         solutions = [episode.turns[0].solution for episode in episodes]
         assert solutions == ["a 1.0+b 1.2", "a 1.0+b 1.3", "a 1.1+b 1.2", "a 1.1+b 1.3"]
@@ -683,16 +688,16 @@ class TestAdvice:
 
         levels = play_tree(
             workflow, [{"prompt": "p"}, {"prompt": "q"}], generate, lambda prompts: [[0]] * len(prompts),
-            lambda ids: [str(i) for [i] in ids], num_generations=2,
+            lambda ids: [str(i) for [i] in ids], tree_of(workflow),
         )  # fmt: skip
         assert workflow.asked == [[str(i) for i in range(8)]]
         assert prompts[1][:4] == ["advice on 0", "advice on 1"] * 2
         assert [len(level) for level in levels] == [4, 8]
         assert levels[1][0].advice == levels[1][1].advice == ["advice on 0", "advice on 1"]
         assert levels[1][0].turns[0] is levels[1][1].turns[0] is levels[0][0].turns[0]
-        nodes = [[row.node for row in episode.rows] for episode in levels[1]]
-        assert nodes == [[0, 0, 2, 2]] * 2 + [[0, 0, 3, 3]] * 2 + [[1, 1, 4, 4]] * 2 + [[1, 1, 5, 5]] * 2
-        assert [row.parent for row in levels[1][7].rows] == [-1, -1, 1, 1]
+        first = [[row.episode for row in episode.rows] for episode in levels[1]]
+        assert first == [[e // 2, e // 2, e, e] for e in range(8)]
+        assert levels[1][6].rows[:2] == levels[1][7].rows[:2] == levels[0][3].rows
 
     def test_an_advisor_that_loses_answers_is_an_error(self):
         workflow = Advised()

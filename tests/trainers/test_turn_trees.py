@@ -209,7 +209,7 @@ class TestTreeReturns:
         rewards[:, 0, 2] = torch.arange(8.0)
         played = torch.zeros(8, 3, dtype=torch.bool)
         played[:2, 0] = played[:4, 1] = played[:, 2] = True
-        returns, known = tree_returns(rewards, played, played, 2, gamma_turn=0.5)
+        returns, known = tree_returns(rewards, played, played, [2, 2, 2], gamma_turn=0.5)
         assert returns[:4, 0, 1].tolist() == [0.25, 5.25, 4.25, 5.25]
         assert returns[:2, 0, 0].tolist() == [1 + 0.5 * 2.75, 2 + 0.5 * 4.75]
         assert torch.equal(known, played)
