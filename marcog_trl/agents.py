@@ -13,7 +13,7 @@ from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
 
-from marcog_trl.checks import returns_value
+from marcog_trl.checks import COUNT, check_number, returns_value
 from marcog_trl.execution import Job
 from marcog_trl.parsing.prompts import Prompt, messages_of
 
@@ -240,7 +240,7 @@ class Workflow:
                 f"{title}.agents={names} has {names.count(repeated[0])} agents named {repeated[0]!r}. Give each a name of its "
                 f"own: {[f'{name}{names[:i].count(name) + 1}' if name in repeated else name for i, name in enumerate(names)]}."
             )
-        check_number(f"{title}.num_turns", self.num_turns)
+        check_number(f"{title}.num_turns", self.num_turns, COUNT, whole=True, default=1)
         _check_entries(f"{title}.slots", self.slots, Slot(names[0]))
         if not self.slots:
             raise ValueError(f"{title}.slots=() lets no agent speak. Set slots=({Slot(names[0])},).")
@@ -279,12 +279,6 @@ def _check_entries(name: str, entries: Any, example: Any) -> None:
             raise TypeError(
                 f"{name}[{i}]={entry!r} is a {type(entry).__name__}. Use {type(example).__name__}s, such as {example}."
             )
-
-
-def check_number(name: str, value: Any, least: int = 1) -> None:
-    """Raise `ValueError` unless a value is a whole number of at least `least`. `name` is its name in the error."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name}={value!r} is not a whole number of at least {least}. Set {name}={least}.")
 
 
 # Prompts

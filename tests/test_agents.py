@@ -32,7 +32,7 @@ def test_slots_default_to_every_agent_once_per_turn():
     [
         ({"agents": ()}, r"agents=\(\) has no agent"),
         ({"agents": (Agent("a", ""), Agent("a", ""))}, r"2 agents named 'a'.*'a1', 'a2'"),
-        ({"num_turns": 0}, "num_turns=0 is not a whole number of at least 1"),
+        ({"num_turns": 0}, "num_turns=0 must be at least 1"),
         ({"slots": ()}, r"slots=\(\) lets no agent speak"),
         ({"slots": (Slot("c"),)}, r"agent='c', which is not in \['a', 'b'\]"),
         ({"slots": (Slot("a", turn=1),)}, "turn=1 of agent 'a', but num_turns=1 has the turns 0 to 0"),
@@ -69,7 +69,7 @@ def test_what_is_no_agent_and_no_slot_is_refused(attributes, message):
 def test_a_number_of_turns_that_is_no_whole_number_is_refused(value):
     workflow = Duet()
     workflow.num_turns = value
-    with pytest.raises(ValueError, match=f"num_turns={value!r} is not a whole number"):
+    with pytest.raises(ValueError, match=f"num_turns={value!r} must be a whole number"):
         workflow.validate()
 
 

@@ -6,7 +6,8 @@ import random
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from marcog_trl.agents import Advisor, Agent, Prompt, ask, check_number, numbered, with_text
+from marcog_trl.agents import Advisor, Agent, Prompt, ask, numbered, with_text
+from marcog_trl.checks import COUNT, check_number
 from marcog_trl.parsing.classes import merge_class, read_part, skeleton_of
 from marcog_trl.parsing.prompts import context_of, messages_of
 from marcog_trl.workflows.feedback import Feedback, Level, VisibleTests
@@ -49,7 +50,7 @@ class ClassTeam(Rounds):
         if split not in SPLITS:
             raise ValueError(f"split={split!r} is unknown. Use one of {', '.join(map(repr, SPLITS))}.")
         num_agents = num_agents if num_agents is not None else 1 if split == "one" else 2
-        check_number("num_agents", num_agents)
+        check_number("num_agents", num_agents, COUNT, whole=True, default=1)
         if split == "one" and num_agents > 1:
             raise ValueError(
                 f"num_agents={num_agents} does not fit split='one', where one agent writes all methods. Set split='random'."

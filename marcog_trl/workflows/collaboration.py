@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from marcog_trl.agents import Advisor, Agent, check_number, numbered
+from marcog_trl.agents import Advisor, Agent, numbered
+from marcog_trl.checks import COUNT, check_number
 from marcog_trl.parsing.predicates import calls, defines, ignores_result, is_thin_wrapper
 from marcog_trl.parsing.replies import code_in
 from marcog_trl.parsing.syntax import combine
@@ -38,7 +39,7 @@ class Collaboration(Rounds):
         roles: Mapping[str, str] | None = None,
         expert: Advisor | None = None,
     ):
-        check_number("num_agents", num_agents)
+        check_number("num_agents", num_agents, COUNT, whole=True, default=1)
         if num_agents < 2:
             raise ValueError(f"num_agents={num_agents} leaves no helper. Set num_agents=2.")
         self.functions = {numbered("helper", i): numbered("aux", i) for i in range(1, num_agents)}

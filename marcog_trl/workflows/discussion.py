@@ -7,7 +7,8 @@ from collections.abc import Generator, Mapping
 from functools import cached_property
 from typing import Any
 
-from marcog_trl.agents import Advisor, Agent, Prompt, Slot, check_number, numbered
+from marcog_trl.agents import Advisor, Agent, Prompt, Slot, numbered
+from marcog_trl.checks import COUNT, check_number
 from marcog_trl.parsing.prompts import messages_of
 from marcog_trl.parsing.replies import code_in
 from marcog_trl.parsing.syntax import parse, shape
@@ -40,7 +41,7 @@ class Discussion(Rounds):
         roles: Mapping[str, str] | None = None,
         expert: Advisor | None = None,
     ):
-        check_number("num_agents", num_agents)
+        check_number("num_agents", num_agents, COUNT, whole=True, default=1)
         if num_agents < 2:
             raise ValueError(f"num_agents={num_agents} is too few for a discussion. Set num_agents=2.")
         role = "Write the Python function asked for below. Code only."

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from marcog_trl.agents import Advisor, Agent, Execute, Prompt, check_number, numbered, with_text
+from marcog_trl.agents import Advisor, Agent, Execute, Prompt, numbered, with_text
+from marcog_trl.checks import COUNT, check_number
 from marcog_trl.parsing.replies import code_in, error_in
 from marcog_trl.problems import solution_job
 from marcog_trl.workflows.feedback import Feedback, VisibleTests, visible_results
@@ -36,7 +37,7 @@ class Pipeline(Rounds):
         roles: Mapping[str, str] | None = None,
         expert: Advisor | None = None,
     ):
-        check_number("num_agents", num_agents)
+        check_number("num_agents", num_agents, COUNT, whole=True, default=1)
         planner = Agent(
             "planner",
             "Write a plan in a few short steps for the Python function asked for below. Another agent writes the code. No "

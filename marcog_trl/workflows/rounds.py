@@ -6,7 +6,8 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from marcog_trl.agents import Advisor, Agent, Consult, Execute, Prompt, RequestGenerator, Workflow, ask, check_number
+from marcog_trl.agents import Advisor, Agent, Consult, Execute, Prompt, RequestGenerator, Workflow, ask
+from marcog_trl.checks import COUNT, check_number
 from marcog_trl.execution import Job, Verdict
 from marcog_trl.parsing.predicates import defines, returns_value
 from marcog_trl.parsing.prompts import messages_of
@@ -60,7 +61,7 @@ class Rounds(Workflow):
             raise ValueError(
                 f"visible_tests={visible_tests!r} is not a number of tests. Set visible_tests=1, or 'all'."
             )
-        check_number("num_turns", num_turns)
+        check_number("num_turns", num_turns, COUNT, whole=True, default=1)
         if roles is not None and not isinstance(roles, Mapping):
             raise ValueError(f"roles={roles!r} is not a mapping. Set roles={{{agents[0].name!r}: 'Write ...'}}.")
         names = [agent.name for agent in agents]

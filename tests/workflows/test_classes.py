@@ -194,7 +194,7 @@ def test_a_single_agent_may_write_for_the_team():
     ("options", "message"),
     [
         ({"split": "fair"}, "split='fair' is unknown. Use one of 'random', 'pick', 'one'"),
-        ({"num_agents": 0}, "num_agents=0 is not a whole number of at least 1"),
+        ({"num_agents": 0}, "num_agents=0 must be at least 1"),
         ({"num_agents": 2, "split": "one"}, "num_agents=2 does not fit split='one'"),
         ({"feedback": "loud"}, "feedback='loud' is unknown"),
     ],

@@ -14,7 +14,7 @@ from marcog_trl.workflows import Collaboration, Pipeline, Single, make_workflow
         ("debate", {}, "workflow='debate' is unknown. Use one of 'single', 'collaboration', 'pipeline', 'discussion'"),
         ("single", {"num_agents": 2}, "num_agents=2 is not an option of workflow='single'"),
         ("collaboration", {"num_agents": 1}, "num_agents=1 leaves no helper. Set num_agents=2"),
-        ("pipeline", {"num_agents": 0}, "num_agents=0 is not a whole number of at least 1"),
+        ("pipeline", {"num_agents": 0}, "num_agents=0 must be at least 1"),
         ("pipeline", {"feedback": "loud"}, "feedback='loud' is unknown"),
         ("pipeline", {"visible_tests": "some"}, "visible_tests='some' is not a number"),
         ("pipeline", {"roles": {"helper": "Help."}}, "roles has a text for 'helper'"),
@@ -336,9 +336,9 @@ def test_feedback_from_real_execution():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_turns": "2"}, "num_turns='2' is not a whole number"),
-        ({"num_agents": "3"}, "num_agents='3' is not a whole number"),
-        ({"num_agents": 2.0}, "num_agents=2.0 is not a whole number"),
+        ({"num_turns": "2"}, "num_turns='2' must be a whole number"),
+        ({"num_agents": "3"}, "num_agents='3' must be a whole number"),
+        ({"num_agents": 2.0}, "num_agents=2.0 must be a whole number"),
         ({"visible_tests": "two"}, "visible_tests='two' is not a number of tests"),
         ({"visible_tests": True}, "visible_tests=True is not a number of tests"),
         ({"roles": "Write."}, "roles='Write.' is not a mapping"),
