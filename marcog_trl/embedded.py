@@ -15,10 +15,12 @@ import os
 import random
 import re
 import shutil
+import signal
 import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import warnings
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -125,8 +127,7 @@ def build_default_model(seed: int = 0, cache_dir: str | os.PathLike | None = Non
             draft = tempfile.mkdtemp(prefix=f"{target.name}.", dir=cache)
             try:
                 command = [sys.executable, "-m", "marcog_trl.embedded", json.dumps(asdict(build)), draft]
-                # In a new session: on Ctrl-C, this process ends it
-                if subprocess.run(command, env=_environment(), start_new_session=True).returncode != 0:
+                if _run_builder(command) != 0:
                     raise RuntimeError(
                         f"Building the embedded default model failed; see its output. Command: {' '.join(command)}"
                     )
@@ -134,6 +135,30 @@ def build_default_model(seed: int = 0, cache_dir: str | os.PathLike | None = Non
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
     return str(target)
+
+
+def _run_builder(command: list[str]) -> int:
+    """
+    Runs the builder, and returns its exit status. An exception ends it. It also ends when the pipe to it is closed, which
+    happens if Ctrl-C comes while it starts, and however this process ends. A session of its own keeps the Ctrl-C of a terminal
+    from it.
+    """
+    with subprocess.Popen(command, env=_environment(), stdin=subprocess.PIPE, start_new_session=True) as process:
+        try:
+            return process.wait()
+        finally:
+            process.kill()
+            process.wait()  # what it writes is deleted next
+
+
+def _end_with_caller() -> None:
+    """In the builder: ends this process when the pipe that is its standard input is closed."""
+
+    def wait() -> None:
+        os.read(0, 1)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _own_cache() -> Path:
@@ -356,4 +381,5 @@ if __name__ == "__main__":
     parser.add_argument("settings", help="fields of BuildSettings, as JSON")
     parser.add_argument("folder", help="output folder of model and tokenizer")
     arguments = parser.parse_args()
+    _end_with_caller()
     _train(BuildSettings(**json.loads(arguments.settings)), arguments.folder)

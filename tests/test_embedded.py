@@ -1,5 +1,7 @@
 import os
 import random
+import signal
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -38,7 +40,7 @@ def test_one_of_several_callers_builds(built):
 
 
 def test_cached_model_is_not_built_again(built, monkeypatch):
-    monkeypatch.setattr(embedded.subprocess, "run", None)
+    monkeypatch.setattr(embedded, "_run_builder", None)
     assert build_default_model(0, built.parent, **TINY) == str(built)
     monkeypatch.setenv("MARCOG_TRL_CACHE", str(built.parent))
     assert build_default_model(0, **TINY) == str(built)
@@ -57,7 +59,7 @@ class TestCache:
         elif request.param == "unknown":
             monkeypatch.setattr(embedded.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
         monkeypatch.setattr(embedded.tempfile, "tempdir", str(tmp_path))
-        monkeypatch.setattr(embedded.subprocess, "run", lambda command, **options: type("Done", (), {"returncode": 0}))
+        monkeypatch.setattr(embedded, "_run_builder", lambda command: 0)
         return tmp_path / f"marcog_trl-{os.getuid()}"
 
     def test_a_folder_of_the_user_takes_its_place(self, own):
@@ -99,9 +101,36 @@ def test_build_is_deterministic_by_seed(built, tmp_path):
 
 
 def test_failed_build_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(embedded.subprocess, "run", lambda command, **options: type("Done", (), {"returncode": 1}))
+    monkeypatch.setattr(embedded, "_run_builder", lambda command: 1)
     with pytest.raises(RuntimeError, match="Building the embedded default model failed"):
         build_default_model(0, tmp_path, **TINY)
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
+@pytest.mark.parametrize("interrupted", ["while it starts", "while it runs"])
+def test_an_interruption_ends_the_builder(interrupted, tmp_path, monkeypatch):
+    """Ctrl-C can come before the caller knows the process that it has started."""
+    builders = []
+
+    class Interrupted(subprocess.Popen):
+        waited = False
+
+        def _execute_child(self, *args):
+            super()._execute_child(*args)
+            builders.append(self)
+            if interrupted == "while it starts":
+                raise KeyboardInterrupt
+
+        def wait(self, timeout=None):
+            first, self.waited = not self.waited, True
+            if interrupted == "while it runs" and first:
+                raise KeyboardInterrupt
+            return super().wait(timeout)
+
+    monkeypatch.setattr(embedded.subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        build_default_model(0, tmp_path, **TINY)
+    assert builders[0].wait() == -signal.SIGKILL  # 0 if it had built the model
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
 
 
