@@ -210,7 +210,8 @@ def _side_by_side(values: Mapping[str, str]) -> Columns:
 
 
 def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 99.5 else str(timedelta(seconds=round(seconds)))
+    """Hours, minutes and seconds, as the columns of the block show them."""
+    return str(timedelta(seconds=round(seconds)))
 
 
 # What others print meanwhile

@@ -56,7 +56,7 @@ class TestLines:
         console.on_log(None, state(20), None, logs={"train_runtime": 100.0, "train_loss": 0.1})
         assert capsys.readouterr().out.splitlines() == [
             "step 5 of 20  reward 0.250  solved 0.125  entropy 0.500  tokens/s 1,234",
-            "step 5 of 20  held-out problems: reward 0.500  solved 0.250  in 7 s",
+            "step 5 of 20  held-out problems: reward 0.500  solved 0.250  in 0:00:07",
             "step 20 of 20  trained in 0:01:40",
         ]
 
