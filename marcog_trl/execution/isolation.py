@@ -115,5 +115,5 @@ def refusal(abi: int, seccomp: bool) -> str:
             advice.append("use a kernel with CONFIG_SECCOMP_FILTER")
     return (
         f"isolation='strict' is not possible here: missing {' and '.join(missing)}. {'; '.join(advice).capitalize()}; "
-        "or set isolation='best_effort' to use what the kernel offers."
+        "or set isolation='best_effort' (--isolation best_effort) to use what the kernel offers."
     )
