@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import logging as hub_logging
 from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoTokenizer
@@ -35,10 +36,14 @@ def check_model(field: str, name: str, tokenizer: bool = True, **model_init_kwar
             raise ValueError(
                 f"{field}={name!r} is not a folder, and not a model on the Hub. Check the path."
             ) from None
+    verbosity = hub_logging.get_verbosity()
+    hub_logging.set_verbosity_error()  # it would log each of its attempts, where the error says it all
     try:
         AutoConfig.from_pretrained(name, **options)
     except (OSError, ValueError) as error:
         raise ValueError(f"{field}={name!r} cannot be loaded: {_line(error)}") from error
+    finally:
+        hub_logging.set_verbosity(verbosity)
     if tokenizer:
         try:
             found = AutoTokenizer.from_pretrained(name, **options)
