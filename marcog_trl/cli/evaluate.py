@@ -43,6 +43,7 @@ from marcog_trl.cli.arguments import SavedTeamArguments, column_names
 from marcog_trl.cli.comlrl import nearest_setting
 from marcog_trl.cli.endings import interrupts, one_line
 from marcog_trl.cli.parsing import parse_override, read_arguments
+from marcog_trl.cli.showing import hide_bars_of_libraries
 from marcog_trl.evaluation.baselines import single_agent, untrained_team
 from marcog_trl.evaluation.evaluate import check_evaluation, evaluate_team
 from marcog_trl.problems import load_problems
@@ -51,6 +52,7 @@ from marcog_trl.report.console import print_evaluation
 from marcog_trl.team.base_models import check_model
 from marcog_trl.team.settings import TeamSettings
 from marcog_trl.team.team import Team
+from marcog_trl.trainers.reward_functions import named_reward
 
 
 @dataclass(kw_only=True)
@@ -105,6 +107,8 @@ class EvaluationArguments(SavedTeamArguments):
         check_evaluation(self.num_samples, self.batch_size, self.k, self.sampling, self.output)
         check_number("seed", self.seed, Range(0, 2**32 - 1), whole=True, default=0)
         column_names(self.dataset_columns)
+        for name in self.reward or ():
+            named_reward(name)
         if self.adapter is None and self.model_name_or_path is None:
             raise ValueError(
                 "There is nothing to evaluate. Set --adapter outputs/quickstart, or --model_name_or_path."
@@ -194,6 +198,7 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         SystemExit: With one line, if anything in the command line, the data or the model is wrong.
     """
+    hide_bars_of_libraries()
     with interrupts() as kept, one_line(ValueError, OSError):
         args = read_arguments(EvaluationArguments, argv, "marcog-trl evaluate", __doc__)
         kept.now = lambda: _kept_by(args.output)

@@ -20,6 +20,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from marcog_trl.checks import COUNT, check_number
@@ -27,9 +28,10 @@ from marcog_trl.cli.agents_file import agent_settings
 from marcog_trl.cli.arguments import SavedTeamArguments, column_names
 from marcog_trl.cli.endings import interrupts, one_line
 from marcog_trl.cli.parsing import read_arguments
+from marcog_trl.cli.showing import hide_bars_of_libraries
 from marcog_trl.problems import load_problems
 from marcog_trl.processes import this_process
-from marcog_trl.team.export import export_team
+from marcog_trl.team.export import check_new, export_team
 from marcog_trl.team.hub import PushError, check_repo_id, push_team
 from marcog_trl.team.loading import find_team
 from marcog_trl.team.team import Team
@@ -69,6 +71,7 @@ class ExportArguments(SavedTeamArguments):
 
 def _export(args: ExportArguments) -> tuple[dict[str, Any], bool]:
     """Writes the team. Returns a report on each agent's adapter, and whether this process is the one that writes."""
+    check_new(Path(args.output_dir))
     settings = agent_settings(args.num_agents, args.agents)
     problems = load_problems(args.dataset_name, args.dataset_split, columns=column_names(args.dataset_columns))
     problems = problems.select(range(min(args.num_problems, len(problems))))
@@ -100,6 +103,7 @@ def main(argv: Sequence[str]) -> int:
         SystemExit: With one line, if anything in the command line or the team is wrong, or the push failed.
     """
     writes = True
+    hide_bars_of_libraries()
     with interrupts() as kept, one_line(ValueError, OSError, PushError):
         args = read_arguments(ExportArguments, argv, "marcog-trl export", __doc__)
         if args.adapter is not None:

@@ -120,11 +120,17 @@ def read_arguments(
     if argv[-1:] == ["--config"]:
         raise ValueError("--config needs a file. Write --config file.yaml.")
     parser = _OneLineParser((cls,), prog=prog, description=description, formatter_class=_Help)
+    known = [f.name for f in fields(cls)]
     for argument in argv:
         name = argument.partition("=")[0]
         if name.startswith("--") and name != "--config" and name not in parser._option_string_actions:
-            raise _unknown_flag(argument, [f.name for f in fields(cls)])
-    (arguments,) = parser.parse_args_and_config(argv)
+            raise _unknown_flag(argument, known)
+    try:
+        arguments, rest = parser.parse_args_and_config(argv, return_remaining_strings=True)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"The file of --config cannot be read: {' '.join(str(error).split())}") from error
+    if rest:
+        raise _unknown_flag(rest[0], known)
     return arguments
 
 

@@ -1,4 +1,4 @@
-"""What the training recipes show while they run."""
+"""What commands and training recipes show while they run."""
 
 from __future__ import annotations
 

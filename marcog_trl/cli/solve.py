@@ -81,8 +81,10 @@ def solve(args: argparse.Namespace) -> Answer:
     """Loads the team and solves the problem."""
     problem = read_problem(read_file(args.problem), read_file(args.tests) if args.tests else None)
     from marcog_trl.cli.agents_file import agent_settings
+    from marcog_trl.cli.showing import hide_bars_of_libraries
     from marcog_trl.team.team import Team
 
+    hide_bars_of_libraries()
     settings = agent_settings(args.num_agents, args.agents)
     team = Team.from_pretrained(
         args.team,

@@ -133,7 +133,7 @@ def export_team(
             raise ValueError(
                 f"The team's {key} is {ours!r}, but that of {str(folder)!r} is {its!r}. Load the team from that folder."
             )
-    on_main(lambda: _check_new(path))
+    on_main(lambda: check_new(path))
     writes = this_process().is_main_process
     with _whole_folder(path, writes) as partial:
         if writes:
@@ -148,7 +148,8 @@ def export_team(
     return report
 
 
-def _check_new(path: Path) -> None:
+def check_new(path: Path) -> None:
+    """Raises a `ValueError` if the path exists."""
     if path.exists():
         raise ValueError(f"{str(path)!r} exists already. Use a new folder.")
 

@@ -179,7 +179,11 @@ BAD_EVALUATION = {
     "--model_name_or_path {tiny} --workflow {broken}:Duo": "NameError: name 'colour' is not defined (",
     "--adapter a --workflow single --override workflow=pipeline": "--override has workflow, which another flag sets, too.",
     "--config": "--config needs a file. Write --config file.yaml.",
-    "--config missing.yaml": "No such file or directory: 'missing.yaml'",
+    "--config missing.yaml": "The file of --config cannot be read: [Errno 2] No such file or directory: 'missing.yaml'",
+    "--config {broken_yaml}": "The file of --config cannot be read: while parsing a flow sequence",
+    "--config {unknown_key} --model_name_or_path /nowhere": "unknown flag --num_sample. Did you mean --num_samples?",
+    "--model_name_or_path /nowhere extra": "'extra' belongs to no flag. Write --flag value.",
+    "--model_name_or_path /nowhere --reward nosuch": "Reward 'nosuch' is unknown. Use one of 'execution_reward'",
 }  # fmt: skip
 BAD_EXPORT = {
     "": "the following arguments are required: --output_dir",
@@ -189,6 +193,7 @@ BAD_EXPORT = {
     "--output_dir o --adapter /nowhere": "'/nowhere' is not a folder. Use a folder that a trainer's save_model wrote.",
     "--output_dir o --adapter /nowhere --num_problems 0": "num_problems=0 must be at least 1. Set num_problems=64.",
     "--output_dir o --adapter /nowhere --dataset_columns x": "dataset_columns='x' has no '='.",
+    "--output_dir / --adapter /nowhere": "'/' exists already. Use a new folder.",
     "--output_dir o --adapte /nowhere": "unknown flag --adapte. Did you mean --adapter?",
 }
 
@@ -226,8 +231,12 @@ class TestTraining:
 
 class TestOtherRecipes:
     @pytest.mark.parametrize("argv", BAD_EVALUATION)
-    def test_evaluation(self, line, models, workflows, tiny_model, argv):
-        flags = [flag.format(**models, **workflows, tiny=tiny_model) for flag in argv.split()]
+    def test_evaluation(self, line, models, workflows, tiny_model, tmp_path, argv):
+        files = {"broken_yaml": "num_samples: [1", "unknown_key": "num_sample: 1"}
+        for name, text in files.items():
+            (tmp_path / name).write_text(text)
+        paths = {name: tmp_path / name for name in files}
+        flags = [flag.format(**models, **workflows, **paths, tiny=tiny_model) for flag in argv.split()]
         assert BAD_EVALUATION[argv] in line("evaluate", *flags)
 
     @pytest.mark.parametrize("argv", BAD_EXPORT)
