@@ -37,7 +37,8 @@ import time
 import traceback
 from pathlib import Path
 
-from common import QUIET, RECIPE_FOLDER, make_parser, random_config, same_prompt_team, table, variety, write_json
+from common import QUIET, RECIPE_FOLDER, make_parser, random_config, same_prompt_team, variety, write_json
+from gpu_report import shown, tables
 from throughput import PHASES, SHAPES, Clock
 
 
@@ -136,7 +137,7 @@ def make_args(task, folder, device):
     """The trainer's configuration, and its class."""
     import trl
 
-    import marcog_trl
+    from marcog_trl import MultiAgentGRPOConfig, MultiAgentGRPOTrainer, SHPPOConfig, SHPPOTrainer
 
     settings = QUIET | {
         "output_dir": folder,
@@ -157,8 +158,9 @@ def make_args(task, folder, device):
         del settings["generation_kwargs"]
     if task["kind"] == "grpo":
         return trl.GRPOTrainer, trl.GRPOConfig(**settings)
-    name = {"magrpo": "MultiAgentGRPO", "shppo": "SHPPO"}[task["kind"]]
-    return getattr(marcog_trl, f"{name}Trainer"), getattr(marcog_trl, f"{name}Config")(**settings)
+    trainers = {"magrpo": (MultiAgentGRPOTrainer, MultiAgentGRPOConfig), "shppo": (SHPPOTrainer, SHPPOConfig)}
+    trainer_class, config_class = trainers[task["kind"]]
+    return trainer_class, config_class(**settings)
 
 
 def lora(task):
@@ -383,37 +385,6 @@ def describe_machine(device):
     name = platform.processor() or "CPU" if device == "cpu" else torch.cuda.get_device_name()
     versions = {module.__name__: module.__version__ for module in (torch, transformers, trl)}
     return {"device": name, "cores": os.cpu_count(), **versions}
-
-
-# Tables
-
-
-def tables(figures):
-    """All tables, in Markdown."""
-    results = {name: figures["results"][name] for name in figures["tasks"] if name in figures["results"]}
-    steps = {name: found for name, found in results.items() if "step" in found}
-    rows = []
-    for name, found in steps.items():
-        base, task = steps.get(f"{name.partition(':')[0]}: GRPO (TRL)"), figures["tasks"][name]
-        tokens = task["micro_batch"] * task["accumulation"] * task["completion"]
-        compared = base is not None and task["completion"] == STEP["completion"]
-        row = [name, f"{found['step']:.2f}", f"{found['step'] / base['step']:.2f}" if compared else ""]
-        row += [*(f"{found[phase]:.2f}" for phase in PHASES), f"{tokens / found['generate']:,.0f}"]
-        peak, plan = found.get("peak_gib"), found.get("plan_gib")
-        row += ["" if size is None else f"{size:.2f}" for size in (peak, plan)]
-        rows.append([*row, "" if peak is None or plan is None else f"{plan / peak:.2f}"])
-    others = []
-    for name, found in results.items():
-        if name not in steps:
-            figures_of = {key: value for key, value in found.items() if not key.startswith(("plan", "wall"))}
-            others.append([name, ", ".join(f"{key}: {shown(value)}" for key, value in figures_of.items())])
-    header = ("", "step s", "of GRPO's", *PHASES, "tokens/s generated", "peak GiB", "plan GiB", "plan/peak")
-    blocks = [table(header, *rows)] * bool(rows) + [table(("", "found"), *others)] * bool(others)
-    return "\n\n".join([json.dumps(figures["machine"]), *blocks]) + "\n"
-
-
-def shown(value):
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def main():

@@ -58,9 +58,10 @@ def benchmark(tiny_model, tmp_path, monkeypatch, capfd):
     return run
 
 
-@pytest.mark.parametrize(
-    "name", sorted({path.stem for path in BENCHMARKS.glob("*.py")} - {"common", "comlrl_learning", "learning_report"})
-)
+PARTS = {"common", "comlrl_learning", "learning_report", "gpu_report"}
+
+
+@pytest.mark.parametrize("name", sorted({path.stem for path in BENCHMARKS.glob("*.py")} - PARTS))
 def test_help(benchmark, name, capfd):
     with pytest.raises(SystemExit) as ended:
         benchmark(name, "--help")
