@@ -161,7 +161,11 @@ class Setup:
         dtype = self._given("dtype")
         if dtype == "auto":
             dtype = self.config.dtype
-        return getattr(torch, dtype) if isinstance(dtype, str) else dtype or torch.float32
+        if isinstance(dtype, str):
+            dtype = vars(torch).get(dtype, dtype)
+        if not isinstance(dtype, torch.dtype | None):
+            raise ValueError(f"dtype={dtype!r} is not a type of numbers. Set --dtype bfloat16.")
+        return dtype or torch.float32
 
     def _given(self, name: str) -> Any:
         return (self.args.model_init_kwargs or {}).get(name)

@@ -84,6 +84,7 @@ def test_several_processes(shape, capsys):
         (["--generation_batch_size", "40"], "generation_batch_size=40 cannot hold whole problems"),
         (["--lora_r", "0"], "lora_r=0"),
         ([], "Or pass --prompt-tokens 512"),
+        (["--model_init_kwargs", '{"dtype": "foo"}'], "dtype='foo' is not a type of numbers. Set --dtype bfloat16."),
     ],
 )
 def test_one_line(shape, capsys, flags, said):
