@@ -277,6 +277,9 @@ def _describe_another(folder: Path, saved: TeamDescription, current: TeamDescrip
 
 
 def root_files(folder: Path) -> list[str]:
-    """The files of a team in a repository, without its agents. Pickles are left out: loading one can run any code."""
-    files = (entry for entry in sorted(folder.iterdir()) if entry.is_file() and not entry.name.startswith("."))
+    """
+    The files of a team in a repository, without its agents. Pickles are left out: loading one can run any code. So are names
+    that begin with `_`, as in the pushes of transformers' `Trainer`.
+    """
+    files = (entry for entry in sorted(folder.iterdir()) if entry.is_file() and not entry.name.startswith((".", "_")))
     return [entry.name for entry in files if entry.suffix not in (".bin", ".pt", ".pth", ".pkl", ".partial")]

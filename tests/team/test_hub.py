@@ -94,7 +94,7 @@ def write_results(folder):
 
 @pytest.fixture(scope="module")
 def saved(tiny_model, tmp_path_factory):
-    """The folder of a trained team in agent scope, with pickles and a checkpoint beside it."""
+    """The folder of a trained team in agent scope, with pickles, a checkpoint and the lock of the run beside it."""
     path = tmp_path_factory.mktemp("saved") / "run"
     trainer = make(tiny_model, path, latent_scope="agent", save_strategy="steps", save_steps=1)
     trainer.train()
@@ -102,6 +102,7 @@ def saved(tiny_model, tmp_path_factory):
     trainer.create_model_card("run", "builtin")
     trainer.executor.close()
     write_results(path)
+    (path / "_run.lock").touch()
     return path
 
 
@@ -127,6 +128,7 @@ class TestExportTeam:
             if "/" not in name and name != "README.md":
                 assert files[name] == before[name], name
         assert not [name for name in files if name.endswith((".bin", ".pt", ".partial")) or "checkpoint" in name]
+        assert "_run.lock" not in files
         assert [path.name for path in written[0].parent.iterdir()] == ["team"]
 
     def test_it_loads_as_the_same_team(self, written):
