@@ -102,18 +102,18 @@ def refusal(abi: int, seccomp: bool) -> str:
     missing, advice = [], []
     if not sys.platform.startswith("linux") or platform.machine() not in _SYS_SECCOMP:
         missing.append(f"Linux on x86_64 or aarch64 (this is {sys.platform} on {platform.machine()})")
-        advice.append("run inside a Linux virtual machine or container")
+        advice.append("Run inside a Linux virtual machine or container")
     else:
         if not abi:
             missing.append("Landlock, which guards files")
             advice.append(
-                "use Linux 5.13 or later with 'landlock' among the boot parameter lsm=, and in a container a seccomp "
+                "Use Linux 5.13 or later with 'landlock' among the boot parameter lsm=, and in a container a seccomp "
                 f"profile that allows landlock_create_ruleset (kernel here: {os.uname().release})"
             )
         if not seccomp:
             missing.append("seccomp filters, which refuse system calls")
-            advice.append("use a kernel with CONFIG_SECCOMP_FILTER")
+            advice.append("Use a kernel with CONFIG_SECCOMP_FILTER")
     return (
-        f"isolation='strict' is not possible here: missing {' and '.join(missing)}. {'; '.join(advice).capitalize()}; "
-        "or set isolation='best_effort' (--isolation best_effort) to use what the kernel offers."
+        f"isolation='strict' is not possible here: missing {' and '.join(missing)}. {'. '.join(advice)}. "
+        "Or set isolation='best_effort' (--isolation best_effort) to use what the kernel offers."
     )

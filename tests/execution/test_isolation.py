@@ -219,3 +219,8 @@ def test_the_package_is_light():
     """Importing the executor imports neither torch nor numpy."""
     script = "import sys, marcog_trl.execution; sys.exit(bool({'torch', 'numpy', 'transformers'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_the_refusal_of_strict_says_what_to_do():
+    said = isolation.refusal(0, False)
+    assert "Use Linux 5.13" in said and "CONFIG_SECCOMP_FILTER" in said and "--isolation best_effort" in said
