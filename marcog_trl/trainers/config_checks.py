@@ -44,6 +44,7 @@ def run_on_cpu(args: Any) -> None:
     """Sets the options for machines without accelerator, so that the same launch configuration runs everywhere."""
     if torch.accelerator.is_available():
         return
+    args.dataloader_pin_memory = False  # torch warns that nothing can be pinned
     if args.bf16 is None and not args.fp16:
         args.bf16 = False
     if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
