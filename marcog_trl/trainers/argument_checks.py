@@ -36,9 +36,10 @@ def check_arguments(trainer_class: Any, model: Any, args: Any, peft_config: Any,
     return args
 
 
-def check_workflow(workflow: Workflow, args: Any) -> None:
-    """Refuses settings that do not fit the workflow."""
-    if args.agent_loss_weighting == "agent" and len(workflow.agents) > 1 and args.loss_type not in ("dapo", "grpo"):
+def check_workflow(workflow: Workflow, args: Any) -> list[str]:
+    """Refuses settings that do not fit the workflow. Returns the names of the agents to train."""
+    trained = _trained_agents(workflow, args.trained_agents)
+    if args.agent_loss_weighting == "agent" and len(trained) > 1 and args.loss_type not in ("dapo", "grpo"):
         raise ValueError(
             f"loss_type={args.loss_type!r} does not support agent_loss_weighting='agent'. Use loss_type='dapo' or "
             "'grpo', or set agent_loss_weighting='token'."
@@ -48,6 +49,23 @@ def check_workflow(workflow: Workflow, args: Any) -> None:
             f"turn_weights={args.turn_weights} has {len(args.turn_weights)} weights for num_turns={workflow.num_turns}. "
             f"Set turn_weights={[1.0] * workflow.num_turns}, for example."
         )
+    return trained
+
+
+def _trained_agents(workflow: Workflow, given: Any) -> list[str]:
+    speaking = {slot.agent for slot in workflow.slots}
+    agents = [agent.name for agent in workflow.agents if agent.name in speaking]
+    if given is None:
+        return agents
+    names = given if isinstance(given, list | tuple) else [given]
+    for name in names:
+        if name not in agents:
+            raise ValueError(
+                f"trained_agents={given!r} has {name!r}, which is not one of the team's agents. Use some of {agents}."
+            )
+    if not names:
+        raise ValueError(f"trained_agents={given!r} trains no agent. Use some of {agents}.")
+    return [agent for agent in agents if agent in names]
 
 
 def check_zero3(model: Any, args: Any) -> None:

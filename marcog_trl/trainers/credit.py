@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def over_siblings(trainer: MultiAgentTrainer, rollout: Rollout, **options: Any) -> torch.Tensor:
     """Calls [`group_advantages`] with these options, `(B,)`. Siblings may be on other processes."""
-    rows = rollout.row_returns(), rollout.live, rollout.agent
+    rows = rollout.row_returns(), rollout.learning, rollout.agent
     here, sums = slice(0, len(rollout.rows)), cast(SumOverProcesses | None, trainer._sum_over_processes)
     siblings: int | list[int] = rollout.tree.siblings * (len(rollout.rows) // len(rollout.tree.slots))
     if trainer._splits_groups(trainer.model.training):

@@ -42,6 +42,7 @@ class Rollout:
             turn, also for unused rows. M is 1, or larger if joint actions share replies.
         row_of (`torch.Tensor` of shape `(E, S)`): The row of each slot in each episode, also for unused rows.
         live (`torch.Tensor` of shape `(B,)`): Whether the row is used and, after scoring, not masked.
+        learns (`torch.Tensor` of shape `(B,)`): Whether the row's agent is trained.
         trained (`torch.Tensor` of shape `(B,)`): Whether the row is live and in the loss. Rows truncated under
             `mask_truncated_completions` are not in the loss, but their rewards count in the group baseline.
         rewards, returns (`torch.Tensor` of shape `(E, N, K)`): Reward of each agent in each turn, and return from that
@@ -59,6 +60,7 @@ class Rollout:
     episodes_of_row: torch.Tensor
     row_of: torch.Tensor
     live: torch.Tensor
+    learns: torch.Tensor
     trained: torch.Tensor
     rewards: torch.Tensor
     returns: torch.Tensor
@@ -101,6 +103,7 @@ class Rollout:
             ),
             row_of=(torch.tensor(tree.path(slots)) + problems * len(tree.slots)).flatten(0, 1).to(device),
             live=live,
+            learns=torch.tensor([slot.agent in trainer.trained_agents for slot in of_slot], device=device),
             trained=live,
             rewards=torch.zeros(num_episodes, len(agents), num_turns, device=device),
             returns=torch.zeros(num_episodes, len(agents), num_turns, device=device),
@@ -141,6 +144,11 @@ class Rollout:
         """Index of the first episode that contains the row, in the list of the last turn, `(B,)`."""
         descendants = self.tree.joint_actions[-1] // torch.tensor(self.tree.joint_actions, device=self.turn.device)
         return self.episodes_of_row[:, 0] * descendants[self.turn]
+
+    @property
+    def learning(self) -> torch.Tensor:
+        """Whether the row is live and its agent is trained, `(B,)`. Statistics of the losses are over these rows."""
+        return self.live & self.learns
 
     @functools.cached_property
     def last_act(self) -> torch.Tensor:

@@ -36,14 +36,28 @@ def loss_window(trainer: MultiAgentTrainer, count: torch.Tensor) -> torch.Tensor
     return normalizer
 
 
-def rows_per_used_row(trainer: MultiAgentTrainer, rollout: Rollout) -> dict[str, torch.Tensor]:
-    """Returns the number of rows of the generation batch per live row and per trained row, over all processes."""
-    live, trained, total = trainer._sum_over_processes(
-        torch.stack([rollout.live.sum(), rollout.trained.sum(), torch.ones_like(rollout.live).sum()])
+def rows_to_train(trainer: MultiAgentTrainer, output: dict[str, Any], rollout: Rollout) -> dict[str, Any]:
+    """
+    Returns the batch of the update: the rows of trained agents, and the number of these rows per live row and per row in the
+    loss, over all processes. The other agents' rows would cost a forward and a backward pass for nothing.
+    """
+    keep = rollout.learns.clone()
+    # TRL splits the batch into equal parts, so a few rows that the loss ignores may have to stay
+    parts = trainer.args.steps_per_generation if trainer.model.training else 1
+    keep[(~keep).nonzero()[: -int(keep.sum()) % parts]] = True
+    if not keep.all():
+        output = {
+            name: value[keep] if isinstance(value, torch.Tensor) and value.dim() else value
+            for name, value in output.items()
+        }
+    learning, trained, total = trainer._sum_over_processes(
+        torch.stack([rollout.learning.sum(), rollout.trained.sum(), keep.sum()])
     )
-    per_live_row = total / live.clamp(min=1)
-    per_trained_row = total / trained.clamp(min=1)
-    return {"rows_per_live_row": per_live_row, "rows_per_trained_row": per_trained_row}
+    counts = {
+        "rows_per_live_row": total / learning.clamp(min=1),
+        "rows_per_trained_row": total / trained.clamp(min=1),
+    }
+    return output | counts
 
 
 def row_weights(trainer: MultiAgentTrainer, mask: torch.Tensor, rollout: Rollout) -> torch.Tensor:

@@ -78,6 +78,10 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
             with `loss_type="grpo"`).
         turn_weights (`list[float]`, *optional*):
             Weight of each turn in the policy and value losses, not negative. Defaults to 1 for all turns.
+        trained_agents (`list[str]`, *optional*):
+            Names of the agents to train. The others speak, and their rewards and replies are logged, but no loss and no
+            statistic of advantages sees them, and they cost no update. An adapter that agents share still changes all of
+            them. Defaults to all agents.
 
         early_termination_threshold (`float`, *optional*):
             End an episode once a turn earns more than this, in reward units, averaged over agents. By default, episodes do
@@ -223,6 +227,11 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
 
     turn_weights: list[float] | None = field(
         default=None, metadata={"help": "Weight of each turn in the policy and value losses, such as 1.5 0.5."}
+    )
+
+    trained_agents: list[str] | None = field(
+        default=None,
+        metadata={"help": "Names of the agents to train. The others speak, but no loss sees them. Default: all."},
     )
 
     # Parameters that control the curriculum

@@ -196,7 +196,6 @@ class MultiAgentPPOTrainer(ModulesTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, torch.Tensor | Any]:
         # TRL computes `ref_per_token_logps` if beta is not 0. `_compute_loss` sets beta to 0 with kl_penalty="reward"
         output = super()._generate_and_score_completions(inputs)
-        output.update(self._row_tensors or {})
         self._row_tensors = None
         return output
 

@@ -58,7 +58,7 @@ from marcog_trl.trainers.checkpointing import RolloutCheckpoints
 from marcog_trl.trainers.credit import over_siblings
 from marcog_trl.trainers.dataloaders import ProblemLoaders
 from marcog_trl.trainers.layout import Rollout, fit_batches
-from marcog_trl.trainers.loss_scale import loss_window, row_weights, rows_per_used_row, share_of_live_rows
+from marcog_trl.trainers.loss_scale import loss_window, row_weights, rows_to_train, share_of_live_rows
 from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
 from marcog_trl.trainers.reward_functions import reward_functions
 from marcog_trl.trainers.sampling import make_curriculum
@@ -140,7 +140,7 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ProblemLoaders):
         self.workflow = args.make_workflow(workflow)
         self.agents = [agent.name for agent in self.workflow.agents]
         reward_funcs = reward_functions(reward_funcs)
-        check_workflow(self.workflow, args)
+        self.trained_agents = check_workflow(self.workflow, args)
         train_dataset = checked_datasets({"train_dataset": train_dataset}, self.workflow, reward_funcs)[
             "train_dataset"
         ]
@@ -335,16 +335,15 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ProblemLoaders):
         rollout = self._batch
         assert rollout is not None
         # TRL may mask more rows, such as truncated ones
-        rollout.trained = rollout.live & (output["completion_mask"] * output["tool_mask"]).any(1)
+        rollout.trained = rollout.learning & (output["completion_mask"] * output["tool_mask"]).any(1)
         output["tool_mask"] = output["tool_mask"] * rollout.trained[:, None]
         mask = output["completion_mask"] * output["tool_mask"]
         output["num_items_in_batch"] = self._sum_over_processes(mask.sum())
         output["agent"], output["turn"] = rollout.agent, rollout.turn
-        output |= rows_per_used_row(self, rollout)
         self._assign_credit(output, rollout)
         metrics.log_rollout(self, output, rollout)
         self._batch = None
-        return output
+        return rows_to_train(self, output | rollout.tensors, rollout)
 
     def _sum_over_processes(self, tensor: torch.Tensor) -> torch.Tensor:
         return self.accelerator.reduce(tensor, reduction="sum")
@@ -355,7 +354,7 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ProblemLoaders):
         output["advantages"] = self._group_advantages(rollout) * row_weights(self, mask, rollout)
 
     def _group_advantages(self, rollout: Rollout) -> torch.Tensor:
-        """Returns the advantage of each row over its siblings, `(B,)`, in reward units. 0 for unused rows."""
+        """Returns the advantage of each row over its siblings, `(B,)`, in reward units. 0 for rows that do not learn."""
         return over_siblings(self, rollout, kind="mean")
 
     # Loss

@@ -269,9 +269,9 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         }
 
     def _team_rows(self, rollout: Rollout) -> torch.Tensor:
-        """Returns the index of every agent's last live row in the turn of each row, or -1, `(B, N)`."""
+        """Returns the index of every trained agent's last live row in the turn of each row, or -1, `(B, N)`."""
         rows = rollout.row_of[rollout.first_episode]  # (B, S)
-        here = rollout.live[rows] & (rollout.turn[rows] == rollout.turn[:, None])
+        here = rollout.learning[rows] & (rollout.turn[rows] == rollout.turn[:, None])
         team = torch.full((len(rows), len(self.agents)), -1, device=rows.device)
         for s, slot in enumerate(self.workflow.slots):
             agent = self.agents.index(slot.agent)
@@ -313,11 +313,11 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         if self.model.training:
             self._keep_probe(rollout)
         episode = rollout.episodes_of_row[:, 0]
-        # The live rows of a team's turn share a weight of 1
+        # The live rows of trained agents in a team's turn share a weight of 1
         team_turn = episode * self.workflow.num_turns + rollout.turn
         count = torch.zeros(len(rollout.episodes) * self.workflow.num_turns, device=episode.device)
-        count.index_add_(0, team_turn, rollout.live.float())
-        output["team_weight"] = rollout.live / count[team_turn].clamp(min=1)
+        count.index_add_(0, team_turn, rollout.learning.float())
+        output["team_weight"] = rollout.learning / count[team_turn].clamp(min=1)
         output["num_team_turns"] = self._sum_over_processes((count > 0).sum().float())
         z = rollout.of_rows("latent")
         team_z = z[self._team_rows(rollout).clamp(min=0)]
@@ -368,9 +368,9 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
     def _keep_probe(self, rollout: Rollout) -> None:
         """Keeps the prompt of the first row whose turn has the most agents, and the latents of these agents."""
         team_rows, latents = self._team_rows(rollout), rollout.tensors["z"]
-        chosen = int(((team_rows >= 0).sum(1) * rollout.live).argmax())
+        chosen = int(((team_rows >= 0).sum(1) * rollout.learning).argmax())
         row, others = rollout.rows[chosen], team_rows[chosen]
-        if row is None or not rollout.live[chosen]:  # other processes may have agents to compare
+        if row is None or not rollout.learning[chosen]:  # other processes may have agents to compare
             self._probe = [self._tokenizer.eos_token_id], latents[:1]
         else:
             self._probe = row.prompt_ids, latents[others[others >= 0]]

@@ -1,0 +1,217 @@
+"""`trained_agents`: the other agents speak, and nothing that is learned depends on them."""
+
+import zlib
+
+import pytest
+import teams
+import torch
+
+from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOTrainer
+from marcog_trl.trainers import MultiAgentTrainer
+
+
+class Alone(teams.Pair):
+    """As `Pair`, but agent b is never asked."""
+
+    def play(self, problem):
+        for turn in range(self.num_turns):
+            yield {"a": f"{problem['prompt']} a{turn}"}
+
+    def solution(self, problem, replies):
+        return replies["a"]
+
+
+def of_a(completions, replies, **kwargs):
+    """Differs between any two replies of agent a."""
+    return teams.letters([reply["a"] for reply in replies])
+
+
+def own(completions, replies, **kwargs):
+    """Each agent earns by its own reply, on scales of its own."""
+    return [{"a": a, "b": 10 * b} for a, b in ((teams.letters([reply[n]])[0] for n in "ab") for reply in replies)]
+
+
+def noise_of(rows):
+    """Noise of latents that depends on the row alone, not on who else speaks."""
+    seeds = [zlib.crc32(repr((row.episode, row.slot)).encode()) for row in rows]
+    return torch.stack([torch.randn(8, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
+
+
+def step(model, path, trainer=MultiAgentGRPOTrainer, change=None, **options):
+    """The trainer after one step on replies from a script, and the gradients of the step."""
+    watch = teams.Watch()
+    defaults = {"workflow": teams.Pair(), "reward": of_a, "beta": 0.1, "callbacks": [watch], "seed": 3}
+    trainer = teams.make(model, path, trainer, **{**defaults, **options})
+    teams.script(trainer)
+    if isinstance(trainer, MultiAgentPPOTrainer):
+        teams.randomize(trainer.modules)  # a critic that is 0 would be moved to the mean return
+    if isinstance(trainer, SHPPOTrainer):
+        trainer._noise_of = noise_of
+    if change is not None:
+        change(trainer)
+    trainer.train()
+    [gradients] = watch.gradients
+    return trainer, gradients
+
+
+def check_equal(ours, theirs, scale=1.0):
+    assert ours.keys() == theirs.keys()
+    assert sum(gradient.abs().sum() for gradient in theirs.values()) > 0
+    for name, gradient in ours.items():
+        torch.testing.assert_close(
+            gradient, scale * theirs[name], rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+@pytest.mark.parametrize(
+    ("trainer", "options"),
+    [
+        (MultiAgentTrainer, {}),
+        (MultiAgentGRPOTrainer, {"scale_rewards": "batch"}),
+        (MultiAgentGRPOTrainer, {"scale_rewards": "agent", "loss_type": "grpo", "advantage": "rloo"}),
+        (MultiAgentGRPOTrainer, {"scale_rewards": "batch", "loss_type": "dr_grpo"}),
+        (MultiAgentGRPOTrainer, {"loss_type": "bnpo", "agent_loss_weighting": "token"}),
+        (MultiAgentGRPOTrainer, {"turn_tree": True, "scale_rewards": "batch", "per_device_train_batch_size": 24}),
+        (MultiAgentPPOTrainer, {"critic": "agent", "advantage_normalization": "batch"}),
+        (MultiAgentPPOTrainer, {"critic": "none", "agent_loss_weighting": "token"}),
+        (SHPPOTrainer, {"critic": "agent", "policy_gradient_to_latent": True}),
+        (SHPPOTrainer, {"critic": "agent", "latent_scope": "agent", "latent_distance": "minmax"}),
+        (SHPPOTrainer, {"critic": "none", "parameter_sharing": "separate"}),
+    ],
+    ids=str,
+)
+def test_agents_that_are_not_trained_count_like_silent_ones(tiny_model, tmp_path, trainer, options):
+    turns = 2 if trainer is not SHPPOTrainer else 1
+    _, ours = step(
+        tiny_model, tmp_path / "a", trainer, workflow=teams.Pair(num_turns=turns), trained_agents=["a"],
+        **{"per_device_train_batch_size": 16, **options},
+    )  # fmt: skip
+    # With one agent that speaks, every weighting of agents is the same
+    _, alone = step(
+        tiny_model, tmp_path / "b", trainer, workflow=Alone(num_turns=turns),
+        **{"per_device_train_batch_size": 16, **options, "agent_loss_weighting": "token"},
+    )  # fmt: skip
+    check_equal(ours, alone)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "options"),
+    [
+        (MultiAgentGRPOTrainer, {"scale_rewards": "agent"}),
+        (MultiAgentGRPOTrainer, {"loss_type": "grpo"}),
+        (MultiAgentPPOTrainer, {"critic": "team"}),
+        (MultiAgentPPOTrainer, {"critic": "team", "kl_penalty": "reward", "critic_backprop": True}),
+    ],
+    ids=str,
+)
+def test_the_gradient_is_that_without_the_others_advantages_and_weights(tiny_model, tmp_path, trainer, options):
+    def silence(trainer):
+        """Takes b's rows out of the loss of a run that trains both, where each agent has half of the weight."""
+        assign = trainer._assign_credit
+
+        def without_b(output, rollout):
+            assign(output, rollout)
+            factor = 2.0 * (rollout.agent == 0)
+            for name in ("advantages", "row_weight"):
+                if name in output:
+                    output[name] = output[name] * factor.view(-1, *[1] * (output[name].dim() - 1))
+
+        trainer._assign_credit = without_b
+
+    options = {"beta": 0.0 if "kl_penalty" not in options else 0.1, "reward": own, **options}
+    _, ours = step(tiny_model, tmp_path / "a", trainer, trained_agents=["a"], **options)
+    _, reference = step(tiny_model, tmp_path / "b", trainer, silence, **options)
+    check_equal(ours, reference)
+
+
+@pytest.mark.parametrize("trainer", [MultiAgentGRPOTrainer, MultiAgentPPOTrainer])
+def test_the_gradients_of_single_agents_add_up(tiny_model, tmp_path, trainer):
+    gradients = {}
+    for names in (["a"], ["b"], ["b", "a"], None):
+        # Without the KL term, which weighs agents by their tokens
+        options = {"reward": own, "beta": 0.0, "trained_agents": names}
+        _, gradients[str(names)] = step(tiny_model, tmp_path / str(names), trainer, **options)
+    mean = {name: (g + gradients["['b']"][name]) / 2 for name, g in gradients["['a']"].items()}
+    assert not all(torch.allclose(g, gradients["['b']"][name]) for name, g in gradients["['a']"].items())
+    check_equal(gradients["None"], mean)
+    check_equal(gradients["['b', 'a']"], gradients["None"])
+
+
+@pytest.mark.parametrize("size", [6, 3, 2, 1])
+def test_an_update_has_the_rows_of_trained_agents_alone(tiny_model, tmp_path, size):
+    """6 rows of 3 agents: 2 to train, with which micro-batches of 2 and 1 rows cannot all be filled."""
+
+    def make(trainer):
+        compute = trainer._compute_loss
+
+        def watched(model, inputs):
+            seen.append(inputs["agent"].tolist())
+            return compute(model, inputs)
+
+        trainer._compute_loss = watched
+
+    seen = []
+    options = {"workflow": teams.Pair(("a", "b", "c")), "trained_agents": ["b"], "reward": teams.letters}
+    _, whole = step(tiny_model, tmp_path / "whole", per_device_train_batch_size=6, **options)
+    _, parts = step(
+        tiny_model, tmp_path / "parts", change=make, per_device_train_batch_size=size,
+        gradient_accumulation_steps=6 // size, **options,
+    )  # fmt: skip
+    check_equal(parts, whole)
+    assert len(seen) == 6 // size
+    rows = [agent for agents in seen for agent in agents]
+    assert rows.count(1) == 2
+    assert len(rows) == {6: 2, 3: 2, 2: 3, 1: 6}[size]
+
+
+def test_the_others_are_logged(tiny_model, tmp_path):
+    trainer, _ = step(tiny_model, tmp_path, MultiAgentPPOTrainer, reward=own, trained_agents=["a"])
+    for agent in "ab":
+        for name in ("reward", "return", "completion_length"):
+            assert teams.logged(trainer, f"agents/{agent}/{name}"), name
+    assert teams.logged(trainer, "agents/a/gradient_share") == [1.0]
+    assert teams.logged(trainer, "agents/b/gradient_share") == [0.0]
+    assert len(trainer._logs["completion"]) == 8
+    assert all(trainer._logs["completion"])
+
+
+def test_the_adapter_of_an_agent_that_is_not_trained_stays(tiny_model, tmp_path):
+    trainer, _ = step(
+        tiny_model, tmp_path, SHPPOTrainer, parameter_sharing="separate", trained_agents=["a"], max_steps=1
+    )
+    before = {}
+
+    def keep(trainer):
+        before.update(teams.trainable(trainer))
+
+    trainer, _ = step(
+        tiny_model, tmp_path / "again", SHPPOTrainer, keep, parameter_sharing="separate", trained_agents=["b"]
+    )
+    after = teams.trainable(trainer)
+    adapters = [name for name in before if "lora_A" in name]
+    assert adapters
+    for name in adapters:
+        own, other = (after[name] - before[name]).chunk(2)
+        assert torch.equal(own, torch.zeros_like(own)) and other.abs().sum() > 0, name
+
+
+def test_evaluation_sees_all_agents(tiny_model, tmp_path):
+    trainer, _ = step(
+        tiny_model, tmp_path, reward=own, trained_agents=["a"], eval_dataset=teams.dataset(2), eval_strategy="steps",
+        eval_steps=1,
+    )  # fmt: skip
+    assert teams.logged(trainer, "eval_agents/b/reward")
+    assert teams.logged(trainer, "eval_loss")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["c"], r"trained_agents=\['c'\] has 'c', which is not one of the team's agents. Use some of \['a', 'b'\]"),
+        ("main", "trained_agents='main' has 'main', which is not"),
+        ([], r"trained_agents=\[\] trains no agent. Use some of \['a', 'b'\]"),
+    ],
+)
+def test_wrong_names_are_refused(tmp_path, given, message):
+    with pytest.raises(ValueError, match=message):
+        teams.make("no/model", tmp_path, MultiAgentGRPOTrainer, workflow=teams.Pair(), trained_agents=given)
