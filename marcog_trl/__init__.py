@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from marcog_trl.agents import Agent, Consult, Execute, Slot, Workflow
+    from marcog_trl.endpoints import Endpoint
     from marcog_trl.evaluation.evaluate import evaluate_team
     from marcog_trl.preferences import (
         IterativeMADPOConfig,
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 # Imported when first used: the execution workers and the workflows need neither torch nor trl
 _MODULES = {
     "marcog_trl.agents": ("Agent", "Consult", "Execute", "Slot", "Workflow"),
+    "marcog_trl.endpoints": ("Endpoint",),
     "marcog_trl.preferences": (
         "IterativeMADPOConfig", "IterativeMARLHFConfig", "MADPOConfig", "MADPOTrainer", "OveroptimisationCallback",
         "Round", "Rounds", "RoundsSettings", "TeamRewardConfig", "TeamRewardModel", "TeamRewardTrainer",
@@ -87,6 +89,7 @@ __all__ = [
     "Collaboration",
     "Consult",
     "Discussion",
+    "Endpoint",
     "Execute",
     "IterativeMADPOConfig",
     "IterativeMARLHFConfig",

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from marcog_trl.checks import COUNT, check_number, returns_value
+from marcog_trl.endpoints import Endpoint
 from marcog_trl.execution import Job
 from marcog_trl.parsing.prompts import Prompt, messages_of
 
@@ -21,16 +22,19 @@ from marcog_trl.parsing.prompts import Prompt, messages_of
 @dataclass(frozen=True)
 class Agent:
     """
-    A named role in a team. Agents share one model.
+    A named role in a team. Agents share one model, except for those that speak through an endpoint.
 
     Args:
         name (`str`): Name, unique in the team. Part of the names of metrics (`agents/helper/reward`).
         role (`str`): Instruction for the agent. The shipped team workflows put it before the problem, and SHPPO computes
             latents from it.
+        endpoint ([`~marcog_trl.endpoints.Endpoint`], *optional*): Endpoint of another model that speaks for the agent. Such
+            an agent is never trained.
     """
 
     name: str
     role: str
+    endpoint: Endpoint | None = None
 
 
 @dataclass(frozen=True)
@@ -234,6 +238,11 @@ class Workflow:
         for agent in self.agents:
             if not isinstance(agent.name, str) or not agent.name or not isinstance(agent.role, str):
                 raise TypeError(f"{title}.agents has {agent}. Use text for the name and the role.")
+            if agent.endpoint is not None and not isinstance(agent.endpoint, Endpoint):
+                raise TypeError(
+                    f"{title}.agents has endpoint={agent.endpoint!r}. Use Endpoint('gpt-4o-mini', 'http://localhost:8000/v1'), "
+                    "for example, from marcog_trl."
+                )
         repeated = [name for name in names if names.count(name) > 1]
         if repeated:
             raise ValueError(

@@ -44,6 +44,7 @@ from marcog_trl.cli.comlrl import nearest_setting
 from marcog_trl.cli.endings import interrupts, one_line
 from marcog_trl.cli.parsing import parse_override, read_arguments
 from marcog_trl.cli.showing import hide_bars_of_libraries
+from marcog_trl.endpoints import EndpointError
 from marcog_trl.evaluation.baselines import single_agent, untrained_team
 from marcog_trl.evaluation.evaluate import check_evaluation, evaluate_team
 from marcog_trl.problems import load_problems
@@ -199,7 +200,7 @@ def main(argv: Sequence[str]) -> int:
         SystemExit: With one line, if anything in the command line, the data or the model is wrong.
     """
     hide_bars_of_libraries()
-    with interrupts() as kept, one_line(ValueError, OSError):
+    with interrupts() as kept, one_line(ValueError, OSError, EndpointError):
         args = read_arguments(EvaluationArguments, argv, "marcog-trl evaluate", __doc__)
         kept.now = lambda: _kept_by(args.output)
         with redirect_stdout(sys.stderr):  # libraries print there too

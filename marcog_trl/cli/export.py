@@ -29,6 +29,7 @@ from marcog_trl.cli.arguments import SavedTeamArguments, column_names
 from marcog_trl.cli.endings import interrupts, one_line
 from marcog_trl.cli.parsing import read_arguments
 from marcog_trl.cli.showing import hide_bars_of_libraries
+from marcog_trl.endpoints import EndpointError
 from marcog_trl.problems import load_problems
 from marcog_trl.processes import this_process
 from marcog_trl.team.export import check_new, export_team
@@ -70,7 +71,10 @@ class ExportArguments(SavedTeamArguments):
 
 
 def _export(args: ExportArguments) -> tuple[dict[str, Any], bool]:
-    """Writes the team. Returns a report on each agent's adapter, and whether this process is the one that writes."""
+    """
+    Writes the team. Returns a report on each agent's adapter, empty for one that speaks through an endpoint, and whether this
+    process is the one that writes.
+    """
     check_new(Path(args.output_dir))
     settings = agent_settings(args.num_agents, args.agents)
     problems = load_problems(args.dataset_name, args.dataset_split, columns=column_names(args.dataset_columns))
@@ -86,7 +90,7 @@ def _export(args: ExportArguments) -> tuple[dict[str, Any], bool]:
     )
     report = export_team(team, folder, args.output_dir, problems)
     team.close()
-    return report, this_process().is_main_process
+    return report | {agent: {} for agent in team.outside}, this_process().is_main_process
 
 
 def main(argv: Sequence[str]) -> int:
@@ -104,13 +108,16 @@ def main(argv: Sequence[str]) -> int:
     """
     writes = True
     hide_bars_of_libraries()
-    with interrupts() as kept, one_line(ValueError, OSError, PushError):
+    with interrupts() as kept, one_line(ValueError, OSError, EndpointError, PushError):
         args = read_arguments(ExportArguments, argv, "marcog-trl export", __doc__)
         if args.adapter is not None:
             with redirect_stdout(sys.stderr):  # libraries print there too
                 report, writes = _export(args)
             kept.now = lambda: f"The export is in {args.output_dir}. Push it with --push user/team, without --adapter."
             for agent, own in report.items() if writes else ():
+                if not own:
+                    print(f"{agent}: no adapter, because the agent speaks through an endpoint")
+                    continue
                 distance = f"KL per token {own['kl_per_token']:.2g} on {own['tokens']} tokens"
                 print(f"{args.output_dir}/agents/{agent}: {distance if own['tokens'] else 'the agent itself'}")
         if args.push is not None and writes:

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from marcog_trl.endpoints import EndpointError
 from marcog_trl.execution.__main__ import OneLineParser, read_file
 from marcog_trl.execution.formats import guess_format, split_asserts
 from marcog_trl.execution.isolation import ISOLATION_LEVELS
@@ -144,6 +145,6 @@ def main(argv: Sequence[str]) -> int:
     try:
         with contextlib.redirect_stdout(sys.stderr):  # libraries print there too
             answer = solve(args)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, EndpointError) as error:
         parser.exit(2, f"error: {' '.join(str(error).split())}\n")
     return show(answer, args.messages)

@@ -29,6 +29,7 @@ from marcog_trl.cli.next_steps import SavedTeam, evaluation, print_next_steps
 from marcog_trl.cli.parsing import read_training_arguments
 from marcog_trl.cli.recipe import TrainingRecipe
 from marcog_trl.cli.showing import hide_bars_of_libraries, shown
+from marcog_trl.endpoints import EndpointError
 from marcog_trl.evaluation.evaluate import evaluate_problems
 from marcog_trl.report.console import print_table
 from marcog_trl.report.metrics_file import METRICS_FILE, MetricsFile
@@ -119,7 +120,7 @@ def train(
             sys.exit(error_line(error))
         except OSError as error:  # a model that is not there, or no folder for the embedded one
             sys.exit(error_line(error, name and f"while loading {name!r}: "))
-        with one_line(CheckpointError, PushError):
+        with one_line(CheckpointError, EndpointError, PushError):
             _run(_Run(script, trainer, test_dataset, checkpoint, started), kept)
 
 

@@ -89,6 +89,7 @@ def single_agent(
         max_completion_length=of_team.max_completion_length * len(played.slots) // played.num_turns,
         num_agents=None,
         roles=None,
+        endpoints=None,
         class_split=None,
         centralized=False,
         parameter_sharing="shared",

@@ -86,9 +86,10 @@ def evaluate_team(
         - `reward`, `rewards/...` (reward units), and the metrics that reward functions log with `log_metric`, as
           `logged/...` if the name is already used.
         - `tokens_per_problem`; `agents/.../tokens` (mean length of a reply); `agents/.../truncated` (share of replies cut
-          off at the maximum length).
+          off at the maximum length). For agents behind endpoints also `agents/.../requests_per_problem`,
+          `.../prompt_tokens_per_problem` and `.../seconds_per_problem` (of the sampled episodes).
         - `seconds_per_problem`; `waiting_per_problem` (the part of it spent on verdicts and rewards, without generating).
-        - `problems` (number); `infrastructure` (number of verdicts that the executor failed to give).
+        - `problems` (number); `infrastructure` (number of episodes for which the executor or an endpoint failed).
         - `..._interval`: half-width of the 95 % confidence interval over problems, if there are several.
 
     Raises:

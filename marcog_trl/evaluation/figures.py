@@ -21,19 +21,28 @@ def describe_episode(episode: Episode, reward_names: Sequence[str], eos_token_id
     turn = episode.turns[-1]
     assert turn.tested is not None and turn.score is not None
     job, verdict = turn.tested
-    agents: dict[str, dict[str, int]] = {}
+    agents: dict[str, dict[str, float]] = {}
     for row in episode.rows:
         spoken = agents.setdefault(row.slot.agent, {"replies": 0, "tokens": 0, "truncated": 0})
         spoken["replies"] += 1
-        spoken["tokens"] += len(row.completion_ids)
-        spoken["truncated"] += not set(row.completion_ids[-1:]) & set(eos_token_ids)
+        spoken["tokens"] += row.num_tokens
+        if row.outside is None:
+            spoken["truncated"] += not set(row.completion_ids[-1:]) & set(eos_token_ids)
+            continue
+        spoken["truncated"] += row.outside.truncated
+        for name, paid in (
+            ("prompt_tokens", row.outside.prompt_tokens),
+            ("seconds", row.outside.seconds),
+            ("requests", 1),
+        ):
+            spoken[name] = spoken.get(name, 0) + paid * row.outside.sent
     components = {
         f"rewards/{name}": value
         for name, value in zip(reward_names, turn.score.values, strict=True)
         if not math.isnan(value)
     }
     return {
-        "status": verdict.status,
+        "status": "infrastructure" if episode.unanswered else verdict.status,
         "tests_passed": verdict.passed,
         "tests": verdict.total,
         "message": verdict.message,
@@ -98,6 +107,9 @@ def summarize(records: Sequence[ProblemRecord], k: Sequence[int]) -> dict[str, f
         spoken = [episode["agents"][agent] for episode in sampled if agent in episode["agents"]]
         for name in ("tokens", "truncated"):
             figures[f"agents/{agent}/{name}"] = sum(s[name] for s in spoken) / sum(s["replies"] for s in spoken)
+        for name in ("requests", "prompt_tokens", "seconds"):  # of endpoints
+            if name in spoken[0]:
+                figures[f"agents/{agent}/{name}_per_problem"] = sum(s[name] for s in spoken) / len(records)
     figures |= {
         "seconds_per_problem": mean([record["seconds"] for record in records]),
         "waiting_per_problem": mean([record["waiting_seconds"] for record in records]),

@@ -150,7 +150,7 @@ def split_adapter(
 
 def save_split_adapters(
     model: PeftModel,
-    paths: Sequence[str | Path],
+    paths: Sequence[str | Path | None],
     is_main_process: bool = True,
 ) -> None:
     """
@@ -158,7 +158,7 @@ def save_split_adapters(
 
     Args:
         model ([`~peft.PeftModel`]): Model with an adapter made with [`stack_config`].
-        paths (`Sequence[str]` or `Sequence[Path]`): One directory per agent.
+        paths (`Sequence[str]` or `Sequence[Path]`): One directory per agent; `None` for one whose adapter is not saved.
         is_main_process (`bool`, *optional*, defaults to `True`): Whether this process writes.
 
     Raises:
@@ -167,7 +167,8 @@ def save_split_adapters(
     adapters = split_adapter(model, len(paths), save_embedding_layers="auto")
     if is_main_process:
         for path, (state, config) in zip(paths, adapters, strict=True):
-            _write(state, config, model, path)
+            if path is not None:
+                _write(state, config, model, path)
 
 
 def _config(model: PeftModel) -> LoraConfig:

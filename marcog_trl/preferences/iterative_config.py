@@ -23,7 +23,13 @@ class IterativeMADPOConfig(RoundsSettings, TeamSettings, MADPOConfig):
             As in [`SHPPOConfig`], for an untrained team with `parameter_sharing="latent"`.
     """
 
-    _VALID_DICT_FIELDS = [*MADPOConfig._VALID_DICT_FIELDS, "roles", "generation_kwargs", "chat_template_kwargs"]
+    _VALID_DICT_FIELDS = [
+        *MADPOConfig._VALID_DICT_FIELDS,
+        "roles",
+        "endpoints",
+        "generation_kwargs",
+        "chat_template_kwargs",
+    ]
     _ranges: ClassVar[dict[str, Range]] = {
         **TeamSettings._ranges, **RoundsSettings.rounds_ranges, **MADPOConfig._ranges, "core_scale": NOT_NEGATIVE
     }  # fmt: skip

@@ -197,6 +197,11 @@ def collect_preferences(
     check_number("batch_size", batch_size, COUNT, whole=True, default=128)
     if not isinstance(team, Team):
         raise TypeError(f"team={team!r:.80} is not a team. Pass one, such as Team.from_pretrained(path).")
+    if team.outside:
+        raise ValueError(
+            f"Agents {team.outside} speak through endpoints, but preferences need the tokens of all replies. Set endpoints={{}}, "
+            "or use a workflow without endpoints."
+        )
     if len(problems) == 0:
         raise ValueError("problems is empty. Pass at least one problem.")
     scorer, _ = make_scorer(team, None, reward_funcs)

@@ -108,5 +108,5 @@ def _rewards(turn: Turn, rows: list[Row]) -> Table:
     table = Table("agent", "reward", "tokens")
     for row in rows:
         reward = "–" if turn.rewards is None else f"{turn.rewards[row.slot.agent]:.3f}"
-        table.add_row(row.slot.agent, reward, str(len(row.completion_ids)))
+        table.add_row(row.slot.agent, reward, str(row.num_tokens))
     return table

@@ -238,7 +238,7 @@ class _Engine:
         completion_ids, logprobs = self.generate(rows)
         texts = self.decode(completion_ids) if rows else []
         for i, row in enumerate(rows):
-            row.completion_ids, row.text = completion_ids[i], texts[i]
+            row.completion_ids, row.text = completion_ids[i], texts[i] if row.outside is None else row.outside.text
             row.logprobs = None if logprobs is None else logprobs[i]
         self.stage += 1
         return rows

@@ -115,6 +115,7 @@ class EpisodePlayer:
     def answer_rows(self, rows: list[Row]) -> None:
         """Answer the pending request for replies."""
         self.episode.rows += rows
+        self.episode.masked |= self.episode.unanswered
         self.respond({row.slot.agent: row.text for row in rows})
 
     def goes_on(self, turn: int) -> bool:

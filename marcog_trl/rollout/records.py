@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marcog_trl.agents import Consult, Execute, Prompt, Slot
+from marcog_trl.endpoints import Completion
 from marcog_trl.execution import Job, Verdict
 
 
@@ -37,6 +38,8 @@ class Row:
         completion_ids (`list[int]`): Token ids of the reply, including the EOS at its end.
         logprobs (`list[float]`, *optional*): Log-probability of each completion token, if the backend returns it.
         text (`str`): The decoded reply.
+        outside (`Completion`, *optional*): What the endpoint returned, if the agent speaks through one. The row then has no
+            tokens of the team's model.
         prompt_state (`torch.Tensor` of shape `(H,)`, *optional*): State of the base model at the end of the prompt.
         observation (`torch.Tensor` of shape `(2H,)`, *optional*): What the agent's latent depends on.
         noise, latent (`torch.Tensor` of shape `(d,)`, *optional*): The latent z = μ + σ · noise, and its noise.
@@ -51,11 +54,22 @@ class Row:
     completion_ids: list[int] = field(default_factory=list)
     logprobs: list[float] | None = None
     text: str = ""
+    outside: Completion | None = None
     prompt_state: Any = field(default=None, repr=False, compare=False)
     observation: Any = field(default=None, repr=False, compare=False)
     noise: Any = field(default=None, repr=False, compare=False)
     latent: Any = field(default=None, repr=False, compare=False)
     token_states: Any = field(default=None, repr=False, compare=False)
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether the reply is missing, because the agent's endpoint failed."""
+        return self.outside is not None and self.outside.error is not None
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the reply, in tokens of the model that wrote it."""
+        return len(self.completion_ids) if self.outside is None else self.outside.completion_tokens
 
 
 @dataclass(frozen=True)
@@ -111,8 +125,8 @@ class Episode:
         rows (`list[Row]`): Replies, in order.
         turns (`list[Turn]`): Turns that were played, in order.
         responses (`list`): Everything that the workflow received, in order, as [`~marcog_trl.rollout.engine.replay`] needs it.
-        masked (`bool`): Whether the episode is left out of all losses, because a reward function or the infrastructure
-            failed, or no reward function applies to one of its turns.
+        masked (`bool`): Whether the episode is left out of all losses, because a reward function, the infrastructure or the
+            endpoint of an agent failed, or no reward function applies to one of its turns.
         advice (`list[str | None]`): Answers of advisors, in order; `None` where an advisor had no answer.
     """
 
@@ -122,3 +136,8 @@ class Episode:
     responses: list[Response] = field(default_factory=list)
     masked: bool = False
     advice: list[str | None] = field(default_factory=list)
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether a reply is missing, because the endpoint of an agent failed."""
+        return any(row.unanswered for row in self.rows)

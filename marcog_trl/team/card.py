@@ -95,17 +95,26 @@ def _describe_base(team: Mapping[str, Any]) -> dict[str, Any]:
 
 def _describe_agents(folder: Path, team: Mapping[str, Any]) -> dict[str, Any]:
     """The agents, and how to use them one by one if the folder has the adapters of these very agents."""
-    agents = [{**agent, "adapter": f"{AGENTS_FOLDER}/{agent['name']}"} for agent in team["agents"]]
+    endpoints = team["settings"].get("endpoints") or {}
+    outside = [
+        {**agent, "model": endpoints[agent["name"]]["model"]} for agent in team["agents"] if agent["name"] in endpoints
+    ]
+    agents = [
+        {**agent, "adapter": f"{AGENTS_FOLDER}/{agent['name']}"}
+        for agent in team["agents"]
+        if agent["name"] not in endpoints
+    ]
     path = folder / AGENTS_FOLDER / EXPORT_FILE
     exported = read_json(path, "agents") if path.is_file() else None
     if exported is None or set(exported["agents"]) != {agent["name"] for agent in agents}:
-        return {"agents": agents, "exported": None, "max_lora_rank": None}
+        return {"agents": agents, "outside": outside, "exported": None, "max_lora_rank": None}
     role = "" if team["workflow"] == "Single" else f"{agents[0]['role']}\n\n"
     config = json.loads((folder / agents[0]["adapter"] / "adapter_config.json").read_text())
     rank = max([config["r"], *config["rank_pattern"].values()]) if config["peft_type"] == "LORA" else None
     max_lora_rank = None if rank is None else next((served for served in _VLLM_RANKS if served >= rank), None)
     return {
         "agents": agents,
+        "outside": outside,
         "exported": exported,
         "prompt": repr(role + _TASK),
         "max_lora_rank": max_lora_rank,

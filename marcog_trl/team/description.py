@@ -26,7 +26,7 @@ ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")  # as PEFT 
 TEAM_FORMAT = 1
 # Settings that change what a saved team generates
 _SAVED_SETTINGS = (
-    "workflow", "num_turns", "num_agents", "roles", "centralized", "class_split", "feedback", "visible_tests", "expert_model",
+    "workflow", "num_turns", "num_agents", "roles", "endpoints", "centralized", "class_split", "feedback", "visible_tests", "expert_model",
     "expert_base_url", "critic", "critic_backprop", "parameter_sharing",
     "latent_scope", "latent_size", "sigma_min", "max_completion_length", "temperature", "top_p", "top_k", "min_p",
     "repetition_penalty", "generation_kwargs", "chat_template_kwargs", "early_termination_threshold",
@@ -178,6 +178,11 @@ class TeamDescription:
     def names(self) -> list[str]:
         """Names of the agents."""
         return [agent["name"] for agent in self.agents]
+
+    @property
+    def own_agents(self) -> list[str]:
+        """Names of the agents that the team's model speaks for, not an endpoint."""
+        return [name for name in self.names if name not in (self.settings.get("endpoints") or {})]
 
     def difference(self, other: TeamDescription, but: tuple[str, ...] = ()) -> tuple[str, Any, Any] | None:
         """

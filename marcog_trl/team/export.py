@@ -44,7 +44,8 @@ def export_agents(
     latent of the role text, and the adapter gives the same outputs as the agent. In observation scope, the agent has another
     latent for every prompt. The adapter then holds the mean of its latents on `problems`, and the returned KL says how far
     it is from the agent, measured on the agent's replies. With `"separate"`, the adapter is the agent's own block. With
-    `"shared"`, and for trainers without latents, every agent gets a copy of the shared adapter.
+    `"shared"`, and for trainers without latents, every agent gets a copy of the shared adapter. Agents that speak through
+    endpoints have no adapter.
 
     With several processes, all of them must call it (also under ZeRO-3). Only the main process writes.
 
@@ -61,10 +62,13 @@ def export_agents(
 
     Raises:
         ValueError: If `path` contains other files than an export, an agent's name cannot be used for a folder, there are no
-            problems, or an agent writes no reply on them.
+            problems, an agent writes no reply on them, or all agents speak through endpoints.
     """
     path = Path(path).absolute()
-    for agent in team.agents:
+    own = team.own_agents
+    if not own:
+        raise ValueError(f"All agents {team.agents} speak through endpoints, so there is no adapter to export.")
+    for agent in own:
         # The name of a folder, a word of a command line, and a name for PEFT, where '.' would separate modules
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]*", agent):
             raise ValueError(
@@ -74,15 +78,16 @@ def export_agents(
     on_main(lambda: _check_replaceable(path))
     sharing = team.settings.parameter_sharing
     scope = team.settings.latent_scope if sharing == "latent" else None
-    report: dict[str, dict[str, float]] = {agent: {"kl_per_token": 0.0, "tokens": 0} for agent in team.agents}
+    report: dict[str, dict[str, float]] = {agent: {"kl_per_token": 0.0, "tokens": 0} for agent in own}
     writes = this_process().is_main_process
     with _whole_folder(path, writes) as partial:
-        folders = [partial / agent for agent in team.agents]
+        folders = [partial / agent for agent in own]
         if scope is not None:
             cores, report = _fold_latents(team, scope, problems, report)
             save_folded_adapters(team.model, cores, folders, is_main_process=writes)
         elif sharing == "separate":
-            save_split_adapters(team.model, folders, is_main_process=writes)
+            blocks = [partial / agent if agent in own else None for agent in team.agents]
+            save_split_adapters(team.model, blocks, is_main_process=writes)
         else:
             _save_shared(team, folders, writes)
         if writes:
@@ -92,6 +97,7 @@ def export_agents(
                 "parameter_sharing": sharing,
                 "latent_scope": scope,
                 "agents": report,
+                "endpoints": team.outside,
                 "versions": {package: version(package) for package in ("marcog-trl", "peft")},
             }
             write_json(partial / EXPORT_FILE, content)
@@ -198,12 +204,13 @@ def _save_shared(team: Team, folders: list[Path], writes: bool) -> None:
 def _fold_latents(
     team: Team, scope: str, problems: Iterable[Mapping[str, Any]] | None, report: dict[str, dict[str, float]]
 ) -> tuple[list[torch.Tensor], dict[str, dict[str, float]]]:
-    """Cores to fold, of every layer `(N, r, r)`, and the report."""
+    """Cores to fold, of every layer `(N, r, r)` for the N agents with an adapter, and the report."""
     assert team.modules is not None
     with team.evaluating():  # where a latent is its mean
         if scope == "agent":
             with team.gathered():
-                latents, _ = team.modules.latents(team.role_observations)
+                own = [team.agents.index(agent) for agent in team.own_agents]
+                latents, _ = team.modules.latents(team.role_observations[own])
         else:
             latents, report = _mean_latents(team, problems)
         with team.gathered():
@@ -227,20 +234,21 @@ def _mean_latents(
         replies = []
         for start in range(0, len(own), _PROBLEMS_AT_ONCE):
             for episode in team.play(own[start : start + _PROBLEMS_AT_ONCE]):
-                replies += [(row, row.latent) for row in episode.rows]
-    agent = torch.tensor([team.agents.index(row.slot.agent) for row, _ in replies], device=device)
+                replies += [(row, row.latent) for row in episode.rows if row.outside is None]
+    own_agents = team.own_agents
+    agent = torch.tensor([own_agents.index(row.slot.agent) for row, _ in replies], device=device)
     latents = torch.stack([z for _, z in replies])
-    one_hot = torch.nn.functional.one_hot(agent, len(team.agents)).to(latents)
+    one_hot = torch.nn.functional.one_hot(agent, len(own_agents)).to(latents)
     total = reduce(one_hot.T @ latents, reduction="sum")
     count = reduce(one_hot.sum(0), reduction="sum")
-    for name, spoken in zip(team.agents, count.tolist(), strict=True):
+    for name, spoken in zip(own_agents, count.tolist(), strict=True):
         if not spoken:
             raise ValueError(
                 f"Agent {name!r} wrote no reply on the {len(rows)} problems. Pass problems on which all agents speak."
             )
     means = total / count[:, None]
 
-    sums = torch.zeros(len(team.agents), 2, dtype=torch.float64, device=device)
+    sums = torch.zeros(len(own_agents), 2, dtype=torch.float64, device=device)
     with team.gathered():
         # Under ZeRO-3 a forward pass is a collective operation too
         for i in range(max(gather_object([len(replies)]))):
@@ -251,7 +259,7 @@ def _mean_latents(
     measured = reduce(sums, reduction="sum").tolist()
     return means, {
         name: {"kl_per_token": kl / tokens, "tokens": int(tokens)}
-        for name, (kl, tokens) in zip(team.agents, measured, strict=True)
+        for name, (kl, tokens) in zip(own_agents, measured, strict=True)
     }
 
 

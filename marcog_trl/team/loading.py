@@ -170,6 +170,7 @@ def settings_with(
         own["workflow"] = _trusted_workflow(path, saved, trust_remote_code)
     if not isinstance(workflow, Workflow) and others:
         overrides["roles"] = _roles(own, overrides)
+        own["endpoints"] = _of_agents(own, overrides, own.get("endpoints") or {}) or None
     return TeamSettings(**own | overrides), others
 
 
@@ -249,11 +250,16 @@ def _trusted_workflow(path: Path, saved: TeamDescription, trust_remote_code: boo
 
 def _roles(saved: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, str] | None:
     """Returns the role texts for changed agents: the saved ones of the agents that remain, updated with the given ones."""
-    kept = saved.get("roles") or {}
+    kept = _of_agents(saved, overrides, saved.get("roles") or {})
+    return {**kept, **(overrides.get("roles") or {})} or None
+
+
+def _of_agents(saved: Mapping[str, Any], overrides: Mapping[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
+    """Returns the part of a mapping of saved agents that is about those that remain."""
     if kept and overrides.get("num_agents") is not None:
         agents = make_workflow(saved["workflow"], num_agents=overrides["num_agents"]).agents
         kept = {agent.name: kept[agent.name] for agent in agents if agent.name in kept}
-    return {**kept, **(overrides.get("roles") or {})} or None
+    return kept
 
 
 def check_files(path: Path, saved: TeamDescription, separate: bool) -> None:
@@ -263,7 +269,7 @@ def check_files(path: Path, saved: TeamDescription, separate: bool) -> None:
     Raises:
         ValueError: If a file is missing, cannot be read, or belongs to another base model.
     """
-    folders = [path / "agents" / name for name in saved.names] if separate else []
+    folders = [path / "agents" / name for name in saved.own_agents] if separate else []
     for folder in (path, *folders):
         for name in ADAPTER_FILES:
             if not (folder / name).is_file():

@@ -15,6 +15,7 @@ from marcog_trl.checks import COUNT, NOT_NEGATIVE, POSITIVE, UNIT, Range, check_
 from marcog_trl.execution import CodeExecutor
 from marcog_trl.execution.isolation import ISOLATION_LEVELS, IsolationLevel
 from marcog_trl.execution.jobs import LEAST_MEMORY_MB
+from marcog_trl.team.outside import use_endpoints
 from marcog_trl.workflows import Centralized, ClassTeam, Rounds, construct, workflow_class
 from marcog_trl.workflows.expert import ExpertEdits
 from marcog_trl.workflows.feedback import FEEDBACK_MODES
@@ -56,6 +57,13 @@ class PlaySettings:
     roles: dict[str, str] | str | None = field(
         default=None,
         metadata={"help": "Role texts that replace the default ones, by agent name, as a mapping or JSON."},
+    )
+    endpoints: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={
+            "help": "OpenAI-compatible endpoints that agents speak through, by agent name, as a mapping or JSON. Such agents are "
+            "never trained."
+        },
     )
     class_split: str | None = field(
         default=None,
@@ -133,7 +141,7 @@ class PlaySettings:
 
         Raises:
             TypeError: If `workflow` is neither an instance nor a name.
-            ValueError: If the settings do not fit the workflow.
+            ValueError: If the settings do not fit the workflow, or an endpoint cannot be used.
         """
         if workflow is not None and not isinstance(workflow, str | Workflow):
             raise TypeError(f"workflow={workflow!r} is not a workflow. Pass an instance of Workflow, or a name.")
@@ -150,6 +158,7 @@ class PlaySettings:
         if self.centralized:
             workflow = Centralized(workflow)
         workflow.validate()
+        self.endpoints = use_endpoints(workflow, cast(dict | None, self.endpoints))
         return workflow
 
     def _workflow_options(self, made_of: type[Workflow]) -> dict[str, Any]:
@@ -160,7 +169,7 @@ class PlaySettings:
             options |= {"feedback": self.feedback, "visible_tests": self.visible_tests}
         if self.num_turns > 1 and self.feedback == "expert_edits":
             options["expert"] = expert = ExpertEdits(self.expert_model or "", self.expert_base_url)
-            expert.check()
+            expert.endpoint.check()
         if from_file:
             takes = inspect.signature(made_of).parameters
             options = {name: value for name, value in options.items() if name in takes}
@@ -180,7 +189,8 @@ class PlaySettings:
             visible_tests = workflow.visible_tests if isinstance(workflow.visible_tests, int) else 0
             brought |= {"feedback": workflow.feedback, "visible_tests": visible_tests}
             if isinstance(workflow.expert, ExpertEdits):
-                brought |= {"expert_model": workflow.expert.model, "expert_base_url": workflow.expert.base_url}
+                asked = workflow.expert.endpoint
+                brought |= {"expert_model": asked.model, "expert_base_url": asked.base_url}
         if isinstance(workflow, ClassTeam):
             brought["class_split"] = workflow.split
         defaults = {f.name: f.default for f in dataclasses.fields(self)}

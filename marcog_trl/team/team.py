@@ -28,6 +28,7 @@ from marcog_trl.team.data_checks import fault_in, needed_columns
 from marcog_trl.team.description import TeamDescription
 from marcog_trl.team.keyed_sampling import KeyedSampler
 from marcog_trl.team.modules import ATTRIBUTE, TeamModule
+from marcog_trl.team.outside import OutsideAgents
 from marcog_trl.team.settings import TeamSettings
 
 
@@ -96,6 +97,7 @@ class Team:
             tokenizer.pad_token_id, tokenizer.bos_token_id, self.eos_token_ids
         )
         self._executor = executor
+        self._outside = OutsideAgents(workflow, self)
         self._contexts = None if modules is None else AgentContexts(self, modules)
 
     @classmethod
@@ -306,7 +308,7 @@ class Team:
 
         options = self.settings.chat_template_kwargs or {}
         return {
-            "generate": generate,
+            "generate": generate if reply is not None else self._outside.beside(generate),
             "encode": functools.partial(encode_prompts, self.tokenizer, **options),
             "decode": functools.partial(self.tokenizer.batch_decode, skip_special_tokens=True),
             "executor": lambda: self.executor,
@@ -378,6 +380,11 @@ class Team:
         return nullcontext()
 
     @property
+    def masks_failures(self) -> bool:
+        """Whether an episode is masked if the endpoint of an agent fails. Otherwise the failure is an error."""
+        return False
+
+    @property
     def other_generation(self) -> str | None:
         """Name of the setting that replaces `model.generate` by a backend with its own random numbers."""
         return None
@@ -390,6 +397,16 @@ class Team:
         return weights
 
     # Agents
+
+    @property
+    def outside(self) -> list[str]:
+        """Names of the agents that speak through endpoints."""
+        return [agent.name for agent in self.workflow.agents if agent.endpoint is not None]
+
+    @property
+    def own_agents(self) -> list[str]:
+        """Names of the agents that the team's model speaks for."""
+        return [agent.name for agent in self.workflow.agents if agent.endpoint is None]
 
     @contextmanager
     def use_agent(self, agent: str, inputs: Mapping[str, torch.Tensor] | None = None) -> Iterator[None]:
@@ -410,10 +427,11 @@ class Team:
                 `(B, P)`. Needed only with `latent_scope="observation"`.
 
         Raises:
-            ValueError: If there is no such agent, or `inputs` are missing.
+            ValueError: If there is no such agent, it speaks through an endpoint, or `inputs` are missing.
         """
-        if agent not in self.agents:
-            raise ValueError(f"agent={agent!r} is unknown. Use one of {self.agents}.")
+        if agent not in self.own_agents:
+            why = "speaks through an endpoint" if agent in self.outside else "is unknown"
+            raise ValueError(f"agent={agent!r} {why}. Use one of {self.own_agents}.")
         context = nullcontext() if self._contexts is None else self._contexts.as_agent(agent, inputs)
         with self.evaluating(), context:
             yield

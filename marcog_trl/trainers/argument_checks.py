@@ -54,11 +54,21 @@ def check_workflow(workflow: Workflow, args: Any) -> list[str]:
 
 def _trained_agents(workflow: Workflow, given: Any) -> list[str]:
     speaking = {slot.agent for slot in workflow.slots}
-    agents = [agent.name for agent in workflow.agents if agent.name in speaking]
+    outside = [agent.name for agent in workflow.agents if agent.endpoint is not None]
+    agents = [agent.name for agent in workflow.agents if agent.name in speaking and agent.name not in outside]
+    if not agents:
+        raise ValueError(
+            f"All agents {outside} speak through endpoints, so there is nothing to train. Leave one of them to the model, or "
+            "measure the team with evaluate_team (marcog-trl evaluate)."
+        )
     if given is None:
         return agents
     names = given if isinstance(given, list | tuple) else [given]
     for name in names:
+        if name in outside:
+            raise ValueError(
+                f"trained_agents={given!r} has {name!r}, which speaks through an endpoint. Use some of {agents}."
+            )
         if name not in agents:
             raise ValueError(
                 f"trained_agents={given!r} has {name!r}, which is not one of the team's agents. Use some of {agents}."

@@ -32,7 +32,9 @@ class Rollout:
         tree ([`~marcog_trl.rollout.tree.Tree`]): Where the episodes of a problem branch.
         turns (`list[list[Episode]]` of length K): Episodes at the end of each turn, sorted by problem. E is the length of the
             last list.
-        rows (`list[Row | None]` of length B): The rows. `None` if the episode did not use the slot.
+        rows (`list[Row | None]` of length B): The rows of the team's model. `None` if the episode did not use the slot, or its
+            agent speaks through an endpoint.
+        replies (`list[Row | None]` of length B): The same with those of agents behind endpoints.
         wait (`Callable`, *optional*): Waits for the verdicts on the solutions of the last turn.
         scores (`torch.Tensor` of shape `(E, K, F)`): Value of each reward function, averaged over agents. NaN before scoring,
             and if the function returned `None`.
@@ -41,7 +43,7 @@ class Rollout:
         episodes_of_row (`torch.Tensor` of shape `(B, M)`): Indices of the episodes that contain the row, in the list of its
             turn, also for unused rows. M is 1, or larger if joint actions share replies.
         row_of (`torch.Tensor` of shape `(E, S)`): The row of each slot in each episode, also for unused rows.
-        live (`torch.Tensor` of shape `(B,)`): Whether the row is used and, after scoring, not masked.
+        live (`torch.Tensor` of shape `(B,)`): Whether the slot is used and, after scoring, not masked.
         learns (`torch.Tensor` of shape `(B,)`): Whether the row's agent is trained.
         trained (`torch.Tensor` of shape `(B,)`): Whether the row is live and in the loss. Rows truncated under
             `mask_truncated_completions` are not in the loss, but their rewards count in the group baseline.
@@ -53,6 +55,7 @@ class Rollout:
     tree: Tree
     turns: list[list[Episode]]
     rows: list[Row | None]
+    replies: list[Row | None]
     wait: Callable[[], None] | None
     scores: torch.Tensor
     agent: torch.Tensor
@@ -93,7 +96,8 @@ class Rollout:
         return cls(
             tree=tree,
             turns=turns,
-            rows=rows,
+            rows=[None if row is None or row.outside is not None else row for row in rows],
+            replies=rows,
             wait=wait,
             scores=torch.full((num_episodes, num_turns, len(trainer.reward_funcs)), torch.nan),
             agent=torch.tensor([agents.index(slot.agent) for slot in of_slot], device=device),
@@ -153,15 +157,16 @@ class Rollout:
     @functools.cached_property
     def last_act(self) -> torch.Tensor:
         """Whether the row is its agent's last one in the turn, `(B,)`."""
-        turn_of = [None if row is None else (row.episode, row.slot.agent, row.slot.turn) for row in self.rows]
+        turn_of = [None if row is None else (row.episode, row.slot.agent, row.slot.turn) for row in self.replies]
         # Later rows of the same agent and turn replace earlier ones
         last_row = {turn: i for i, turn in enumerate(turn_of)}
         return torch.tensor([last_row[turn] == i for i, turn in enumerate(turn_of)], device=self.live.device)
 
-    def of_rows(self, name: str) -> torch.Tensor:
-        """Stacks a field of the rows, `(B, ...)`, with zeros for unused rows."""
+    def of_rows(self, name: str, size: int) -> torch.Tensor:
+        """Stacks a field of the rows, `(B, size)`, with zeros for unused rows."""
         found = [None if row is None else getattr(row, name) for row in self.rows]
-        zero = torch.zeros_like(next(tensor for tensor in found if tensor is not None))
+        nothing = torch.zeros(size, device=self.live.device)  # if only endpoints replied
+        zero = torch.zeros_like(next((tensor for tensor in found if tensor is not None), nothing))
         return torch.stack([zero if tensor is None else tensor for tensor in found])
 
     def row_returns(self) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -43,7 +43,7 @@ def rows_to_train(trainer: MultiAgentTrainer, output: dict[str, Any], rollout: R
     """
     keep = rollout.learns.clone()
     # TRL splits the batch into equal parts, so a few rows that the loss ignores may have to stay
-    parts = trainer.args.steps_per_generation if trainer.model.training else 1
+    parts = cast(int, trainer.args.steps_per_generation) if trainer.model.training else 1
     keep[(~keep).nonzero()[: -int(keep.sum()) % parts]] = True
     if not keep.all():
         output = {

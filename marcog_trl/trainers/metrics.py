@@ -70,6 +70,7 @@ def rollout_metrics(trainer: MultiAgentTrainer, rollout: Rollout) -> dict[str, f
     """Computes all metrics of the episodes of a generation batch, over all processes."""
     total = trainer._sum_over_processes
     metrics = agent_metrics(trainer, rollout, total) | episode_metrics(trainer, rollout, total)
+    metrics |= endpoint_metrics(trainer, rollout, total)
     return metrics | test_metrics(rollout, total) if trainer.scorer.runs_tests else metrics
 
 
@@ -94,6 +95,30 @@ def agent_metrics(trainer: MultiAgentTrainer, rollout: Rollout, total: Total) ->
     sums = total(torch.stack([(values * chosen).sum(1), chosen.sum(1).float()])).tolist()
     names = [f"{prefix}/{name}" for prefix, _ in groups for name in columns]
     return {name: value / count for name, value, count in zip(names, *sums, strict=True) if count}
+
+
+def endpoint_metrics(trainer: MultiAgentTrainer, rollout: Rollout, total: Total) -> dict[str, float]:
+    """
+    `agents/<name>/...` of agents that speak through endpoints: the share of replies that failed, the number of requests, and, as
+    means over the answered ones, seconds, tokens of the prompt and of the reply, and the share of truncated replies.
+    """
+    metrics: dict[str, float] = {}
+    for agent in trainer.team.outside:
+        answers = [row.outside for row in rollout.replies if row is not None and row.slot.agent == agent]
+        sent = [answer for answer in answers if answer is not None and answer.sent and answer.error is None]
+        columns: dict[str, list[float]] = {
+            "seconds": [answer.seconds for answer in sent],
+            "prompt_tokens": [answer.prompt_tokens for answer in sent],
+            "completion_length": [answer.completion_tokens for answer in sent],
+            "clipped_ratio": [answer.truncated for answer in sent],
+            "failed": [answer.error is not None for answer in answers if answer is not None],
+            "requests": [answer.sent for answer in answers if answer is not None],
+        }
+        sums = [[float(sum(column)), float(len(column))] for column in columns.values()]
+        totals = total(torch.tensor(sums, device=rollout.live.device)).tolist()
+        means = {name: found / count for name, (found, count) in zip(columns, totals, strict=True) if count}
+        metrics |= {f"agents/{agent}/{name}": value for name, value in (means | {"requests": totals[-1][0]}).items()}
+    return metrics
 
 
 def reply_lengths(trainer: MultiAgentTrainer, rollout: Rollout) -> tuple[torch.Tensor, torch.Tensor]:
@@ -129,12 +154,12 @@ def episode_metrics(trainer: MultiAgentTrainer, rollout: Rollout, total: Total) 
 def test_metrics(rollout: Rollout, total: Total) -> dict[str, float]:
     """
     `episodes/solved`: share of episodes whose last solution passes all tests. `failures/<kind>`: share whose last solution
-    fails this check first. Episodes that the infrastructure failed on do not count.
+    fails this check first. Episodes that the infrastructure or an endpoint failed on do not count.
     """
     counts: dict[str | None, float] = dict.fromkeys([None, *FAILURES], 0.0)  # None: solved
     for episode in rollout.episodes:
         turn = episode.turns[-1]
-        if turn.tested is not None and turn.tested[1].status != "infrastructure":
+        if turn.tested is not None and turn.tested[1].status != "infrastructure" and not episode.unanswered:
             counts[failure_kind(episode.problem, turn.solution, *turn.tested)] += 1
     solved, *failed = total(torch.tensor(list(counts.values()), device=rollout.live.device)).tolist()
     tested = solved + sum(failed)
@@ -161,7 +186,7 @@ def pass_rate(episodes: list[Episode], device: torch.device, total: Total) -> fl
     for episode in episodes:
         known = dict(episode.turns[-1].verdicts)
         verdict = known.get(solution_job(episode.problem, episode.turns[-1].solution))
-        if verdict is not None and verdict.status != "infrastructure":
+        if verdict is not None and verdict.status != "infrastructure" and not episode.unanswered:
             rates.append(verdict.passed / verdict.total)
     passed, count = total(torch.tensor([sum(rates), len(rates)], dtype=torch.float, device=device)).tolist()
     return passed / count if count else None
@@ -172,6 +197,8 @@ def correct_completions(trainer: MultiAgentTrainer, rollout: Rollout) -> None:
     lengths, ends = reply_lengths(trainer, rollout)
     lengths, ends = trainer.accelerator.gather(torch.stack([lengths, ends.float()], dim=1)).T
     lengths, ends = lengths[lengths > 0], ends[lengths > 0] > 0
+    if not len(lengths):  # all replies are of endpoints
+        return
     metrics = trainer._metrics["train" if trainer.model.training else "eval"]
     for kind, of_kind in (("", lengths), ("terminated_", lengths[ends] if ends.any() else lengths.new_zeros(1))):
         for name, value in (("mean", of_kind.mean()), ("min", of_kind.min()), ("max", of_kind.max())):
@@ -199,19 +226,22 @@ def complete_log(trainer: MultiAgentTrainer) -> None:
 
 def correct_table(trainer: MultiAgentTrainer, output: dict[str, Any], rollout: Rollout) -> None:
     """
-    Replaces columns of TRL's table of completions: advantages by the actual ones, averaged over the tokens of a row, and
-    prompts of the dataset by those that the agents were sent.
+    Replaces columns of TRL's table of completions: advantages by the actual ones, averaged over the tokens of a row, prompts
+    of the dataset by those that the agents were sent, and completions by the replies, those of endpoints included.
     """
     advantages = output["advantages"]
     if advantages.dim() == 2:
         mask = output["completion_mask"] * output["tool_mask"]
         advantages = (advantages * mask).sum(1) / mask.sum(1).clamp(min=1)
-    prompts = gather_object([None if row is None else row.prompt for row in rollout.rows])
+    prompts = gather_object([None if row is None else row.prompt for row in rollout.replies])
     if any(isinstance(prompt, list) for prompt in prompts):  # a column has one type
         prompts = [[] if prompt is None else messages_of(prompt) for prompt in prompts]
     else:
         prompts = ["" if prompt is None else str(prompt) for prompt in prompts]
-    for column, values in (("advantages", gather_object(advantages.tolist())), ("prompt", prompts)):
+    columns = {"advantages": gather_object(advantages.tolist()), "prompt": prompts}
+    if trainer.team.outside:
+        columns["completion"] = gather_object(["" if row is None else row.text for row in rollout.replies])
+    for column, values in columns.items():
         shown = cast(deque, trainer._logs[column])
         for _ in range(min(len(values), len(shown))):
             shown.pop()
@@ -324,7 +354,7 @@ class GradientShares:
 
 def log_columns(trainer: MultiAgentTrainer, rollout: Rollout) -> None:
     """Adds logged values of reward functions, agents and turns to TRL's table of completions."""
-    of_row = [None if row is None else rollout.score_of(row) for row in rollout.rows]
+    of_row = [None if row is None else rollout.score_of(row) for row in rollout.replies]
     logged = {column for score in of_row if score is not None for column in score.columns}
     # Once a column is logged, every later batch needs a value, even if the function failed
     extra = cast(dict[str, deque], trainer._logs["extra"])

@@ -45,6 +45,9 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
             Number of agents, for workflows that allow any number. Defaults to the workflow's default.
         roles (`dict[str, str]`, *optional*):
             Role texts that replace the default ones, by agent name.
+        endpoints (`dict[str, dict]`, *optional*):
+            OpenAI-compatible endpoints that agents speak through, by agent name: the fields of
+            [`~marcog_trl.endpoints.Endpoint`], such as `{"planner": {"model": "gpt-4o-mini"}}`. Such agents are never trained.
         class_split (`str`, *optional*):
             How `workflow="classeval"` assigns methods to agents: `"random"`, `"pick"` or `"one"` (see [`ClassTeam`]).
         centralized (`bool`, *optional*, defaults to `False`):
@@ -69,7 +72,8 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
             What to do if a reward function raises an error, takes longer than `reward_timeout`, or does not return one
             finite number, dict or `None` per episode. `"raise"` stops the run on all processes. `"mask"` excludes the
             episodes of that call from the update, warns once, and logs their share as `rewards/failed`. If workers cannot
-            start, the run always stops.
+            start, the run always stops. The same holds if the endpoint of an agent does not answer: `"mask"` excludes the
+            episode, and logs the share of missing replies as `agents/.../failed`.
         reward_timeout (`float`, *optional*):
             Seconds after which a call of a coroutine reward function is cancelled. Other functions have no limit, except
             that rewards that run tests have `execution_timeout`. By default there is no limit.
@@ -135,7 +139,7 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
             [`ReportCallback`]).
     """
 
-    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "roles"]
+    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "roles", "endpoints"]
     _scales_rewards: ClassVar[bool] = False  # whether the trainer uses scale_rewards
     _ranges: ClassVar[dict[str, Range]] = {
         **dict.fromkeys(
@@ -208,7 +212,8 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
     on_reward_error: str = field(
         default="raise",
         metadata={
-            "help": "What to do if a reward function fails: 'raise' stops the run, 'mask' excludes the episodes."
+            "help": "What to do if a reward function or an agent's endpoint fails: 'raise' stops the run, 'mask' excludes the "
+            "episodes."
         },
     )
     reward_timeout: float | None = field(

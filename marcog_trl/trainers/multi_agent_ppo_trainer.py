@@ -145,7 +145,8 @@ class MultiAgentPPOTrainer(ModulesTrainer):
         device = self.accelerator.device
         stage = torch.tensor([-1 if row is None else row.stage for row in rollout.rows], device=device)
         # Rows with the same history may be in several episodes, all of which give them the same state
-        index, states = rollout.row_of.flatten(), rollout.of_rows("prompt_state")
+        index = rollout.row_of.flatten()
+        states = rollout.of_rows("prompt_state", self.model.config.get_text_config().hidden_size)
         episode = torch.arange(len(rollout.row_of), device=device).repeat_interleave(rollout.row_of.size(1))
         pooled = pool_team_states(states[index], episode, stage[index], rollout.agent[index], live=stage[index] >= 0)
         return {"team_state": torch.zeros_like(states).index_copy(0, index, pooled)}

@@ -250,20 +250,25 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         if self.args.parameter_sharing == "separate":
             tensors["agent"] = rollout.agent
         if self._has_latents:
-            tensors["z"] = rollout.of_rows("latent")
+            tensors["z"] = rollout.of_rows("latent", self.args.latent_size)
             if self.args.policy_gradient_to_latent:
-                tensors["obs"], tensors["eps"] = rollout.of_rows("observation"), rollout.of_rows("noise")
+                tensors["obs"], tensors["eps"] = self._latent_inputs(rollout)
         return tensors
+
+    def _latent_inputs(self, rollout: Rollout) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the observations and the noise of the rows, `(B, 2H)` and `(B, d)`."""
+        obs_size = 2 * self.model.config.get_text_config().hidden_size
+        return rollout.of_rows("observation", obs_size), rollout.of_rows("noise", self.args.latent_size)
 
     def _team_tensors(self, rollout: Rollout) -> dict[str, torch.Tensor]:
         """Returns the data of all agents in each row's turn, `(B, N, ...)`. TRL shuffles rows over micro-batches."""
         rows = self._team_rows(rollout)
         live = rows >= 0
         index = rows.clamp(min=0)
-        obs, eps = rollout.of_rows("observation")[index], rollout.of_rows("noise")[index]
+        obs, eps = self._latent_inputs(rollout)
         return {
-            "team_obs": obs * live.unsqueeze(-1),
-            "team_eps": eps * live.unsqueeze(-1),
+            "team_obs": obs[index] * live.unsqueeze(-1),
+            "team_eps": eps[index] * live.unsqueeze(-1),
             "team_live": live.float(),
             "team_return": self._team_returns(rollout),
         }
@@ -319,7 +324,7 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         count.index_add_(0, team_turn, rollout.learning.float())
         output["team_weight"] = rollout.learning / count[team_turn].clamp(min=1)
         output["num_team_turns"] = self._sum_over_processes((count > 0).sum().float())
-        z = rollout.of_rows("latent")
+        z = rollout.of_rows("latent", self.args.latent_size)
         team_z = z[self._team_rows(rollout).clamp(min=0)]
         low, high = latent_distance_range(team_z, rollout.tensors["team_live"])
         output["distance_low"] = self.accelerator.gather(low).min()
@@ -432,5 +437,6 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         super()._save(output_dir, state_dict=state_dict)
         if self.args.parameter_sharing == "separate" and is_peft_model(self.model):
             # Runs resume from the stacked adapter. The agents are also saved as ordinary adapters
-            paths = [self._folder(output_dir) / "agents" / agent for agent in self.agents]
+            folder, own = self._folder(output_dir) / "agents", self.team.own_agents
+            paths = [folder / agent if agent in own else None for agent in self.agents]
             save_split_adapters(self.model, paths, is_main_process=self.args.should_save)

@@ -85,6 +85,10 @@ class TrainingTeam(Team):
                     p.data = data
 
     @property
+    def masks_failures(self) -> bool:
+        return self._trainer.args.on_reward_error == "mask"
+
+    @property
     def other_generation(self) -> str | None:
         trainer = self._trainer
         names = {

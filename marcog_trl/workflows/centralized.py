@@ -28,6 +28,12 @@ class Centralized(Workflow):
 
     def __init__(self, workflow: Workflow):
         workflow.validate()
+        outside = [agent.name for agent in workflow.agents if agent.endpoint is not None]
+        if outside:
+            raise ValueError(
+                f"centralized=True has one agent, which speaks for all, but {outside} of {type(workflow).__name__} speak through "
+                "endpoints. Remove the endpoints, or set centralized=False."
+            )
         self.workflow = workflow
         self.source_file = workflow.source_file
         names = [agent.name for agent in workflow.agents]

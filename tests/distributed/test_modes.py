@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("train_team.py")
 RUNS = {
-    "one": ("ppo", "agent", "observation", "separate", "single", "tree", "resumed", "best"),
-    "ddp": ("ppo", "agent", "observation", "single", "tree", "resumed", "best"),
+    "one": ("ppo", "agent", "observation", "separate", "single", "some", "tree", "resumed", "best"),
+    "ddp": ("ppo", "agent", "observation", "single", "some", "tree", "resumed", "best"),
     "zero2": ("ppo", "agent", "observation", "resumed"),
-    "zero3": ("ppo", "agent", "observation", "checkpointing", "separate", "tree", "resumed", "merged"),
+    "zero3": ("ppo", "agent", "observation", "checkpointing", "separate", "some", "tree", "resumed", "merged"),
 }
 MODES = {
     "one": (1, "NO", None),

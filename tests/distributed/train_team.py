@@ -62,6 +62,14 @@ class Pair(Workflow):
         return replies["writer"]
 
 
+class Rare(Pair):
+    """The critic does not speak on one problem: if it alone is trained, the process of that problem has no row to train on."""
+
+    def play(self, problem):
+        agents = self.agents if problem["prompt"] != "Problem 1." else self.agents[:1]
+        yield {agent.name: self._ask(agent, problem, "") for agent in agents}
+
+
 def reward(completions, replies, **kwargs):
     """A number for each agent that depends on its text alone; now and then none for the episode."""
     rewards = []
@@ -69,7 +77,7 @@ def reward(completions, replies, **kwargs):
         if zlib.crc32(completion.encode()) % 7 == 0:
             rewards.append(None)
         else:
-            rewards.append({agent: len(text) % 5 / 5 for agent, text in by_agent.items()})
+            rewards.append({"critic": 0.0} | {agent: len(text) % 5 / 5 for agent, text in by_agent.items()})
     return rewards
 
 
@@ -125,6 +133,7 @@ RECORDED = {
     "unclipped": (RecordedSHPPOTrainer, SHPPOConfig, {}),
     "checkpointing": (RecordedSHPPOTrainer, SHPPOConfig, {"gradient_checkpointing": True}),
     "separate": (RecordedSHPPOTrainer, SHPPOConfig, {"parameter_sharing": "separate"}),
+    "some": (RecordedSHPPOTrainer, SHPPOConfig, {"trained_agents": ["critic"]}),
     # A script for GRPOTrainer: two processes have half of a group each, and make one step of it
     "single": (RecordedSingleTrainer, MultiAgentGRPOConfig, SINGLE),
 }
@@ -172,7 +181,7 @@ def make_trainer(model, folder, trainer_class, config_class, options, reward_fun
         train_dataset=Dataset.from_list(problems),
         eval_dataset=Dataset.from_list(problems[:3]),
         peft_config=LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=8, target_modules="all-linear"),
-        workflow=None if "workflow" in options else Pair(),
+        workflow=None if "workflow" in options else Rare() if "trained_agents" in options else Pair(),
     )
 
 

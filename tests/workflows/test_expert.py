@@ -4,100 +4,22 @@ import sys
 import threading
 import time
 import warnings
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from chat_server import KEY, completion
+from chat_server import endpoint as endpoint  # a fixture
+from chat_server import environment as environment  # a fixture
 
 from marcog_trl.workflows.expert import ExpertEdits, expert_question
-
-
-KEY = "sk-secret-0123456789"
 
 
 def question(text):
     return [{"role": "user", "content": text}]
 
 
-def completion(content):
-    return json.dumps({"choices": [{"index": 0, "message": {"role": "assistant", "content": content}}]})
-
-
-class Endpoint:
-    """
-    A local `/v1/chat/completions`. `answer(text, attempt)` is called with the question's text and which request with this
-    text it is, from 0. It returns a status, a body and headers, or None to hang up without an answer.
-    """
-
-    def __init__(self):
-        self.requests = []
-        self.seen = []
-        self.answer = lambda text, attempt: (200, completion(f"edit {text}"), {})
-        self.lock = threading.Lock()
-        self.port = 0
-
-    def start(self):
-        endpoint = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                text = body["messages"][-1]["content"]
-                with endpoint.lock:
-                    attempt = endpoint.seen.count(text)
-                    endpoint.seen.append(text)
-                    endpoint.requests.append((self.path, self.headers, body))
-                answer = endpoint.answer(text, attempt)
-                if answer is None:
-                    return
-                status, content, headers = answer
-                try:
-                    self.send_response(status)
-                    for name, value in {"Content-Type": "application/json", **headers}.items():
-                        self.send_header(name, value)
-                    self.end_headers()
-                    self.wfile.write(content.encode())
-                except (BrokenPipeError, ConnectionResetError):  # the client did not wait
-                    pass
-
-            def log_message(self, *args):
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
-        self.port = self.server.server_port
-        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-
-    def stop(self):
-        self.server.shutdown()
-        self.server.server_close()
-
-
-@pytest.fixture
-def endpoint():
-    endpoint = Endpoint()
-    endpoint.start()
-    yield endpoint
-    endpoint.stop()
-
-
-@pytest.fixture(autouse=True)
-def environment(monkeypatch):
-    for name in (
-        "HTTP_PROXY",
-        "HTTPS_PROXY",
-        "ALL_PROXY",
-        "http_proxy",
-        "https_proxy",
-        "all_proxy",
-        "OPENAI_BASE_URL",
-    ):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
-
-
 def expert_at(endpoint, **options):
     expert = ExpertEdits("expert-1", f"http://127.0.0.1:{endpoint.port}/v1", **{"timeout": 5.0, **options})
-    expert.check()
+    expert.endpoint.check()
     return expert
 
 
@@ -136,7 +58,7 @@ def test_a_request_carries_key_model_and_settings(endpoint, monkeypatch):
 def test_the_endpoint_may_come_from_the_environment(endpoint, monkeypatch):
     monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{endpoint.port}/v1")
     expert = ExpertEdits("expert-1")
-    expert.check()
+    expert.endpoint.check()
     assert quiet(expert, [question("a")]) == ["edit a"]
 
 
@@ -376,13 +298,13 @@ def test_refusals_of_everything_do_not_count_as_down(endpoint):
 def test_settings_are_checked(option):
     [name] = option
     expert = ExpertEdits(**{"model": "expert-1", "base_url": "http://localhost:8000/v1", **option})
-    with pytest.raises(ValueError, match=rf"ExpertEdits\.{name}=.* Use "):
-        expert.check()
+    with pytest.raises(ValueError, match=rf"{name}=.* Set {name}="):
+        expert.endpoint.check()
 
 
 def test_a_password_in_the_url_is_refused_and_not_shown():
-    with pytest.raises(ValueError, match=r"ExpertEdits\.base_url") as caught:
-        ExpertEdits("expert-1", "http://me:hunter2@localhost/v1").check()
+    with pytest.raises(ValueError, match="base_url contains") as caught:
+        ExpertEdits("expert-1", "http://me:hunter2@localhost/v1").endpoint.check()
     assert "hunter2" not in str(caught.value)
 
 
@@ -397,21 +319,21 @@ def test_a_missing_key_is_named(monkeypatch, key):
     if key is not None:
         monkeypatch.setenv("EXPERT_KEY", key)
     with pytest.raises(ValueError, match="EXPERT_KEY"):
-        ExpertEdits("expert-1", api_key_env="EXPERT_KEY").check()
+        ExpertEdits("expert-1", api_key_env="EXPERT_KEY").endpoint.check()
 
 
 @pytest.mark.parametrize("key", ["two words", "line\n", "schlüssel"])
 def test_a_key_that_no_header_takes_is_refused_and_not_shown(monkeypatch, key):
     monkeypatch.setenv("OPENAI_API_KEY", key)
     with pytest.raises(ValueError, match="OPENAI_API_KEY") as caught:
-        ExpertEdits("expert-1").check()
+        ExpertEdits("expert-1").endpoint.check()
     assert key not in str(caught.value)
 
 
 def test_without_openai_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "openai", None)
     with pytest.raises(ImportError, match=r"pip install marcog-trl\[expert\]"):
-        ExpertEdits("expert-1").check()
+        ExpertEdits("expert-1").endpoint.check()
 
 
 def test_the_module_needs_no_openai():
