@@ -81,7 +81,7 @@ class OutsideAgents:
         failed = list(dict.fromkeys(row.slot.agent for row in rows if row.unanswered))
         if not masks and self._team.total(len(failed)):
             raise EndpointError(
-                self._describe(failed[0], rows, "Set on_reward_error='mask' to leave such episodes out of training.")
+                self._describe(failed[0], rows, "In training, on_reward_error='mask' leaves such episodes out.")
                 if failed
                 else "The endpoint of an agent failed on another process, which says why."
             )

@@ -137,7 +137,7 @@ def test_a_failure_is_an_error(tiny_model, tmp_path, endpoint):
         EndpointError, match=r"The endpoint of agent 'b' \(model='big', base_url='http.*did not answer 2 of 4"
     ) as caught:
         trainer.train()
-    assert "Set on_reward_error='mask'" in str(caught.value) and KEY not in str(caught.value)
+    assert "on_reward_error='mask'" in str(caught.value) and KEY not in str(caught.value)
 
 
 @pytest.mark.parametrize("trainer", [MultiAgentGRPOTrainer, SHPPOTrainer])
