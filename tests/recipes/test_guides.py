@@ -36,6 +36,7 @@ def test_flags_are_accepted(script, flags, monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.syspath_prepend(ROOT / "recipes")
     monkeypatch.setattr(parsing, "build_default_model", lambda: "built")
+    monkeypatch.setenv("OPENAI_API_KEY", "any")
     argv = shlex.split(flags, comments=True)
     if script.startswith("train_"):
         read_training_arguments(importlib.import_module(script).RECIPE, [*argv, "--bf16", "false"])

@@ -5,6 +5,7 @@ import zlib
 import pytest
 import teams
 import torch
+from transformers import TrainerCallback
 
 from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOTrainer
 from marcog_trl.trainers import MultiAgentTrainer
@@ -202,6 +203,26 @@ def test_evaluation_sees_all_agents(tiny_model, tmp_path):
     )  # fmt: skip
     assert teams.logged(trainer, "eval_agents/b/reward")
     assert teams.logged(trainer, "eval_loss")
+
+
+def test_agents_can_be_trained_in_turns(tiny_model, tmp_path):
+    class InTurns(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            trainers[0].trained_agents = ["ab"[state.global_step % 2]]
+
+    shares, weights = [], []
+    for steps, resume in ((4, None), (4, str(tmp_path / "checkpoint-2"))):
+        trainer = teams.make(
+            tiny_model, tmp_path, workflow=teams.Pair(), callbacks=[InTurns()], max_steps=steps, save_strategy="steps",
+            save_steps=2, trained_agents=["a"], temperature=1.0,
+        )  # fmt: skip
+        trainers = [trainer]
+        trainer.train(resume_from_checkpoint=resume)
+        shares.append(teams.logged(trainer, "agents/a/gradient_share"))
+        weights.append(teams.trainable(trainer))
+    assert shares == [[1.0, 0.0, 1.0, 0.0]] * 2
+    whole, resumed = weights
+    assert all(torch.equal(tensor, resumed[name]) for name, tensor in whole.items())
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
 """The code in the guide of `marcog_trl/workflows`."""
 
 import pytest
+from chat_server import completion
+from chat_server import endpoint as endpoint  # a fixture
+from chat_server import environment as environment  # a fixture
 from guides import code_of
 from teams import dataset, make, script
 
@@ -21,6 +24,16 @@ def test_workflows_train(names, name, tiny_model, tmp_path):
     script(trainer)
     trainer.train()
     assert trainer.state.global_step == 1
+
+
+def test_the_agent_behind_an_endpoint_advises(names, tiny_model, tmp_path, endpoint):
+    endpoint.answer = lambda text, attempt: (200, completion(f"Plan for: {text}"), {})
+    there = {"planner": {"model": "big", "base_url": endpoint.url}}  # nobody answers where the guide asks
+    trainer = make(tiny_model, tmp_path, MultiAgentGRPOTrainer, workflow=names["Advised"](), endpoints=there)
+    calls = script(trainer)
+    trainer.train()
+    [(prompts, _)] = calls
+    assert all("Plan for: Write a plan in a few" in trainer._tokenizer.decode(ids) for ids in prompts)
 
 
 def test_feedback_is_what_agents_are_told(names):
