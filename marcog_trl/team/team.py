@@ -72,6 +72,8 @@ class Team:
         executor ([`CodeExecutor`], *optional*): Runs code. By default, one is started from the settings when first needed.
     """
 
+    masks_failures = False  # whether an episode is masked if an agent's endpoint fails; otherwise this is an error
+
     def __init__(
         self,
         model: Any,
@@ -378,11 +380,6 @@ class Team:
     def autocast(self) -> AbstractContextManager[None]:
         """Sets the precision of forward passes on prompts."""
         return nullcontext()
-
-    @property
-    def masks_failures(self) -> bool:
-        """Whether an episode is masked if the endpoint of an agent fails. Otherwise the failure is an error."""
-        return False
 
     @property
     def other_generation(self) -> str | None:

@@ -33,6 +33,7 @@ class TrainingTeam(Team):
         super().__init__(trainer.accelerator.unwrap_model(trainer.model), trainer._tokenizer, **options)
         self._trainer = trainer
         self._warned_of_context = False
+        self.masks_failures = trainer.args.on_reward_error == "mask"
         if not trainer.use_vllm:
             self.generation_config = trainer.generation_config
 
@@ -83,10 +84,6 @@ class TrainingTeam(Team):
             for p, data in kept:
                 if p.dtype != data.dtype:
                     p.data = data
-
-    @property
-    def masks_failures(self) -> bool:
-        return self._trainer.args.on_reward_error == "mask"
 
     @property
     def other_generation(self) -> str | None:
