@@ -40,6 +40,26 @@ def default(tmp_path):
 
 
 class TestParse:
+    @pytest.mark.parametrize("how", ["flags", "file", "override"])
+    def test_who_is_trained_and_who_speaks_through_an_endpoint(self, default, monkeypatch, how):
+        monkeypatch.setattr(parsing, "build_default_model", lambda: "built")
+        monkeypatch.setenv("OPENAI_API_KEY", "any")
+        there = '{"planner": {"model": "big", "base_url": "http://localhost:8000/v1", "timeout": 9}}'
+        argv = {
+            "flags": ["--trained_agents", "coder", "debugger", "--endpoints", there],
+            "file": [],
+            "override": ["--override", "trained_agents=[coder, debugger]", f"endpoints={there}"],
+        }[how]
+        if how == "file":
+            default.write_text(f"{DEFAULT}trained_agents: [coder, debugger]\nendpoints: {there}\n")
+        _, args, _ = parse(MultiAgentPPOConfig, default, [*argv, "--bf16", "false"])
+        assert args.trained_agents == ["coder", "debugger"]
+        workflow = args.make_workflow()
+        assert [agent.endpoint is not None for agent in workflow.agents] == [True, False, False]
+        assert workflow.agents[0].endpoint.timeout == 9
+        with pytest.raises(ValueError, match="endpoints has 'nobody', which is not one of the team's agents"):
+            parse(MultiAgentPPOConfig, default, ["--endpoints", there.replace("planner", "nobody")])
+
     def test_without_a_model_the_embedded_default_applies(self, default, monkeypatch):
         monkeypatch.setattr(parsing, "build_default_model", lambda: "built")
         script, args, model = parse(SHPPOConfig, default, ["--num_turns", "2", "--report_to", "none"])
