@@ -15,6 +15,7 @@ from pathlib import Path
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.utils import validate_repo_id
 
+from marcog_trl.files import read_json
 from marcog_trl.team.card import AGENTS_FOLDER, CARD_FILE, EXPORT_FILE, write_card
 from marcog_trl.team.description import ADAPTER_FILES, TEAM_FILE, TeamDescription
 from marcog_trl.team.export import root_files
@@ -56,6 +57,7 @@ def push_team(
     folder = Path(folder)
     needed = [TEAM_FILE, f"{AGENTS_FOLDER}/{EXPORT_FILE}", CARD_FILE, *ADAPTER_FILES]
     if (folder / TEAM_FILE).is_file():
+        read_json(folder / TEAM_FILE, "agents")
         for agent in TeamDescription.read(folder / TEAM_FILE).own_agents:
             needed += [f"{AGENTS_FOLDER}/{agent}/{name}" for name in ADAPTER_FILES]
     for name in needed:
