@@ -403,7 +403,7 @@ class Team:
     @property
     def own_agents(self) -> list[str]:
         """Names of the agents that the team's model speaks for."""
-        return [agent.name for agent in self.workflow.agents if agent.endpoint is None]
+        return [name for name in self.agents if name not in self.outside]
 
     @contextmanager
     def use_agent(self, agent: str, inputs: Mapping[str, torch.Tensor] | None = None) -> Iterator[None]:
