@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from marcog_trl.problems import load_problems
     from marcog_trl.rewards import (
+        bugfix_reward,
         class_reward,
         collaboration_reward,
         delta_reward,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
         SHPPOTrainer,
     )
     from marcog_trl.workflows import (
+        Bugfix,
         Centralized,
         ClassTeam,
         Collaboration,
@@ -68,7 +70,7 @@ _MODULES = {
     ),
     "marcog_trl.problems": ("load_problems",),
     "marcog_trl.rewards": (
-        "class_reward", "collaboration_reward", "delta_reward", "execution_reward", "graded_reward",
+        "bugfix_reward", "class_reward", "collaboration_reward", "delta_reward", "execution_reward", "graded_reward",
     ),
     "marcog_trl.trainers": (
         "MultiAgentConfig", "MultiAgentGRPOConfig", "MultiAgentGRPOTrainer", "MultiAgentPPOConfig",
@@ -77,13 +79,14 @@ _MODULES = {
     "marcog_trl.evaluation.evaluate": ("evaluate_team",),
     "marcog_trl.team.team": ("Team",),
     "marcog_trl.workflows": (
-        "Centralized", "ClassTeam", "Collaboration", "Discussion", "Pipeline", "Single", "make_workflow",
+        "Bugfix", "Centralized", "ClassTeam", "Collaboration", "Discussion", "Pipeline", "Single", "make_workflow",
     ),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "Agent",
+    "Bugfix",
     "Centralized",
     "ClassTeam",
     "Collaboration",
@@ -116,6 +119,7 @@ __all__ = [
     "TeamRewardModel",
     "TeamRewardTrainer",
     "Workflow",
+    "bugfix_reward",
     "class_reward",
     "collaboration_reward",
     "collect_preferences",

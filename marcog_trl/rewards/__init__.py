@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from marcog_trl.rewards.bugfix import bugfix_reward
 from marcog_trl.rewards.classes import class_reward
 from marcog_trl.rewards.collaboration import collaboration_reward
 from marcog_trl.rewards.delta import delta_reward
@@ -19,6 +20,7 @@ from marcog_trl.rewards.values import EpisodeMean, InfrastructureFailure
 __all__ = [
     "EpisodeMean",
     "InfrastructureFailure",
+    "bugfix_reward",
     "class_reward",
     "collaboration_reward",
     "delta_reward",
@@ -31,7 +33,7 @@ __all__ = [
 
 _REWARDS: dict[str, Callable] = {
     function.__name__: function
-    for function in (execution_reward, collaboration_reward, graded_reward, delta_reward, class_reward)
+    for function in (execution_reward, collaboration_reward, graded_reward, delta_reward, class_reward, bugfix_reward)
 }
 
 
@@ -40,8 +42,8 @@ def make_reward(name: str, **options: Any) -> Callable:
     Get a shipped reward function by its name.
 
     Args:
-        name (`str`): `"execution_reward"`, `"collaboration_reward"`, `"graded_reward"`, `"delta_reward"` or
-            `"class_reward"`.
+        name (`str`): `"execution_reward"`, `"collaboration_reward"`, `"graded_reward"`, `"delta_reward"`,
+            `"class_reward"` or `"bugfix_reward"`.
         **options: Options of the function, such as `all_or_nothing=True`.
 
     Returns:

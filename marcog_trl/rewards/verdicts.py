@@ -82,6 +82,15 @@ def run_tests(
         None if solution is None else solution_job(problem, solution)
         for problem, solution in zip(problems, solutions, strict=True)
     ]
+    return run_jobs(jobs, known, executor)
+
+
+def run_jobs(
+    jobs: Sequence[Job | None],
+    known: Sequence[Sequence[tuple[Job, Verdict]]] | None = None,
+    executor: CodeExecutor | None = None,
+) -> list[Verdict | None]:
+    """Run jobs in the way of [`run_tests`]: one verdict per job, in order, and `None` where the job is `None`."""
     pairs = [pair for of_episode in known or () for pair in of_episode]
     pairs.sort(key=lambda pair: pair[1].status != "infrastructure")  # infrastructure failures first, to be replaced
     verdicts = dict(pairs)

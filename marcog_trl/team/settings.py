@@ -46,8 +46,8 @@ class PlaySettings:
     workflow: str = field(
         default="single",
         metadata={
-            "help": "'single', 'collaboration', 'pipeline', 'discussion', 'classeval', or a file and a class in it, such as "
-            "my_team.py:Debate."
+            "help": "'single', 'collaboration', 'pipeline', 'discussion', 'classeval', 'bugfix', or a file and a class in it, such "
+            "as my_team.py:Debate."
         },
     )
     num_turns: int = field(default=1, metadata={"help": "Rounds of the whole team, separated by feedback."})

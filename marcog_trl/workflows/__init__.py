@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from marcog_trl.agents import Workflow
+from marcog_trl.workflows.bugfix import Bugfix
 from marcog_trl.workflows.centralized import Centralized
 from marcog_trl.workflows.classes import ClassTeam
 from marcog_trl.workflows.collaboration import Collaboration
@@ -14,7 +15,17 @@ from marcog_trl.workflows.pipeline import Pipeline
 from marcog_trl.workflows.rounds import Rounds, Single
 
 
-__all__ = ["Centralized", "ClassTeam", "Collaboration", "Discussion", "Pipeline", "Rounds", "Single", "make_workflow"]
+__all__ = [
+    "Bugfix",
+    "Centralized",
+    "ClassTeam",
+    "Collaboration",
+    "Discussion",
+    "Pipeline",
+    "Rounds",
+    "Single",
+    "make_workflow",
+]
 
 _WORKFLOWS: dict[str, type[Workflow]] = {
     "single": Single,
@@ -22,6 +33,7 @@ _WORKFLOWS: dict[str, type[Workflow]] = {
     "pipeline": Pipeline,
     "discussion": Discussion,
     "classeval": ClassTeam,
+    "bugfix": Bugfix,
 }
 
 
@@ -47,10 +59,10 @@ def make_workflow(name: str, **options: Any) -> Workflow:
     A workflow by its name.
 
     Args:
-        name (`str`): `"single"`, `"collaboration"`, `"pipeline"`, `"discussion"` or `"classeval"`, or a file and a class in
-            it, such as `"my_team.py:Debate"`. The file is run.
-        **options: Arguments of [`Single`], [`Collaboration`], [`Pipeline`], [`Discussion`], [`ClassTeam`], or the class in
-            the file.
+        name (`str`): `"single"`, `"collaboration"`, `"pipeline"`, `"discussion"`, `"classeval"` or `"bugfix"`, or a file and
+            a class in it, such as `"my_team.py:Debate"`. The file is run.
+        **options: Arguments of [`Single`], [`Collaboration`], [`Pipeline`], [`Discussion`], [`ClassTeam`], [`Bugfix`], or the
+            class in the file.
 
     Returns:
         `Workflow`: The workflow.
