@@ -22,6 +22,7 @@ import sys
 import tempfile
 import threading
 import warnings
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -43,6 +44,7 @@ from transformers import (
     TrainingArguments,
 )
 
+from marcog_trl.agents import Agent
 from marcog_trl.problems import builtin
 from marcog_trl.problems.builtin import SIZES, STEPS, generate, write_aux, write_main
 from marcog_trl.workflows import Collaboration
@@ -113,6 +115,23 @@ def build_default_model(seed: int = 0, cache_dir: str | os.PathLike | None = Non
         OSError: If the folder is not writable.
     """
     build = BuildSettings(seed=seed, **settings)
+    return build_once(MODEL_NAME, build, _key(build), "marcog_trl.embedded", cache_dir)
+
+
+def build_once(name: str, build: BuildSettings, key: str, module: str, cache_dir: str | os.PathLike | None) -> str:
+    """
+    Build an embedded model, unless it is in the cache.
+
+    Args:
+        name (`str`): Name of the model.
+        build ([`BuildSettings`]): Its settings.
+        key (`str`): Hash of everything that determines it.
+        module (`str`): Module that builds it: `python -m module SETTINGS FOLDER`.
+        cache_dir (`str`, *optional*): As in [`build_default_model`].
+
+    Returns:
+        `str`: Path of model and tokenizer.
+    """
     cache = Path(cache_dir or os.environ.get("MARCOG_TRL_CACHE") or _own_cache()).absolute()
     try:
         cache.mkdir(parents=True, exist_ok=True)
@@ -120,13 +139,13 @@ def build_default_model(seed: int = 0, cache_dir: str | os.PathLike | None = Non
         raise OSError(
             f"Cannot create the folder of the embedded default model: {error}. Set MARCOG_TRL_CACHE to another folder."
         ) from error
-    target = cache / f"builtin-{seed}-{_key(build)}"
+    target = cache / f"{name}-{build.seed}-{key}"
     with FileLock(f"{target}.lock"):
         if not target.is_dir():
             print(f"Building the embedded default model (once, about two minutes) in {target}", file=sys.stderr)
             draft = tempfile.mkdtemp(prefix=f"{target.name}.", dir=cache)
             try:
-                command = [sys.executable, "-m", "marcog_trl.embedded", json.dumps(asdict(build)), draft]
+                command = [sys.executable, "-m", module, json.dumps(asdict(build)), draft]
                 if _run_builder(command) != 0:
                     raise RuntimeError(
                         f"Building the embedded default model failed; see its output. Command: {' '.join(command)}"
@@ -151,7 +170,7 @@ def _run_builder(command: list[str]) -> int:
             process.wait()  # what it writes is deleted next
 
 
-def _end_with_caller() -> None:
+def end_with_caller() -> None:
     """In the builder: ends this process when the pipe that is its standard input is closed."""
 
     def wait() -> None:
@@ -250,12 +269,21 @@ def make_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerBase
     trained = Qwen2Tokenizer(
         unk_token="<|pad|>", eos_token="<|end|>", pad_token="<|pad|>", padding_side="left"
     ).train_new_from_iterator(texts, vocab_size, new_special_tokens=special, show_progress=False)
-    sentences = [sentence for agent in Collaboration().agents for sentence in re.split(r"(?<=\.) ", agent.role)]
     phrases = [phrase.strip() for step in STEPS.values() for phrase in step.text.split("{k}")]
-    wholes = dict.fromkeys(text for text in (*sentences, *phrases) if " " in text)
-    trained.add_tokens([AddedToken(text, normalized=False) for text in wholes])
+    add_wholes(trained, [*sentences_of(Collaboration().agents), *phrases])
     trained.chat_template = CHAT_TEMPLATE
     return trained
+
+
+def sentences_of(agents: Sequence[Agent]) -> list[str]:
+    """The sentences of the agents' role texts."""
+    return [sentence for agent in agents for sentence in re.split(r"(?<=\.) ", agent.role)]
+
+
+def add_wholes(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> None:
+    """Add texts of several words to the vocabulary, each as one token."""
+    wholes = dict.fromkeys(text for text in texts if " " in text)
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in wholes])
 
 
 def draw_habits(settings: BuildSettings) -> dict[str, dict[str, str]]:
@@ -327,7 +355,17 @@ def _train(settings: BuildSettings, folder: str) -> None:
         eos_token_id=tokenizer.eos_token_id,
         initializer_range=settings.hidden_size**-0.5,  # with the usual 0.02, so small a model learns half as fast
     )
-    model = Qwen2ForCausalLM(config)
+    fit(Qwen2ForCausalLM(config), tokenizer, _examples(prompts, tokenizer, settings), settings, folder)
+
+
+def fit(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    examples: list[dict[str, list[int]]],
+    settings: BuildSettings,
+    folder: str,
+) -> None:
+    """Train a model on examples, in order, and save it with its tokenizer."""
     trainer = Trainer(
         model=model,
         args=TrainingArguments(
@@ -347,7 +385,7 @@ def _train(settings: BuildSettings, folder: str) -> None:
             report_to="none",
             disable_tqdm=False,
         ),
-        train_dataset=_examples(prompts, tokenizer, settings),
+        train_dataset=examples,
         data_collator=DataCollatorForSeq2Seq(tokenizer),
     )
     trainer.train()
@@ -381,5 +419,5 @@ if __name__ == "__main__":
     parser.add_argument("settings", help="fields of BuildSettings, as JSON")
     parser.add_argument("folder", help="output folder of model and tokenizer")
     arguments = parser.parse_args()
-    _end_with_caller()
+    end_with_caller()
     _train(BuildSettings(**json.loads(arguments.settings)), arguments.folder)
