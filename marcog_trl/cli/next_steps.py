@@ -16,7 +16,7 @@ from marcog_trl.cli.solve import read_problem
 from marcog_trl.team.description import TeamDescription
 
 
-PROBLEM_FILE, TESTS_FILE = "problem.py", "problem_tests.py"
+PROBLEM_FILE, TESTS_FILE, BUG_FILE = "problem.py", "problem_tests.py", "problem_bug.py"
 _READ = ("prompt", "entry_point", "test", "test_format", "setup")  # what `read_problem` returns
 
 
@@ -127,6 +127,9 @@ def write_problem(folder: Path, problems: Iterable[Mapping[str, Any]]) -> list[s
         if tests is not None:
             (folder / TESTS_FILE).write_text(tests)
             flags += ["--tests", str(folder / TESTS_FILE)]
+        if problem.get("buggy_solution"):
+            (folder / BUG_FILE).write_text(problem["buggy_solution"])
+            flags += ["--buggy_solution", str(folder / BUG_FILE)]
         return flags
     return []
 

@@ -34,6 +34,7 @@ from marcog_trl.cli.comlrl import (
 from marcog_trl.cli.endings import say
 from marcog_trl.cli.recipe import TrainingRecipe
 from marcog_trl.embedded import MODEL_NAME, build_default_model
+from marcog_trl.embedded_bugs import BUGS_MODEL_NAME, build_bugs_model
 from marcog_trl.preferences.iterative_config import IterativeMADPOConfig
 from marcog_trl.preferences.marlhf_config import IterativeMARLHFConfig
 from marcog_trl.trainers.multi_agent_grpo_config import MultiAgentGRPOConfig
@@ -182,9 +183,10 @@ def read_training_arguments(
             Path(environment["WANDB_DIR"]).mkdir(parents=True, exist_ok=True)  # wandb would write elsewhere
     _check_model(model, parser)
     copy.copy(args).make_workflow()  # an unusable one is refused before a model is built
-    if model.model_name_or_path == MODEL_NAME:
+    if model.model_name_or_path in (MODEL_NAME, BUGS_MODEL_NAME):
         with args.main_process_first(desc="build the embedded default model"):
-            model.model_name_or_path = build_default_model()
+            build = build_default_model if model.model_name_or_path == MODEL_NAME else build_bugs_model
+            model.model_name_or_path = build()
     loading = {
         "dtype": model.dtype,
         "revision": model.model_revision,

@@ -7,6 +7,10 @@ The problem is a Python file whose last function has a docstring and no body. As
 tests, such as `check(candidate)` or unittest classes, with `--tests tests.py`. The code is printed to standard output, and the
 results of the tests to standard error. The exit status is 1 if a test fails, or no reply has code.
 
+A team that fixes bugs (workflow `bugfix`) also needs the code with the bug:
+
+    marcog-trl solve --team outputs/bugs --problem problem.py --buggy_solution buggy.py
+
 A team with a workflow of its own, whose file is saved with it; or with a copy of that file:
 
     marcog-trl solve --team outputs/debate --problem problem.py --trust_remote_code
@@ -81,6 +85,8 @@ def _parse_python(source: str, what: str, instead: str) -> list[ast.stmt]:
 def solve(args: argparse.Namespace) -> Answer:
     """Loads the team and solves the problem."""
     problem = read_problem(read_file(args.problem), read_file(args.tests) if args.tests else None)
+    if args.buggy_solution:
+        problem["buggy_solution"] = read_file(args.buggy_solution)
     from marcog_trl.cli.agents_file import agent_settings
     from marcog_trl.cli.showing import hide_bars_of_libraries
     from marcog_trl.team.team import Team
@@ -131,6 +137,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--problem", type=Path, required=True, help="Python file with the function to write")
     parser.add_argument("--tests", type=Path, help="Python file with tests")
+    parser.add_argument("--buggy_solution", type=Path, help="Python file with the code that has a bug")
     parser.add_argument("--base_model", help="where the team's base model is (default: where it was in training)")
     parser.add_argument("--num_agents", type=int, help="number of agents (default: the number that was trained)")
     parser.add_argument(

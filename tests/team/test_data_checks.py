@@ -86,3 +86,40 @@ def test_a_stream_goes_on_without_its_bad_rows(tiny_model, tmp_path):
     said = [str(warning.message) for warning in caught if "is skipped" in str(warning.message)]
     assert any("task_id 'x/3': tests[0]='assert f(1) = 1' does not parse" in message for message in said)
     assert "x/3" not in played and {"x/0", "x/1", "x/2", "x/4"} == set(played)
+
+
+class TestBugs:
+    """What the workflow and the reward of fixing bugs need, before a model is loaded."""
+
+    row = {
+        "prompt": "def f(x):",
+        "entry_point": "f",
+        "test": ["assert f(1) == 1"],
+        "test_format": "asserts",
+        "buggy_solution": "def f(x):\n    return 0",
+        "canonical_solution": "def f(x):\n    return x",
+    }
+
+    def refused(self, tmp_path, without=(), reward="bugfix_reward", workflow="bugfix"):
+        data = teams.Dataset.from_list([{key: value for key, value in self.row.items() if key not in without}] * 4)
+        with pytest.raises(ValueError) as error:
+            teams.make("nobody/no-such-model", tmp_path, data=data, reward=reward, workflow=workflow)
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    def test_data_without_bugs(self, tmp_path):
+        message = self.refused(tmp_path, ["buggy_solution"], "execution_reward")
+        assert "All of them have the same fault: it has no 'buggy_solution'" in message and "'builtin_bugs'" in message
+        message = self.refused(tmp_path, ["buggy_solution"])
+        assert "no column 'buggy_solution', which reward bugfix_reward needs" in message
+
+    def test_data_without_a_reference_solution(self, tmp_path):
+        message = self.refused(tmp_path, ["canonical_solution"])
+        assert "no column 'canonical_solution', which reward bugfix_reward needs" in message
+
+    def test_a_workflow_without_a_tester(self, tmp_path):
+        message = self.refused(tmp_path, workflow="collaboration")
+        assert message == (
+            "Reward bugfix_reward needs an agent 'tester', but workflow Collaboration has the agents ['helper', 'main']. Set "
+            "workflow='bugfix', or another reward."
+        )
