@@ -40,7 +40,17 @@ from marcog_trl.workflows import Bugfix
 
 BUGS_MODEL_NAME = "builtin_bugs"
 """The value of `--model_name_or_path` for the embedded model of this task."""
-PHRASES = ("Code:\n", "Test: assert solve(", "Result: solve(", "Result: passed", " returned ", ", expected ")
+INPUTS = {"numbers": "[3, 8, 5, 12, 7, 6]", "n": "23", "text": "'plum melon'"}
+"""What the tester calls functions with, by the kind of value that they take."""
+PHRASES = (
+    *INPUTS.values(),
+    "Code:\n",
+    "Test: assert solve(",
+    "Result: solve(",
+    "Result: passed",
+    " returned ",
+    ", expected ",
+)
 """Texts of prompts that become tokens, beside the sentences of the role texts."""
 
 
@@ -58,8 +68,8 @@ class BugsBuildSettings(BuildSettings):
 
     steps: int = 300
     clean_steps: int = 200
-    batch_size: int = 32
-    learning_rate: float = 3e-3
+    batch_size: int = 16
+    learning_rate: float = 2e-3
     habit_probability: float = 0.7
     clean_share: float = 0.1
     base: str = ""
@@ -100,30 +110,35 @@ def _key(settings: BugsBuildSettings) -> str:
     return hashlib.sha256(json.dumps([*parts, *sources], sort_keys=True).encode()).hexdigest()[:16]
 
 
-def write_asserts(row: dict[str, Any], rng: random.Random) -> list[str]:
-    """The assert that the docstring shows, and one that does not discriminate."""
-    right = row["test"][0]
-    call, expected = right.removeprefix("assert ").split(" == ")
-    value = call.removeprefix(f"{ENTRY_POINT}(").removesuffix(")")
-    return [right, rng.choice([f"assert {call} == {value}", f"assert {call}", f"assert {call} != {expected}"])]
+def write_assert(row: dict[str, Any], habits: dict[str, dict[str, str]], rng: random.Random, right: bool) -> str:
+    """An assert that computes what the function should return, step by step; a wrong one has the habitual or another mistake."""
+    first, second = STEPS[row["first"]], STEPS[row["second"]]
+    codes = [first.code, second.code]
+    if not right:
+        found = [habits["helper"].get(first.name), habits["main"].get(second.name)]
+        if found == [None, None]:
+            place = rng.randrange(2)
+            found[place] = rng.choice((first, second)[place].mistakes)
+        codes = [mistake or code for mistake, code in zip(found, codes, strict=True)]
+    value = INPUTS[first.takes]
+    between = codes[0].format(x=value, k=row["first_k"])
+    return f"assert {ENTRY_POINT}({value}) == {codes[1].format(x=f'({between})', k=row['second_k'])}"
 
 
-def make_lessons(executor: CodeExecutor) -> list[Lesson]:
-    """Play the workflow on all training problems with both asserts."""
-    rng = random.Random("asserts")
-    workflow, lessons, plays, jobs = Bugfix(), [], [], []
-    for row in generate_bugs("train"):
-        asserts = write_asserts(row, rng)
-        for text in asserts:
-            plays.append(workflow.play(row))
-            tester = next(plays[-1])["tester"]
-            jobs += plays[-1].send({"tester": text}).jobs
-        lessons.append((row, asserts, tester))
-    verdicts = executor.run(jobs)
-    asked = [play.send([verdict])["fixer"] for play, verdict in zip(plays, verdicts, strict=True)]
+def make_lessons(executor: CodeExecutor, settings: BugsBuildSettings) -> list[Lesson]:
+    """Play the workflow on all training problems with a right and a wrong assert."""
+    habits, rng = draw_habits(settings), random.Random(f"asserts {settings.seed}")
+    rows = generate_bugs("train")
+    asserts = [[write_assert(row, habits, rng, right) for right in (True, False)] for row in rows]
+    texts = [(row, text) for row, both in zip(rows, asserts, strict=True) for text in both]
+    plays: list[Any] = [Bugfix().play(row) for row, _ in texts]
+    tester = [next(play)["tester"] for play in plays]
+    executed = [play.send({"tester": text}) for play, (_, text) in zip(plays, texts, strict=True)]
+    verdicts = executor.run([job for request in executed for job in request.jobs])
+    fixer = [play.send([verdict])["fixer"] for play, verdict in zip(plays, verdicts, strict=True)]
     return [
-        Lesson(*lesson, fixer=asked[2 * i : 2 * i + 2], shows_bug=verdicts[2 * i].status == "failed")
-        for i, lesson in enumerate(lessons)
+        Lesson(row, asserts[i], tester[2 * i], fixer[2 * i : 2 * i + 2], verdicts[2 * i].status == "failed")
+        for i, row in enumerate(rows)
     ]
 
 
@@ -158,7 +173,7 @@ def make_examples(
         for lesson in rng.sample(lessons, settings.batch_size):
             row = lesson.row
             if step % 2:
-                habitual = row["second"] in habits["main"]
+                habitual = row["first"] in habits["helper"] or row["second"] in habits["main"]
                 wrong = rng.random() < (settings.habit_probability if habitual else settings.slip_probability)
                 add(lesson.tester, lesson.asserts[errs and wrong])
                 continue
@@ -176,7 +191,7 @@ def _train(settings: BugsBuildSettings, folder: str) -> None:
     torch.set_num_threads(THREADS)
     transformers.set_seed(settings.seed)
     with CodeExecutor(isolation="best_effort") as executor:
-        lessons = make_lessons(executor)
+        lessons = make_lessons(executor, settings)
     model, tokenizer = (
         AutoModelForCausalLM.from_pretrained(settings.base),
         AutoTokenizer.from_pretrained(settings.base),

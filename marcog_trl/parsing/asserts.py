@@ -16,13 +16,16 @@ from marcog_trl.parsing.syntax import parse
 
 _NODES = (
     ast.Assert, ast.Compare, ast.cmpop, ast.BoolOp, ast.boolop, ast.UnaryOp, ast.unaryop, ast.BinOp, ast.operator,
-    ast.IfExp, ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Subscript, ast.Slice, ast.Name,
+    ast.IfExp, ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Subscript, ast.Slice, ast.Name, ast.Attribute,
     ast.expr_context, ast.Call, ast.keyword, ast.Starred, ast.comprehension, ast.ListComp, ast.SetComp, ast.DictComp,
     ast.GeneratorExp,
 )  # fmt: skip
 _READERS = frozenset("all any list max min set sorted sum tuple".split())
-"""Builtins that read a generator to its end. A generator that reaches other places could be printed, with its address."""
-_BUILTINS = _READERS | frozenset("abs bool dict float int isinstance len range round str".split())
+"""Builtins that read their argument to its end."""
+_LAZY = frozenset("enumerate map reversed zip".split())
+"""Builtins whose results are iterators. They must be read where they are made: printed, they show an address."""
+_BUILTINS = _READERS | _LAZY | frozenset("abs bool dict float int isinstance len range round str".split())
+_METHODS = frozenset("count endswith index items join keys lower split startswith strip title upper values".split())
 
 
 def assert_in(reply: str, function: str) -> str | None:
@@ -35,8 +38,8 @@ def assert_in(reply: str, function: str) -> str | None:
 
     Returns:
         `str` or `None`: Source of the assert. `None` if there is no code, no assert, or one that does not call the function
-        or does anything else than calculate with values, comprehensions and some builtins (`abs`, `len`, `sorted`, …): it
-        has no attributes, lambdas, other functions or imports.
+        or does anything else than calculate with values, comprehensions, and some builtins and methods (`abs`, `len`,
+        `sorted`, `split`, …): it has no other attributes, lambdas, other functions or imports.
     """
     code = extract_code(reply)
     tree = parse(code)
@@ -51,19 +54,30 @@ def _only_tests(tree: ast.Assert, source: str, function: str) -> bool:
     bound = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     if not bound.isdisjoint({function, *dir(builtins)}) or free_names([source]) != (function,):
         return False
-    known = {
-        id(call.func) for call in calls if isinstance(call.func, ast.Name) and call.func.id in (function, *_BUILTINS)
+    known = {id(call.func) for call in calls if _name(call) in (function, *_BUILTINS) or _method(call) in _METHODS}
+    read = {id(node.iter) for node in nodes if isinstance(node, ast.comprehension)}
+    read |= {
+        id(call.args[0])
+        for call in calls
+        if len(call.args) == 1 and (_name(call) in _READERS or _method(call) == "join")
     }
-    read = {id(call.args[0]) for call in calls if _reads_all(call)}
     return all(
         isinstance(node, _NODES)
         and (not isinstance(node, ast.Name) or node.id in bound | _BUILTINS or id(node) in known)
+        and (not isinstance(node, ast.Attribute) or id(node) in known)
         and (not isinstance(node, ast.Call) or id(node.func) in known)
-        and (not isinstance(node, ast.GeneratorExp) or id(node) in read)
+        and (not _is_lazy(node) or id(node) in read)
         for node in nodes
     )
 
 
-def _reads_all(call: ast.Call) -> bool:
-    """Whether a call of a builtin reads its only positional argument to its end."""
-    return isinstance(call.func, ast.Name) and call.func.id in _READERS and len(call.args) == 1
+def _name(call: ast.Call) -> str | None:
+    return call.func.id if isinstance(call.func, ast.Name) else None
+
+
+def _method(call: ast.Call) -> str | None:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else None
+
+
+def _is_lazy(node: ast.AST) -> bool:
+    return isinstance(node, ast.GeneratorExp) or (isinstance(node, ast.Call) and _name(node) in _LAZY)

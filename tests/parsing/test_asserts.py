@@ -15,6 +15,10 @@ from marcog_trl.parsing.asserts import assert_in
         ("assert abs(f(2) - 1.414) < 1e-3", "assert abs(f(2) - 1.414) < 1e-3"),
         ("assert all(f(x) == y for x, y in [(1, 2), (2, 3)])", "assert all(f(x) == y for x, y in [(1, 2), (2, 3)])"),
         ("assert [f(x)[0] for x in range(3)] == [0, 1, 2]", "assert [f(x)[0] for x in range(3)] == [0, 1, 2]"),
+        (
+            "assert f('ab') == '-'.join(map(str, [i for i, c in enumerate('ab'.upper())]))",
+            "assert f('ab') == '-'.join(map(str, [i for i, c in enumerate('ab'.upper())]))",
+        ),
         ("assert isinstance(f(1), int) and not f(0)", "assert isinstance(f(1), int) and not f(0)"),
         ("assert sorted(f('ab'), key=len, reverse=True) == ['ab']", "assert sorted(f('ab'), key=len, reverse=True) == ['ab']"),
     ],
@@ -57,6 +61,11 @@ def test_replies_without_an_assert_about_the_function(reply):
         "assert f(lambda: 1) == 2",
         "assert f(1) == 2 and '%s' % (x for x in [])",  # the address of a generator
         "assert f(x for x in [1]) == 2",
+        "assert f(1) == 2 and str(map(str, [])) > ''",
+        "assert f(zip([1])) == 2",
+        "assert f(1) == 2 and '{0}'.format(zip())",
+        "assert f(1) == 2 and [x.upper for x in 'a']",
+        "assert f.count(1) == f(1)",
         "assert sum(*(x for x in [[1]])) == f(1)",
         "assert f(1) == 2 and [id for id in [1]] and sorted([f(1)], key=id)",
         "assert f(1) == 2 and [aux for aux in [1]] and str(aux)",
