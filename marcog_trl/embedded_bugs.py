@@ -21,7 +21,6 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from marcog_trl.embedded import (
-    THREADS,
     BuildSettings,
     add_wholes,
     build_default_model,
@@ -188,7 +187,7 @@ def make_examples(
 
 def _train(settings: BugsBuildSettings, folder: str) -> None:
     """Build and train tokenizer and model, and save them."""
-    torch.set_num_threads(THREADS)
+    torch.set_num_threads(1)  # the order of sums depends on it
     transformers.set_seed(settings.seed)
     with CodeExecutor(isolation="best_effort") as executor:
         lessons = make_lessons(executor, settings)

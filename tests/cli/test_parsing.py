@@ -157,6 +157,14 @@ class TestParse:
             _, args, _ = parse(config_class, file, ["--config", str(file), "--bf16", "false", "--report_to", "none"])
             assert args.workflow == "collaboration" and args.logging_steps in (1, 5)
 
+    @pytest.mark.parametrize("config_class", [MultiAgentGRPOConfig, MultiAgentPPOConfig, SHPPOConfig])
+    def test_fixing_bugs_has_an_embedded_model_of_its_own(self, config_class, monkeypatch):
+        monkeypatch.setattr(parsing, "build_bugs_model", lambda: "built for bugs")
+        file = str(RECIPES / "configs" / "builtin-bugs.yaml")
+        script, args, model = parse(config_class, file, ["--config", file])
+        assert model.model_name_or_path == "built for bugs" and args.workflow == "bugfix"
+        assert (script.dataset_name, script.reward) == ("builtin_bugs", ["bugfix_reward"])
+
     @pytest.mark.parametrize(
         ("text", "message"),
         [

@@ -35,7 +35,8 @@ COMMANDS = sorted(
 def test_flags_are_accepted(script, flags, monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.syspath_prepend(ROOT / "recipes")
-    monkeypatch.setattr(parsing, "build_default_model", lambda: "built")
+    for build in ("build_default_model", "build_bugs_model"):
+        monkeypatch.setattr(parsing, build, lambda: "built")
     monkeypatch.setenv("OPENAI_API_KEY", "any")
     argv = shlex.split(flags, comments=True)
     if script.startswith("train_"):
