@@ -26,6 +26,7 @@ from marcog_trl.embedded import (
     build_default_model,
     build_once,
     draw_habits,
+    end_with_caller,
     fit,
     sentences_of,
 )
@@ -205,4 +206,5 @@ if __name__ == "__main__":
     parser.add_argument("settings", help="fields of BugsBuildSettings, as JSON")
     parser.add_argument("folder", help="output folder of model and tokenizer")
     arguments = parser.parse_args()
+    end_with_caller()
     _train(BugsBuildSettings(**json.loads(arguments.settings)), arguments.folder)

@@ -97,7 +97,7 @@ def test_build(tmp_path, monkeypatch, rows):
     assert tokenizer(rows[0]["prompt"])["input_ids"] == default(rows[0]["prompt"])["input_ids"]
     asked = next(Bugfix().play(rows[0]))["tester"]
     assert len(tokenizer.apply_chat_template(asked, tokenize=True, return_dict=False)) < 110
-    monkeypatch.setattr(embedded.subprocess, "run", None)
+    monkeypatch.setattr(embedded, "_run_builder", None)
     assert build_bugs_model(0, tmp_path, steps=2, batch_size=4) == str(path)
 
 
