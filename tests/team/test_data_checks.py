@@ -73,13 +73,13 @@ def test_a_stream_goes_on_without_its_bad_rows(tiny_model, tmp_path):
     options = {"max_steps": 2, "per_device_train_batch_size": 4, "num_generations": 2, "isolation": "best_effort"}
     trainer = teams.make(tiny_model, tmp_path, data=stream, reward="execution_reward", **options)
     played = []
-    play = trainer.team.play
+    play = trainer.team.play_tree
 
     def watched(problems, *args, **options):
         played.extend(problem["task_id"] for problem in problems)
         return play(problems, *args, **options)
 
-    trainer.team.play = watched
+    trainer.team.play_tree = watched
     with pytest.warns(UserWarning) as caught:
         trainer.train()
     trainer.executor.close()

@@ -64,14 +64,14 @@ def main():
     )
     teams.randomize(trainer.modules, scale=0.2)
     rows = []
-    play = trainer.team.play
+    play = trainer.team.play_tree
 
     def watched(*args, **options):
-        episodes = play(*args, **options)
-        rows.extend(row for episode in episodes for row in episode.rows)
-        return episodes
+        turns = play(*args, **options)
+        rows.extend(row for episode in turns[-1] for row in episode.rows)
+        return turns
 
-    trainer.team.play = watched
+    trainer.team.play_tree = watched
     trainer.train()
     result = {
         "rows": len(rows),
