@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from marcog_trl.agents import Agent, Consult, Execute, Slot, Workflow
     from marcog_trl.endpoints import Endpoint
     from marcog_trl.evaluation.evaluate import evaluate_team
+    from marcog_trl.execution import python_tool
     from marcog_trl.preferences import (
         IterativeMADPOConfig,
         IterativeMARLHFConfig,
@@ -77,6 +78,7 @@ _MODULES = {
         "MultiAgentPPOTrainer", "MultiAgentTrainer", "ReportCallback", "SHPPOConfig", "SHPPOTrainer",
     ),
     "marcog_trl.evaluation.evaluate": ("evaluate_team",),
+    "marcog_trl.execution": ("python_tool",),
     "marcog_trl.team.team": ("Team",),
     "marcog_trl.workflows": (
         "Bugfix", "Centralized", "ClassTeam", "Collaboration", "Discussion", "Pipeline", "Single", "make_workflow",
@@ -131,6 +133,7 @@ __all__ = [
     "hold_out_problems",
     "load_problems",
     "make_workflow",
+    "python_tool",
     "reward_model_report",
     "save_untrained_team",
 ]

@@ -7,6 +7,7 @@ code, and [`Consult`] to ask an advisor outside of the team. `marcog_trl.rollout
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
@@ -17,6 +18,10 @@ from marcog_trl.checks import COUNT, check_number, returns_value
 from marcog_trl.endpoints import Endpoint
 from marcog_trl.execution import Job
 from marcog_trl.parsing.prompts import Prompt, messages_of
+
+
+Tools = Sequence[Callable[..., Any]]
+"""Functions that an agent may call inside a reply."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +35,18 @@ class Agent:
             latents from it.
         endpoint ([`~marcog_trl.endpoints.Endpoint`], *optional*): Endpoint of another model that speaks for the agent. Such
             an agent is never trained.
+        tools (`Sequence[Callable]`, *optional*): Functions that the agent may call inside a reply, as in
+            [`~trl.GRPOTrainer`]: with type hints and a docstring in Google's style. They may be coroutine functions. Lists
+            are converted to tuples.
     """
 
     name: str
     role: str
     endpoint: Endpoint | None = None
+    tools: Tools = ()
+
+    def __post_init__(self):
+        object.__setattr__(self, "tools", tuple(self.tools))
 
 
 @dataclass(frozen=True)
@@ -243,6 +255,13 @@ class Workflow:
                     f"{title}.agents has endpoint={agent.endpoint!r}. Use Endpoint('gpt-4o-mini', 'http://localhost:8000/v1'), "
                     "for example, from marcog_trl."
                 )
+            for tool in agent.tools:
+                if not callable(tool):
+                    raise TypeError(f"Agent {agent.name!r} has the tool {tool!r:.80}. Use functions as tools.")
+            if agent.tools and agent.endpoint is not None:
+                raise ValueError(
+                    f"Agent {agent.name!r} has tools and an endpoint, which cannot call them. Remove one of both."
+                )
         repeated = [name for name in names if names.count(name) > 1]
         if repeated:
             raise ValueError(
@@ -278,6 +297,30 @@ class Workflow:
                 raise TypeError(
                     f"{title}.play returns no solution, and {title} has no method 'solution'. Return the solution in play."
                 )
+
+
+def with_tools(workflow: Workflow, tools: Any) -> Workflow:
+    """
+    A copy of a workflow whose only agent has further tools.
+
+    Raises:
+        TypeError: If `tools` is not a list.
+        ValueError: If the workflow has several agents.
+    """
+    if tools is None or tools == []:
+        return workflow
+    if not isinstance(tools, list | tuple):
+        raise TypeError(f"tools={tools!r:.80} is not a list. Pass a list of functions.")
+    if len(workflow.agents) > 1:
+        raise ValueError(
+            f"tools does not say which of the agents {[agent.name for agent in workflow.agents]} may use them. Pass a workflow "
+            f"with Agent({workflow.agents[-1].name!r}, '...', tools=[...])."
+        )
+    workflow = copy.copy(workflow)
+    [agent] = workflow.agents
+    workflow.agents = (replace(agent, tools=(*agent.tools, *tools)),)
+    workflow.validate()
+    return workflow
 
 
 def _check_entries(name: str, entries: Any, example: Any) -> None:

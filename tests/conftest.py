@@ -76,3 +76,19 @@ def tiny_model(tmp_path_factory) -> str:
     tokenizer.save_pretrained(path)
     gc.freeze()  # modules that transformers imports when they are first used
     return str(path)
+
+
+@pytest.fixture(scope="session")
+def tool_model(tmp_path_factory) -> str:
+    """Path of a random Qwen3 whose chat template knows tools."""
+    from tool_model import build_tool_model
+
+    return build_tool_model(tmp_path_factory.mktemp("models") / "tools")
+
+
+@pytest.fixture(scope="session")
+def taught_model(tool_model, tmp_path_factory) -> str:
+    """Path of a model that calls a tool."""
+    from tool_model import teach
+
+    return teach(tool_model, tmp_path_factory.mktemp("models") / "taught")

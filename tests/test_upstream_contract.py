@@ -19,6 +19,7 @@ import deepspeed.ops
 import evaluate
 import pytest
 import teams
+import tool_model as tool_functions
 import torch
 import trl.trainer.utils
 from accelerate import Accelerator, DeepSpeedPlugin, PartialState
@@ -32,6 +33,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoTokenizer,
     DynamicCache,
     GenerationConfig,
     LogitsProcessor,
@@ -61,9 +63,12 @@ from trl.trainer.utils import (
 )
 
 import marcog_trl
-from marcog_trl.agents import Slot
+from marcog_trl import Single
+from marcog_trl.agents import Slot, with_tools
 from marcog_trl.heterogeneity.cores import VARIANTS
 from marcog_trl.rollout.records import Row
+from marcog_trl.team.settings import TeamSettings
+from marcog_trl.team.tools import ToolLoop
 from marcog_trl.trainers import MultiAgentTrainer
 from marcog_trl.trainers.plan import LIVE_PARAMETERS, REDUCE_BUCKET
 
@@ -81,6 +86,8 @@ SIGNATURES = {
         "_generate": "prompts",
         "_generate_single_turn": "prompt_ids images multimodal_fields num_generations has_tool_images",
         "_generate_and_score_completions": "inputs",
+        "_tool_call_loop": "prompts prompt_ids completion_ids completions logprobs images multimodal_fields",
+        "_get_tool_suffix_ids": "tool_messages",
         "_calculate_rewards": "inputs prompts completions completion_ids_list",
         "_log_completion_extra": "column values",
         "_log_metric": "name value",
@@ -140,7 +147,8 @@ def test_signature(owner, name, parameters):
 
 # Attributes that are read or set, and where they are set
 ATTRIBUTES = {
-    GRPOTrainer: "_is_vlm _last_loaded_step _logs _metrics _name _paper _step _tag_names _tokenizer",
+    GRPOTrainer: "_async_tool_dicts _batch_environments _env_tools _is_vlm _last_loaded_step _logs _metrics _name _paper _step "
+    "_sync_tool_dicts _tag_names _tokenizer",
     DPOTrainer: "_metrics _name _paper _signature_columns _tag_names _tokenizer",
     RewardTrainer: "_name _tag_names",
     Trainer: "_get_output_dir _load_callback_state _signature_columns",
@@ -254,6 +262,22 @@ def test_an_access_that_is_not_listed_is_found():
     found = dict(private_accesses(tree))
     assert found == {"_inner": "peft._inner", "_secret": "model", "_other": "trl", "_own": "self"}
     assert set(found) - set(defined_in(tree)) == {"_inner", "_secret", "_other"}
+
+
+def test_the_loop_of_tools_reads_only_what_a_team_gives_it(tool_model):
+    read = set()
+    for method in (GRPOTrainer._tool_call_loop, GRPOTrainer._get_tool_suffix_ids):
+        read |= set(re.findall(r"\bself\.(\w+)", inspect.getsource(method)))
+    tokenizer = AutoTokenizer.from_pretrained(tool_model)
+    loop = ToolLoop(None, tokenizer, with_tools(Single(), [tool_functions.add]), TeamSettings(), int)
+    loop.run([], [], None, None, None)
+    given = vars(loop).keys() | vars(ToolLoop).keys() | {"_get_tool_suffix_ids"}
+    per_stage = {"_async_tool_dicts", "_batch_environments", "_env_tools", "_sync_tool_dicts"}
+    assert read - given - per_stage == {"tools"}  # of a model with images
+    returned = re.findall(r"return (tool_mask, .*)", inspect.getsource(GRPOTrainer._tool_call_loop))
+    assert returned == [
+        "tool_mask, completions, completion_ids, logprobs, tool_call_count, tool_failure_count, tool_images"
+    ]
 
 
 def test_the_constructor_passes_on_everything_that_trl_takes():

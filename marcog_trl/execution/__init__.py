@@ -20,6 +20,16 @@ from .cores import available_cores
 from .executor import CodeExecutor, shared_executor
 from .isolation import Isolation
 from .jobs import Job, TestResult, Verdict
+from .tool import python_tool
 
 
-__all__ = ["CodeExecutor", "Isolation", "Job", "TestResult", "Verdict", "available_cores", "shared_executor"]
+__all__ = [
+    "CodeExecutor",
+    "Isolation",
+    "Job",
+    "TestResult",
+    "Verdict",
+    "available_cores",
+    "python_tool",
+    "shared_executor",
+]

@@ -194,6 +194,7 @@ class CodeExecutor:
             "logs": job_plan.logs,
             "total": job_plan.total,
             "calls": job_plan.calls,
+            "kept_output": job.kept_output,
             "checker": job_plan.checker,
             "timeout": self.timeout if job.timeout is None else job.timeout,
             "test_timeout": self.test_timeout if job.test_timeout is None else job.test_timeout,

@@ -50,6 +50,8 @@ class Job:
             Wall-clock limit of each test in seconds, within that of the job. Defaults to the executor's.
         files (`bool`, *optional*):
             Whether the program and its tests share a scratch folder. Defaults to the executor's `files`.
+        kept_output (`int`, *optional*, defaults to `0`):
+            For `stdio`: how many characters of what the program printed to keep as the `output` of each test's result.
 
     Raises:
         ValueError: If `code` or `setup` is not text.
@@ -64,6 +66,7 @@ class Job:
     memory_mb: int | None = None
     test_timeout: float | None = None
     files: bool | None = None
+    kept_output: int = 0
 
     def __post_init__(self):
         for field in ("code", "setup"):
@@ -88,6 +91,7 @@ class TestResult:
         raised (`bool`): Whether it `"failed"` with an exception that came from the program, such as an `AssertionError`
             that the program raised. `False` if a value was wrong: an assertion of the tests was false, or the tests
             could not use the value. Decided outside the program's process, by where the exception came from.
+        output (`str`): What the program printed, if the job keeps it.
     """
 
     __test__ = False  # so that pytest does not collect it
@@ -96,6 +100,7 @@ class TestResult:
     message: str = ""
     seconds: float = 0.0
     raised: bool = False
+    output: str = ""
 
 
 @dataclass(frozen=True)
@@ -171,6 +176,7 @@ def plan(job: Job) -> Plan:
     check_limit("timeout", job.timeout, optional=True)
     check_limit("test_timeout", job.test_timeout, optional=True)
     check_count("memory_mb", job.memory_mb, least=LEAST_MEMORY_MB, optional=True)
+    check_count("kept_output", job.kept_output, least=0)
     if job.test_format not in TEST_FORMATS:
         raise ValueError(f"test_format={job.test_format!r} must be one of {', '.join(TEST_FORMATS)}")
     if job.test_format in ("asserts", "stdio"):

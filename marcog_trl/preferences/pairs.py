@@ -84,7 +84,13 @@ def identity(workflow: Workflow, tokenizer: Any, latent_net: Mapping[str, torch.
         workflow ([`Workflow`]): The team's workflow.
         tokenizer (`PreTrainedTokenizerBase`): The team's tokenizer.
         latent_net (`Mapping[str, torch.Tensor]`, *optional*): Weights of the network that makes latents.
+
+    Raises:
+        ValueError: If an agent has tools: preferences would be trained on their results, too.
     """
+    using = [agent.name for agent in workflow.agents if agent.tools]
+    if using:
+        raise ValueError(f"Preferences do not support tools, but agents {using} have some. Remove their tools.")
     digest = hashlib.sha256()
     for _, weight in sorted((latent_net or {}).items()):
         digest.update(weight.float().cpu().contiguous().numpy().tobytes())

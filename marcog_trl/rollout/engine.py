@@ -239,6 +239,8 @@ class _Engine:
         texts = self.decode(completion_ids) if rows else []
         for i, row in enumerate(rows):
             row.completion_ids, row.text = completion_ids[i], texts[i] if row.outside is None else row.outside.text
+            if row.messages is not None:
+                row.text = row.last_message
             row.logprobs = None if logprobs is None else logprobs[i]
         self.stage += 1
         return rows
@@ -313,9 +315,8 @@ def encode_prompts(processing_class: Any, prompts: list[Prompt], **chat_template
         if isinstance(prompt, str):
             text = prompt if isinstance(prompt, AsGiven) else cut(prompt)
         elif processing_class.chat_template:
-            text = processing_class.apply_chat_template(
-                cut(prompt), add_generation_prompt=True, tokenize=False, **chat_template_kwargs
-            )
+            options = {"add_generation_prompt": True, **chat_template_kwargs}
+            text = processing_class.apply_chat_template(cut(prompt), tokenize=False, **options)
         else:
             text = "\n\n".join(cut(message["content"]) for message in prompt) + "\n"
         in_template = not isinstance(prompt, str) and bool(processing_class.chat_template)

@@ -37,7 +37,10 @@ class Row:
         prompt_ids (`list[int]`): Token ids of the prompt.
         completion_ids (`list[int]`): Token ids of the reply, including the EOS at its end.
         logprobs (`list[float]`, *optional*): Log-probability of each completion token, if the backend returns it.
-        text (`str`): The decoded reply.
+        text (`str`): The decoded reply. If the agent has tools, the content of its last message.
+        messages (`list[dict]`, *optional*): What the agent wrote and its tools returned, as chat messages, if it has tools.
+        tool_mask (`list[int]`, *optional*): 1 for each completion token that the model wrote, 0 for those of results of
+            tools. `None` if the model wrote all of them.
         outside (`Completion`, *optional*): What the endpoint returned, if the agent speaks through one. The row then has no
             tokens of the team's model.
         prompt_state (`torch.Tensor` of shape `(H,)`, *optional*): State of the base model at the end of the prompt.
@@ -55,6 +58,8 @@ class Row:
     logprobs: list[float] | None = None
     text: str = ""
     outside: Completion | None = None
+    messages: list[dict[str, Any]] | None = None
+    tool_mask: list[int] | None = None
     prompt_state: Any = field(default=None, repr=False, compare=False)
     observation: Any = field(default=None, repr=False, compare=False)
     noise: Any = field(default=None, repr=False, compare=False)
@@ -69,7 +74,27 @@ class Row:
     @property
     def num_tokens(self) -> int:
         """Length of the reply, in tokens of the model that wrote it."""
-        return len(self.completion_ids) if self.outside is None else self.outside.completion_tokens
+        return sum(self.mask) if self.outside is None else self.outside.completion_tokens
+
+    @property
+    def mask(self) -> list[int]:
+        """1 for each completion token that the model wrote, else 0."""
+        return [1] * len(self.completion_ids) if self.tool_mask is None else self.tool_mask
+
+    @property
+    def tool_calls(self) -> tuple[int, int]:
+        """Number of calls of tools, and how many of them failed: their tool raised an error, or their result is not in the row."""
+        messages = self.messages or []
+        calls = sum(len(message.get("tool_calls") or ()) for message in messages)
+        # TRL shows errors as `str({"error": message})`
+        results = [not str(m["content"]).startswith("{'error': ") for m in messages if m["role"] == "tool"]
+        return calls, calls - sum(results)
+
+    @property
+    def last_message(self) -> str:
+        """The content of the last message that the model wrote. Empty if it ends with calls of tools."""
+        written = [message["content"] for message in self.messages or () if message["role"] == "assistant"]
+        return written[-1] if written else ""
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,15 @@ class AgentContexts:
         with self._modules.rows(context):
             yield context
 
+    def as_before(self, rows: list[Row]) -> AbstractContextManager[ForwardContext]:
+        """Makes the model act as the agents of these rows, with the latents that the rows have."""
+        if not self._team.settings.has_latents:
+            return self._modules.rows(self._forward_context(rows, None, prompt_states=False))
+        weight = next(self._modules.parameters())
+        unused = torch.zeros(self._team.settings.latent_size, dtype=weight.dtype, device=weight.device)
+        latents = torch.stack([row.latent for row in rows] or [unused])
+        return self._modules.rows(ForwardContext(z=latents, frozen=True))
+
     def _forward_context(
         self, rows: list[Row], noise: Callable[[list[Row]], torch.Tensor] | None, prompt_states: bool
     ) -> ForwardContext:
@@ -149,3 +158,11 @@ class AgentContexts:
     def role_observations(self) -> torch.Tensor:
         """Observation of each agent's role text alone, `(N, 2H)`. Cached, because the base model is frozen."""
         return torch.cat([self._role_embeddings, self._prompt_states(self._role_ids)], dim=-1)
+
+
+def keep_token_states(rows: list[Row], completion_ids: list[list[int]], states: list[torch.Tensor]) -> None:
+    """Sets the states before each generated token, `(T, H)`, on the rows, if generation ran the hooks."""
+    if rows and len(states) >= max(map(len, completion_ids)) and len(states[0]) == len(rows):
+        stacked = torch.stack(states, dim=1)
+        for i, row in enumerate(rows):
+            row.token_states = stacked[i, : len(completion_ids[i])]

@@ -11,7 +11,7 @@ from typing import Any
 
 from datasets import Dataset, IterableDataset
 
-from marcog_trl.agents import Workflow
+from marcog_trl.agents import Slot, Workflow
 from marcog_trl.problems.schema import fault_of, list_faults
 from marcog_trl.rewards.requirements import needs
 from marcog_trl.rollout.engine import replay
@@ -138,7 +138,19 @@ def fault_in(row: Mapping[str, Any], workflow: Workflow, needed: Mapping[str, st
     fault = fault_of(row, needed)
     if fault is None:
         try:
-            replay(workflow, row, ())
+            [request] = replay(workflow, row, ())
         except ValueError as error:
-            fault = " ".join(str(error).split())
+            return " ".join(str(error).split())
+        using = {agent.name for agent in workflow.agents if agent.tools}
+        for key, prompt in request.items() if isinstance(request, dict) else ():
+            agent = key.agent if isinstance(key, Slot) else key
+            if agent in using and isinstance(prompt, str):
+                fault = NEEDS_MESSAGES.format(agent=agent)
     return fault
+
+
+NEEDS_MESSAGES = (
+    "Agent {agent!r} has tools, but its prompt is text. Use chat messages as the prompt: "
+    "[{{'role': 'user', 'content': prompt}}]."
+)
+"""Why a prompt cannot describe tools."""

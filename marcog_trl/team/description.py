@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from marcog_trl.agents import Workflow, WorkflowFile
+from marcog_trl.agents import Tools, Workflow, WorkflowFile
 from marcog_trl.files import write_json, write_whole
 from marcog_trl.workflows.from_file import names_file
 
@@ -30,6 +30,7 @@ _SAVED_SETTINGS = (
     "expert_base_url", "critic", "critic_backprop", "parameter_sharing",
     "latent_scope", "latent_size", "sigma_min", "max_completion_length", "temperature", "top_p", "top_k", "min_p",
     "repetition_penalty", "generation_kwargs", "chat_template_kwargs", "early_termination_threshold",
+    "max_tool_calling_iterations",
 )  # fmt: skip
 # Settings of the machine, not of the team; files of earlier versions have them
 _MACHINE_SETTINGS = ("use_cpu", "bf16")
@@ -46,7 +47,7 @@ class TeamDescription:
     Args:
         trainer (`str`): Class of the trainer that trained the team.
         base_model (`str`): Name or path of the base model.
-        agents (`list[dict[str, str]]`): `name` and `role` of every agent.
+        agents (`list[dict]`): `name` and `role` of every agent, and the names of its `tools` if it has some.
         workflow (`str`): Class of the workflow.
         num_turns (`int`): Maximum number of turns of an episode.
         modules (`dict`): Settings that determine the shapes of the team's modules, such as the size of the latent.
@@ -55,14 +56,14 @@ class TeamDescription:
         versions (`dict[str, str]`): Versions of the packages that wrote the file.
         quantization_config (`dict`, *optional*): How the base model was quantised in training.
         note (`str`, *optional*): A note for readers of the file.
-        trained_as (`list[dict[str, str]]`, *optional*): The agents of the training, if they differ from `agents`.
+        trained_as (`list[dict]`, *optional*): The agents of the training, if they differ from `agents`.
         source_file ([`WorkflowFile`], *optional*): The file of the workflow, if it was loaded from one. It is written beside
             `team.json`, which has its name in `settings["workflow"]` and its SHA-256 in `workflow_sha256`.
     """
 
     trainer: str
     base_model: str
-    agents: list[dict[str, str]]
+    agents: list[dict[str, Any]]
     workflow: str
     num_turns: int
     modules: dict[str, Any]
@@ -75,7 +76,7 @@ class TeamDescription:
     )
     quantization_config: dict[str, Any] | None = None
     note: str | None = None
-    trained_as: list[dict[str, str]] | None = None
+    trained_as: list[dict[str, Any]] | None = None
     source_file: WorkflowFile | None = field(default=None, repr=False)
     format_version: int = TEAM_FORMAT
 
@@ -203,6 +204,13 @@ class TeamDescription:
         return None
 
 
-def agents_of(workflow: Workflow) -> list[dict[str, str]]:
-    """Returns the names and role texts of a workflow's agents, in the format of `team.json`."""
-    return [{"name": agent.name, "role": agent.role} for agent in workflow.agents]
+def agents_of(workflow: Workflow) -> list[dict[str, Any]]:
+    """Returns the names, role texts and, if there are some, tools of a workflow's agents, in the format of `team.json`."""
+    return [
+        {"name": agent.name, "role": agent.role} | ({"tools": names} if (names := _names(agent.tools)) else {})
+        for agent in workflow.agents
+    ]
+
+
+def _names(tools: Tools) -> list[str]:
+    return [tool.__name__ for tool in tools]

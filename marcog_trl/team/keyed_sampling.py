@@ -63,7 +63,10 @@ class KeyedSampler:
         draws = np.zeros((max(1, len(rows)), self.length))
         for draw, row in zip(draws, rows, strict=False):  # a process without rows generates a dummy row
             key = self.key_of(row)
-            seed = hashlib.sha256(repr((key, row.slot.agent, row.slot.turn, row.slot.act)).encode()).digest()
+            place: tuple = key, row.slot.agent, row.slot.turn, row.slot.act
+            if row.completion_ids:  # goes on after a call of a tool
+                place += (len(row.completion_ids),)
+            seed = hashlib.sha256(repr(place).encode()).digest()
             draw[:] = math.nan if key is None else np.random.default_rng(list(seed)).random(draw.shape)
         return _Draw(torch.from_numpy(draws).to(device), self.warpers)
 

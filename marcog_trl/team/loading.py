@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from marcog_trl.agents import Workflow
+from marcog_trl.agents import Workflow, with_tools
 from marcog_trl.checks import nearest
 from marcog_trl.heterogeneity import CoreDecoder, LatentNet, LoraCores
 from marcog_trl.processes import this_process
@@ -46,13 +46,15 @@ def load_team(
     model_init_kwargs: dict[str, Any],
     device: Any,
     trust_remote_code: bool,
+    tools: Any,
     overrides: dict[str, Any],
 ) -> Any:
     """See [`~marcog_trl.Team.from_pretrained`]. `overrides` are fields of [`TeamSettings`], and `cls` is the class of the team."""
     path = find_team(path)
     saved = TeamDescription.read(path / TEAM_FILE)
     settings, others = settings_with(path, saved, overrides, workflow, trust_remote_code)
-    given, workflow = workflow is not None, settings.make_workflow(workflow)
+    given, workflow = workflow is not None, with_tools(settings.make_workflow(workflow), tools)
+    check_tools_of(path, saved, workflow)
     if workflow.needs_tests:
         executor = settings.make_executor()  # first, because it raises on machines without isolation
     else:
@@ -230,6 +232,24 @@ def _describe(
         f"{str(path / TEAM_FILE)!r} is inconsistent: {key} is {its!r}, but its settings give {ours!r}. {USE_SAVED_TEAM} For "
         "other role texts, pass roles={'main': ...} or --agents agents.yaml."
     )
+
+
+def check_tools_of(path: Path, saved: TeamDescription, workflow: Workflow) -> None:
+    """
+    Checks that the agents have the tools that they were trained with. Tools are functions, which `team.json` cannot hold.
+
+    Raises:
+        ValueError: If the names of an agent's tools differ.
+    """
+    current = {agent["name"]: agent.get("tools", []) for agent in agents_of(workflow)}
+    for agent in saved.agents:
+        before = agent.get("tools", [])
+        now = current.get(agent["name"], before)
+        if now != before:
+            raise ValueError(
+                f"Agent {agent['name']!r} of {str(path)!r} was trained with the tools {before}, but has {now}. A saved team has "
+                "no tools: pass tools=[...] with these functions, or a workflow whose agents have them."
+            )
 
 
 def _trusted_workflow(path: Path, saved: TeamDescription, trust_remote_code: bool) -> str:

@@ -222,6 +222,7 @@ class TeamSettings(PlaySettings):
 
     Args:
         max_completion_length (`int`, *optional*, defaults to `256`): Maximum number of tokens of one reply.
+        max_tool_calling_iterations (`int`, *optional*): How often an agent may call tools in one reply. No limit by default.
         temperature, top_p, top_k, min_p, repetition_penalty: Sampling settings, as in [`~trl.GRPOConfig`].
         generation_kwargs (`dict`, *optional*): Further arguments of [`~transformers.GenerationConfig`].
         chat_template_kwargs (`dict`, *optional*): Arguments of the chat template.
@@ -235,6 +236,7 @@ class TeamSettings(PlaySettings):
     """
 
     max_completion_length: int = 256
+    max_tool_calling_iterations: int | None = None
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -252,7 +254,7 @@ class TeamSettings(PlaySettings):
         **dict.fromkeys(("max_completion_length", "latent_size"), COUNT),
         **dict.fromkeys(("temperature", "repetition_penalty", "sigma_min"), POSITIVE),
         "top_p": Range(0, 1, above=True),
-        "top_k": NOT_NEGATIVE,
+        **dict.fromkeys(("top_k", "max_tool_calling_iterations"), NOT_NEGATIVE),
         "min_p": UNIT,
     }
 

@@ -6,9 +6,8 @@ import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from accelerate.utils import reduce
@@ -16,14 +15,15 @@ from datasets import Dataset
 from peft import PeftModel, get_peft_model_state_dict
 from transformers import LogitsProcessorList
 
-from marcog_trl.agents import Workflow
-from marcog_trl.execution import CodeExecutor, Verdict
+from marcog_trl.agents import Tools, Workflow
+from marcog_trl.execution import CodeExecutor
 from marcog_trl.parsing.replies import code_in
 from marcog_trl.problems.schema import list_faults, solution_job
 from marcog_trl.rollout.engine import encode_prompts, play, play_tree
 from marcog_trl.rollout.records import Episode, Row
 from marcog_trl.rollout.tree import Tree
-from marcog_trl.team.agent_contexts import AgentContexts
+from marcog_trl.team.agent_contexts import AgentContexts, keep_token_states
+from marcog_trl.team.answer import Answer
 from marcog_trl.team.data_checks import fault_in, needed_columns
 from marcog_trl.team.description import TeamDescription
 from marcog_trl.team.keyed_sampling import KeyedSampler
@@ -32,20 +32,8 @@ from marcog_trl.team.outside import OutsideAgents
 from marcog_trl.team.settings import TeamSettings
 
 
-@dataclass(frozen=True)
-class Answer:
-    """
-    A team's solution of a problem.
-
-    Args:
-        code (`str`): The solution's code. Empty if the reply has none.
-        messages (`list[dict]`): Every reply in order: `agent`, `turn` (from 1), `prompt` (text or chat messages) and `reply`.
-        verdict (`Verdict`, *optional*): Result of the problem's tests, if it has any.
-    """
-
-    code: str
-    messages: list[dict[str, Any]] = field(repr=False)
-    verdict: Verdict | None = None
+if TYPE_CHECKING:
+    from marcog_trl.team.tools import ToolLoop
 
 
 class Team:
@@ -101,6 +89,11 @@ class Team:
         self._executor = executor
         self._outside = OutsideAgents(workflow, self)
         self._contexts = None if modules is None else AgentContexts(self, modules)
+        self.tools: ToolLoop | None = None
+        if any(agent.tools for agent in workflow.agents):
+            from marcog_trl.team.tools import ToolLoop  # slow, and few teams need it
+
+            self.tools = ToolLoop(model, tokenizer, workflow, settings, self.total)
 
     @classmethod
     def from_pretrained(
@@ -114,6 +107,7 @@ class Team:
         model_init_kwargs: Mapping[str, Any] | None = None,
         device: str | torch.device | None = None,
         trust_remote_code: bool = False,
+        tools: Tools | None = None,
         **settings: Any,
     ) -> Team:
         """
@@ -133,6 +127,8 @@ class Team:
                 CPU.
             trust_remote_code (`bool`, *optional*, defaults to `False`): Whether to run the team's own file, if it has its
                 workflow in one. Read the file first. The code of a base model is `model_init_kwargs={"trust_remote_code": True}`.
+            tools (`list[Callable]`, *optional*): Tools of the only agent, as in training. Agents of a workflow of your own bring
+                theirs.
             **settings: Other fields of [`TeamSettings`], such as `max_completion_length`, `num_turns` or `isolation`.
 
         Returns:
@@ -140,7 +136,7 @@ class Team:
 
         Raises:
             ValueError: If the folder is not a saved team, a file cannot be read, the team does not fit the base model, it does
-                not support the size, roles or settings, or its workflow is in a file that is not trusted.
+                not support the size, roles or settings, its workflow is in a file that is not trusted, or its tools are missing.
         """
         from marcog_trl.team.loading import load_team
 
@@ -149,7 +145,7 @@ class Team:
         }
         return load_team(
             cls, Path(path) if isinstance(path, Path) else path, workflow, base_model, quantization_config,
-            dict(model_init_kwargs or {}), device, trust_remote_code, settings,
+            dict(model_init_kwargs or {}), device, trust_remote_code, tools, settings,
         )  # fmt: skip
 
     # Solving problems
@@ -217,6 +213,7 @@ class Team:
             found = code_in(episode.problem, solution)
             messages = [
                 {"agent": row.slot.agent, "turn": row.slot.turn + 1, "prompt": row.prompt, "reply": row.text}
+                | ({} if row.messages is None else {"messages": row.messages})
                 for row in episode.rows
             ]
             answers.append(Answer(found, messages, verdicts.get(e)))
@@ -278,6 +275,7 @@ class Team:
         token_states: bool = False,
         sampler: KeyedSampler | None = None,
         reply: Callable[[list[Row]], list[list[int]]] | None = None,
+        tools_of: Callable[[Row], Tools] | None = None,
     ) -> dict[str, Any]:
         """
         Returns this team's arguments of [`~marcog_trl.rollout.engine.play`] and `play_tree`.
@@ -289,6 +287,7 @@ class Team:
                 generates with one forward pass per token.
             sampler ([`KeyedSampler`], *optional*): Samples the tokens instead of the random state of the process.
             reply (`Callable`, *optional*): Returns the tokens of the rows of a stage, in place of the model.
+            tools_of (`Callable`, *optional*): Returns the tools of a row, in place of those of its agent.
 
         Returns:
             `dict[str, Any]`: `generate`, `encode`, `decode`, `executor` and `total`.
@@ -297,7 +296,7 @@ class Team:
         if reply is not None:
             speak = lambda rows: (reply(rows), None)  # noqa: E731
 
-        def generate(rows: list[Row]) -> tuple[list[list[int]], list[list[float]] | None]:
+        def begin(rows: list[Row]) -> tuple[list[list[int]], list[list[float]] | None]:
             if self._contexts is None:
                 return speak(rows)
             with self._contexts.as_rows(rows, noise, prompt_states) as context:
@@ -305,12 +304,15 @@ class Team:
                     return speak(rows)
                 context.states = []
                 completion_ids, logprobs = speak(rows)
-                _keep_token_states(rows, completion_ids, context.states)
+                keep_token_states(rows, completion_ids, context.states)
                 return completion_ids, logprobs
 
+        speaks = begin
+        if self.tools is not None and reply is None:
+            speaks = self.tools.around(begin, speak, self._contexts, tools_of)
         options = self.settings.chat_template_kwargs or {}
         return {
-            "generate": generate if reply is not None else self._outside.beside(generate),
+            "generate": begin if reply is not None else self._outside.beside(speaks),
             "encode": functools.partial(encode_prompts, self.tokenizer, **options),
             "decode": functools.partial(self.tokenizer.batch_decode, skip_special_tokens=True),
             "executor": lambda: self.executor,
@@ -438,11 +440,3 @@ class Team:
         """Observation of each agent's role text alone, `(N, 2H)`."""
         assert self._contexts is not None
         return self._contexts.role_observations
-
-
-def _keep_token_states(rows: list[Row], completion_ids: list[list[int]], states: list[torch.Tensor]) -> None:
-    """Sets the states before each generated token, `(T, H)`, on the rows, if generation ran the hooks."""
-    if rows and len(states) >= max(map(len, completion_ids)) and len(states[0]) == len(rows):
-        stacked = torch.stack(states, dim=1)
-        for i, row in enumerate(rows):
-            row.token_states = stacked[i, : len(completion_ids[i])]

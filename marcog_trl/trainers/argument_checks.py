@@ -9,6 +9,7 @@ from peft import PeftConfig, PeftModel
 from transformers import PreTrainedModel
 
 from marcog_trl.agents import Workflow
+from marcog_trl.team.tools import check_tools
 
 
 def check_arguments(trainer_class: Any, model: Any, args: Any, peft_config: Any, **unsupported: Any) -> Any:
@@ -36,8 +37,16 @@ def check_arguments(trainer_class: Any, model: Any, args: Any, peft_config: Any,
     return args
 
 
+TOOLS_WITHOUT_VLLM = "use_vllm=True does not support tools and environments. Set use_vllm=False."
+
+
 def check_workflow(workflow: Workflow, args: Any) -> list[str]:
-    """Refuses settings that do not fit the workflow. Returns the names of the agents to train."""
+    """
+    Refuses settings that do not fit the workflow, and tools that cannot be described. Returns the names of the agents to train.
+    """
+    check_tools(workflow)
+    if args.use_vllm and any(agent.tools for agent in workflow.agents):
+        raise ValueError(TOOLS_WITHOUT_VLLM)
     trained = _trained_agents(workflow, args.trained_agents)
     if args.agent_loss_weighting == "agent" and len(trained) > 1 and args.loss_type not in ("dapo", "grpo"):
         raise ValueError(

@@ -71,6 +71,7 @@ def rollout_metrics(trainer: MultiAgentTrainer, rollout: Rollout) -> dict[str, f
     total = trainer._sum_over_processes
     metrics = agent_metrics(trainer, rollout, total) | episode_metrics(trainer, rollout, total)
     metrics |= endpoint_metrics(trainer, rollout, total)
+    metrics |= tool_metrics(trainer, rollout, total)
     return metrics | test_metrics(rollout, total) if trainer.scorer.runs_tests else metrics
 
 
@@ -121,13 +122,34 @@ def endpoint_metrics(trainer: MultiAgentTrainer, rollout: Rollout, total: Total)
     return metrics
 
 
+def tool_metrics(trainer: MultiAgentTrainer, rollout: Rollout, total: Total) -> dict[str, float]:
+    """
+    `agents/<name>/tools/call_frequency`: calls of tools per reply; `agents/<name>/tools/failure_frequency`: share of these
+    calls whose tool raised an error, or whose result is not in the reply. For agents with tools.
+    """
+    counts = {agent.name: [0, 0, 0] for agent in trainer.workflow.agents if agent.tools}
+    if not counts:
+        return {}
+    for row in filter(None, rollout.rows):
+        if row.slot.agent in counts:
+            counts[row.slot.agent] = [a + b for a, b in zip(counts[row.slot.agent], (1, *row.tool_calls), strict=True)]
+    sums = total(torch.tensor(list(counts.values()), dtype=torch.float, device=rollout.live.device)).tolist()
+    metrics = {}
+    for agent, (replies, calls, failed) in zip(counts, sums, strict=True):
+        if replies:
+            metrics[f"agents/{agent}/tools/call_frequency"] = calls / replies
+            metrics[f"agents/{agent}/tools/failure_frequency"] = failed / calls if calls else 0.0
+    return metrics
+
+
 def reply_lengths(trainer: MultiAgentTrainer, rollout: Rollout) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the number of tokens of each row, 0 if unused, and whether it ends with EOS, each `(B,)`."""
+    """Returns the number of tokens that the model wrote in each row, and whether the row ends with EOS, each `(B,)`."""
     device = rollout.live.device
     replies = [[] if row is None else row.completion_ids for row in rollout.rows]
     eos_and_pad = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
     ends = [bool(ids) and ids[-1] in eos_and_pad for ids in replies]
-    return torch.tensor([float(len(ids)) for ids in replies], device=device), torch.tensor(ends, device=device)
+    lengths = [0.0 if row is None else float(sum(row.mask)) for row in rollout.rows]
+    return torch.tensor(lengths, device=device), torch.tensor(ends, device=device)
 
 
 def episode_metrics(trainer: MultiAgentTrainer, rollout: Rollout, total: Total) -> dict[str, float]:

@@ -160,7 +160,8 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
             "eval_steps eval_delay save_total_limit eval_accumulation_steps dataloader_num_workers top_k beta epsilon "
             "epsilon_high vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg entropy_coef entropy_coef_min "
             "entropy_coef_max entropy_coef_delta entropy_target router_aux_loss_coef off_policy_mask_threshold "
-            "vllm_importance_sampling_clip_min turn_weights curriculum_steps num_completions_to_print".split(),
+            "vllm_importance_sampling_clip_min turn_weights curriculum_steps num_completions_to_print "
+            "max_tool_calling_iterations".split(),
             NOT_NEGATIVE,
         ),
         **dict.fromkeys("min_p ref_model_mixup_alpha gamma_turn curriculum_pass_rate".split(), UNIT),

@@ -33,7 +33,7 @@ from peft import PeftConfig
 from transformers import PreTrainedModel
 from trl import GRPOTrainer
 
-from marcog_trl.agents import Workflow
+from marcog_trl.agents import Workflow, with_tools
 from marcog_trl.algorithms.advantages import tree_returns
 from marcog_trl.execution import CodeExecutor
 from marcog_trl.report.callback import ReportCallback
@@ -56,7 +56,6 @@ from marcog_trl.trainers.argument_checks import (
 )
 from marcog_trl.trainers.checkpointing import RolloutCheckpoints
 from marcog_trl.trainers.credit import over_siblings
-from marcog_trl.trainers.dataloaders import ProblemLoaders
 from marcog_trl.trainers.layout import Rollout, fit_batches
 from marcog_trl.trainers.loss_scale import loss_window, row_weights, rows_to_train, share_of_live_rows
 from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
@@ -64,10 +63,11 @@ from marcog_trl.trainers.reward_functions import reward_functions
 from marcog_trl.trainers.sampling import make_curriculum
 from marcog_trl.trainers.scoring import Scorer, is_over
 from marcog_trl.trainers.sharing import Sharing
+from marcog_trl.trainers.tool_use import ToolUse, check_environments
 from marcog_trl.trainers.training_team import TrainingTeam
 
 
-class MultiAgentTrainer(RolloutCheckpoints, Sharing, ProblemLoaders):
+class MultiAgentTrainer(RolloutCheckpoints, Sharing, ToolUse):
     """
     Base of the trainers for teams of LLM agents that share one model and one adapter.
 
@@ -76,8 +76,8 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ProblemLoaders):
     advantage of a row is its return minus the mean return of its group (Source: GRPO,
     https://huggingface.co/papers/2402.03300, without the division by the standard deviation).
 
-    Differences from [`~trl.GRPOTrainer`]: `args` is a [`MultiAgentConfig`]. `tools`, `rollout_func` and
-    `environment_factory` are not supported: write a workflow instead. Models are text-only.
+    Differences from [`~trl.GRPOTrainer`]: `args` is a [`MultiAgentConfig`]. `rollout_func` is not supported: write a workflow
+    instead. Models are text-only.
 
     Args:
         model, args, train_dataset, eval_dataset, processing_class, reward_processing_classes, callbacks, optimizers,
@@ -93,6 +93,8 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ProblemLoaders):
             Defaults to LoRA of rank 16 on all linear layers, except for those of Mamba layers that PEFT cannot adapt.
         workflow ([`Workflow`] or `str`, *optional*):
             Which agents speak when, and what they see. Defaults to `args.workflow`.
+        tools, environment_factory: As in [`~trl.GRPOTrainer`]. `tools` needs a workflow of one agent: in a team, agents have
+            their own (see [`Agent`]). `environment_factory` needs episodes of one reply.
 
     Raises:
         ValueError: If a batch cannot hold whole problems, or the workflow, the dataset and the rewards do not fit together.
@@ -132,19 +134,18 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ProblemLoaders):
             model,
             args,
             peft_config,
-            tools=tools,
             rollout_func=rollout_func,
-            environment_factory=environment_factory,
         )
         self.args = args  # TRL sets it too, but the checks below need it
-        self.workflow = args.make_workflow(workflow)
+        self.workflow = with_tools(args.make_workflow(workflow), tools)
         self.agents = [agent.name for agent in self.workflow.agents]
-        reward_funcs = reward_functions(reward_funcs)
+        reward_funcs = reward_functions(reward_funcs, optional=environment_factory is not None)
         self.trained_agents = check_workflow(self.workflow, args)
-        train_dataset = checked_datasets({"train_dataset": train_dataset}, self.workflow, reward_funcs)[
-            "train_dataset"
-        ]
-        eval_dataset = checked_eval_dataset(eval_dataset, self.workflow, reward_funcs)
+        if environment_factory is None:
+            [train_dataset] = checked_datasets({"train_dataset": train_dataset}, self.workflow, reward_funcs).values()
+            eval_dataset = checked_eval_dataset(eval_dataset, self.workflow, reward_funcs)
+        else:
+            check_environments(self, {"train_dataset": train_dataset, "eval_dataset": eval_dataset}, reward_funcs)
         self._check_tree(train_dataset)
         fit_batches(self, args, train_dataset)
         num_rows = len(self._tree(training=True).slots)
@@ -180,7 +181,11 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ProblemLoaders):
             optimizers=optimizers,
             quantization_config=quantization_config,
             peft_config=peft_config,
+            tools=list(dict.fromkeys(tool for agent in self.workflow.agents for tool in agent.tools)) or None,
+            environment_factory=environment_factory,
         )
+        if environment_factory is not None:
+            self._adopt_environments()
         for callback in (self._curriculum, self.diagnosis, self.report):
             if callback is not None:
                 self.add_callback(callback)
@@ -253,7 +258,7 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ProblemLoaders):
         begin = self.accelerator.process_index * len(self._inputs)  # a problem may begin on another process
         for i, problem in enumerate(self._inputs):
             first = max(0, i - (begin + i) % block)
-            if problem["prompt"] != self._inputs[first]["prompt"]:
+            if self.environments is None and problem["prompt"] != self._inputs[first]["prompt"]:
                 raise ValueError(
                     f"rows {first} and {i} of a batch have different problems, but a batch must repeat every problem {block} "
                     f"times in a row. Use the dataloaders of {type(self).__name__}."
@@ -272,7 +277,7 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ProblemLoaders):
             "prompt_ids": [dead if row is None else row.prompt_ids for row in rows],
             "completion_ids": [dead if row is None else row.completion_ids for row in rows],
             "logprobs": [[0.0] if row is None else row.logprobs for row in rows] if has_logprobs else None,
-            "env_mask": [[0] if row is None else [1] * len(row.completion_ids) for row in rows],
+            "env_mask": [[0] if row is None else row.mask for row in rows],
         }
 
     def _play(self, problems: list[dict[str, Any]], tree: Tree) -> Rollout:
@@ -285,7 +290,7 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ProblemLoaders):
 
     def _playing(self) -> dict[str, Any]:
         """Returns the options of [`Team.playing`] for rollouts."""
-        return {}
+        return {} if self.environments is None else {"tools_of": self._environment_tools}
 
     def _before_generation(self, rows: list[Row]) -> None:
         """Called before a stage is generated."""

@@ -205,10 +205,10 @@ def wrap_rewards(
     return [wrap(index, func) for index, func in enumerate(reward_funcs)]
 
 
-def reward_functions(given: Any) -> list[Any]:
+def reward_functions(given: Any, optional: bool = False) -> list[Any]:
     """Returns the reward functions of a trainer as a list, with this package's rewards in place of their names."""
     given = given if isinstance(given, list) else [given] if given else []
-    if not given:
+    if not given and not optional:
         raise ValueError("reward_funcs is missing. Pass 'execution_reward', or a function that takes completions.")
     return [named_reward(func) for func in given]
 

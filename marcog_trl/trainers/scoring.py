@@ -337,7 +337,7 @@ def reward_inputs(episode: Episode, turn: int) -> tuple[dict[str, Any], Any]:
 
     Returns:
         `tuple`: The row, with the problem's columns and those of the turn, and the completion: text, or chat messages if the
-        prompt is a list of messages.
+        prompt is a list of messages. If the solution is the reply of an agent with tools, these include calls and results.
     """
     this, before = episode.turns[turn], episode.turns[turn - 1] if turn else None
     columns = {
@@ -349,5 +349,9 @@ def reward_inputs(episode: Episode, turn: int) -> tuple[dict[str, Any], Any]:
         "previous_solution": None if before is None else before.solution,
         "previous_verdicts": [] if before is None else before.verdicts,
     }
-    conversational = not isinstance(episode.problem["prompt"], str)
-    return columns, [{"role": "assistant", "content": this.solution}] if conversational else this.solution
+    if isinstance(episode.problem["prompt"], str):
+        return columns, this.solution
+    used = [
+        row.messages for row in episode.rows if row.slot.turn == turn and row.text == this.solution and row.messages
+    ]
+    return columns, used[-1] if used else [{"role": "assistant", "content": this.solution}]

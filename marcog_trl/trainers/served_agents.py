@@ -10,6 +10,7 @@ from trl.extras.profiling import profiling_context
 from marcog_trl.heterogeneity import fold_adapters, split_adapter
 from marcog_trl.rollout.records import Row
 from marcog_trl.team.vllm import AgentGeneration
+from marcog_trl.trainers.argument_checks import TOOLS_WITHOUT_VLLM
 
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ class ServedAgents:
     """
 
     def __init__(self, trainer: SHPPOTrainer):
+        if trainer.team.tools is not None:
+            raise ValueError(TOOLS_WITHOUT_VLLM)
         self._trainer = trainer
         self._noise: torch.Tensor | None = None  # noise of the latents in the engine
         args, config = trainer.args, trainer.model.peft_config["default"]

@@ -11,7 +11,7 @@ from accelerate.utils import gather_object
 from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.models import unwrap_model_for_generation
 
-from marcog_trl.rollout.records import Row
+from marcog_trl.rollout.records import Episode, Row
 from marcog_trl.team.merging import merged_adapter
 from marcog_trl.team.team import Team
 
@@ -37,6 +37,13 @@ class TrainingTeam(Team):
         if not trainer.use_vllm:
             self.generation_config = trainer.generation_config
 
+    def play(self, *args: Any, **options: Any) -> list[Episode]:
+        if self._trainer.environment_factories is not None and "tools_of" not in options:
+            raise ValueError(
+                "Only train() and evaluate() of the trainer reset its environments. Use trainer.evaluate()."
+            )
+        return super().play(*args, **options)
+
     def generate(self, rows: list[Row]) -> tuple[list[list[int]], list[list[float]] | None]:
         """Generates one stage in one call. Without rows, takes part in the call of the other processes."""
         trainer = self._trainer
@@ -57,6 +64,7 @@ class TrainingTeam(Team):
     def _check_context(self, rows: list[Row]) -> None:
         """Warns once if replies may exceed the model's context."""
         context = self.model.config.get_text_config().to_dict().get("max_position_embeddings")
+        rows = [row for row in rows if not row.completion_ids]  # not those that go on after a call of a tool
         longest = max(rows, key=lambda row: len(row.prompt_ids), default=None)
         if longest is None or context is None or self._warned_of_context:
             return

@@ -37,6 +37,12 @@ class Centralized(Workflow):
         self.workflow = workflow
         self.source_file = workflow.source_file
         names = [agent.name for agent in workflow.agents]
+        using = [agent.name for agent in workflow.agents if agent.tools]
+        if using:
+            raise ValueError(
+                f"centralized=True has one agent in place of {using}, which have tools. Remove their tools, and pass tools=[...] "
+                "for the agent that replaces them."
+            )
         template = "\n".join(f"<{name}>\n...\n</{name}>" for name in names)
         self.task = (
             f"Write the answers of {len(names)} agents, each between the tags of its name:\n\n{template}\n\nWhat they are "

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("train_team.py")
 RUNS = {
-    "one": ("ppo", "agent", "observation", "separate", "single", "some", "tree", "resumed", "best"),
-    "ddp": ("ppo", "agent", "observation", "single", "some", "tree", "resumed", "best"),
+    "one": ("ppo", "agent", "observation", "separate", "single", "some", "tree", "tools", "resumed", "best"),
+    "ddp": ("ppo", "agent", "observation", "single", "some", "tree", "tools", "resumed", "best"),
     "zero2": ("ppo", "agent", "observation", "resumed"),
     "zero3": ("ppo", "agent", "observation", "checkpointing", "separate", "some", "tree", "resumed", "merged"),
 }
@@ -35,6 +35,7 @@ RECORDED = [(mode, run) for mode, runs in RUNS.items() for run in runs if run no
 GLOBAL = ("loss", "grad_norm", "reward", "reward_std", "episodes/masked", "latent/sigma", "latent/core_norm")
 GLOBAL += ("critic/return_mean", "critic/explained_variance", "agents/critic/reward", "agents/writer/return")
 GLOBAL += ("episodes/turns", "agents/writer/turn_2/reward", "rewards/margins", "agents/writer/margin", "num_tokens")
+GLOBAL += ("agents/writer/tools/call_frequency", "tools/call_frequency")
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import random
 import sys
 import zlib
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from accelerate.utils import gather_object
 from datasets import Dataset
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
+from tool_model import build_tool_model, call, multiply
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from marcog_trl import (
@@ -112,6 +114,21 @@ class RecordedSingleTrainer(RecordedGRPOTrainer):
         return Counter(map(tuple, prompt_ids * self.accelerator.process_index))
 
 
+class WithTool(Pair):
+    """The writer may call a tool, and does so in some of its replies."""
+
+    agents = (replace(Pair.agents[0], tools=[multiply]), Pair.agents[1])
+
+
+class RecordedToolTrainer(RecordedGRPOTrainer):
+    def _generate_single_turn(self, prompt_ids, *args):
+        completions, _ = super()._generate_single_turn(prompt_ids, *args)
+        texts = self._tokenizer.batch_decode(prompt_ids)
+        made = self._tokenizer(call(a=3, b=4))["input_ids"]
+        calls = ["# Tools" in text and ids[0] % 3 == 0 for text, ids in zip(texts, completions, strict=True)]
+        return [made if calls[i] else ids for i, ids in enumerate(completions)], None
+
+
 class RecordedSHPPOTrainer(Recorded, SHPPOTrainer):
     def _draw(self, count):
         """In observation scope every process draws its own noise; here it is the same for everybody."""
@@ -134,6 +151,7 @@ RECORDED = {
     "checkpointing": (RecordedSHPPOTrainer, SHPPOConfig, {"gradient_checkpointing": True}),
     "separate": (RecordedSHPPOTrainer, SHPPOConfig, {"parameter_sharing": "separate"}),
     "some": (RecordedSHPPOTrainer, SHPPOConfig, {"trained_agents": ["critic"]}),
+    "tools": (RecordedToolTrainer, MultiAgentGRPOConfig, {"max_completion_length": 100}),
     # A script for GRPOTrainer: two processes have half of a group each, and make one step of it
     "single": (RecordedSingleTrainer, MultiAgentGRPOConfig, SINGLE),
 }
@@ -144,7 +162,7 @@ def later_is_worse(completions, trainer_state, **kwargs):
     return [-float(trainer_state.global_step)] * len(completions)
 
 
-def make_trainer(model, folder, trainer_class, config_class, options, reward_func=reward):
+def make_trainer(model, folder, trainer_class, config_class, options, reward_func=reward, workflow=None):
     args = config_class(
         str(folder),
         **{
@@ -181,7 +199,7 @@ def make_trainer(model, folder, trainer_class, config_class, options, reward_fun
         train_dataset=Dataset.from_list(problems),
         eval_dataset=Dataset.from_list(problems[:3]),
         peft_config=LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=8, target_modules="all-linear"),
-        workflow=None if "workflow" in options else Rare() if "trained_agents" in options else Pair(),
+        workflow=None if "workflow" in options else workflow or (Rare() if "trained_agents" in options else Pair()),
     )
 
 
@@ -219,7 +237,12 @@ def result_of(trainer, before=None):
 
 def recorded(model, folder, name):
     trainer_class, config_class, options = RECORDED[name]
-    trainer = make_trainer(model, folder, trainer_class, config_class, options)
+    if name == "tools":
+        model = str(folder / "model")
+        on_main(lambda: build_tool_model(model))
+    trainer = make_trainer(
+        model, folder, trainer_class, config_class, options, workflow=WithTool() if name == "tools" else None
+    )
     before = weights_of(trainer)
     trainer.train()
     trainer.save_model()

@@ -60,6 +60,6 @@ def test_differences_are_those_of_the_guide(native, verdicts):
     assert len(listed) < 20
 
 
-def test_the_example_of_the_guide_runs():
-    example = GUIDE.read_text().split("```python\n")[1].split("```")[0]
-    exec(compile(example, str(GUIDE), "exec"), {})
+def test_the_examples_of_the_guide_run():
+    for example in GUIDE.read_text().split("```python\n")[1:]:
+        exec(compile(example.split("```")[0], str(GUIDE), "exec"), {})

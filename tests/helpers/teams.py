@@ -102,6 +102,8 @@ def make(model, path, trainer=MultiAgentPPOTrainer, reward=letters, data=..., lo
             "processing_class",
             "optimizers",
             "quantization_config",
+            "tools",
+            "environment_factory",
         )
         if name in options and not (name == "workflow" and isinstance(options[name], str))
     }

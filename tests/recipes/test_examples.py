@@ -6,9 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+import teams
 from guides import code_of
+from tool_model import call, recite_texts
 
-from marcog_trl import load_problems, make_workflow
+from marcog_trl import MultiAgentGRPOTrainer, load_problems, make_workflow
 from marcog_trl.cli.main import main
 from marcog_trl.cli.solve import read_problem
 from marcog_trl.cli.train import train
@@ -20,7 +22,7 @@ from marcog_trl.rollout.engine import play
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 EXAMPLES = RECIPES / "examples"
-NAMES = ("best_of_n.py:BestOfN", "debate.py:Debate", "tester.py:TestAndFix")
+NAMES = ("best_of_n.py:BestOfN", "debate.py:Debate", "tester.py:TestAndFix", "checked.py:CheckedCollaboration")
 PROBLEM = {
     "prompt": 'def f(x):\n    """Double x."""\n',
     "entry_point": "f",
@@ -107,6 +109,28 @@ class TestTester:
         assert episode.rows[-1].prompt[-1]["content"].endswith("Test results:\nThere are no tests.")
 
 
+class TestChecked:
+    def test_main_runs_code_before_it_answers(self, tool_model, tmp_path):
+        trainer = teams.make(
+            tool_model,
+            tmp_path,
+            MultiAgentGRPOTrainer,
+            "execution_reward",
+            load_problems("builtin", "train").select(range(2)),
+            workflow=make_workflow(f"{EXAMPLES}/checked.py:CheckedCollaboration"),
+            per_device_train_batch_size=4,
+            max_completion_length=300,
+            isolation="best_effort",
+        )
+        trial = call("python_tool", code="print(sorted([3, 1, 2]))")
+        helper, other = "def aux(x): return x<|im_end|>", "I do not know.<|im_end|>"
+        asked = recite_texts(trainer, [helper, trial, helper, other], ["def f(x): ...<|im_end|>"])
+        teams.generation_batch(trainer)
+        assert ["python_tool" in prompt for prompt in asked[0]] == [False, True] * 2
+        [prompt] = asked[1]
+        assert "<tool_response>\n[1, 2, 3]\n</tool_response>" in prompt
+
+
 FLAGS = [
     "--isolation", "best_effort", "--report_to", "none", "--dataset_train_split", "train[:2]", "--dataset_test_split", "test[:1]",
     "--num_samples", "0", "--per_device_train_batch_size", "2", "--num_generations", "2", "--max_completion_length", "6",
@@ -115,14 +139,15 @@ FLAGS = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_from_training_to_solving(name, tiny_model, tmp_path, monkeypatch, capfd):
+def test_from_training_to_solving(name, request, tmp_path, monkeypatch, capfd):
     """As a user does it: each command line takes the file, or trusts the one that is saved with the team."""
+    model = request.getfixturevalue("tool_model" if name.startswith("checked") else "tiny_model")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(RECIPES)
     file, _, class_name = name.partition(":")
     shutil.copy(EXAMPLES / file, "my_team.py")
     workflow = f"my_team.py:{class_name}"
-    model = ["--model_name_or_path", tiny_model, "--output_dir", "team"]
+    model = ["--model_name_or_path", model, "--output_dir", "team"]
     train(importlib.import_module("train_magrpo").RECIPE, [*FLAGS, *model, "--workflow", workflow])
     assert Path("team/my_team.py").read_text() == (EXAMPLES / file).read_text()
 

@@ -217,7 +217,7 @@ BAD_GROUPS = [
 # Fields for which every finite number means something
 SIGNED = {"visible_tests", "reward_scale", "reward_shift", "reward_weights", "early_termination_threshold"}
 # Fields of TRL's that have no effect here, or that are not numbers of the algorithm
-UNUSED = {"local_rank", "ddp_bucket_cap_mb", "max_tool_calling_iterations", "vllm_importance_sampling_cap"}
+UNUSED = {"local_rank", "ddp_bucket_cap_mb", "vllm_importance_sampling_cap"}
 
 
 def numeric_fields(config_class):

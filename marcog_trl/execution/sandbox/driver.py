@@ -320,6 +320,7 @@ class Driver:
                 else:
                     results.put(index, *self.judge_output(sink, expected, outputs))
                 child.end()
+                results.outputs[index] = self.printed(sink)[: self.job["kept_output"]]
             if not self.may_go_on(results):
                 break
         if outputs:
@@ -327,14 +328,18 @@ class Driver:
 
     def judge_output(self, sink: Any, expected: str, outputs: list | None) -> tuple[str, str]:
         """Compares what a script printed, word by word, or keeps it for the tests' own `check_output`."""
-        size = os.fstat(sink.fileno()).st_size
-        found = os.pread(sink.fileno(), min(size, wire.LARGEST), 0).decode("utf-8", "replace")
+        found = self.printed(sink)
         if outputs is not None:
             outputs.append(found[:_CHECKED_OUTPUT])
             return "unchecked", ""
         if found.split() == expected.split():
             return "passed", ""
         return "failed", f"printed {shorten(found)}, expected {shorten(expected)}"
+
+    def printed(self, sink: Any) -> str:
+        """What a script has printed so far."""
+        size = os.fstat(sink.fileno()).st_size
+        return os.pread(sink.fileno(), min(size, wire.LARGEST), 0).decode("utf-8", "replace")
 
     def check_outputs(self, outputs: list[str], results: Results) -> None:
         """Has a judge call the tests' `check_output` on each output."""

@@ -12,6 +12,7 @@ class Results:
 
     def reset(self, total: int) -> None:
         self.entries: list[list | None] = [None] * total
+        self.outputs: dict[int, str] = {}  # what scripts printed, if the job keeps it
         self.lost = 0  # tests that timed out or ended their process
         self.last = time.monotonic()
 
@@ -31,6 +32,8 @@ class Results:
     def verdict(self, start: float) -> dict:
         self.fill("skipped", "not reached")
         entries = [[status, _printable(text), *rest] for status, text, *rest in filter(None, self.entries)]
+        for index, output in self.outputs.items():  # of scripts, which have all of their entries
+            entries[index].append(_printable(output))
         entries = [entry for entry in entries if entry[0] != "left out"] or [
             ["failed", "all tests are skipped", 0.0, False]
         ]

@@ -128,8 +128,10 @@ def run_script(control: socket.socket, payload: dict, fds: list[int]) -> None:
     try:
         if problem is None:
             _finish(module, stdout)
+        else:
+            stdout.flush()  # what it printed before is kept
     except BaseException as error:
-        problem = describe(error)
+        problem = problem or describe(error)
     wire.send(control, {"script": problem, "kind": "failed"})
 
 
