@@ -25,7 +25,11 @@ class ToolUse(ProblemLoaders):
     def _adopt_environments(self) -> None:
         """Adds the methods of environments to the tools of the only agent, which every row replaces by those of its own."""
         [agent] = self.workflow.agents
-        self.workflow = with_tools(self.workflow, [tool for tool in self.tools if tool not in agent.tools])
+        known = {tool.__name__ for tool in agent.tools}
+        methods = {
+            tool.__name__: tool for tool in self.tools if tool.__name__ not in known
+        }  # environments may share names
+        self.workflow = with_tools(self.workflow, list(methods.values()))
 
     def _given(self, name, dataset):
         return dataset if self.environment_factories is not None else super()._given(name, dataset)
