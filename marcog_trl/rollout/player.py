@@ -85,7 +85,8 @@ class EpisodePlayer:
             else:
                 why = "was filled or skipped before" if key in slots else f"is not in its slots {slots}"
                 raise ValueError(f"{self.title}.play asked for {key}, which {why}.")
-            fault = fault_of_prompt(prompt)
+            # Prompts of datasets are checked before. An environment may observe nothing, so that its prompt is blank
+            fault = None if prompt == self.problem.get("prompt") else fault_of_prompt(prompt)
             if fault is not None:
                 raise ValueError(f"{self.title}.play asked agent {agent!r} with an invalid prompt: {fault}.")
             if any(slot.agent == agent for slot in asked):

@@ -142,7 +142,10 @@ class TestEnvironments:
         results = [prompt.partition("<tool_response>\n")[2].partition("\n<")[0] for prompt in asked[1]]
         assert results == ["1", "HI", "{'error': 'Tool increment not found.'}"]
 
-    def test_may_give_all_the_data(self, tool_model, tmp_path):
+    @pytest.mark.parametrize("observation", ["Echo.", None])
+    def test_may_give_all_the_data(self, tool_model, tmp_path, monkeypatch, observation):
+        """If they observe nothing either, prompts are blank."""
+        monkeypatch.setattr(Echo, "reset", lambda self, prompt=None: observation)
         trainer = make(tool_model, tmp_path, environment_factory=Echo, data=None, max_steps=2)
         trainer.train()
         assert trainer.state.global_step == 2
