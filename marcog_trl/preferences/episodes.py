@@ -7,8 +7,8 @@ puts what comes out back where TRL looks for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -169,8 +169,11 @@ class EpisodeModel:
     """
     The language model as TRL's loss calls it, on episodes in place of single replies.
 
+    The language model's head sees only the hidden states that predict tokens of replies.
+
     Args:
         model: The model, as TRL passes it: it may be wrapped by DDP or DeepSpeed.
+        decoder (`torch.nn.Module`): Its decoder, which gives hidden states to the head.
         rows (`Mapping[str, torch.Tensor]`): `ROW_KEYS` of the batch, as [`EpisodeCollator`] gives them.
         as_rows (`Callable`): `as_rows(agents, latents)` returns a context in which the model speaks as these rows, `(R,)` and
             `(R, d)`.
@@ -183,11 +186,13 @@ class EpisodeModel:
     def __init__(
         self,
         model: Any,
+        decoder: torch.nn.Module,
         rows: Mapping[str, torch.Tensor],
         as_rows: Callable[[torch.Tensor, torch.Tensor], AbstractContextManager],
         pad_token_id: int,
     ):
         self._model = model
+        self._decoder = decoder
         self._rows = rows
         self._as_rows = as_rows
         self._pad_token_id = pad_token_id
@@ -197,41 +202,50 @@ class EpisodeModel:
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor, **options: Any
     ) -> Any:
         """Returns the model's output with per-token tensors of shape `(2B, L - 1)`, 0 where no token of a reply is predicted."""
-        lengths = self._rows["row_lengths"]
+        lengths, weights = self._rows["row_lengths"], self._rows["row_weights"]
         present = lengths > 0
         of_row = lengths[present]  # (R,), episode by episode
-        position = torch.arange(int(of_row.max()), device=of_row.device)
-        inside = position < of_row[:, None]  # (R, T)
+        inside = torch.arange(int(of_row.max()), device=of_row.device) < of_row[:, None]  # (R, T)
         in_episode = attention_mask.bool()
 
         def apart(tensor: torch.Tensor, filler: int) -> torch.Tensor:
             """`(2B, L)` to `(R, T)`."""
             return torch.full(inside.shape, filler, device=tensor.device).masked_scatter(inside, tensor[in_episode])
 
-        with self._as_rows(self._rows["row_agents"][present], self._rows["row_latents"][present]):
+        targets = apart(labels, -100)[:, 1:]
+        predicts = targets != -100  # (R, T - 1), where M positions predict a token of a reply
+        speaking = self._as_rows(self._rows["row_agents"][present], self._rows["row_latents"][present])
+        with speaking, _only(self._decoder, predicts):
             output = self._model(
                 input_ids=apart(input_ids, self._pad_token_id),
                 attention_mask=inside.long(),
-                labels=apart(labels, -100),
+                shift_labels=targets[predicts][None],
                 **options,
             )
-        # The last position of a row predicts nothing: what follows it in the episode is the prompt of the next row
-        predicts = position[:-1] < of_row[:, None] - 1
-        ends = lengths.cumsum(1)[present]
-        episode = torch.arange(len(lengths), device=lengths.device)[:, None].expand_as(lengths)[present]
-        goes_on = in_episode.clone()
-        goes_on[episode, ends - 1] = False
-        goes_on = goes_on[:, :-1]
-
-        def together(tensor: torch.Tensor) -> torch.Tensor:
-            """`(R, T - 1)` to `(2B, L - 1)`."""
-            return torch.zeros_like(goes_on, dtype=tensor.dtype).masked_scatter(goes_on, tensor[predicts])
-
-        weighted = output.log_probs * self._rows["row_weights"][present][:, None]
-        sums = weighted.detach().sum(1).float()
-        self.row_logps = torch.zeros_like(self._rows["row_weights"]).masked_scatter(present, sums)
-        output.log_probs = together(weighted)
-        for name in ("entropy", "mean_logits", "is_top1"):
-            if name in output:  # the reference's has none of them
-                output[name] = together(output[name])
+        row = predicts.nonzero()[:, 0]  # of each of the M positions
+        weighted = output.log_probs[0] * weights[present][row]
+        sums = torch.zeros_like(weights[present]).index_add(0, row, weighted.detach().to(weights.dtype))
+        self.row_logps = torch.zeros_like(weights).masked_scatter(present, sums)
+        output.log_probs = weighted[None]
+        # A reply follows its prompt, so that both layouts have the same M positions in the same order
+        in_trl = labels[:, 1:] != -100
+        for name in ("log_probs", "entropy", "mean_logits", "is_top1"):
+            if name in output:  # the reference's has the first alone
+                values = output[name]
+                output[name] = torch.zeros_like(in_trl, dtype=values.dtype).masked_scatter(in_trl, values)
         return output
+
+
+@contextmanager
+def _only(decoder: torch.nn.Module, predicts: torch.Tensor) -> Iterator[None]:
+    """Lets the decoder return the hidden states of M positions alone, `(1, M, H)`; `predicts` `(R, T - 1)` chooses them."""
+
+    def choose(module: torch.nn.Module, args: Any, output: Any) -> Any:
+        output.last_hidden_state = output.last_hidden_state[:, :-1][predicts][None]
+        return output
+
+    handle = decoder.register_forward_hook(choose)
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -317,7 +317,7 @@ class MADPOTrainer(ModulesCheckpoints, Sharing, DPOTrainer):
                     zeros = torch.zeros_like(rows["row_weights"])
                     sides, of_rows = zeros.sum(1).chunk(2), zeros
                 else:
-                    episodes = EpisodeModel(model, rows, self._as_rows, self._tokenizer.pad_token_id)
+                    episodes = self._episodes(model, rows)
                     sides = super().compute_ref_log_probs(episodes, batch)
                     of_rows = episodes.row_logps
                 found.append([x.cpu() for x in self.accelerator.gather_for_metrics((*sides, *of_rows.chunk(2)))])
@@ -353,9 +353,13 @@ class MADPOTrainer(ModulesCheckpoints, Sharing, DPOTrainer):
 
     # Loss
 
+    def _episodes(self, model: Any, rows: Mapping[str, torch.Tensor]) -> EpisodeModel:
+        decoder = self.team.model.get_base_model().get_decoder()
+        return EpisodeModel(model, decoder, rows, self._as_rows, self._tokenizer.pad_token_id)
+
     def _compute_loss(self, model, inputs, return_outputs):
         rows = _take_rows(inputs)
-        episodes = EpisodeModel(model, rows, self._as_rows, self._tokenizer.pad_token_id)
+        episodes = self._episodes(model, rows)
         loss = super()._compute_loss(episodes, inputs, return_outputs)
         self._log_agents(rows, episodes.row_logps)
         return loss

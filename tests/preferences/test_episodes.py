@@ -1,9 +1,11 @@
 """Episodes as sequences: examples of pairs, the collator, and the way through the model and back."""
 
+import math
 from contextlib import nullcontext
 
 import pytest
 import torch
+from transformers.modeling_outputs import BaseModelOutputWithPast
 from trl.trainer.utils import FusedCausalLMOutput
 
 from marcog_trl.preferences.episodes import EpisodeCollator, EpisodeModel, make_examples
@@ -86,27 +88,30 @@ def test_collator_keeps_latents_with_their_rows():
     assert batch["row_latents"].tolist() == [[[1, 2], [3, 4]], [[5, 6], [0, 0]]]
 
 
+class Decoder(torch.nn.Module):
+    """Hidden states that are the token ids."""
+
+    def forward(self, input_ids):
+        return BaseModelOutputWithPast(last_hidden_state=input_ids[..., None].float())
+
+
 class Words:
-    """A model of `size` equally likely words, or one that gives the n-th reply token the log-probability -n."""
+    """A model of `size` equally likely words, or without a size one that gives a token minus the id before it as log-probability."""
 
-    def __init__(self, size=4, counting=False):
-        self.size, self.counting, self.calls = size, counting, []
+    def __init__(self, size=None):
+        self.size, self.decoder, self.calls = size, Decoder(), []
 
-    def __call__(self, input_ids, attention_mask, labels, **options):
-        self.calls.append({"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels, **options})
-        predicts = labels[:, 1:] != -100
-        logps = (
-            -predicts.cumsum(1).float()
-            if self.counting
-            else torch.full(predicts.shape, -float(self.size)).abs().log().neg()
-        )
-        logps = logps * predicts
-        return FusedCausalLMOutput(log_probs=logps, entropy=-logps, is_top1=predicts)
+    def __call__(self, input_ids, attention_mask, shift_labels, **options):
+        self.calls.append({"input_ids": input_ids, "attention_mask": attention_mask, "labels": shift_labels, **options})
+        hidden = self.decoder(input_ids).last_hidden_state.squeeze(-1)
+        assert hidden.shape == shift_labels.shape
+        logps = -hidden if self.size is None else torch.full_like(hidden, -math.log(self.size))
+        return FusedCausalLMOutput(log_probs=logps, entropy=-logps, is_top1=shift_labels > 0)
 
 
 def through(model, batch, as_rows=lambda agents, latents: nullcontext()):
     rows = {name: batch[name] for name in batch if name.startswith("row_")}
-    episodes = EpisodeModel(model, rows, as_rows, pad_token_id=0)
+    episodes = EpisodeModel(model, model.decoder, rows, as_rows, pad_token_id=0)
     labels = batch["input_ids"].masked_fill(batch["completion_mask"] == 0, -100)
     output = episodes(batch["input_ids"], batch["attention_mask"], labels, use_cache=False, fused_lm_head=True)
     return output, episodes
@@ -124,8 +129,15 @@ class TestModel:
             [20, 21, 22, 1, 0],
         ]
         assert call["attention_mask"].sum(1).tolist() == [5, 2, 3, 4]
-        assert call["labels"][1].tolist() == [-100, 1, -100, -100, -100]
         assert call["fused_lm_head"] and call["use_cache"] is False
+
+    def test_the_head_sees_what_predicts_tokens_of_replies(self):
+        model = Words()
+        output, _ = through(model, collate(ONE))
+        [call] = model.calls
+        assert call["labels"].tolist() == [[12, 13, 1, 1, 14, 21, 22, 1]]
+        assert output.log_probs[0].tolist() == [0, -11, -12, -13, 0, -20]
+        assert model.decoder(call["input_ids"]).last_hidden_state.shape == (4, 5, 1)  # again all of them
 
     def test_every_token_is_predicted_the_last_one_too(self):
         two = pair([row("a", completion=[12, 1])], [row("a", completion=[1])])
@@ -135,17 +147,17 @@ class TestModel:
 
     def test_what_comes_out_stands_where_trl_looks_for_it(self):
         batch = collate(ONE)
-        output, _ = through(Words(counting=True), batch)
-        assert output.log_probs.tolist() == [[0, -1, -2, -3, 0, -1], [0, -1, 0, -1, -2, -3]]
-        assert output.entropy.tolist() == [[0, 1, 2, 3, 0, 1], [0, 1, 0, 1, 2, 3]]
+        output, _ = through(Words(), batch)
+        assert output.log_probs.tolist() == [[0, -11, -12, -13, 0, -20], [0, -11, 0, -20, -21, -22]]
+        assert output.entropy.tolist() == [[0, 11, 12, 13, 0, 20], [0, 11, 0, 20, 21, 22]]
         assert torch.equal(output.is_top1, batch["completion_mask"][:, 1:].bool())
 
     def test_turns_are_discounted(self):
         rows = [row("a"), row("a", turn=1)]
         examples, _ = make_examples([pair(rows, rows[:1])], ["a"], gamma_turn=0.5)
-        output, episodes = through(Words(counting=True), EpisodeCollator(0, 2)(list(examples)))
-        assert output.log_probs.sum(1).tolist() == [-4.5, -3.0]
-        assert episodes.row_logps.tolist() == [[-3.0, -1.5], [-3.0, 0.0]]
+        output, episodes = through(Words(), EpisodeCollator(0, 2)(list(examples)))
+        assert output.log_probs.sum(1).tolist() == [-34.5, -23.0]
+        assert episodes.row_logps.tolist() == [[-23.0, -11.5], [-23.0, 0.0]]
 
     def test_rows_speak_as_their_agents(self):
         seen = []
@@ -155,11 +167,11 @@ class TestModel:
             return nullcontext()
 
         mixed = pair([row("b", latent=[7]), row("a", latent=[8])], [row("a", latent=[9])])
-        through(Words(), collate(mixed, latent_size=1), as_rows)
+        through(Words(4), collate(mixed, latent_size=1), as_rows)
         assert seen == [([1, 0, 0], [[7.0], [8.0], [9.0]])]
 
     def test_an_episode_without_rows_has_log_probability_zero(self):
         empty = pair([row("a")], [row("a"), row("b", completion=[9])])
         examples, _ = make_examples([empty], ["a", "b"], drop_shared=True)
-        output, _ = through(Words(), EpisodeCollator(0, 1)(list(examples)))
+        output, _ = through(Words(4), EpisodeCollator(0, 1)(list(examples)))
         assert output.log_probs.sum(1).tolist() == pytest.approx([0.0, -1.386294], abs=1e-6)
