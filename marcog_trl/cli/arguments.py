@@ -37,7 +37,7 @@ class TeamArguments(ScriptArguments):
         dataset_columns (`list[str]`, *optional*):
             Columns of the data under other names, such as `prompt=question test=asserts`.
         reward (`list[str]`, *optional*, defaults to `["execution_reward"]`):
-            Names of reward functions.
+            Names of reward functions, or folders of saved reward models.
         num_steps (`float`, *optional*):
             Replies to train on, such as `1e6`; one step is one reply of one agent. Sets `max_steps`, which counts
             optimizer steps.
@@ -67,7 +67,8 @@ class TeamArguments(ScriptArguments):
         default_factory=list, metadata={"help": "Columns under other names, such as prompt=question test=asserts."}
     )
     reward: list[str] = field(
-        default_factory=lambda: ["execution_reward"], metadata={"help": "Names of reward functions."}
+        default_factory=lambda: ["execution_reward"],
+        metadata={"help": "Names of reward functions, or folders of reward models."},
     )
     num_steps: float | None = field(
         default=None,

@@ -33,6 +33,7 @@ IMPLIED: dict[str, dict[str, str]] = {
     "maremax": {"advantage": "max"},
     "mareinforce": {"advantage": "none"},
     "ac": {"workflow": "single"},
+    **{section: {"reference": "none"} for section in preferences.SECTIONS},  # CoMLRL's MADPO has no reference policy
 }
 # Sections in which batch sizes count problems, as in CoMLRL; in the others they count replies
 COUNT_PROBLEMS = frozenset(RECIPES) - {"ppo", "shppo", "trainer"}

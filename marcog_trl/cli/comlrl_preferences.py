@@ -42,9 +42,7 @@ LABELS = (
 _COMPARED = (
     "Episodes are compared with each other, with earlier rounds or with experts. Set comparator_policy=current."
 )
-_REFERENCE = (
-    "The reference is part of the loss. Set dpo_beta, and reference: initial, round or none outside of the section."
-)
+_REFERENCE = "CoMLRL's MADPO checks it and does not use it. Remove the option, or set reference: initial for a reference in the loss."
 UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "joint_mode": (("aligned", "align"), "Pairs are of joint actions that were played. Remove the option."),
     "reference_kl_enabled": ((None, False), _REFERENCE),
@@ -142,7 +140,8 @@ _ADVANTAGES = {"magrpo": "mean", "marloo": "rloo", "maremax": "max", "mareinforc
 def _algorithm(value: Any, get: Callable) -> dict[str, Any]:
     if value not in _ADVANTAGES:
         raise ValueError(
-            f"rl_algorithm={value!r} is not supported: MARLHF trains without a critic. Set one of {', '.join(_ADVANTAGES)}."
+            f"rl_algorithm={value!r} is not supported: MARLHF trains without a critic. Set one of {', '.join(_ADVANTAGES)}, or "
+            "train with a critic on a saved reward model: train_maac.py --reward OUTPUT_DIR/round_01/reward_model."
         )
     return {"advantage": _ADVANTAGES[value]}
 

@@ -26,8 +26,10 @@ from marcog_trl.preferences.reward_report import report_rows, reward_model_repor
 from marcog_trl.preferences.reward_trainer import TeamRewardTrainer, hold_out_problems
 from marcog_trl.preferences.rounds import Phase, Round
 from marcog_trl.processes import on_main, this_process
-from marcog_trl.team.description import ADAPTER_FILES, TEAM_FILE, TeamDescription
+from marcog_trl.team.description import ADAPTER_FILES, TEAM_FILE, TeamDescription, agents_of
 from marcog_trl.team.loading import find_team, load_base_model
+from marcog_trl.team.settings import TeamSettings
+from marcog_trl.trainers.adapter_targets import outside_zero3
 from marcog_trl.trainers.checkpoints import delete_checkpoints, last_whole_checkpoint
 from marcog_trl.trainers.multi_agent_grpo_trainer import MultiAgentGRPOTrainer
 from marcog_trl.trainers.reward_functions import named_reward
@@ -44,18 +46,27 @@ def train(recipe: TrainingRecipe, argv: Sequence[str] | None = None, kept: Kept 
 def marlhf_phases(run: RoundsRun) -> tuple[Phase, Mapping[str, Phase]]:
     """The phases that train a reward model, and a team with it."""
     args = run.args
+    base_model = str(run.model.model_name_or_path)
     if args.start_team is not None:
-        sharing = TeamDescription.read(find_team(args.start_team) / TEAM_FILE).settings.get(
-            "parameter_sharing", "shared"
-        )
+        saved = TeamDescription.read(find_team(args.start_team) / TEAM_FILE)
+        base_model, workflow = saved.base_model, TeamSettings.of(args).make_workflow()
+        ours = type(workflow).__name__, workflow.num_turns, agents_of(workflow)
+        if ours != (saved.workflow, saved.num_turns, saved.agents):
+            raise ValueError(
+                f"start_team={args.start_team!r} has workflow={saved.workflow}, num_turns={saved.num_turns} and agents "
+                f"{saved.names}, but this run has {ours[0]}, {ours[1]} and {[agent.name for agent in workflow.agents]}, or other "
+                "roles. Set workflow, num_turns, num_agents and roles as in the training of that team."
+            )
+        sharing = saved.settings.get("parameter_sharing", "shared")
         if sharing != "shared":
             raise ValueError(
                 f"start_team={args.start_team!r} has parameter_sharing={sharing!r}, but MARLHF trains one adapter that all agents "
                 "share. Start from a team with parameter_sharing='shared'."
             )
     if args.reward_model is not None:
-        model = TeamRewardModel.from_pretrained(args.reward_model, device="cpu")
-        model.check_tokenizer(AutoTokenizer.from_pretrained(run.model.model_name_or_path))
+        with outside_zero3(args.deepspeed_plugin):
+            model = TeamRewardModel.from_pretrained(args.reward_model, device="cpu")
+        model.check_tokenizer(AutoTokenizer.from_pretrained(base_model))
 
     def train_reward_model(this: Round, path: Path) -> None:
         base = TeamDescription.read(this.policy / TEAM_FILE).base_model
@@ -78,7 +89,8 @@ def marlhf_phases(run: RoundsRun) -> tuple[Phase, Mapping[str, Phase]]:
             Console().print(table)
 
     def train_round(this: Round, path: Path) -> None:
-        reward_model = TeamRewardModel.from_pretrained(args.reward_model or this.folder / "reward_model")
+        with outside_zero3(args.deepspeed_plugin):  # every process scores with the whole model
+            reward_model = TeamRewardModel.from_pretrained(args.reward_model or this.folder / "reward_model")
         gold = [named_reward(name) for name in run.script.reward]
         of_round = copy.copy(args)  # not made anew: what it derived from its fields would be taken for given
         of_round.output_dir, of_round.resume_from_checkpoint = str(path), None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +19,7 @@ from rich.table import Table
 from transformers import Trainer
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
+from marcog_trl.agents import Workflow
 from marcog_trl.cli.arguments import TeamArguments
 from marcog_trl.cli.endings import Kept, one_line
 from marcog_trl.cli.next_steps import SavedTeam, print_next_steps
@@ -38,8 +39,8 @@ from marcog_trl.report.results import result_rows, write_results
 from marcog_trl.team.data_checks import checked_datasets
 from marcog_trl.team.description import TEAM_FILE, TeamDescription
 from marcog_trl.team.hub import root_files
-from marcog_trl.team.loading import find_team
-from marcog_trl.team.settings import PlaySettings, TeamSettings
+from marcog_trl.team.loading import find_team, settings_with
+from marcog_trl.team.settings import TeamSettings
 from marcog_trl.team.team import Team
 from marcog_trl.trainers.adapter_targets import outside_zero3
 from marcog_trl.trainers.checkpoints import CheckpointError, only_run_in
@@ -47,16 +48,19 @@ from marcog_trl.trainers.reward_functions import named_reward
 
 
 # Settings that a run may continue with others of
-_CHANGEABLE = ("num_rounds", "min_pairs", "num_workers", "isolation")
+_CHANGEABLE = {"num_rounds", "min_pairs", "num_workers", "isolation"}
 # Settings of training that it may not
-_TRAINING = (
+_TRAINING = {
     "learning_rate", "num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps",
-    "lr_scheduler_type", "weight_decay", "seed", "beta", "loss_type", "margin", "reference", "gamma_turn", "max_length",
-    "start_team", "core_scale", "num_generations", "num_iterations", "advantage", "scale_rewards", "reward_model",
+    "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "weight_decay", "max_grad_norm", "optim", "bf16", "seed",
+    "beta", "loss_type", "loss_weights", "label_smoothing", "f_divergence_type", "f_alpha_divergence_coef", "discopop_tau",
+    "margin", "reference", "gamma_turn", "max_length", "start_team", "core_scale", "num_generations", "num_iterations",
+    "epsilon", "epsilon_high", "advantage", "scale_rewards", "turn_weights", "turn_tree", "joint_mode", "reward_model",
     "reward_learning_rate", "reward_num_train_epochs", "reward_batch_size", "reward_max_length", "held_out_problems",
     "stop_window",
-)  # fmt: skip
-_PLAY_ON = ("num_workers", "execution_timeout", "execution_memory_mb", "isolation")
+}  # fmt: skip
+_MODEL = ("model_name_or_path", "dtype", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "load_in_4bit")
+_DATA = ("dataset_name", "dataset_train_split", "dataset_test_split", "dataset_columns", "reward")
 
 
 @dataclass
@@ -84,17 +88,30 @@ class RoundsRun:
         """Whether to run the file of the team's workflow: the user's own, unless it came with another team."""
         return self.args.start_team is None or self.args.trust_remote_code
 
+    @cached_property
+    def workflow(self) -> Workflow:
+        """The workflow that the first team plays."""
+        if self.args.start_team is None:
+            return TeamSettings.of(self.args).make_workflow()
+        folder = find_team(self.args.start_team)
+        saved = TeamDescription.read(folder / TEAM_FILE)
+        settings, _ = settings_with(folder, saved, {}, None, self.trust_remote_code)
+        return settings.make_workflow()
+
     @contextmanager
     def team(self, policy: Path) -> Iterator[Team]:
         """A saved team, loaded on every process as long as it plays."""
-        machine = {f.name: getattr(self.args, f.name) for f in fields(PlaySettings) if f.name in _PLAY_ON}
-        with outside_zero3(self.args.deepspeed_plugin):
+        args = self.args
+        with outside_zero3(args.deepspeed_plugin):
             team = Team.from_pretrained(
                 policy,
                 quantization_config=get_quantization_config(self.model),
-                model_init_kwargs=self.args.model_init_kwargs,
+                model_init_kwargs=args.model_init_kwargs,
                 trust_remote_code=self.trust_remote_code,
-                **machine,
+                num_workers=args.num_workers,
+                execution_timeout=args.execution_timeout,
+                execution_memory_mb=args.execution_memory_mb,
+                isolation=args.isolation,
             )
         try:
             yield team
@@ -183,10 +200,9 @@ def train_in_rounds(
         script, args, model = read_training_arguments(recipe, argv)
         run = RoundsRun(script, args, model, *script.load_splits())
         rewards = [named_reward(name) for name in script.reward]
-        workflow = TeamSettings.of(args).make_workflow()
-        checked_datasets({"train_dataset": run.train_dataset}, workflow, rewards)
+        checked_datasets({"train_dataset": run.train_dataset}, run.workflow, rewards)
         if args.comparator == "expert":
-            check_experts(run.train_dataset, [agent.name for agent in workflow.agents])
+            check_experts(run.train_dataset, [agent.name for agent in run.workflow.agents])
         stack.enter_context(only_run_in(run.folder))
         on_main(
             lambda: _check_folder(run.folder, resume_choice(args.resume_from_checkpoint), script.overwrite_output_dir)
@@ -227,14 +243,15 @@ def _check_folder(folder: Path, resume: str | bool | None, overwrite: bool) -> N
 
 def _identity(run: RoundsRun) -> dict[str, Any]:
     """What a run that continues this one must agree on."""
-    own = {f.name for f in fields(run.args)}
-    team = {f.name for cls in (RoundsSettings, TeamSettings) for f in fields(cls)} - set(_CHANGEABLE)
-    settings = {name: getattr(run.args, name) for name in sorted((team | set(_TRAINING)) & own)}
-    adapter = {name: getattr(run.model, name) for name in ("model_name_or_path", "lora_r", "lora_alpha")}
-    data = {name: getattr(run.script, name) for name in ("dataset_name", "dataset_train_split", "reward")}
-    file = copy.copy(run.args).make_workflow().source_file
-    digest = None if file is None else hashlib.sha256(file.content).hexdigest()
-    return {**settings, **adapter, **data, "workflow_sha256": digest}
+    settings, model, data = run.args.to_dict(), asdict(run.model), asdict(run.script)
+    team = {f.name for cls in (RoundsSettings, TeamSettings) for f in fields(cls)} - _CHANGEABLE
+    file = run.workflow.source_file
+    return {
+        **{name: settings[name] for name in sorted((team | _TRAINING) & settings.keys())},
+        **{name: model[name] for name in _MODEL},
+        **{name: data[name] for name in _DATA},
+        "workflow_sha256": None if file is None else hashlib.sha256(file.content).hexdigest(),
+    }
 
 
 def _finish(run: RoundsRun, rounds: Rounds, results: list[dict[str, float]]) -> None:

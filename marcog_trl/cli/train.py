@@ -31,11 +31,13 @@ from marcog_trl.cli.recipe import TrainingRecipe
 from marcog_trl.cli.showing import hide_bars_of_libraries, shown
 from marcog_trl.endpoints import EndpointError
 from marcog_trl.evaluation.evaluate import evaluate_problems
+from marcog_trl.preferences.reward_model import TeamRewardModel, is_team_reward_model
 from marcog_trl.report.console import print_table
 from marcog_trl.report.metrics_file import METRICS_FILE, MetricsFile
 from marcog_trl.report.results import examples, write_results
 from marcog_trl.team.base_models import check_model
 from marcog_trl.team.hub import PushError
+from marcog_trl.trainers.adapter_targets import outside_zero3
 from marcog_trl.trainers.checkpoints import (
     CheckpointError,
     check_resumable,
@@ -104,7 +106,7 @@ def train(
             name = str(model.model_name_or_path)
             trainer = (trainer_class or getattr(marcog_trl, recipe.trainer))(
                 model=name,
-                reward_funcs=reward_funcs or script.reward,
+                reward_funcs=reward_funcs or [_reward(name, args) for name in script.reward],
                 args=args,
                 train_dataset=train_dataset,
                 eval_dataset=script.eval_split(test_dataset) if args.eval_strategy != "no" else None,
@@ -262,9 +264,17 @@ def check_run(script: TeamArguments, args: MultiAgentConfig, model: ModelConfig)
             f"lr_scheduler_kwargs={args.lr_scheduler_kwargs!r}: {error}."
         ) from error
     for name in script.reward:
-        if "/" in name:  # a reward model; others are names of functions
+        if "/" in name and not is_team_reward_model(name):  # a reward model of TRL; others are names of functions
             check_model("reward", name)
     check_model("model_name_or_path", str(model.model_name_or_path), **cast(dict, args.model_init_kwargs))
+
+
+def _reward(name: str, args: MultiAgentConfig) -> Any:
+    """The reward that the command line names: the folder of a [`TeamRewardModel`], or what trainers accept."""
+    if not is_team_reward_model(name):
+        return name
+    with outside_zero3(args.deepspeed_plugin):  # every process scores with the whole model
+        return TeamRewardModel.from_pretrained(name)
 
 
 def _check_accounts(args: MultiAgentConfig) -> None:

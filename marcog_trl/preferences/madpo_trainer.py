@@ -291,7 +291,8 @@ class MADPOTrainer(ModulesCheckpoints, Sharing, DPOTrainer):
         return examples
 
     def _prepare_dataset(self, dataset, processing_class, args, dataset_name):
-        # TRL's would tokenize texts. Here replies are the tokens that were generated
+        # Without super(): TRL's encodes texts, whatever the dataset has, and replies are the tokens that were generated.
+        # SFTTrainer's `dataset_kwargs={"skip_prepare_dataset": True}`, in DPOConfig, would replace this method
         if "chosen_rows" in dataset.column_names:
             return dataset
         return self._examples(dataset_name, dataset)
@@ -305,6 +306,8 @@ class MADPOTrainer(ModulesCheckpoints, Sharing, DPOTrainer):
 
     def _precompute_ref_logps(self, dataset: Dataset, name: str, batch_size: int) -> Dataset:
         """Adds the log-probabilities of the reference, of every side and of every row, weighted like the policy's."""
+        # Without super(): TRL's gives the values to the other processes through a cache file, and a dataset in memory has
+        # one for each process. It also keeps no rows
         if self.state.global_step > 0:
             raise ValueError("The reference is gone once training began. Pass eval_dataset to the constructor.")
         size = self.args.precompute_ref_batch_size or batch_size

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 from trl import RewardConfig
 
+from marcog_trl.trainers.config_checks import run_on_cpu
+
 
 @dataclass
 class TeamRewardConfig(RewardConfig):
@@ -25,3 +27,7 @@ class TeamRewardConfig(RewardConfig):
         default=2048,
         metadata={"help": "Tokens of the longest transcript. Pairs with a longer one are left out."},
     )
+
+    def __post_init__(self):
+        run_on_cpu(self)
+        super().__post_init__()

@@ -22,6 +22,11 @@ from marcog_trl.rollout.records import Row
 REWARD_MODEL_FILE = "reward_model.json"
 
 
+def is_team_reward_model(path: str | Path) -> bool:
+    """Whether a folder holds a saved [`TeamRewardModel`]."""
+    return (Path(path) / REWARD_MODEL_FILE).is_file()
+
+
 class TeamRewardModel:
     """
     A reward model that reads whole episodes, and a reward function of every trainer of this package.
@@ -84,7 +89,7 @@ class TeamRewardModel:
             ValueError: If the folder is not a saved reward model.
         """
         path = Path(path)
-        if not (path / REWARD_MODEL_FILE).is_file():
+        if not is_team_reward_model(path):
             raise ValueError(
                 f"{str(path)!r} is no reward model of a team: it has no {REWARD_MODEL_FILE}. Use a folder that "
                 "TeamRewardTrainer.save_model wrote."

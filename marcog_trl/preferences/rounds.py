@@ -323,4 +323,6 @@ def replay(shards: Sequence[Dataset], decay: float, total: int | None = None, se
             break
         [i] = dice.choices(open_shards, [weights[i] for i in open_shards])
         drawn[i].append(left[i].pop())
-    return concatenate_datasets([shard.select(sorted(own)) for shard, own in zip(shards, drawn, strict=True)])
+    # A shard without pairs does not know the type of its prompts
+    parts = [shard.select(sorted(own)) for shard, own in zip(shards, drawn, strict=True) if own]
+    return concatenate_datasets(parts) if parts else shards[-1].select([])

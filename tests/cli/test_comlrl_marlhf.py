@@ -86,6 +86,7 @@ def test_values(settings, expected):
     [
         ({"preference_scoring_reward": "learned"}, "New pairs that the old reward model labels would confirm it"),
         ({"rl_algorithm": "maac"}, "rl_algorithm='maac' is not supported: MARLHF trains without a critic"),
+        ({"rl_algorithm": "iac"}, "train_maac.py --reward OUTPUT_DIR/round_01/reward_model"),
         ({"reward_freeze_backbone": True}, "The reward model trains a LoRA and its head"),
         ({"reward_model_name": "other/model"}, "The reward model is trained on the team's base model"),
         ({"comparator_policy": "api"}, "comparator_policy='api' is not supported"),

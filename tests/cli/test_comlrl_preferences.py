@@ -7,7 +7,7 @@ from trl import ModelConfig
 
 from marcog_trl import IterativeMADPOConfig
 from marcog_trl.cli.arguments import TeamArguments
-from marcog_trl.cli.comlrl import check, convert, flatten
+from marcog_trl.cli.comlrl import check, convert, flatten, implied
 from marcog_trl.cli.comlrl_preferences import FIELDS, SECTIONS
 
 
@@ -50,6 +50,11 @@ def test_every_key_of_a_file_is_mapped_or_a_label():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("section", SECTIONS)
+def test_a_file_has_no_reference_policy_as_in_comlrl(section):
+    assert implied([f"{section}.dpo_beta"]) == {"reference": "none"}
+
+
 def test_targets_exist():
     assert set(FIELDS.values()) <= KNOWN
 
@@ -84,7 +89,7 @@ def test_names_and_values(settings, expected):
         ({"comparator_api_url": "http://x"}, "Set comparator_policy=current"),
         ({"comparator_history_k": 3}, "takes all earlier rounds"),
         ({"joint_mode": "cross"}, "Pairs are of joint actions that were played"),
-        ({"reference_kl_enabled": True}, "The reference is part of the loss"),
+        ({"reference_kl_enabled": True}, "CoMLRL's MADPO checks it and does not use it"),
         ({"agent_devices": ["cuda:0", "cuda:1"]}, "accelerate chooses its device"),
         ({"preference_num_candidate": 3}, "Did you mean madpo_iter.preference_num_candidates"),
     ],

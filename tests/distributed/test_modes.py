@@ -29,13 +29,14 @@ MODES = {
 # Gradient checkpointing changes nothing
 SAME_AS = {"checkpointing": "unclipped"}
 RUNS["one"] += ("unclipped",)
-RUNS = {mode: (*runs, "madpo") for mode, runs in RUNS.items()}
+RUNS = {mode: (*runs, "madpo", "reward_model") for mode, runs in RUNS.items()}
 RECORDED = [(mode, run) for mode, runs in RUNS.items() for run in runs if run not in ("resumed", "best", "merged")]
 # Metrics of the whole generation batch, which does not depend on how it is split into micro-batches
 GLOBAL = ("loss", "grad_norm", "reward", "reward_std", "episodes/masked", "latent/sigma", "latent/core_norm")
 GLOBAL += ("critic/return_mean", "critic/explained_variance", "agents/critic/reward", "agents/writer/return")
 GLOBAL += ("episodes/turns", "agents/writer/turn_2/reward", "rewards/margins", "agents/writer/margin", "num_tokens")
 GLOBAL += ("agents/writer/tools/call_frequency", "tools/call_frequency")
+GLOBAL += ("accuracy", "margin", "mean_reward")
 
 
 @pytest.fixture(scope="session")
@@ -125,6 +126,15 @@ def test_madpo_resumes_and_saves_whole_tensors(results, mode):
     assert modules.keys() == start.keys()
     for name, tensor in modules.items():
         assert torch.equal(tensor, start[name]) == name.startswith("latent_net"), name
+
+
+@pytest.mark.parametrize("mode", RUNS)
+def test_a_reward_model_scores_as_it_did_in_training(results, mode):
+    one, result = load(results("one"), "reward_model"), load(results(mode), "reward_model")
+    assert len(set(result["scores"])) == 8
+    assert result["saved"] == pytest.approx(result["scores"], abs=1e-6)
+    for name in ("scores", "mean", "std"):
+        assert result[name] == pytest.approx(one[name], abs=1e-5)
 
 
 @pytest.mark.parametrize("mode", RUNS)

@@ -20,6 +20,7 @@ from datasets import Dataset
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 from tool_model import build_tool_model, call, multiply
+from transformers import AutoTokenizer
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from marcog_trl import (
@@ -33,11 +34,14 @@ from marcog_trl import (
     SHPPOConfig,
     SHPPOTrainer,
     Team,
+    TeamRewardConfig,
+    TeamRewardModel,
+    TeamRewardTrainer,
     Workflow,
     save_untrained_team,
 )
 from marcog_trl.preferences.candidates import Candidate
-from marcog_trl.preferences.pairs import as_dataset, describe_pair, identity_of
+from marcog_trl.preferences.pairs import as_dataset, describe_pair, identity, identity_of
 from marcog_trl.processes import on_main
 from marcog_trl.team.settings import TeamSettings
 from marcog_trl.trainers.adapter_targets import outside_zero3
@@ -282,10 +286,9 @@ def merged(model, folder, name):
     return {}
 
 
-def make_pairs(trainer_team, count=8):
-    """Pairs of random replies, the same on every process."""
+def make_pairs(team, size=0, count=8):
+    """Pairs of random replies with latents of this size, the same on every process. `team` is the team's identity."""
     dice = random.Random(0)
-    size = trainer_team.settings.latent_size
 
     def side():
         return [
@@ -299,7 +302,27 @@ def make_pairs(trainer_team, count=8):
 
     problem = {"prompt": "Problem."}
     sides = [(Candidate(side(), 1.0, (1.0, 1.0)), Candidate(side(), 0.0, (0.0, 0.0))) for _ in range(count)]
-    return as_dataset([describe_pair(identity_of(trainer_team), problem, i, *pair) for i, pair in enumerate(sides)])
+    return as_dataset([describe_pair(team, problem, i, *pair) for i, pair in enumerate(sides)])
+
+
+def reward_model(model, folder, name):
+    pairs = make_pairs(identity(Pair(), AutoTokenizer.from_pretrained(model), None))
+    args = TeamRewardConfig(
+        str(folder), per_device_train_batch_size=2 // PROCESSES, gradient_accumulation_steps=2, learning_rate=1e-3, max_steps=4,
+        save_strategy="no", max_grad_norm=0.5, logging_steps=1, report_to="none", disable_tqdm=True, ddp_timeout=120,
+    )  # fmt: skip
+    if args.deepspeed_plugin is not None:
+        args.deepspeed_plugin.deepspeed_config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+    trainer = TeamRewardTrainer(model, args, pairs)
+    before = weights_of(trainer)
+    trainer.train()
+    trainer.save_model()
+    result = result_of(trainer, before)
+    with outside_zero3(args.deepspeed_plugin):
+        saved = TeamRewardModel.from_pretrained(folder)
+    transcripts = trainer.train_dataset["chosen_ids"]
+    scores = trainer.reward_model().score(transcripts)
+    return {**result, "scores": scores, "saved": saved.score(transcripts), "mean": saved.mean, "std": saved.std}
 
 
 def madpo(model, folder, name):
@@ -319,7 +342,8 @@ def madpo(model, folder, name):
 
     on_main(save)
     with outside_zero3(config.deepspeed_plugin):
-        pairs = make_pairs(Team.from_pretrained(folder / "start", workflow=Pair()))
+        team = Team.from_pretrained(folder / "start", workflow=Pair())
+    pairs = make_pairs(identity_of(team), team.settings.latent_size)
     results = []
     for resume in (None, True):
         args = MADPOConfig(
@@ -340,7 +364,8 @@ def madpo(model, folder, name):
 def main():
     model, out, *runs = sys.argv[1:]
     for name in runs:
-        run = {"resumed": resumed, "best": best, "merged": merged, "madpo": madpo}.get(name, recorded)
+        special = (resumed, best, merged, madpo, reward_model)
+        run = {function.__name__: function for function in special}.get(name, recorded)
         result = run(model, Path(out) / name, name)
         if int(os.environ.get("RANK", 0)) == 0:
             torch.save(result, Path(out) / f"{name}.pt")

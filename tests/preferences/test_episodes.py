@@ -102,7 +102,9 @@ class Words:
         self.size, self.decoder, self.calls = size, Decoder(), []
 
     def __call__(self, input_ids, attention_mask, shift_labels, **options):
-        self.calls.append({"input_ids": input_ids, "attention_mask": attention_mask, "labels": shift_labels, **options})
+        self.calls.append(
+            {"input_ids": input_ids, "attention_mask": attention_mask, "labels": shift_labels, **options}
+        )
         hidden = self.decoder(input_ids).last_hidden_state.squeeze(-1)
         assert hidden.shape == shift_labels.shape
         logps = -hidden if self.size is None else torch.full_like(hidden, -math.log(self.size))
