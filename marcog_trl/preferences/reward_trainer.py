@@ -133,6 +133,7 @@ class TeamRewardTrainer(RewardTrainer):
             dtype = str(model.model.dtype).removeprefix("torch.")
             saved = {"mean": model.mean, "std": model.std, "dtype": dtype, "autocast": model.autocast}
             write_json(folder / REWARD_MODEL_FILE, saved)
+        self.accelerator.wait_for_everyone()  # another process may load it next
 
 
 def with_transcripts(pairs: Dataset, tokenizer: Any, name: str) -> Dataset:

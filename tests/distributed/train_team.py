@@ -316,8 +316,8 @@ def reward_model(model, folder, name):
     trainer = TeamRewardTrainer(model, args, pairs)
     before = weights_of(trainer)
     trainer.train()
+    result = result_of(trainer, before)  # first: outside of training, ZeRO-3 keeps what a forward pass gathered
     trainer.save_model()
-    result = result_of(trainer, before)
     with outside_zero3(args.deepspeed_plugin):
         saved = TeamRewardModel.from_pretrained(folder)
     transcripts = trainer.train_dataset["chosen_ids"]
