@@ -91,6 +91,10 @@ def marlhf_phases(run: RoundsRun) -> tuple[Phase, Mapping[str, Phase]]:
     def train_round(this: Round, path: Path) -> None:
         with outside_zero3(args.deepspeed_plugin):  # every process scores with the whole model
             reward_model = TeamRewardModel.from_pretrained(args.reward_model or this.folder / "reward_model")
+        if args.deepspeed_plugin is not None:
+            # Accelerate keeps the plugin of the reward model's training and refuses another, until arguments are made
+            _reward_config(args, path)
+            args.deepspeed_plugin.set_deepspeed_weakref()
         gold = [named_reward(name) for name in run.script.reward]
         of_round = copy.copy(args)  # not made anew: what it derived from its fields would be taken for given
         of_round.output_dir, of_round.resume_from_checkpoint = str(path), None

@@ -223,8 +223,9 @@ def train_in_rounds(
             f"Finished rounds are in {run.folder}. The same command with --resume_from_checkpoint true continues them."
         )
         results = rounds.run()
+        last = rounds.last()  # on all processes together
         if this_process().is_main_process:
-            _finish(run, rounds, results)
+            _finish(run, rounds.policy(last), results)
         this_process().wait_for_everyone()
 
 
@@ -254,13 +255,12 @@ def _identity(run: RoundsRun) -> dict[str, Any]:
     }
 
 
-def _finish(run: RoundsRun, rounds: Rounds, results: list[dict[str, float]]) -> None:
-    """Copies the last team to the output folder, and prints what came out."""
-    last = rounds.last()
+def _finish(run: RoundsRun, policy: Path, results: list[dict[str, float]]) -> None:
+    """Copies the last team, `policy`, to the output folder, and prints what came out."""
     if run.script.save_final_model:
-        for name in root_files(rounds.policy(last)):
-            shutil.copy(rounds.policy(last) / name, run.folder / name)
-        agents = rounds.policy(last) / "agents"
+        for name in root_files(policy):
+            shutil.copy(policy / name, run.folder / name)
+        agents = policy / "agents"
         if agents.is_dir():
             shutil.copytree(agents, run.folder / "agents", dirs_exist_ok=True)
     if results:
@@ -273,7 +273,7 @@ def _finish(run: RoundsRun, rounds: Rounds, results: list[dict[str, float]]) -> 
             table.add_row(*row)
         Console().print(table)
         print(f"Results: {run.folder / 'results.json'}")
-    folder = run.folder if run.script.save_final_model else rounds.policy(last)
+    folder = run.folder if run.script.save_final_model else policy
     print(f"Team: {folder}")
     saved = SavedTeam(str(folder), TeamDescription.read(folder / TEAM_FILE), run.args.isolation)
     print_next_steps(saved, run.script, run.test_dataset)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import teams
 import torch
-from datasets import Dataset
+from datasets import Dataset, Features, Value
 from safetensors.torch import load_file
 from transformers import TrainerCallback
 
@@ -258,6 +258,12 @@ class TestReplay:
         drawn = replay([shard("a", 2), shard("b", 3)], 0.5, total=100)
         assert sorted(drawn["of"]) == ["a", "a", "b", "b", "b"]
         assert len(replay([shard("a", 9), shard("b", 3)], 0.5)) == 3
+
+    def test_a_round_without_pairs_does_not_know_the_type_of_prompts(self):
+        chat = Dataset.from_list([{"prompt": [{"role": "user", "content": "x"}]}])
+        nothing = Dataset.from_dict({"prompt": []}, features=Features({"prompt": Value("string")}))
+        assert len(replay([chat, nothing], 0.5)) == 0
+        assert replay([chat, nothing], 0.5, total=1)["prompt"] == chat["prompt"]
 
     def test_the_seed_decides(self):
         shards = [shard("a", 50), shard("b", 50)]

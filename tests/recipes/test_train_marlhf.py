@@ -10,6 +10,7 @@ import pytest
 from marcog_trl import save_untrained_team
 from marcog_trl.cli import marlhf
 from marcog_trl.cli.endings import interrupts
+from marcog_trl.cli.train import train as train_recipe
 from marcog_trl.team.settings import TeamSettings
 
 
@@ -98,6 +99,29 @@ def test_a_reward_model_that_is_given(train, tmp_path, tiny_model):
     with pytest.raises(SystemExit, match=r"is no reward model of a team: it has no reward_model\.json"):
         train("--reward_model", tiny_model, "--output_dir", str(tmp_path / "third"))
     assert not (tmp_path / "third" / "round_00").exists()
+
+
+def test_another_recipe_trains_on_a_saved_reward_model(train, tmp_path, tiny_model):
+    train("--num_samples", "0", "--max_steps", "1")
+    folder = tmp_path / "maac"
+    flags = [
+        *FLAGS[: FLAGS.index("--reward_learning_rate")], "--num_samples", "0", "--max_steps", "1", "--eval_strategy", "no",
+        "--model_name_or_path", tiny_model, "--use_cpu", "--output_dir", str(folder),
+    ]  # fmt: skip
+    recipe = importlib.import_module("train_maac").RECIPE
+    with interrupts() as kept, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        train_recipe(recipe, [*flags, "--reward", str(tmp_path / "out" / "round_01" / "reward_model")], kept)
+    logged = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
+    assert logged["rewards/reward_model/mean"] == pytest.approx(logged["reward"]) and logged["reward"] != 0
+
+
+def test_a_team_of_another_workflow(train, tmp_path, tiny_model):
+    start = tmp_path / "start"
+    save_untrained_team(start, tiny_model, TeamSettings(workflow="collaboration", num_turns=2))
+    with pytest.raises(SystemExit, match=r"workflow=Collaboration, num_turns=2 .*, but this run has Collaboration, 1 and"):
+        train("--start_team", str(start))
+    assert not (tmp_path / "out" / "round_00").exists()
 
 
 def test_too_few_pairs(train):
