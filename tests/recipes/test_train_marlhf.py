@@ -119,7 +119,9 @@ def test_another_recipe_trains_on_a_saved_reward_model(train, tmp_path, tiny_mod
 def test_a_team_of_another_workflow(train, tmp_path, tiny_model):
     start = tmp_path / "start"
     save_untrained_team(start, tiny_model, TeamSettings(workflow="collaboration", num_turns=2))
-    with pytest.raises(SystemExit, match=r"workflow=Collaboration, num_turns=2 .*, but this run has Collaboration, 1 and"):
+    with pytest.raises(
+        SystemExit, match=r"workflow=Collaboration, num_turns=2 .*, but this run has Collaboration, 1 and"
+    ):
         train("--start_team", str(start))
     assert not (tmp_path / "out" / "round_00").exists()
 
