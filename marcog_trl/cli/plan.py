@@ -94,7 +94,8 @@ def read_setup(
     from marcog_trl.cli.parsing import read_training_arguments
     from marcog_trl.rollout.rehearsal import rehearse, widest_stage
     from marcog_trl.team.base_models import check_model
-    from marcog_trl.trainers.plan import PROBLEMS_TO_PLAY, Setup, outline_of
+    from marcog_trl.trainers.plan import Setup, outline_of
+    from marcog_trl.trainers.stages import PROBLEMS_TO_PLAY
 
     if machine.on_gpu:  # where TRL computes in bfloat16 unless told otherwise
         recipe = replace(recipe, defaults={"bf16": True, **recipe.defaults})
@@ -108,9 +109,7 @@ def read_setup(
     config = AutoConfig.from_pretrained(name, **where)
     workflow = args.make_workflow()
     outline = outline_of(getattr(marcog_trl, recipe.trainer), args, workflow)
-    outline._check_tree(None)
-    _fit_batches(outline, machine.num_processes)
-    width = widest_stage(workflow)
+    problems, width = None, widest_stage(workflow)
     if prompt_tokens is None:
         try:
             check_model("model_name_or_path", name, **loading)
@@ -124,6 +123,8 @@ def read_setup(
         prompt_tokens, width = rehearse(
             workflow, problems, tokenizer, args.max_completion_length, args.chat_template_kwargs
         )
+    outline._check_tree(problems)
+    _fit_batches(outline, machine.num_processes)
     peft_config = cast(PeftConfig, outline._adapter_config(name, get_peft_config(model)))
     return name, Setup(outline, config, peft_config, machine, prompt_tokens, width, get_quantization_config(model))
 

@@ -112,6 +112,8 @@ def play_tree(
             players = engine.play_cross(players, level) if level.cross else engine.play_level(players, level)
         for player in players:
             player.end_turn()
+            if isinstance(player.request, dict) and player.next_slots()[0].turn <= turn:
+                raise _out_of_order(player)
         turns.append([player.episode for player in players])
         for e, episode in reversed(list(enumerate(turns[-1]))):  # the first episode that contains a row names it
             for row in episode.rows:
@@ -197,10 +199,15 @@ class _Engine:
             speaking = [player for player in players if player.speaks_in(level)]
             if self.total(len(speaking)) == 0:
                 return players
+            for player in speaking if level.is_stage else ():
+                if not set(player.next_slots()) <= set(level.slots):
+                    raise _out_of_order(player)
             rows = iter(self._speak(speaking))
             for player in speaking:
                 player.answer_rows([next(rows) for _ in player.request])  # type: ignore[union-attr]
             self.advance(players)
+            if level.is_stage:
+                return players
 
     def play_cross(self, players: list[EpisodePlayer], level: Level) -> list[EpisodePlayer]:
         """Play a level of one stage, with several replies per request. Returns the episodes of all combinations."""
@@ -244,6 +251,13 @@ class _Engine:
             row.logprobs = None if logprobs is None else logprobs[i]
         self.stage += 1
         return rows
+
+
+def _out_of_order(player: EpisodePlayer) -> ValueError:
+    return ValueError(
+        f"credit='counterfactual' needs agents that speak in the same order in every episode, but {player.title} asks "
+        f"{player.next_slots()} where others speak in the first problems. Set credit='group'."
+    )
 
 
 def _check_simultaneous(player: EpisodePlayer, level: Level) -> None:

@@ -24,6 +24,7 @@ class Level:
         siblings (`int`): Number of rows of each slot that lie side by side, to be compared with each other.
         cross (`bool`, *optional*, defaults to `False`): Whether every combination of the slots' replies is a branch, instead
             of their g-th replies together.
+        is_stage (`bool`, *optional*, defaults to `False`): Whether the slots are one stage. Otherwise they may be several.
     """
 
     turn: int
@@ -31,6 +32,7 @@ class Level:
     replies: int
     siblings: int
     cross: bool = False
+    is_stage: bool = False
 
     @property
     def branches(self) -> int:
@@ -68,6 +70,18 @@ class Tree:
         """
         of_turn = [tuple(slot for slot in workflow.slots if slot.turn == k) for k in range(workflow.num_turns)]
         return cls(tuple(Level(k, of_turn[k], count, replies[0], cross) for k, count in enumerate(replies)))
+
+    @classmethod
+    def of_stages(cls, stages: Sequence[tuple[Slot, ...]], replies: Sequence[int]) -> Tree:
+        """
+        Branches at every stage.
+
+        Args:
+            stages (`Sequence[tuple[Slot, ...]]` of length L): The slots of each stage, in order.
+            replies (`Sequence[int]` of length L): Replies of each slot in the same context, by stage.
+        """
+        levels = zip(stages, replies, strict=True)
+        return cls(tuple(Level(slots[0].turn, slots, count, count, is_stage=True) for slots, count in levels))
 
     def levels_of(self, turn: int) -> list[Level]:
         """The levels of a turn."""

@@ -1,6 +1,7 @@
 """Checks and settings of configurations that do not depend on the algorithm."""
 
 import json
+import math
 import os
 from typing import Any, cast
 
@@ -9,6 +10,8 @@ from transformers.integrations.integration_utils import (
     INTEGRATION_TO_CALLBACK,
     get_available_reporting_integrations,
 )
+
+from marcog_trl.checks import check_choice
 
 
 def check_mappings(args: Any) -> None:
@@ -23,6 +26,23 @@ def check_mappings(args: Any) -> None:
             raise ValueError(f"{name}={value!r} is not valid JSON: {error}.") from None
         if mapping is not None and not isinstance(mapping, dict):
             raise ValueError(f"{name}={value!r} must be a mapping. Use JSON on the command line.")
+
+
+def check_credit(args: Any) -> None:
+    """Refuses settings of credit that contradict each other."""
+    check_choice("credit", args.credit, ("group", "counterfactual"))
+    if args.credit == "group":
+        for name in ("fanout", "influence_steps"):
+            if getattr(args, name) is not None:
+                raise ValueError(
+                    f"{name}={getattr(args, name)} needs credit='counterfactual'. Set it, or leave {name} out."
+                )
+    elif args.fanout is not None and math.prod(args.fanout) != args.num_generations:
+        episodes = math.prod(args.fanout)
+        raise ValueError(
+            f"fanout={list(args.fanout)} plays {episodes} episodes of each problem, but num_generations={args.num_generations}. "
+            f"Set num_generations={episodes}."
+        )
 
 
 def check_report_to(args: Any) -> None:

@@ -12,9 +12,11 @@ from torch.utils.data import Sampler
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
+from marcog_trl.agents import Slot
 from marcog_trl.rollout.tree import Tree
 from marcog_trl.team.data_checks import check_dataset, usable
 from marcog_trl.trainers.sampling import Curriculum, CurriculumSampler, OrderOfEpoch
+from marcog_trl.trainers.stages import fanout_of, find_stages
 
 
 if TYPE_CHECKING:
@@ -35,21 +37,32 @@ class ProblemLoaders(GRPOTrainer):
     workflow: Any
     scorer: Any
     _curriculum: Curriculum | None
+    _stages: list[tuple[Slot, ...]]  # who speaks when, with credit="counterfactual"
 
     def _tree(self, training: bool) -> Tree:
-        """Returns where the episodes of a problem branch: at the beginning, into `num_generations` lines."""
+        """Returns where the episodes of a problem branch. Lines branch once, at the beginning."""
+        if training and self.args.credit == "counterfactual":
+            return Tree.of_stages(self._stages, fanout_of(self.args, self._stages))
         generations = self.args.num_generations if training else self.args.num_generations_eval
         return Tree.of_turns(self.workflow, [generations] + [1] * (self.workflow.num_turns - 1))
 
+    def _tree_here(self) -> Tree:
+        """Returns the tree that this process plays: one episode per row if others may play its siblings."""
+        if self._splits_groups(self.model.training):
+            return Tree.of_turns(self.workflow, [1] * self.workflow.num_turns)
+        return self._tree(self.model.training)
+
     def _check_tree(self, train_dataset: Any) -> None:
         """Refuses trees that do not fit the workflow."""
+        if self.args.credit == "counterfactual":
+            self._stages = find_stages(self.workflow, self.args, train_dataset)
 
     def _splits_groups(self, training: bool) -> bool:
         """
-        Whether a group of siblings may be split over several processes, as in TRL. Only with one slot: with several, an
-        episode has several replies, and one process must play all of them.
+        Whether a group of siblings may be split over several processes, as in TRL. Only with one slot and without branches:
+        otherwise an episode has several replies, and one process must play all of them.
         """
-        return len(self.workflow.slots) == 1
+        return len(self.workflow.slots) == 1 and not (training and self.args.credit == "counterfactual")
 
     def plan(self, gpu_memory: float | None = None) -> Plan:
         """

@@ -73,6 +73,8 @@ class Rollout:
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     values: torch.Tensor | None = None
     logps: torch.Tensor | None = None
+    # Advantage of each row before it is normalised or weighted, `(B,)`
+    advantages: torch.Tensor | None = None
 
     @classmethod
     def of(
@@ -154,6 +156,11 @@ class Rollout:
         """Whether the row is live and its agent is trained, `(B,)`. Statistics of the losses are over these rows."""
         return self.live & self.learns
 
+    @property
+    def siblings(self) -> list[int]:
+        """Sizes of the groups of siblings, in the order of the rows."""
+        return self.tree.siblings * (len(self.rows) // len(self.tree.slots))
+
     @functools.cached_property
     def last_act(self) -> torch.Tensor:
         """Whether the row is its agent's last one in the turn, `(B,)`."""
@@ -217,8 +224,7 @@ def _fit_train_batch(trainer: MultiAgentTrainer, args: MultiAgentConfig, train_d
     # The configuration sets these
     assert args.steps_per_generation is not None and args.generation_batch_size is not None
     rows = args.per_device_train_batch_size * args.steps_per_generation * spread
-    kind = "slots" if len(tree.siblings) == len(trainer.workflow.slots) else "groups of a tree"
-    layout = f"{whole} rows (num_generations={args.num_generations} x {len(tree.siblings)} {kind})"
+    layout = f"{whole} rows ({_factors(trainer, tree)})"
     if rows % whole:
         fitting = math.lcm(whole, args.per_device_train_batch_size * spread) * (num_processes // spread)
         where = f" on each of {num_processes} processes" if spread < num_processes else ""
@@ -232,6 +238,17 @@ def _fit_train_batch(trainer: MultiAgentTrainer, args: MultiAgentConfig, train_d
             f"generation_batch_size={args.generation_batch_size} rows needs {args.generation_batch_size // whole}. Add "
             "problems, or set a smaller generation_batch_size."
         )
+
+
+def _factors(trainer: MultiAgentTrainer, tree: Tree) -> str:
+    """What the number of rows of a training problem consists of."""
+    args = trainer.args
+    if args.credit == "counterfactual":
+        return " + ".join(
+            str(rows * len(level.slots)) for rows, level in zip(tree.rows_of_slot, tree.levels, strict=True)
+        )
+    kind = "slots" if len(tree.siblings) == len(trainer.workflow.slots) else "groups of a tree"
+    return f"num_generations={args.num_generations} x {len(tree.siblings)} {kind}"
 
 
 def _fit_eval_batch(trainer: MultiAgentTrainer, args: MultiAgentConfig) -> None:
@@ -290,7 +307,7 @@ def warn_of_schedule(trainer: Any) -> None:
         warnings.warn(
             f"Each rollout is used for {steps_per_generation // accumulation} optimizer steps: it has "
             f"{args.generation_batch_size} rows, because it holds whole problems of {len(tree.slots)} rows "
-            f"(num_generations={args.num_generations} x {len(tree.siblings)} replies), and a step has "
+            f"({_factors(trainer, tree)}), and a step has "
             f"{cast(int, args.generation_batch_size) * accumulation // steps_per_generation}. Set "
             f"gradient_accumulation_steps={steps_per_generation} for one step per rollout.",
             stacklevel=3,

@@ -71,7 +71,7 @@ def rollout_metrics(trainer: MultiAgentTrainer, rollout: Rollout) -> dict[str, f
     total = trainer._sum_over_processes
     metrics = agent_metrics(trainer, rollout, total) | episode_metrics(trainer, rollout, total)
     metrics |= endpoint_metrics(trainer, rollout, total)
-    metrics |= tool_metrics(trainer, rollout, total)
+    metrics |= tool_metrics(trainer, rollout, total) | ledger(rollout, total)
     return metrics | test_metrics(rollout, total) if trainer.scorer.runs_tests else metrics
 
 
@@ -173,6 +173,20 @@ def episode_metrics(trainer: MultiAgentTrainer, rollout: Rollout, total: Total) 
     return {name: found / count for name, (found, count) in zip(values, totals, strict=True) if count}
 
 
+def ledger(rollout: Rollout, total: Total) -> dict[str, float]:
+    """`ledger/...`: what a rollout cost over all processes: generated tokens, scored turns, and seconds of executing code."""
+    # Episodes that branched later share turns
+    turns = {id(turn): turn for episode in rollout.episodes for turn in episode.turns}
+    verdicts = {id(verdict): verdict for turn in turns.values() for _, verdict in turn.verdicts}
+    costs = {
+        "ledger/generated_tokens": sum(len(row.completion_ids) for row in rollout.rows if row is not None),
+        "ledger/evaluations": len(turns),
+        "ledger/sandbox_seconds": sum(verdict.seconds for verdict in verdicts.values()),
+    }
+    totals = total(torch.tensor([*costs.values()], dtype=torch.double, device=rollout.live.device)).tolist()
+    return dict(zip(costs, totals, strict=True))
+
+
 def test_metrics(rollout: Rollout, total: Total) -> dict[str, float]:
     """
     `episodes/solved`: share of episodes whose last solution passes all tests. `failures/<kind>`: share whose last solution
@@ -192,14 +206,30 @@ def test_metrics(rollout: Rollout, total: Total) -> dict[str, float]:
 
 
 def advantage_metrics(trainer: MultiAgentTrainer, output: dict[str, Any], rollout: Rollout) -> dict[str, float]:
-    """`advantages/zero`: share of trained rows without an advantage (below 1e-4), from which the policy learns nothing."""
+    """
+    `advantages/zero`: share of trained rows without an advantage (below 1e-4), from which the policy learns nothing.
+    `agents/<name>/advantage_variance`: variance of an agent's advantages before they are normalised, small for an agent whose
+    replies do not matter.
+    """
     advantages = output["advantages"].abs()
     if advantages.dim() == 2:
         advantages = (advantages * output["completion_mask"] * output["tool_mask"]).amax(1)
     zero, count = trainer._sum_over_processes(
         torch.stack([((advantages < 1e-4) & rollout.trained).sum(), rollout.trained.sum()])
     ).tolist()
-    return {"advantages/zero": zero / count} if count else {}
+    found = {"advantages/zero": zero / count} if count else {}
+    if len(trainer.agents) > 1:
+        credit, trained = cast(torch.Tensor, rollout.advantages).double(), rollout.trained.double()
+        sums = credit.new_zeros(len(trainer.agents), 3)
+        sums.index_add_(
+            0, rollout.agent, torch.stack([credit.square(), credit, torch.ones_like(credit)], 1) * trained[:, None]
+        )
+        for agent, (square, total, count) in zip(
+            trainer.agents, trainer._sum_over_processes(sums).tolist(), strict=True
+        ):
+            if count:
+                found[f"agents/{agent}/advantage_variance"] = square / count - (total / count) ** 2
+    return found
 
 
 def pass_rate(episodes: list[Episode], device: torch.device, total: Total) -> float | None:

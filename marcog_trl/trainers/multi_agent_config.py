@@ -11,7 +11,7 @@ from trl import GRPOConfig
 
 from marcog_trl.checks import COUNT, NOT_NEGATIVE, POSITIVE, UNIT, Range, check_choice, check_numbers
 from marcog_trl.team.settings import PlaySettings
-from marcog_trl.trainers.config_checks import check_mappings, check_report_to, run_on_cpu
+from marcog_trl.trainers.config_checks import check_credit, check_mappings, check_report_to, run_on_cpu
 
 
 # TRL checks these only during training
@@ -63,6 +63,21 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
 
         > Parameters that control credit
 
+        credit (`str`, *optional*, defaults to `"group"`):
+            `"group"` compares a reply with those of the same slot to the same problem. `"counterfactual"` compares it with
+            replies that were given in exactly the same context: episodes branch wherever agents speak, and everything after
+            a reply is generated anew. What a reply earns is the mean over the episodes that contain it. Evaluation never
+            branches.
+        fanout (`list[int]`, *optional*):
+            With `credit="counterfactual"`, number of replies in the same context at each stage, such as `[2, 4]`: two plans,
+            and four programs for each. Their product must be `num_generations`. By default, all replies are given at the
+            first stage, and later agents have nothing to compare.
+        max_joint_actions (`int`, *optional*, defaults to `1024`):
+            Maximum number of joint actions per problem where episodes branch.
+        influence_steps (`int`, *optional*):
+            With `credit="counterfactual"`, number of optimizer steps between measurements of how much what one agent says
+            changes what the next one says (`influence/<agent>/<next agent>`, in nats, at most the logarithm of the fan-out).
+            Costs a forward pass over the rows per branch. By default it is not measured.
         gamma_turn (`float`, *optional*, defaults to `1.0`):
             Discount per turn, in [0, 1].
         reward_scale, reward_shift (`float`, *optional*, default to `1.0` and `0.0`):
@@ -147,7 +162,7 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
             "steps_per_generation num_generations num_generations_eval num_iterations max_completion_length "
             "ref_model_sync_steps vllm_tensor_parallel_size vllm_max_model_length "
             "torch_empty_cache_steps dataloader_prefetch_factor ddp_timeout "
-            "curriculum_window".split(),
+            "curriculum_window fanout max_joint_actions influence_steps".split(),
             COUNT,
         ),
         **dict.fromkeys(
@@ -207,6 +222,29 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
     )
 
     # Parameters that control credit
+    credit: str = field(
+        default="group",
+        metadata={
+            "help": "'group': compare replies of the same slot. 'counterfactual': compare replies in exactly the same context, "
+            "from episodes that branch where agents speak."
+        },
+    )
+    fanout: list[int] | None = field(
+        default=None,
+        metadata={
+            "help": "Replies in the same context at each stage, such as 2 4, with credit='counterfactual'. Their product is "
+            "num_generations. Default: all at the first stage."
+        },
+    )
+    max_joint_actions: int = field(
+        default=1024, metadata={"help": "Maximum number of joint actions per problem where episodes branch."}
+    )
+    influence_steps: int | None = field(
+        default=None,
+        metadata={
+            "help": "Steps between measurements of the agents' influence on each other, with credit='counterfactual'."
+        },
+    )
     gamma_turn: float = field(default=1.0, metadata={"help": "Discount per turn, in [0, 1]."})
     reward_scale: float = field(default=1.0, metadata={"help": "Factor of the reward of a turn."})
     reward_shift: float = field(default=0.0, metadata={"help": "Constant added to the scaled reward of a turn."})
@@ -268,6 +306,11 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
         default=False, metadata={"help": "Whether to write report.html and pictures of the run to output_dir."}
     )
 
+    @property
+    def critic_share(self) -> float | None:
+        """Share of the critic in counterfactual baselines: none without a critic."""
+        return 0.0
+
     def __post_init__(self):
         check_numbers(self, self._ranges)
         check_mappings(self)
@@ -280,6 +323,7 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
         check_report_to(self)
         self.check_play()
         self._check_choices()
+        check_credit(self)
         if self.write_report and self.logging_strategy == "no":
             raise ValueError(
                 "write_report=True needs logged metrics, but logging_strategy='no' logs nothing. Set "
@@ -322,8 +366,8 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
             super().__post_init__()
             self.per_device_train_batch_size = batch_size
             self.generation_batch_size //= self.num_generations
-        elif num_generations == 1:
-            # GRPOConfig refuses one generation per problem, so check two with twice the batch
+        elif num_generations == 1 or self.credit == "counterfactual":
+            # GRPOConfig wants at least two generations and multiples of them, so check two with twice the batch
             self.num_generations = 2
             self.per_device_train_batch_size *= 2
             if self.generation_batch_size is not None:

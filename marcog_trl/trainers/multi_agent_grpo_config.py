@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from marcog_trl.checks import COUNT, Range, check_choice
+from marcog_trl.checks import check_choice
 from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
 
 
@@ -18,7 +18,8 @@ class MultiAgentGRPOConfig(MultiAgentConfig):
         advantage (`str`, *optional*, defaults to `"mean"`):
             Baseline of a return: the `"mean"` of its siblings (MAGRPO), the mean of its other siblings (`"rloo"`, MARLOO),
             the `"max"` of its siblings (MAReMax), or no baseline (`"none"`, MAREINFORCE). Siblings are the replies of the
-            same slot to the same problem.
+            same slot to the same problem. With `credit="counterfactual"`, the baseline is always the mean of the other
+            siblings.
         scale_rewards (`str`, *optional*, defaults to `"none"`):
             Divides the advantages by the standard deviation of the siblings (`"group"`), of all rows of the generation
             batch (`"batch"`), or of the rows of the same agent in it (`"agent"`). `"none"` does not scale. Does not change
@@ -33,12 +34,9 @@ class MultiAgentGRPOConfig(MultiAgentConfig):
         turn_tree (`bool`, *optional*, defaults to `False`):
             Whether every joint action branches into `num_generations` joint actions of the next turn. Siblings are then the
             replies at the same node. Evaluation never branches.
-        max_joint_actions (`int`, *optional*, defaults to `1024`):
-            Maximum number of joint actions per problem, for trees and `joint_mode="cross"`.
     """
 
     _scales_rewards: ClassVar[bool] = True
-    _ranges: ClassVar[dict[str, Range]] = {**MultiAgentConfig._ranges, "max_joint_actions": COUNT}
 
     # Parameters that control credit
     advantage: str = field(
@@ -64,10 +62,6 @@ class MultiAgentGRPOConfig(MultiAgentConfig):
         default=False,
         metadata={"help": "Whether every joint action branches into num_generations joint actions of the next turn."},
     )
-    max_joint_actions: int = field(
-        default=1024,
-        metadata={"help": "Maximum number of joint actions per problem, for trees and joint_mode='cross'."},
-    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -79,6 +73,17 @@ class MultiAgentGRPOConfig(MultiAgentConfig):
             )
         check_choice("advantage", self.advantage, ("mean", "rloo", "max", "none"))
         check_choice("scale_rewards", self.scale_rewards, ("none", "group", "batch", "agent"))
+        if self.credit == "counterfactual":
+            for name, value, accepted in (
+                ("joint_mode", self.joint_mode, ("align",)),
+                ("turn_tree", self.turn_tree, (False,)),
+                ("advantage", self.advantage, ("mean", "rloo")),
+            ):
+                if value not in accepted:
+                    raise ValueError(
+                        f"{name}={value!r} does not support credit='counterfactual', which has its own branches and baseline. "
+                        f"Set {name}={accepted[0]!r}, or credit='group'."
+                    )
         if self.num_generations == 1 and (self.advantage != "none" or self.scale_rewards == "group"):
             raise ValueError(
                 f"advantage={self.advantage!r} with scale_rewards={self.scale_rewards!r} compares the replies of a group, but "

@@ -1,5 +1,6 @@
 """Configuration of [`MultiAgentPPOTrainer`]."""
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -30,6 +31,10 @@ class MultiAgentPPOConfig(MultiAgentConfig):
 
         > Parameters that control credit
 
+        counterfactual_critic (`float` or `str`, *optional*, defaults to `0.0`):
+            With `credit="counterfactual"`, share α of the critic in the baseline, in [0, 1]: `(1 − α)` times the mean of the other
+            siblings plus `α` times the critic's value. `"auto"` estimates the best α from earlier batches. A reply without
+            live siblings has the critic's value as its baseline, or with 0 no advantage.
         gamma (`float`, *optional*, defaults to `1.0`):
             Discount per token, in [0, 1].
         lam (`float`, *optional*, defaults to `1.0`):
@@ -62,6 +67,10 @@ class MultiAgentPPOConfig(MultiAgentConfig):
     )
 
     # Parameters that control credit
+    counterfactual_critic: str = field(  # a number in text, because the command line has no type for both
+        default="0.0",
+        metadata={"help": "Share of the critic in the baseline with credit='counterfactual': a number, or 'auto'."},
+    )
     gamma: float = field(default=1.0, metadata={"help": "Discount per token, in [0, 1]."})
     lam: float = field(default=1.0, metadata={"help": "GAE's lambda within a reply, in [0, 1]."})
     lam_turn: float | None = field(default=None, metadata={"help": "GAE's lambda across turns. Default: lam."})
@@ -77,6 +86,7 @@ class MultiAgentPPOConfig(MultiAgentConfig):
     def __post_init__(self):
         super().__post_init__()
         check_choice("critic", self.critic, ("team", "agent", "none"))
+        self._check_counterfactual()
         check_choice("kl_penalty", self.kl_penalty, ("loss", "reward"))
         check_choice("advantage_normalization", self.advantage_normalization, ("agent", "batch", "none"))
         if self.critic == "none" and self.num_generations == 1:
@@ -84,3 +94,30 @@ class MultiAgentPPOConfig(MultiAgentConfig):
                 "critic='none' uses the mean return of a problem's episodes as the baseline, but num_generations=1. Set "
                 "num_generations=4, or critic='team'."
             )
+
+    @property
+    def critic_share(self) -> float | None:
+        """`counterfactual_critic` as a number, or `None` for `"auto"`."""
+        return None if self.counterfactual_critic == "auto" else float(self.counterfactual_critic)
+
+    def _check_counterfactual(self) -> None:
+        value = self.counterfactual_critic
+        try:
+            share = self.critic_share
+        except (TypeError, ValueError):
+            share = math.nan
+        if share is not None and not 0 <= share <= 1:
+            raise ValueError(f"counterfactual_critic={value!r} must be a number in [0, 1], or 'auto'.")
+        if share == 0:
+            if self.credit == "counterfactual" and self.num_generations == 1:
+                raise ValueError(
+                    "credit='counterfactual' compares replies, but num_generations=1. Set num_generations=4, or "
+                    "counterfactual_critic=1.0."
+                )
+            return
+        for name, given, needed in (("credit", self.credit, "counterfactual"), ("critic", self.critic, "team")):
+            if given in ("group", "none"):
+                raise ValueError(
+                    f"counterfactual_critic={value!r} does not support {name}={given!r}. Set {name}={needed!r}, or "
+                    "counterfactual_critic=0.0."
+                )

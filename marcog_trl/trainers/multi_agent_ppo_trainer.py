@@ -12,6 +12,7 @@ from marcog_trl.algorithms.advantages import gae, normalize_advantages, value_lo
 from marcog_trl.algorithms.critic import ValueHead, pool_team_states
 from marcog_trl.rollout.tree import Tree
 from marcog_trl.team.modules import ForwardContext, TeamModule
+from marcog_trl.trainers.credit import critic_shares, is_counterfactual
 from marcog_trl.trainers.layout import Rollout
 from marcog_trl.trainers.loss_scale import loss_window, row_weights
 from marcog_trl.trainers.modules_trainer import ModulesTrainer
@@ -65,8 +66,7 @@ class MultiAgentPPOTrainer(ModulesTrainer):
     }
     _config_class = MultiAgentPPOConfig
     args: MultiAgentPPOConfig
-    # Inputs of forward passes besides token ids, and the last pass; set while TRL computes log-probabilities
-    _row_tensors: dict[str, torch.Tensor] | None = None
+    # The last forward pass, set while TRL computes log-probabilities
     _forward: ForwardContext | None = None
 
     # The team's modules
@@ -227,20 +227,26 @@ class MultiAgentPPOTrainer(ModulesTrainer):
         rewards = self._token_rewards(output, rollout, mask)
         next_row = self._next_rows(rollout)
         discount = self._discounts(rollout, next_row)
-        if args.critic == "none":
-            zeros = torch.zeros_like(rewards)
-            advantages, _ = gae(rewards, zeros, mask, args.gamma, 1.0, next_row, discount, 1.0)
+        to_go, _ = gae(rewards, torch.zeros_like(rewards), mask, args.gamma, 1.0, next_row, discount, 1.0)
+        if args.critic == "none" or is_counterfactual(self):
             baseline = rollout.row_returns() - self._group_advantages(rollout)
-            advantages = (advantages - baseline[:, None]) * mask
-        else:
+            advantages = (to_go - baseline[:, None]) * mask
+        if args.critic != "none":
             values = rollout.values
             assert values is not None
             values = nn.functional.pad(values, (0, mask.size(1) - values.size(1)))  # pad_to_multiple_of
-            to_go, _ = gae(rewards, torch.zeros_like(values), mask, args.gamma, 1.0, next_row, discount, 1.0)
             values = self._start_critic(values, to_go, mask)
-            advantages, returns = gae(rewards, values, mask, args.gamma, args.lam, next_row, discount, args.lam_turn)
+            estimated, returns = gae(rewards, values, mask, args.gamma, args.lam, next_row, discount, args.lam_turn)
             output["old_values"], output["returns"] = values, returns
             self._log_critic(values, returns, mask)
+            if is_counterfactual(self):
+                first = values.gather(1, mask.argmax(1, keepdim=True)).squeeze(1)
+                share = critic_shares(self, rollout, first)
+                self._pool("critic/baseline_share", (share * rollout.trained).sum(), rollout.trained.sum())
+                advantages = (1 - share[:, None]) * advantages + share[:, None] * estimated
+            else:
+                advantages = estimated
+        rollout.advantages = (advantages * mask).sum(1) / mask.sum(1).clamp(min=1)
         if args.advantage_normalization != "none":
             groups = rollout.agent if args.advantage_normalization == "agent" else None
             advantages = normalize_advantages(
@@ -283,7 +289,12 @@ class MultiAgentPPOTrainer(ModulesTrainer):
         return self.args.gamma_turn ** turns.float()
 
     def _next_rows(self, rollout: Rollout) -> torch.Tensor:
-        """Returns the index of the same agent's next trained row in the same episode, or -1, `(B,)`."""
+        """
+        Returns the index of the same agent's next trained row in the same episode, or -1, `(B,)`. With counterfactual credit,
+        what a row earns includes everything after it.
+        """
+        if is_counterfactual(self):
+            return torch.full_like(rollout.turn, -1)
         rows = rollout.row_of[rollout.first_episode]  # (B, S)
         own = rows == torch.arange(len(rows), device=rows.device)[:, None]
         later = own.cumsum(1).bool() & ~own & rollout.trained[rows] & (rollout.agent[rows] == rollout.agent[:, None])

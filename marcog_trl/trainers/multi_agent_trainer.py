@@ -24,7 +24,7 @@ TRL passes nothing from `_rollout` to `log_rollout`, so `self._batch` holds the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -55,7 +55,7 @@ from marcog_trl.trainers.argument_checks import (
     check_zero3,
 )
 from marcog_trl.trainers.checkpointing import RolloutCheckpoints
-from marcog_trl.trainers.credit import over_siblings
+from marcog_trl.trainers.credit import is_counterfactual, log_influence, measures_influence, over_siblings
 from marcog_trl.trainers.layout import Rollout, fit_batches
 from marcog_trl.trainers.loss_scale import loss_window, row_weights, rows_to_train, share_of_live_rows
 from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
@@ -108,6 +108,8 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ToolUse):
     model: Any  # a PeftModel, or a causal LM
     num_generations: int
     num_generations_eval: int
+    # Inputs of forward passes besides token ids; set while TRL computes log-probabilities
+    _row_tensors: dict[str, torch.Tensor] | None = None
     # Mean latent μ, over all processes, of every agent that acted since the previous log; `None` without latents
     agent_latents: dict[str, list[float]] | None = None
 
@@ -253,8 +255,7 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ToolUse):
 
     def _rollout(self, prompts: list, trainer: GRPOTrainer) -> dict[str, Any]:
         """TRL's rollout function: plays the episodes of this process, and arranges their replies as rows."""
-        training = self.model.training
-        block = len(self._tree(training).slots)
+        block = len(self._tree(self.model.training).slots)
         begin = self.accelerator.process_index * len(self._inputs)  # a problem may begin on another process
         for i, problem in enumerate(self._inputs):
             first = max(0, i - (begin + i) % block)
@@ -263,11 +264,7 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ToolUse):
                     f"rows {first} and {i} of a batch have different problems, but a batch must repeat every problem {block} "
                     f"times in a row. Use the dataloaders of {type(self).__name__}."
                 )
-        turns = range(self.workflow.num_turns)
-        # One episode per row, if other processes may play its siblings
-        tree = (
-            Tree.of_turns(self.workflow, [1 for _ in turns]) if self._splits_groups(training) else self._tree(training)
-        )
+        tree = self._tree_here()
         self._batch = self._play(self._inputs[:: len(tree.slots)], tree)
         rows = self._batch.rows
         # An unused slot has one end-of-sequence token, which the loss ignores
@@ -336,7 +333,8 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ToolUse):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, torch.Tensor | Any]:
         self._inputs = inputs
-        output = super()._generate_and_score_completions(inputs)
+        with self._whole_problems() if is_counterfactual(self) else nullcontext():  # TRL logs the spread within groups
+            output = super()._generate_and_score_completions(inputs)
         rollout = self._batch
         assert rollout is not None
         # TRL may mask more rows, such as truncated ones
@@ -348,6 +346,8 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ToolUse):
         self._assign_credit(output, rollout)
         metrics.log_rollout(self, output, rollout)
         self._batch = None
+        if measures_influence(self):
+            log_influence(self, output, rollout)
         return rows_to_train(self, output | rollout.tensors, rollout)
 
     def _sum_over_processes(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -356,7 +356,8 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ToolUse):
     def _assign_credit(self, output: dict[str, Any], rollout: Rollout) -> None:
         """Replaces TRL's advantages by ours, `(B,)` or `(B, T)`."""
         mask = output["completion_mask"] * output["tool_mask"]
-        output["advantages"] = self._group_advantages(rollout) * row_weights(self, mask, rollout)
+        rollout.advantages = self._group_advantages(rollout)
+        output["advantages"] = rollout.advantages * row_weights(self, mask, rollout)
 
     def _group_advantages(self, rollout: Rollout) -> torch.Tensor:
         """Returns the advantage of each row over its siblings, `(B,)`, in reward units. 0 for rows that do not learn."""

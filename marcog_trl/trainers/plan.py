@@ -23,6 +23,7 @@ from marcog_trl.trainers.adapter_targets import outside_zero3
 from marcog_trl.trainers.ledger import ACTIVATIONS, CACHE, GRADIENTS, LOGITS, OPTIMIZER, WEIGHTS
 from marcog_trl.trainers.memory import GENERATION, UPDATE, Numerics, StepShape, StepTrace
 from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
+from marcog_trl.trainers.stages import PROBLEMS_TO_PLAY
 
 
 GIB = 2**30
@@ -30,7 +31,6 @@ CUDA_CONTEXT = 0.6 * GIB  # what the driver, cuBLAS and Triton take before the f
 USABLE = 0.95  # of a GPU's memory; the rest is lost in gaps between tensors
 # Elements of DeepSpeed's buffers, where its configuration does not say otherwise
 REDUCE_BUCKET, LIVE_PARAMETERS = 500_000_000, 1_000_000_000
-PROBLEMS_TO_PLAY = 32
 
 
 @dataclass(frozen=True)
@@ -403,8 +403,10 @@ def plan_trainer(trainer: MultiAgentTrainer, gpu_memory: float | None = None) ->
     )
     described = base.config.to_dict()
     stored = described.pop("quantization_config", None)
+    outline = outline_of(type(trainer), args, trainer.workflow)
+    outline._check_tree(problems)
     setup = Setup(
-        outline_of(type(trainer), args, trainer.workflow),
+        outline,
         type(base.config).from_dict(described),
         _adapter_of(trainer),
         machine,
