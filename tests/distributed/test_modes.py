@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("train_team.py")
 RUNS = {
-    "one": ("ppo", "agent", "observation", "separate", "single", "some", "tree", "tools", "resumed", "best"),
-    "ddp": ("ppo", "agent", "observation", "single", "some", "tree", "tools", "resumed", "best"),
+    "one": ("ppo", "agent", "observation", "separate", "single", "some", "tree", "tools", "counterfactual", "resumed", "best"),
+    "ddp": ("ppo", "agent", "observation", "single", "some", "tree", "tools", "counterfactual", "resumed", "best"),
     "zero2": ("ppo", "agent", "observation", "resumed"),
     "zero3": ("ppo", "agent", "observation", "checkpointing", "separate", "some", "tree", "resumed", "merged"),
 }
@@ -37,6 +37,8 @@ GLOBAL += ("critic/return_mean", "critic/explained_variance", "agents/critic/rew
 GLOBAL += ("episodes/turns", "agents/writer/turn_2/reward", "rewards/margins", "agents/writer/margin", "num_tokens")
 GLOBAL += ("agents/writer/tools/call_frequency", "tools/call_frequency")
 GLOBAL += ("accuracy", "margin", "mean_reward")
+GLOBAL += ("critic/baseline_share", "agents/critic/advantage_variance", "influence/writer and critic/critic")
+GLOBAL += ("ledger/generated_tokens", "ledger/evaluations")
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,244 @@
+"""Credit by replies in the same context, in every trainer: what rows earn, what is logged, and what is refused."""
+
+import pytest
+import teams
+import torch
+
+from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOTrainer
+
+
+def branching(model, path, trainer=MultiAgentGRPOTrainer, fanout=(2, 2), leaves=None, **options):
+    """A trainer of a chain of two agents, whose reward function returns the given numbers, turn by turn."""
+    remaining = iter(leaves or ())
+    size = options.pop("per_device_train_batch_size", 6)
+    reward = teams.letters if leaves is None else lambda completions, **kwargs: next(remaining)
+    options = {"workflow": teams.Chain(), "data": teams.dataset(2), "fanout": fanout and list(fanout), **options}
+    options.setdefault("num_generations", int(torch.tensor(options["fanout"] or [4]).prod()))
+    return teams.make(
+        model, path, trainer, reward=options.pop("reward", reward), credit="counterfactual",
+        agent_loss_weighting=options.pop("agent_loss_weighting", "token"), per_device_train_batch_size=size, **options,
+    )  # fmt: skip
+
+
+class TestAdvantages:
+    def test_replies_are_compared_in_the_same_context(self, tiny_model, tmp_path):
+        trainer = branching(tiny_model, tmp_path, leaves=[[1.0, 0.0, 0.0, 0.0]])
+        calls = teams.script(trainer)
+        output = teams.generation_batch(trainer)
+        assert [len(prompts) for prompts, _ in calls] == [2, 4]
+        assert output["advantages"].tolist() == [0.5, -0.5, 1.0, -1.0, 0.0, 0.0]
+        assert output["agent"].tolist() == [0, 0, 1, 1, 1, 1]
+        said = [trainer._tokenizer.decode(reply, skip_special_tokens=True) for reply in calls[0][1]]
+        read = [trainer._tokenizer.decode(prompt) for prompt in calls[1][0]]
+        assert read == [f"def f0(x): b0 {said[i]}" for i in (0, 0, 1, 1)]
+
+    def test_what_a_reply_earns_includes_later_turns(self, tiny_model, tmp_path):
+        first, second = [1.0, 3.0, 0.0, 2.0], [4.0, 0.0, 2.0, 2.0, 0.0, 0.0, 2.0, 6.0]
+        trainer = branching(
+            tiny_model, tmp_path, fanout=(2, 2, 1, 2), leaves=[first, second], workflow=teams.Chain(num_turns=2),
+            gamma_turn=0.5, per_device_train_batch_size=18,
+        )  # fmt: skip
+        teams.script(trainer)
+        found = teams.generation_batch(trainer)["advantages"].tolist()
+        # Returns from the first turn: 1 + 1, 3 + 1, 0 + 0, 2 + 2
+        assert found == [1.0, -1.0, -2.0, 2.0, -4.0, 4.0, 0, 0, 0, 0, 4.0, -4.0, 0, 0, 0, 0, -4.0, 4.0]
+
+    @pytest.mark.parametrize("trainer_class", [MultiAgentPPOTrainer, SHPPOTrainer])
+    def test_the_critic_is_a_part_of_the_baseline(self, tiny_model, tmp_path, trainer_class):
+        trainer = branching(
+            tiny_model, tmp_path, trainer_class, leaves=[[1.0, 0.0, 0.0, 0.0]], counterfactual_critic=0.5,
+            advantage_normalization="none",
+        )  # fmt: skip
+        teams.script(trainer)
+        trainer.modules.value_head.start.fill_(0.4)
+        output = teams.generation_batch(trainer)
+        mask = output["completion_mask"] * output["tool_mask"]
+        for row, expected in enumerate([0.3, -0.45, 0.8, -0.7, -0.2, -0.2]):
+            own = output["advantages"][row][mask[row].bool()]
+            torch.testing.assert_close(own, torch.full_like(own, expected))
+            assert torch.equal(output["returns"][row] != 0, (mask[row] != 0) & (row in (0, 2)))
+
+    def test_without_a_live_sibling_there_is_only_the_critic(self, tiny_model, tmp_path):
+        for share, alone in ((0.0, 0.0), (0.5, 0.6)):
+            trainer = branching(
+                tiny_model, tmp_path / str(share), MultiAgentPPOTrainer, leaves=[[1.0, None, 0.0, 0.0]],
+                counterfactual_critic=share, advantage_normalization="none",
+            )  # fmt: skip
+            teams.script(trainer)
+            trainer.modules.value_head.start.fill_(0.4)
+            output = teams.generation_batch(trainer)
+            assert output["advantages"][2, 0].item() == pytest.approx(alone)
+            assert not (output["completion_mask"] * output["tool_mask"])[3].any()
+
+    def test_without_a_critic_the_siblings_are_the_baseline(self, tiny_model, tmp_path):
+        trainer = branching(
+            tiny_model, tmp_path, MultiAgentPPOTrainer, leaves=[[1.0, 0.0, 0.0, 0.0]], critic="none",
+            advantage_normalization="none",
+        )  # fmt: skip
+        teams.script(trainer)
+        assert teams.generation_batch(trainer)["advantages"][:, 0].tolist() == [0.5, -0.5, 1.0, -1.0, 0.0, 0.0]
+
+    def test_auto_learns_the_share_from_earlier_batches(self, tiny_model, tmp_path):
+        trainer = branching(
+            tiny_model, tmp_path, MultiAgentPPOTrainer, (2, 3), leaves=[[0.8, 0.4, 0.0, 0.4, 0.0, 0.8]] * 2,
+            counterfactual_critic="auto", advantage_normalization="none", per_device_train_batch_size=8,
+        )  # fmt: skip
+        teams.script(trainer)
+        trainer.modules.value_head.start.fill_(0.5)
+        first = teams.generation_batch(trainer)["advantages"]
+        assert first[2, 0].item() == pytest.approx(0.6)  # .8 - mean(.4, 0)
+        known = trainer.state.stateful_callbacks["counterfactual_critic"]
+        variance = 0.16
+        assert known[1] == pytest.approx([variance, 0.1**2 - variance / 3, 1.0], abs=1e-6)
+        assert known[0] == pytest.approx([0.0, 0.01, 1.0], abs=1e-6)
+        known[1] = [0.08, 0.01, 1.0]
+        second = teams.generation_batch(trainer)["advantages"]
+        assert second[2, 0].item() == pytest.approx(0.8 - 0.2 * 0.2 - 0.8 * 0.5)
+
+
+class TestRuns:
+    @pytest.mark.parametrize(
+        ("trainer_class", "names", "num_turns", "fanout", "rows", "options"),
+        [
+            (MultiAgentGRPOTrainer, "ab", 2, (2, 1, 2, 2), 16, {"scale_rewards": "agent"}),
+            (MultiAgentGRPOTrainer, "abc", 1, (2, 2, 2), 14, {"influence_steps": 2}),
+            (MultiAgentPPOTrainer, "ab", 2, (2, 2, 1, 1), 14, {"counterfactual_critic": "auto", "lam": 0.9}),
+            (MultiAgentPPOTrainer, "abc", 1, (2, 2, 2), 14, {"kl_penalty": "reward", "beta": 0.1}),
+            (SHPPOTrainer, "ab", 2, (2, 2, 1, 2), 18, {"counterfactual_critic": 0.5, "influence_steps": 1}),
+            (SHPPOTrainer, "abc", 1, (2, 2, 2), 14, {"latent_scope": "agent"}),
+        ],
+    )
+    @pytest.mark.filterwarnings("ignore:fanout")
+    def test_every_trainer_learns(self, tiny_model, tmp_path, trainer_class, names, num_turns, fanout, rows, options):
+        trainer = branching(
+            tiny_model, tmp_path, trainer_class, fanout, workflow=teams.Chain(names, num_turns), max_steps=2,
+            per_device_train_batch_size=rows, agent_loss_weighting="agent", **options,
+        )  # fmt: skip
+        before = teams.trainable(trainer)
+        trainer.train()
+        still = [name for name, tensor in teams.trainable(trainer).items() if torch.equal(before[name], tensor)]
+        assert not still
+        assert all(torch.isfinite(torch.tensor(teams.logged(trainer, "loss"))))
+        assert len(teams.logged(trainer, "agents/a/advantage_variance")) == 2
+
+    def test_branches_cost_less_than_lines(self, tiny_model, tmp_path):
+        lines = teams.make(
+            tiny_model, tmp_path / "lines", MultiAgentGRPOTrainer, workflow=teams.Chain(), num_generations=8,
+            per_device_train_batch_size=16, generation_kwargs={"min_new_tokens": 6},
+        )  # fmt: skip
+        tree = branching(
+            tiny_model, tmp_path / "tree", fanout=(2, 4), per_device_train_batch_size=10,
+            generation_kwargs={"min_new_tokens": 6},
+        )  # fmt: skip
+        for trainer in (lines, tree):
+            trainer.train()
+        assert teams.logged(lines, "ledger/evaluations") == teams.logged(tree, "ledger/evaluations") == [8.0]
+        [expected], [found] = (teams.logged(trainer, "ledger/generated_tokens") for trainer in (lines, tree))
+        assert found == expected * 10 / 16
+
+    def test_influence_is_that_of_what_is_read(self, tiny_model, tmp_path):
+        class Deaf(teams.Chain):
+            def play(self, problem):
+                for agent in self.agents:
+                    yield {agent.name: f"{problem['prompt']} {agent.name}"}
+
+        found = {}
+        for workflow in (teams.Chain(), Deaf()):
+            trainer = branching(tiny_model, tmp_path / type(workflow).__name__, workflow=workflow, influence_steps=1)
+            trainer.train()
+            [found[type(workflow)]] = teams.logged(trainer, "influence/a/b")
+        assert found[Deaf] == pytest.approx(0.0, abs=1e-6)
+        assert abs(found[teams.Chain]) > 1e-4
+
+    def test_evaluation_never_branches(self, tiny_model, tmp_path):
+        trainer = branching(tiny_model, tmp_path, eval_dataset=teams.dataset(3), num_generations_eval=2)
+        calls = teams.script(trainer)
+        metrics = trainer.evaluate()
+        assert [len(prompts) for prompts, _ in calls] == [4, 4, 2, 2]
+        assert metrics["eval_ledger/evaluations"] == 3.0  # per batch: 4 and 2
+
+    @pytest.mark.parametrize("trainer_class", [MultiAgentGRPOTrainer, MultiAgentPPOTrainer])
+    def test_a_run_resumes_exactly(self, tiny_model, tmp_path, trainer_class):
+        share = {"counterfactual_critic": "auto"} if trainer_class is MultiAgentPPOTrainer else {}
+        weights = []
+        for path, checkpoint in ((tmp_path / "a", None), (tmp_path / "b", str(tmp_path / "a" / "checkpoint-2"))):
+            trainer = branching(
+                tiny_model, path, trainer_class, max_steps=4, save_strategy="steps", save_steps=2, **share
+            )
+            trainer.train(resume_from_checkpoint=checkpoint)
+            weights.append(teams.trainable(trainer))
+            if share:
+                assert trainer.state.stateful_callbacks["counterfactual_critic"][0][2] == 4.0
+        for name, tensor in weights[0].items():
+            torch.testing.assert_close(tensor, weights[1][name], rtol=0, atol=0)
+
+    def test_a_plan_counts_branches(self, tiny_model, tmp_path):
+        plan = branching(tiny_model, tmp_path, fanout=(2, 4), per_device_train_batch_size=10).plan()
+        assert plan.rollout["rows"] == 10 and plan.rollout["evaluations"] == 8
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"credit": "shapley"}, "credit='shapley' is unknown. Use one of 'group', 'counterfactual'."),
+            (
+                {"credit": "group", "fanout": [2, 2]},
+                r"fanout=\[2, 2\] needs credit='counterfactual'\. Set it, or leave",
+            ),
+            (
+                {"credit": "group", "fanout": None, "influence_steps": 5},
+                "influence_steps=5 needs credit='counterfactual'",
+            ),
+            (
+                {"fanout": [2, 4]},
+                r"fanout=\[2, 4\] plays 8 episodes of each problem, but num_generations=4\. Set num_generations=8\.",
+            ),
+            ({"fanout": [4, 0]}, r"fanout=\[4, 0\]: every entry must be .*at least 1"),
+            (
+                {"fanout": [2, 2, 1]},
+                r"fanout=\[2, 2, 1\] has 3 entries, but an episode of Chain has 2 stages: a, b\. Set fanout=\[2, 2\] and "
+                r"num_generations=4, for example\.",
+            ),
+            (
+                {"max_joint_actions": 3},
+                r"max_joint_actions=3 is below the 4 joint actions per problem of fanout=\[2, 2\]\. Set max_joint_actions=4",
+            ),
+            (
+                {"generation_batch_size": 8},
+                r"cannot hold whole problems of 6 rows \(2 \+ 4\)\. Set generation_batch_size=",
+            ),
+            ({"joint_mode": "cross"}, "joint_mode='cross' does not support credit='counterfactual'"),
+            ({"turn_tree": True}, "turn_tree=True does not support credit='counterfactual', .* Set turn_tree=False"),
+            ({"advantage": "max"}, "advantage='max' does not support credit='counterfactual'"),
+            ({"num_generations": 1, "fanout": None}, "num_generations=1"),
+        ],
+    )
+    def test_is_refused(self, tiny_model, tmp_path, options, message):
+        options = {"credit": "counterfactual", "fanout": [2, 2], "num_generations": 4, **options}
+        with pytest.raises(ValueError, match=message):
+            teams.make(
+                tiny_model, tmp_path, MultiAgentGRPOTrainer, workflow=teams.Chain(),
+                **{"per_device_train_batch_size": 2, **options},
+            )  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"counterfactual_critic": 1.5}, r"counterfactual_critic=1\.5 must be a number in \[0, 1\], or 'auto'\."),
+            ({"counterfactual_critic": "best"}, "counterfactual_critic='best' must be a number"),
+            ({"counterfactual_critic": "auto", "critic": "none"}, "does not support critic='none'. Set critic='team'"),
+            ({"counterfactual_critic": 0.5, "credit": "group"}, "does not support credit='group'"),
+            ({"num_generations": 1}, "compares replies, but num_generations=1. Set num_generations=4, or"),
+        ],
+    )
+    def test_is_refused_with_a_critic(self, tiny_model, tmp_path, options, message):
+        with pytest.raises(ValueError, match=message):
+            teams.make(
+                tiny_model, tmp_path, MultiAgentPPOTrainer, workflow=teams.Chain(),
+                **{"credit": "counterfactual", **options},
+            )  # fmt: skip
+
+    def test_a_stage_without_siblings_warns(self, tiny_model, tmp_path):
+        with pytest.warns(UserWarning, match=r"fanout=\[4, 1\] gives b one reply in each context"):
+            branching(tiny_model, tmp_path, fanout=None, num_generations=4, per_device_train_batch_size=8)
