@@ -29,8 +29,8 @@ _COMPARED_SETTINGS = (
     "critic_learning_rate", "vf_coef", "gamma", "lam", "kl_penalty", "advantage_normalization", "parameter_sharing",
     "latent_scope", "latent_size", "sigma_min", "latent_distance", "latent_distance_coef", "latent_entropy_coef",
     "latent_learning_rate", "inference_learning_rate", "policy_gradient_to_latent", "num_turns", "gamma_turn",
-    "turn_tree", "joint_mode", "centralized", "agent_loss_weighting", "early_termination_threshold", "curriculum_column",
-    "bf16", "use_vllm", "seed",
+    "credit", "fanout", "counterfactual_critic", "turn_tree", "joint_mode", "centralized", "agent_loss_weighting",
+    "early_termination_threshold", "curriculum_column", "bf16", "use_vllm", "seed",
 )  # fmt: skip
 
 

@@ -20,8 +20,8 @@ class MultiAgentGRPOTrainer(MultiAgentTrainer):
     GRPO for a team of LLM agents that share one model and one adapter.
 
     Extends [`~trl.GRPOTrainer`] by episodes of a workflow instead of single completions, returns over turns, four baselines
-    per slot (`args.advantage`), all combinations of the agents' replies (`args.joint_mode`), trees of turns
-    (`args.turn_tree`), and loss weights by agent and turn. There is no critic.
+    per slot (`args.advantage`), counterfactual credit (`args.credit`), all combinations of the agents' replies
+    (`args.joint_mode`), trees of turns (`args.turn_tree`), and loss weights by agent and turn. There is no critic.
 
     With the workflow `"single"`, `advantage="mean"` and `scale_rewards="group"`, the algorithm is GRPO. With
     `scale_rewards="none"` and `loss_type="dr_grpo"`, it is Dr. GRPO.

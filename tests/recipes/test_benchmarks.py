@@ -95,6 +95,14 @@ def test_controls(benchmark, tmp_path, control):
     assert (tmp_path / "outputs" / f"control-{control}" / "results.json").is_file()
 
 
+def test_credit(benchmark, tmp_path):
+    command = "--steps", 1, "--seeds", 1, "--output_dir", tmp_path, "--only", "useless/counterfactual"
+    printed = benchmark("credit", *command)
+    *_, row = printed.strip().splitlines()
+    assert re.match(r"\| useless \| counterfactual \| [0-9.]+ ", row) and row.endswith("| 64 |")
+    assert benchmark("credit", *command) == printed  # from what was measured
+
+
 def test_evaluation(benchmark):
     printed = benchmark("evaluation", "--num_samples", 2, "--completion_length", 2, "--layers", 1, "--num_workers", 2)
     assert "judging 328 programs alone" in printed and "evaluation: " in printed
