@@ -92,7 +92,7 @@ def log_influence(trainer: MultiAgentTrainer, output: dict[str, Any], rollout: R
 
     Every reply is scored in the contexts that its agent has after the siblings of the reply before it.
     """
-    tree, mask = rollout.tree, output["completion_mask"] * output["tool_mask"]
+    tree, mask = rollout.tree, output["completion_mask"]
     begin = torch.arange(0, len(rollout.rows), len(tree.slots))[:, None, None, None]
     # Rows of each slot after another level, (problem, context of that level, its reply, own reply)
     rows: dict[tuple[Level, Slot], torch.Tensor] = {}
