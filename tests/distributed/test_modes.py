@@ -15,7 +15,19 @@ from safetensors.torch import load_file
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("train_team.py")
 RUNS = {
-    "one": ("ppo", "agent", "observation", "separate", "single", "some", "tree", "tools", "counterfactual", "resumed", "best"),
+    "one": (
+        "ppo",
+        "agent",
+        "observation",
+        "separate",
+        "single",
+        "some",
+        "tree",
+        "tools",
+        "counterfactual",
+        "resumed",
+        "best",
+    ),
     "ddp": ("ppo", "agent", "observation", "single", "some", "tree", "tools", "counterfactual", "resumed", "best"),
     "zero2": ("ppo", "agent", "observation", "resumed"),
     "zero3": ("ppo", "agent", "observation", "checkpointing", "separate", "some", "tree", "resumed", "merged"),
