@@ -152,6 +152,11 @@ def _load(args: EvaluationArguments, settings: dict[str, Any]) -> tuple[Team, st
     team = Team.from_pretrained(
         args.adapter, base_model=args.base_model, trust_remote_code=args.trust_remote_code, **settings
     )
+    if args.untrained and team.description.full_finetuning:
+        raise ValueError(
+            f"--untrained leaves out a team's adapter, but {args.adapter!r} has all weights of its model. Measure the untrained "
+            f"model with --model_name_or_path {team.description.base_model} and the same workflow."
+        )
     return team, "untrained team" if args.untrained else "trained team"
 
 
@@ -160,7 +165,7 @@ def measure(args: EvaluationArguments) -> tuple[str, dict[str, Any], int]:
     settings = _team_settings(args)
     problems = load_problems(args.dataset_name, args.dataset_test_split, columns=column_names(args.dataset_columns))
     team, measured = _load(args, settings)
-    with team.model.disable_adapter() if args.untrained else nullcontext():
+    with team.without_adapter() if args.untrained else nullcontext():
         figures = evaluate_team(
             team,
             problems,

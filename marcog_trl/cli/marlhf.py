@@ -27,7 +27,7 @@ from marcog_trl.preferences.reward_trainer import TeamRewardTrainer, hold_out_pr
 from marcog_trl.preferences.rounds import Phase, Round
 from marcog_trl.processes import on_main, this_process
 from marcog_trl.team.description import ADAPTER_FILES, TEAM_FILE, TeamDescription, agents_of
-from marcog_trl.team.loading import find_team, load_base_model
+from marcog_trl.team.loading import check_has_adapter, find_team, load_base_model
 from marcog_trl.team.settings import TeamSettings
 from marcog_trl.trainers.adapter_targets import outside_zero3
 from marcog_trl.trainers.checkpoints import delete_checkpoints, last_whole_checkpoint
@@ -49,6 +49,7 @@ def marlhf_phases(run: RoundsRun) -> tuple[Phase, Mapping[str, Phase]]:
     base_model = str(run.model.model_name_or_path)
     if args.start_team is not None:
         saved = TeamDescription.read(find_team(args.start_team) / TEAM_FILE)
+        check_has_adapter(f"start_team={args.start_team!r}", saved)
         base_model, workflow = saved.base_model, TeamSettings.of(args).make_workflow()
         ours = type(workflow).__name__, workflow.num_turns, agents_of(workflow)
         if ours != (saved.workflow, saved.num_turns, saved.agents):

@@ -37,6 +37,7 @@ from marcog_trl.embedded import MODEL_NAME, build_default_model
 from marcog_trl.embedded_bugs import BUGS_MODEL_NAME, build_bugs_model
 from marcog_trl.preferences.iterative_config import IterativeMADPOConfig
 from marcog_trl.preferences.marlhf_config import IterativeMARLHFConfig
+from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
 from marcog_trl.trainers.multi_agent_grpo_config import MultiAgentGRPOConfig
 from marcog_trl.trainers.multi_agent_ppo_config import MultiAgentPPOConfig
 from marcog_trl.trainers.shppo_config import SHPPOConfig
@@ -181,7 +182,10 @@ def read_training_arguments(
         os.environ |= environment
         if "WANDB_DIR" in environment:
             Path(environment["WANDB_DIR"]).mkdir(parents=True, exist_ok=True)  # wandb would write elsewhere
-    _check_model(model, parser)
+    if isinstance(args, MultiAgentConfig) and args.full_finetuning:
+        _train_all_weights(model, ours)
+    else:
+        _check_model(model, parser)
     copy.copy(args).make_workflow()  # an unusable one is refused before a model is built
     if model.model_name_or_path in (MODEL_NAME, BUGS_MODEL_NAME):
         with args.main_process_first(desc="build the embedded default model"):
@@ -226,9 +230,21 @@ def _check_model(model: ModelConfig, parser: TrlParser) -> None:
         default = parser.get_default(name)
         check_number(name, getattr(model, name), allowed, whole=isinstance(default, int), default=default)
     if not model.use_peft:
-        raise ValueError("use_peft=False is not supported: a team trains an adapter. Set --use_peft true.")
+        raise ValueError(
+            "use_peft=False would train no adapter. Set --use_peft true, or --full_finetuning true to train all weights."
+        )
     if model.load_in_4bit and model.dtype == "auto":
         raise ValueError("load_in_4bit=True needs an explicit compute dtype. Set --dtype bfloat16.")
+
+
+def _train_all_weights(model: ModelConfig, given: Mapping[str, Any]) -> None:
+    """Leaves out the adapter, which is the recipes' default. `given` has the fields that were set."""
+    if given.get("use_peft"):
+        raise ValueError("full_finetuning=True trains no adapter. Remove use_peft, or set --full_finetuning false.")
+    unused = sorted(name for name in given if name.startswith("lora_"))
+    if unused:
+        say(f"{', '.join(unused)} have no effect with full_finetuning=True, which trains all weights.")
+    model.use_peft = False
 
 
 def _read_flags(

@@ -86,7 +86,6 @@ def read_setup(
     Raises:
         ValueError: If a flag is wrong, or the model's configuration, its tokenizer or the problems cannot be loaded.
     """
-    from peft import PeftConfig
     from transformers import AutoConfig, AutoTokenizer
     from trl import get_peft_config, get_quantization_config
 
@@ -94,6 +93,7 @@ def read_setup(
     from marcog_trl.cli.parsing import read_training_arguments
     from marcog_trl.rollout.rehearsal import rehearse, widest_stage
     from marcog_trl.team.base_models import check_model
+    from marcog_trl.trainers.argument_checks import check_full_finetuning
     from marcog_trl.trainers.plan import Setup, outline_of
     from marcog_trl.trainers.stages import PROBLEMS_TO_PLAY
 
@@ -125,8 +125,11 @@ def read_setup(
         )
     outline._check_tree(problems)
     _fit_batches(outline, machine.num_processes)
-    peft_config = cast(PeftConfig, outline._adapter_config(name, get_peft_config(model)))
-    return name, Setup(outline, config, peft_config, machine, prompt_tokens, width, get_quantization_config(model))
+    quantization = get_quantization_config(model)
+    if args.full_finetuning:
+        check_full_finetuning(name, args, None, quantization)
+    peft_config = outline._adapter_config(name, get_peft_config(model))
+    return name, Setup(outline, config, peft_config, machine, prompt_tokens, width, quantization)
 
 
 def _fit_batches(outline: Any, num_processes: int) -> None:

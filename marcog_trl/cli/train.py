@@ -174,7 +174,9 @@ def _write_results(run: _Run, output_dir: Path) -> None:
         read = examples(run.test_dataset, records["untrained"], records["trained"]) if records else []
         trainer.report.write(results, read)
         print(f"Report: {output_dir / 'report.html'}")
-    print(f"Adapter: {adapter}\nResults: {output_dir / 'results.json'}\nMetrics: {output_dir / METRICS_FILE}")
+    print(
+        f"{'Model' if trainer.args.full_finetuning else 'Adapter'}: {adapter}\nResults: {output_dir / 'results.json'}\nMetrics: {output_dir / METRICS_FILE}"
+    )
     if script.save_final_model:
         solved = [record["greedy"]["status"] == "passed" for record in run.records.get("trained", ())]
         # Problems that the trained team solves come first

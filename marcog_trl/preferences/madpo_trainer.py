@@ -37,6 +37,7 @@ from marcog_trl.preferences.madpo_config import DIFFERENCES, MADPOConfig
 from marcog_trl.preferences.pairs import check_identity, identity
 from marcog_trl.team.description import ADAPTER_FILES, MODULES_FILE, TEAM_FILE, TeamDescription
 from marcog_trl.team.loading import (
+    check_has_adapter,
     check_files,
     check_layers,
     find_team,
@@ -131,6 +132,7 @@ class MADPOTrainer(ModulesCheckpoints, Sharing, DPOTrainer):
         self.args = args  # TRL sets it too, but what is checked here reads it
         self._start = find_team(model)
         saved = TeamDescription.read(self._start / TEAM_FILE)
+        check_has_adapter(f"model={str(model)!r}", saved)
         settings, _ = settings_with(self._start, saved, {}, workflow, trust_remote_code)
         self.workflow = settings.make_workflow(workflow)
         self.agents = [agent.name for agent in self.workflow.agents]

@@ -64,6 +64,10 @@ class IterativeMARLHFConfig(RoundsSettings, MultiAgentGRPOConfig):
         MultiAgentGRPOConfig.__post_init__(self)
         self.check_rounds()
         check_numbers(self, self._ranges)
+        if self.full_finetuning:
+            raise ValueError(
+                "full_finetuning=True is not supported in rounds: each continues the adapter of the one before. Set it to False."
+            )
         for name in ("eval_strategy", "push_to_hub"):
             value = getattr(self, name)
             if value not in ("no", False):

@@ -109,8 +109,14 @@ def _describe_held_out(trainer: Any) -> str:
 def _describe_run(trainer: Any) -> Iterable[tuple[str, Any]]:
     """What the run is, row by row."""
     team, accelerator = trainer.team.description.to_dict(), trainer.accelerator
-    trained, total = trainer.model.get_nb_trainable_parameters()
-    adapter = trainer.model.peft_config["default"]
+    whole = trainer.team.description.full_finetuning
+    adapter = None if whole else trainer.model.peft_config["default"]
+    model = trainer.model
+    trained, total = (
+        (model.num_parameters(only_trainable=True), model.num_parameters())
+        if whole
+        else model.get_nb_trainable_parameters()
+    )
     yield "Algorithm", f"{trainer._name} ({type(trainer).__name__})"
     if trainer._paper:
         yield "Paper", f"{trainer._paper['title']}, arXiv:{trainer._paper['id']}"
@@ -118,6 +124,8 @@ def _describe_run(trainer: Any) -> Iterable[tuple[str, Any]]:
     yield "Parameters", f"{total:,}, of which {trained:,} are trained"
     if isinstance(adapter, LoraConfig):
         yield "Adapter", f"LoRA, r = {adapter.r}, alpha = {adapter.lora_alpha}"
+    elif whole:
+        yield "Adapter", "none: all weights of the model are trained"
     agents, turns = _count(len(trainer.agents), "agent"), _count(team["num_turns"], "turn")
     yield "Workflow", f"{team['workflow']}, {agents}, {turns}"
     weights = trainer.reward_weights.tolist()

@@ -118,13 +118,16 @@ class AgentContexts:
         return torch.stack([row.observation for row in rows])
 
     def _prompt_states(self, prompt_ids: list[list[int]]) -> torch.Tensor:
-        """Returns the base model's final hidden state at the last token of each prompt, `(len(prompt_ids), H)`."""
+        """
+        Returns the final hidden state at the last token of each prompt, `(len(prompt_ids), H)`: that of the base model, or of the
+        policy if it has no adapter.
+        """
         inputs = self._team.tokenizer.pad({"input_ids": prompt_ids}, padding_side="left", return_tensors="pt")
         inputs = inputs.to(self._team.model.device)
         with (
             torch.no_grad(),
             self._modules.rows(ForwardContext(last_state=True)) as context,
-            self._team.model.disable_adapter(),
+            self._team.without_adapter(),
             self._team.autocast(),
         ):
             self._team.model(

@@ -62,7 +62,10 @@ def write_card(
                 "recipes/export.py."
             )
         data = ModelCardData(
-            base_model=team["base_model"], library_name="peft", model_name=name, tags=["trl", "marcog-trl"]
+            base_model=team["base_model"],
+            library_name="transformers" if team["settings"].get("full_finetuning") else "peft",
+            model_name=name,
+            tags=["trl", "marcog-trl"],
         )
         training = {"trainer": team["trainer"], "paper": {}, "versions": team.get("versions", {})}
     if training is not None:

@@ -1,5 +1,5 @@
 """
-The files of a saved team beside its PEFT adapter.
+The files of a saved team beside its PEFT adapter, or beside its model if all of its weights were trained.
 
 `team.json` (format 1) describes the team. `team_modules.safetensors` has the value head, the core decoder and the latent
 networks, if the team has them, under the keys of [`TeamModule`]. If the workflow was loaded from a file, the file is there, too.
@@ -23,11 +23,12 @@ from marcog_trl.workflows.from_file import names_file
 TEAM_FILE = "team.json"
 MODULES_FILE = "team_modules.safetensors"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")  # as PEFT names them
+MODEL_FILES = ("model.safetensors", "model.safetensors.index.json")  # one of them, as transformers names them
 TEAM_FORMAT = 1
 # Settings that change what a saved team generates
 _SAVED_SETTINGS = (
     "workflow", "num_turns", "num_agents", "roles", "endpoints", "centralized", "class_split", "feedback", "visible_tests", "expert_model",
-    "expert_base_url", "critic", "critic_backprop", "parameter_sharing",
+    "expert_base_url", "full_finetuning", "critic", "critic_backprop", "parameter_sharing",
     "latent_scope", "latent_size", "sigma_min", "max_completion_length", "temperature", "top_p", "top_k", "min_p",
     "repetition_penalty", "generation_kwargs", "chat_template_kwargs", "early_termination_threshold",
     "max_tool_calling_iterations",
@@ -35,7 +36,9 @@ _SAVED_SETTINGS = (
 # Settings of the machine, not of the team; files of earlier versions have them
 _MACHINE_SETTINGS = ("use_cpu", "bf16")
 # A checkpoint can be resumed only if these agree
-_IDENTITY = ("format_version", "trainer", "base_model", "agents", "workflow", "num_turns", "modules")
+_IDENTITY = (
+    "format_version", "trainer", "base_model", "full_finetuning", "agents", "workflow", "num_turns", "modules"
+)  # fmt: skip
 USE_SAVED_TEAM = "Use a folder that a trainer's save_model wrote."
 
 
@@ -174,6 +177,11 @@ class TeamDescription:
     def workflow_sha256(self) -> str | None:
         """SHA-256 of the file that the workflow was loaded from; `None` if it has none."""
         return None if self.source_file is None else hashlib.sha256(self.source_file.content).hexdigest()
+
+    @property
+    def full_finetuning(self) -> bool:
+        """Whether all weights of the model were trained. They are in the team's folder, in place of an adapter."""
+        return self.settings.get("full_finetuning", False)
 
     @property
     def names(self) -> list[str]:

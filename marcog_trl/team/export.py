@@ -1,5 +1,6 @@
 """
-Writes the agents of a team as ordinary PEFT adapters, one per agent, alone or in a folder with the team and its card.
+Writes the agents of a team as ordinary PEFT adapters, one per agent, alone or in a folder with the team and its card. If all
+weights were trained, the agents are one ordinary model.
 
 A folder is written to a temporary path and renamed, so readers never see a partial one.
 """
@@ -20,7 +21,7 @@ import torch
 from accelerate.utils import gather_object, reduce
 from peft.utils.integrations import gather_params_ctx
 
-from marcog_trl.files import write_json
+from marcog_trl.files import read_json, write_json
 from marcog_trl.heterogeneity import save_folded_adapters, save_split_adapters
 from marcog_trl.processes import on_main, this_process
 from marcog_trl.team.card import AGENTS_FOLDER, CARD_FILE, EXPORT_FILE, RESULTS_FILE, write_card
@@ -46,6 +47,9 @@ def export_agents(
     it is from the agent, measured on the agent's replies. With `"separate"`, the adapter is the agent's own block. With
     `"shared"`, and for trainers without latents, every agent gets a copy of the shared adapter. Agents that speak through
     endpoints have no adapter.
+
+    If all weights were trained (`full_finetuning`), there are no adapters: `path` is one ordinary model with its tokenizer, which
+    all agents share.
 
     With several processes, all of them must call it (also under ZeRO-3). Only the main process writes.
 
@@ -82,7 +86,9 @@ def export_agents(
     writes = this_process().is_main_process
     with _whole_folder(path, writes) as partial:
         folders = [partial / agent for agent in own]
-        if scope is not None:
+        if team.description.full_finetuning:
+            _save_whole(team, partial, writes)
+        elif scope is not None:
             cores, report = _fold_latents(team, scope, problems, report)
             save_folded_adapters(team.model, cores, folders, is_main_process=writes)
         elif sharing == "separate":
@@ -94,6 +100,7 @@ def export_agents(
             content = {
                 "format_version": EXPORT_FORMAT,
                 "base_model": team.model.config.name_or_path,
+                "full_finetuning": team.description.full_finetuning,
                 "parameter_sharing": sharing,
                 "latent_scope": scope,
                 "agents": report,
@@ -113,6 +120,7 @@ def export_team(
 ) -> dict[str, dict[str, float]]:
     """
     Write a saved team, its agents as ordinary adapters, and a card as one folder, which [`~marcog_trl.team.hub.push_team`] takes.
+    If all weights were trained, the model of the team is there, and there are no adapters.
 
     Args:
         team ([`Team`]): `Team.from_pretrained(folder)`, or one of another size or with other roles on the same weights, such as
@@ -147,7 +155,7 @@ def export_team(
                 shutil.copy(folder / name, partial / name)
             if (saved.agents, saved.workflow_sha256) != (current.agents, current.workflow_sha256):
                 _describe_another(partial, saved, current)
-        report = export_agents(team, partial / AGENTS_FOLDER, problems)
+        report = {} if current.full_finetuning else export_agents(team, partial / AGENTS_FOLDER, problems)
         if writes:
             write_card(partial, name=folder.absolute().name)
     this_process().wait_for_everyone()
@@ -163,6 +171,8 @@ def check_new(path: Path) -> None:
 def _check_replaceable(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise ValueError(f"path={str(path)!r} is a file. Use a new folder.")
+    if (path / EXPORT_FILE).is_file() and read_json(path / EXPORT_FILE).get("full_finetuning"):
+        return
     for entry in sorted(path.iterdir()) if path.exists() else ():
         if entry.name != EXPORT_FILE and not (entry / "adapter_config.json").is_file():
             raise ValueError(f"path={str(path)!r} contains {entry.name!r}, which is no export. Use a new folder.")
@@ -186,6 +196,14 @@ def _whole_folder(path: Path, writes: bool) -> Iterator[Path]:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _save_whole(team: Team, folder: Path, writes: bool) -> None:
+    """The model, without the team's modules."""
+    with gather_params_ctx(list(team.model.parameters()), modifier_rank=None):
+        team.model.save_pretrained(folder, is_main_process=writes)
+    if writes:
+        team.tokenizer.save_pretrained(folder)
 
 
 def _save_shared(team: Team, folders: list[Path], writes: bool) -> None:

@@ -14,10 +14,11 @@ from pathlib import Path
 
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.utils import validate_repo_id
+from transformers.utils import CONFIG_NAME
 
 from marcog_trl.files import read_json
 from marcog_trl.team.card import AGENTS_FOLDER, CARD_FILE, EXPORT_FILE, write_card
-from marcog_trl.team.description import ADAPTER_FILES, TEAM_FILE, TeamDescription
+from marcog_trl.team.description import ADAPTER_FILES, MODEL_FILES, TEAM_FILE, TeamDescription
 from marcog_trl.team.export import root_files
 
 
@@ -34,7 +35,8 @@ def push_team(
     commit_message: str = "A team and its agents",
 ) -> CommitInfo:
     """
-    Push a team to the Hub in one commit: the shared adapter, modules and description of the team, its agents, and the card.
+    Push a team to the Hub in one commit: the shared adapter or the whole model, modules and description of the team, its agents,
+    and the card.
 
     Checkpoints, logs and pickles in the folder are not pushed.
 
@@ -55,11 +57,16 @@ def push_team(
     """
     check_repo_id(repo_id)
     folder = Path(folder)
-    needed = [TEAM_FILE, f"{AGENTS_FOLDER}/{EXPORT_FILE}", CARD_FILE, *ADAPTER_FILES]
+    needed = [TEAM_FILE, CARD_FILE]
+    description = None
     if (folder / TEAM_FILE).is_file():
         read_json(folder / TEAM_FILE, "agents")
-        for agent in TeamDescription.read(folder / TEAM_FILE).own_agents:
-            needed += [f"{AGENTS_FOLDER}/{agent}/{name}" for name in ADAPTER_FILES]
+        description = TeamDescription.read(folder / TEAM_FILE)
+    if description is not None and description.full_finetuning:
+        needed += [CONFIG_NAME, next((name for name in MODEL_FILES if (folder / name).is_file()), MODEL_FILES[0])]
+    elif description is not None:
+        folders = ("", *(f"{AGENTS_FOLDER}/{name}/" for name in description.own_agents))
+        needed += [f"{AGENTS_FOLDER}/{EXPORT_FILE}", *(of + name for of in folders for name in ADAPTER_FILES)]
     for name in needed:
         if not (folder / name).is_file():
             raise ValueError(
@@ -131,7 +138,7 @@ def clear_push_errors(repo_id: str | None, folder: str | Path) -> Iterator[None]
         raise
     except Exception as error:  # of huggingface_hub, and of the HTTP and storage clients beneath it
         reason = " ".join(str(error).split()) or type(error).__name__
-        if (Path(folder) / AGENTS_FOLDER / EXPORT_FILE).is_file():
+        if (Path(folder) / TEAM_FILE).is_file() and (Path(folder) / CARD_FILE).is_file():
             again = f"python recipes/export.py --output_dir {shlex.quote(str(folder))} --push {repo_id or 'user/team'}"
             way = f"Everything is kept in {str(folder)!r}. To push it again: {again}"
         else:

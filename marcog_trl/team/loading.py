@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from marcog_trl.processes import this_process
 from marcog_trl.team.base_models import check_model
 from marcog_trl.team.description import (
     ADAPTER_FILES,
+    MODEL_FILES,
     MODULES_FILE,
     TEAM_FILE,
     USE_SAVED_TEAM,
@@ -62,6 +63,31 @@ def load_team(
     described = _describe(path, saved, settings, workflow, overrides, others, base_model, given)
     check_files(path, saved, settings.parameter_sharing == "separate")
     tokenizer = load_tokenizer(path)
+    modules = None
+    if saved.full_finetuning:
+        if base_model is not None:
+            raise ValueError(
+                f"base_model={base_model!r} does not apply to {str(path)!r}, which has all weights of its model. Leave it out."
+            )
+        check_model("path", str(path), **model_init_kwargs)
+        model = load_base_model(str(path), quantization_config, model_init_kwargs, device)
+    else:
+        model = _load_with_adapter(path, saved, base_model, quantization_config, model_init_kwargs, device)
+        with _reading_weights(path, described.base_model):
+            modules = load_modules(path, model, settings, described.names)
+    model.requires_grad_(False).eval()
+    return cls(model, tokenizer, workflow, settings, described, modules, executor)
+
+
+def _load_with_adapter(
+    path: Path,
+    saved: TeamDescription,
+    base_model: str | None,
+    quantization_config: Any,
+    model_init_kwargs: dict[str, Any],
+    device: Any,
+) -> PeftModel:
+    """Loads the base model of a team, and the team's adapter on it."""
     base = base_model or saved.base_model
     try:
         check_model("base_model", base, tokenizer=False, **model_init_kwargs)  # the team has its own
@@ -69,17 +95,19 @@ def load_team(
         raise ValueError(f"{error} It is the base model of {str(path)!r}. Set base_model to its path.") from error
     model = load_base_model(base, quantization_config, model_init_kwargs, device)
     warn_of_quantization(path, saved, model)
-    with reading(
-        f"The weights of {str(path)!r}, on the base model {base!r},",
-        "Set base_model to the model that they were trained on.",
-    ):
+    with _reading_weights(path, base):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Found missing adapter keys")  # `check_layers` raises instead
             model = PeftModel.from_pretrained(model, str(path))
         check_layers(model, path / ADAPTER_FILES[1])
-        modules = load_modules(path, model, settings, described.names)
-    model.requires_grad_(False).eval()
-    return cls(model, tokenizer, workflow, settings, described, modules, executor)
+    return model
+
+
+def _reading_weights(path: Path, base: str) -> AbstractContextManager[None]:
+    return reading(
+        f"The weights of {str(path)!r}, on the base model {base!r},",
+        "Set base_model to the model that they were trained on.",
+    )
 
 
 def load_base_model(name: str, quantization_config: Any, model_init_kwargs: Mapping[str, Any], device: Any) -> Any:
@@ -150,7 +178,7 @@ def settings_with(
         if name not in known:
             near = nearest(name, known)
             raise ValueError(f"A team has no setting {name!r}." + (near and f" Did you mean {near!r}?"))
-    unknown = saved.settings.keys() - known - {"critic", "critic_backprop"}
+    unknown = saved.settings.keys() - known - {"full_finetuning", "critic", "critic_backprop"}
     if unknown:
         raise ValueError(
             f"{str(path / TEAM_FILE)!r} has an unknown setting {min(unknown)!r}. Remove it from the file."
@@ -289,6 +317,10 @@ def check_files(path: Path, saved: TeamDescription, separate: bool) -> None:
     Raises:
         ValueError: If a file is missing, cannot be read, or belongs to another base model.
     """
+    if saved.full_finetuning:
+        if not any((path / name).is_file() for name in MODEL_FILES):
+            raise ValueError(f"{str(path)!r} has no {MODEL_FILES[0]}. {USE_SAVED_TEAM}")
+        return  # `check_model` reads them
     folders = [path / "agents" / name for name in saved.own_agents] if separate else []
     for folder in (path, *folders):
         for name in ADAPTER_FILES:
@@ -304,6 +336,15 @@ def check_files(path: Path, saved: TeamDescription, separate: bool) -> None:
         raise ValueError(
             f"The adapter in {str(path)!r} is for {config.base_model_name_or_path!r}, but {TEAM_FILE} names the base model "
             f"{saved.base_model!r}. {USE_SAVED_TEAM}"
+        )
+
+
+def check_has_adapter(name: str, saved: TeamDescription) -> None:
+    """Refuses a team of which all weights were trained, where an adapter is trained further."""
+    if saved.full_finetuning:
+        raise ValueError(
+            f"{name} has all weights of its model and no adapter, which this training continues. Use a team that was trained "
+            "without full_finetuning."
         )
 
 

@@ -388,8 +388,14 @@ class Team:
         """Name of the setting that replaces `model.generate` by a backend with its own random numbers."""
         return None
 
+    def without_adapter(self) -> AbstractContextManager[Any]:
+        """Makes the model act as before training. A model that is trained as a whole does not change."""
+        return self.model.disable_adapter() if isinstance(self.model, PeftModel) else nullcontext()
+
     def own_weights(self) -> dict[str, torch.Tensor]:
-        """Returns the weights of the adapter and of the team's modules, by name."""
+        """Returns the weights of the adapter, or of the whole model if it was trained, and of the team's modules, by name."""
+        if self.description.full_finetuning:
+            return dict(self.model.state_dict())
         weights = dict(get_peft_model_state_dict(self.model)) if isinstance(self.model, PeftModel) else {}
         if self.modules is not None:
             weights |= {f"{ATTRIBUTE}.{name}": tensor for name, tensor in self.modules.state_dict().items()}

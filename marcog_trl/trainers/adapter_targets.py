@@ -99,11 +99,13 @@ def adapter_config(model: Any, peft_config: PeftConfig | None, args: Any, expert
         experts (`bool`): See [`resolve_all_linear`].
 
     Returns:
-        [`~peft.PeftConfig`], *optional*: `None` if the model already has an adapter.
+        [`~peft.PeftConfig`], *optional*: `None` if the model already has an adapter, or all of its weights are trained.
 
     Raises:
         ValueError: If the adapter cannot be trained.
     """
+    if args.full_finetuning:
+        return None
     if isinstance(model, str) or not is_peft_model(model):
         if peft_config is None:
             peft_config = LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules="all-linear")

@@ -12,7 +12,9 @@ from marcog_trl.agents import Workflow
 from marcog_trl.team.tools import check_tools
 
 
-def check_arguments(trainer_class: Any, model: Any, args: Any, peft_config: Any, **unsupported: Any) -> Any:
+def check_arguments(
+    trainer_class: Any, model: Any, args: Any, peft_config: Any, quantization_config: Any, **unsupported: Any
+) -> Any:
     """Checks the types of the constructor's arguments, and returns the configuration."""
     if not isinstance(model, str | PreTrainedModel | PeftModel):
         raise TypeError(f"model={model!r:.80} is not a model. Pass a causal LM, or the name or path of one.")
@@ -34,7 +36,37 @@ def check_arguments(trainer_class: Any, model: Any, args: Any, peft_config: Any,
     for name, value in unsupported.items():
         if value is not None:
             raise ValueError(f"{trainer_class.__name__} does not support {name}. Write a Workflow instead.")
+    if args.full_finetuning:
+        check_full_finetuning(model, args, peft_config, quantization_config)
     return args
+
+
+def check_full_finetuning(model: Any, args: Any, peft_config: Any, quantization_config: Any) -> None:
+    """Refuses what cannot be trained as a whole."""
+    adapter = "peft_config" if peft_config is not None else "a model that has an adapter"
+    if peft_config is not None or isinstance(model, PeftModel):
+        raise ValueError(
+            f"full_finetuning=True does not support {adapter}: it trains the model's own weights. Leave the adapter out, or "
+            "set full_finetuning=False."
+        )
+    quantized = quantization_config or (args.model_init_kwargs or {}).get("quantization_config")
+    if quantized is not None or (
+        isinstance(model, PreTrainedModel) and model.config.to_dict().get("quantization_config")
+    ):
+        raise ValueError(
+            "full_finetuning=True does not support a quantised model, whose weights cannot be trained. Load it without "
+            "quantization_config, or set full_finetuning=False to train an adapter on it."
+        )
+    if isinstance(model, PreTrainedModel):
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise ValueError(
+                "full_finetuning=True, but all weights of model are frozen. Call model.requires_grad_(True)."
+            )
+        if args.beta != 0.0 and not model.config.name_or_path:
+            raise ValueError(
+                f"beta={args.beta} needs a reference model, which TRL loads again from where model came from, but "
+                "model.config.name_or_path is empty. Pass the model's name or path, or set beta=0."
+            )
 
 
 TOOLS_WITHOUT_VLLM = "use_vllm=True does not support tools and environments. Set use_vllm=False."
@@ -89,7 +121,7 @@ def _trained_agents(workflow: Workflow, given: Any) -> list[str]:
 
 def check_zero3(model: Any, args: Any) -> None:
     """Refuses settings that ZeRO-3 does not support, and sets non-reentrant gradient checkpointing for it."""
-    if args.merge_for_generation:
+    if args.merge_for_generation and not args.full_finetuning:
         quantised = getattr(model.get_base_model(), "is_quantized", False)
         zero3 = args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3
         for what, found in (("a quantised base model", quantised), ("ZeRO-3, which shards the weights", zero3)):

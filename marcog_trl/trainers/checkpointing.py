@@ -139,6 +139,18 @@ class RolloutCheckpoints(GRPOTrainer):
             )
         super()._mark_complete(checkpoint, rollout_begun)  # type: ignore[misc]  # of Checkpointing
 
+    def _issue_warnings_after_load(self, load_result) -> None:
+        """Refuses a checkpoint that lacks weights, of which the Trainer only warns."""
+        model = self.accelerator.unwrap_model(self.model)
+        elsewhere = {*model.all_tied_weights_keys, *(model._keys_to_ignore_on_save or ())}
+        missing = [name for name in load_result.missing_keys if name not in elsewhere]
+        if missing:
+            raise ValueError(
+                f"The checkpoint lacks {len(missing)} weights of the model, such as {missing[0]}. Use a checkpoint of the same "
+                "model."
+            )
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=[]))
+
     def _load_best_model(self) -> None:
         super()._load_best_model()
         self._last_loaded_step = -1  # vLLM's weights are out of date, although no step was made

@@ -43,6 +43,7 @@ from marcog_trl.trainers.ledger import (
     MERGED,
     MODULES,
     OPTIMIZER,
+    REFERENCE,
     STATES,
     WEIGHTS,
     Ledger,
@@ -101,7 +102,7 @@ class StepTrace:
     Args:
         outline ([`MultiAgentTrainer`]): A trainer of which only `args`, `workflow` and `agents` are set. Its `model` will be.
         base ([`~transformers.PreTrainedModel`]): The base model on the meta device.
-        peft_config ([`~peft.PeftConfig`]): The adapter.
+        peft_config ([`~peft.PeftConfig`], *optional*): The adapter. Without one, all weights are trained.
         numerics ([`Numerics`]): See there.
 
     Attributes:
@@ -110,9 +111,12 @@ class StepTrace:
         guesses_optimizer (`bool`): Whether the state of the optimizer is taken to be AdamW's.
     """
 
-    def __init__(self, outline: MultiAgentTrainer, base: PreTrainedModel, peft_config: PeftConfig, numerics: Numerics):
+    def __init__(
+        self, outline: MultiAgentTrainer, base: PreTrainedModel, peft_config: PeftConfig | None, numerics: Numerics
+    ):
         self.outline, self.args, self.numerics = outline, cast(Any, outline.args), numerics
         self.parameters = sum(p.numel() for p in base.parameters())
+        self._causal_lm = base
         self.model = self._make_policy(base, peft_config)
         self.trained = sum(p.numel() for p in self._trainable())
         self.trained_itemsize = self._trainable()[0].element_size()
@@ -125,12 +129,13 @@ class StepTrace:
         ]
         self._quantised = [m.weight.numel() for m in quantised] if numerics.quantization is not None else []
 
-    def _make_policy(self, base: PreTrainedModel, peft_config: PeftConfig) -> PeftModel:
+    def _make_policy(self, base: PreTrainedModel, peft_config: PeftConfig | None) -> Any:
         outline, args = self.outline, self.args
         with torch.device("meta"):
             outputs = ("log_probs", "entropy")
             add_fused_lm_head(base, args.temperature, args.cast_lm_head_to_fp32, outputs)
-            outline.model = model = get_peft_model(base, peft_config)
+            model: Any = base if peft_config is None else get_peft_model(base, peft_config)
+            outline.model = model
             modules = outline._build_modules() if isinstance(outline, ModulesTrainer) else None
         for parameter in model.parameters():
             if parameter.requires_grad and self.numerics.trained_dtype is not None:
@@ -154,13 +159,18 @@ class StepTrace:
     def _hold(self, ledger: Ledger) -> None:
         """Replaces the tensors of the model by fake ones. Tied ones stay tied."""
         made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        trained = ADAPTER if isinstance(self.model, PeftModel) else WEIGHTS
+        if self.args.beta != 0.0 and trained == WEIGHTS:  # TRL's reference is a model of its own, like the policy
+            with ledger.of(REFERENCE):
+                own = [p for name, p in self._causal_lm.named_parameters() if not name.startswith(f"{ATTRIBUTE}.")]
+                self._reference = [torch.empty(p.shape, dtype=p.dtype) for p in own]
         for path, module in self.model.named_modules():
             for held in (module._parameters, module._buffers):
                 for name, tensor in held.items():
                     if tensor is None:
                         continue
                     if id(tensor) not in made:
-                        kind = ADAPTER if tensor.requires_grad else WEIGHTS
+                        kind = trained if tensor.requires_grad else WEIGHTS
                         with ledger.of(MODULES if ATTRIBUTE in path.split(".") else kind):
                             fake: torch.Tensor = torch.empty(tensor.shape, dtype=tensor.dtype)
                         if isinstance(tensor, nn.Parameter):
@@ -252,7 +262,8 @@ class StepTrace:
         if self.args.gradient_checkpointing:
             options = {"use_reentrant": False, **(self.args.gradient_checkpointing_kwargs or {})}
             self.model.gradient_checkpointing_enable({**options, "preserve_rng_state": False})
-            self.model.enable_input_require_grads()
+            if isinstance(self.model, PeftModel):
+                self.model.enable_input_require_grads()
         self.model.train()
         if shape.accumulates:
             with ledger.of(GRADIENTS):
@@ -275,7 +286,7 @@ class StepTrace:
         rows, keep = shape.micro_batch, shape.completion_tokens
         ids = torch.zeros(rows, shape.prompt_tokens + keep, dtype=torch.long)
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        causal_lm = cast(PreTrainedModel, self.model.get_base_model())
+        causal_lm = self._causal_lm
 
         def enter_head(decoder: nn.Module, args: Any, output: Any) -> None:
             ledger.kind = LOGITS
@@ -368,11 +379,12 @@ class TritonHead(torch.autograd.Function):
         return statistics[0].clone()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         hidden, weight = ctx.saved_tensors
         summed = torch.zeros_like(hidden, dtype=torch.float32)
+        of_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         _tile(hidden, weight)
-        return summed.to(hidden.dtype), None
+        return summed.to(hidden.dtype), None if of_weight is None else of_weight.to(weight.dtype)
 
 
 def _tile(hidden: torch.Tensor, weight: torch.Tensor) -> None:

@@ -22,16 +22,14 @@ class ModulesCheckpoints(Checkpointing):
         return {}
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        marker, gathered = f"{ATTRIBUTE}.", dict(state_dict or {})  # by DeepSpeed: names start at the wrapped model
         super()._save(output_dir, state_dict=state_dict)
         if not self.args.should_save or self.team.modules is None:
             return
         if state_dict is None:
             modules = self.team.modules.state_dict()
-        else:  # gathered by DeepSpeed: names start at the wrapped model
-            marker = f"{ATTRIBUTE}."
-            modules = {
-                key.partition(f".{marker}")[2]: tensor for key, tensor in state_dict.items() if f".{marker}" in key
-            }
+        else:
+            modules = {key.partition(marker)[2]: tensor for key, tensor in gathered.items() if marker in key}
         modules |= self._other_modules()
         if modules:
             path = self._folder(output_dir) / MODULES_FILE

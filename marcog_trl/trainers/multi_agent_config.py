@@ -133,6 +133,13 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
             `"strict"` refuses to start if the kernel cannot isolate programs, `"best_effort"` uses the isolation that is
             available, `"none"` is for trusted code.
 
+        > Parameters that control what is trained
+
+        full_finetuning (`bool`, *optional*, defaults to `False`):
+            Whether to train all weights of the model, as TRL does without `peft_config`, in place of a LoRA adapter. Needs the
+            memory of a gradient and an optimizer state for every weight, and, if `beta` is not 0, of TRL's reference model.
+            Does not support `peft_config`, quantised models or `merge_for_generation`.
+
         > Parameters that control generation
 
         merge_for_generation (`bool`, *optional*, defaults to `False`):
@@ -296,6 +303,11 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
         default=8, metadata={"help": "Generation batches over which to average the share of passed tests."}
     )
 
+    # Parameters that control what is trained
+    full_finetuning: bool = field(
+        default=False, metadata={"help": "Whether to train all weights of the model, in place of a LoRA adapter."}
+    )
+
     # Parameters that control generation
     merge_for_generation: bool = field(
         default=False, metadata={"help": "Whether to merge the adapter into a copy of the weights for generation."}
@@ -334,6 +346,10 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
             raise ValueError(
                 f"merge_for_generation=True does not support {name}=True: it merges for `generate` only. Set one of them to "
                 "False."
+            )
+        if self.merge_for_generation and self.full_finetuning:
+            raise ValueError(
+                "merge_for_generation=True merges an adapter, but full_finetuning=True trains none. Set one of them to False."
             )
         self._check_generation()
         for name in ("generation_kwargs", "chat_template_kwargs"):

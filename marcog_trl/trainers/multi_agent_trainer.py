@@ -136,6 +136,7 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ToolUse):
             model,
             args,
             peft_config,
+            quantization_config,
             rollout_func=rollout_func,
         )
         self.args = args  # TRL sets it too, but the checks below need it

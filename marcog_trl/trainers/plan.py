@@ -20,7 +20,7 @@ from marcog_trl.agents import Workflow
 from marcog_trl.rollout.rehearsal import rehearse
 from marcog_trl.rollout.tree import Tree
 from marcog_trl.trainers.adapter_targets import outside_zero3
-from marcog_trl.trainers.ledger import ACTIVATIONS, CACHE, GRADIENTS, LOGITS, OPTIMIZER, WEIGHTS
+from marcog_trl.trainers.ledger import ACTIVATIONS, CACHE, GRADIENTS, LOGITS, OPTIMIZER, REFERENCE, WEIGHTS
 from marcog_trl.trainers.memory import GENERATION, UPDATE, Numerics, StepShape, StepTrace
 from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
 from marcog_trl.trainers.stages import PROBLEMS_TO_PLAY
@@ -128,7 +128,7 @@ class Setup:
     Args:
         outline ([`MultiAgentTrainer`]): See [`outline_of`]. Its batch sizes are those of one process.
         config ([`~transformers.PreTrainedConfig`]): Of the base model.
-        peft_config ([`~peft.PeftConfig`]): The adapter.
+        peft_config ([`~peft.PeftConfig`], *optional*): The adapter. Without one, all weights are trained.
         machine ([`Machine`]): What the run is planned for.
         prompt_tokens (`int`): Tokens of the longest prompt.
         width (`int`): The most agents that speak at the same moment.
@@ -137,7 +137,7 @@ class Setup:
 
     outline: MultiAgentTrainer
     config: PreTrainedConfig
-    peft_config: PeftConfig
+    peft_config: PeftConfig | None
     machine: Machine
     prompt_tokens: int
     width: int
@@ -241,6 +241,8 @@ class Setup:
                 parts[WEIGHTS] = whole // processes
                 gathers_all = phase == GENERATION and self.args.ds3_gather_for_generation
                 live = LIVE_PARAMETERS * self.dtype.itemsize
+                if REFERENCE in parts:
+                    parts[REFERENCE] //= processes
                 parts["gathered weights"] = whole if gathers_all else min(whole, live)
         if self.args.use_vllm:
             self._add_vllm(memory)
@@ -327,6 +329,7 @@ class Setup:
             and self.quantization is None
             and self.machine.zero_stage < 3
             and not args.merge_for_generation
+            and not args.full_finetuning
         ):
             quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=self.dtype)
             return {"load_in_4bit": True}, replace(self, quantization=quantization)
@@ -418,7 +421,9 @@ def plan_trainer(trainer: MultiAgentTrainer, gpu_memory: float | None = None) ->
     return setup.with_args(model_init_kwargs=loaded).plan()
 
 
-def _adapter_of(trainer: MultiAgentTrainer) -> PeftConfig:
+def _adapter_of(trainer: MultiAgentTrainer) -> PeftConfig | None:
+    if trainer.args.full_finetuning:
+        return None
     peft_config = copy.deepcopy(trainer.model.peft_config["default"])
     peft_config.inference_mode = False
     return peft_config

@@ -63,7 +63,8 @@ class Sharing(Checkpointing):
     ) -> None:
         """Saves the team, its agents as ordinary adapters, and a model card to `output_dir`, ready for `push_team`."""
         self.save_model(_internal_call=True)
-        self.export_agents(self._folder(None) / AGENTS_FOLDER, problems)
+        if not self.team.description.full_finetuning:
+            self.export_agents(self._folder(None) / AGENTS_FOLDER, problems)
         self.create_model_card(model_name or self._folder(None).absolute().name, dataset_name)
 
     def push_agents_to_hub(
@@ -159,7 +160,8 @@ class Sharing(Checkpointing):
                 shutil.copy(checkpoint / MODULES_FILE, folder)
         self.accelerator.wait_for_everyone()
         try:
-            self.export_agents(folder / AGENTS_FOLDER, self._first_problems(NUM_PROBLEMS_OF_CHECKPOINT))
+            if not self.team.description.full_finetuning:
+                self.export_agents(folder / AGENTS_FOLDER, self._first_problems(NUM_PROBLEMS_OF_CHECKPOINT))
         except ValueError as error:
             # The run goes on. Remove the agents of an earlier step, which do not fit this adapter
             warnings.warn(f"Step {self.state.global_step} is pushed without {AGENTS_FOLDER}: {error}", stacklevel=2)

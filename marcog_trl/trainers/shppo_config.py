@@ -92,6 +92,11 @@ class SHPPOConfig(MultiAgentPPOConfig):
 
     def __post_init__(self):
         super().__post_init__()
+        if self.full_finetuning:
+            raise ValueError(
+                "full_finetuning=True is not supported by SHPPO: its latents act inside the adapter, and are folded into it for "
+                "export. Set full_finetuning=False, or use MultiAgentPPOTrainer."
+            )
         check_choice("parameter_sharing", self.parameter_sharing, ("latent", "shared", "separate"))
         check_choice("latent_scope", self.latent_scope, ("observation", "agent"))
         check_choice("latent_distance", self.latent_distance, ("cosine", "minmax"))

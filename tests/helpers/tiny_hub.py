@@ -1,0 +1,191 @@
+"""Local stand-ins for the tiny models and the data set that TRL's tests load from the Hub."""
+
+import json
+from pathlib import Path
+
+import torch
+import trl
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from torch import nn
+from transformers import (
+    Cohere2Config,
+    Cohere2ForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    MistralConfig,
+    MistralForCausalLM,
+    NemotronHConfig,
+    NemotronHForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2ForSequenceClassification,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3ForSequenceClassification,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+
+ORGANIZATION = "trl-internal-testing"
+DATASET = f"{ORGANIZATION}/zen"
+REVISION = "0" * 40
+SIZES = {
+    "hidden_size": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "intermediate_size": 32,
+}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+CLASSES = {
+    "tiny-Cohere2ForCausalLM": (Cohere2ForCausalLM, Cohere2Config, "cohere2", {"logit_scale": 1.0}),
+    "tiny-Gemma2ForCausalLM": (Gemma2ForCausalLM, Gemma2Config, "gemma", {"head_dim": 2}),
+    "tiny-Glm4MoeForCausalLM": (
+        Glm4MoeForCausalLM,
+        Glm4MoeConfig,
+        "glm4moe",
+        {**EXPERTS, "head_dim": 2, "n_routed_experts": 4, "attention_bias": True, "use_qk_norm": True},
+    ),
+    "tiny-GptOssForCausalLM": (GptOssForCausalLM, GptOssConfig, "gptoss", {**EXPERTS, "num_local_experts": 4}),
+    "tiny-LlamaForCausalLM-3.2": (LlamaForCausalLM, LlamaConfig, "llama3_2", {}),
+    "tiny-LlamaForSequenceClassification-3.2": (LlamaForSequenceClassification, LlamaConfig, "llama3_2", {}),
+    "tiny-MistralForCausalLM-0.2": (MistralForCausalLM, MistralConfig, "llama3", {}),
+    "tiny-NemotronHForCausalLM-nano": (
+        NemotronHForCausalLM,
+        NemotronHConfig,
+        "nemotron_3_nano",
+        {
+            **EXPERTS,
+            "hidden_size": 16,
+            "layers_block_type": ["mamba", "attention", "moe"],
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 4,
+            "mamba_n_groups": 1,
+            "ssm_state_size": 16,
+            "n_routed_experts": 4,
+            "moe_shared_expert_intermediate_size": 32,
+            "use_mamba_kernels": False,
+        },
+    ),
+    "tiny-Qwen2ForCausalLM-2.5": (Qwen2ForCausalLM, Qwen2Config, "qwen2_5", {}),
+    "tiny-Qwen2ForSequenceClassification-2.5": (Qwen2ForSequenceClassification, Qwen2Config, "qwen2_5", {}),
+    "tiny-Qwen3ForCausalLM": (Qwen3ForCausalLM, Qwen3Config, "qwen3", {}),
+    "tiny-Qwen3ForSequenceClassification": (Qwen3ForSequenceClassification, Qwen3Config, "qwen3", {}),
+    "tiny-Qwen3MoeForCausalLM": (
+        Qwen3MoeForCausalLM, Qwen3MoeConfig, "qwen3", {**EXPERTS, "num_experts": 4, "norm_topk_prob": True}
+    ),
+}  # fmt: skip
+
+# The tests recite replies as token ids of Qwen's tokenizer, to models of type Qwen3. These are the ids that are not single bytes,
+# with their texts. Other models have fewer tokens, which saves most of their time
+SIZE, FEW = 151_936, 1_024
+SPECIAL = {
+    151_643: "<|endoftext|>",
+    151_644: "<|im_start|>",
+    151_645: "<|im_end|>",
+}
+MARKS = {
+    151_657: "<tool_call>",
+    151_658: "</tool_call>",
+    151_665: "<tool_response>",
+    151_666: "</tool_response>",
+    151_667: "<think>",
+    151_668: "</think>",
+}
+WORDS = {
+    293: " b", 314: " {", 330: ' "', 397: ">\n", 411: "ut", 450: "de", 497: '",', 510: '("', 522: "</", 606: "name",
+    788: '":', 894: " any", 927: "sho", 944: "'t", 1318: "text", 1414: " know", 1513: " don", 2765: " won", 4913: '{"',
+    5212: ' {"', 5392: " tool", 6023: "hi", 6659: "call", 7692: "async", 9520: "step", 11248: "}}\n", 13477: "crement",
+    14172: "tool", 16252: " increment", 16370: "arguments", 17453: "Done", 22785: "_tool", 35744: "increment",
+    64648: "multiply", 93054: "_multiply", 95642: '"}}\n',
+}  # fmt: skip
+PROMPTS = [f"The number that comes {place} {number} is" for number in range(2, 12) for place in ("after", "before")]
+
+
+def make_tokenizer(template: str) -> PreTrainedTokenizerFast:
+    """A tokenizer of bytes with one of TRL's chat templates; for Qwen3, with the ids of its tokens."""
+    recites = template == "qwen3"
+    special, words, size = SPECIAL | MARKS, WORDS, SIZE
+    if not recites:
+        special, words, size = {FEW - 1 - i: text for i, text in enumerate(special.values())}, {}, FEW
+    byte_of = [*range(33, 127), *range(161, 173), *range(174, 256)]  # those that stand for themselves come first
+    byte_of += [byte for byte in range(256) if byte not in byte_of]
+    letters = _letters()
+    vocabulary = {letters[byte]: token for token, byte in enumerate(byte_of)}
+    vocabulary |= {"".join(letters[byte] for byte in text.encode()): token for token, text in words.items()}
+    vocabulary |= {text: token for token, text in special.items()}
+    known = set(vocabulary.values())
+    vocabulary |= {f"{letters[ord(' ')]}w{token}": token for token in range(size) if token not in known}
+    raw = Tokenizer(models.BPE(vocabulary, []))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    raw.decoder = decoders.ByteLevel()
+    raw.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL.values()])
+    raw.add_tokens([AddedToken(text, special=False, normalized=False) for text in MARKS.values()])
+    templates = Path(trl.__file__).parent / "chat_templates"
+    return PreTrainedTokenizerFast(
+        tokenizer_object=raw,
+        pad_token="<|endoftext|>",
+        eos_token="<|im_end|>",
+        chat_template=(templates / f"{template}.jinja").read_text(),
+    )
+
+
+def _letters() -> dict[int, str]:
+    """The letter of a byte in the vocabulary of a byte-level tokenizer."""
+    kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in kept]
+    return {byte: chr(byte) for byte in kept} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+
+
+def make_model(name: str, tokenizer: PreTrainedTokenizerFast) -> nn.Module:
+    """A model with random weights that are large enough for every one of them to have a gradient."""
+    model_class, config_class, _, options = CLASSES[name]
+    torch.manual_seed(0)
+    kind = {"num_labels": 1} if "SequenceClassification" in name else {}
+    config = config_class(
+        **SIZES | kind | options,
+        vocab_size=len(tokenizer),
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+    )
+    model = model_class(config)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+    return model
+
+
+def write_hub(cache: Path) -> None:
+    """Writes the models as a cache of the Hub, where `HF_HUB_CACHE` finds them."""
+    for name, (_, _, template, _) in CLASSES.items():
+        repository = cache / f"models--{ORGANIZATION}--{name}"
+        if (repository / "refs" / "main").is_file():
+            continue
+        snapshot = repository / "snapshots" / REVISION
+        tokenizer = make_tokenizer(template)
+        make_model(name, tokenizer).save_pretrained(snapshot)
+        tokenizer.save_pretrained(snapshot)
+        (repository / "refs").mkdir()
+        (repository / "refs" / "main").write_text(REVISION)
+
+
+def write_dataset(folder: Path) -> None:
+    """Writes the data set: prompts as text and as chats, of which 17 are for training."""
+    for name, rows in (
+        ("standard_prompt_only", PROMPTS),
+        ("conversational_prompt_only", [[{"role": "user", "content": prompt}] for prompt in PROMPTS]),
+    ):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for split, part in (("train", rows[:17]), ("test", rows[17:19])):
+            lines = "".join(json.dumps({"prompt": row}) + "\n" for row in part)
+            (folder / name / f"{split}.jsonl").write_text(lines)

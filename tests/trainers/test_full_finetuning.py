@@ -1,0 +1,222 @@
+"""All weights are trained in place of an adapter: as TRL would, and with what is saved, loaded, exported and planned."""
+
+import gc
+import json
+
+import pytest
+import teams
+import torch
+from huggingface_hub import ModelCard
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from trl import GRPOConfig, GRPOTrainer
+
+from marcog_trl import MultiAgentGRPOConfig, MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOConfig
+from marcog_trl.preferences.marlhf_config import IterativeMARLHFConfig
+from marcog_trl.team.export import export_team
+from marcog_trl.team.hub import push_team
+from marcog_trl.team.team import Team
+from marcog_trl.trainers.ledger import ADAPTER, REFERENCE, WEIGHTS, Ledger
+
+
+TRAINERS = (MultiAgentGRPOTrainer, MultiAgentPPOTrainer)
+FULL = {"full_finetuning": True, "peft_config": None, "learning_rate": 1e-3}
+
+
+def make(model, path, trainer=MultiAgentPPOTrainer, **options):
+    return teams.make(model, path, trainer, **FULL | {"workflow": teams.Pair()} | options)
+
+
+class TestTraining:
+    @pytest.mark.parametrize("trainer_class", TRAINERS)
+    def test_every_tensor_moves(self, tiny_model, tmp_path, trainer_class):
+        trainer = make(tiny_model, tmp_path, trainer_class, max_steps=2, beta=0.1)
+        assert not isinstance(trainer.model, PeftModel) and trainer.ref_model is not None
+        before = teams.trainable(trainer)
+        names = {name for name, _ in AutoModelForCausalLM.from_pretrained(tiny_model).named_parameters()}
+        assert {name for name in before if "marcog_team" not in name} == names
+        trainer.train()
+        assert not [name for name, tensor in teams.trainable(trainer).items() if torch.equal(before[name], tensor)]
+        assert teams.logged(trainer, "kl")[0] == pytest.approx(0, abs=1e-6) and teams.logged(trainer, "kl")[1] > 1e-5
+
+    def test_is_what_trl_trains(self, tiny_model, tmp_path):
+        """One agent, from the same random state: the weights of TRL's trainer. (Adam would enlarge what rounding makes.)"""
+        options = {
+            "max_steps": 3, "per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 6, "beta": 0.05,
+            "optim": "sgd", "learning_rate": 0.1, "scale_rewards": "group", "disable_dropout": True, "logging_steps": 1, "report_to": "none",
+            "save_strategy": "no", "use_cpu": True, "bf16": False, "disable_tqdm": True, "generation_batch_size": 8,
+        }  # fmt: skip
+        ours = MultiAgentGRPOTrainer(
+            tiny_model, teams.letters, MultiAgentGRPOConfig(str(tmp_path / "ours"), full_finetuning=True, **options),
+            teams.dataset(),
+        )  # fmt: skip
+        theirs = GRPOTrainer(
+            tiny_model, teams.letters, GRPOConfig(str(tmp_path / "theirs"), **options), teams.dataset()
+        )
+        start = teams.trainable(ours)
+        for trainer in (ours, theirs):
+            torch.manual_seed(0)
+            trainer.train()
+        found, expected = teams.trainable(ours), teams.trainable(theirs)
+        assert found.keys() == expected.keys()
+        for name, tensor in expected.items():
+            assert torch.allclose(found[name], tensor, atol=1e-6), name
+            assert not torch.allclose(found[name], start[name], atol=1e-5), name
+
+    def test_resumes(self, tiny_model, tmp_path):
+        options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "beta": 0.1}
+        whole = make(tiny_model, tmp_path, **options)
+        whole.train()
+        again = make(tiny_model, tmp_path, **options)
+        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+        assert teams.logged(again, "loss") == pytest.approx(teams.logged(whole, "loss"), abs=1e-7)
+        for name, tensor in teams.trainable(whole).items():
+            assert torch.equal(teams.trainable(again)[name], tensor), name
+
+    def test_loads_the_best_model(self, tiny_model, tmp_path):
+        def worse(completions, trainer_state, **kwargs):
+            return [-float(trainer_state.global_step)] * len(completions)
+
+        options = {
+            "save_strategy": "steps",
+            "save_steps": 1,
+            "eval_strategy": "steps",
+            "eval_steps": 1,
+            "max_steps": 2,
+        }
+        best = {"load_best_model_at_end": True, "metric_for_best_model": "reward", "greater_is_better": True}
+        trainer = make(
+            tiny_model, tmp_path, MultiAgentPPOTrainer, reward=worse, eval_dataset=teams.dataset(1), **options, **best
+        )
+        trainer.train()
+        first = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-1")
+        assert all(torch.equal(p, trainer.model.get_parameter(name)) for name, p in first.named_parameters())
+
+    def test_refuses_a_checkpoint_that_lacks_weights(self, tiny_model, tmp_path):
+        trainer = make(tiny_model, tmp_path)
+        trainer.save_model()
+        trainer.model.add_module("more", torch.nn.Linear(2, 2))
+        with pytest.raises(ValueError, match=r"lacks 2 weights of the model, such as more\."):
+            trainer.load_team(tmp_path)
+
+
+class TestSaved:
+    @pytest.fixture(scope="class")
+    def saved(self, tiny_model, tmp_path_factory):
+        path = tmp_path_factory.mktemp("full")
+        trainer = make(tiny_model, path, workflow="discussion", max_steps=1)
+        trainer.train()
+        trainer.save_model()
+        trainer.create_model_card("team")
+        return trainer, path
+
+    def test_is_an_ordinary_model(self, saved):
+        trainer, path = saved
+        with safe_open(path / "model.safetensors", "pt") as weights:
+            assert not [name for name in weights.keys() if "marcog_team" in name]
+        with safe_open(path / "team_modules.safetensors", "pt") as modules:
+            assert {name.partition(".")[0] for name in modules.keys()} == {"value_head"}
+        assert not (path / "adapter_config.json").exists()
+        loaded, report = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True)
+        assert not report["missing_keys"] and not report["unexpected_keys"]
+        assert all(torch.equal(p, trainer.model.get_parameter(name)) for name, p in loaded.named_parameters())
+
+    def test_is_loaded_as_a_team(self, saved):
+        trainer, path = saved
+        trainer.model.eval()
+        problems = [{"prompt": "def f(x):"}, {"prompt": "def aux(x): # twice"}]
+        team = Team.from_pretrained(path)
+        assert team.description.full_finetuning and team.description.base_model == trainer.team.description.base_model
+        assert [a.messages for a in team.solve(problems)] == [a.messages for a in trainer.team.solve(problems)]
+        weights = trainer.team.own_weights()
+        assert all(torch.equal(weights[name], tensor) for name, tensor in team.own_weights().items())
+
+    def test_a_trainer_can_begin_from_it(self, saved, tiny_model, tmp_path):
+        trainer, path = saved
+        fresh = make(tiny_model, tmp_path, workflow="discussion")
+        fresh.load_team(path)
+        for name, tensor in teams.trainable(trainer).items():
+            assert torch.equal(teams.trainable(fresh)[name], tensor), name
+        other = teams.make(tiny_model, tmp_path, MultiAgentPPOTrainer, workflow="discussion")
+        with pytest.raises(ValueError, match=r"has another team: full_finetuning is True, but False in this run"):
+            other.load_team(path)
+
+    def test_export_is_the_model(self, saved, tmp_path):
+        trainer, _ = saved
+        for _ in range(2):  # an earlier export is replaced
+            report = trainer.export_agents(tmp_path / "agents")
+        assert set(report) == set(trainer.agents)
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "agents")
+        assert all(torch.equal(p, trainer.model.get_parameter(name)) for name, p in loaded.named_parameters())
+        assert (tmp_path / "agents" / "tokenizer.json").is_file()
+        assert json.loads((tmp_path / "agents" / "export.json").read_text())["full_finetuning"]
+
+    def test_team_and_card(self, saved, tmp_path):
+        _, path = saved
+        team = Team.from_pretrained(path)
+        assert export_team(team, path, tmp_path / "export") == {}
+        assert not (tmp_path / "export" / "agents").exists()
+        assert Team.from_pretrained(tmp_path / "export").agents == team.agents
+        card = ModelCard.load(tmp_path / "export" / "README.md")
+        assert "All weights were trained" in card.text and "PeftModel" not in card.text
+        (tmp_path / "export" / "model.safetensors").unlink()
+        with pytest.raises(ValueError, match=r"has no model\.safetensors"):
+            Team.from_pretrained(tmp_path / "export")
+        with pytest.raises(ValueError, match=r"has no model\.safetensors"):
+            push_team(tmp_path / "export", "user/team")
+
+    def test_has_no_other_base(self, saved, tiny_model):
+        with pytest.raises(ValueError, match="has all weights of its model. Leave it out"):
+            Team.from_pretrained(saved[1], base_model=tiny_model)
+
+
+class TestPlan:
+    @pytest.mark.parametrize("options", [{}, {"beta": 0.02, "gradient_accumulation_steps": 2}, {"bf16": True}])
+    def test_peak(self, tiny_model, tmp_path, options):
+        trainer = make(tiny_model, tmp_path, max_steps=2, data=teams.dataset(8), **options)
+        plan = trainer.plan()
+        gc.collect()
+        with Ledger() as ledger:
+            ledger.add([*trainer.model.parameters(), *trainer.model.buffers()])
+            if trainer.ref_model is not None:
+                ledger.add([*trainer.ref_model.parameters(), *trainer.ref_model.buffers()])
+            trainer.train()
+        assert plan.peak == pytest.approx(ledger.peak.total(), rel=0.15)
+        parts = plan.memory["update"]
+        assert ADAPTER not in parts and plan.trained > plan.parameters  # with the value head
+        assert (REFERENCE in parts) == (trainer.ref_model is not None)
+        assert parts.get(REFERENCE, parts[WEIGHTS]) == pytest.approx(parts[WEIGHTS], rel=0.01)
+
+
+class TestRefusals:
+    def test_with_an_adapter(self, tiny_model, tmp_path):
+        with pytest.raises(
+            ValueError, match="full_finetuning=True does not support peft_config: .* set full_finetuning="
+        ):
+            make(tiny_model, tmp_path, peft_config=LoraConfig(task_type="CAUSAL_LM"))
+        adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), LoraConfig(task_type="CAUSAL_LM"))
+        with pytest.raises(ValueError, match="full_finetuning=True does not support a model that has an adapter"):
+            make(adapted, tmp_path)
+
+    def test_with_a_quantised_model(self, tiny_model, tmp_path):
+        bits = BitsAndBytesConfig(load_in_4bit=True)
+        for options in ({"quantization_config": bits}, {"model_init_kwargs": {"quantization_config": bits.to_dict()}}):
+            with pytest.raises(ValueError, match="full_finetuning=True does not support a quantised model"):
+                make(tiny_model, tmp_path, **options)
+
+    def test_of_a_frozen_model_or_without_its_reference(self, tiny_model, tmp_path):
+        model = AutoModelForCausalLM.from_pretrained(tiny_model)
+        with pytest.raises(ValueError, match="all weights of model are frozen"):
+            make(model.requires_grad_(False), tmp_path)
+        model.requires_grad_(True).config.name_or_path = ""
+        with pytest.raises(ValueError, match=r"beta=0\.1 needs a reference model"):
+            make(model, tmp_path, beta=0.1)
+
+    def test_settings_of_adapters(self):
+        with pytest.raises(ValueError, match="merges an adapter, but full_finetuning=True trains none"):
+            MultiAgentGRPOConfig("team", full_finetuning=True, merge_for_generation=True)
+        with pytest.raises(ValueError, match="full_finetuning=True is not supported by SHPPO: its latents act inside"):
+            SHPPOConfig("team", full_finetuning=True)
+        with pytest.raises(ValueError, match="full_finetuning=True is not supported in rounds"):
+            IterativeMARLHFConfig("team", full_finetuning=True)

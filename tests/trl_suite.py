@@ -1,0 +1,148 @@
+"""
+Runs TRL's own tests of `GRPOTrainer` with the trainers of this package in its place:
+
+    git clone --branch v1.16.0 https://github.com/huggingface/trl path/to/trl
+    pip install jmespath
+    python tests/trl_suite.py path/to/trl --results outputs/trl_suite
+
+Nothing of TRL's tests is in this repository: they are read from the checkout, and test the installed TRL. Without `--hub`, the
+tiny models and the data set that they load are made locally (`helpers/tiny_hub.py`), so that no network is needed.
+
+Two names change in the tests: `GRPOTrainer` and `GRPOConfig`. One setting is added, because TRL trains all weights where a test
+gives no `peft_config`, and this package trains a LoRA: `full_finetuning=True` in these tests. Tests of images, and those that
+TRL marks as slow, are left out.
+"""
+
+import argparse
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+
+TRAINERS = {
+    "trl": "GRPOTrainer",
+    "grpo": "MultiAgentGRPOTrainer",
+    "ppo": "MultiAgentPPOTrainer",
+    "shppo": "SHPPOTrainer",
+}
+LEFT_OUT = "not VLM and not Slow"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkout", type=Path, help="a checkout of TRL")
+    parser.add_argument("--trainers", nargs="+", choices=TRAINERS, default=list(TRAINERS))
+    parser.add_argument("--results", type=Path, default=Path("outputs/trl_suite"), help="folder of the outcomes")
+    parser.add_argument("-k", default="", help="only tests that match, as in pytest; updates earlier outcomes")
+    parser.add_argument("--hub", action="store_true", help="load models and data from the Hub")
+    parser.add_argument("--process", choices=TRAINERS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.process is not None:
+        sys.exit(run(options, options.process))
+    options.results.mkdir(parents=True, exist_ok=True)
+    environment = dict(os.environ)
+    if not options.hub:
+        prepare(options.results / "hub")
+        environment |= {"HF_HUB_CACHE": str((options.results / "hub").absolute()), "HF_HUB_OFFLINE": "1"}
+    for name in options.trainers:  # a process for each, since tests import the names from `trl`
+        subprocess.run([sys.executable, __file__, *sys.argv[1:], "--process", name], env=environment)
+    report(options)
+
+
+def prepare(hub: Path) -> None:
+    """Makes the models and the data set, unless an earlier run has."""
+    sys.path.insert(0, str(Path(__file__).parent / "helpers"))
+    import tiny_hub
+
+    tiny_hub.write_hub(hub)
+    tiny_hub.write_dataset(hub / "zen")
+
+
+def run(options: argparse.Namespace, name: str) -> int:
+    """Runs the tests with one trainer in this process, and adds their outcomes to `<results>/<name>.json`."""
+    import datasets
+    import pytest
+    import trl
+
+    if name != "trl":
+        trl.GRPOTrainer, trl.GRPOConfig = stand_ins(TRAINERS[name])  # type: ignore[misc]
+    if not options.hub:
+        datasets.load_dataset = functools.partial(load_local, datasets.load_dataset, options.results / "hub" / "zen")
+    tests = options.checkout.absolute() / "tests" / "test_grpo_trainer.py"
+    chosen = LEFT_OUT + (f" and ({options.k})" if options.k else "")
+    outcomes = Outcomes()
+    # `trl` is imported already, so that the tests find the installed one, and not that of the checkout
+    status = pytest.main(
+        ["-c", os.devnull, "--rootdir", str(tests.parent.parent), "-q", "-rN", "-p", "no:cacheprovider"]
+        + ["-W", "ignore", "-k", chosen, str(tests)],
+        plugins=[outcomes],
+    )
+    path = options.results / f"{name}.json"
+    earlier = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps(earlier | outcomes.found, indent=1))
+    return int(status)
+
+
+def stand_ins(name: str) -> tuple[Any, Any]:
+    """Returns a trainer of this package and its configuration, which train all weights if there is no adapter."""
+    from peft import PeftModel
+
+    import marcog_trl
+
+    trainer_class = getattr(marcog_trl, name)
+    config_class = trainer_class._config_class
+    if name == "SHPPOTrainer":  # which needs an adapter
+        return trainer_class, config_class
+
+    class Trainer(trainer_class):  # type: ignore[misc, valid-type]
+        def __init__(self, model, *args, **kwargs):
+            config = kwargs.get("args") or config_class(self._default_folder)
+            config.full_finetuning = kwargs.get("peft_config") is None and not isinstance(model, PeftModel)
+            super().__init__(model, *args, **kwargs | {"args": config})
+
+        _default_folder = str(Path(os.environ.get("TMPDIR", "/tmp")) / "trl_suite")
+
+    return Trainer, config_class
+
+
+def load_local(load_dataset: Any, folder: Path, path: str, *args: Any, **kwargs: Any) -> Any:
+    """`datasets.load_dataset`, except for the data set of the tests, which is in a folder."""
+    if path != "trl-internal-testing/zen":
+        return load_dataset(path, *args, **kwargs)
+    files = {split: str(folder / args[0] / f"{split}.jsonl") for split in ("train", "test")}
+    return load_dataset("json", data_files=files, **kwargs)
+
+
+class Outcomes:
+    """A plugin of pytest that keeps how each test ended, and the last line of its error."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, list[str]] = {}
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.when == "call" or report.outcome != "passed":
+            error = "" if report.passed or report.skipped else report.longrepr.reprcrash.message
+            self.found[report.nodeid.partition("::")[2]] = [report.outcome, " ".join(error.split())[:300]]
+
+
+def report(options: argparse.Namespace) -> None:
+    """Prints, for each trainer, how many of the tests that TRL passes it passes, and why the others fail."""
+    results = {name: options.results / f"{name}.json" for name in TRAINERS}
+    found = {name: json.loads(path.read_text()) for name, path in results.items() if path.is_file()}
+    passed = [test for test, (outcome, _) in found["trl"].items() if outcome == "passed"]
+    skipped = sum(outcome == "skipped" for outcome, _ in found["trl"].values())
+    print(f"\nTRL passes {len(passed)} of its tests here, and {skipped} are skipped.")
+    for name in [name for name in found if name != "trl"]:
+        ended = {test: found[name].get(test, ["not run", ""]) for test in passed}
+        failed = {test: error for test, (outcome, error) in ended.items() if outcome != "passed"}
+        print(f"\n{TRAINERS[name]} passes {len(passed) - len(failed)} of these {len(passed)}.")
+        for test, error in failed.items():
+            print(f"  {test}\n    {error}")
+
+
+if __name__ == "__main__":
+    main()
