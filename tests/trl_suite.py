@@ -38,6 +38,9 @@ def main() -> None:
     parser.add_argument("--trainers", nargs="+", choices=TRAINERS, default=list(TRAINERS))
     parser.add_argument("--results", type=Path, default=Path("outputs/trl_suite"), help="folder of the outcomes")
     parser.add_argument("-k", default="", help="only tests that match, as in pytest; updates earlier outcomes")
+    parser.add_argument(
+        "--pytest", nargs="+", default=[], help="more flags of pytest, such as --pytest=--durations=10"
+    )
     parser.add_argument("--hub", action="store_true", help="load models and data from the Hub")
     parser.add_argument("--process", choices=TRAINERS, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -74,16 +77,12 @@ def run(options: argparse.Namespace, name: str) -> int:
         datasets.load_dataset = functools.partial(load_local, datasets.load_dataset, options.results / "hub" / "zen")
     tests = options.checkout.absolute() / "tests" / "test_grpo_trainer.py"
     chosen = LEFT_OUT + (f" and ({options.k})" if options.k else "")
-    outcomes = Outcomes()
+    outcomes = Outcomes(options.results / f"{name}.json")
     # `trl` is imported already, so that the tests find the installed one, and not that of the checkout
     status = pytest.main(
-        ["-c", os.devnull, "--rootdir", str(tests.parent.parent), "-q", "-rN", "-p", "no:cacheprovider"]
-        + ["-W", "ignore", "-k", chosen, str(tests)],
+        [str(tests), "-k", chosen, "-q", "-rN", "--tb=no", "-c", os.devnull, *options.pytest],
         plugins=[outcomes],
     )
-    path = options.results / f"{name}.json"
-    earlier = json.loads(path.read_text()) if path.is_file() else {}
-    path.write_text(json.dumps(earlier | outcomes.found, indent=1))
     return int(status)
 
 
@@ -118,15 +117,17 @@ def load_local(load_dataset: Any, folder: Path, path: str, *args: Any, **kwargs:
 
 
 class Outcomes:
-    """A plugin of pytest that keeps how each test ended, and the last line of its error."""
+    """A plugin of pytest that keeps in a file how each test ended, and the error."""
 
-    def __init__(self) -> None:
-        self.found: dict[str, list[str]] = {}
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.found: dict[str, list[str]] = json.loads(path.read_text()) if path.is_file() else {}
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.when == "call" or report.outcome != "passed":
             error = "" if report.passed or report.skipped else report.longrepr.reprcrash.message
             self.found[report.nodeid.partition("::")[2]] = [report.outcome, " ".join(error.split())[:300]]
+            self.path.write_text(json.dumps(self.found, indent=1))
 
 
 def report(options: argparse.Namespace) -> None:

@@ -16,7 +16,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from marcog_trl.cli.recipe import TEAM, TrainingRecipe
 from marcog_trl.execution.__main__ import OneLineParser

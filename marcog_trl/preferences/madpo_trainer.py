@@ -37,8 +37,8 @@ from marcog_trl.preferences.madpo_config import DIFFERENCES, MADPOConfig
 from marcog_trl.preferences.pairs import check_identity, identity
 from marcog_trl.team.description import ADAPTER_FILES, MODULES_FILE, TEAM_FILE, TeamDescription
 from marcog_trl.team.loading import (
-    check_has_adapter,
     check_files,
+    check_has_adapter,
     check_layers,
     find_team,
     load_modules,

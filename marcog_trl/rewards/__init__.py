@@ -37,6 +37,9 @@ _REWARDS: dict[str, Callable] = {
 }
 
 
+REWARD_NAMES = tuple(_REWARDS)
+
+
 def make_reward(name: str, **options: Any) -> Callable:
     """
     Get a shipped reward function by its name.

@@ -5,6 +5,7 @@ Checks, before any work starts, that a dataset has the columns that episodes, th
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,10 +16,11 @@ from marcog_trl.agents import Slot, Workflow
 from marcog_trl.problems.schema import fault_of, list_faults
 from marcog_trl.rewards.requirements import needs
 from marcog_trl.rollout.engine import replay
+from marcog_trl.workflows import Single
 
 
 _GIVEN = ("replies", "rows", "turn", "verdicts", "previous_solution", "previous_verdicts", "executor")
-"""Arguments of reward functions that do not come from the dataset. Columns must not have these names."""
+"""Arguments of reward functions that do not come from the dataset. Columns have these names only where nobody reads ours."""
 
 
 def check_dataset(name: str, dataset: Any, workflow: Workflow, reward_funcs: Sequence[Any]) -> None:
@@ -46,7 +48,9 @@ def check_dataset(name: str, dataset: Any, workflow: Workflow, reward_funcs: Seq
         return
     if "prompt" not in columns:
         raise ValueError(f"{name} has no column 'prompt', only {columns}. Use rename_column(..., 'prompt').")
-    for column in _GIVEN:
+    # As in TRL, if there is one agent with one reply, and no reward of this package
+    means_column = isinstance(workflow, Single) and workflow.num_turns == 1 and not any(map(_is_ours, reward_funcs))
+    for column in ("executor",) if means_column else _GIVEN:
         if column in columns:
             raise ValueError(
                 f"{name} has a column {column!r}, but rewards get another argument of this name. Use "
@@ -61,6 +65,13 @@ def check_dataset(name: str, dataset: Any, workflow: Workflow, reward_funcs: Seq
             raise ValueError(f"{name} has no column {column!r}, which {reader} needs, only {columns}. Add the column.")
     if isinstance(dataset, Dataset):
         list_faults(name, [(row.get("task_id"), i, fault_in(row, workflow, needed)) for i, row in enumerate(dataset)])
+
+
+def _is_ours(reward_func: Any) -> bool:
+    """Whether this package has the reward, which then reads our arguments."""
+    func = reward_func.func if isinstance(reward_func, functools.partial) else reward_func
+    module = inspect.getmodule(func if inspect.isroutine(func) else type(func))
+    return module is not None and module.__name__.startswith("marcog_trl.")
 
 
 def checked_datasets(datasets: Mapping[str, Any], workflow: Workflow, reward_funcs: Sequence[Any]) -> dict[str, Any]:

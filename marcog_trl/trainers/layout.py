@@ -203,8 +203,7 @@ def fit_batches(trainer: MultiAgentTrainer, args: MultiAgentConfig, train_datase
     Sets the batch sizes and `save_steps` that `args` leaves open, and checks the others.
 
     Raises:
-        ValueError: If a batch does not hold whole problems, `train_dataset` is smaller than a generation batch, or
-            checkpoints fall inside a generation cycle.
+        ValueError: If a batch does not hold whole problems, or `train_dataset` is smaller than a generation batch.
     """
     _fit_train_batch(trainer, args, train_dataset)
     _fit_eval_batch(trainer, args)
@@ -270,26 +269,16 @@ def _fit_eval_batch(trainer: MultiAgentTrainer, args: MultiAgentConfig) -> None:
 def _fit_save_steps(args: MultiAgentConfig) -> None:
     """A run that resumes inside a generation cycle would have other rollouts than an uninterrupted run."""
     assert args.save_steps is not None
-    cycle = generation_cycle(args)
-    evaluates_by_steps = args.eval_strategy == "steps" and args.eval_steps is not None and args.eval_steps >= 1
-    if args.save_strategy == "best" and evaluates_by_steps and cast(float, args.eval_steps) % cycle:
-        raise ValueError(
-            f"save_strategy='best' saves every eval_steps={args.eval_steps} steps, inside a generation cycle of {cycle} "
-            f"optimizer steps, and runs cannot resume exactly from there. Set "
-            f"eval_steps={cycle * math.ceil(cast(float, args.eval_steps) / cycle)}."
-        )
     if args.auto_save_steps:
+        cycle = generation_cycle(args)
         # The best model must be both saved and evaluated at the same step
-        best = evaluates_by_steps and args.load_best_model_at_end
+        best = _evaluates_by_steps(args) and args.load_best_model_at_end
         unit = math.lcm(cycle, int(cast(float, args.eval_steps))) if best else cycle
         args.save_steps = unit * math.ceil(args.save_steps / unit)
-    elif args.save_strategy == "steps" and cycle > 1 and args.save_steps % cycle:
-        # A value below 1 is a share of the run, and may fall on any step
-        fitting = cycle * math.ceil((args.save_steps if args.save_steps >= 1 else 500) / cycle)
-        raise ValueError(
-            f"save_steps={args.save_steps} falls inside a generation cycle of {cycle} optimizer steps, and runs cannot resume "
-            f"exactly from there. Set save_steps={fitting}."
-        )
+
+
+def _evaluates_by_steps(args: MultiAgentConfig) -> bool:
+    return args.eval_strategy == "steps" and args.eval_steps is not None and args.eval_steps >= 1
 
 
 def generation_cycle(args: MultiAgentConfig) -> int:
@@ -299,7 +288,7 @@ def generation_cycle(args: MultiAgentConfig) -> int:
 
 
 def warn_of_schedule(trainer: Any) -> None:
-    """Warns if a rollout is used for several steps, or if no run can resume from the last checkpoint."""
+    """Warns if a rollout is used for several steps, or if no run can resume from some of the checkpoints."""
     args = trainer.args
     steps_per_generation, accumulation = cast(int, args.steps_per_generation), args.gradient_accumulation_steps
     if args.auto_generation_batch and steps_per_generation > accumulation:
@@ -313,6 +302,16 @@ def warn_of_schedule(trainer: Any) -> None:
             stacklevel=3,
         )
     cycle = generation_cycle(args)
+    name = {"steps": "save_steps", "best": "eval_steps" if _evaluates_by_steps(args) else None}.get(args.save_strategy)
+    interval = 0 if name is None else getattr(args, name)
+    if interval % cycle:
+        # A value below 1 is a share of the run, and may fall on any step
+        fitting = cycle * math.ceil((interval if interval >= 1 else 500) / cycle)
+        warnings.warn(
+            f"{name}={interval} saves inside a generation cycle of {cycle} optimizer steps. Runs resume only from checkpoints at "
+            f"the end of a cycle; others can be loaded. Set {name}={fitting}.",
+            stacklevel=3,
+        )
     if args.save_strategy != "no" and args.max_steps > 0 and args.max_steps % cycle:
         warnings.warn(
             f"max_steps={args.max_steps} ends inside a generation cycle of {cycle} optimizer steps, so runs cannot resume from "

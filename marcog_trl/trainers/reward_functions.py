@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from trl.trainer.utils import get_callable_name, is_async_callable
 
+from marcog_trl.checks import nearest
 from marcog_trl.execution import CodeExecutor
-from marcog_trl.rewards import make_reward
+from marcog_trl.rewards import REWARD_NAMES, make_reward
 from marcog_trl.rewards.requirements import wants_executor
 from marcog_trl.rewards.values import EpisodeMean, InfrastructureFailure
+from marcog_trl.team.base_models import check_model
 
 
 CALL_COLUMN = "marcog_call"  # column in which TRL passes the record of a call to the reward functions
@@ -214,9 +216,21 @@ def reward_functions(given: Any, optional: bool = False) -> list[Any]:
 
 
 def named_reward(reward_func):
-    """Returns the reward of this package with a name. Hub ids, paths and functions are returned unchanged."""
+    """
+    Returns the reward of this package with a name. Hub ids, paths and functions are returned unchanged.
+
+    Raises:
+        ValueError: If a name without a slash is neither a reward of this package nor a model.
+    """
     if isinstance(reward_func, str) and "/" not in reward_func and not Path(reward_func).exists():
-        return make_reward(reward_func)
+        if reward_func in REWARD_NAMES or nearest(reward_func, REWARD_NAMES):
+            return make_reward(reward_func)
+        try:
+            check_model("reward_funcs", reward_func, tokenizer=False)
+        except ValueError as error:
+            raise ValueError(
+                f"{error} It is no reward of this package either; these are {', '.join(map(repr, REWARD_NAMES))}."
+            ) from error
     if isinstance(reward_func, type) or not (callable(reward_func) or isinstance(reward_func, str)):
         raise TypeError(
             f"reward_funcs has {reward_func!r}, which is not a reward. Pass a function that takes completions, a reward model, or "
@@ -239,10 +253,11 @@ def _parameters(reward_func: Callable) -> set[str] | None:
 
 def check_rewards(name: str, output: Any, expected: int, agents: list[str]) -> list[float | dict[str, float] | None]:
     """
-    Checks a reward function's output: per episode a float, a dict (agent -> float), an [`InfrastructureFailure`] or `None`.
+    Checks a reward function's output: per episode a float, a dict (agent -> float), an [`InfrastructureFailure`] or `None`. NaN is
+    `None`, as in TRL: the reward does not apply.
 
     Raises:
-        ValueError: If the output is something else, has another length, or contains NaN or infinity.
+        ValueError: If the output is something else, has another length, or contains infinity, or NaN for one of the agents.
     """
     if not isinstance(output, Iterable):
         raise ValueError(f"reward function {name!r} returned {output!r}. It must return a list of {expected} rewards.")
@@ -268,7 +283,9 @@ def check_rewards(name: str, output: Any, expected: int, agents: list[str]) -> l
                 f"reward function {name!r} returned {reward!r} for episode {i}. Return a float, None, or a dict with a float "
                 f"for each of {agents}."
             )
-        for number in numbers.values() if isinstance(numbers, dict) else [numbers]:
+        if isinstance(numbers, float) and math.isnan(numbers):
+            numbers = None
+        for number in numbers.values() if isinstance(numbers, dict) else [numbers or 0.0]:
             if not math.isfinite(number):
                 shown = "NaN" if math.isnan(number) else number
                 raise ValueError(

@@ -341,13 +341,13 @@ def reward_inputs(episode: Episode, turn: int) -> tuple[dict[str, Any], Any]:
     """
     this, before = episode.turns[turn], episode.turns[turn - 1] if turn else None
     columns = {
-        **episode.problem,
         "replies": this.replies,
         "turn": turn,
         "verdicts": this.verdicts,
         "rows": [row for row in episode.rows if row.slot.turn <= turn],
         "previous_solution": None if before is None else before.solution,
         "previous_verdicts": [] if before is None else before.verdicts,
+        **episode.problem,  # has such columns only where they are meant (see `check_dataset`)
     }
     if isinstance(episode.problem["prompt"], str):
         return columns, this.solution

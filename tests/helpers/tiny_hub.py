@@ -108,7 +108,8 @@ WORDS = {
     14172: "tool", 16252: " increment", 16370: "arguments", 17453: "Done", 22785: "_tool", 35744: "increment",
     64648: "multiply", 93054: "_multiply", 95642: '"}}\n',
 }  # fmt: skip
-PROMPTS = [f"The number that comes {place} {number} is" for number in range(2, 12) for place in ("after", "before")]
+PROMPTS = [f"The number that comes {place} {number} is" for number in range(2, 6) for place in ("after", "before")]
+TRAINING = 6  # of the prompts; TRL's data set has 17
 
 
 def make_tokenizer(template: str) -> PreTrainedTokenizerFast:
@@ -180,12 +181,12 @@ def write_hub(cache: Path) -> None:
 
 
 def write_dataset(folder: Path) -> None:
-    """Writes the data set: prompts as text and as chats, of which 17 are for training."""
+    """Writes the data set: prompts as text and as chats."""
     for name, rows in (
         ("standard_prompt_only", PROMPTS),
         ("conversational_prompt_only", [[{"role": "user", "content": prompt}] for prompt in PROMPTS]),
     ):
         (folder / name).mkdir(parents=True, exist_ok=True)
-        for split, part in (("train", rows[:17]), ("test", rows[17:19])):
+        for split, part in (("train", rows[:TRAINING]), ("test", rows[TRAINING:])):
             lines = "".join(json.dumps({"prompt": row}) + "\n" for row in part)
             (folder / name / f"{split}.jsonl").write_text(lines)

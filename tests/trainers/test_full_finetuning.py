@@ -167,7 +167,7 @@ class TestSaved:
             push_team(tmp_path / "export", "user/team")
 
     def test_has_no_other_base(self, saved, tiny_model):
-        with pytest.raises(ValueError, match="has all weights of its model. Leave it out"):
+        with pytest.raises(ValueError, match=r"has all weights of its model\. Leave it out"):
             Team.from_pretrained(saved[1], base_model=tiny_model)
 
 
@@ -192,7 +192,7 @@ class TestPlan:
 class TestRefusals:
     def test_with_an_adapter(self, tiny_model, tmp_path):
         with pytest.raises(
-            ValueError, match="full_finetuning=True does not support peft_config: .* set full_finetuning="
+            ValueError, match=r"full_finetuning=True does not support peft_config: .* set full_finetuning="
         ):
             make(tiny_model, tmp_path, peft_config=LoraConfig(task_type="CAUSAL_LM"))
         adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), LoraConfig(task_type="CAUSAL_LM"))

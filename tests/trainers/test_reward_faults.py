@@ -44,7 +44,7 @@ FAULTS = {
     "raises": (raises, "a defect of the user's"),
     "exits": (exits, r"reward function 'faulty' called exit: SystemExit\('enough'\)"),
     "wrong length": (lambda completions: [1.0], "'faulty' returned 1 rewards for 4 episodes"),
-    "NaN": (lambda completions: [1.0, 2.0, float("nan"), 0.0], "'faulty' returned NaN for episode 2"),
+    "infinity": (lambda completions: [1.0, 2.0, float("inf"), 0.0], "'faulty' returned inf for episode 2"),
     "strings": (lambda completions: ["1.0"] * len(completions), "'faulty' returned '1.0' for episode 0"),
     "hangs": (hangs, "'faulty' took longer than reward_timeout=0.3 seconds. Set a longer"),
 }

@@ -1,0 +1,115 @@
+"""What TRL accepts and a team could read otherwise: NaN, columns with our names, any `save_steps`, reward models by id."""
+
+import math
+import warnings
+
+import pytest
+import teams
+import torch
+from transformers import AutoTokenizer, Qwen2Config, Qwen2ForSequenceClassification
+
+from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOTrainer
+from marcog_trl.trainers.reward_functions import check_rewards, named_reward
+
+
+class TestNaN:
+    def test_is_a_reward_that_does_not_apply(self):
+        rewards = check_rewards("nan", [1.0, math.nan, torch.tensor(math.nan), None], 4, ["solver"])
+        assert rewards == [1.0, None, None, None]
+
+    @pytest.mark.parametrize("reward", [math.inf, {"a": math.nan, "b": 0.0}])
+    def test_is_refused_where_nothing_is_clear(self, reward):
+        with pytest.raises(ValueError, match=r"returned (NaN|inf) for episode 0\. Return None if"):
+            check_rewards("faulty", [reward], 1, ["a", "b"])
+
+    def test_leaves_the_episode_out(self, tiny_model, tmp_path):
+        def some(completions, **kwargs):
+            return [math.nan if i % 2 else reward for i, reward in enumerate(teams.letters(completions))]
+
+        trainer = teams.make(tiny_model, tmp_path, MultiAgentGRPOTrainer, reward=some, num_generations=4)
+        trainer.train()
+        assert teams.logged(trainer, "episodes/masked") == [0.5]
+
+
+class TestColumns:
+    @pytest.mark.parametrize("column", ["turn", "replies", "verdicts", "rows"])
+    def test_reach_a_reward_for_one_agent(self, tiny_model, tmp_path, column):
+        seen = []
+
+        def reward(completions, **kwargs):
+            seen.extend(kwargs[column])
+            return teams.letters(completions)
+
+        data = teams.dataset(4, **{column: ["mine"] * 4})
+        teams.make(tiny_model, tmp_path, MultiAgentPPOTrainer, reward=reward, data=data).train()
+        assert seen == ["mine"] * 8
+
+    @pytest.mark.parametrize(
+        "options", [{"workflow": teams.Pair()}, {"num_turns": 2}, {"reward": [teams.letters, "collaboration_reward"]}]
+    )
+    def test_are_refused_where_ours_are_read(self, tmp_path, options):
+        data = teams.dataset(8, replies=["mine"] * 8)
+        with pytest.raises(ValueError, match="train_dataset has a column 'replies', but rewards get another argument"):
+            teams.make("nobody/no-such-model", tmp_path, data=data, **options)
+
+
+class TestSaveSteps:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"save_strategy": "steps", "save_steps": 3}, r"save_steps=3 saves inside .* of 2 optimizer steps.*=4\."),
+            ({"save_strategy": "steps", "save_steps": 0.25}, r"save_steps=0\.25 saves inside .* Set save_steps=500\."),
+            (
+                {"save_strategy": "best", "eval_strategy": "steps", "eval_steps": 3},
+                r"eval_steps=3 .* Set eval_steps=4\.",
+            ),
+        ],
+    )
+    def test_inside_a_cycle_warns(self, tiny_model, tmp_path, options, message):
+        trainer = teams.make(
+            tiny_model, tmp_path, MultiAgentGRPOTrainer, num_iterations=2, max_steps=4, eval_dataset=teams.dataset(1),
+            metric_for_best_model="reward", **options,
+        )  # fmt: skip
+        with pytest.warns(UserWarning, match=message):
+            trainer.train()
+
+    def test_at_its_end_does_not(self, tiny_model, tmp_path):
+        trainer = teams.make(
+            tiny_model,
+            tmp_path,
+            MultiAgentGRPOTrainer,
+            num_iterations=2,
+            max_steps=2,
+            save_strategy="steps",
+            save_steps=2,
+        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*generation cycle")
+            trainer.train()
+        assert (tmp_path / "checkpoint-2" / "complete.json").is_file()
+
+
+class TestRewardModels:
+    def test_need_no_slash(self, tiny_model, tmp_path, monkeypatch):
+        """As in the Hub's oldest names, or a folder here."""
+        tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+        config = Qwen2Config(
+            vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+            num_key_value_heads=2, num_labels=1, pad_token_id=tokenizer.pad_token_id,
+        )  # fmt: skip
+        snapshot = tmp_path / "hub" / "models--judge" / "snapshots" / ("0" * 40)
+        Qwen2ForSequenceClassification(config).save_pretrained(snapshot)
+        tokenizer.save_pretrained(snapshot)
+        (tmp_path / "hub" / "models--judge" / "refs").mkdir()
+        (tmp_path / "hub" / "models--judge" / "refs" / "main").write_text("0" * 40)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+        assert named_reward("judge") == "judge"
+        trainer = teams.make(tiny_model, tmp_path / "run", MultiAgentGRPOTrainer, reward="judge")
+        trainer.train()
+        assert len(teams.logged(trainer, "rewards/judge/mean")) == 1
+
+    def test_are_told_from_misspelt_rewards(self):
+        with pytest.raises(ValueError, match="Reward 'execution_rewards' is unknown"):
+            named_reward("execution_rewards")
+        with pytest.raises(ValueError, match=r"cannot be loaded: .*It is no reward of this package either; these are"):
+            named_reward("no-such-judge")
