@@ -655,7 +655,7 @@ class TestBadInput:
             ),
             ({"data": problems().select([])}, "train_dataset is empty. Pass at least one problem"),
             (
-                {"data": problems(turn=[0] * 8)},
+                {"data": problems(turn=[0] * 8), "workflow": teams.Pair()},
                 "train_dataset has a column 'turn', .* Use rename_column.'turn'",
             ),
             ({"eval_dataset": problems().select([])}, "eval_dataset is empty"),
