@@ -1,5 +1,5 @@
 """
-Measures the peak memory of SHPPO on CPU, each time in a process of its own.
+Measures the peak memory of training on CPU, each time in a process of its own.
 
     python recipes/benchmarks/memory.py
     python recipes/benchmarks/memory.py --case plan
@@ -7,7 +7,8 @@ Measures the peak memory of SHPPO on CPU, each time in a process of its own.
 Cases:
 
 * `agents`: with 2 and with 8 agents at the same number of rows.
-* `plan`: beside what `trainer.plan()` computes, for models of three shapes. The C library gives freed blocks back here
+* `plan`: beside what `trainer.plan()` computes, for SHPPO with models of three shapes, and for PPO that trains all weights, with and
+  without a reference model. The C library gives freed blocks back here
   (`MALLOC_MMAP_THRESHOLD_`); it would otherwise keep up to half as much again.
 """
 
@@ -29,17 +30,22 @@ def resident_mib(which):
 
 
 # TRL's buffer for log-probabilities has 32,768 columns. Of a smaller vocabulary, most of it would stay untouched
+FEW_WORDS = {"vocab_size": 32_768}
+ALL_WEIGHTS = {"tokens": 32, "rows": 8, "steps": 2, "full_finetuning": True, **FEW_WORDS}
 PLANNED = {
-    "small": {"tokens": 64, "rows": 32, "steps": 3, "vocab_size": 32_768},
-    "medium": {"tokens": 32, "rows": 32, "steps": 2, "vocab_size": 32_768},
-    "0.5b": {"tokens": 16, "rows": 8, "steps": 2, "vocab_size": 151_936},
+    "small": {"shape": "small", "tokens": 64, "rows": 32, "steps": 3, **FEW_WORDS},
+    "medium": {"shape": "medium", "tokens": 32, "rows": 32, "steps": 2, **FEW_WORDS},
+    "0.5b": {"shape": "0.5b", "tokens": 16, "rows": 8, "steps": 2, "vocab_size": 151_936},
+    "small, all weights": {"shape": "small", **ALL_WEIGHTS},
+    "medium, all weights": {"shape": "medium", **ALL_WEIGHTS},
+    "medium, all weights, beta=0": {"shape": "medium", "beta": 0.0, **ALL_WEIGHTS},
 }
 
 
-def measure(num_agents, shape, tokens, rows=32, steps=3, vocab_size=None):
+def measure(shape, tokens, num_agents=2, rows=32, steps=3, vocab_size=None, full_finetuning=False, beta=0.02):
     from datasets import Dataset
 
-    from marcog_trl import SHPPOConfig, SHPPOTrainer
+    from marcog_trl import MultiAgentPPOConfig, MultiAgentPPOTrainer, SHPPOConfig, SHPPOTrainer
 
     warnings.filterwarnings("ignore", category=FutureWarning)
     if vocab_size is not None:
@@ -47,12 +53,15 @@ def measure(num_agents, shape, tokens, rows=32, steps=3, vocab_size=None):
     folder = tempfile.mkdtemp()
     empty = resident_mib("VmRSS")
     make_model(folder, shape)
-    args = SHPPOConfig(
-        folder, per_device_train_batch_size=rows, num_generations=4, max_completion_length=tokens, max_steps=steps, beta=0.02,
-        generation_kwargs={"min_new_tokens": tokens}, **QUIET | ON_CPU,
+    config, trainer_class = (
+        (MultiAgentPPOConfig, MultiAgentPPOTrainer) if full_finetuning else (SHPPOConfig, SHPPOTrainer)
+    )
+    args = config(
+        folder, per_device_train_batch_size=rows, num_generations=4, max_completion_length=tokens, max_steps=steps, beta=beta,
+        full_finetuning=full_finetuning, generation_kwargs={"min_new_tokens": tokens}, **QUIET | ON_CPU,
     )  # fmt: skip
     dataset = Dataset.from_dict({"prompt": ["def f(xs): add one to every number " * 8] * 64})
-    trainer = SHPPOTrainer(folder, variety, args, dataset, workflow=same_prompt_team(num_agents))
+    trainer = trainer_class(folder, variety, args, dataset, workflow=same_prompt_team(num_agents))
     start = resident_mib("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # forgets the peak of the set-up
     trainer.train()
@@ -63,7 +72,7 @@ def measure(num_agents, shape, tokens, rows=32, steps=3, vocab_size=None):
 
 def compare_plans(rounds):
     figures = take_turns(
-        {shape: [2, shape, *setting.values()] for shape, setting in PLANNED.items()},
+        PLANNED,
         rounds,
         lambda task: measure_apart(__file__, task, MALLOC_MMAP_THRESHOLD_="65536"),
     )
@@ -81,12 +90,15 @@ def main():
     parser.add_argument("--task", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.task is not None:
-        print(json.dumps(measure(*options.task)))
+        print(json.dumps(measure(**options.task)))
         return
     if options.case == "plan":
         compare_plans(options.rounds)
         return
-    teams = {num_agents: [num_agents, options.shape, options.tokens] for num_agents in (2, 8)}
+    teams = {
+        num_agents: {"num_agents": num_agents, "shape": options.shape, "tokens": options.tokens}
+        for num_agents in (2, 8)
+    }
     figures = take_turns(teams, options.rounds, lambda task: measure_apart(__file__, task))
     for key in ("peak_mib", "training_mib"):
         two, eight = (statistics.median(figure[key] for figure in figures[num_agents]) for num_agents in teams)

@@ -134,9 +134,11 @@ def test_memory(benchmark):
 
 def test_memory_beside_the_plan(benchmark, monkeypatch):
     memory = benchmark("memory")
-    monkeypatch.setattr(memory, "PLANNED", {"tiny": {"tokens": 2, "rows": 8, "steps": 1}})
+    tiny = {"shape": "tiny", "tokens": 2, "rows": 8, "steps": 1}
+    monkeypatch.setattr(memory, "PLANNED", {"tiny": tiny, "all weights": {**tiny, "full_finetuning": True}})
     printed = benchmark.start(memory, "--case", "plan", "--rounds", 1)
-    assert re.search(r"^\| tiny \| \d+ \| \d+ \| [0-9.]+ \|", printed, re.M)
+    for name in ("tiny", "all weights"):
+        assert re.search(rf"^\| {name} \| \d+ \| \d+ \| [0-9.]+ \|", printed, re.M)
 
 
 class TestGPU:

@@ -7,7 +7,7 @@ import hub_server
 import teams
 from huggingface_hub import constants
 
-from marcog_trl import SHPPOTrainer
+from marcog_trl import MultiAgentPPOTrainer, SHPPOTrainer
 
 
 ROOT = Path(__file__).parents[2]
@@ -23,6 +23,8 @@ def test_every_block_runs(tiny_model, tmp_path, monkeypatch):
     Path("recipes").symlink_to(ROOT / "recipes")
     options = {"data": data, "workflow": "recipes/examples/debate.py:Debate", "per_device_train_batch_size": 10}
     teams.make(tiny_model, tmp_path / "outputs" / "debate", **options).save_model()
+    whole = {"full_finetuning": True, "peft_config": None, "workflow": "collaboration", "data": data}
+    teams.make(tiny_model, tmp_path / "outputs" / "full", MultiAgentPPOTrainer, **whole).save_model()
     with hub_server.serve() as hub:
         hub_server.use(hub, monkeypatch)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
