@@ -18,7 +18,7 @@ from transformers.utils import CONFIG_NAME
 
 from marcog_trl.files import read_json
 from marcog_trl.team.card import AGENTS_FOLDER, CARD_FILE, EXPORT_FILE, write_card
-from marcog_trl.team.description import ADAPTER_FILES, MODEL_FILES, TEAM_FILE
+from marcog_trl.team.description import ADAPTER_FILES, MODEL_FILES, TEAM_FILE, TeamDescription
 from marcog_trl.team.export import root_files
 
 

@@ -125,7 +125,10 @@ class TestParse:
                 ["--ignore_bias_buffers"],
                 "ignore_bias_buffers=True is not supported. .* Set --ignore_bias_buffers false.",
             ),
-            (["--no_use_peft"], "use_peft=False is not supported: a team trains an adapter. Set --use_peft true."),
+            (
+                ["--no_use_peft"],
+                "use_peft=False would train no adapter. Set --use_peft true, or --full_finetuning true to train all weights.",
+            ),
             (["--load_in_4bit", "--load_in_8bit"], "8 bit and 4 bit precision at the same time"),
             (
                 ["--load_in_4bit", "--dtype", "auto"],

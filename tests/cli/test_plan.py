@@ -40,6 +40,23 @@ def test_from_a_configuration_alone(shape, capsys):
     assert "fits 24 GiB." in printed and "Computed, not measured." in printed
 
 
+def test_all_weights(shape, capsys):
+    flags = small(shape, "--trainer", "ppo", "--prompt-tokens", "400", "--full_finetuning", "true", "--beta", "0.1")
+    assert main(flags) == 0
+    printed = capsys.readouterr()
+    assert "│ reference model" in printed.out and "│ adapter" not in printed.out
+    assert "lora_alpha, lora_r have no effect with full_finetuning=True" in printed.err
+    for wrong, message in (
+        (["--load_in_4bit"], "full_finetuning=True does not support a quantised model"),
+        (["--use_peft", "true"], "full_finetuning=True trains no adapter. Remove use_peft"),
+        (["--trainer", "shppo"], "full_finetuning=True is not supported by SHPPO"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main([*flags, *wrong])
+        assert ended.value.code == 2
+        assert message in capsys.readouterr().err
+
+
 def test_what_to_change(shape, capsys):
     large = ("--per_device_train_batch_size", "64", "--gradient_checkpointing", "false")
     assert main(small(shape, "--prompt-tokens", "2000", "--gpu-memory", "2", *large)) == 1

@@ -15,22 +15,10 @@ from safetensors.torch import load_file
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("train_team.py")
 RUNS = {
-    "one": (
-        "ppo",
-        "agent",
-        "observation",
-        "separate",
-        "single",
-        "some",
-        "tree",
-        "tools",
-        "counterfactual",
-        "resumed",
-        "best",
-    ),
-    "ddp": ("ppo", "agent", "observation", "single", "some", "tree", "tools", "counterfactual", "resumed", "best"),
-    "zero2": ("ppo", "agent", "observation", "resumed"),
-    "zero3": ("ppo", "agent", "observation", "checkpointing", "separate", "some", "tree", "resumed", "merged"),
+    "one": tuple("ppo agent observation separate single some tree tools counterfactual full resumed best".split()),
+    "ddp": tuple("ppo agent observation single some tree tools counterfactual full resumed best".split()),
+    "zero2": ("ppo", "agent", "observation", "full", "resumed"),
+    "zero3": tuple("ppo agent observation checkpointing separate some tree full resumed resumed_full merged".split()),
 }
 MODES = {
     "one": (1, "NO", None),
@@ -42,7 +30,8 @@ MODES = {
 SAME_AS = {"checkpointing": "unclipped"}
 RUNS["one"] += ("unclipped",)
 RUNS = {mode: (*runs, "madpo", "reward_model") for mode, runs in RUNS.items()}
-RECORDED = [(mode, run) for mode, runs in RUNS.items() for run in runs if run not in ("resumed", "best", "merged")]
+OTHERS = ("resumed", "resumed_full", "best", "merged")
+RECORDED = [(mode, run) for mode, runs in RUNS.items() for run in runs if run not in OTHERS]
 # Metrics of the whole generation batch, which does not depend on how it is split into micro-batches
 GLOBAL = ("loss", "grad_norm", "reward", "reward_std", "episodes/masked", "latent/sigma", "latent/core_norm")
 GLOBAL += ("critic/return_mean", "critic/explained_variance", "agents/critic/reward", "agents/writer/return")
@@ -117,9 +106,9 @@ def test_processes_together_do_what_one_does(results, mode, run):
                 assert logged[name] == pytest.approx(expected[name], abs=1e-5, rel=1e-4), name
 
 
-@pytest.mark.parametrize("mode", RUNS)
-def test_resumed_run_continues_the_uninterrupted_one(results, mode):
-    result = load(results(mode), "resumed")
+@pytest.mark.parametrize(("mode", "run"), [*((mode, "resumed") for mode in RUNS), ("zero3", "resumed_full")])
+def test_resumed_run_continues_the_uninterrupted_one(results, mode, run):
+    result = load(results(mode), run)
     whole, resumed = result["whole"], result["resumed"]
     losses, again = ([log["loss"] for log in run["logs"] if "loss" in log] for run in (whole, resumed))
     assert len(losses) == len(again) == 4
@@ -163,6 +152,14 @@ def test_saved_tensors_are_whole(results, mode):
     expected = {name.partition("marcog_team.")[2]: x for name, x in weights.items() if "marcog_team" in name}
     assert difference(expected, modules) == 0
     assert {name.split(".")[0] for name in modules} == {"value_head", "core_decoder", "latent_net", "inference_net"}
+
+
+@pytest.mark.parametrize("mode", RUNS)
+def test_all_weights_are_saved_whole(results, mode):
+    folder = results(mode)
+    weights = {name: x for name, x in load(folder, "full")["weights"].items() if "marcog_team" not in name}
+    assert "model.embed_tokens.weight" in weights
+    assert difference(weights, load_file(folder / "full" / "model.safetensors")) == 0
 
 
 @pytest.mark.parametrize("mode", ["one", "zero3"])

@@ -159,6 +159,7 @@ RECORDED = {
     "separate": (RecordedSHPPOTrainer, SHPPOConfig, {"parameter_sharing": "separate"}),
     "some": (RecordedSHPPOTrainer, SHPPOConfig, {"trained_agents": ["critic"]}),
     "tools": (RecordedToolTrainer, MultiAgentGRPOConfig, {"max_completion_length": 100}),
+    "full": (RecordedPPOTrainer, MultiAgentPPOConfig, {"full_finetuning": True, "gradient_checkpointing": True}),
     # A script for GRPOTrainer: two processes have half of a group each, and make one step of it
     "single": (RecordedSingleTrainer, MultiAgentGRPOConfig, SINGLE),
 }
@@ -205,7 +206,9 @@ def make_trainer(model, folder, trainer_class, config_class, options, reward_fun
         args,
         train_dataset=Dataset.from_list(problems),
         eval_dataset=Dataset.from_list(problems[:3]),
-        peft_config=LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=8, target_modules="all-linear"),
+        peft_config=None
+        if args.full_finetuning
+        else LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=8, target_modules="all-linear"),
         workflow=None if "workflow" in options else workflow or (Rare() if "trained_agents" in options else Pair()),
     )
 
@@ -260,14 +263,21 @@ def resumed(model, folder, name):
     """Sampled rollouts: a run that is evaluated before and meanwhile, and one that continues its checkpoint."""
     options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
     options |= {"lr_scheduler_type": "linear", "max_grad_norm": 1.0}
-    whole = make_trainer(model, folder, SHPPOTrainer, SHPPOConfig, options)
+    trainer_class, config_class = SHPPOTrainer, SHPPOConfig
+    if name == "resumed_full":
+        trainer_class, config_class, options = (
+            MultiAgentPPOTrainer,
+            MultiAgentPPOConfig,
+            {**options, "full_finetuning": True},
+        )
+    whole = make_trainer(model, folder, trainer_class, config_class, options)
     whole.model.eval()
     problems = list(whole.eval_dataset.select([whole.accelerator.process_index]))
     episodes = whole.scorer.begin(whole.team, problems)()
     assert len(episodes[0].turns) == 1 + episodes[0].problem["long"]
     whole.model.train()
     whole.train()
-    second = make_trainer(model, folder, SHPPOTrainer, SHPPOConfig, options)
+    second = make_trainer(model, folder, trainer_class, config_class, options)
     second.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
     return {"whole": result_of(whole), "resumed": result_of(second)}
 
@@ -367,8 +377,8 @@ def madpo(model, folder, name):
 def main():
     model, out, *runs = sys.argv[1:]
     for name in runs:
-        special = (resumed, best, merged, madpo, reward_model)
-        run = {function.__name__: function for function in special}.get(name, recorded)
+        special = {function.__name__: function for function in (resumed, best, merged, madpo, reward_model)}
+        run = {**special, "resumed_full": resumed}.get(name, recorded)
         result = run(model, Path(out) / name, name)
         if int(os.environ.get("RANK", 0)) == 0:
             torch.save(result, Path(out) / f"{name}.pt")

@@ -368,7 +368,13 @@ class TestBadInput:
         with pytest.raises(ValueError, match=r"ref_model=.* has another team"):
             make_trainer(ref_model=saved_team("latent"))
 
-    def test_no_saved_team(self, make_trainer, tiny_model):
+    def test_no_saved_team(self, make_trainer, tiny_model, tmp_path):
+        whole = tmp_path / "whole"
+        teams.make(tiny_model, whole, workflow=teams.Pair(), full_finetuning=True, peft_config=None).save_model()
+        with pytest.raises(
+            ValueError, match=r"has all weights of its model and no adapter, which this training continues"
+        ):
+            make_trainer(folder=whole)
         with pytest.raises(ValueError, match=r"has no team\.json"):
             make_trainer(folder=tiny_model)
 

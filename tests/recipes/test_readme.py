@@ -27,7 +27,7 @@ def run(guide, tiny_model, folder, monkeypatch):
     for block in re.findall(r"^```python\n(.*?)^```", (ROOT / guide).read_text(), re.DOTALL | re.MULTILINE):
         block = re.sub(r"Qwen/Qwen2.5-Coder-[\d.]+B-Instruct", tiny_model, block)
         exec(block.replace("trainer.train()", "train_briefly(trainer)\ntrainer.train()"), names)
-    assert [trainer.state.global_step for trainer in trainers] == [1]
+    assert trainers and all(trainer.state.global_step == 1 for trainer in trainers)
     return names
 
 
