@@ -38,6 +38,7 @@ from transformers import (
 ORGANIZATION = "trl-internal-testing"
 DATASET = f"{ORGANIZATION}/zen"
 REVISION = "0" * 40
+REMOTE = "tiny-RemoteForCausalLM"
 SIZES = {
     "hidden_size": 8,
     "num_attention_heads": 4,
@@ -58,6 +59,7 @@ CLASSES = {
     "tiny-GptOssForCausalLM": (GptOssForCausalLM, GptOssConfig, "gptoss", {**EXPERTS, "num_local_experts": 4}),
     "tiny-LlamaForCausalLM-3.2": (LlamaForCausalLM, LlamaConfig, "llama3_2", {}),
     "tiny-LlamaForSequenceClassification-3.2": (LlamaForSequenceClassification, LlamaConfig, "llama3_2", {}),
+    REMOTE: (LlamaForCausalLM, LlamaConfig, "llama3_2", {}),
     "tiny-MistralForCausalLM-0.2": (MistralForCausalLM, MistralConfig, "llama3", {}),
     "tiny-NemotronHForCausalLM-nano": (
         NemotronHForCausalLM,
@@ -85,9 +87,8 @@ CLASSES = {
     ),
 }  # fmt: skip
 
-# The tests recite replies as token ids of Qwen's tokenizer, to models of type Qwen3. These are the ids that are not single bytes,
-# with their texts. Other models have fewer tokens, which saves most of their time
-SIZE, FEW = 151_936, 1_024
+# The tests recite replies as token ids of Qwen's tokenizer. These are the ids that are not single bytes, with their texts
+SIZE = 151_936
 SPECIAL = {
     151_643: "<|endoftext|>",
     151_644: "<|im_start|>",
@@ -108,24 +109,20 @@ WORDS = {
     14172: "tool", 16252: " increment", 16370: "arguments", 17453: "Done", 22785: "_tool", 35744: "increment",
     64648: "multiply", 93054: "_multiply", 95642: '"}}\n',
 }  # fmt: skip
-PROMPTS = [f"The number that comes {place} {number} is" for number in range(2, 6) for place in ("after", "before")]
-TRAINING = 6  # of the prompts; TRL's data set has 17
+PROMPTS = [f"The number that comes {place} {number} is" for number in range(2, 12) for place in ("after", "before")]
+TRAINING = 17  # of the prompts, as in TRL's data set, whose length some tests expect
 
 
 def make_tokenizer(template: str) -> PreTrainedTokenizerFast:
-    """A tokenizer of bytes with one of TRL's chat templates; for Qwen3, with the ids of its tokens."""
-    recites = template == "qwen3"
-    special, words, size = SPECIAL | MARKS, WORDS, SIZE
-    if not recites:
-        special, words, size = {FEW - 1 - i: text for i, text in enumerate(special.values())}, {}, FEW
+    """A tokenizer of bytes with the ids of Qwen's, and with one of TRL's chat templates."""
     byte_of = [*range(33, 127), *range(161, 173), *range(174, 256)]  # those that stand for themselves come first
     byte_of += [byte for byte in range(256) if byte not in byte_of]
     letters = _letters()
     vocabulary = {letters[byte]: token for token, byte in enumerate(byte_of)}
-    vocabulary |= {"".join(letters[byte] for byte in text.encode()): token for token, text in words.items()}
-    vocabulary |= {text: token for token, text in special.items()}
+    vocabulary |= {"".join(letters[byte] for byte in text.encode()): token for token, text in WORDS.items()}
+    vocabulary |= {text: token for token, text in (SPECIAL | MARKS).items()}
     known = set(vocabulary.values())
-    vocabulary |= {f"{letters[ord(' ')]}w{token}": token for token in range(size) if token not in known}
+    vocabulary |= {f"{letters[ord(' ')]}w{token}": token for token in range(SIZE) if token not in known}
     raw = Tokenizer(models.BPE(vocabulary, []))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     raw.decoder = decoders.ByteLevel()
@@ -176,8 +173,23 @@ def write_hub(cache: Path) -> None:
         tokenizer = make_tokenizer(template)
         make_model(name, tokenizer).save_pretrained(snapshot)
         tokenizer.save_pretrained(snapshot)
+        if name == REMOTE:
+            add_code(snapshot)
         (repository / "refs").mkdir()
         (repository / "refs" / "main").write_text(REVISION)
+
+
+def add_code(snapshot: Path) -> None:
+    """Makes a saved Llama a model whose class is in a file beside it."""
+    (snapshot / "remote.py").write_text(
+        "from transformers import LlamaConfig, LlamaForCausalLM\n\n\n"
+        'class RemoteConfig(LlamaConfig):\n    model_type = "remote"\n\n\n'
+        "class RemoteForCausalLM(LlamaForCausalLM):\n    config_class = RemoteConfig\n"
+    )
+    config = json.loads((snapshot / "config.json").read_text())
+    classes = {"AutoConfig": "remote.RemoteConfig", "AutoModelForCausalLM": "remote.RemoteForCausalLM"}
+    config |= {"model_type": "remote", "architectures": ["RemoteForCausalLM"], "auto_map": classes}
+    (snapshot / "config.json").write_text(json.dumps(config))
 
 
 def write_dataset(folder: Path) -> None:
@@ -187,6 +199,6 @@ def write_dataset(folder: Path) -> None:
         ("conversational_prompt_only", [[{"role": "user", "content": prompt}] for prompt in PROMPTS]),
     ):
         (folder / name).mkdir(parents=True, exist_ok=True)
-        for split, part in (("train", rows[:TRAINING]), ("test", rows[TRAINING:])):
+        for split, part in (("train", rows[:TRAINING]), ("test", rows[TRAINING : TRAINING + 2])):
             lines = "".join(json.dumps({"prompt": row}) + "\n" for row in part)
             (folder / name / f"{split}.jsonl").write_text(lines)
