@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ def check_arguments(
 
 
 def check_full_finetuning(model: Any, args: Any, peft_config: Any, quantization_config: Any) -> None:
-    """Refuses what cannot be trained as a whole."""
+    """Refuses what cannot be trained as a whole, and warns of weights whose updates would be lost."""
     adapter = "peft_config" if peft_config is not None else "a model that has an adapter"
     if peft_config is not None or isinstance(model, PeftModel):
         raise ValueError(
@@ -56,6 +57,13 @@ def check_full_finetuning(model: Any, args: Any, peft_config: Any, quantization_
         raise ValueError(
             "full_finetuning=True does not support a quantised model, whose weights cannot be trained. Load it without "
             "quantization_config, or set full_finetuning=False to train an adapter on it."
+        )
+    dtype = model.dtype if isinstance(model, PreTrainedModel) else (args.model_init_kwargs or {}).get("dtype")
+    if str(dtype).removeprefix("torch.") in ("bfloat16", "float16") and args.deepspeed_plugin is None:
+        warnings.warn(
+            f"full_finetuning=True with weights in {dtype} loses updates below about 1/256 of a weight, which is most of them. Leave "
+            "dtype at float32, and set bf16=True to compute in bfloat16; or use DeepSpeed, which keeps float32 copies.",
+            stacklevel=4,
         )
     if isinstance(model, PreTrainedModel):
         if not any(parameter.requires_grad for parameter in model.parameters()):

@@ -213,6 +213,10 @@ class TestRefusals:
         with pytest.raises(ValueError, match=r"beta=0\.1 needs a reference model"):
             make(model, tmp_path, beta=0.1)
 
+    def test_warns_of_weights_with_few_bits(self, tiny_model, tmp_path):
+        with pytest.warns(UserWarning, match=r"weights in bfloat16 loses updates .* Leave dtype at float32"):
+            make(tiny_model, tmp_path, model_init_kwargs={"dtype": "bfloat16"})
+
     def test_settings_of_adapters(self):
         with pytest.raises(ValueError, match="merges an adapter, but full_finetuning=True trains none"):
             MultiAgentGRPOConfig("team", full_finetuning=True, merge_for_generation=True)
