@@ -51,6 +51,7 @@ from marcog_trl.problems import load_problems
 from marcog_trl.processes import this_process
 from marcog_trl.report.console import print_evaluation
 from marcog_trl.team.base_models import check_model
+from marcog_trl.team.merging import without_adapter
 from marcog_trl.team.settings import TeamSettings
 from marcog_trl.team.team import Team
 from marcog_trl.trainers.reward_functions import named_reward
@@ -165,7 +166,7 @@ def measure(args: EvaluationArguments) -> tuple[str, dict[str, Any], int]:
     settings = _team_settings(args)
     problems = load_problems(args.dataset_name, args.dataset_test_split, columns=column_names(args.dataset_columns))
     team, measured = _load(args, settings)
-    with team.without_adapter() if args.untrained else nullcontext():
+    with without_adapter(team.model) if args.untrained else nullcontext():
         figures = evaluate_team(
             team,
             problems,

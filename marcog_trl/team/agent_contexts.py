@@ -11,6 +11,7 @@ import torch
 
 from marcog_trl.rollout.engine import encode_prompts
 from marcog_trl.rollout.records import Row
+from marcog_trl.team.merging import without_adapter
 from marcog_trl.team.modules import ForwardContext, TeamModule
 
 
@@ -127,7 +128,7 @@ class AgentContexts:
         with (
             torch.no_grad(),
             self._modules.rows(ForwardContext(last_state=True)) as context,
-            self._team.without_adapter(),
+            without_adapter(self._team.model),
             self._team.autocast(),
         ):
             self._team.model(

@@ -1,13 +1,19 @@
-"""Merges an adapter into the base model's weights temporarily."""
+"""Merges an adapter into the base model's weights, or leaves it out, temporarily."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
+
+
+def without_adapter(model: Any) -> AbstractContextManager[Any]:
+    """Makes a model act as before training. One that is trained as a whole does not change."""
+    return model.disable_adapter() if isinstance(model, PeftModel) else nullcontext()
 
 
 @contextmanager

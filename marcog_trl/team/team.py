@@ -388,10 +388,6 @@ class Team:
         """Name of the setting that replaces `model.generate` by a backend with its own random numbers."""
         return None
 
-    def without_adapter(self) -> AbstractContextManager[Any]:
-        """Makes the model act as before training. A model that is trained as a whole does not change."""
-        return self.model.disable_adapter() if isinstance(self.model, PeftModel) else nullcontext()
-
     def own_weights(self) -> dict[str, torch.Tensor]:
         """Returns the weights of the adapter, or of the whole model if it was trained, and of the team's modules, by name."""
         if self.description.full_finetuning:

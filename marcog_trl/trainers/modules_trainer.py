@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from marcog_trl.team.modules import TeamModule
+from marcog_trl.team.modules import ATTRIBUTE, TeamModule
 from marcog_trl.team.vllm import LanguageModelGeneration
 from marcog_trl.trainers.argument_checks import held_by
 from marcog_trl.trainers.modules_checkpoints import ModulesCheckpoints
@@ -60,6 +61,11 @@ class ModulesTrainer(ModulesCheckpoints, MultiAgentTrainer):
         dtype = adapter.dtype if self.is_deepspeed_enabled else torch.promote_types(adapter.dtype, torch.float32)
         modules.to(device=self.accelerator.device, dtype=dtype)
         modules.attach(self._causal_lm)
+        if (
+            self.ref_model is not None and self.args.sync_ref_model
+        ):  # TRL's callback pairs the parameters of both models
+            reference = self.accelerator.unwrap_model(self.ref_model)
+            reference.add_module(ATTRIBUTE, copy.deepcopy(modules).requires_grad_(False))
         self._check_optimizer_of(modules)
         if self.use_vllm:
             self.vllm_generation = LanguageModelGeneration(self.vllm_generation)

@@ -64,6 +64,13 @@ class TestTraining:
             assert torch.allclose(found[name], tensor, atol=1e-6), name
             assert not torch.allclose(found[name], start[name], atol=1e-5), name
 
+    def test_moves_the_reference(self, tiny_model, tmp_path):
+        moving = {"sync_ref_model": True, "ref_model_sync_steps": 2, "ref_model_mixup_alpha": 1.0}
+        trainer = make(tiny_model, tmp_path, max_steps=2, beta=0.1, **moving)
+        trainer.train()
+        weights = dict(trainer.model.named_parameters())
+        assert all(torch.equal(p, weights[name]) for name, p in trainer.ref_model.named_parameters())
+
     def test_resumes(self, tiny_model, tmp_path):
         options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "beta": 0.1}
         whole = make(tiny_model, tmp_path, **options)
