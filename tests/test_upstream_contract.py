@@ -107,6 +107,7 @@ SIGNATURES = {
         "_save": "output_dir state_dict",
         "_load_from_checkpoint": "resume_from_checkpoint model",
         "_load_best_model": "",
+        "_issue_warnings_after_load": "load_result",
         "_push_from_checkpoint": "checkpoint_folder",
         "_finish_current_push": "",
     },
