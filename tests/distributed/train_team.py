@@ -83,7 +83,8 @@ def reward(completions, replies, **kwargs):
         if zlib.crc32(completion.encode()) % 7 == 0:
             rewards.append(None)
         else:
-            rewards.append({"critic": 0.0} | {agent: len(text) % 5 / 5 for agent, text in by_agent.items()})
+            silent = {} if "solver" in by_agent else {"critic": 0.0}
+            rewards.append(silent | {agent: len(text) % 5 / 5 for agent, text in by_agent.items()})
     return rewards
 
 
