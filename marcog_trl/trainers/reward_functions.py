@@ -223,14 +223,15 @@ def named_reward(reward_func):
         ValueError: If a name without a slash is neither a reward of this package nor a model.
     """
     if isinstance(reward_func, str) and "/" not in reward_func and not Path(reward_func).exists():
-        if reward_func in REWARD_NAMES or nearest(reward_func, REWARD_NAMES):
-            return make_reward(reward_func)
         try:
-            check_model("reward_funcs", reward_func, tokenizer=False)
-        except ValueError as error:
-            raise ValueError(
-                f"{error} It is no reward of this package either; these are {', '.join(map(repr, REWARD_NAMES))}."
-            ) from error
+            return make_reward(reward_func)
+        except ValueError as unknown:
+            if nearest(reward_func, REWARD_NAMES):
+                raise
+            try:
+                check_model("reward_funcs", reward_func, tokenizer=False)
+            except ValueError as error:
+                raise ValueError(f"{unknown} It is not a reward model either: {error}") from error
     if isinstance(reward_func, type) or not (callable(reward_func) or isinstance(reward_func, str)):
         raise TypeError(
             f"reward_funcs has {reward_func!r}, which is not a reward. Pass a function that takes completions, a reward model, or "

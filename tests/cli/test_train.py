@@ -28,7 +28,7 @@ class TestTrain:
 
     def test_confinement_that_is_not_possible_is_one_line(self, train, tiny_model, monkeypatch):
         monkeypatch.setattr(isolation, "probe", lambda: (0, True))
-        with pytest.raises(SystemExit, match=r"isolation='strict' is not possible here: .* --isolation best_effort"):
+        with pytest.raises(SystemExit, match=r"isolation='strict' is not possible here: .*--isolation best_effort"):
             train(MultiAgentPPOTrainer, "--model_name_or_path", tiny_model)
 
     @pytest.mark.parametrize("bits", [4, 8])

@@ -111,5 +111,8 @@ class TestRewardModels:
     def test_are_told_from_misspelt_rewards(self):
         with pytest.raises(ValueError, match="Reward 'execution_rewards' is unknown"):
             named_reward("execution_rewards")
-        with pytest.raises(ValueError, match=r"cannot be loaded: .*It is no reward of this package either; these are"):
+        with pytest.raises(
+            ValueError,
+            match=r"Use one of .*It is not a reward model either: reward_funcs='no-such-judge' cannot be loaded",
+        ):
             named_reward("no-such-judge")
