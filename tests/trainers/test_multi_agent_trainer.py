@@ -695,7 +695,7 @@ class TestBadInput:
             ({"reward": "execution_rewards"}, "Reward 'execution_rewards' is unknown. Use one of"),
             (
                 {"reward": "accuracy"},
-                "reward_funcs='accuracy' cannot be loaded: .* no reward of this package either; these are",
+                "Reward 'accuracy' is unknown. Use one of .* It is not a reward model either: reward_funcs='accuracy'",
             ),
             ({"reward": None}, r"reward_funcs is missing\. Pass 'execution_reward'"),
             (
