@@ -745,7 +745,7 @@ def test_a_process_lost_in_the_midst_of_a_job(monkeypatch, victim, setup):
         seconds = 10 if victim == "children" else 0.4
         code = NAP.replace("SECONDS", str(seconds))
         future = executor.submit([Job(code=code, tests=["assert f(1) == 2"], setup=setup, timeout=seconds + 0.6)])
-        if shows_naps(zygote):
+        if shows_naps():
             assert wait_until(lambda: any(map(naps, below(zygote))))
         else:
             time.sleep(0.2)

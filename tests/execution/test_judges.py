@@ -244,7 +244,7 @@ def test_a_judge_that_is_killed_is_replaced_once():
     def kill_judge(executor):
         """The judge is the one of the zygote's children that sleeps in the second test."""
         [zygote] = children(executor._pool.workers[0].process.pid)
-        if not shows_naps(zygote):
+        if not shows_naps():
             pytest.skip("this kernel does not say what a process waits for")
         assert wait_until(lambda: any(map(naps, children(zygote))))
         [judge] = filter(naps, children(zygote))
