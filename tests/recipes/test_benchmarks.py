@@ -137,8 +137,8 @@ def test_memory_beside_the_plan(benchmark, monkeypatch):
     tiny = {"shape": "tiny", "tokens": 2, "rows": 8, "steps": 1}
     monkeypatch.setattr(memory, "PLANNED", {"tiny": tiny, "all weights": {**tiny, "full_finetuning": True}})
     printed = benchmark.start(memory, "--case", "plan", "--rounds", 1)
-    for name in ("tiny", "all weights"):
-        assert re.search(rf"^\| {name} \| \d+ \| \d+ \| [0-9.]+ \|", printed, re.M)
+    for name in ("tiny", "all weights"):  # so small a run may need less than the system takes back meanwhile
+        assert re.search(rf"^\| {name} \| -?\d+ \| [1-9]\d* \| -?[0-9.]+ \|", printed, re.M)
 
 
 class TestGPU:
