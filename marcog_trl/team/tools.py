@@ -194,7 +194,10 @@ class ToolLoop(GRPOTrainer):
         return completion_ids, logprobs
 
     def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, has_tool_images=False):
-        """Generates with the team instead of TRL."""
+        """
+        Generates with the team. It does not call `super()`, which would need a trainer: this class would go if TRL's loop were a
+        function that takes what generates.
+        """
         self._total(len(prompt_ids))
         assert self._speak is not None
         return self._speak([ids.continued() for ids in prompt_ids])
