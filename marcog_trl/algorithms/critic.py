@@ -4,9 +4,13 @@ The critic: a value head on the last hidden state of the policy, and the pooling
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from marcog_trl.algorithms.advantages import SumOverProcesses
 
 
 class Float32Linear(nn.Linear):
@@ -55,57 +59,126 @@ def standardize(x: torch.Tensor) -> torch.Tensor:
     return F.layer_norm(x, x.shape[-1:])
 
 
+NEWEST = 0.05  # least weight of the newest batch in running moments
+
+
+class RunningMoments(nn.Module):
+    """
+    Running mean of each of some quantities, and their common standard deviation: of all batches at first, and later mostly of
+    the last 20.
+
+    They are buffers, because DeepSpeed keeps its own copies of parameters, and stay in float32 beside weights of lower precision.
+
+    Args:
+        *shape (`int`): Shape of the quantities.
+    """
+
+    batches: torch.Tensor
+    mean: torch.Tensor
+    square: torch.Tensor
+
+    def __init__(self, *shape: int):
+        super().__init__()
+        for name, size in (("batches", ()), ("mean", shape), ("square", shape)):
+            self.register_buffer(name, torch.zeros(size))
+
+    @property
+    def scale(self) -> torch.Tensor:
+        """The standard deviation, `()`: the root mean square of those of all quantities. 1 if all values were 0."""
+        floor = 1e-3 * self.square.mean().sqrt()  # the rounding errors of equal values are no signal
+        scale = torch.maximum((self.square - self.mean**2).clamp(min=0).mean().sqrt(), floor)
+        return torch.where(scale > 0, scale, torch.ones_like(scale))
+
+    def standardize(self, values: torch.Tensor) -> torch.Tensor:
+        """Returns values `(..., *shape)` as distances from the mean, in standard deviations."""
+        return (values - self.mean) / self.scale
+
+    def update(self, values: torch.Tensor, sums: SumOverProcesses | None = None) -> None:
+        """
+        Adds a batch. Without values in any process, nothing changes.
+
+        Args:
+            values (`torch.Tensor` of shape `(R, *shape)`): Values of this process.
+            sums (`Callable`, *optional*): Sums a tensor over the processes. One process by default.
+        """
+        values = values.detach().double()
+        found = torch.stack([values.sum(0), values.square().sum(0), torch.full_like(self.mean, len(values)).double()])
+        total, square, count = found if sums is None else sums(found)
+        if count.any():
+            self.batches += 1
+            weight = (1 / self.batches).clamp(min=NEWEST)
+            self.mean.lerp_((total / count).to(self.mean), weight)
+            self.square.lerp_((square / count).to(self.square), weight)
+
+    def _apply(self, fn, recurse=True):
+        super()._apply(fn, recurse)
+        for name, buffer in self._buffers.items():
+            self._buffers[name] = cast(torch.Tensor, buffer).float()
+        return self
+
+
 class ValueHead(nn.Module):
     """
-    Two-layer MLP from hidden states to values. Values are `start`, 0 by default, at the beginning of training.
+    Two-layer MLP from the hidden state before a token, and what is known when the row begins, to the value of the token.
 
-    `start` is a buffer instead of the bias of the last layer, because DeepSpeed keeps its own copies of parameters, which
-    would overwrite a value that is set after training has begun.
+    It sees standardized states and predicts standardized returns, so that it learns fast from states with a large mean, and as
+    fast with rewards of any size. It begins at the mean return.
 
     Args:
         hidden_size (`int`): H, size of the policy's hidden states.
-        team (`bool`): Whether the head also sees the pooled prompt states of the team (as in MAPPO), or only the states of
-            the row (as in IPPO).
 
-    Source: MAPPO (https://huggingface.co/papers/2103.01955).
+    Source: MAPPO (https://huggingface.co/papers/2103.01955), which standardizes both, too.
     """
 
-    start: torch.Tensor
-
-    def __init__(self, hidden_size: int, team: bool):
+    def __init__(self, hidden_size: int):
         super().__init__()
         width = min(hidden_size, 1024)  # small compared to a LoRA of a 7B model
         self.own = Float32Linear(hidden_size, width)
-        self.team = Float32Linear(hidden_size, width, bias=False) if team else None
+        self.team = Float32Linear(hidden_size, width, bias=False)
         self.out = Float32Linear(width, 1)
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
-        self.register_buffer("start", torch.zeros(()))
+        self.states = RunningMoments(hidden_size)
+        self.returns = RunningMoments()
 
-    def forward(self, hidden: torch.Tensor, team_state: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         """
         Args:
             hidden (`torch.Tensor` of shape `(B, T, H)`): Hidden state before each token.
-            team_state (`torch.Tensor` of shape `(B, H)`, *optional*): Pooled prompt states of the team of each row.
+            state (`torch.Tensor` of shape `(B, H)`): Prompt state of each row, or the pooled ones of its team, standardized by
+                `states`.
 
         Returns:
             `torch.Tensor` of shape `(B, T)`: Values in reward units, float32 (float64 for float64 weights).
-
-        Raises:
-            ValueError: If `team_state` is given but `team=False`, or missing but `team=True`.
         """
-        if (self.team is None) != (team_state is None):
-            raise ValueError(
-                f"team_state is {'missing' if team_state is None else 'given'}, but the head has "
-                f"team={self.team is not None}. Pass team_state if and only if team=True."
-            )
-        x = self.own(standardize(hidden))
-        if self.team is not None and team_state is not None:
-            x = x + self.team(standardize(team_state))[:, None]
-        return self.out(F.silu(x)).squeeze(-1) + self.start
+        x = self.own(standardize(hidden)) + self.team(state)[:, None]
+        return self.out(F.silu(x)).squeeze(-1) * self.returns.scale + self.returns.mean
+
+    def update_returns(
+        self, returns: torch.Tensor, values: torch.Tensor, sums: SumOverProcesses | None = None
+    ) -> torch.Tensor:
+        """
+        Adds a batch to the running moments of the returns.
+
+        Args:
+            returns (`torch.Tensor` of shape `(R,)`): Returns of this process, in reward units.
+            values (`torch.Tensor`): Values with the moments so far, in reward units.
+            sums (`Callable`, *optional*): Sums a tensor over the processes. One process by default.
+
+        Returns:
+            `torch.Tensor`: The values with the new moments.
+        """
+        output = self.returns.standardize(values)
+        self.returns.update(returns, sums)
+        return output * self.returns.scale + self.returns.mean
 
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
-        state_dict.setdefault(f"{prefix}start", torch.zeros(()))  # checkpoints of earlier versions have no `start`
+        # Heads of earlier versions had a constant instead of moments, and without a team no second input
+        start = state_dict.pop(f"{prefix}start", torch.zeros(())).float()
+        state_dict.setdefault(f"{prefix}team.weight", torch.zeros(self.team.weight.shape))
+        for name, mean in (("returns", start), ("states", torch.zeros_like(self.states.mean))):
+            for part, value in (("batches", torch.tensor(1 / NEWEST)), ("mean", mean), ("square", 1 + mean**2)):
+                state_dict.setdefault(f"{prefix}{name}.{part}", value)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 

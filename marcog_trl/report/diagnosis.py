@@ -124,8 +124,8 @@ def useless_critic(logs: Logs, trainer: Any) -> str | None:
         return None
     return (
         f"The critic explained nothing of the returns {_since(logs, CRITIC_LOGS)}: critic/explained_variance was at most "
-        f"{max(explained):.2g}, where 1 is perfect and 0 as good as their mean. Raise critic_learning_rate (now "
-        f"{trainer.args.critic_learning_rate:g}), or compare episodes with each other: critic='none'."
+        f"{max(explained):.2g}, where 1 is perfect and 0 as good as their mean. Raise critic_learning_rate, or "
+        "compare episodes with each other: critic='group' or critic='none'."
     )
 
 

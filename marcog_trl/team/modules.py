@@ -58,7 +58,7 @@ class ForwardContext:
 
     Args:
         keep (`int`): Number of last tokens to compute values for.
-        team_state (`torch.Tensor` of shape `(B, H)`, *optional*): Pooled prompt states.
+        critic_state (`torch.Tensor` of shape `(B, H)`, *optional*): What the critic knows when a row begins.
         z (`torch.Tensor` of shape `(B, d)`, *optional*): Latents of the rows. In generation, one per prompt or one for all is
             enough: a prompt may have several consecutive rows.
         obs, eps (`torch.Tensor` of shape `(B, 2H)` and `(B, d)`, *optional*): If set, z is computed from them, with gradient.
@@ -72,7 +72,7 @@ class ForwardContext:
     """
 
     keep: int = 0
-    team_state: torch.Tensor | None = None
+    critic_state: torch.Tensor | None = None
     z: torch.Tensor | None = None
     obs: torch.Tensor | None = None
     eps: torch.Tensor | None = None
@@ -231,4 +231,4 @@ class TeamModule(nn.Module):
             # The state before the first completion token is the last one of the prompt
             before = hidden[:, -context.keep - 1 : -1]
             before = before if self.critic_backprop else before.detach()
-            context.values = self.value_head(before, context.team_state)
+            context.values = self.value_head(before, context.critic_state)

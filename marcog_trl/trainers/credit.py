@@ -25,21 +25,38 @@ def is_counterfactual(trainer: MultiAgentTrainer) -> bool:
 
 def over_siblings(trainer: MultiAgentTrainer, rollout: Rollout, **options: Any) -> torch.Tensor:
     """
-    Calls [`group_advantages`] with these options, `(B,)`. Siblings may be on other processes. Counterfactual credit has the mean
-    of the other siblings as its baseline.
+    Calls [`group_advantages`] with these options, `(B,)`. Siblings may be on other processes. A critic is mixed with the mean of
+    the other siblings, as is the baseline of counterfactual credit.
     """
-    if is_counterfactual(trainer):
+    if mixes_critic(trainer) or is_counterfactual(trainer):
         options["kind"] = "rloo"
-    rows = rollout.row_returns(), rollout.learning, rollout.agent
-    here, sums = slice(0, len(rollout.rows)), cast(SumOverProcesses | None, trainer._sum_over_processes)
-    siblings: int | list[int] = rollout.siblings
-    if trainer._splits_groups(trainer.model.training):
-        begin = trainer.accelerator.process_index * len(rollout.rows)
-        here, sums = slice(begin, begin + len(rollout.rows)), None
-        siblings = trainer._tree(trainer.model.training).siblings[0]
-        rows = tuple(trainer.accelerator.gather(x) for x in rows)
-    returns, live, agents = rows
-    return group_advantages(returns, siblings, mask=live, agents=agents, sums=sums, **options)[here]
+    siblings, here, (returns, live, agents) = _with_siblings(
+        trainer, rollout, rollout.row_returns(), rollout.learning, rollout.agent
+    )
+    sums = None if here else cast(SumOverProcesses, trainer._sum_over_processes)
+    advantages = group_advantages(returns, siblings, mask=live, agents=agents, sums=sums, **options)
+    return advantages[here] if here else advantages
+
+
+def _with_siblings(
+    trainer: MultiAgentTrainer, rollout: Rollout, *rows: torch.Tensor
+) -> tuple[list[int], slice | None, list[torch.Tensor]]:
+    """
+    Returns the sizes of the groups of siblings, where the rows of this process are among them (`None`: they are all), and
+    these values of the rows of each group.
+    """
+    if not trainer._splits_groups(trainer.model.training):
+        return rollout.siblings, None, list(rows)
+    begin = trainer.accelerator.process_index * len(rollout.rows)
+    gathered = [trainer.accelerator.gather(x) for x in rows]
+    size = trainer._tree(trainer.model.training).siblings[0]
+    return [size] * (len(gathered[0]) // size), slice(begin, begin + len(rollout.rows)), gathered
+
+
+def mixes_critic(trainer: MultiAgentTrainer) -> bool:
+    """Whether the baseline is a mix of the critic and the mean of the siblings."""
+    args: Any = trainer.args
+    return getattr(args, "critic", "none") != "none" and (args.critic == "group" or is_counterfactual(trainer))
 
 
 _MOMENTS = "counterfactual_critic"
@@ -48,19 +65,23 @@ _NEWEST = 0.1  # least weight of the newest batch in running means
 
 def critic_shares(trainer: MultiAgentTrainer, rollout: Rollout, values: torch.Tensor) -> torch.Tensor:
     """
-    Returns the share of the critic in the baseline of each row, `(B,)`. `"auto"` estimates it for each slot from earlier batches,
-    and keeps what it knows in the trainer's state, which checkpoints have.
+    Returns the share of the critic in the baseline of each row, `(B,)`. If it is not given, it is estimated for each slot from
+    earlier batches. What is known is in the trainer's state, which checkpoints have.
 
     Args:
         trainer ([`MultiAgentPPOTrainer`]): The trainer.
         rollout ([`Rollout`]): The batch.
         values (`torch.Tensor` of shape `(B,)`): The critic's value of the context of each row.
     """
-    sizes, slots = rollout.siblings, trainer.workflow.slots
-    variance, error, count = sibling_moments(rollout.row_returns(), values, rollout.live, sizes)
+    slots = trainer.workflow.slots
+    own = torch.tensor([slots.index(slot) for slot in rollout.tree.slots], device=values.device)
+    own = own.repeat(len(values) // len(own))
+    sizes, here, (returns, value, live, slot_of_row) = _with_siblings(
+        trainer, rollout, rollout.row_returns(), values, rollout.live, own
+    )
+    variance, error, count = sibling_moments(returns, value, live, sizes)
     first = torch.tensor([0, *itertools.accumulate(sizes)][:-1], device=count.device)
-    slot = torch.tensor([slots.index(slot) for slot in rollout.tree.slots], device=count.device)
-    slot = slot[first % len(slot)]
+    slot = slot_of_row[first]
     share = torch.full_like(count, trainer.args.critic_share or 0.0)
     if trainer.args.critic_share is None:
         # Sums of σ² and δ² over the batches so far, by slot, and their number
@@ -68,7 +89,9 @@ def critic_shares(trainer: MultiAgentTrainer, rollout: Rollout, values: torch.Te
         known = torch.tensor(state.get(_MOMENTS, [[0.0] * 3] * len(slots)), device=count.device)
         share = critic_share(known[slot, 0], known[slot, 1], count) * (known[slot, 2] > 0)
         new = torch.stack([variance, error, torch.ones_like(count)], dim=1) * (count > 1)[:, None]
-        new = trainer._sum_over_processes(torch.zeros_like(known).index_add(0, slot, new))
+        new = torch.zeros_like(known).index_add(0, slot, new)
+        if here is None:
+            new = trainer._sum_over_processes(new)
         found = new[:, 2] > 0
         known[found, 2] += 1
         weight = (1 / known[:, 2:].clamp(min=1)).clamp(min=_NEWEST)
@@ -76,7 +99,8 @@ def critic_shares(trainer: MultiAgentTrainer, rollout: Rollout, values: torch.Te
         known[:, :2] = torch.where(found[:, None], known[:, :2] + weight * (mean - known[:, :2]), known[:, :2])
         state[_MOMENTS] = known.tolist()
     alone = float(trainer.args.critic_share != 0)
-    return torch.where(count > 1, share, alone).repeat_interleave(torch.tensor(sizes, device=count.device))
+    shares = torch.where(count > 1, share, alone).repeat_interleave(torch.tensor(sizes, device=count.device))
+    return shares[here] if here else shares
 
 
 def measures_influence(trainer: MultiAgentTrainer) -> bool:

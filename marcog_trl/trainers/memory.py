@@ -325,8 +325,8 @@ class StepTrace:
         args, agents = self.args, len(self.outline.agents)
         hidden = self.model.config.get_text_config().hidden_size
         shapes: dict[str, tuple[int, ...]] = {}
-        if args.critic == "team":
-            shapes["team_state"] = (rows, hidden)
+        if args.critic != "none":
+            shapes["critic_state"] = (rows, hidden)
         if isinstance(self.outline, SHPPOTrainer) and args.parameter_sharing == "separate":
             shapes["agent"] = (rows,)
         if isinstance(self.outline, SHPPOTrainer) and args.parameter_sharing == "latent":

@@ -18,16 +18,18 @@ class MultiAgentPPOConfig(MultiAgentConfig):
 
         critic (`str`, *optional*, defaults to `"team"`):
             `"team"`: the value head also gets the prompt states of the agents that act at the same stage or earlier
-            (MAPPO). `"agent"`: it gets only the agent's own row (IPPO). `"none"`: there is no value head, and the mean
-            return of the group is the baseline.
+            (MAPPO). `"agent"`: it gets only the agent's own row (IPPO). `"group"`: the baseline mixes the value of the team
+            with the mean return of the problem's other episodes, in the share that had the smallest error in earlier
+            batches. `"none"`: there is no value head, and the mean return of the problem's episodes is the baseline.
         critic_backprop (`bool`, *optional*, defaults to `False`):
             Whether to backpropagate the value loss into the policy.
-        critic_learning_rate (`float`, *optional*, defaults to `1e-4`):
-            Learning rate of the value head.
+        critic_learning_rate (`float`, *optional*):
+            Learning rate of the value head. Defaults to 0.256 divided by its width, the hidden size of the model but at most
+            1024, since wider heads learn faster.
         vf_coef (`float`, *optional*, defaults to `0.1`):
             Weight of the value loss.
         cliprange_value (`float`, *optional*, defaults to `0.2`):
-            Maximum distance of a value from its value at rollout, in reward units.
+            Maximum distance of a value from its value at rollout, in standard deviations of the returns.
 
         > Parameters that control credit
 
@@ -56,14 +58,22 @@ class MultiAgentPPOConfig(MultiAgentConfig):
     }
 
     # Parameters that control the critic
-    critic: str = field(default="team", metadata={"help": "Value head: 'team' (MAPPO), 'agent' (IPPO) or 'none'."})
+    critic: str = field(
+        default="team",
+        metadata={"help": "Baseline: 'team' (MAPPO), 'agent' (IPPO), 'group' (mixed with siblings), 'none'."},
+    )
     critic_backprop: bool = field(
         default=False, metadata={"help": "Whether to backpropagate the value loss into the policy."}
     )
-    critic_learning_rate: float = field(default=1e-4, metadata={"help": "Learning rate of the value head."})
+    critic_learning_rate: float | None = field(
+        default=None, metadata={"help": "Learning rate of the value head. Default: 0.256 / min(hidden size, 1024)."}
+    )
     vf_coef: float = field(default=0.1, metadata={"help": "Weight of the value loss."})
     cliprange_value: float = field(
-        default=0.2, metadata={"help": "Maximum distance of a value from its value at rollout, in reward units."}
+        default=0.2,
+        metadata={
+            "help": "Maximum distance of a value from its value at rollout, in standard deviations of the returns."
+        },
     )
 
     # Parameters that control credit
@@ -85,28 +95,32 @@ class MultiAgentPPOConfig(MultiAgentConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        check_choice("critic", self.critic, ("team", "agent", "none"))
+        check_choice("critic", self.critic, ("team", "agent", "group", "none"))
         self._check_counterfactual()
         check_choice("kl_penalty", self.kl_penalty, ("loss", "reward"))
         check_choice("advantage_normalization", self.advantage_normalization, ("agent", "batch", "none"))
-        if self.critic == "none" and self.num_generations == 1:
+        if self.critic in ("none", "group") and self.num_generations == 1:
             raise ValueError(
-                "critic='none' uses the mean return of a problem's episodes as the baseline, but num_generations=1. Set "
-                "num_generations=4, or critic='team'."
+                f"critic={self.critic!r} compares the episodes of a problem, but num_generations=1. Set num_generations=4, or "
+                "critic='team'."
             )
 
     @property
     def critic_share(self) -> float | None:
-        """`counterfactual_critic` as a number, or `None` for `"auto"`."""
-        return None if self.counterfactual_critic == "auto" else float(self.counterfactual_critic)
+        """Share of the critic in a baseline that it is mixed into, or `None` to estimate it."""
+        return (
+            None
+            if self.critic == "group" or self.counterfactual_critic == "auto"
+            else float(self.counterfactual_critic)
+        )
 
     def _check_counterfactual(self) -> None:
         value = self.counterfactual_critic
         try:
-            share = self.critic_share
+            share = 1.0 if value == "auto" else float(value)
         except (TypeError, ValueError):
             share = math.nan
-        if share is not None and not 0 <= share <= 1:
+        if not 0 <= share <= 1:
             raise ValueError(f"counterfactual_critic={value!r} must be a number in [0, 1], or 'auto'.")
         if share == 0:
             if self.credit == "counterfactual" and self.num_generations == 1:

@@ -9,10 +9,10 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from marcog_trl.algorithms.advantages import gae, normalize_advantages, value_loss
-from marcog_trl.algorithms.critic import ValueHead, pool_team_states
+from marcog_trl.algorithms.critic import ValueHead, pool_team_states, standardize
 from marcog_trl.rollout.tree import Tree
 from marcog_trl.team.modules import ForwardContext, TeamModule
-from marcog_trl.trainers.credit import critic_shares, is_counterfactual
+from marcog_trl.trainers.credit import critic_shares, is_counterfactual, mixes_critic
 from marcog_trl.trainers.layout import Rollout
 from marcog_trl.trainers.loss_scale import loss_window, row_weights
 from marcog_trl.trainers.modules_trainer import ModulesTrainer
@@ -78,20 +78,23 @@ class MultiAgentPPOTrainer(ModulesTrainer):
     def _make_value_head(self) -> ValueHead | None:
         if self.args.critic == "none":
             return None
-        return ValueHead(self.model.config.get_text_config().hidden_size, team=self.args.critic == "team")
+        return ValueHead(self.model.config.get_text_config().hidden_size)
 
     def _grouped_modules(self) -> dict[str, nn.Module | None]:
         return {CRITIC: self.modules.value_head}
 
     def _learning_rates(self) -> dict[str, float]:
-        return {CRITIC: self.args.critic_learning_rate}
+        rate, head = self.args.critic_learning_rate, self.modules.value_head
+        if rate is None and head is not None:
+            rate = 0.256 / head.out.in_features  # wider heads learn faster
+        return {} if rate is None else {CRITIC: rate}
 
     # Rollout
 
     def _playing(self) -> dict[str, Any]:
         return {
             **super()._playing(),
-            "prompt_states": self.args.critic == "team",
+            "prompt_states": self.args.critic != "none",
             "token_states": self.args.critic != "none" and self._generates_with_hooks(),
         }
 
@@ -129,10 +132,7 @@ class MultiAgentPPOTrainer(ModulesTrainer):
         for start in range(0, len(states), size):
             padded = nn.utils.rnn.pad_sequence(states[start : start + size], batch_first=True)
             padded = nn.functional.pad(padded, (0, 0, 0, length - padded.size(1)))
-            team_state = rollout.tensors.get("team_state")
-            values.append(
-                self.modules.value_head(padded, None if team_state is None else team_state[start : start + size])
-            )
+            values.append(self.modules.value_head(padded, rollout.tensors["critic_state"][start : start + size]))
         for row in rollout.rows:
             if row is not None:
                 row.token_states = None  # frees most of the row's memory
@@ -140,20 +140,27 @@ class MultiAgentPPOTrainer(ModulesTrainer):
 
     def _make_row_tensors(self, rollout: Rollout) -> dict[str, torch.Tensor]:
         """Returns the inputs of forward passes besides token ids, each of shape `(B, ...)`."""
-        if self.args.critic != "team":
+        if self.args.critic == "none":
             return {}
+        assert self.modules.value_head is not None
+        return {"critic_state": self.modules.value_head.states.standardize(self._critic_states(rollout))}
+
+    def _critic_states(self, rollout: Rollout) -> torch.Tensor:
+        """Returns what the critic knows when each row begins, `(B, H)`: prompt states, layer-normalized."""
+        states = rollout.of_rows("prompt_state", self.model.config.get_text_config().hidden_size)
+        if self.args.critic == "agent":
+            return standardize(states)
         device = self.accelerator.device
         stage = torch.tensor([-1 if row is None else row.stage for row in rollout.rows], device=device)
         # Rows with the same history may be in several episodes, all of which give them the same state
         index = rollout.row_of.flatten()
-        states = rollout.of_rows("prompt_state", self.model.config.get_text_config().hidden_size)
         episode = torch.arange(len(rollout.row_of), device=device).repeat_interleave(rollout.row_of.size(1))
         pooled = pool_team_states(states[index], episode, stage[index], rollout.agent[index], live=stage[index] >= 0)
-        return {"team_state": torch.zeros_like(states).index_copy(0, index, pooled)}
+        return standardize(torch.zeros_like(states).index_copy(0, index, pooled))
 
     def _forward_context(self, rows: dict[str, torch.Tensor], keep: int) -> ForwardContext:
         """Returns the context of one forward pass."""
-        return ForwardContext(keep=keep, team_state=rows.get("team_state"))
+        return ForwardContext(keep=keep, critic_state=rows.get("critic_state"))
 
     def _policy_is_active(self) -> bool:
         """Whether forward passes use the trained adapter, not the reference."""
@@ -228,24 +235,25 @@ class MultiAgentPPOTrainer(ModulesTrainer):
         next_row = self._next_rows(rollout)
         discount = self._discounts(rollout, next_row)
         to_go, _ = gae(rewards, torch.zeros_like(rewards), mask, args.gamma, 1.0, next_row, discount, 1.0)
-        if args.critic == "none" or is_counterfactual(self):
+        mixes = mixes_critic(self)
+        if args.critic == "none" or mixes:
             baseline = rollout.row_returns() - self._group_advantages(rollout)
             advantages = (to_go - baseline[:, None]) * mask
         if args.critic != "none":
             values = rollout.values
             assert values is not None
             values = nn.functional.pad(values, (0, mask.size(1) - values.size(1)))  # pad_to_multiple_of
-            values = self._start_critic(values, to_go, mask)
+            values = self._update_critic_moments(values, to_go, mask, rollout)
             estimated, returns = gae(rewards, values, mask, args.gamma, args.lam, next_row, discount, args.lam_turn)
             output["old_values"], output["returns"] = values, returns
-            self._log_critic(values, returns, mask)
-            if is_counterfactual(self):
+            if mixes:
                 first = values.gather(1, mask.argmax(1, keepdim=True)).squeeze(1)
                 share = critic_shares(self, rollout, first)
                 self._pool("critic/baseline_share", (share * rollout.trained).sum(), rollout.trained.sum())
                 advantages = (1 - share[:, None]) * advantages + share[:, None] * estimated
             else:
                 advantages = estimated
+            self._log_critic(returns - advantages, returns, mask)
         rollout.advantages = (advantages * mask).sum(1) / mask.sum(1).clamp(min=1)
         if args.advantage_normalization != "none":
             groups = rollout.agent if args.advantage_normalization == "agent" else None
@@ -301,28 +309,29 @@ class MultiAgentPPOTrainer(ModulesTrainer):
         following = rows.gather(1, later.int().argmax(1, keepdim=True)).squeeze(1)
         return torch.where(rollout.trained & later.any(1), following, -1)
 
-    def _start_critic(self, values: torch.Tensor, to_go: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def _update_critic_moments(
+        self, values: torch.Tensor, to_go: torch.Tensor, mask: torch.Tensor, rollout: Rollout
+    ) -> torch.Tensor:
         """
-        Shifts a critic that still returns 0 everywhere to the mean return. With `lam` below 1, a constant error of the
-        values would favour short replies over long ones.
+        Adds a training batch to the moments that the critic knows. Those of states count from the next batch on. Those of returns
+        count at once, so that the first batch has values near its mean return: with `lam` below 1, a constant error would favour
+        short replies over long ones.
 
         Args:
             values (`torch.Tensor` of shape `(B, T)`): Values at rollout, in reward units.
             to_go (`torch.Tensor` of shape `(B, T)`): Discounted sum of the rewards from each token on.
             mask (`torch.Tensor` of shape `(B, T)`): 1 on live tokens.
+            rollout ([`Rollout`]): The batch.
 
         Returns:
-            `torch.Tensor` of shape `(B, T)`: The shifted values.
+            `torch.Tensor` of shape `(B, T)`: The values with the new moments, in reward units.
         """
-        assert self.modules.value_head is not None
-        start = self.modules.value_head.start
-        if start != 0 or not self.model.training:  # the same in all processes
+        head = self.modules.value_head
+        assert head is not None
+        if not self.model.training:
             return values
-        sums = torch.stack([(values * mask).abs().sum(), (to_go * mask).sum(), mask.sum()])
-        magnitude, total, count = self._sum_over_processes(sums.double())
-        if magnitude == 0 and count > 0:
-            start.copy_(total / count)
-        return values + start
+        head.states.update(self._critic_states(rollout)[mask.any(1)], self._sum_over_processes)
+        return head.update_returns(to_go[mask.bool()], values, self._sum_over_processes)
 
     def _log_critic(self, values: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor) -> None:
         """Logs moments in double precision, because variances are small differences of them."""
@@ -362,16 +371,19 @@ class MultiAgentPPOTrainer(ModulesTrainer):
         self._forward = None
         return loss
 
-    _row_tensor_names: tuple[str, ...] = ("team_state",)
+    _row_tensor_names: tuple[str, ...] = ("critic_state",)
 
     def _team_loss(self, inputs: dict[str, Any], forward: ForwardContext) -> torch.Tensor:
         """Returns the losses of the team's modules, from the forward pass of TRL's loss."""
         mask = inputs["completion_mask"] * inputs["tool_mask"]
         loss = torch.zeros((), device=mask.device)
         if forward.values is not None:
-            per_token = value_loss(
-                forward.values, inputs["old_values"], inputs["returns"], mask, self.args.cliprange_value
+            head = self.modules.value_head
+            assert head is not None
+            values, old, returns = (
+                x / head.returns.scale for x in (forward.values, inputs["old_values"], inputs["returns"])
             )
+            per_token = value_loss(values, old, returns, mask, self.args.cliprange_value)
             total = (per_token * mask * inputs["row_weight"][:, None]).sum()
             loss = loss + self.args.vf_coef * total / loss_window(self, inputs["num_items_in_batch"])
             self._pool("critic/value_loss", (per_token * mask).sum(), mask.sum())

@@ -85,7 +85,7 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
     }
     _config_class = SHPPOConfig
     _row_tensor_names = (
-        "team_state", "agent", "z", "obs", "eps", "team_obs", "team_eps", "team_live", "team_return"
+        "critic_state", "agent", "z", "obs", "eps", "team_obs", "team_eps", "team_live", "team_return"
     )  # fmt: skip
     args: SHPPOConfig
     _agent_noise: torch.Tensor | None = None

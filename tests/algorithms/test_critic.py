@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from marcog_trl.algorithms.critic import Float32Linear, ValueHead, pool_team_states
+from marcog_trl.algorithms.critic import Float32Linear, RunningMoments, ValueHead, pool_team_states
 
 
 def pool_by_loop(states, episode, stage, agent, live):
@@ -19,11 +19,10 @@ def pool_by_loop(states, episode, stage, agent, live):
 
 
 class TestValueHead:
-    @pytest.mark.parametrize("team", [True, False])
-    def test_values_start_at_zero_and_every_parameter_learns_within_two_steps(self, team):
+    def test_values_start_at_zero_and_every_parameter_learns_within_two_steps(self):
         torch.manual_seed(0)
-        head = ValueHead(16, team)
-        hidden, state = torch.randn(3, 5, 16), torch.randn(3, 16) if team else None
+        head = ValueHead(16)
+        hidden, state = torch.randn(3, 5, 16), torch.randn(3, 16)
         assert head(hidden, state).shape == (3, 5)
         assert not head(hidden, state).any()
         before = {name: parameter.clone() for name, parameter in head.named_parameters()}
@@ -37,7 +36,7 @@ class TestValueHead:
 
     def test_learns_to_tell_teams_apart(self):
         torch.manual_seed(0)
-        head = ValueHead(8, team=True)
+        head = ValueHead(8)
         hidden, state, target = torch.randn(1, 3, 8).expand(4, 3, 8), torch.randn(4, 8), torch.arange(4.0)
         optimizer = torch.optim.Adam(head.parameters(), lr=0.02)
         for _ in range(200):
@@ -47,17 +46,17 @@ class TestValueHead:
         torch.testing.assert_close(head(hidden, state), target[:, None].expand(4, 3), atol=0.05, rtol=0)
 
     def test_indifferent_to_the_scale_of_hidden_states(self):
-        head = ValueHead(16, team=False)
+        head = ValueHead(16)
         torch.nn.init.normal_(head.out.weight)
-        hidden = torch.randn(2, 3, 16)
-        torch.testing.assert_close(head(1000 * hidden), head(hidden), rtol=1e-3, atol=1e-3)
+        hidden, state = torch.randn(2, 3, 16), torch.randn(2, 16)
+        torch.testing.assert_close(head(1000 * hidden, state), head(hidden, state), rtol=1e-3, atol=1e-3)
 
     def test_bfloat16_weights_under_autocast_compute_in_float32(self):
         torch.manual_seed(0)
-        head = ValueHead(16, team=True).bfloat16()
+        head = ValueHead(16).bfloat16()
         torch.nn.init.normal_(head.out.weight)
         hidden, state = torch.randn(2, 3, 16).bfloat16(), torch.randn(2, 16).bfloat16()
-        reference = ValueHead(16, team=True)
+        reference = ValueHead(16)
         reference.load_state_dict(head.state_dict())
         with torch.autocast("cpu", dtype=torch.bfloat16):
             values = head(hidden, state)
@@ -67,22 +66,95 @@ class TestValueHead:
         assert all(parameter.grad.dtype == torch.bfloat16 for parameter in head.parameters())
 
     def test_float64_stays_float64(self):
-        assert ValueHead(8, team=False).double()(torch.randn(1, 2, 8)).dtype == torch.float64
+        assert ValueHead(8).double()(torch.randn(1, 2, 8), torch.randn(1, 8)).dtype == torch.float64
 
-    def test_team_state_must_fit_the_head(self):
-        with pytest.raises(ValueError, match="team_state is missing, but the head has team=True"):
-            ValueHead(8, team=True)(torch.randn(1, 2, 8))
-        with pytest.raises(ValueError, match="team_state is given, but the head has team=False"):
-            ValueHead(8, team=False)(torch.randn(1, 2, 8), torch.randn(1, 8))
+    @pytest.mark.parametrize("start", [0.0, 0.25])
+    def test_a_head_of_an_earlier_version_has_the_same_values(self, start):
+        """Its values were the output plus a constant, and without a team it had no second input."""
+        torch.manual_seed(0)
+        head = ValueHead(8)
+        torch.nn.init.normal_(head.out.weight)
+        hidden, state = torch.randn(2, 3, 8), torch.randn(2, 8)
+        expected = head(hidden, torch.zeros(2, 8)) + start
+        known = ("own.weight", "own.bias", "out.weight", "out.bias")
+        saved = {f"value_head.{name}": head.state_dict()[name].clone() for name in known}
+        if start:
+            saved["value_head.start"] = torch.tensor(start)
+        for tensor in head.buffers():
+            tensor.fill_(2.0)
+        nn.ModuleDict({"value_head": head}).load_state_dict(saved)
+        torch.testing.assert_close(head(hidden, state), expected)
+        torch.testing.assert_close(head.states.standardize(state), state)
 
-    def test_a_head_of_an_earlier_version_loads(self):
-        """It had no `start`, and its values started at 0."""
-        saved = ValueHead(8, team=True).state_dict()
-        del saved["start"]
-        head = ValueHead(8, team=True)
-        head.start.fill_(2.0)
-        nn.ModuleDict({"value_head": head}).load_state_dict({f"value_head.{key}": saved[key] for key in saved})
-        assert head.start == 0.0
+    @pytest.mark.parametrize("size", [0.1, 1.0, 1000.0])
+    def test_values_grow_with_the_rewards(self, size):
+        torch.manual_seed(0)
+        head = ValueHead(4)
+        torch.nn.init.normal_(head.out.weight)
+        hidden, state = torch.randn(2, 3, 4), torch.randn(2, 4)
+        output = head(hidden, state)
+        values = head.update_returns(torch.tensor([1.0 * size, 5.0 * size]), output)
+        torch.testing.assert_close(values, size * (3 + 2 * output))
+        torch.testing.assert_close(head(hidden, state), values)
+        again = head.update_returns(torch.tensor([2.0 * size, 7.0 * size]), values)
+        torch.testing.assert_close(head(hidden, state), again)
+
+
+class TestRunningMoments:
+    def test_are_those_of_all_batches_at_first(self):
+        moments, batches = RunningMoments(2), torch.randn(5, 3, 2) + torch.tensor([4.0, -1.0])
+        for batch in batches:
+            moments.update(batch)
+        torch.testing.assert_close(moments.mean, batches.flatten(0, 1).mean(0))
+        variance = batches.flatten(0, 1).var(0, correction=0)
+        torch.testing.assert_close(moments.scale, variance.mean().sqrt())
+
+    def test_standardize(self):
+        """Around the mean of each dimension, by one scale, which does not enlarge dimensions that hardly differ."""
+        torch.manual_seed(0)
+        values = 50 * torch.randn(8) + torch.tensor([3.0, 1e-6, *[1.0] * 6]) * torch.randn(6, 8)
+        moments = RunningMoments(8)
+        torch.testing.assert_close(moments.standardize(values), values)  # nothing is known yet
+        moments.update(values)
+        found = moments.standardize(values)
+        torch.testing.assert_close(found.mean(0), torch.zeros(8), atol=1e-3, rtol=0)
+        assert found.square().mean().item() == pytest.approx(1.0, rel=1e-2)
+        assert found[:, 1].abs().max() < 1e-3 and found[:, 0].std() > found[:, 2].std()
+
+    def test_forget_early_batches(self):
+        moments = RunningMoments()
+        for _ in range(100):
+            moments.update(torch.tensor([0.0, 0.0]))
+        for _ in range(200):
+            moments.update(torch.tensor([1.0, 3.0]))
+        torch.testing.assert_close(moments.mean, torch.tensor(2.0), atol=1e-3, rtol=0)
+        torch.testing.assert_close(moments.scale, torch.tensor(1.0), atol=1e-2, rtol=0)
+
+    @pytest.mark.parametrize(("value", "scale"), [(0.0, 1.0), (2.0, 2e-3), (-2.0, 2e-3)])
+    def test_equal_values(self, value, scale):
+        moments = RunningMoments()
+        moments.update(torch.tensor([value, value]))
+        torch.testing.assert_close(moments.scale, torch.tensor(scale), atol=2e-4, rtol=0)
+        assert moments.mean == value
+
+    def test_are_those_of_all_processes(self):
+        """One of which may have no values. Without any, nothing changes."""
+        moments, alone, others = RunningMoments(2), RunningMoments(2), torch.randn(3, 2)
+        own = torch.randn(2, 2)
+        sums = torch.stack([others.sum(0), others.square().sum(0), torch.full((2,), 3.0)]).double()
+        moments.update(own, lambda found: found + sums)
+        alone.update(torch.cat([own, others]))
+        torch.testing.assert_close(moments.mean, alone.mean)
+        torch.testing.assert_close(moments.scale, alone.scale)
+        moments.update(own[:0])
+        assert moments.batches == 1
+
+    def test_keep_their_precision_beside_weights_of_lower_precision(self):
+        head = ValueHead(4).bfloat16()
+        for _ in range(3):
+            head.returns.update(torch.tensor([1000.0, 1003.0]))
+        torch.testing.assert_close(head.returns.mean, torch.tensor(1001.5))
+        assert head.own.weight.dtype == torch.bfloat16
 
 
 def test_detached_weights_pass_the_gradient_to_the_input_only():

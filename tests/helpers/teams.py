@@ -169,6 +169,15 @@ def recite(trainer, *calls):
     trainer._generate_single_turn = lambda prompt_ids, *rest: (next(remaining), None)
 
 
+def hold_critic(trainer, mean=0.0):
+    """Keeps the moments of the critic: its states are as they are, and its values have this mean and a scale of 1."""
+    head = trainer.modules.value_head
+    for moments, value in ((head.returns, mean), (head.states, 0.0)):
+        moments.mean.fill_(value)
+        moments.square.fill_(value**2 + 1)
+        moments.update = lambda values, sums: None
+
+
 def randomize(module, seed=0, scale=0.05):
     """Moves a module away from its start, where zeros would hide what it does."""
     generator = torch.Generator().manual_seed(seed)

@@ -103,6 +103,13 @@ def test_credit(benchmark, tmp_path):
     assert benchmark("credit", *command) == printed  # from what was measured
 
 
+def test_critic(benchmark):
+    printed = benchmark("critic", "--hidden_sizes", 64, "--rewards", 10, "--critics", "team", "--steps", 24)
+    size, reward, critic, reached, highest, _ = re.findall(r"[^| \n]+", printed.strip().splitlines()[-1])
+    assert (size, reward, critic) == ("64", "10", "team")
+    assert int(reached) <= 24 and float(highest) >= 0.9
+
+
 def test_evaluation(benchmark):
     printed = benchmark("evaluation", "--num_samples", 2, "--completion_length", 2, "--layers", 1, "--num_workers", 2)
     assert "judging 328 programs alone" in printed and "evaluation: " in printed

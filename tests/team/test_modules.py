@@ -70,16 +70,16 @@ class TestHooks:
         assert not torch.equal(logits(trainer, None, ids)[:, 8:-1].argmax(-1), ids[:, 9:])
 
     def test_values_read_the_state_before_each_token(self, trainer, z):
-        flight = ForwardContext(keep=4, team_state=torch.randn(3, 64), z=z)
+        flight = ForwardContext(keep=4, critic_state=torch.randn(3, 64), z=z)
         logits(trainer, flight)
         assert flight.values.shape == (3, 4)
         with trainer.modules.rows(ForwardContext(z=z)), torch.no_grad():
             hidden = trainer.model(IDS, output_hidden_states=True).hidden_states[-1]
-        expected = trainer.modules.value_head(hidden[:, 4:8], flight.team_state)
+        expected = trainer.modules.value_head(hidden[:, 4:8], flight.critic_state)
         torch.testing.assert_close(flight.values, expected)
         changed = IDS.clone()
         changed[:, 7] += 1  # token 2 of the completion: the values before tokens 0, 1 and 2 do not see it
-        other = ForwardContext(keep=4, team_state=flight.team_state, z=z)
+        other = ForwardContext(keep=4, critic_state=flight.critic_state, z=z)
         logits(trainer, other, changed)
         torch.testing.assert_close(other.values[:, :3], flight.values[:, :3])
         assert ((other.values[:, 3] - flight.values[:, 3]).abs() > 1e-4).all()

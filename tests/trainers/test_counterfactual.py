@@ -50,7 +50,7 @@ class TestAdvantages:
             advantage_normalization="none",
         )  # fmt: skip
         teams.script(trainer)
-        trainer.modules.value_head.start.fill_(0.4)
+        teams.hold_critic(trainer, 0.4)
         output = teams.generation_batch(trainer)
         mask = output["completion_mask"] * output["tool_mask"]
         for row, expected in enumerate([0.3, -0.45, 0.8, -0.7, -0.2, -0.2]):
@@ -65,7 +65,7 @@ class TestAdvantages:
                 counterfactual_critic=share, advantage_normalization="none",
             )  # fmt: skip
             teams.script(trainer)
-            trainer.modules.value_head.start.fill_(0.4)
+            teams.hold_critic(trainer, 0.4)
             output = teams.generation_batch(trainer)
             assert output["advantages"][2, 0].item() == pytest.approx(alone)
             assert not (output["completion_mask"] * output["tool_mask"])[3].any()
@@ -84,7 +84,7 @@ class TestAdvantages:
             counterfactual_critic="auto", advantage_normalization="none", per_device_train_batch_size=8,
         )  # fmt: skip
         teams.script(trainer)
-        trainer.modules.value_head.start.fill_(0.5)
+        teams.hold_critic(trainer, 0.5)
         first = teams.generation_batch(trainer)["advantages"]
         assert first[2, 0].item() == pytest.approx(0.6)  # .8 - mean(.4, 0)
         known = trainer.state.stateful_callbacks["counterfactual_critic"]

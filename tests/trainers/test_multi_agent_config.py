@@ -131,7 +131,7 @@ BAD = [
     ({"reward_weights": [math.nan]}, "reward_weights=[nan]: every entry must be a finite number."),
     ({"gamma_turn": 1.5}, "gamma_turn=1.5 must be at least 0 and at most 1. Set gamma_turn=1.0."),
     ({"num_agents": 0}, "num_agents=0 must be at least 1."),
-    ({"critic": "shared"}, "critic='shared' is unknown. Use one of 'team', 'agent', 'none'."),
+    ({"critic": "shared"}, "critic='shared' is unknown. Use one of 'team', 'agent', 'group', 'none'."),
     ({"kl_penalty": "both"}, "kl_penalty='both' is unknown. Use one of 'loss', 'reward'."),
     ({"advantage_normalization": "group"}, "advantage_normalization='group' is unknown. Use one of 'agent', 'batch',"),
     ({"lam_turn": 2}, "lam_turn=2 must be at least 0 and at most 1."),

@@ -21,7 +21,8 @@ TRAINERS = [MultiAgentPPOTrainer, SHPPOTrainer]
 def fixed_values(trainer, values):
     """Makes the critic say these numbers, row by row, whatever it sees."""
     values = torch.tensor(values)
-    trainer.modules.value_head.forward = lambda hidden, team_state=None: values[: len(hidden), : hidden.size(1)]
+    teams.hold_critic(trainer)
+    trainer.modules.value_head.forward = lambda hidden, state: values[: len(hidden), : hidden.size(1)]
 
 
 def gradients(model, path, trainer=MultiAgentPPOTrainer, **options):
@@ -523,9 +524,10 @@ class TestCritic:
             **options,
         )
         teams.randomize(trainer.modules)
+        teams.hold_critic(trainer)
         teams.recite(trainer, *replies)
         output = teams.generation_batch(trainer)
-        return output["old_values"], output.get("team_state")
+        return output["old_values"], output["critic_state"]
 
     @pytest.mark.parametrize("mode", ["ppo", "observation", "agent-scope", "separate"])
     def test_old_values_come_from_generation_as_from_a_forward_pass(self, tiny_model, tmp_path, mode):
@@ -574,6 +576,7 @@ class TestCritic:
             return [offset + 0.01 * reward for reward in teams.letters(completions)]
 
         trainer = teams.make(tiny_model, tmp_path, reward=reward, max_steps=2, logging_steps=2, learning_rate=0.0)
+        teams.hold_critic(trainer)
         teams.script(trainer)
         assign = trainer._assign_credit
 
@@ -628,9 +631,9 @@ class TestCritic:
         assert (changed[1] - values[1]).abs().amin() > 1e-4  # b reads it
         # c does not, but its team critic sees what b was asked
         assert ((changed[2] - values[2]).abs().amin() > 1e-5) == (critic == "team")
-        if critic == "team":
-            torch.testing.assert_close(changed_state[0], state[0])
-            assert (changed_state[1:] - state[1:]).abs().amax() > 1e-4
+        torch.testing.assert_close(changed_state[0], state[0])
+        assert (changed_state[1] - state[1]).abs().amax() > 1e-4
+        assert ((changed_state[2] - state[2]).abs().amax() > 1e-4) == (critic == "team")
 
     def test_the_team_critic_sees_the_prompts_of_its_stage_and_the_agent_critic_its_own(self, tiny_model, tmp_path):
         class Told(teams.Pair):
@@ -659,8 +662,11 @@ class TestCritic:
         with trainer.model.disable_adapter(), torch.no_grad():
             for ids, mask in zip(output["prompt_ids"], output["prompt_mask"], strict=True):
                 states.append(base.model(ids[mask.bool()][None]).last_hidden_state[0, -1])
-        expected = torch.stack(states).mean(0)
-        torch.testing.assert_close(output["team_state"], expected.expand(2, -1), rtol=1e-4, atol=1e-4)
+        expected = torch.nn.functional.layer_norm(torch.stack(states).mean(0), (64,))
+        torch.testing.assert_close(output["critic_state"], expected.expand(2, -1), rtol=1e-4, atol=1e-4)
+        # From the next batch on, each dimension is standardized
+        found = trainer.modules.value_head.states.standardize(output["critic_state"])
+        torch.testing.assert_close(found, torch.zeros_like(found), rtol=0, atol=1e-2)
 
     @pytest.mark.parametrize("backprop", [False, True])
     def test_the_value_loss_reaches_the_policy_only_if_asked(self, tiny_model, tmp_path, backprop):
@@ -682,25 +688,59 @@ class TestCritic:
         assert all(gradient.any() for name, gradient in gradients.items() if "value_head" in name)
         assert any(gradient.any() for name, gradient in gradients.items() if "lora" in name) == backprop
 
-    def test_the_critic_learns(self, tiny_model, tmp_path):
+    def explained(self, model, path, size, **options):
+        """The explained variance of each step of a run in which every other prompt earns something."""
+
+        def reward(prompts, **kwargs):
+            return [size * ("1" in prompt) for prompt in prompts]
+
         trainer = teams.make(
-            tiny_model,
-            tmp_path,
-            reward=lambda completions, **kwargs: [0.7] * len(completions),
-            max_steps=30,
-            critic_learning_rate=0.02,
-            lr_scheduler_type="linear",
-            cliprange_value=10.0,
+            model,
+            path,
+            reward=reward,
+            max_steps=40,
+            learning_rate=0.0,
+            critic_learning_rate=None,
+            **options,
         )
-        teams.randomize(trainer.modules.value_head.out, scale=0.2)  # a critic that says something starts where it is
         teams.script(trainer)
         trainer.train()
-        losses = teams.logged(trainer, "critic/value_loss")
-        assert trainer.modules.value_head.start == 0 and losses[0] > 0.1 and losses[-1] < 0.01
+        return teams.logged(trainer, "critic/explained_variance")
+
+    @pytest.mark.parametrize("critic", ["team", "agent"])
+    def test_learns_what_prompts_earn_whatever_the_size_of_rewards(self, tiny_model, tmp_path, critic):
+        """With the default learning rate, and with rewards of 0 for some prompts and of another size for the others."""
+        explained = [self.explained(tiny_model, tmp_path / str(size), size, critic=critic) for size in (0.1, 10.0)]
+        assert explained[0][0] < 0.2 and explained[0][-1] > 0.9
+        assert explained[1] == pytest.approx(explained[0], abs=1e-3)
+
+    @pytest.mark.parametrize("workflow", [None, teams.Pair()])
+    def test_is_mixed_with_the_other_episodes(self, tiny_model, tmp_path, workflow):
+        """With one slot, the episodes of a problem may be on several processes."""
+        rewards = [[1.0, 0.0, 0.4], [1.0, 0.0, 0.4]]
+        trainer = teams.make(
+            tiny_model, tmp_path, data=teams.dataset(1), num_generations=3, critic="group",
+            reward=lambda completions, **kwargs: rewards.pop(), per_device_train_batch_size=6 if workflow else 3,
+            advantage_normalization="none", agent_loss_weighting="token", **({"workflow": workflow} if workflow else {}),
+        )  # fmt: skip
+        teams.script(trainer)
+        teams.hold_critic(trainer, 0.5)
+        alone = torch.tensor([1 - 0.2, -0.7, 0.4 - 0.5])  # no batch has told yet what the critic is worth
+        output = teams.generation_batch(trainer)
+        torch.testing.assert_close(output["advantages"][:3, 0], alone)
+        returns = output["returns"][:, 0].tolist()
+        assert returns == pytest.approx([1.0, 0.0, 0.4] * (len(returns) // 3))  # what the critic itself learns
+        known = trainer.state.stateful_callbacks["counterfactual_critic"]
+        variance = torch.tensor([1.0, 0.0, 0.4]).var().item()
+        assert known[0] == pytest.approx([variance, (1.4 / 3 - 0.5) ** 2 - variance / 3, 1.0], abs=1e-6)
+        known[0] = [0.08, 0.01, 1.0]
+        output = teams.generation_batch(trainer)
+        critic = torch.tensor([0.5, -0.5, -0.1])
+        torch.testing.assert_close(output["advantages"][:3, 0], 0.2 * alone + 0.8 * critic)
 
     @pytest.mark.parametrize("lam", [0.95, 1.0])
     def test_starts_at_the_mean_return_of_the_first_batch(self, tiny_model, tmp_path, lam):
-        """Whatever lambda is, and in batches that earn nothing it waits."""
+        """Whatever lambda is, and then follows the mean of the batches."""
         rewards = iter([0.0, 0.25, 0.75, 1.0])
         trainer = teams.make(
             tiny_model, tmp_path, workflow=teams.Pair(), max_steps=4, lam=lam, vf_coef=0.0,
@@ -708,12 +748,11 @@ class TestCritic:
         )  # fmt: skip
         teams.script(trainer)
         trainer.train()
-        assert teams.logged(trainer, "critic/value_mean") == pytest.approx([0, 0.25, 0.25, 0.25])
-        assert teams.logged(trainer, "critic/residual_mean")[:2] == pytest.approx([0, 0])
+        assert teams.logged(trainer, "critic/value_mean") == pytest.approx([0, 0.125, 1 / 3, 0.5])
         trainer._save(str(tmp_path / "saved"))
         again = teams.make(tiny_model, tmp_path, workflow=teams.Pair())
         again._load_modules(str(tmp_path / "saved"))
-        assert again.modules.value_head.start == 0.25
+        torch.testing.assert_close(again.modules.value_head.returns.mean, torch.tensor(0.5))
 
 
 class TestVLLM:
