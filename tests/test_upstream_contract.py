@@ -36,8 +36,6 @@ from transformers import (
     AutoTokenizer,
     DynamicCache,
     GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -45,6 +43,7 @@ from transformers import (
     TrainerCallback,
 )
 from transformers.cache_utils import DynamicLayer
+from transformers.generation import BaseWatermarkingConfig
 from transformers.trainer_utils import HubStrategy
 from transformers.utils.import_utils import is_tracing
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, RewardConfig, RewardTrainer
@@ -168,6 +167,7 @@ ATTRIBUTES = {
 }
 LISTED = {name for names in SIGNATURES.values() for name in names} | set(" ".join(ATTRIBUTES.values()).split())
 LISTED |= {"_cdata", "_backward_cls"}  # of torch's storages, and of each autograd.Function: see TestPlans
+LISTED |= {"_abc_impl"}  # Python's, of every abstract class
 DOCUMENTED = {"_replace", "_fields"}  # of named tuples and syntax trees
 PRIVATE = r"_[A-Za-z]\w*|__compatible_ops__"
 # Objects of these classes pass through the package. vLLM is not always installed
@@ -695,22 +695,28 @@ class TestSampling:
             replies.append(generate())
         assert replies[0] == replies[1] and len({tuple(reply) for reply in replies[0]}) > 1
 
-    def test_processors_see_the_scores_before_temperature_and_after_penalties(self, tiny_model):
+    def test_a_watermark_sees_the_scores_before_temperature_and_after_penalties(self, tiny_model):
+        """In greedy decoding, where `GivenDraws` is one."""
         model = AutoModelForCausalLM.from_pretrained(tiny_model)
         seen = []
 
-        class Watch(LogitsProcessor):
-            def __call__(self, input_ids, scores):
-                seen.append(scores)
-                return scores
+        class Watch(BaseWatermarkingConfig):
+            def validate(self):
+                pass
+
+            def construct_processor(self, vocab_size, device):
+                assert vocab_size == model.config.vocab_size and device == model.device
+                return lambda ids, scores: seen.append(scores) or scores
 
         config = GenerationConfig(
-            max_new_tokens=1, do_sample=False, repetition_penalty=2.0, pad_token_id=0, eos_token_id=1
-        )
+            max_new_tokens=1, do_sample=False, repetition_penalty=2.0, pad_token_id=0, eos_token_id=1,
+            watermarking_config=Watch(),
+        )  # fmt: skip
         ids = torch.full((1, 4), 7)
-        model.generate(ids, generation_config=config, logits_processor=LogitsProcessorList([Watch()]))
+        model.to(torch.bfloat16).generate(ids, generation_config=config)
         with torch.no_grad():
-            logits = model(ids).logits[:, -1]
+            logits = model(ids).logits[:, -1].float()
+        assert seen[0].dtype == torch.float32
         changed = ((seen[0] - logits).abs() > 1e-4).nonzero()[:, 1].tolist()
         assert changed == [7]
 

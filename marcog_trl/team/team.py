@@ -13,7 +13,6 @@ import torch
 from accelerate.utils import reduce
 from datasets import Dataset
 from peft import PeftModel, get_peft_model_state_dict
-from transformers import LogitsProcessorList
 
 from marcog_trl.agents import Tools, Workflow
 from marcog_trl.execution import CodeExecutor
@@ -26,6 +25,7 @@ from marcog_trl.team.agent_contexts import AgentContexts, keep_token_states
 from marcog_trl.team.answer import Answer
 from marcog_trl.team.data_checks import fault_in, needed_columns
 from marcog_trl.team.description import TeamDescription
+from marcog_trl.team.drawing import GivenDraws, fast_draws
 from marcog_trl.team.keyed_sampling import KeyedSampler
 from marcog_trl.team.modules import ATTRIBUTE, TeamModule
 from marcog_trl.team.outside import OutsideAgents
@@ -292,7 +292,7 @@ class Team:
         Returns:
             `dict[str, Any]`: `generate`, `encode`, `decode`, `executor` and `total`.
         """
-        speak = self.generate if sampler is None else functools.partial(self._generate_keyed, sampler)
+        speak = self.generate if sampler is None else lambda rows: (self._generate(rows, sampler), None)
         if reply is not None:
             speak = lambda rows: (reply(rows), None)  # noqa: E731
 
@@ -321,21 +321,16 @@ class Team:
 
     def generate(self, rows: list[Row]) -> tuple[list[list[int]], list[list[float]] | None]:
         """Generates one stage in one call. Without rows, takes part in the call of the other processes."""
-        return self._generate(rows, None), None
+        return self._generate(rows), None
 
-    def _generate_keyed(self, sampler: KeyedSampler, rows: list[Row]) -> tuple[list[list[int]], None]:
-        with self.greedy():  # the sampler masks all tokens but one
-            return self._generate(rows, LogitsProcessorList([sampler.processor(rows, self.model.device)])), None
-
-    def _generate(self, rows: list[Row], processors: LogitsProcessorList | None) -> list[list[int]]:
+    def _generate(self, rows: list[Row], sampler: KeyedSampler | None = None) -> list[list[int]]:
         prompt_ids = [row.prompt_ids for row in rows] or [[self.tokenizer.eos_token_id]]
         inputs = self.tokenizer.pad({"input_ids": prompt_ids}, padding_side="left", return_tensors="pt")
-        with torch.no_grad(), self._unwrapped() as model:
+        with torch.no_grad(), self.sampling(rows, sampler), self._unwrapped() as model:
             ids = model.generate(
                 input_ids=inputs["input_ids"].to(model.device),
                 attention_mask=inputs["attention_mask"].to(model.device),
                 generation_config=self.generation_config,
-                logits_processor=processors,
             )
         return [self._until_eos(reply) for reply in ids[:, inputs["input_ids"].size(1) :].tolist()]
 
@@ -354,6 +349,16 @@ class Team:
             yield
         finally:
             self.generation_config = saved
+
+    @contextmanager
+    def sampling(self, rows: list[Row], sampler: KeyedSampler | None = None) -> Iterator[None]:
+        """Replaces `torch.multinomial` by a sampler or, where that is faster, by random numbers drawn in advance."""
+        config = self.generation_config
+        draws = fast_draws(self, len(rows)) if sampler is None else sampler.draws(rows)
+        with nullcontext() if draws is None else self.greedy():
+            if draws is not None:
+                self.generation_config.watermarking_config = GivenDraws(draws, config)
+            yield
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 import teams
 import torch
-from transformers import LogitsProcessorList
 
 from marcog_trl import MultiAgentPPOTrainer, MultiAgentTrainer, SHPPOTrainer, evaluate_team, load_problems
 from marcog_trl.evaluation.baselines import untrained_team
 from marcog_trl.evaluation.figures import summarize
 from marcog_trl.execution import Verdict
-from marcog_trl.team.keyed_sampling import _Draw
 from marcog_trl.team.settings import TeamSettings
 
 
@@ -82,7 +80,7 @@ def says(trainer, monkeypatch):
 
 def keyed(generate):
     """What a team generates with under keyed sampling, from a function of the prompts."""
-    return lambda rows, processors: generate([row.prompt_ids for row in rows])[0]
+    return lambda rows, sampler: generate([row.prompt_ids for row in rows])[0]
 
 
 def lines(path):
@@ -256,8 +254,8 @@ class TestKeyedSampling:
     def test_every_reply_has_numbers_of_its_own(self, team, monkeypatch):
         seen = []
 
-        def generate(rows, processors):
-            seen.append(processors[0].draws)
+        def generate(rows, sampler):
+            seen.append(sampler.draws(rows))
             return [[7, teams.EOS] for _ in rows]
 
         monkeypatch.setattr(team.team, "_generate", generate)
@@ -289,24 +287,6 @@ class TestKeyedSampling:
         keyed, stream = lines(tmp_path / "keyed.jsonl"), lines(tmp_path / "stream.jsonl")
         assert [record["greedy"] for record in keyed] == [record["greedy"] for record in stream]
         assert [record["samples"] for record in keyed] != [record["samples"] for record in stream]
-
-    def test_tokens_follow_the_distribution(self):
-        scores = torch.tensor([[0.2, -torch.inf, 1.5, -0.3, -torch.inf]])
-        draws = torch.arange(10_000, dtype=torch.float64)[:, None] / 10_000
-        ids = torch.zeros(10_000, 3, dtype=torch.long)
-        chosen = _Draw(draws, LogitsProcessorList())(ids, scores.expand(10_000, -1)).argmax(-1)
-        shares = torch.bincount(chosen, minlength=5) / 10_000
-        assert torch.allclose(shares, scores[0].softmax(-1), atol=2e-4)
-        assert (shares == 0).tolist() == [False, True, False, False, True]
-
-    def test_every_token_has_a_number_of_its_own(self):
-        draw = _Draw(
-            torch.tensor([[0.1, 0.9, torch.nan], [torch.nan, torch.nan, torch.nan]], dtype=torch.float64),
-            LogitsProcessorList(),
-        )
-        scores = torch.tensor([[0.0, 0.1]]).expand(2, -1)
-        chosen = [draw(torch.zeros(2, 4 + step), scores).argmax(-1).tolist() for step in range(3)]
-        assert chosen == [[0, 1], [1, 1], [1, 1]]
 
 
 class TestFiles:
