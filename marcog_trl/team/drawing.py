@@ -35,8 +35,8 @@ def unsupported_option(config: GenerationConfig) -> str | None:
     return next((name for name in OTHER_OPTIONS if getattr(config, name, None) not in (None, 0.0, 1.0)), None)
 
 
-def fast_draws(team: Team, rows: int) -> torch.Tensor | None:
-    """Draws random numbers for [`GivenDraws`], `(R, T)`, if it can replace `torch.multinomial` and is faster."""
+def fast_draws(team: Team, rows: int) -> GivenDraws | None:
+    """Draws random numbers for the rows of a call, if that can replace `torch.multinomial` and is faster."""
     model, config = team.model, team.generation_config
     if model.device.type != "cpu" or model.config.get_text_config().vocab_size <= SMALL_VOCABULARY:
         return None
@@ -44,7 +44,7 @@ def fast_draws(team: Team, rows: int) -> torch.Tensor | None:
         return None
     if unsupported_option(config) is not None:
         return None
-    return torch.rand(max(1, rows), config.max_new_tokens, dtype=torch.float64)
+    return GivenDraws(torch.rand(max(1, rows), config.max_new_tokens, dtype=torch.float64), config)
 
 
 class GivenDraws(BaseWatermarkingConfig):

@@ -11,7 +11,7 @@ import torch
 from transformers import GenerationConfig
 
 from marcog_trl.rollout.records import Row
-from marcog_trl.team.drawing import unsupported_option
+from marcog_trl.team.drawing import GivenDraws, unsupported_option
 
 
 class KeyedSampler:
@@ -35,11 +35,11 @@ class KeyedSampler:
                 "sampling='stream'."
             )
         self.key_of = keys if callable(keys) else lambda row: keys[row.episode]
-        self.length = config.max_new_tokens
+        self.config = config
 
-    def draws(self, rows: list[Row]) -> torch.Tensor:
-        """Returns the random numbers of these rows, `(R, T)`. NaN stands for greedy decoding."""
-        draws = np.zeros((max(1, len(rows)), self.length))
+    def draws(self, rows: list[Row]) -> GivenDraws:
+        """Returns the random numbers of these rows."""
+        draws = np.zeros((max(1, len(rows)), self.config.max_new_tokens))
         for draw, row in zip(draws, rows, strict=False):  # a process without rows generates a dummy row
             key = self.key_of(row)
             place: tuple = key, row.slot.agent, row.slot.turn, row.slot.act
@@ -47,4 +47,4 @@ class KeyedSampler:
                 place += (len(row.completion_ids),)
             seed = hashlib.sha256(repr(place).encode()).digest()
             draw[:] = math.nan if key is None else np.random.default_rng(list(seed)).random(draw.shape)
-        return torch.from_numpy(draws)
+        return GivenDraws(torch.from_numpy(draws), self.config)

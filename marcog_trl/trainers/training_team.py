@@ -57,7 +57,7 @@ class TrainingTeam(Team):
         with (
             self.merged(),
             self._kept_as_it_is() if trainer.use_transformers_continuous_batching else nullcontext(),
-            self.sampling(rows),
+            self.generating(rows),
         ):
             completion_ids, logprobs = trainer._generate_single_turn(prompt_ids, None, {}, 1)
         return completion_ids, logprobs

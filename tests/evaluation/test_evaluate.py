@@ -255,7 +255,7 @@ class TestKeyedSampling:
         seen = []
 
         def generate(rows, sampler):
-            seen.append(sampler.draws(rows))
+            seen.append(sampler.draws(rows).draws)
             return [[7, teams.EOS] for _ in rows]
 
         monkeypatch.setattr(team.team, "_generate", generate)

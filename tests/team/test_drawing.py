@@ -157,12 +157,12 @@ class TestWhere:
             other_generation=None,
         )
         state = torch.random.get_rng_state()
-        draws = fast_draws(team, 3)
+        given = fast_draws(team, 3)
         assert torch.equal(state, torch.random.get_rng_state()) is not replaced
         if replaced:
-            assert draws.shape == (3, 4) and 0 <= draws.min() and draws.max() < 1
+            assert given.draws.shape == (3, 4) and 0 <= given.draws.min() and given.draws.max() < 1
         else:
-            assert draws is None
+            assert given is None
         team.other_generation = "use_transformers_continuous_batching"
         assert fast_draws(team, 3) is None
 

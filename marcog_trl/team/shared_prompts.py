@@ -1,0 +1,76 @@
+"""Runs a prompt through the model once for all rows that have it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+
+if TYPE_CHECKING:
+    from marcog_trl.team.team import Team
+
+
+# Inputs of the first forward pass of `generate` that have a row per prompt
+_INPUTS = ("input_ids", "attention_mask", "position_ids")
+
+
+@contextmanager
+def shared_prompts(team: Team) -> Iterator[None]:
+    """
+    Makes `generate` run every prompt through the team's model once, and copy its cache for the other rows with that prompt.
+    Results differ by rounding. It has no effect if each agent or row has weights of its own.
+    """
+    if team.settings.parameter_sharing != "shared":
+        yield
+        return
+    decoder = team.model.get_decoder()
+    row_of_prompt: torch.Tensor | None = None
+
+    def before(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
+        nonlocal row_of_prompt
+        row_of_prompt = None
+        if args or not _is_shareable(kwargs):
+            return None
+        prompts = kwargs["input_ids"]
+        if kwargs.get("attention_mask") is not None:
+            prompts = prompts.masked_fill(kwargs["attention_mask"] == 0, -1)
+        unique, places = prompts.unique(dim=0, return_inverse=True)
+        if len(unique) == len(prompts):
+            return None
+        row_of_prompt = places
+        rows = torch.arange(len(prompts), device=places.device)
+        first = torch.zeros_like(rows[: len(unique)]).scatter_reduce(0, places, rows, "amin", include_self=False)
+        return args, kwargs | {name: kwargs[name][first] for name in _INPUTS if kwargs.get(name) is not None}
+
+    def after(module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
+        if row_of_prompt is not None:
+            kwargs["past_key_values"].batch_select_indices(row_of_prompt)
+            output.last_hidden_state = output.last_hidden_state[row_of_prompt]
+
+    # Before other hooks, which then see all rows
+    handles = (
+        decoder.register_forward_pre_hook(before, with_kwargs=True),
+        decoder.register_forward_hook(after, with_kwargs=True, prepend=True),
+    )
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _is_shareable(kwargs: Mapping[str, Any]) -> bool:
+    """Whether these are the inputs of a first forward pass, with a cache that can be copied by row."""
+    cache = kwargs.get("past_key_values")
+    if type(cache) is not DynamicCache or cache.offloading or cache.get_seq_length() > 0:
+        return False
+    if not {type(layer) for layer in cache.layers} <= {DynamicLayer, DynamicSlidingWindowLayer}:
+        return False
+    tensors = {name: value.dim() for name, value in kwargs.items() if isinstance(value, torch.Tensor)}
+    return "input_ids" in tensors and tensors.keys() <= {*_INPUTS} and {*tensors.values()} == {2}
