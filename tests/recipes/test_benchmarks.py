@@ -134,6 +134,14 @@ def test_long_run(benchmark):
     assert "ratio " in printed and "more objects: " in printed
 
 
+def test_growth(benchmark):
+    printed = benchmark("growth", "--rows", 16, "--steps", 1, "--step-rows", 8, "--lengths", 8)
+    assert re.search(
+        r"^\| 2 agents, 4 generations, 1 turn \| 16 \| ([0-9.]+ \| ){3}\d+ \| [0-9.]+% \|$", printed, re.M
+    )
+    assert re.search(r"^\| 8 \| [0-9.]+ \| [0-9.]+ \|$", printed, re.M)
+
+
 def test_memory(benchmark):
     printed = benchmark("memory", "--rounds", 1, "--shape", "tiny", "--tokens", 2)
     assert re.search(r"^peak_mib: 2 agents \d+, 8 agents \d+, ratio", printed, re.M)

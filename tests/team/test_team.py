@@ -65,7 +65,7 @@ def recite(team, *calls):
     """Makes the agents reply with the given texts."""
     encode = team.tokenizer.encode
     replies = iter([[encode(text, add_special_tokens=False) for text in call] for call in calls])
-    team._generate = lambda rows, processors: next(replies)
+    team._generate = lambda rows: next(replies)
 
 
 class TestSolve:

@@ -335,7 +335,7 @@ class TestEvaluation:
         )  # fmt: skip
         texts = ["class Counter:\n    def up(self):\n        return 1", "no code"]
         ids = [trainer._tokenizer(text)["input_ids"] for text in texts]
-        trainer.team._generate = lambda rows, processors: [ids[i % 2] for i, _ in enumerate(rows)]
+        trainer.team._generate = lambda rows, sampler=None: [ids[i % 2] for i, _ in enumerate(rows)]
         figures, records = evaluated(trainer, tmp_path)
         components = records[0]["samples"][0]["components"]
         first, second = trainer.agents
