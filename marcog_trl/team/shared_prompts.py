@@ -72,5 +72,7 @@ def _is_shareable(kwargs: Mapping[str, Any]) -> bool:
         return False
     if not {type(layer) for layer in cache.layers} <= {DynamicLayer, DynamicSlidingWindowLayer}:
         return False
-    tensors = {name: value.dim() for name, value in kwargs.items() if isinstance(value, torch.Tensor)}
-    return "input_ids" in tensors and tensors.keys() <= {*_INPUTS} and {*tensors.values()} == {2}
+    if isinstance(kwargs.get("attention_mask"), Mapping):  # masks that were prepared for every kind of layer
+        return False
+    shapes = {name: value.shape for name, value in kwargs.items() if isinstance(value, torch.Tensor)}
+    return "input_ids" in shapes and shapes.keys() <= {*_INPUTS} and len({*shapes.values()}) == 1

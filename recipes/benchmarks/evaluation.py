@@ -76,7 +76,7 @@ def evaluate(problems, replies, options):
     model = sized_model(tokenizer, options.layers, options.hidden_size, options.vocab_size).to(device, dtype).eval()
     tokens, seconds = iter(()), []
 
-    def generate(prompts, processors=None):
+    def generate(prompts, sampler=None):
         started = time.perf_counter()
         rows = torch.full((options.rows or len(prompts), 128), 5, device=device)
         length = options.completion_length

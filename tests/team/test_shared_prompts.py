@@ -3,7 +3,7 @@ import copy
 import pytest
 import teams
 import torch
-from transformers import StaticCache
+from transformers import DynamicCache, StaticCache
 
 from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOTrainer
 from marcog_trl.agents import Slot
@@ -96,13 +96,15 @@ class TestWhere:
 
     def test_other_forward_passes_are_as_before(self, tiny_model, tmp_path):
         trainer = make(tiny_model, tmp_path)
-        decoder, ids = trainer.model.get_decoder(), torch.tensor([[5, 6, 7]] * 3)
-        before = (copy.copy(decoder._forward_hooks), copy.copy(decoder._forward_pre_hooks))
+        decoder, ids, seen = trainer.model.get_decoder(), torch.tensor([[5, 6, 7]] * 3), watch(trainer)
+        hooks = copy.copy(decoder._forward_hooks), copy.copy(decoder._forward_pre_hooks)
+        others = (
+            {"use_cache": False},
+            {"past_key_values": StaticCache(trainer.model.config, max_cache_len=8)},
+            {"past_key_values": DynamicCache(), "position_ids": torch.arange(3)[None]},  # one row for all
+        )
         with torch.no_grad(), shared_prompts(trainer.team):
-            static = StaticCache(trainer.model.config, max_cache_len=8)
-            for cache in (None, static):
-                assert (
-                    trainer.model(input_ids=ids, past_key_values=cache, use_cache=cache is not None).logits.shape[0]
-                    == 3
-                )
-        assert (decoder._forward_hooks, decoder._forward_pre_hooks) == before
+            for other in others:
+                assert len(trainer.model(input_ids=ids, **other).logits) == 3
+        assert seen == [(3, 3)] * 3
+        assert (decoder._forward_hooks, decoder._forward_pre_hooks) == hooks
