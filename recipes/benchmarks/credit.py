@@ -32,7 +32,7 @@ BRANCHES = {
     "per_device_train_batch_size": 20, "gradient_accumulation_steps": 4, "credit": "counterfactual", "fanout": [2, 4],
     "influence_steps": 5,
 }  # fmt: skip
-PPO = {"critic_learning_rate": 1e-3, "advantage_normalization": "batch"}
+PPO = {"advantage_normalization": "batch"}
 CREDITS = {
     "group": ("MultiAgentGRPOTrainer", LINES),
     "counterfactual": ("MultiAgentGRPOTrainer", BRANCHES),
