@@ -36,7 +36,7 @@ from marcog_trl.preferences.untrained import save_untrained_team
 from marcog_trl.processes import on_main, this_process
 from marcog_trl.report.metrics_file import MetricsFile
 from marcog_trl.report.results import result_rows, write_results
-from marcog_trl.team.data_checks import checked_datasets
+from marcog_trl.team.data_checks import check_dataset
 from marcog_trl.team.description import TEAM_FILE, TeamDescription
 from marcog_trl.team.hub import root_files
 from marcog_trl.team.loading import find_team, settings_with
@@ -200,7 +200,7 @@ def train_in_rounds(
         script, args, model = read_training_arguments(recipe, argv)
         run = RoundsRun(script, args, model, *script.load_splits())
         rewards = [named_reward(name) for name in script.reward]
-        checked_datasets({"train_dataset": run.train_dataset}, run.workflow, rewards)
+        check_dataset("train_dataset", run.train_dataset, run.workflow, rewards)
         if args.comparator == "expert":
             check_experts(run.train_dataset, [agent.name for agent in run.workflow.agents])
         stack.enter_context(only_run_in(run.folder))

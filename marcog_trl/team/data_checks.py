@@ -74,21 +74,12 @@ def _is_ours(reward_func: Any) -> bool:
     return module is not None and module.__name__.startswith("marcog_trl.")
 
 
-def checked_datasets(datasets: Mapping[str, Any], workflow: Workflow, reward_funcs: Sequence[Any]) -> dict[str, Any]:
-    """Datasets by name, checked (see [`check_dataset`]); streams without the problems that cannot be used."""
-    for name, dataset in datasets.items():
-        check_dataset(name, dataset, workflow, reward_funcs)
-    return {name: usable(name, dataset, workflow, reward_funcs) for name, dataset in datasets.items()}
-
-
-def checked_eval_dataset(dataset: Any, workflow: Workflow, reward_funcs: Sequence[Any]) -> Any:
-    """The evaluation dataset of a trainer, checked: one, several by name, or none."""
-    if dataset is None:
-        return None
-    if not isinstance(dataset, dict):
-        return checked_datasets({"eval_dataset": dataset}, workflow, reward_funcs)["eval_dataset"]
-    named = {f"eval_dataset[{name!r}]": part for name, part in dataset.items()}
-    return dict(zip(dataset, checked_datasets(named, workflow, reward_funcs).values(), strict=True))
+def check_eval_dataset(dataset: Any, workflow: Workflow, reward_funcs: Sequence[Any]) -> None:
+    """Checks the evaluation dataset of a trainer: one, several by name, or none (see [`check_dataset`])."""
+    several = {f"eval_dataset[{name!r}]": part for name, part in dataset.items()} if isinstance(dataset, dict) else {}
+    for name, part in (several or {"eval_dataset": dataset}).items():
+        if part is not None:
+            check_dataset(name, part, workflow, reward_funcs)
 
 
 def needed_columns(workflow: Workflow, reward_funcs: Sequence[Any]) -> dict[str, str]:

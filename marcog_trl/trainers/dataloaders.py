@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -104,13 +104,16 @@ class ProblemLoaders(GRPOTrainer):
         return int(self.state.epoch or 0)
 
     def get_eval_dataloader(self, eval_dataset: str | Dataset | IterableDataset | None = None):
-        if eval_dataset is not None and not isinstance(eval_dataset, str):
-            eval_dataset = self._given("eval_dataset", eval_dataset)
+        named = eval_dataset is None or isinstance(eval_dataset, str)
         played = self.eval_dataset if eval_dataset is None else eval_dataset
         played = cast(dict, self.eval_dataset)[played] if isinstance(played, str) else played
-        # TRL repeats the problems of an `IterableDataset` here, and those of a `Dataset` in its sampler
-        with self._whole_problems() if isinstance(played, IterableDataset) else nullcontext():
-            return super().get_eval_dataloader(eval_dataset)
+        if isinstance(played, IterableDataset):
+            # TRL repeats the problems of an `IterableDataset` here, and those of a `Dataset` in its sampler
+            with self._whole_problems():
+                return super().get_eval_dataloader(self._given("eval_dataset", played))
+        return super().get_eval_dataloader(
+            eval_dataset if named else self._given("eval_dataset", cast(Dataset, eval_dataset))
+        )
 
     def get_test_dataloader(self, test_dataset: Dataset | IterableDataset):
         test_dataset = self._given("test_dataset", test_dataset)
@@ -123,7 +126,7 @@ class ProblemLoaders(GRPOTrainer):
             return super()._get_eval_sampler(eval_dataset)
 
     def _given(self, name: str, dataset: Dataset | IterableDataset) -> Dataset | IterableDataset:
-        """Checks a dataset that was not passed to the constructor."""
+        """Checks a dataset, and leaves problems out of streams that cannot be used."""
         check_dataset(name, dataset, self.workflow, self.scorer.reward_funcs)
         return usable(name, dataset, self.workflow, self.scorer.reward_funcs)
 

@@ -41,7 +41,7 @@ from marcog_trl.report.console import MOST_EPISODES, print_episodes
 from marcog_trl.report.diagnosis import Diagnosis
 from marcog_trl.rollout.records import Episode, Row
 from marcog_trl.rollout.tree import Tree
-from marcog_trl.team.data_checks import checked_datasets, checked_eval_dataset
+from marcog_trl.team.data_checks import check_dataset, check_eval_dataset, usable
 from marcog_trl.team.description import TeamDescription
 from marcog_trl.team.modules import TeamModule
 from marcog_trl.team.settings import TeamSettings
@@ -145,8 +145,9 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ToolUse):
         reward_funcs = reward_functions(reward_funcs, optional=environment_factory is not None)
         self.trained_agents = check_workflow(self.workflow, args)
         if environment_factory is None:
-            [train_dataset] = checked_datasets({"train_dataset": train_dataset}, self.workflow, reward_funcs).values()
-            eval_dataset = checked_eval_dataset(eval_dataset, self.workflow, reward_funcs)
+            check_dataset("train_dataset", train_dataset, self.workflow, reward_funcs)
+            check_eval_dataset(eval_dataset, self.workflow, reward_funcs)
+            train_dataset = usable("train_dataset", train_dataset, self.workflow, reward_funcs)
         else:
             check_environments(self, {"train_dataset": train_dataset, "eval_dataset": eval_dataset}, reward_funcs)
         self._check_tree(train_dataset)

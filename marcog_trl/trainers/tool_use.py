@@ -19,7 +19,7 @@ class ToolUse(ProblemLoaders):
 
     _batch: Rollout | None
     _inputs: list[dict[str, Any]]
-    environments: Any
+    environments: Any = None
     environment_factories: Any
 
     def _adopt_environments(self) -> None:

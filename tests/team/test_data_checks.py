@@ -88,6 +88,19 @@ def test_a_stream_goes_on_without_its_bad_rows(tiny_model, tmp_path):
     assert "x/3" not in played and {"x/0", "x/1", "x/2", "x/4"} == set(played)
 
 
+def test_a_stream_for_evaluation_goes_on_without_its_bad_rows(tiny_model, tmp_path):
+    stream = IterableDataset.from_generator(lambda: iter(rows(12)))
+    options = {"per_device_eval_batch_size": 1, "isolation": "best_effort"}
+    given = {"one": stream, "other": stream}
+    data = teams.Dataset.from_list([row for row in rows(12) if row["task_id"] == "x/0"] * 12)
+    trainer = teams.make(tiny_model, tmp_path, data=data, eval_dataset=given, reward="execution_reward", **options)
+    assert trainer.eval_dataset == given
+    for chosen in ("one", stream):
+        with pytest.warns(UserWarning, match="eval_dataset has an invalid problem, which is skipped: task_id 'x/3'"):
+            played = [row["task_id"] for batch in trainer.get_eval_dataloader(chosen) for row in batch]
+        assert sorted(set(played)) == sorted(row["task_id"] for row in rows(12) if is_good(row))
+
+
 class TestBugs:
     """What the workflow and the reward of fixing bugs need, before a model is loaded."""
 

@@ -788,6 +788,7 @@ class TestFeatures:
                 num_iterations=2,
                 per_device_eval_batch_size=4,
             )
+            assert trainer.eval_dataset is data
             trainer.train()
             trained = list(seen)
             trainer.evaluate()
