@@ -108,12 +108,14 @@ class Score:
         metrics (`Mapping[str, float]`): Values that they logged with `log_metric`, under names without the turn. The value
             of this episode if the function logged an [`~marcog_trl.rewards.EpisodeMean`], else that of the whole call.
         failed (`bool`): Whether a function failed, so that the episode is masked.
+        by_agent (`Mapping[str, tuple[float, ...]]`): `values` before they are averaged over agents.
     """
 
     values: tuple[float, ...]
     columns: Mapping[str, Any]
     metrics: Mapping[str, float]
     failed: bool = False
+    by_agent: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -23,18 +24,34 @@ def is_counterfactual(trainer: MultiAgentTrainer) -> bool:
     return trainer.model.training and trainer.args.credit == "counterfactual"
 
 
-def over_siblings(trainer: MultiAgentTrainer, rollout: Rollout, **options: Any) -> torch.Tensor:
+def over_siblings(
+    trainer: MultiAgentTrainer,
+    rollout: Rollout,
+    returns: torch.Tensor | None = None,
+    live: torch.Tensor | None = None,
+    **options: Any,
+) -> torch.Tensor:
     """
     Calls [`group_advantages`] with these options, `(B,)`. Siblings may be on other processes. A critic is mixed with the mean of
-    the other siblings, as is the baseline of counterfactual credit.
+    the other siblings, which is also the baseline of counterfactual credit.
+
+    Args:
+        trainer ([`MultiAgentTrainer`]): The trainer.
+        rollout ([`Rollout`]): The batch.
+        returns (`torch.Tensor` of shape `(B,)`, *optional*): Defaults to the returns of the rows.
+        live (`torch.Tensor` of shape `(B,)`, *optional*): The rows to compare. Defaults to those that learn.
     """
     if mixes_critic(trainer) or is_counterfactual(trainer):
         options["kind"] = "rloo"
-    siblings, here, (returns, live, agents) = _with_siblings(
-        trainer, rollout, rollout.row_returns(), rollout.learning, rollout.agent
+    siblings, here, (values, mask, agents) = _with_siblings(
+        trainer,
+        rollout,
+        rollout.row_returns() if returns is None else returns,
+        rollout.learning if live is None else live,
+        rollout.agent,
     )
     sums = None if here else cast(SumOverProcesses, trainer._sum_over_processes)
-    advantages = group_advantages(returns, siblings, mask=live, agents=agents, sums=sums, **options)
+    advantages = group_advantages(values, siblings, mask=mask, agents=agents, sums=sums, **options)
     return advantages[here] if here else advantages
 
 
@@ -47,16 +64,45 @@ def _with_siblings(
     """
     if not trainer._splits_groups(trainer.model.training):
         return rollout.siblings, None, list(rows)
-    begin = trainer.accelerator.process_index * len(rollout.rows)
-    gathered = [trainer.accelerator.gather(x) for x in rows]
+    here, everywhere = _on_all_processes(trainer, *rows)
     size = trainer._tree(trainer.model.training).siblings[0]
-    return [size] * (len(gathered[0]) // size), slice(begin, begin + len(rollout.rows)), gathered
+    return [size] * (len(everywhere[0]) // size), here, everywhere
+
+
+def _on_all_processes(trainer: MultiAgentTrainer, *rows: torch.Tensor) -> tuple[slice, list[torch.Tensor]]:
+    """Gathers tensors of rows. Also returns where the rows of this process are."""
+    begin = trainer.accelerator.process_index * len(rows[0])
+    return slice(begin, begin + len(rows[0])), [trainer.accelerator.gather(x) for x in rows]
 
 
 def mixes_critic(trainer: MultiAgentTrainer) -> bool:
     """Whether the baseline is a mix of the critic and the mean of the siblings."""
     args: Any = trainer.args
     return getattr(args, "critic", "none") != "none" and (args.critic == "group" or is_counterfactual(trainer))
+
+
+def normalized_by_function(trainer: MultiAgentTrainer, rollout: Rollout) -> torch.Tensor:
+    """
+    Advantages with `multi_objective_aggregation="normalize_then_sum"`, `(B,)`, for episodes of one turn.
+
+    The rewards of each function are normalised over siblings, then weighted and summed, and the sums are normalised over the
+    batch, as in TRL. A function does not count for rows to which it does not apply.
+
+    Source: GDPO (https://huggingface.co/papers/2601.05242).
+    """
+    none = [math.nan] * len(trainer.reward_funcs)
+    scores = [episode.turns[0].score for episode in rollout.episodes]
+    parts = torch.tensor(  # (E, N, F)
+        [[none if s is None else s.by_agent.get(agent, none) for agent in trainer.agents] for s in scores],
+        device=rollout.live.device,
+    )
+    total = torch.zeros_like(parts[rollout.first_episode, 0, 0])
+    for weight, part in zip(trainer.reward_weights.to(parts), parts.unbind(2), strict=True):
+        values = rollout.of_agent(part[:, :, None])
+        known = rollout.learning & ~values.isnan()
+        total += weight * over_siblings(trainer, rollout, values, known, kind="mean", scale="group")
+    here, (everywhere, learning) = _on_all_processes(trainer, total, rollout.learning)
+    return group_advantages(everywhere, len(everywhere), mask=learning, scale="batch")[here]
 
 
 _MOMENTS = "counterfactual_critic"

@@ -404,8 +404,9 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
         )
         check_choice("agent_loss_weighting", self.agent_loss_weighting, ("agent", "token"))
         check_choice("on_reward_error", self.on_reward_error, ("raise", "mask"))
-        # Rewards are weighted and summed per episode and agent, before there are groups
-        check_choice("multi_objective_aggregation", self.multi_objective_aggregation, ("sum_then_normalize",))
+        # Trainers with a critic do not compare siblings, over which the rewards of each function could be normalised
+        aggregations = ("sum_then_normalize", "normalize_then_sum")[: 1 + self._scales_rewards]
+        check_choice("multi_objective_aggregation", self.multi_objective_aggregation, aggregations)
         if self._scales_rewards:
             return
         check_choice("scale_rewards", self.scale_rewards, ("none", "group", "batch"))

@@ -24,6 +24,10 @@ class MultiAgentGRPOConfig(MultiAgentConfig):
             Divides the advantages by the standard deviation of the siblings (`"group"`), of all rows of the generation
             batch (`"batch"`), or of the rows of the same agent in it (`"agent"`). `"none"` does not scale. Does not change
             the mean.
+        multi_objective_aggregation (`str`, *optional*, defaults to `"sum_then_normalize"`):
+            As in [`~trl.GRPOConfig`]. `"normalize_then_sum"` normalises the rewards of each function over siblings before they
+            are weighted and summed. It needs one turn, `credit="group"`, `joint_mode="align"` and `advantage="mean"`, and does
+            not read `scale_rewards`.
 
         > Parameters that control joint actions
 
@@ -83,6 +87,18 @@ class MultiAgentGRPOConfig(MultiAgentConfig):
                     raise ValueError(
                         f"{name}={value!r} does not support credit='counterfactual', which has its own branches and baseline. "
                         f"Set {name}={accepted[0]!r}, or credit='group'."
+                    )
+        if self.multi_objective_aggregation == "normalize_then_sum":
+            for name, value, accepted in (
+                ("credit", self.credit, ("group",)),
+                ("joint_mode", self.joint_mode, ("align",)),
+                ("advantage", self.advantage, ("mean",)),
+                ("scale_rewards", self.scale_rewards, ("none", "group", "batch")),
+            ):
+                if value not in accepted:
+                    raise ValueError(
+                        f"{name}={value!r} does not support multi_objective_aggregation='normalize_then_sum', which has its own "
+                        f"baseline and scale. Set {name}={accepted[0]!r}, or multi_objective_aggregation='sum_then_normalize'."
                     )
         if self.num_generations == 1 and (self.advantage != "none" or self.scale_rewards == "group"):
             raise ValueError(

@@ -9,7 +9,7 @@ from datasets import Dataset
 
 from marcog_trl.rollout.engine import replay
 from marcog_trl.rollout.tree import Tree
-from marcog_trl.trainers.credit import over_siblings
+from marcog_trl.trainers.credit import normalized_by_function, over_siblings
 from marcog_trl.trainers.layout import Rollout
 from marcog_trl.trainers.multi_agent_grpo_config import MultiAgentGRPOConfig
 from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
@@ -74,6 +74,11 @@ class MultiAgentGRPOTrainer(MultiAgentTrainer):
     def _check_tree(self, train_dataset: Any) -> None:
         super()._check_tree(train_dataset)
         args, num_turns, title = self.args, self.workflow.num_turns, type(self.workflow).__name__
+        if args.multi_objective_aggregation == "normalize_then_sum" and num_turns > 1:
+            raise ValueError(
+                f"multi_objective_aggregation='normalize_then_sum' needs episodes of one turn, but {title} has "
+                f"num_turns={num_turns}. Set multi_objective_aggregation='sum_then_normalize', or num_turns=1."
+            )
         if args.joint_mode == "cross":
             if len(self.agents) > 4:
                 raise ValueError(
@@ -104,4 +109,6 @@ class MultiAgentGRPOTrainer(MultiAgentTrainer):
             )
 
     def _group_advantages(self, rollout: Rollout) -> torch.Tensor:
+        if self.multi_objective_aggregation == "normalize_then_sum":
+            return normalized_by_function(self, rollout)
         return over_siblings(self, rollout, kind=self.args.advantage, scale=self.args.scale_rewards)

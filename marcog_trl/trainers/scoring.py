@@ -246,11 +246,13 @@ class Scorer:
     ) -> None:
         """Stores the rewards of the i-th episode of the call in the episode."""
         turn = episode.turns[call.turn]
+        own_values = [(call.by_agent.get((f, i), {}), value) for f, value in enumerate(values.tolist())]
         turn.score = Score(
             values=tuple(values.tolist()),
             columns={column: logged[i] for column, logged in call.columns.items()},
             metrics=call.metrics_of(i),
             failed=failed,
+            by_agent={agent: tuple(own.get(agent, value) for own, value in own_values) for agent in self._agents},
         )
         if self.runs_tests and turn.tested is not None and turn.tested[1].status == "infrastructure":
             call.lost.setdefault(i, turn.tested[1].message)

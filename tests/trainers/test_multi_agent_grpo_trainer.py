@@ -91,6 +91,35 @@ class TestAdvantage:
         found = teams.generation_batch(trainer)["advantages"].view(2, 4)
         torch.testing.assert_close(found, torch.tensor([[-3.0, 0.0, 3.0, 0.0]] * 2))
 
+    def test_the_rewards_of_each_function_are_normalised_first(self, tiny_model, tmp_path):
+        """Agents have rewards of their own, one function does not apply to an episode, and one episode has no reward."""
+
+        def by_agent(completions, **kwargs):
+            return [{"a": 1.0, "b": 5.0}, {"a": 3.0, "b": 5.0}, None, {"a": 2.0, "b": 8.0}]
+
+        def shared(completions, **kwargs):
+            return [100.0, None, None, 300.0]
+
+        trainer = teams.make(
+            tiny_model, tmp_path, MultiAgentGRPOTrainer, reward=[by_agent, shared], workflow=teams.Pair(),
+            data=teams.dataset(2), num_generations=4, per_device_train_batch_size=8, agent_loss_weighting="token",
+            multi_objective_aggregation="normalize_then_sum", reward_weights=[1.0, 0.5],
+        )  # fmt: skip
+        teams.script(trainer)
+        found = teams.generation_batch(trainer)["advantages"].view(2, 4)
+        first = [torch.tensor([-1.0, 1.0, 0.0, 0.0]), torch.tensor([-1.0, -1.0, 0.0, 2.0]) / 3**0.5]
+        second = torch.tensor([-1.0, 0.0, 0.0, 1.0]) / 2**0.5
+        total = torch.stack([own + 0.5 * second for own in first])
+        live = total[:, [0, 1, 3]]
+        expected = (total - live.mean()) / (live.std() + 1e-4)
+        expected[:, 2] = 0.0
+        torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
+
+
+def some(completions, **kwargs):
+    """A reward that applies to some of the completions."""
+    return [len(completion) if len(completion) % 3 else None for completion in completions]
+
 
 class TestSingleAgent:
     @pytest.mark.parametrize(
@@ -99,8 +128,9 @@ class TestSingleAgent:
             {"scale_rewards": "group", "loss_type": "grpo"},
             {"scale_rewards": "none", "loss_type": "dr_grpo"},
             {"scale_rewards": "batch", "loss_type": "dapo"},
+            {"multi_objective_aggregation": "normalize_then_sum", "loss_type": "grpo", "reward_weights": [1.0, 0.3]},
         ],
-        ids=["grpo", "dr-grpo", "batch"],
+        ids=["grpo", "dr-grpo", "batch", "gdpo"],
     )
     def test_is_grpo(self, tiny_model, tmp_path, options):
         """The same rollouts and the same losses as TRL's own trainer, step by step."""
@@ -111,10 +141,11 @@ class TestSingleAgent:
             "beta": 0.1, "seed": 3, **options,
         }  # fmt: skip
         data = Dataset.from_dict({"prompt": [f"def f{i}(x):" for i in range(4)]})
+        rewards = [teams.letters, some] if "reward_weights" in options else teams.letters
         runs = []
         for trainer_class, config_class in ((GRPOTrainer, GRPOConfig), (MultiAgentGRPOTrainer, MultiAgentGRPOConfig)):
             args = config_class(str(tmp_path / config_class.__name__), **common)
-            trainer = trainer_class(tiny_model, teams.letters, args, data, peft_config=teams.lora_config())
+            trainer = trainer_class(tiny_model, rewards, args, data, peft_config=teams.lora_config())
             trainer.train()
             runs.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
         assert len(runs[0]) == 2 and any(abs(loss) > 1e-6 for loss in runs[0])
@@ -131,6 +162,10 @@ class TestBadInput:
                 {"num_generations": 1},
                 "advantage='mean' .* compares the replies of a group, but num_generations=1. Set num_generations=4",
             ),
+            (
+                {"multi_objective_aggregation": "normalize_then_sum", "advantage": "rloo"},
+                "advantage='rloo' does not support multi_objective_aggregation='normalize_then_sum'",
+            ),
             ({"turn_weights": [1.0, -1.0]}, r"turn_weights=\[1.0, -1.0\]: every entry must be at least 0"),
         ],
     )
@@ -145,6 +180,11 @@ class TestBadInput:
             teams.make(
                 tiny_model, tmp_path, MultiAgentGRPOTrainer, workflow=teams.Pair(num_turns=2), turn_weights=[1.0]
             )
+
+    def test_several_turns_are_not_normalised_first(self, tmp_path):
+        options = {"workflow": teams.Pair(num_turns=2), "multi_objective_aggregation": "normalize_then_sum"}
+        with pytest.raises(ValueError, match="needs episodes of one turn, but Pair has num_turns=2"):
+            teams.make("nobody/no-such-model", tmp_path, MultiAgentGRPOTrainer, **options)
 
 
 def test_a_team_trains_and_comes_back(tiny_model, tmp_path):
