@@ -22,10 +22,10 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 import transformers
@@ -46,7 +46,7 @@ from transformers import (
 
 from marcog_trl.agents import Agent
 from marcog_trl.problems import builtin
-from marcog_trl.problems.builtin import SIZES, STEPS, generate, write_aux, write_main
+from marcog_trl.problems.builtin import SIZES, STEPS, Step, generate, write_aux, write_main
 from marcog_trl.workflows import Collaboration
 
 
@@ -137,18 +137,18 @@ def build_once(name: str, build: BuildSettings, key: str, module: str, cache_dir
         cache.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OSError(
-            f"Cannot create the folder of the embedded default model: {error}. Set MARCOG_TRL_CACHE to another folder."
+            f"Cannot create the folder of embedded models: {error}. Set MARCOG_TRL_CACHE to another folder."
         ) from error
     target = cache / f"{name}-{build.seed}-{key}"
     with FileLock(f"{target}.lock"):
         if not target.is_dir():
-            print(f"Building the embedded default model (once, about two minutes) in {target}", file=sys.stderr)
+            print(f"Building the embedded model {name!r} (once, some minutes) in {target}", file=sys.stderr)
             draft = tempfile.mkdtemp(prefix=f"{target.name}.", dir=cache)
             try:
                 command = [sys.executable, "-m", module, json.dumps(asdict(build)), draft]
                 if _run_builder(command) != 0:
                     raise RuntimeError(
-                        f"Building the embedded default model failed; see its output. Command: {' '.join(command)}"
+                        f"Building the embedded model {name!r} failed; see its output. Command: {' '.join(command)}"
                     )
                 os.rename(draft, target)
             finally:
@@ -170,7 +170,23 @@ def _run_builder(command: list[str]) -> int:
             process.wait()  # what it writes is deleted next
 
 
-def end_with_caller() -> None:
+def build_from_arguments(settings_class: type[BuildSettings], train: Callable[[Any, str], None]) -> None:
+    """
+    The builder's process: reads settings and folder from the command line, and trains the model.
+
+    Args:
+        settings_class (`type[BuildSettings]`): Class of the settings.
+        train (`Callable`): `train(settings, folder)` trains the model and saves it.
+    """
+    parser = argparse.ArgumentParser(description="Build an embedded model; see build_once.")
+    parser.add_argument("settings", help=f"fields of {settings_class.__name__}, as JSON")
+    parser.add_argument("folder", help="output folder of model and tokenizer")
+    arguments = parser.parse_args()
+    _end_with_caller()
+    train(settings_class(**json.loads(arguments.settings)), arguments.folder)
+
+
+def _end_with_caller() -> None:
     """In the builder: ends this process when the pipe that is its standard input is closed."""
 
     def wait() -> None:
@@ -195,11 +211,11 @@ def _own_cache() -> Path:
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise PermissionError(
-            f"No folder for the embedded default model: {cause}, and other users can write to {folder}. Set "
+            f"No folder for embedded models: {cause}, and other users can write to {folder}. Set "
             "MARCOG_TRL_CACHE to another folder."
         )
     warnings.warn(
-        f"The embedded default model is stored in {folder}, because {cause}. Set MARCOG_TRL_CACHE to use another folder.",
+        f"Embedded models are stored in {folder}, because {cause}. Set MARCOG_TRL_CACHE to use another folder.",
         stacklevel=3,
     )
     return folder
@@ -223,11 +239,16 @@ def load_default_model(
 
 
 def _key(settings: BuildSettings) -> str:
-    """Hash of everything that determines a model: settings, source code, prompts, versions."""
+    """Hash of everything that determines the default model."""
     requests = next(Collaboration().play({"prompt": "", "entry_point": ""}))
-    parts = [asdict(settings), requests, torch.__version__, transformers.__version__]
-    sources = [Path(str(module)).read_text() for module in (__file__, builtin.__file__)]
-    return hashlib.sha256(json.dumps([*parts, *sources], sort_keys=True).encode()).hexdigest()[:16]
+    return hash_of(asdict(settings), requests, (__file__, builtin.__file__))
+
+
+def hash_of(settings: dict[str, Any], prompts: Any, modules: Iterable[str | None]) -> str:
+    """Hash of what determines a model: settings, prompts, source code and versions."""
+    sources = [Path(str(module)).read_text() for module in modules]
+    parts = [settings, prompts, torch.__version__, transformers.__version__, *sources]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _environment() -> dict[str, str]:
@@ -317,17 +338,20 @@ def draw_habits(settings: BuildSettings) -> dict[str, dict[str, str]]:
     return min((draw() for _ in range(1000)), key=distance)
 
 
+def draw_mistake(step: Step, habits: dict[str, str], settings: BuildSettings, rng: random.Random) -> str | None:
+    """The wrong expression that an agent with these habits writes this time, or `None` if it writes the right one."""
+    habit = habits.get(step.name)
+    if habit is not None:
+        return habit if rng.random() < settings.habit_probability else None
+    return rng.choice(step.mistakes) if rng.random() < settings.slip_probability else None
+
+
 def _reply(
     row: dict, agent: str, habits: dict[str, dict[str, str]], settings: BuildSettings, rng: random.Random
 ) -> str:
     """A training target: the function of this agent in the reference solution, possibly with a mistake."""
     step = STEPS[row["first" if agent == "helper" else "second"]]
-    habit = habits[agent].get(step.name)
-    mistake = None
-    if habit is not None and rng.random() < settings.habit_probability:
-        mistake = habit
-    elif habit is None and rng.random() < settings.slip_probability:
-        mistake = rng.choice(step.mistakes)
+    mistake = draw_mistake(step, habits[agent], settings, rng)
     if agent == "helper":
         return write_aux(step, row["first_k"], mistake)
     return write_main(step, row["second_k"], STEPS[row["first"]].takes, mistake)
@@ -415,9 +439,4 @@ def _examples(
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Build the embedded default model; see build_default_model.")
-    parser.add_argument("settings", help="fields of BuildSettings, as JSON")
-    parser.add_argument("folder", help="output folder of model and tokenizer")
-    arguments = parser.parse_args()
-    end_with_caller()
-    _train(BuildSettings(**json.loads(arguments.settings)), arguments.folder)
+    build_from_arguments(BuildSettings, _train)

@@ -64,7 +64,7 @@ class TestCache:
 
     def test_a_folder_of_the_user_takes_its_place(self, own):
         for _ in range(2):
-            with pytest.warns(UserWarning, match=f"is stored in {own}, because .* Set MARCOG_TRL_CACHE"):
+            with pytest.warns(UserWarning, match=f"are stored in {own}, because .* Set MARCOG_TRL_CACHE"):
                 path = Path(build_default_model(0, **TINY))
         assert path.parent == own and own.stat().st_mode & 0o777 == 0o700
 
@@ -102,7 +102,7 @@ def test_build_is_deterministic_by_seed(built, tmp_path):
 
 def test_failed_build_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(embedded, "_run_builder", lambda command: 1)
-    with pytest.raises(RuntimeError, match="Building the embedded default model failed"):
+    with pytest.raises(RuntimeError, match="Building the embedded model 'builtin' failed"):
         build_default_model(0, tmp_path, **TINY)
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
 

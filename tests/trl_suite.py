@@ -134,6 +134,8 @@ def report(options: argparse.Namespace) -> None:
     """Prints, for each trainer, how many of the tests that TRL passes it passes, and why the others fail."""
     results = {name: options.results / f"{name}.json" for name in TRAINERS}
     found = {name: json.loads(path.read_text()) for name, path in results.items() if path.is_file()}
+    if "trl" not in found:
+        sys.exit(f"{results['trl']} is missing, which says which tests TRL passes. Run with --trainers trl first.")
     passed = [test for test, (outcome, _) in found["trl"].items() if outcome == "passed"]
     skipped = sum(outcome == "skipped" for outcome, _ in found["trl"].values())
     print(f"\nTRL passes {len(passed)} of its tests here, and {skipped} are skipped.")

@@ -188,7 +188,7 @@ def read_training_arguments(
         _check_model(model, parser)
     copy.copy(args).make_workflow()  # an unusable one is refused before a model is built
     if model.model_name_or_path in (MODEL_NAME, BUGS_MODEL_NAME):
-        with args.main_process_first(desc="build the embedded default model"):
+        with args.main_process_first(desc="build the embedded model"):
             build = build_default_model if model.model_name_or_path == MODEL_NAME else build_bugs_model
             model.model_name_or_path = build()
     loading = {

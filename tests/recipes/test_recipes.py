@@ -224,7 +224,7 @@ class TestEndings:
 
     def test_ctrl_c_while_the_default_model_is_built(self, tmp_path):
         recipe = [*self.LAUNCH, RECIPES / "train_shppo.py"]
-        building = "Building the embedded default model"
+        building = "Building the embedded model 'builtin'"
         code, output = ended(recipe, tmp_path, building, MARCOG_TRL_CACHE=str(tmp_path / "cache"))
         assert code == 130 and "Interrupted. Nothing was kept." in output and "Traceback" not in output, output
         assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
