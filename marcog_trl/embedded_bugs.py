@@ -60,14 +60,17 @@ Prompts = list[list[dict[str, str]]]
 @dataclass(frozen=True)
 class BugsBuildSettings(BuildSettings):
     """
-    Settings of this model: those of [`BuildSettings`], except for the sizes, which are those of the default model.
+    Settings of this model. Other fields are those of [`BuildSettings`], without `clean_steps` and the sizes: the default model has
+    them.
 
     Args:
+        steps (`int`, *optional*, defaults to `700`): Optimizer steps. Batches of the two agents take turns.
+        batch_size (`int`, *optional*, defaults to `16`): Replies per step.
+        learning_rate (`float`, *optional*, defaults to `2e-3`): Peak of the learning rate.
         base (`str`, *optional*, defaults to `""`): Path of the embedded default model, which is taught.
     """
 
     steps: int = 700
-    clean_steps: int = 0
     batch_size: int = 16
     learning_rate: float = 2e-3
     base: str = ""
@@ -125,7 +128,7 @@ def make_prompts(rows: Sequence[dict[str, Any]], asserts: Sequence[str], executo
 def make_examples(
     tokenizer: PreTrainedTokenizerBase, settings: BugsBuildSettings, executor: CodeExecutor
 ) -> list[dict[str, list[int]]]:
-    """All training examples: batches of the tester and of the fixer take turns. Mistakes are drawn again each time that a prompt is repeated."""
+    """All training examples, in order. Mistakes are drawn again each time that a prompt is repeated."""
     habits, rng = draw_habits(settings), random.Random(f"bug replies {settings.seed}")
 
     def draw(row: dict[str, Any]) -> list[str | None]:

@@ -76,8 +76,9 @@ def _is_ours(reward_func: Any) -> bool:
 
 def check_eval_dataset(dataset: Any, workflow: Workflow, reward_funcs: Sequence[Any]) -> None:
     """Checks the evaluation dataset of a trainer: one, several by name, or none (see [`check_dataset`])."""
-    several = {f"eval_dataset[{name!r}]": part for name, part in dataset.items()} if isinstance(dataset, dict) else {}
-    for name, part in (several or {"eval_dataset": dataset}).items():
+    parts = dataset if isinstance(dataset, dict) else {None: dataset}
+    for key, part in parts.items():
+        name = "eval_dataset" if key is None else f"eval_dataset[{key!r}]"
         if part is not None:
             check_dataset(name, part, workflow, reward_funcs)
 
