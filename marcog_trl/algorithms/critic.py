@@ -121,13 +121,13 @@ class ValueHead(nn.Module):
     """
     Two-layer MLP from the hidden state before a token, and what is known when the row begins, to the value of the token.
 
-    It sees standardized states and predicts standardized returns, so that it learns fast from states with a large mean, and as
+    It sees standardised states and predicts standardised returns, so that it learns fast from states with a large mean, and as
     fast with rewards of any size. It begins at the mean return.
 
     Args:
         hidden_size (`int`): H, size of the policy's hidden states.
 
-    Source: MAPPO (https://huggingface.co/papers/2103.01955), which standardizes both, too.
+    Source: MAPPO (https://huggingface.co/papers/2103.01955), which standardises both, too.
     """
 
     def __init__(self, hidden_size: int):
@@ -145,7 +145,7 @@ class ValueHead(nn.Module):
         """
         Args:
             hidden (`torch.Tensor` of shape `(B, T, H)`): Hidden state before each token.
-            state (`torch.Tensor` of shape `(B, H)`): Prompt state of each row, or the pooled ones of its team, standardized by
+            state (`torch.Tensor` of shape `(B, H)`): Prompt state of each row, or the pooled ones of its team, standardised by
                 `states`.
 
         Returns:

@@ -146,7 +146,7 @@ class MultiAgentPPOTrainer(ModulesTrainer):
         return {"critic_state": self.modules.value_head.states.standardize(self._critic_states(rollout))}
 
     def _critic_states(self, rollout: Rollout) -> torch.Tensor:
-        """Returns what the critic knows when each row begins, `(B, H)`: prompt states, layer-normalized."""
+        """Returns what the critic knows when each row begins, `(B, H)`: prompt states, layer-normalised."""
         states = rollout.of_rows("prompt_state", self.model.config.get_text_config().hidden_size)
         if self.args.critic == "agent":
             return standardize(states)
