@@ -156,7 +156,7 @@ ATTRIBUTES = {
     PreTrainedModel: "_keys_to_ignore_on_save",
     PreTrainedConfig: "_attn_implementation",
     torch: "_subclasses",
-    torch.nn.Module: "_buffers _load_from_state_dict _parameters",
+    torch.nn.Module: "_apply _buffers _load_from_state_dict _parameters",
     torch.utils: "_pytree _python_dispatch",
     trl.trainer.utils: "_CHUNKED_LOGPROB_CHUNK_SIZE",
     evaluate.Metric: "_info _compute",

@@ -45,7 +45,9 @@ def step(model, path, trainer=MultiAgentGRPOTrainer, change=None, **options):
     trainer = teams.make(model, path, trainer, **{**defaults, **options})
     teams.script(trainer)
     if isinstance(trainer, MultiAgentPPOTrainer):
-        teams.randomize(trainer.modules)  # a critic that is 0 would be moved to the mean return
+        teams.randomize(trainer.modules)
+        if trainer.args.critic != "none":
+            teams.hold_critic(trainer)  # whose moments are those of the trained agents
     if isinstance(trainer, SHPPOTrainer):
         trainer._noise_of = noise_of
     if change is not None:
