@@ -371,11 +371,11 @@ def value_loss(
     Clipped squared error of the critic per token, without reduction.
 
     Args:
-        values (`torch.Tensor` of shape `(B, T)`): Current estimates of the critic, in reward units.
-        old_values (`torch.Tensor` of shape `(B, T)`): Estimates of the critic at rollout, in reward units.
-        returns (`torch.Tensor` of shape `(B, T)`): Targets, in reward units.
+        values (`torch.Tensor` of shape `(B, T)`): Current estimates of the critic, in reward units or standard deviations.
+        old_values (`torch.Tensor` of shape `(B, T)`): Estimates of the critic at rollout, in the same unit.
+        returns (`torch.Tensor` of shape `(B, T)`): Targets, in the same unit.
         mask (`torch.Tensor` of shape `(B, T)`): 1 on live tokens.
-        cliprange (`float`): Distance from `old_values` beyond which a value has no gradient, in reward units.
+        cliprange (`float`): Distance from `old_values` beyond which a value has no gradient, in their unit.
 
     Returns:
         `torch.Tensor` of shape `(B, T)`: `0.5 · max((V − ret)², (clip(V, V_old ± cliprange) − ret)²)`, zero where

@@ -127,7 +127,7 @@ class ValueHead(nn.Module):
     Args:
         hidden_size (`int`): H, size of the policy's hidden states.
 
-    Source: MAPPO (https://huggingface.co/papers/2103.01955), which standardises both, too.
+    Source: MAPPO (https://huggingface.co/papers/2103.01955), which normalises values, too.
     """
 
     def __init__(self, hidden_size: int):

@@ -32,7 +32,7 @@ SMALL_VOCABULARY = 1024
 
 def unsupported_option(config: GenerationConfig) -> str | None:
     """Returns the name of an option that [`GivenDraws`] does not support, if one is set."""
-    return next((name for name in OTHER_OPTIONS if getattr(config, name, None) not in (None, 0.0, 1.0)), None)
+    return next((name for name in OTHER_OPTIONS if getattr(config, name) not in (None, 0.0, 1.0)), None)
 
 
 def fast_draws(team: Team, rows: int) -> GivenDraws | None:

@@ -32,8 +32,8 @@ def over_siblings(
     **options: Any,
 ) -> torch.Tensor:
     """
-    Calls [`group_advantages`] with these options, `(B,)`. Siblings may be on other processes. A critic is mixed with the mean of
-    the other siblings, which is also the baseline of counterfactual credit.
+    Calls [`group_advantages`] with these options, `(B,)`. Siblings may be on other processes. Counterfactual credit has the mean
+    of the other siblings as its baseline.
 
     Args:
         trainer ([`MultiAgentTrainer`]): The trainer.
@@ -41,7 +41,7 @@ def over_siblings(
         returns (`torch.Tensor` of shape `(B,)`, *optional*): Defaults to the returns of the rows.
         live (`torch.Tensor` of shape `(B,)`, *optional*): The rows to compare. Defaults to those that learn.
     """
-    if mixes_critic(trainer) or is_counterfactual(trainer):
+    if is_counterfactual(trainer):
         options["kind"] = "rloo"
     siblings, here, (values, mask, agents) = _with_siblings(
         trainer,
@@ -73,12 +73,6 @@ def _on_all_processes(trainer: MultiAgentTrainer, *rows: torch.Tensor) -> tuple[
     """Gathers tensors of rows. Also returns where the rows of this process are."""
     begin = trainer.accelerator.process_index * len(rows[0])
     return slice(begin, begin + len(rows[0])), [trainer.accelerator.gather(x) for x in rows]
-
-
-def mixes_critic(trainer: MultiAgentTrainer) -> bool:
-    """Whether the baseline is a mix of the critic and the mean of the siblings."""
-    args: Any = trainer.args
-    return getattr(args, "critic", "none") != "none" and (args.critic == "group" or is_counterfactual(trainer))
 
 
 def normalized_by_function(trainer: MultiAgentTrainer, rollout: Rollout) -> torch.Tensor:

@@ -72,6 +72,7 @@ class Rollout:
     # Inputs of forward passes besides token ids, each `(B, ...)`; values and log-probabilities at rollout, `(B, T)`
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     values: torch.Tensor | None = None
+    critic_states: torch.Tensor | None = None  # before they are standardised, `(B, H)`
     logps: torch.Tensor | None = None
     # Advantage of each row before it is normalised or weighted, `(B,)`
     advantages: torch.Tensor | None = None

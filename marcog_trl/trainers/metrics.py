@@ -179,9 +179,8 @@ def ledger(rollout: Rollout, total: Total) -> dict[str, float]:
     turns = {id(turn): turn for episode in rollout.episodes for turn in episode.turns}
     verdicts = {id(verdict): verdict for turn in turns.values() for _, verdict in turn.verdicts}
     costs = {
-        "ledger/generated_tokens": sum(
-            sum(row.mask) for row in rollout.rows if row is not None
-        ),  # not results of tools
+        # Without results of tools
+        "ledger/generated_tokens": sum(sum(row.mask) for row in rollout.rows if row is not None),
         "ledger/evaluations": len(turns),
         "ledger/sandbox_seconds": sum(verdict.seconds for verdict in verdicts.values()),
     }

@@ -405,7 +405,9 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
         check_choice("agent_loss_weighting", self.agent_loss_weighting, ("agent", "token"))
         check_choice("on_reward_error", self.on_reward_error, ("raise", "mask"))
         # Trainers with a critic do not compare siblings, over which the rewards of each function could be normalised
-        aggregations = ("sum_then_normalize", "normalize_then_sum")[: 1 + self._scales_rewards]
+        aggregations = (
+            ("sum_then_normalize", "normalize_then_sum") if self._scales_rewards else ("sum_then_normalize",)
+        )
         check_choice("multi_objective_aggregation", self.multi_objective_aggregation, aggregations)
         if self._scales_rewards:
             return

@@ -27,7 +27,7 @@ class MultiAgentPPOConfig(MultiAgentConfig):
             Learning rate of the value head. Defaults to 0.256 divided by its width, the hidden size of the model but at most
             1024, since wider heads learn faster.
         vf_coef (`float`, *optional*, defaults to `0.1`):
-            Weight of the value loss.
+            Weight of the value loss, which is that of standardised returns.
         cliprange_value (`float`, *optional*, defaults to `0.2`):
             Maximum distance of a value from its value at rollout, in standard deviations of the returns.
 

@@ -12,7 +12,7 @@ from marcog_trl.algorithms.advantages import gae, normalize_advantages, value_lo
 from marcog_trl.algorithms.critic import ValueHead, pool_team_states, standardize
 from marcog_trl.rollout.tree import Tree
 from marcog_trl.team.modules import ForwardContext, TeamModule
-from marcog_trl.trainers.credit import critic_shares, is_counterfactual, mixes_critic
+from marcog_trl.trainers.credit import critic_shares, is_counterfactual, over_siblings
 from marcog_trl.trainers.layout import Rollout
 from marcog_trl.trainers.loss_scale import loss_window, row_weights
 from marcog_trl.trainers.modules_trainer import ModulesTrainer
@@ -143,7 +143,8 @@ class MultiAgentPPOTrainer(ModulesTrainer):
         if self.args.critic == "none":
             return {}
         assert self.modules.value_head is not None
-        return {"critic_state": self.modules.value_head.states.standardize(self._critic_states(rollout))}
+        rollout.critic_states = self._critic_states(rollout)
+        return {"critic_state": self.modules.value_head.states.standardize(rollout.critic_states)}
 
     def _critic_states(self, rollout: Rollout) -> torch.Tensor:
         """Returns what the critic knows when each row begins, `(B, H)`: prompt states, layer-normalised."""
@@ -235,7 +236,7 @@ class MultiAgentPPOTrainer(ModulesTrainer):
         next_row = self._next_rows(rollout)
         discount = self._discounts(rollout, next_row)
         to_go, _ = gae(rewards, torch.zeros_like(rewards), mask, args.gamma, 1.0, next_row, discount, 1.0)
-        mixes = mixes_critic(self)
+        mixes = args.critic == "group" or (args.critic != "none" and is_counterfactual(self))
         if args.critic == "none" or mixes:
             baseline = rollout.row_returns() - self._group_advantages(rollout)
             advantages = (to_go - baseline[:, None]) * mask
@@ -263,6 +264,11 @@ class MultiAgentPPOTrainer(ModulesTrainer):
         weights = row_weights(self, mask, rollout)
         output["advantages"] = advantages * weights[:, None]
         output["row_weight"] = weights
+
+    def _group_advantages(self, rollout: Rollout) -> torch.Tensor:
+        if self.args.critic == "group":  # what is mixed with the critic does not see the row's own return
+            return over_siblings(self, rollout, kind="rloo")
+        return super()._group_advantages(rollout)
 
     def _token_rewards(self, output: dict[str, Any], rollout: Rollout, mask: torch.Tensor) -> torch.Tensor:
         """Returns the reward of every token, `(B, T)`: the row's reward at its last live token, minus the KL penalty."""
@@ -327,10 +333,10 @@ class MultiAgentPPOTrainer(ModulesTrainer):
             `torch.Tensor` of shape `(B, T)`: The values with the new moments, in reward units.
         """
         head = self.modules.value_head
-        assert head is not None
+        assert head is not None and rollout.critic_states is not None
         if not self.model.training:
             return values
-        head.states.update(self._critic_states(rollout)[mask.any(1)], self._sum_over_processes)
+        head.states.update(rollout.critic_states[mask.any(1)], self._sum_over_processes)
         return head.update_returns(to_go[mask.bool()], values, self._sum_over_processes)
 
     def _log_critic(self, values: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor) -> None:

@@ -14,7 +14,7 @@ import json
 import random
 import tempfile
 
-from common import make_parser, measure_apart, random_model, save_model, table
+from common import ON_CPU, QUIET, make_parser, measure_apart, random_model, save_model, table
 
 
 PROMPTS = 256
@@ -54,13 +54,7 @@ def run(task):
             per_device_train_batch_size=32,
             num_generations=4,
             max_completion_length=8,
-            logging_steps=1,
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-            gradient_checkpointing=False,
-            use_cpu=True,
-            bf16=False,
+            **{**QUIET, **ON_CPU, "logging_steps": 1},
         )
         path = save_model(f"{folder}/model", model, tokenizer)
         trainer = MultiAgentPPOTrainer(path, reward, args, Dataset.from_list(problems))
