@@ -404,13 +404,15 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
         )
         check_choice("agent_loss_weighting", self.agent_loss_weighting, ("agent", "token"))
         check_choice("on_reward_error", self.on_reward_error, ("raise", "mask"))
-        # Trainers with a critic do not compare siblings, over which the rewards of each function could be normalised
-        aggregations = (
-            ("sum_then_normalize", "normalize_then_sum") if self._scales_rewards else ("sum_then_normalize",)
-        )
-        check_choice("multi_objective_aggregation", self.multi_objective_aggregation, aggregations)
+        aggregation = self.multi_objective_aggregation
+        check_choice("multi_objective_aggregation", aggregation, ("sum_then_normalize", "normalize_then_sum"))
         if self._scales_rewards:
             return
+        if aggregation == "normalize_then_sum":
+            raise ValueError(
+                "multi_objective_aggregation='normalize_then_sum' needs MultiAgentGRPOTrainer, because trainers with a critic do "
+                "not normalise over siblings. Set multi_objective_aggregation='sum_then_normalize'."
+            )
         check_choice("scale_rewards", self.scale_rewards, ("none", "group", "batch"))
         if self.scale_rewards != "none":
             warnings.warn(

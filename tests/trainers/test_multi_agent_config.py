@@ -94,7 +94,7 @@ BAD = [
     ({"scale_rewards": "agent"}, "scale_rewards='agent' is unknown. Use one of 'none', 'group', 'batch'."),
     (
         {"multi_objective_aggregation": "normalize_then_sum"},
-        "multi_objective_aggregation='normalize_then_sum' is unknown.",
+        "multi_objective_aggregation='normalize_then_sum' needs MultiAgentGRPOTrainer, because",
     ),
     ({"feedback": "loud"}, "feedback='loud' is unknown. Use one of 'level_feedback', 'level_passed',"),
     ({"agent_loss_weighting": "row"}, "agent_loss_weighting='row' is unknown. Use one of 'agent', 'token'."),
