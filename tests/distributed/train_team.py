@@ -113,10 +113,19 @@ class RecordedGRPOTrainer(Recorded, MultiAgentGRPOTrainer):
     pass
 
 
-class RecordedSingleTrainer(RecordedGRPOTrainer):
+class SplitGroups:
+    """Siblings lie on all processes: those before have had as many of each prompt."""
+
     def _replies_elsewhere(self, prompt_ids):
-        """Siblings lie on all processes: those before have had as many of each prompt."""
         return Counter(map(tuple, prompt_ids * self.accelerator.process_index))
+
+
+class RecordedSingleTrainer(SplitGroups, RecordedGRPOTrainer):
+    pass
+
+
+class RecordedSinglePPOTrainer(SplitGroups, RecordedPPOTrainer):
+    pass
 
 
 class WithTool(Pair):
@@ -149,6 +158,8 @@ BRANCHES |= {"per_device_train_batch_size": 12, "influence_steps": 1, "advantage
 PROCESSES = int(os.environ.get("WORLD_SIZE", 1))
 SINGLE = {"workflow": "single", "num_generations": 4, "per_device_train_batch_size": 4 // PROCESSES}
 SINGLE |= {"gradient_accumulation_steps": 1, "scale_rewards": "group", "num_generations_eval": 4}
+# The first returns have a mean of 0 in units of the critic: all that the bias has as a gradient is rounding, which Adam enlarges
+SIBLINGS = {**SINGLE, "critic": "group", "max_steps": 4, "adam_epsilon": 1e-4}
 RECORDED = {
     "tree": (RecordedGRPOTrainer, MultiAgentGRPOConfig, TREE),
     "counterfactual": (RecordedPPOTrainer, MultiAgentPPOConfig, BRANCHES),
@@ -163,6 +174,7 @@ RECORDED = {
     "full": (RecordedPPOTrainer, MultiAgentPPOConfig, {"full_finetuning": True, "gradient_checkpointing": True}),
     # A script for GRPOTrainer: two processes have half of a group each, and make one step of it
     "single": (RecordedSingleTrainer, MultiAgentGRPOConfig, SINGLE),
+    "siblings": (RecordedSinglePPOTrainer, MultiAgentPPOConfig, SIBLINGS),
 }
 
 
