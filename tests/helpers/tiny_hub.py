@@ -87,8 +87,8 @@ CLASSES = {
     ),
 }  # fmt: skip
 
-# The tests recite replies as token ids of Qwen's tokenizer. These are the ids that are not single bytes, with their texts
-SIZE = 151_936
+# A few tests recite replies as token ids of Qwen's tokenizer. These are the ids that are not single bytes, with their texts
+QWEN_SIZE = 151_936
 SPECIAL = {
     151_643: "<|endoftext|>",
     151_644: "<|im_start|>",
@@ -110,19 +110,21 @@ WORDS = {
     64648: "multiply", 93054: "_multiply", 95642: '"}}\n',
 }  # fmt: skip
 PROMPTS = [f"The number that comes {place} {number} is" for number in range(2, 12) for place in ("after", "before")]
-TRAINING = 17  # of the prompts, as in TRL's data set, whose length some tests expect
 
 
-def make_tokenizer(template: str) -> PreTrainedTokenizerFast:
-    """A tokenizer of bytes with the ids of Qwen's, and with one of TRL's chat templates."""
+def make_tokenizer(template: str, qwen_ids: bool) -> PreTrainedTokenizerFast:
+    """A tokenizer of bytes with one of TRL's chat templates, and with the ids of Qwen's tokenizer or as few as there can be."""
     byte_of = [*range(33, 127), *range(161, 173), *range(174, 256)]  # those that stand for themselves come first
     byte_of += [byte for byte in range(256) if byte not in byte_of]
     letters = _letters()
     vocabulary = {letters[byte]: token for token, byte in enumerate(byte_of)}
     vocabulary |= {"".join(letters[byte] for byte in text.encode()): token for token, text in WORDS.items()}
     vocabulary |= {text: token for token, text in (SPECIAL | MARKS).items()}
-    known = set(vocabulary.values())
-    vocabulary |= {f"{letters[ord(' ')]}w{token}": token for token in range(SIZE) if token not in known}
+    if qwen_ids:
+        known = set(vocabulary.values())
+        vocabulary |= {f"{letters[ord(' ')]}w{token}": token for token in range(QWEN_SIZE) if token not in known}
+    else:
+        vocabulary = {text: token for token, text in enumerate(vocabulary)}
     raw = Tokenizer(models.BPE(vocabulary, []))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     raw.decoder = decoders.ByteLevel()
@@ -163,14 +165,14 @@ def make_model(name: str, tokenizer: PreTrainedTokenizerFast) -> nn.Module:
     return model
 
 
-def write_hub(cache: Path) -> None:
+def write_hub(cache: Path, qwen_ids: bool) -> None:
     """Writes the models as a cache of the Hub, where `HF_HUB_CACHE` finds them."""
     for name, (_, _, template, _) in CLASSES.items():
         repository = cache / f"models--{ORGANIZATION}--{name}"
         if (repository / "refs" / "main").is_file():
             continue
         snapshot = repository / "snapshots" / REVISION
-        tokenizer = make_tokenizer(template)
+        tokenizer = make_tokenizer(template, qwen_ids)
         make_model(name, tokenizer).save_pretrained(snapshot)
         tokenizer.save_pretrained(snapshot)
         if name == REMOTE:
@@ -192,13 +194,13 @@ def add_code(snapshot: Path) -> None:
     (snapshot / "config.json").write_text(json.dumps(config))
 
 
-def write_dataset(folder: Path) -> None:
-    """Writes the data set: prompts as text and as chats."""
+def write_dataset(folder: Path, num_rows: int) -> None:
+    """Writes the data set with `num_rows` training rows: prompts as text and as chats."""
     for name, rows in (
         ("standard_prompt_only", PROMPTS),
         ("conversational_prompt_only", [[{"role": "user", "content": prompt}] for prompt in PROMPTS]),
     ):
         (folder / name).mkdir(parents=True, exist_ok=True)
-        for split, part in (("train", rows[:TRAINING]), ("test", rows[TRAINING : TRAINING + 2])):
+        for split, part in (("train", rows[:num_rows]), ("test", rows[num_rows : num_rows + 2])):
             lines = "".join(json.dumps({"prompt": row}) + "\n" for row in part)
             (folder / name / f"{split}.jsonl").write_text(lines)
