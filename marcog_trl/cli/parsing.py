@@ -195,6 +195,7 @@ def read_training_arguments(
         "dtype": model.dtype,
         "revision": model.model_revision,
         "attn_implementation": model.attn_implementation,
+        "trust_remote_code": args.trust_remote_code or None,
     }
     args.model_init_kwargs = {
         **{name: value for name, value in loading.items() if value is not None},

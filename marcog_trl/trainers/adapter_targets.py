@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 from accelerate import DeepSpeedPlugin
@@ -113,7 +113,8 @@ def adapter_config(model: Any, peft_config: PeftConfig | None, args: Any, expert
             raise ValueError("peft_config.inference_mode=True freezes the adapter. Set inference_mode=False.")
         if isinstance(peft_config, LoraConfig) and peft_config.target_modules == "all-linear":
             with outside_zero3(args.deepspeed_plugin):
-                names = resolve_all_linear(model, experts, cast(dict | None, args.model_init_kwargs))
+                loading = {"trust_remote_code": args.trust_remote_code, **(args.model_init_kwargs or {})}
+                names = resolve_all_linear(model, experts, loading)
             peft_config = dataclasses.replace(peft_config, target_modules=names)
         return peft_config
     if "default" not in model.peft_config:

@@ -150,6 +150,7 @@ class TestParse:
         assert loading(*argv) == given
         more = ["--model_init_kwargs", '{"low_cpu_mem_usage": true, "revision": "def456"}']
         assert loading(*argv, *more) == {**given, "low_cpu_mem_usage": True, "revision": "def456"}
+        assert loading("--trust_remote_code", "true")["trust_remote_code"] is True
 
     @pytest.mark.parametrize("config_class", [MultiAgentGRPOConfig, MultiAgentPPOConfig, SHPPOConfig])
     def test_the_files_of_the_recipes_serve_every_trainer(self, config_class, monkeypatch):

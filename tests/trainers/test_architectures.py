@@ -4,10 +4,13 @@ import pytest
 import teams
 import torch
 from peft import LoraConfig, get_peft_model
+from tiny_hub import add_code
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     Glm4MoeConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
     NemotronHConfig,
     Qwen2MoeConfig,
     Qwen3MoeConfig,
@@ -73,6 +76,24 @@ def test_mamba_layers_are_adapted_as_far_as_peft_can(tiny_model, tmp_path):
     names = {"in_proj", "up_proj", "down_proj"} | ATTENTION
     assert {name.rpartition(".")[2] for name in trainer.model.peft_config["default"].target_modules} == names
     assert given.target_modules == "all-linear"
+    trainer.train()
+
+
+def test_code_of_the_model_is_run_if_it_is_trusted(tiny_model, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    sizes = {
+        name: SIZES[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    }
+    LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=len(tokenizer))).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    add_code(tmp_path / "model")
+    options = {"workflow": teams.Pair(), "peft_config": None}
+    with pytest.raises(ValueError, match="trust_remote_code=True"):
+        teams.make(str(tmp_path / "model"), tmp_path / "run", SHPPOTrainer, **options)
+    trainer = teams.make(
+        str(tmp_path / "model"), tmp_path / "run", SHPPOTrainer, **options, trust_remote_code=True, max_steps=1
+    )
+    assert type(trainer.model.get_base_model()).__name__ == "RemoteForCausalLM"
     trainer.train()
 
 
