@@ -46,7 +46,15 @@ from transformers import (
 
 from marcog_trl.agents import Agent
 from marcog_trl.problems import builtin
-from marcog_trl.problems.builtin import SIZES, STEPS, Step, generate, write_aux, write_main
+from marcog_trl.problems.builtin import (
+    SIZES,
+    STEPS,
+    Step,
+    generate,
+    generate_exercises,
+    write_aux,
+    write_main,
+)
 from marcog_trl.workflows import Collaboration
 
 
@@ -361,8 +369,7 @@ def _train(settings: BuildSettings, folder: str) -> None:
     """Build and train tokenizer and model, and save them."""
     torch.set_num_threads(THREADS)
     transformers.set_seed(settings.seed)
-    rows = list(generate("train"))
-    prompts = _messages(rows)
+    prompts = _messages(list(generate("train")))
     texts = [text for row, _, messages in prompts for text in (messages[-1]["content"], row["aux"], row["main"])]
     tokenizer = make_tokenizer(texts, settings.vocab_size)
     config = Qwen2Config(
@@ -379,6 +386,8 @@ def _train(settings: BuildSettings, folder: str) -> None:
         eos_token_id=tokenizer.eos_token_id,
         initializer_range=settings.hidden_size**-0.5,  # with the usual 0.02, so small a model learns half as fast
     )
+    # Without them, the model knows hardly any pair of steps but those of the training problems
+    prompts += _messages(list(generate_exercises(settings.seed)))
     fit(Qwen2ForCausalLM(config), tokenizer, _examples(prompts, tokenizer, settings), settings, folder)
 
 

@@ -247,27 +247,33 @@ def _examples(first: _BoundStep, second: _BoundStep, rng: random.Random) -> list
     return None
 
 
-def _row(task_id: str, first: _BoundStep, second: _BoundStep, examples: list[tuple[Any, Any]]) -> dict[str, Any]:
-    argument = first.step.takes
+def _statement(first: _BoundStep, second: _BoundStep, example: str = "") -> dict[str, Any]:
+    """The columns that say what to do: the prompt, with these lines after its first one, and the steps."""
     steps = f"First {first.step.text.format(k=first.k)}, then {second.step.text.format(k=second.k)}."
-    value, expected = examples[0]
-    prompt = f'def {ENTRY_POINT}({argument}):\n    """{steps}\n\n    >>> {ENTRY_POINT}({value!r})\n    {expected!r}\n    """\n'
-    aux, main = write_aux(first.step, first.k), write_main(second.step, second.k, argument)
     return {
-        "task_id": task_id,
-        "prompt": prompt,
+        "prompt": f'def {ENTRY_POINT}({first.step.takes}):\n    """{steps}\n{example}    """\n',
         "entry_point": ENTRY_POINT,
-        "test": [f"assert {ENTRY_POINT}({value!r}) == {expected!r}" for value, expected in examples],
-        "test_format": "asserts",
-        "setup": "",
-        "canonical_solution": f"{aux}\n\n\n{main}\n",
-        "starter_code": prompt,
-        "aux": aux,
-        "main": main,
         "first": first.step.name,
         "first_k": first.k,
         "second": second.step.name,
         "second_k": second.k,
+    }
+
+
+def _row(task_id: str, first: _BoundStep, second: _BoundStep, examples: list[tuple[Any, Any]]) -> dict[str, Any]:
+    value, expected = examples[0]
+    statement = _statement(first, second, f"\n    >>> {ENTRY_POINT}({value!r})\n    {expected!r}\n")
+    aux, main = write_aux(first.step, first.k), write_main(second.step, second.k, first.step.takes)
+    return {
+        "task_id": task_id,
+        **statement,
+        "test": [f"assert {ENTRY_POINT}({value!r}) == {expected!r}" for value, expected in examples],
+        "test_format": "asserts",
+        "setup": "",
+        "canonical_solution": f"{aux}\n\n\n{main}\n",
+        "starter_code": statement["prompt"],
+        "aux": aux,
+        "main": main,
     }
 
 
@@ -328,3 +334,20 @@ def generate(split: str, seed: int = 0) -> tuple[dict[str, Any], ...]:
                     break
     rng.shuffle(rows)
     return tuple(rows)
+
+
+@lru_cache
+def generate_exercises(seed: int = 0) -> tuple[dict[str, Any], ...]:
+    """
+    Generate exercises in reading, one for each pair of steps that do not fit together: the second does not take what the first
+    gives. They have no example, no test and no solution, but both functions can be written. No split has such a pair.
+
+    Args:
+        seed (`int`, *optional*, defaults to `0`): Seed of the parameters.
+
+    Returns:
+        `tuple[dict, ...]`: Rows with the columns `prompt`, `entry_point`, `first`, `first_k`, `second` and `second_k`.
+    """
+    rng = random.Random(f"exercises {seed}")
+    pairs = [(a.name, b.name) for a in STEPS.values() for b in STEPS.values() if a.gives != b.takes]
+    return tuple(_statement(*_choices(*pair, rng)[0]) for pair in pairs)

@@ -6,7 +6,7 @@ import pytest
 
 from marcog_trl.parsing.syntax import combine
 from marcog_trl.problems import builtin
-from marcog_trl.problems.builtin import SIZES, STEPS, generate, pairings, write_aux, write_main
+from marcog_trl.problems.builtin import SIZES, STEPS, generate, generate_exercises, pairings, write_aux, write_main
 
 
 def solved(row, code):
@@ -57,6 +57,21 @@ def test_splits_share_steps_but_no_pairing(rows):
             assert {pair[place] for pair in pairs[split]} <= {pair[place] for pair in pairs["train"]}
     assert all(pairs[split] <= set(pairings()[split]) for split in rows)
     assert max(Counter((row["first"], row["second"]) for row in rows["test"]).values()) <= 5
+
+
+def test_exercises_have_pairs_of_no_split(rows):
+    exercises = generate_exercises()
+    pairs = {(row["first"], row["second"]) for row in exercises}
+    assert len(pairs) == len(exercises) > 800
+    for first, second in pairs:
+        assert STEPS[first].gives != STEPS[second].takes
+    assert not pairs & {pair for split in pairings().values() for pair in split}
+    example = rows["train"][0]["prompt"]
+    for row in exercises[:20]:
+        assert row["prompt"].count("\n") == 3 and ">>>" not in row["prompt"]
+        assert row["prompt"].startswith(f"def solve({STEPS[row['first']].takes}):\n    \"\"\"First ")
+    assert example.startswith("def solve(") and ">>>" in example
+    assert generate_exercises(1) != exercises
 
 
 def test_mistakes_and_half_solutions_fail(rows):
