@@ -69,7 +69,8 @@ def prepare(results: Path, part: str) -> Path:
 
     hub = (results / part).absolute()
     tiny_hub.write_hub(hub, qwen_ids=part == RECITING)
-    tiny_hub.write_dataset(hub / "zen", num_rows=3 if part == RECITING else 17)  # as many as tests expect, where they do
+    num_rows = 3 if part == RECITING else 17  # some of the others expect as many
+    tiny_hub.write_dataset(hub / "zen", num_rows)
     return hub
 
 
@@ -85,7 +86,8 @@ def run(options: argparse.Namespace, name: str) -> int:
         hub = Path(os.environ["HF_HUB_CACHE"])
         datasets.load_dataset = functools.partial(load_local, datasets.load_dataset, hub / "zen")
     tests = options.checkout.absolute() / "tests" / "test_grpo_trainer.py"
-    chosen = LEFT_OUT + ("" if options.hub else f" and ({PARTS[hub.name]})") + (f" and ({options.k})" if options.k else "")
+    conditions = [LEFT_OUT, "" if options.hub else PARTS[hub.name], options.k]
+    chosen = " and ".join(f"({condition})" for condition in conditions if condition)
     outcomes = Outcomes(options.results / f"{name}.json")
     # `trl` is imported already, so that the tests find the installed one, and not that of the checkout
     status = pytest.main(

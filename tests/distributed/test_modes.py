@@ -15,7 +15,9 @@ from safetensors.torch import load_file
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("train_team.py")
 RUNS = {
-    "one": tuple("ppo agent observation separate single siblings some tree tools counterfactual full resumed best".split()),
+    "one": tuple(
+        "ppo agent observation separate single siblings some tree tools counterfactual full resumed best".split()
+    ),
     "ddp": tuple("ppo agent observation single siblings some tree tools counterfactual full resumed best".split()),
     "zero2": ("ppo", "agent", "observation", "full", "resumed"),
     "zero3": tuple("ppo agent observation checkpointing separate some tree full resumed resumed_full merged".split()),

@@ -69,7 +69,7 @@ def test_exercises_have_pairs_of_no_split(rows):
     example = rows["train"][0]["prompt"]
     for row in exercises[:20]:
         assert row["prompt"].count("\n") == 3 and ">>>" not in row["prompt"]
-        assert row["prompt"].startswith(f"def solve({STEPS[row['first']].takes}):\n    \"\"\"First ")
+        assert row["prompt"].startswith(f'def solve({STEPS[row["first"]].takes}):\n    """First ')
     assert example.startswith("def solve(") and ">>>" in example
     assert generate_exercises(1) != exercises
 
