@@ -22,6 +22,7 @@ from marcog_trl import SHPPOConfig, SHPPOTrainer
 NODE = int(os.environ.get("GROUP_RANK", 0))
 OPTIONS = {
     "num_iterations": 1,
+    "beta": 0.0,
     "save_strategy": "steps",
     "save_steps": 1,
     "lr_scheduler_type": "linear",
@@ -43,34 +44,45 @@ def make(model, folder, own, trainer_class=SHPPOTrainer, **options):
     return make_trainer(model, folder, trainer_class, SHPPOConfig, options)
 
 
-def recorded(model, folder, own):
-    """Trains, and makes the last step again from the checkpoint before it. Replies do not depend on the processes."""
-    whole, resumed = (make(model, folder, own, RecordedSHPPOTrainer, max_steps=2) for _ in range(2))
-    whole.train()
-    resumed.train(resume_from_checkpoint=str(Path(resumed.args.output_dir) / "checkpoint-1"))
-    resumed.save_model()
-    return {"whole": result_of(whole), "resumed": result_of(resumed)}
+def recorded(model, folder, own=False):
+    """A trainer whose replies do not depend on the processes."""
+    return make(model, folder, own, RecordedSHPPOTrainer, max_steps=2)
+
+
+def resumed(trainer):
+    """Makes the last step again, from the checkpoint before it."""
+    trainer.train(resume_from_checkpoint=str(Path(trainer.args.output_dir) / "checkpoint-1"))
+    return result_of(trainer)
 
 
 def shared(model, folder):
-    return recorded(model, folder, own=False)
+    whole, again = (recorded(model, folder) for _ in range(2))
+    whole.train()
+    return {"whole": result_of(whole), "resumed": resumed(again)}
 
 
 def apart(model, folder):
-    return recorded(model, folder, own=True)
+    whole, again = (recorded(model, folder, own=True) for _ in range(2))
+    errors = [refusal(whole, folder, True), refusal(whole, whole.args.output_dir, False)]
+    written = [str(path) for path in folder.rglob("*.p*")]
+    whole.train()
+    errors.append(refusal(again, folder / f"node_{1 - NODE}", True))
+    workers = whole.team.executor.num_workers
+    result = {"errors": errors, "written": written, "workers": workers}
+    return {**result, "whole": result_of(whole), "resumed": resumed(again)}
 
 
-def refused(model, folder):
-    """What a run says in a folder of the wrong kind, and in that of the other node."""
-    trainer, errors = make(model, folder, own=True), []
-    other = folder.with_name("apart") / f"node_{1 - NODE}"
-    for output_dir, each_node in ((folder, True), (trainer.args.output_dir, False), (other, True)):
-        trainer.args.output_dir, trainer.args.save_on_each_node = str(output_dir), each_node
-        try:
-            trainer.train(resume_from_checkpoint=True if output_dir == other else None)
-        except ValueError as error:
-            errors.append(str(error))
-    return {"errors": errors, "workers": trainer.team.executor.num_workers}
+def refusal(trainer, output_dir, each_node):
+    """What a run says in a folder of the wrong kind, or in that of the other node."""
+    args = trainer.args
+    before = args.output_dir, args.save_on_each_node
+    args.output_dir, args.save_on_each_node = str(output_dir), each_node
+    try:
+        trainer.train(resume_from_checkpoint=True if list(Path(output_dir).glob("checkpoint-*")) else None)
+    except ValueError as error:
+        return str(error)
+    finally:
+        args.output_dir, args.save_on_each_node = before
 
 
 def uninterrupted(model, folder):
