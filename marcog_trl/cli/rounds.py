@@ -43,7 +43,7 @@ from marcog_trl.team.loading import find_team, settings_with
 from marcog_trl.team.settings import TeamSettings
 from marcog_trl.team.team import Team
 from marcog_trl.trainers.adapter_targets import outside_zero3
-from marcog_trl.trainers.checkpoints import CheckpointError, only_run_in
+from marcog_trl.trainers.checkpoints import CheckpointError, ProcessLostError, check_disks, only_run_in
 from marcog_trl.trainers.reward_functions import named_reward
 
 
@@ -196,7 +196,7 @@ def train_in_rounds(
     """
     kept = kept or Kept()
     hide_bars_of_libraries()
-    with ExitStack() as stack, one_line(ValueError, TypeError, OSError, CheckpointError):
+    with ExitStack() as stack, one_line(ValueError, TypeError, OSError, CheckpointError, ProcessLostError):
         script, args, model = read_training_arguments(recipe, argv)
         run = RoundsRun(script, args, model, *script.load_splits())
         rewards = [named_reward(name) for name in script.reward]
@@ -204,6 +204,7 @@ def train_in_rounds(
         if args.comparator == "expert":
             check_experts(run.train_dataset, [agent.name for agent in run.workflow.agents])
         stack.enter_context(only_run_in(run.folder))
+        check_disks(args, must_share=True)
         on_main(
             lambda: _check_folder(run.folder, resume_choice(args.resume_from_checkpoint), script.overwrite_output_dir)
         )

@@ -40,6 +40,8 @@ from marcog_trl.team.hub import PushError
 from marcog_trl.trainers.adapter_targets import outside_zero3
 from marcog_trl.trainers.checkpoints import (
     CheckpointError,
+    ProcessLostError,
+    check_disks,
     check_resumable,
     delete_checkpoints,
     full_disk_explained,
@@ -99,6 +101,7 @@ def train(
             set_max_steps(args, script.num_steps)
             train_dataset, test_dataset = script.load_splits()
             stack.enter_context(only_run_in(cast(str, args.output_dir)))
+            check_disks(args)
             resume = resume_choice(args.resume_from_checkpoint)
             checkpoint = start_from(args, resume, script.overwrite_output_dir)
             check_run(script, args, model)
@@ -122,7 +125,7 @@ def train(
             sys.exit(error_line(error))
         except OSError as error:  # a model that is not there, or no folder for the embedded one
             sys.exit(error_line(error, name and f"while loading {name!r}: "))
-        with one_line(CheckpointError, EndpointError, PushError):
+        with one_line(CheckpointError, EndpointError, ProcessLostError, PushError):
             _run(_Run(script, trainer, test_dataset, checkpoint, started), kept)
 
 
@@ -133,7 +136,7 @@ def _run(run: _Run, kept: Kept) -> None:
         trainer.accelerator.print(f"Evaluating the untrained team on {len(run.test_dataset)} held-out problems ...")
         _evaluate(run, "untrained")
     if script.overwrite_output_dir:
-        delete_checkpoints(output_dir)
+        delete_checkpoints(output_dir, args.save_on_each_node)
     kept.now = lambda: _kept_by_training(trainer)
     title = f"{args.run_name or output_dir.name}: {trainer._name}"
     with shown(trainer, trainer.agents, title, script.console):

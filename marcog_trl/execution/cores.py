@@ -45,5 +45,7 @@ def _read(path: Path) -> str:
 
 
 def default_num_workers() -> int:
-    """This process's share of the node's cores, which `LOCAL_WORLD_SIZE` training processes divide."""
-    return max(1, available_cores() // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    """This process's share of the node's cores. `LOCAL_WORLD_SIZE` (or, by DeepSpeed's launcher, `LOCAL_SIZE`) training
+    processes divide them."""
+    processes = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or "1"
+    return max(1, available_cores() // max(1, int(processes)))

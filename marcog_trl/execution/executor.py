@@ -31,7 +31,7 @@ class CodeExecutor:
     Args:
         num_workers (`int`, *optional*):
             Number of worker processes. Defaults to the number of cores that this process may use (affinity and control
-            group), divided by `LOCAL_WORLD_SIZE`, the number of training processes on the node.
+            group), divided by the number of training processes on the node (`LOCAL_WORLD_SIZE`, which launchers set).
         timeout (`float`, *optional*, defaults to `10.0`):
             Wall-clock limit of a job in seconds, loading included, unless the job has its own.
         test_timeout (`float`, *optional*):

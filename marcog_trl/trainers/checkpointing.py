@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from transformers import EarlyStoppingCallback
+from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from trl import GRPOTrainer
@@ -15,11 +16,13 @@ from trl.trainer.base_trainer import _BaseTrainer
 from marcog_trl.team.loading import find_team
 from marcog_trl.trainers.checkpoints import (
     COMPLETE_FILE,
+    check_disks,
     check_resumable,
     check_same_team,
     checkpoints_in,
     find_checkpoint,
     full_disk_explained,
+    lost_process_explained,
     mark_complete,
     only_run_in,
 )
@@ -33,7 +36,8 @@ class Checkpointing(_BaseTrainer):
     team: Any
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs):
-        with only_run_in(self._folder(None)):
+        with only_run_in(self._folder(None)), lost_process_explained(self.args):
+            check_disks(self.args)
             checkpoint = find_checkpoint(self.args, resume_from_checkpoint)
             if checkpoint is not None:
                 check_resumable(f"resume_from_checkpoint={checkpoint!r}", Path(checkpoint), self.team.description)
@@ -55,8 +59,17 @@ class Checkpointing(_BaseTrainer):
         return (num_train_epochs, 0) if self.state.global_step >= max_steps else begin
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        each_node = self.args.save_on_each_node
         with full_disk_explained(self._folder(output_dir), self._folder(None)):
-            super().save_model(output_dir, _internal_call)
+            # ZeRO-3 gathers the weights on the first process only
+            self.args.save_on_each_node = each_node and not is_deepspeed_zero3_enabled()
+            try:
+                super().save_model(output_dir, _internal_call)
+            finally:
+                self.args.save_on_each_node = each_node
+            if self.args.should_save:
+                self._folder(output_dir).mkdir(parents=True, exist_ok=True)
+                self.team.description.write(self._folder(output_dir))
 
     def _save_checkpoint(self, model, trial) -> None:
         checkpoint = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
@@ -79,6 +92,9 @@ class Checkpointing(_BaseTrainer):
         """Lists the files of a checkpoint that all processes have written."""
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
+            if self.is_deepspeed_enabled and not self.is_world_process_zero():
+                # With save_on_each_node. DeepSpeed writes it on the first node only, and cannot load without it
+                (checkpoint / "latest").write_text(f"global_step{self.model_wrapped.global_steps}")
             mark_complete(checkpoint, rollout_begun)
 
     def _load_callback_state(self) -> None:
@@ -92,11 +108,6 @@ class Checkpointing(_BaseTrainer):
             # The Trainer expects every callback's state when it saves the next checkpoint
             if isinstance(callback, ExportableState) and saved is None:
                 states[type(callback).__name__] = callback.state()
-
-    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        super()._save(output_dir, state_dict=state_dict)
-        if self.args.should_save:
-            self.team.description.write(self._folder(output_dir))
 
     def load_team(self, path: str | Path) -> None:
         """

@@ -11,17 +11,19 @@ import errno
 import json
 import os
 import shutil
+import uuid
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 from filelock import FileLock, Timeout
 from transformers import TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 
 from marcog_trl.files import write_json
 from marcog_trl.processes import on_main
@@ -34,6 +36,10 @@ LOCK_FILE = "_run.lock"  # pushes to the Hub skip this name
 
 class CheckpointError(RuntimeError):
     """Raised if a checkpoint cannot be written. Earlier checkpoints are unchanged."""
+
+
+class ProcessLostError(RuntimeError):
+    """Raised if another process of the run has ended, or does not answer any more."""
 
 
 # One run per folder
@@ -72,6 +78,43 @@ def only_run_in(output_dir: str | Path) -> Iterator[None]:
     finally:
         if PartialState().is_main_process:
             lock.release()
+
+
+def check_disks(args: TrainingArguments, must_share: bool = False) -> None:
+    """
+    Checks that each node can save its part of a checkpoint, and find it again. A collective operation.
+
+    Args:
+        args (`TrainingArguments`): Settings of the run. Uses `output_dir`, `save_strategy` and `save_on_each_node`.
+        must_share (`bool`, *optional*, defaults to `False`):
+            Whether the nodes read each other's files, and so must share `output_dir` in any case.
+
+    Raises:
+        ValueError: If the nodes do not share `output_dir`, but only the first one saves, or if they share it and each of them
+            saves.
+    """
+    folder, state = Path(str(args.output_dir)), PartialState()
+    name = on_main(lambda: f".{uuid.uuid4().hex}.partial")
+    folder.mkdir(parents=True, exist_ok=True)  # also makes NFS forget that the folder was not there
+    on_main(lambda: (folder / name).touch())
+    sees = (folder / name).exists()
+    # Of each node but the first
+    others = gather_object([sees] if state.is_local_main_process and not state.is_main_process else [])
+    on_main(lambda: (folder / name).unlink())
+    if args.save_on_each_node and any(others):
+        raise ValueError(
+            f"save_on_each_node=True does not support output_dir={str(folder)!r}, a folder that several nodes share: they "
+            "would overwrite each other's files. Set save_on_each_node=False, or an output_dir on a disk of each node."
+        )
+    if must_share and not all(others):
+        raise ValueError(
+            f"output_dir={str(folder)!r} is not on a disk that all nodes share, which this run needs. Set another output_dir."
+        )
+    if not all(others) and not args.save_on_each_node and args.save_strategy != SaveStrategy.NO:
+        raise ValueError(
+            f"output_dir={str(folder)!r} is not on a disk that all nodes share, so no run could resume from its checkpoints. "
+            "Set another output_dir, or save_on_each_node=True (--save_on_each_node true)."
+        )
 
 
 def checkpoints_in(output_dir: str | Path) -> list[Path]:
@@ -114,14 +157,16 @@ def start_from(args: TrainingArguments, resume_from_checkpoint: str | bool | Non
     return checkpoint
 
 
-def delete_checkpoints(output_dir: str | Path) -> None:
-    """Deletes all checkpoints of an output folder. A collective operation."""
+def delete_checkpoints(output_dir: str | Path, on_each_node: bool = False) -> None:
+    """Deletes all checkpoints of an output folder, or of the folders of all nodes. A collective operation."""
 
     def delete() -> None:
         for path in checkpoints_in(output_dir):
             shutil.rmtree(path)
 
     on_main(delete)
+    if on_each_node and PartialState().is_local_main_process:
+        delete()
 
 
 # Complete checkpoints
@@ -202,11 +247,14 @@ def find_checkpoint(args: TrainingArguments, resume_from_checkpoint: str | bool 
         paths = [str(path) for path in reversed(checkpoints_in(str(args.output_dir)))]
     else:
         paths = [str(resume_from_checkpoint)]
-    # Nodes without a shared disk may have been killed at different times
-    everywhere = gather_object([{path: what_is_missing(Path(path)) for path in paths}])
+    # Nodes without a shared disk may have other paths, and may have been killed at different times
+    here = {Path(path).name: path for path in paths}
+    everywhere = gather_object([{step: _what_is_missing_here(args, Path(path)) for step, path in here.items()}])
     missing = {
-        path: next((why for of in everywhere if (why := of.get(path, "a process cannot find it")) is not None), None)
-        for path in dict.fromkeys(path for of in everywhere for path in of)
+        here.get(step, step): next(
+            (why for of in everywhere if (why := of.get(step, "a process cannot find it")) is not None), None
+        )
+        for step in dict.fromkeys(step for of in everywhere for step in of)
     }
     if not missing:
         raise ValueError(
@@ -230,6 +278,14 @@ def find_checkpoint(args: TrainingArguments, resume_from_checkpoint: str | bool 
             f"{name}: {whole} is at step {step}, which is beyond max_steps={args.max_steps}. Set max_steps above {step}."
         )
     return whole
+
+
+def _what_is_missing_here(args: TrainingArguments, checkpoint: Path) -> str | None:
+    """As [`what_is_missing`]. A folder of one node must also have the part of this process."""
+    part = f"rng_state_{args.process_index}.pth"
+    if args.save_on_each_node and args.world_size > 1 and checkpoint.is_dir() and not (checkpoint / part).is_file():
+        return f"it has no {part}, so process {args.process_index} did not run on this node. Give each node its earlier rank"
+    return what_is_missing(checkpoint)
 
 
 def check_same_team(name: str, folder: Path, description: TeamDescription, but: tuple[str, ...] = ()) -> None:
@@ -274,7 +330,40 @@ def check_resumable(name: str, checkpoint: Path, description: TeamDescription) -
         )
 
 
-# Errors of a full disk
+# Errors of a lost process, and of a full disk
+
+
+@contextmanager
+def lost_process_explained(args: TrainingArguments) -> Iterator[None]:
+    """
+    Explains errors of communication with a process that has ended, or that does not answer within `ddp_timeout`.
+
+    Args:
+        args (`TrainingArguments`): Settings of the run. Uses `output_dir` and `ddp_timeout`.
+
+    Raises:
+        ProcessLostError: If another process was lost. Other errors are raised unchanged.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        # gloo's errors have no class of their own
+        if not isinstance(error, torch.distributed.DistError) and "gloo/transport" not in str(error):
+            raise
+        raise ProcessLostError(
+            f"Another process of this run has ended, or did not answer for ddp_timeout={args.ddp_timeout} seconds. Its own "
+            f"output says why. {_how_to_go_on(Path(str(args.output_dir)), 'Find out why, then')}"
+        ) from error
+
+
+def _how_to_go_on(output_dir: Path, first: str) -> str:
+    whole = last_whole_checkpoint(output_dir)
+    if whole is None:
+        return f"There is no complete checkpoint. {first} start the run again."
+    return (
+        f"The last complete checkpoint is {whole}. {first} resume from it with resume_from_checkpoint=True "
+        "(--resume_from_checkpoint true)."
+    )
 
 
 @contextmanager
@@ -298,15 +387,9 @@ def full_disk_explained(folder: Path, output_dir: Path) -> Iterator[None]:
         if why is None:
             raise
         free = shutil.disk_usage(output_dir).free / 2**20
-        whole = last_whole_checkpoint(output_dir)
-        kept = (
-            "There is no complete checkpoint. Free some space, then start the run again."
-            if whole is None
-            else f"The last complete checkpoint is {whole}. Free some space, then resume from it with "
-            "resume_from_checkpoint=True (--resume_from_checkpoint true)."
-        )
         raise CheckpointError(
-            f"{folder} could not be written: {why} (free space there: {free:.1f} MiB). {kept}"
+            f"{folder} could not be written: {why} (free space there: {free:.1f} MiB). "
+            f"{_how_to_go_on(output_dir, 'Free some space, then')}"
         ) from error
 
 

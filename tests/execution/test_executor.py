@@ -326,6 +326,9 @@ def test_workers_share_the_node(monkeypatch):
     assert CodeExecutor(isolation="best_effort").num_workers == 2
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "16")
     assert CodeExecutor(isolation="best_effort").num_workers == 1
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    monkeypatch.setenv("LOCAL_SIZE", "2")  # DeepSpeed's launcher
+    assert CodeExecutor(isolation="best_effort").num_workers == 4
 
 
 def test_command_line(tmp_path):

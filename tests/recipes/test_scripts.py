@@ -83,6 +83,28 @@ def test_the_quickstart_runs_under_any_shell(checkout):
     assert printed.splitlines()[-1] == expected
 
 
+def test_a_slurm_job_launches_on_each_node(checkout):
+    """With stand-ins for Slurm's commands: `srun` runs a command as two nodes would."""
+    commands = {
+        "scontrol": '[ "$*" = "show hostnames node[7-8]" ] && printf "node7\\nnode8\\n"',
+        "srun": 'echo "srun ${*:1:3}"; for SLURM_NODEID in 0 1; do export SLURM_NODEID; "${@:4}"; done',
+    }
+    slurm = {"JOB_NODELIST": "node[7-8]", "JOB_ID": "12345", "NNODES": "2", "GPUS_ON_NODE": "4", "CPUS_PER_TASK": "16"}
+    for name, script in commands.items():
+        (checkout.parent / name).write_text(f"#!/bin/bash\n{script}\n")
+        (checkout.parent / name).chmod(0o755)
+    variables = {f"SLURM_{name}": value for name, value in slurm.items()}
+    variables["PATH"] = f"{checkout.parent}:{os.environ['PATH']}"
+    done = started(checkout, "bash", "recipes/slurm.sh", "recipes/train_ppo.py", "--run_name", "a b", **variables)
+    assert done.returncode == 0, done.stderr
+    options = "--config_file recipes/zero3.yaml --num_machines 2 --num_processes 8 --machine_rank {} "
+    options += "--main_process_ip node7 --main_process_port 22345 recipes/train_ppo.py --run_name a b"
+    assert done.stdout.splitlines()[1:] == [
+        "srun --ntasks-per-node=1 --cpus-per-task=16 --kill-on-bad-exit=1",
+        *(f"in {checkout}: recipes/launch.py {options.format(rank)}" for rank in range(2)),
+    ]
+
+
 class TestSetup:
     """What fails is said, and neither ends the shell nor passes for done."""
 

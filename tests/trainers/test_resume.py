@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import teams
@@ -16,7 +17,14 @@ from safetensors.torch import load_file
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOConfig, MultiAgentPPOTrainer, SHPPOTrainer
-from marcog_trl.trainers.checkpoints import LOCK_FILE, CheckpointError, find_checkpoint, only_run_in
+from marcog_trl.trainers.checkpoints import (
+    LOCK_FILE,
+    CheckpointError,
+    ProcessLostError,
+    find_checkpoint,
+    lost_process_explained,
+    only_run_in,
+)
 
 
 ROOT = Path(__file__).parents[2]
@@ -72,6 +80,21 @@ class TestKilledRun:
         series = kill_team(tiny_model, tmp_path / mode, plan, mode, timeout=3600)
         assert sum(len(one["kills"]) for one in series) >= (20 if mode == "one" else 10)
         assert all(one["difference"] <= (0 if mode == "one" else 1e-6) for one in series), series
+
+
+def test_an_error_of_communication_says_how_to_go_on(tmp_path):
+    args = SimpleNamespace(output_dir=str(tmp_path), ddp_timeout=7)
+    for error in (
+        RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed"),
+        torch.distributed.DistError("NCCL"),
+    ):
+        message = (
+            r"did not answer for ddp_timeout=7 seconds\. .*There is no complete checkpoint\. Find out why, then start"
+        )
+        with pytest.raises(ProcessLostError, match=message), lost_process_explained(args):
+            raise error
+    with pytest.raises(RuntimeError, match="a defect"), lost_process_explained(args):
+        raise RuntimeError("a defect")
 
 
 def halve(path):
