@@ -26,6 +26,8 @@ Cases:
   tokens.
 * `maac`: MAAC in the setting of `one_turn`. CoMLRL's critic is a model of its own, which it steps once with every agent;
   ours is a head on the base that the agents share, stepped with the policy.
+* `0.5b`, `0.5b_bfloat16`: MAGRPO with the shape of Qwen2.5-Coder-0.5B, one batch of 2 problems, 16 rows of 64 + 64 tokens,
+  ours in micro-batches of 4 rows. CoMLRL needs about 17 GiB in float32.
 * `own_batch`: the first three, where each side takes whichever of `--batches` is fastest for it and ours makes one step per
   batch.
 * `cross`: this package only: what crediting the 64 joint actions of 3 agents costs beside the 4 aligned ones.
@@ -43,7 +45,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 
@@ -53,6 +54,7 @@ import comlrl_learning
 from common import (
     ON_CPU,
     QUIET,
+    Work,
     make_parser,
     measure_apart,
     random_model,
@@ -62,10 +64,13 @@ from common import (
     with_range,
     write_json,
 )
+from throughput import SHAPES
 
 
 SETTING = {
     "algorithm": "magrpo",
+    "shape": {"hidden_size": 64, "layers": 2, "heads": 2, "kv_heads": 2, "intermediate_size": 128},
+    "dtype": "float32",
     "num_agents": 2,
     "num_turns": 1,
     "num_generations": 4,
@@ -77,14 +82,27 @@ SETTING = {
     "joint_mode": "align",
     "steps": 1,  # optimizer steps of our side per batch
     "micro_batch": 32,  # rows of one forward and backward pass of our side
+    "warm_up": True,
 }
+# 16 rows of 64 + 64 tokens: one batch, and no other model before it
+REAL = {"shape": SHAPES["0.5b"], "vocab_size": 151_936, "prompt_length": 63, "new_tokens": 64, "num_problems": 2}
+REAL = SETTING | REAL | {"epochs": 1, "micro_batch": 4, "warm_up": False}
 SPEED = {
     "one_turn": SETTING,
     "tree": SETTING | {"num_turns": 2, "epochs": 1},
     "vocabulary": SETTING | {"vocab_size": 32_000, "new_tokens": 128, "epochs": 1, "micro_batch": 1},
     "maac": SETTING | {"algorithm": "maac"},
+    "0.5b": REAL,
+    "0.5b_bfloat16": REAL | {"dtype": "bfloat16"},
 }
-TARGETS = {"one_turn": 5, "tree": 4, "vocabulary": 6, "maac": 5}  # times CoMLRL's tokens per second
+TARGETS = {
+    "one_turn": 5,
+    "tree": 4,
+    "vocabulary": 6,
+    "maac": 5,
+    "0.5b": 3,
+    "0.5b_bfloat16": 3,
+}  # times CoMLRL's tokens per second
 CASES = (*SPEED, "own_batch", "cross", "learning")
 DIFFERENCE = (
     "CoMLRL: all parameters of one model per agent. Ours: one LoRA of rank 16 on a base that the agents share."
@@ -106,45 +124,14 @@ ENVIRONMENT = {
 # What a measured process does, on either side
 
 
-class Work:
-    """Counts generated tokens, those after the end of a reply aside, and optimizer steps, whoever makes them."""
-
-    def __init__(self, eos_token_id):
-        from torch.optim.optimizer import register_optimizer_step_post_hook
-        from transformers import GenerationMixin
-
-        self.tokens = self.updates = 0
-        generate = GenerationMixin.generate
-
-        def counted(model, *args, **kwargs):
-            output = generate(model, *args, **kwargs)
-            sequences = output["sequences"] if isinstance(output, dict) else output
-            ends = (sequences[:, kwargs["input_ids"].shape[1] :] == eos_token_id).int()
-            self.tokens += (ends.cumsum(1) == ends).sum().item()
-            return output
-
-        GenerationMixin.generate = counted
-        register_optimizer_step_post_hook(self._count_step)
-
-    def _count_step(self, *args):
-        self.updates += 1
-
-    def of(self, train):
-        """What `train` does, and how long it takes."""
-        self.tokens = self.updates = 0
-        started, started_cpu = time.perf_counter(), time.process_time()
-        train()
-        seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - started_cpu
-        return {"seconds": seconds, "cpu_seconds": cpu_seconds, "tokens": self.tokens, "updates": self.updates}
-
-
 def measure_speed(setting):
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(setting["model"])
     make = {"ours": our_trainer, "comlrl": comlrl_trainer}[setting["side"]]
     work, problems = Work(tokenizer.eos_token_id), make_problems(setting)
-    make(setting | {"batch": 2, "epochs": 1}, tokenizer, problems[:2])()  # warms up
+    if setting["warm_up"]:
+        make(setting | {"batch": 2, "epochs": 1}, tokenizer, problems[:2])()
     return work.of(make(setting, tokenizer, problems))
 
 
@@ -226,7 +213,8 @@ def our_trainer(setting, tokenizer, problems):
         generation_kwargs={"suppress_tokens": tokenizer.all_special_ids},
         num_train_epochs=setting["epochs"],
         learning_rate=1e-5,
-        **QUIET | ON_CPU | own,
+        model_init_kwargs={"dtype": setting["dtype"]},
+        **QUIET | ON_CPU | {"bf16": setting["dtype"] == "bfloat16"} | own,
     )
     dataset = Dataset.from_list(problems)
     return trainer_class(setting["model"], reward, args, dataset, processing_class=tokenizer, workflow=Team()).train
@@ -267,6 +255,7 @@ def comlrl_trainer(setting, tokenizer, problems):
         formatters=[functools.partial(first_prompt, agent) for agent in agents],
         external_transition=next_prompts,
         args=args,
+        model_config={"dtype": setting["dtype"]},
         **own | ({} if is_maac else {"num_agents": len(agents)}),
     )
     # MAAC takes this from the model's own generation configuration
@@ -276,7 +265,7 @@ def comlrl_trainer(setting, tokenizer, problems):
 # The process that compares
 
 
-def make_model(folder, vocab_size):
+def make_model(folder, vocab_size, shape=SETTING["shape"]):
     """A random Qwen2, and a tokenizer of whole words, so that a reply has the same tokens when it is prompted again."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -287,8 +276,7 @@ def make_model(folder, vocab_size):
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=raw, pad_token="<pad>", eos_token="<end>", padding_side="left"
     )
-    sizes = {"hidden_size": 64, "layers": 2, "heads": 2, "kv_heads": 2, "intermediate_size": 128}
-    model = random_model(tokenizer, **sizes, max_position_embeddings=1024)
+    model = random_model(tokenizer, **shape, max_position_embeddings=1024)
     model.generation_config.suppress_tokens = tokenizer.all_special_ids  # no reply ends early
     return save_model(folder, model, tokenizer)
 
@@ -315,16 +303,18 @@ def row(batch, name, figures, ratios=()):
     middle = sorted(figures, key=rate)[len(figures) // 2]
     speed = statistics.median(map(rate, figures))
     shown = with_range(ratios) if ratios else ""
-    return batch, name, middle["tokens"], middle["updates"], f"{middle['seconds']:.1f}", f"{speed:,.0f}", shown
+    memory = [f"{statistics.median(figure[key] for figure in figures):,.0f}" for key in ("peak_mib", "optimizer_mib")]
+    seconds = [f"{middle[key]:.1f}" for key in ("seconds", "cpu_seconds")]
+    return batch, name, middle["tokens"], middle["updates"], *seconds, f"{speed:,.0f}", *memory, shown
 
 
 def compare_speed(case, options, pythons, folder):
     """Both sides, ours also with as many optimizer steps."""
     rows, results, base = [], {}, SPEED[case]
-    base = base | {"model": make_model(folder / str(base["vocab_size"]), base["vocab_size"])}
+    base = base | {"model": make_model(folder / str(base["vocab_size"]), base["vocab_size"], base["shape"])}
     # optimizer steps that CoMLRL makes while it updates every policy once
     each, turns = base["num_agents"] * (2 if base["algorithm"] == "maac" else 1), base["num_turns"]
-    for batch in options.batches:
+    for batch in (batch for batch in options.batches if batch <= base["num_problems"]):
         competitors = {
             "comlrl": base | {"batch": batch, "side": "comlrl"},
             "ours": base | {"batch": batch, "side": "ours", "steps": turns},
@@ -390,7 +380,9 @@ def run_case(case, options, pythons, folder):
     else:
         compared = {case: compare_speed(case, options, pythons, folder)}
     for title, rows, _ in compared.values():
-        header = ("batch", "side", "tokens", "updates", "seconds", "tokens/s", "ratio")
+        header = (
+            "batch", "side", "tokens", "updates", "seconds", "CPU s", "tokens/s", "peak MiB", "optimizer MiB", "ratio",
+        )  # fmt: skip
         print(f"\n{title}\n\n{table(header, *rows)}\n\n{DIFFERENCE}", flush=True)
     return {name: results for name, (_, _, results) in compared.items()}
 

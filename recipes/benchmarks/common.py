@@ -1,6 +1,6 @@
 """
-What the measurements share: processes of their own, rounds in which competitors take turns, random models and small teams, and
-tables. CoMLRL's environment, which has no marcog_trl, imports this file, too.
+What the measurements share: processes of their own, rounds in which competitors take turns, counters of work and memory, random
+models and small teams, and tables. CoMLRL's environment, which has no marcog_trl, imports this file, too.
 """
 
 import argparse
@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 
@@ -60,6 +61,62 @@ def take_turns(competitors, rounds, measure):
         for name, task in competitors.items():
             figures[name].append(measure(task))
     return figures
+
+
+def resident_mib(which):
+    """`which`: "VmRSS", what is resident now, or "VmHWM", its peak. (`ru_maxrss` would begin with the peak of the parent.)"""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split(f"{which}:")[1].split()[0]) / 1024
+
+
+def forget_peak():
+    """Lets the peak of the process begin anew, without what the set-up took."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def state_mib(*optimizers):
+    """What optimizers keep for their parameters."""
+    states = [state for optimizer in optimizers for state in optimizer.state.values()]
+    return sum(kept.nbytes for state in states for kept in state.values() if hasattr(kept, "nbytes")) / 2**20
+
+
+class Work:
+    """Counts generated tokens, those after the end of a reply aside, and optimizer steps, whoever makes them."""
+
+    def __init__(self, eos_token_id):
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+        from transformers import GenerationMixin
+
+        self.tokens = self.updates = 0
+        self.optimizers = set()
+        generate = GenerationMixin.generate
+
+        def counted(model, *args, **kwargs):
+            output = generate(model, *args, **kwargs)
+            sequences = output["sequences"] if isinstance(output, dict) else output
+            ends = (sequences[:, kwargs["input_ids"].shape[1] :] == eos_token_id).int()
+            self.tokens += (ends.cumsum(1) == ends).sum().item()
+            return output
+
+        GenerationMixin.generate = counted
+        register_optimizer_step_post_hook(self._count_step)
+
+    def _count_step(self, optimizer, *args):
+        self.updates += 1
+        self.optimizers.add(optimizer)
+
+    def of(self, train):
+        """What `train` does, how long it takes, the peak of the process meanwhile, and the size of the optimizers' state."""
+        self.tokens = self.updates = 0
+        self.optimizers.clear()
+        forget_peak()
+        started, started_cpu = time.perf_counter(), time.process_time()
+        train()
+        seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - started_cpu
+        return {
+            "seconds": seconds, "cpu_seconds": cpu_seconds, "tokens": self.tokens, "updates": self.updates,
+            "peak_mib": resident_mib("VmHWM"), "optimizer_mib": state_mib(*self.optimizers),
+        }  # fmt: skip
 
 
 def random_config(

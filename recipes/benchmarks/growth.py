@@ -1,16 +1,22 @@
 """
-How the cost of a rollout grows with rows, agents, generations and turns, apart from the model, and what shared prompts save:
+How the cost of a rollout grows with rows, agents, generations, turns and processes, apart from the model, what shared prompts
+save, and how memory grows:
 
     python recipes/benchmarks/growth.py
     python recipes/benchmarks/growth.py --case rows --profile 25
+    torchrun --nproc_per_node 2 recipes/benchmarks/growth.py --case rows --rows 2048
 
 Replies of 48 random tokens come from a stand-in that returns at once, and the reward costs nothing. What is left are the loops
 over rows that play episodes, score them and log metrics, those of TRL included, and the sums over advantages. `GRPOTrainer` at as
 many rows is measured in the same way. The share is that of a step of `throughput.py`'s small model, which is measured with
-`--step-rows` rows. Seconds are those of the processor.
+`--step-rows` rows. Seconds are those of the processor. With several processes, `--rows` are those of each process, and each
+prints its own table.
 
 Shared prompts: steps of the small model with one agent and 4 generations, which take turns with steps in which each row has its
 prompt computed for itself.
+
+Memory: what `python -m marcog_trl plan` computes for SHPPO on a GPU in bfloat16, at most during generation and during a step, for
+models that need not fit this machine. Prompts have 128 tokens, replies 64.
 """
 
 import cProfile
@@ -18,14 +24,14 @@ import pstats
 import random
 import statistics
 import tempfile
-import time
 import warnings
 from collections import defaultdict
 from contextlib import nullcontext
 from pathlib import Path
 
 from common import ON_CPU, QUIET, make_parser, same_prompt_team, table, write_json
-from throughput import Clock, make_model, variety
+from gpu import STEP, plan_step
+from throughput import ProcessorClock, make_model, variety
 
 from marcog_trl.team import team
 
@@ -37,10 +43,17 @@ SETTINGS = [
     *({"agents": agents} for agents in (4, 8, 16, 32)),
     *({"generations": generations} for generations in (16, 64)),
     *({"turns": turns} for turns in (2, 4)),
-    {"rows": 4080, "turns": 2, "turn_tree": True},
+    *({"rows": rows, "turns": turns, "turn_tree": True} for rows, turns in ((4080, 2), (4032, 3), (4080, 4))),
     {"agents": 1, "trl": True},
 ]
 PHASES = ("play", "score", "credit and log")
+PLANNED_BASE = {"rows": 256, "agents": 2, "generations": 4, "micro_batch": 16}
+PLANNED = [
+    *({"agents": agents} for agents in (2, 8, 32)),
+    *({"generations": generations} for generations in (16, 64)),
+    {"rows": 1024},
+    *({"micro_batch": micro_batch} for micro_batch in (4, 64)),
+]
 
 
 def make_trainer(
@@ -65,13 +78,6 @@ def make_trainer(
     args = MultiAgentGRPOConfig(**settings, num_turns=turns, turn_tree=turn_tree)
     team = same_prompt_team(agents, turns)
     return MultiAgentGRPOTrainer(folder, variety, args, dataset, peft_config=lora, workflow=team)
-
-
-class ProcessorClock(Clock):
-    """Other load on the machine does not count."""
-
-    def now(self):
-        return time.process_time()
 
 
 def measure(folder, tokenizer, setting, options):
@@ -154,12 +160,30 @@ def compare_lengths(folder, tokenizer, options):
     return ratios
 
 
+def compare_plans(folder, tokenizer, options):
+    plans = {shape: [] for shape in options.shapes}
+    for shape, found in plans.items():
+        for setting in (PLANNED_BASE | changed for changed in PLANNED):
+            task = STEP | setting | {"shape": shape, "accumulation": setting["rows"] // setting["micro_batch"]}
+            generation, *step = (sum(parts.values()) for parts in plan_step(task, "cuda")["plan"].values())
+            found.append({"setting": setting, "generation": generation, "step": max(step)})
+    rows = [
+        [*row[0]["setting"].values(), *(f"{plan[phase]:.2f}" for plan in row for phase in ("generation", "step"))]
+        for row in zip(*plans.values(), strict=True)
+    ]
+    phases = [f"{shape}, {phase}, GiB" for shape in plans for phase in ("generation", "step")]
+    print("memory, as planned\n")
+    print(table((*PLANNED_BASE, *phases), *rows), flush=True)
+    return plans
+
+
 def main():
-    cases = {"rows": compare_rows, "prompts": compare_lengths}
+    cases = {"rows": compare_rows, "prompts": compare_lengths, "memory": compare_plans}
     parser = make_parser(__doc__, steps=2, profile=0)
     parser.add_argument("--case", choices=(*cases, "all"), default="all")
     parser.add_argument("--step-rows", type=int, default=32)
     parser.add_argument("--lengths", type=int, nargs="+", default=[96, 384], help="tokens of shared prompts")
+    parser.add_argument("--shapes", nargs="+", default=["0.5b", "7b"], help="of the models whose memory is planned")
     parser.add_argument("--rows", type=int, help="measure only this number of rows, with 2 agents and 4 generations")
     parser.add_argument("--output", type=Path, help="JSON file to write all figures to")
     options = parser.parse_args()

@@ -17,16 +17,20 @@ import json
 import statistics
 import tempfile
 import warnings
-from pathlib import Path
 
-from common import ON_CPU, QUIET, make_parser, measure_apart, same_prompt_team, table, take_turns, variety
+from common import (
+    ON_CPU,
+    QUIET,
+    forget_peak,
+    make_parser,
+    measure_apart,
+    resident_mib,
+    same_prompt_team,
+    table,
+    take_turns,
+    variety,
+)
 from throughput import SHAPES, make_model
-
-
-def resident_mib(which):
-    """`which`: "VmRSS", what is resident now, or "VmHWM", its peak. (`ru_maxrss` would begin with the peak of the parent.)"""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split(f"{which}:")[1].split()[0]) / 1024
 
 
 # TRL's buffer for log-probabilities has 32,768 columns. Of a smaller vocabulary, most of it would stay untouched
@@ -63,7 +67,7 @@ def measure(shape, tokens, num_agents=2, rows=32, steps=3, vocab_size=None, full
     dataset = Dataset.from_dict({"prompt": ["def f(xs): add one to every number " * 8] * 64})
     trainer = trainer_class(folder, variety, args, dataset, workflow=same_prompt_team(num_agents))
     start = resident_mib("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak of the set-up
+    forget_peak()
     trainer.train()
     peak = resident_mib("VmHWM")
     planned = trainer.plan().peak / 2**20

@@ -3,10 +3,12 @@ Compares the throughput of team trainers with TRL's GRPOTrainer.
 
     python recipes/benchmarks/throughput.py
     python recipes/benchmarks/throughput.py --shape 1.5b --no-cpu --rows 32 --completion-length 256
+    python recipes/benchmarks/throughput.py --case steps --shape 0.5b --rows 16 --generations 2 --kinds shppo --no-bare-loop
 
 Every measurement runs in its own process; the trainers take turns, round by round. Rows, prompts, completion lengths, model,
 adapter and reward are the same for all, and no reply ends early. The first step of a process warms up. Figures are medians
-over all other steps; ratios are to GRPOTrainer's median.
+over all other steps (with `--steps 0`, of the first one); ratios are to GRPOTrainer's median. On CPU, seconds of steps are those
+of the processor, so that other load does not count; use one thread.
 
 Phases: `generate` (with the workflow, prompts and decoding), `execute` (waiting for rewards), `log-probs` (passes without
 gradient and credit), `update` (everything else: forward, backward, optimizer).
@@ -20,7 +22,6 @@ Cases:
 
 import argparse
 import json
-import resource
 import statistics
 import tempfile
 import time
@@ -31,11 +32,14 @@ from pathlib import Path
 from common import (
     ON_CPU,
     QUIET,
+    forget_peak,
     make_parser,
     measure_apart,
     random_model,
+    resident_mib,
     same_prompt_team,
     save_model,
+    state_mib,
     table,
     take_turns,
     variety,
@@ -54,6 +58,7 @@ KINDS = {
     "4 agents, SHPPO": ("shppo", 4),
     "8 agents, SHPPO": ("shppo", 8),
 }
+OURS = sorted({kind for kind, _ in KINDS.values()} - {"grpo"})
 # Vocabulary: the embedded tokenizer's, if none is given
 SHAPES = {
     "tiny": {"hidden_size": 64, "intermediate_size": 128, "layers": 2, "heads": 2, "kv_heads": 2},  # to try something out
@@ -76,20 +81,21 @@ SHAPES = {
 
 
 class Clock:
-    """Seconds of every optimizer step and of its phases."""
+    """Seconds of every optimizer step and of its phases, and the size of the optimizer's state."""
 
     def __init__(self, trainer):
         from transformers import TrainerCallback
 
-        self.steps = []
+        self.steps, self.optimizer_mib = [], 0.0
         clock = self
 
         class Steps(TrainerCallback):
             def on_step_begin(self, *args, **kwargs):
                 clock.spent, clock.started = defaultdict(float), clock.now()
 
-            def on_step_end(self, *args, **kwargs):
+            def on_step_end(self, *args, optimizer, **kwargs):
                 seconds, spent = clock.now() - clock.started, clock.spent
+                clock.optimizer_mib = state_mib(optimizer)
                 inner = spent["generate"] + spent["execute"]
                 clock.steps.append(
                     {
@@ -124,6 +130,13 @@ class Clock:
         return run
 
 
+class ProcessorClock(Clock):
+    """Other load on the machine does not count."""
+
+    def now(self):
+        return time.process_time()
+
+
 def make_model(folder, shape):
     """Saves a random model of that shape, and returns its tokenizer."""
     from marcog_trl.embedded import load_default_model
@@ -143,17 +156,18 @@ def make_trainer(kind, num_agents, options, folder):
     tokenizer = make_model(folder, options.shape)
     words = tokenizer("def f(xs): " + "add one to every number " * 400)["input_ids"]
     dataset = Dataset.from_dict({"prompt": [tokenizer.decode(words[: options.prompt_length])] * 256})
-    settings = QUIET | ON_CPU if options.cpu else QUIET | {"bf16": True}
+    settings = QUIET | (ON_CPU if options.cpu else {}) | {"bf16": options.dtype == "bfloat16"}
     settings |= {
         "output_dir": folder,
-        "per_device_train_batch_size": options.rows,
+        "per_device_train_batch_size": options.micro_batch,
+        "gradient_accumulation_steps": options.rows // options.micro_batch,
         "num_generations": options.generations,
         "max_completion_length": options.completion_length,
         "generation_kwargs": {"min_new_tokens": options.completion_length},
         "max_steps": options.steps + 1,
         "beta": 0.02,
         "learning_rate": 1e-5,
-        "model_init_kwargs": {"dtype": "float32" if options.cpu else "bfloat16"},
+        "model_init_kwargs": {"dtype": options.dtype},
     }
     lora = LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules="all-linear")
     if kind == "grpo":
@@ -170,19 +184,20 @@ def measure_steps(kind, num_agents, options):
 
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(kind, num_agents, options, folder)
-        clock = Clock(trainer)
+        clock = ProcessorClock(trainer) if options.cpu else Clock(trainer)
+        forget_peak()
         trainer.train()
-        figures = {"steps": clock.steps[1:]}
+        figures = {"steps": clock.steps[1:] or clock.steps, "optimizer_mib": clock.optimizer_mib}
         if torch.cuda.is_available() and not options.cpu:
             figures["peak_mib"] = torch.cuda.max_memory_allocated() / 2**20
         else:
-            figures["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        if kind in ("grpo", "none"):
-            figures["bare"] = [bare_loop(trainer, options) for _ in range(options.steps)]
+            figures["peak_mib"] = resident_mib("VmHWM")
+        if options.bare_loop and kind in ("grpo", "none"):
+            figures["bare"] = [bare_loop(trainer, clock, options) for _ in range(options.steps)]
     return figures
 
 
-def bare_loop(trainer, options):
+def bare_loop(trainer, clock, options):
     """Seconds of sampling with a KV cache and nothing else, at the trainer's batch."""
     import torch
     from transformers import DynamicCache
@@ -190,7 +205,7 @@ def bare_loop(trainer, options):
     model = trainer.accelerator.unwrap_model(trainer.model).eval()
     device = trainer.accelerator.device
     tokens = torch.full((options.rows, options.prompt_length), 5, device=device)
-    clock = Clock.now(None)
+    started = clock.now()
     cache, written = DynamicCache(), []
     with torch.no_grad(), trainer.accelerator.autocast():
         for _ in range(options.completion_length):
@@ -198,7 +213,7 @@ def bare_loop(trainer, options):
             tokens = torch.multinomial(torch.softmax(logits.float(), -1), 1)
             written.append(tokens)
     torch.cat(written, 1).tolist()
-    return Clock.now(None) - clock
+    return clock.now() - started
 
 
 def measure_execution(options):
@@ -234,22 +249,28 @@ def median(steps, phase):
 
 def compare_steps(options):
     """Tables of all kinds, and of the bare loop."""
-    figures = take_turns(KINDS, options.rounds, lambda task: run(options, task))
+    kinds = {name: task for name, task in KINDS.items() if name == BASE or task[0] in options.kinds}
+    figures = take_turns(kinds, options.rounds, lambda task: run(options, task))
     steps = {kind: [step for figure in found for step in figure["steps"]] for kind, found in figures.items()}
     tokens, rows, bare = options.rows * options.completion_length, [], []
     for kind, own in steps.items():
         speed, peak = tokens / median(own, "step"), statistics.median(figure["peak_mib"] for figure in figures[kind])
         ratios = [f"{median(own, phase) / median(steps[BASE], phase):.2f}" for phase in ("step", "update")]
         seconds = [f"{median(own, phase):.3f}" for phase in ("step", *PHASES)]
-        rows.append([kind, f"{speed:,.0f}", *seconds, f"{peak:,.0f}", *ratios])
+        state = figures[kind][0]["optimizer_mib"]
+        rows.append([kind, f"{speed:,.1f}", *seconds, f"{peak:,.0f}", f"{state:,.1f}", *ratios])
         loops = [seconds for figure in figures[kind] for seconds in figure.get("bare", [])]
         if loops:
             own, loop = median(own, "generate"), statistics.median(loops)
             bare.append([kind, f"{own:.3f}", f"{loop:.3f}", f"{loop / own:.2f}"])
-    print(f"{options.shape}, {options.rows} rows of {options.prompt_length} + {options.completion_length} tokens\n")
-    header = ("", "tokens/s", "step s", *PHASES, "peak MiB", "step ratio", "update ratio")
-    print(table(header, *rows), "\n\ngeneration beside a bare KV-cache loop\n")
-    print(table(("", "generate s", "bare loop s", "share of its speed"), *bare), flush=True)
+    print(
+        f"{options.shape}, {options.dtype}, {options.rows} rows of {options.prompt_length} + {options.completion_length} tokens\n"
+    )
+    header = ("", "tokens/s", "step s", *PHASES, "peak MiB", "optimizer MiB", "step ratio", "update ratio")
+    print(table(header, *rows), flush=True)
+    if bare:
+        print("\n\ngeneration beside a bare KV-cache loop\n")
+        print(table(("", "generate s", "bare loop s", "share of its speed"), *bare), flush=True)
     return figures
 
 
@@ -263,26 +284,35 @@ def compare_execution(options):
     return figure
 
 
-SETTINGS = ("shape", "rows", "generations", "prompt_length", "completion_length", "steps", "cpu")
+SETTINGS = (
+    "shape", "dtype", "rows", "generations", "prompt_length", "completion_length", "steps", "micro_batch", "cpu",
+    "bare_loop",
+)  # fmt: skip
 
 
 def main():
     parser = make_parser(__doc__, rounds=3, steps=4, rows=32, generations=4)
     parser.add_argument("--prompt-length", type=int, default=96)
     parser.add_argument("--completion-length", type=int, default=48)
+    parser.add_argument("--micro-batch", type=int, help="rows of a forward and backward pass; default: all")
     parser.add_argument("--case", choices=("steps", "execution", "all"), default="all")
     parser.add_argument("--shape", choices=SHAPES, default="small")
     parser.add_argument("--cpu", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: float32 on CPU, else bfloat16")
+    parser.add_argument("--kinds", nargs="+", choices=OURS, default=OURS, help="which trainers to compare with TRL's")
+    parser.add_argument("--bare-loop", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--output", type=Path, help="JSON file to write all figures to")
     parser.add_argument("--task", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    options.micro_batch = options.micro_batch or options.rows
+    options.dtype = options.dtype or ("float32" if options.cpu else "bfloat16")
     warnings.filterwarnings("ignore", category=FutureWarning)
     if options.task is not None:
         kind, num_agents, settings = options.task
         task = argparse.Namespace(**settings)
         print(json.dumps(measure_execution(task) if kind == "execution" else measure_steps(kind, num_agents, task)))
         return
-    largest = max(num_agents for _, num_agents in KINDS.values()) * options.generations
+    largest = max(num_agents for kind, num_agents in KINDS.values() if kind in options.kinds) * options.generations
     if options.rows % largest:
         parser.error(
             f"--rows {options.rows} must be a multiple of {largest}, the rows of a problem. Use --rows {largest}."

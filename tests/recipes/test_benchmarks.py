@@ -134,12 +134,15 @@ def test_long_run(benchmark):
     assert "ratio " in printed and "more objects: " in printed
 
 
-def test_growth(benchmark):
-    printed = benchmark("growth", "--rows", 16, "--steps", 1, "--step-rows", 8, "--lengths", 8)
+def test_growth(benchmark, monkeypatch):
+    growth = benchmark("growth")
+    monkeypatch.setattr(growth, "PLANNED", [{"agents": 2}])
+    printed = benchmark.start(growth, "--rows", 16, "--steps", 1, "--step-rows", 8, "--lengths", 8, "--shapes", "tiny")
     assert re.search(
         r"^\| 2 agents, 4 generations, 1 turn \| 16 \| ([0-9.]+ \| ){3}\d+ \| [0-9.]+% \|$", printed, re.M
     )
     assert re.search(r"^\| 8 \| [0-9.]+ \| [0-9.]+ \|$", printed, re.M)
+    assert re.search(r"^\| 256 \| 2 \| 4 \| 16 \| [0-9.]+ \| [0-9.]+ \|$", printed, re.M)
 
 
 def test_memory(benchmark):
