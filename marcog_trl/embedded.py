@@ -1,5 +1,5 @@
 """
-The embedded default model, with about a million parameters, which is built from the built-in training problems.
+The embedded default model, with about a million parameters, which is built from the built-in training problems and from exercises.
 
 It makes systematic mistakes: for some steps of the built-in problems, most training targets have the same mistake, so that
 the most likely answer is wrong. Reinforcement learning can therefore also improve greedy decoding. Building the model takes
