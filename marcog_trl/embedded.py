@@ -46,15 +46,7 @@ from transformers import (
 
 from marcog_trl.agents import Agent
 from marcog_trl.problems import builtin
-from marcog_trl.problems.builtin import (
-    SIZES,
-    STEPS,
-    Step,
-    generate,
-    generate_exercises,
-    write_aux,
-    write_main,
-)
+from marcog_trl.problems.builtin import SIZES, STEPS, Step, generate, write_aux, write_main
 from marcog_trl.workflows import Collaboration
 
 
@@ -387,7 +379,7 @@ def _train(settings: BuildSettings, folder: str) -> None:
         initializer_range=settings.hidden_size**-0.5,  # with the usual 0.02, so small a model learns half as fast
     )
     # Without them, the model knows hardly any pair of steps but those of the training problems
-    prompts += _messages(list(generate_exercises(settings.seed)))
+    prompts += _messages(list(builtin.generate_exercises(settings.seed)))
     fit(Qwen2ForCausalLM(config), tokenizer, _examples(prompts, tokenizer, settings), settings, folder)
 
 
