@@ -27,7 +27,7 @@ Cases:
 * `maac`: MAAC in the setting of `one_turn`. CoMLRL's critic is a model of its own, which it steps once with every agent;
   ours is a head on the base that the agents share, stepped with the policy.
 * `0.5b`, `0.5b_bfloat16`: MAGRPO with the shape of Qwen2.5-Coder-0.5B, one batch of 2 problems, 16 rows of 64 + 64 tokens,
-  ours in micro-batches of 4 rows. CoMLRL needs about 17 GiB in float32.
+  ours in micro-batches of 4 rows. CoMLRL needs about 18 GiB in float32.
 * `own_batch`: the first three, where each side takes whichever of `--batches` is fastest for it and ours makes one step per
   batch.
 * `cross`: this package only: what crediting the 64 joint actions of 3 agents costs beside the 4 aligned ones.
