@@ -7,7 +7,7 @@ Runs TRL's own tests of `GRPOTrainer` with the trainers of this package in its p
 
 Nothing of TRL's tests is in this repository: they are read from the checkout, and test the installed TRL. Without `--hub`, the
 tiny models and the data set that they load are made locally (`helpers/tiny_hub.py`), so that no network is needed.
-With large vocabularies on Linux, `export MALLOC_TRIM_THRESHOLD_=16000000000 MALLOC_MMAP_THRESHOLD_=8000000000` saves half the time.
+With large vocabularies on Linux, `export MALLOC_TRIM_THRESHOLD_=16000000000 MALLOC_MMAP_THRESHOLD_=8000000000` saves a third of the time.
 
 Two names change in the tests: `GRPOTrainer` and `GRPOConfig`. One setting is added, because TRL trains all weights where a test
 gives no `peft_config`, and this package trains a LoRA: `full_finetuning=True` in these tests. Tests of images, and those that

@@ -23,8 +23,14 @@ if TYPE_CHECKING:
     from marcog_trl.team.team import Team
 
 
-# Options of `generate` that change what it samples, and that `GivenDraws` does not support
-OTHER_OPTIONS = ("top_h", "typical_p", "epsilon_cutoff", "eta_cutoff", "watermarking_config")
+# Options of `generate` that change what it samples, and that `GivenDraws` does not support, with the values that turn them off
+OTHER_OPTIONS: dict[str, tuple[float | None, ...]] = {
+    "top_h": (None,),
+    "typical_p": (None, 1.0),
+    "epsilon_cutoff": (None, 0.0),
+    "eta_cutoff": (None, 0.0),
+    "watermarking_config": (None,),
+}
 # `torch.multinomial` draws a random number per word. Up to this vocabulary that costs less than 0.03 ms per token, and a run has
 # the tokens of TRL's trainers for the same seed.
 SMALL_VOCABULARY = 1024
@@ -32,7 +38,7 @@ SMALL_VOCABULARY = 1024
 
 def unsupported_option(config: GenerationConfig) -> str | None:
     """Returns the name of an option that [`GivenDraws`] does not support, if one is set."""
-    return next((name for name in OTHER_OPTIONS if getattr(config, name) not in (None, 0.0, 1.0)), None)
+    return next((name for name, off in OTHER_OPTIONS.items() if getattr(config, name) not in off), None)
 
 
 def fast_draws(team: Team, rows: int) -> GivenDraws | None:

@@ -75,9 +75,13 @@ def forget_peak():
 
 
 def state_mib(*optimizers):
-    """What optimizers keep for their parameters."""
-    states = [state for optimizer in optimizers for state in optimizer.state.values()]
-    return sum(kept.nbytes for state in states for kept in state.values() if hasattr(kept, "nbytes")) / 2**20
+    """MiB that optimizers keep for their parameters."""
+    import torch
+
+    kept = [value for optimizer in optimizers for state in optimizer.state.values() for value in state.values()]
+    return (
+        sum(value.nbytes for value in kept if isinstance(value, torch.Tensor)) / 2**20
+    )  # others are numbers of steps
 
 
 class Work:

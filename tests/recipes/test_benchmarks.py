@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from transformers import GenerationMixin
 
-from marcog_trl import embedded
+from marcog_trl import embedded, load_problems
+from marcog_trl.problems.builtin import STEPS, write_main
 
 
 BENCHMARKS = Path(__file__).parents[2] / "recipes" / "benchmarks"
@@ -58,7 +59,7 @@ def benchmark(tiny_model, tmp_path, monkeypatch, capfd):
     return run
 
 
-PARTS = {"common", "comlrl_learning", "learning_report", "gpu_report"}
+PARTS = {"common", "comlrl_learning", "learning_report", "learning_task", "gpu_report"}
 
 
 @pytest.mark.parametrize("name", sorted({path.stem for path in BENCHMARKS.glob("*.py")} - PARTS))
@@ -108,6 +109,18 @@ def test_critic(benchmark):
     size, reward, critic, reached, highest, _ = re.findall(r"[^| \n]+", printed.strip().splitlines()[-1])
     assert (size, reward, critic) == ("64", "10", "team")
     assert int(reached) <= 24 and float(highest) >= 0.9
+
+
+def test_default_task(benchmark):
+    module = benchmark("default_task")
+    problem = load_problems("builtin", "test")[0]
+    first, second = STEPS[problem["first"]], STEPS[problem["second"]]
+    wrong = write_main(second, problem["second_k"], first.takes, second.mistakes[0])
+    cases = {"right": problem["main"], "mistake": f"{wrong}\n", "another step": problem["aux"]}
+    assert {kind: module.kind_of(problem, "main", reply) for kind, reply in cases.items()} == {k: k for k in cases}
+    assert module.kind_of(problem, "helper", problem["aux"]) == "right"
+    printed = benchmark.start(module, "--splits", "test[:2]")
+    assert printed.strip().splitlines()[-1] == "| test[:2] | 0.00 | 0.00 | 1.00 | 0.00 | 0.00 | 1.00 | 0.00 |"
 
 
 def test_evaluation(benchmark):
