@@ -47,7 +47,7 @@ class Team:
     >>> from marcog_trl import Team, load_problems
 
     >>> team = Team.from_pretrained("outputs/quickstart")
-    >>> problem = load_problems("builtin", "test")[36]  # first sort the list, then put 5 at the end
+    >>> problem = load_problems("builtin", "test")[58]  # first sort the list, then put 8 at the end
     >>> print(team.solve(problem).code)
     ```
 

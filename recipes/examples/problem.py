@@ -1,10 +1,10 @@
 def solve(numbers):
-    """First sort the list, then put 5 at the end.
+    """First sort the list, then put 8 at the end.
 
-    >>> solve([6, 3, 12, 5, 9])
-    [3, 5, 6, 9, 12, 5]
+    >>> solve([10, 7, 10, 4, 11])
+    [4, 7, 10, 10, 11, 8]
     """
 
 
-assert solve([6, 3, 12, 5, 9]) == [3, 5, 6, 9, 12, 5]
-assert solve([9, 9, 2, 9, 10, 10, 10]) == [2, 9, 9, 9, 10, 10, 10, 5]
+assert solve([10, 7, 10, 4, 11]) == [4, 7, 10, 10, 11, 8]
+assert solve([3, 12, 9, 5, 5]) == [3, 5, 5, 9, 12, 8]

@@ -223,4 +223,4 @@ def test_the_problem():
     habits = draw_habits(BuildSettings())
     assert row["first"] not in habits["helper"] and row["second"] not in habits["main"]
     assert row["prompt"] in code_of("marcog_trl/team/README.md")
-    assert load_problems("builtin", "test")[36]["prompt"] == row["prompt"]  # the docstring of Team
+    assert load_problems("builtin", "test")[58]["prompt"] == row["prompt"]  # the docstring of Team
