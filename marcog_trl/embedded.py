@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -22,7 +23,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -70,7 +71,7 @@ class BuildSettings:
         steps (`int`, *optional*, defaults to `360`): Optimizer steps.
         clean_steps (`int`, *optional*, defaults to `180`): Number of optimizer steps at the start with correct targets.
         batch_size (`int`, *optional*, defaults to `64`): Replies per step.
-        learning_rate (`float`, *optional*, defaults to `4e-3`): Peak of the learning rate of AdamW, which then decays linearly.
+        learning_rate (`float`, *optional*, defaults to `3e-3`): Peak of the learning rate of AdamW, which then decays linearly.
         habit_probability (`float`, *optional*, defaults to `0.7`): Probability that a target has the habitual mistake of
             its role and step, if there is one, in [0, 1].
         slip_probability (`float`, *optional*, defaults to `0.12`): Probability that another target has a random mistake,
@@ -86,7 +87,7 @@ class BuildSettings:
     steps: int = 360
     clean_steps: int = 180
     batch_size: int = 64
-    learning_rate: float = 4e-3
+    learning_rate: float = 3e-3
     habit_probability: float = 0.7
     slip_probability: float = 0.12
     clean_share: float = 0.26
@@ -361,8 +362,10 @@ def _train(settings: BuildSettings, folder: str) -> None:
     """Build and train tokenizer and model, and save them."""
     torch.set_num_threads(THREADS)
     transformers.set_seed(settings.seed)
-    prompts = _messages(list(generate("train")))
-    texts = [text for row, _, messages in prompts for text in (messages[-1]["content"], row["aux"], row["main"])]
+    problems = list(generate("train"))
+    texts = [
+        text for row, _, messages in _messages(problems) for text in (messages[-1]["content"], row["aux"], row["main"])
+    ]
     tokenizer = make_tokenizer(texts, settings.vocab_size)
     config = Qwen2Config(
         vocab_size=len(tokenizer),
@@ -378,9 +381,10 @@ def _train(settings: BuildSettings, folder: str) -> None:
         eos_token_id=tokenizer.eos_token_id,
         initializer_range=settings.hidden_size**-0.5,  # with the usual 0.02, so small a model learns half as fast
     )
-    # Without them, the model knows hardly any pair of steps but those of the training problems
-    prompts += _messages(list(builtin.generate_exercises(settings.seed)))
-    fit(Qwen2ForCausalLM(config), tokenizer, _examples(prompts, tokenizer, settings), settings, folder)
+    # Without exercises, the model knows hardly any pair of steps but those of the training problems
+    rng = random.Random(f"exercises {settings.seed}")
+    passes = (_messages([*problems, *builtin.generate_exercises(rng.getrandbits(32))]) for _ in itertools.count())
+    fit(Qwen2ForCausalLM(config), tokenizer, _examples(passes, tokenizer, settings), settings, folder)
 
 
 def fit(
@@ -419,23 +423,22 @@ def fit(
 
 
 def _examples(
-    prompts: list, tokenizer: PreTrainedTokenizerBase, settings: BuildSettings
+    passes: Iterator[list], tokenizer: PreTrainedTokenizerBase, settings: BuildSettings
 ) -> list[dict[str, list[int]]]:
-    """All training examples, in order. Mistakes are drawn again each time that a prompt is repeated."""
+    """All training examples, in order: the prompts of one pass after those of another. Each pass draws its mistakes."""
     rng = random.Random(f"replies {settings.seed}")
     habits = draw_habits(settings)
     right = replace(settings, habit_probability=0.0, slip_probability=0.0)
-    contexts = [
-        tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
-        for _, _, messages in prompts
-    ]
     examples: list[dict[str, list[int]]] = []
     while len(examples) < settings.steps * settings.batch_size:
-        for i in rng.sample(range(len(prompts)), len(prompts)):
-            row, agent, _ = prompts[i]
+        prompts = next(passes)
+        for row, agent, messages in rng.sample(prompts, len(prompts)):
             current = right if len(examples) < settings.clean_steps * settings.batch_size else settings
+            context = tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, tokenize=True, return_dict=False
+            )
             reply = tokenizer(_reply(row, agent, habits, current, rng))["input_ids"] + [tokenizer.eos_token_id]
-            examples.append({"input_ids": contexts[i] + reply, "labels": [-100] * len(contexts[i]) + reply})
+            examples.append({"input_ids": context + reply, "labels": [-100] * len(context) + reply})
     return examples[: settings.steps * settings.batch_size]
 
 

@@ -3,6 +3,7 @@ import random
 import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
 
 import pytest
@@ -168,7 +169,7 @@ def test_examples_train_on_replies_only(built, rows):
     tokenizer = AutoTokenizer.from_pretrained(built)
     plan = BuildSettings(steps=3, batch_size=5, habit_probability=0, slip_probability=0)
     prompts = embedded._messages(rows[:6])
-    examples = embedded._examples(prompts, tokenizer, plan)
+    examples = embedded._examples(repeat(prompts), tokenizer, plan)
     assert len(examples) == 15
     replies = {row[part] for row in rows[:6] for part in ("aux", "main")}
     for example in examples:
@@ -196,7 +197,7 @@ def test_habits_leave_the_share_of_problems_that_was_asked_for():
 def test_mistakes_come_after_the_clean_steps(built, rows):
     tokenizer = AutoTokenizer.from_pretrained(built)
     plan = BuildSettings(steps=20, clean_steps=10, batch_size=8, habit_probability=1, slip_probability=1)
-    examples = embedded._examples(embedded._messages(rows[:1]), tokenizer, plan)
+    examples = embedded._examples(repeat(embedded._messages(rows[:1])), tokenizer, plan)
     right = {rows[0]["aux"], rows[0]["main"]}
     replies = [tokenizer.decode([i for i in example["labels"] if i >= 0][:-1]) for example in examples]
     assert [reply in right for reply in replies] == [True] * 80 + [False] * 80

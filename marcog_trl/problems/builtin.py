@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import count
 from typing import Any
 
 
@@ -247,11 +248,12 @@ def _examples(first: _BoundStep, second: _BoundStep, rng: random.Random) -> list
     return None
 
 
-def _statement(first: _BoundStep, second: _BoundStep, example: str = "") -> dict[str, Any]:
-    """The columns that say what to do: the prompt, with these lines after its first one, and the steps."""
+def _statement(first: _BoundStep, second: _BoundStep, value: Any, result: Any) -> dict[str, Any]:
+    """The columns that say what to do: the prompt, with this input and result as its example, and the steps."""
     steps = f"First {first.step.text.format(k=first.k)}, then {second.step.text.format(k=second.k)}."
+    example = f">>> {ENTRY_POINT}({value!r})\n    {result!r}"
     return {
-        "prompt": f'def {ENTRY_POINT}({first.step.takes}):\n    """{steps}\n{example}    """\n',
+        "prompt": f'def {ENTRY_POINT}({first.step.takes}):\n    """{steps}\n\n    {example}\n    """\n',
         "entry_point": ENTRY_POINT,
         "first": first.step.name,
         "first_k": first.k,
@@ -261,8 +263,7 @@ def _statement(first: _BoundStep, second: _BoundStep, example: str = "") -> dict
 
 
 def _row(task_id: str, first: _BoundStep, second: _BoundStep, examples: list[tuple[Any, Any]]) -> dict[str, Any]:
-    value, expected = examples[0]
-    statement = _statement(first, second, f"\n    >>> {ENTRY_POINT}({value!r})\n    {expected!r}\n")
+    statement = _statement(first, second, *examples[0])
     aux, main = write_aux(first.step, first.k), write_main(second.step, second.k, first.step.takes)
     return {
         "task_id": task_id,
@@ -336,18 +337,22 @@ def generate(split: str, seed: int = 0) -> tuple[dict[str, Any], ...]:
     return tuple(rows)
 
 
-@lru_cache
 def generate_exercises(seed: int = 0) -> tuple[dict[str, Any], ...]:
     """
     Generate exercises in reading, one for each pair of steps that do not fit together: the second does not take what the first
-    gives. They have no example, no test and no solution, but both functions can be written. No split has such a pair.
+    gives. They have no test and no solution, but both functions can be written. Their example has an input of the first step,
+    and a result of the second one for an input of its own. No split has such a pair.
 
     Args:
-        seed (`int`, *optional*, defaults to `0`): Seed of the parameters.
+        seed (`int`, *optional*, defaults to `0`): Seed of parameters and examples.
 
     Returns:
         `tuple[dict, ...]`: Rows with the columns `prompt`, `entry_point`, `first`, `first_k`, `second` and `second_k`.
     """
     rng = random.Random(f"exercises {seed}")
     pairs = [(a.name, b.name) for a in STEPS.values() for b in STEPS.values() if a.gives != b.takes]
-    return tuple(_statement(*_choices(*pair, rng)[0]) for pair in pairs)
+    rows = []
+    for first, second in (_choices(*pair, rng)[0] for pair in pairs):
+        results = (second.run(_draw(second.step.takes, rng, short=True)) for _ in count())
+        rows.append(_statement(first, second, _draw(first.step.takes, rng, short=True), next(filter(_small, results))))
+    return tuple(rows)

@@ -1,3 +1,4 @@
+import ast
 import subprocess
 import sys
 from collections import Counter
@@ -67,14 +68,17 @@ def test_exercises_have_pairs_of_no_split():
         assert STEPS[first].gives != STEPS[second].takes
     assert not pairs & {pair for split in pairings().values() for pair in split}
     for row in exercises:
-        steps = [STEPS[row[place]].text.format(k=row[f"{place}_k"]) for place in ("first", "second")]
-        lines = [
-            f"def solve({STEPS[row['first']].takes}):",
-            f'    """First {steps[0]}, then {steps[1]}.',
-            '    """',
-            "",
-        ]
-        assert row["prompt"].split("\n") == lines
+        steps = [STEPS[row[place]] for place in ("first", "second")]
+        texts = [step.text.format(k=row[f"{place}_k"]) for step, place in zip(steps, ("first", "second"), strict=True)]
+        head, statement, empty, call, result, end, last = row["prompt"].split("\n")
+        assert (head, empty, end, last) == (f"def solve({steps[0].takes}):", "", '    """', "")
+        assert statement == f'    """First {texts[0]}, then {texts[1]}.'
+        shown = (
+            ast.literal_eval(call.removeprefix("    >>> solve(").removesuffix(")")),
+            ast.literal_eval(result.strip()),
+        )
+        kinds = {"numbers": list, "n": int, "text": str}
+        assert tuple(map(type, shown)) == (kinds[steps[0].takes], kinds[steps[1].gives])
     assert generate_exercises(1) != exercises
 
 
