@@ -24,6 +24,9 @@ def test_every_block_runs(tiny_model, tmp_path, monkeypatch):
     )
     for config in ("TeamRewardConfig", "MultiAgentGRPOConfig"):
         code = re.sub(rf'({config}\("[\w/]+", )', r'\1report_to="none", use_cpu=True, bf16=False, ', code)
+    code = code.replace(
+        'MultiAgentGRPOConfig("outputs/marlhf", ', 'MultiAgentGRPOConfig("outputs/marlhf", max_completion_length=16, '
+    )
     names = {"lengths": lambda completions, replies, **kwargs: [sum(map(len, texts.values())) for texts in replies]}
     exec(code, names)
     assert names["trainer"].state.global_step > 0

@@ -18,6 +18,7 @@ from marcog_trl import MultiAgentPPOTrainer
 from marcog_trl.cli import train as training
 from marcog_trl.cli.endings import interrupts
 from marcog_trl.cli.main import main as command_line
+from marcog_trl.trainers.checkpoints import LOCK_FILE
 
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -122,9 +123,11 @@ class TestFolder:
         assert [path.name for path in (tmp_path / "out").glob("checkpoint-*")] == ["checkpoint-1"]
 
     def test_a_second_run_is_refused_before_any_work(self, train, tmp_path):
-        hold = "import sys, time; from marcog_trl.trainers.checkpoints import only_run_in\n"
-        hold += "with only_run_in(sys.argv[1]): print('held', flush=True); time.sleep(300)"
-        holder = subprocess.Popen([sys.executable, "-c", hold, tmp_path / "out"], stdout=subprocess.PIPE)
+        hold = "import sys, time; from filelock import FileLock\n"
+        hold += "with FileLock(sys.argv[1]): print('held', flush=True); time.sleep(300)"
+        (tmp_path / "out").mkdir()
+        command = [sys.executable, "-c", hold, str(tmp_path / "out" / LOCK_FILE)]
+        holder = subprocess.Popen(command, stdout=subprocess.PIPE)
         built = []
         try:
             assert holder.stdout.readline() == b"held\n"

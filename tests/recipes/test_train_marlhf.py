@@ -91,10 +91,11 @@ def test_rounds_with_the_true_reward_beside_the_model(train, tmp_path, monkeypat
 
 
 def test_a_reward_model_that_is_given(train, tmp_path, tiny_model):
-    train("--num_samples", "0")
+    few = ("--num_samples", "0", "--write_report", "false")
+    train(*few)
     given = tmp_path / "out" / "round_01" / "reward_model"
     other = tmp_path / "other"
-    train("--num_samples", "0", "--reward_model", str(given), "--output_dir", str(other))
+    train(*few, "--reward_model", str(given), "--output_dir", str(other))
     assert not (other / "round_01" / "reward_model").exists() and (other / "adapter_model.safetensors").is_file()
     with pytest.raises(SystemExit, match=r"is no reward model of a team: it has no reward_model\.json"):
         train("--reward_model", tiny_model, "--output_dir", str(tmp_path / "third"))
@@ -102,7 +103,7 @@ def test_a_reward_model_that_is_given(train, tmp_path, tiny_model):
 
 
 def test_another_recipe_trains_on_a_saved_reward_model(train, tmp_path, tiny_model):
-    train("--num_samples", "0", "--max_steps", "1")
+    train("--num_samples", "0", "--max_steps", "1", "--write_report", "false")
     folder = tmp_path / "maac"
     flags = [
         *FLAGS[: FLAGS.index("--reward_learning_rate")], "--num_samples", "0", "--max_steps", "1", "--eval_strategy", "no",

@@ -136,7 +136,7 @@ def setup(
     outline = outline_of(trainer, made, workflow)
     fit_batches(outline, outline.args, None)
     config = config or Qwen2Config(
-        vocab_size=1000, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+        vocab_size=1000, hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=2,
     )  # fmt: skip
     width = widest_stage(workflow)

@@ -275,6 +275,7 @@ class TestTruncation:
             tools=[multiply],
             lora={"init_lora_weights": True},
             use_transformers_continuous_batching=True,
+            transformers_continuous_batching_config={"num_blocks": 64, "max_batch_tokens": 256},
             temperature=0.1,
             max_completion_length=100,
         )
