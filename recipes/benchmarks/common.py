@@ -4,12 +4,16 @@ models and small teams, and tables. CoMLRL's environment, which has no marcog_tr
 """
 
 import argparse
+import hashlib
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 
 RECIPE_FOLDER = Path(__file__).parents[1]
@@ -52,6 +56,43 @@ def measure_apart(script, task, python=sys.executable, **environment):
     if process.returncode != 0:
         sys.exit(f"{python}, {task}:\n{process.stderr[-3000:]}")
     return json.loads(process.stdout.strip().splitlines()[-1])
+
+
+def result_path(folder, unit):
+    """Where the result of a unit of a study is, such as "symmetry/shppo/0"."""
+    return folder / "units" / f"{unit.replace('/', '-')}.json"
+
+
+def run_missing(script, names, folder, *flags):
+    """
+    Runs, one after the other, the units of a study that have no result and that no other process is at.
+
+    Args:
+        script (`str`): File of the study; its flag `--unit` runs one unit, which writes its result.
+        names (`list[str]`): Names of the units.
+        folder (`Path`): Folder of the results.
+        *flags (`str`): Further flags of the script.
+
+    Returns:
+        `list[str]`: The units that failed.
+    """
+    failed = []
+    for name in names:
+        path = result_path(folder, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with FileLock(path.with_suffix(".lock"), timeout=0):
+                if path.exists():
+                    continue
+                print(f"{time.strftime('%H:%M:%S')} {name}", flush=True)
+                with path.with_suffix(".log").open("w") as log:
+                    command = [sys.executable, script, "--unit", name, *flags]
+                    if subprocess.run(command, stdout=log, stderr=subprocess.STDOUT).returncode != 0:
+                        failed.append(name)
+                        print(f"{name} failed; its output is in {path.with_suffix('.log')}", file=sys.stderr)
+        except Timeout:
+            continue
+    return failed
 
 
 def take_turns(competitors, rounds, measure):
@@ -158,6 +199,27 @@ def save_model(folder, model, tokenizer):
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
+
+
+def built_once(folder, parts, build):
+    """
+    The path of a model of a study, which is built unless the folder has it.
+
+    Args:
+        folder (`Path`): Where models are kept.
+        parts (`list`): What determines the model, as JSON.
+        build (`Callable`): `build(target)` writes model and tokenizer.
+    """
+    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
+    target = (folder / f"model-{key}").absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{target}.lock"):
+        if not target.is_dir():
+            print(f"Building the study's model (once, some minutes) in {target}", file=sys.stderr)
+            with tempfile.TemporaryDirectory(dir=folder) as draft:
+                build(f"{draft}/model")
+                os.rename(f"{draft}/model", target)
+    return str(target)
 
 
 def same_prompt_team(num_agents, turns=1):

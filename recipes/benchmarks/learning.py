@@ -34,7 +34,6 @@ per problem) are not part of its tokens and seconds.
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -42,8 +41,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import yaml
-from common import RECIPE_FOLDER, make_parser
-from filelock import FileLock, Timeout
+from common import RECIPE_FOLDER, make_parser, result_path, run_missing
 from learning_report import report
 from learning_task import SameQuestion, complementary, complementary_reward, study_model, written
 
@@ -147,7 +145,7 @@ FAMILIES = {
 # One unit
 
 
-def make_trainer(condition, model, seed, train_dataset, folder):
+def make_trainer(condition, model, seed, train_dataset, folder, peft_config=None):
     """The trainer of a condition, which counts what it uses in `used`: tokens, evaluator calls, sandbox seconds."""
     import transformers
 
@@ -182,7 +180,7 @@ def make_trainer(condition, model, seed, train_dataset, folder):
         | condition.settings
     )
     workflow = SameQuestion() if condition.workflow == "same_question" else None
-    trainer = Counting(model, list(condition.rewards), args, train_dataset, workflow=workflow)
+    trainer = Counting(model, list(condition.rewards), args, train_dataset, workflow=workflow, peft_config=peft_config)
     if condition.without_value:  # which is then 0 everywhere, and so is its gradient
         for parameter in trainer.modules.inference_net.value.parameters():
             parameter.data.zero_()
@@ -305,10 +303,6 @@ def run(name, options, folder):
     write_results(result_path(folder, name), {"unit": name, "tokens": options.tokens, **result})
 
 
-def result_path(folder, unit):
-    return folder / "units" / f"{unit.replace('/', '-')}.json"
-
-
 def units(options):
     """Names of the units that are asked for: family/condition/seed. What is not trained has one seed."""
     names = []
@@ -321,28 +315,6 @@ def units(options):
                 if (named or chosen) and (condition.trained or seed == options.seeds[0]):
                     names.append(f"{family}/{name}/{seed}")
     return names
-
-
-def run_missing(options, folder):
-    """Runs, one after the other, the units that have no result and that no other process is at; returns those that failed."""
-    failed = []
-    for name in units(options):
-        path = result_path(folder, name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with FileLock(path.with_suffix(".lock"), timeout=0):
-                if path.exists():
-                    continue
-                print(f"{time.strftime('%H:%M:%S')} {name}", flush=True)
-                command = [sys.executable, __file__, "--unit", name, "--tokens", str(options.tokens)]
-                command += ["--output_dir", str(options.output_dir)]
-                with path.with_suffix(".log").open("w") as log:
-                    if subprocess.run(command, stdout=log, stderr=subprocess.STDOUT).returncode != 0:
-                        failed.append(name)
-                        print(f"{name} failed; its output is in {path.with_suffix('.log')}", file=sys.stderr)
-        except Timeout:
-            continue
-    return failed
 
 
 def main():
@@ -362,7 +334,8 @@ def main():
     failed = []
     if not options.report:
         study_model(options.output_dir)
-        failed = run_missing(options, folder)
+        flags = ("--tokens", str(options.tokens), "--output_dir", str(options.output_dir))
+        failed = run_missing(__file__, units(options), folder, *flags)
     report(folder, FAMILIES)
     if failed:
         sys.exit(f"error: failed units: {', '.join(failed)}. The same command runs them again.")

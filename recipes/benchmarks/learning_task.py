@@ -1,15 +1,10 @@
 """What learning.py trains: the family of identical prompts, and the model that knows all prompts of the study."""
 
-import hashlib
 import inspect
-import json
-import os
 import random
-import sys
-import tempfile
 from pathlib import Path
 
-from filelock import FileLock
+from common import built_once
 
 from marcog_trl import Collaboration, Workflow
 from marcog_trl.agents import ask
@@ -88,16 +83,7 @@ def study_model(folder):
         inspect.getsource(teach),
         inspect.getsource(make_examples),
     ]
-    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
-    target = (folder / f"model-{key}").absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{target}.lock"):
-        if not target.is_dir():
-            print(f"Teaching the study's model (once, about two minutes) in {target}", file=sys.stderr)
-            with tempfile.TemporaryDirectory(dir=folder) as draft:
-                teach(default, f"{draft}/model")
-                os.rename(f"{draft}/model", target)
-    return str(target)
+    return built_once(folder, parts, lambda target: teach(default, target))
 
 
 def teach(model_path, folder):

@@ -3,12 +3,14 @@
 import importlib
 import json
 import math
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
 from marcog_trl import load_problems
 from marcog_trl.execution import CodeExecutor
@@ -147,13 +149,13 @@ def test_what_is_there_or_in_work_is_not_run_again(study, tmp_path, monkeypatch)
         study.result_path(tmp_path, unit).write_text("{}")
         return SimpleNamespace(returncode=0)
 
-    monkeypatch.setattr(study.subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "run", run)
     asked = options(only=["symmetry/shppo", "symmetry/separate"])
     busy = study.result_path(tmp_path, "symmetry/separate/0").with_suffix(".lock")
     busy.parent.mkdir()
-    with study.FileLock(busy):
-        assert study.run_missing(asked, tmp_path) == ["symmetry/shppo/1", "symmetry/separate/1"]
+    with FileLock(busy):
+        assert study.run_missing("learning.py", study.units(asked), tmp_path) == ["symmetry/shppo/1", "symmetry/separate/1"]
     assert ran == ["symmetry/shppo/0", "symmetry/shppo/1", "symmetry/separate/1"]
     ran.clear()
-    study.run_missing(asked, tmp_path)  # one crashed and is run again; one was being run elsewhere
+    study.run_missing("learning.py", study.units(asked), tmp_path)  # one crashed and is run again; one was being run elsewhere
     assert ran == ["symmetry/separate/0", "symmetry/shppo/1", "symmetry/separate/1"]

@@ -1,0 +1,145 @@
+"""
+Measures when one adapter is too small for a team: agents that agree on what words mean or not, adapters of several ranks.
+
+    python recipes/benchmarks/capacity.py                          # runs what is missing, then reports
+    python recipes/benchmarks/capacity.py --agents 8 --ranks 1 4   # a part; several processes can share the work
+    python recipes/benchmarks/capacity.py --report                 # tables of the results so far
+
+Agent j writes step j of a problem in its own way (see role_task.py): the model knows three functions for each step and has no
+preference. In `agree`, a seed draws for each step the function that is meant. In `conflict`, it draws one for each step and agent, so
+that the same words mean different things to different agents. An agent earns 1 for the function that is meant for it. Its number is in
+its prompt. One policy with one LoRA, SHPPO, and a LoRA of the same rank for each agent train on equally many generated tokens.
+
+A unit is one kind, size, rank, method and seed, and runs in a process of its own with one thread. Measured are the reward on held-out
+problems (sequences of steps that training never showed), sampled, and the mean reward during training, which is the area under the
+curve. Intervals are 95 % over problems and seeds, as in learning.py.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from common import make_parser, result_path, run_missing, table
+from learning_report import figures_of, interval, shown
+from zero_shot import condition
+
+
+KINDS = ("agree", "conflict")
+METHODS = {"shared": "one LoRA", "latent": "SHPPO", "separate": "LoRA per agent"}
+SETTINGS = {"latent": {}}
+
+
+def run_unit(kind, size, rank, method, seed, model, tokens, num_problems, num_samples, split):
+    """
+    Trains a team, and measures it.
+
+    Returns:
+        `dict`: `final` (figures per problem), `rewards` (of each step) and `ledger`.
+    """
+    from peft import LoraConfig
+    from role_task import draw_meanings, make_problems, measure, train
+
+    from marcog_trl import Team
+
+    meanings = draw_meanings(kind, size, seed)
+    plan = condition(METHODS[method], "OwnWay", parameter_sharing=method, num_agents=size, **SETTINGS.get(method, {}))
+    adapter = LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=2 * rank, target_modules="all-linear")
+    with tempfile.TemporaryDirectory() as folder:
+        problems = make_problems("train", size, 4000, meanings=meanings)
+        learned = train(plan, model, seed, tokens, problems, folder, adapter)
+        team = Team.from_pretrained(folder, trust_remote_code=True)
+        final = measure(team, make_problems(split, size, num_problems, meanings=meanings), num_samples)
+    return {"final": final, **learned}
+
+
+def run(name, options, folder):
+    """One unit of the study, in this process."""
+    import torch
+    from role_task import chain_model
+
+    from marcog_trl.report.results import write_results
+
+    torch.set_num_threads(1)
+    kind, size, rank, method, seed = name.split("/")
+    measured = options.problems, options.num_samples, options.split
+    model = chain_model(options.output_dir)
+    result = run_unit(kind, int(size), int(rank), method, int(seed), model, options.tokens, *measured)
+    write_results(result_path(folder, name), {"unit": name, "tokens": options.tokens, **result})
+
+
+def units(options):
+    """Names of the units that are asked for: kind/size/rank/method/seed."""
+    return [
+        f"{kind}/{size}/{rank}/{method}/{seed}"
+        for seed in options.seeds
+        for rank in options.ranks
+        for size in options.agents
+        for kind in KINDS
+        for method in METHODS
+    ]
+
+
+def report(folder):
+    """Prints the tables, and writes them into the folder of the results."""
+    results = {}
+    for path in sorted((folder / "units").glob("*.json")):
+        result = json.loads(path.read_text())
+        kind, size, rank, method, _ = result["unit"].split("/")
+        results.setdefault((kind, int(size), int(rank)), {}).setdefault(method, []).append(result)
+    if not results:
+        sys.exit(f"error: {folder} has no results. Run capacity.py without --report to make them.")
+    rows = []
+    for (kind, size, rank), of in sorted(results.items()):
+        ends = [shown(figures_of(of[name], "sampled/right")) if name in of else "" for name in METHODS]
+        areas = [
+            f"{np.mean([np.mean(run['rewards']) for run in of[name]]):.3f}" if name in of else "" for name in METHODS
+        ]
+        gains = [difference(of, "latent", name) for name in ("shared", "separate")]
+        rows.append([kind, size, rank, max(map(len, of.values())), *ends, *areas, *gains])
+    heads = ["roles", "agents", "rank", "seeds", *(f"{label}, held-out" for label in METHODS.values())]
+    heads += [*(f"{label}, area" for label in METHODS.values()), "SHPPO − one LoRA", "SHPPO − LoRA per agent"]
+    text = table(heads, *rows)
+    print(text)
+    (folder / "report.md").write_text(text + "\n")
+
+
+def difference(of, name, other):
+    """How far a method is above another on held-out problems, with the seeds that both have. Bold if its interval excludes 0."""
+    own, others = ({run["unit"].rpartition("/")[2]: run for run in of.get(each, [])} for each in (name, other))
+    seeds = sorted(own.keys() & others.keys())
+    if not seeds:
+        return ""
+    pairs = (figures_of([runs[seed] for seed in seeds], "sampled/right") for runs in (own, others))
+    mean, half = interval(np.subtract(*pairs))
+    return f"**{mean:+.3f} ± {half:.3f}**" if abs(mean) > half else f"{mean:+.3f} ± {half:.3f}"
+
+
+def main():
+    parser = make_parser(__doc__, tokens=60_000, problems=40, num_samples=2)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--agents", type=int, nargs="+", default=[2, 8])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--split", default="test", choices=("test", "validation"), help="problems that are measured")
+    parser.add_argument("--report", action="store_true", help="run nothing; report the results that are there")
+    parser.add_argument("--output_dir", type=Path, default=Path("outputs/capacity"))
+    parser.add_argument("--unit", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    folder = options.output_dir / f"{options.tokens}-tokens-{options.split}"
+    if options.unit is not None:
+        run(options.unit, options, folder)
+        return
+    failed = []
+    if not options.report:
+        names = ("tokens", "problems", "num_samples", "split", "output_dir")
+        flags = [text for name in names for text in (f"--{name}", str(getattr(options, name)))]
+        failed = run_missing(__file__, units(options), folder, *flags)
+    report(folder)
+    if failed:
+        sys.exit(f"error: failed units: {', '.join(failed)}. The same command runs them again.")
+
+
+if __name__ == "__main__":
+    main()

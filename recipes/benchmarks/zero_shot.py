@@ -1,0 +1,186 @@
+"""
+Measures whether teams of 2 and 3 agents work with 4 to 8 agents without further training: what SHPPO's latents are for in its paper.
+
+    python recipes/benchmarks/zero_shot.py                            # runs what is missing, then reports
+    python recipes/benchmarks/zero_shot.py --only latent_observation  # several processes can share the work
+    python recipes/benchmarks/zero_shot.py --report                   # tables of the results so far
+
+Agent j writes step j of a problem (see role_task.py), and earns 1 if its function is right. Conditions differ in what agents share, and
+in whether prompts say which step is whose; where all agents read one prompt, only LatentNet sees the role texts. All train on equally
+many generated tokens. A trained team is saved and loaded with `Team.from_pretrained(folder, num_agents=n)`. With an adapter per agent,
+that is refused. There, trained agents write further steps as copies of them would: agent 1 of two also writes steps 3, 5 and 7.
+
+A unit is one trained size, condition and seed, and runs in a process of its own with one thread. Measured are held-out problems
+(sequences of steps that training never showed), sampled at temperature 1 and greedily: the share of agents that write their own step
+(right, or with one of its two mistakes), the share of right functions, and the share of problems with right functions only. Intervals
+are 95 % over problems and seeds, as in learning.py.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from common import make_parser, result_path, run_missing, table
+from learning import Condition, latent
+from learning_report import figures_of, shown
+
+
+TASK = Path(__file__).with_name("role_task.py")
+TEAM_SIZES = (2, 3, 4, 5, 6, 8)
+BATCH = {
+    "per_device_train_batch_size": 96,
+    "max_completion_length": 24,
+    "logging_steps": 1,
+}  # fits 2, 3, 4, 6 and 8 agents
+
+
+def condition(label, prompts, **settings):
+    return Condition(label, workflow=f"{TASK}:{prompts}", settings={**BATCH, **settings})
+
+
+PARTING = latent("same_question")  # settings for agents that read the same
+CONDITIONS = {
+    "untrained_roles": replace(condition("untrained, roles in prompts", "Chain"), trained=False),
+    "untrained_same": replace(condition("untrained, same prompt", "SamePrompts"), trained=False),
+    "shared_roles": condition("shared policy, roles in prompts", "Chain", parameter_sharing="shared"),
+    "latent_roles": condition("SHPPO, observation, roles in prompts", "Chain", parameter_sharing="latent"),
+    "separate_roles": condition("LoRA per agent, roles in prompts", "Chain", parameter_sharing="separate"),
+    "shared_same": condition("shared policy, same prompt", "SamePrompts", parameter_sharing="shared"),
+    "latent_observation": condition("SHPPO, observation, same prompt", "SamePrompts", **PARTING),
+    "latent_agent": condition("SHPPO, agent, same prompt", "SamePrompts", **PARTING, latent_scope="agent"),
+    "separate_same": condition("LoRA per agent, same prompt", "SamePrompts", parameter_sharing="separate"),
+}
+TRAINED_SIZES = {2: list(CONDITIONS), 3: [name for name in CONDITIONS if not name.startswith("untrained")]}
+CEILING = {6: ["shared_roles", "latent_observation"]}
+
+
+def load_for(folder, plan, trained_size, num_agents):
+    """A saved team with another number of agents."""
+    from role_task import WORKFLOWS
+
+    from marcog_trl import Team
+
+    if plan.settings.get("parameter_sharing") != "separate":
+        return Team.from_pretrained(folder, num_agents=num_agents, trust_remote_code=True)
+    workflow = WORKFLOWS[plan.workflow.rpartition(":")[2]](trained_size, num_steps=num_agents)
+    return Team.from_pretrained(folder, workflow=workflow)
+
+
+def run_unit(plan, size, seed, model, tokens, num_problems, num_samples, split, sizes=TEAM_SIZES):
+    """
+    Trains a team of a size, and measures it at all sizes.
+
+    Returns:
+        `dict`: `final` (figures per problem, such as `"5/sampled/right"`), `rewards` (of each step) and `ledger`.
+    """
+    from role_task import make_problems, measure, train
+
+    plan = replace(plan, settings=plan.settings | {"num_agents": size})
+    final = {}
+    with tempfile.TemporaryDirectory() as folder:
+        learned = train(plan, model, seed, tokens, make_problems("train", size, 4000), folder)
+        for num_agents in sizes:
+            team = load_for(folder, plan, size, num_agents)
+            figures = measure(team, make_problems(split, num_agents, num_problems), num_samples)
+            final |= {f"{num_agents}/{name}": values for name, values in figures.items()}
+    return {"final": final, **learned}
+
+
+def run(name, options, folder):
+    """One unit of the study, in this process."""
+    import torch
+    from role_task import chain_model
+
+    from marcog_trl.report.results import write_results
+
+    torch.set_num_threads(1)
+    size, plan, seed = name.split("/")
+    result = run_unit(
+        CONDITIONS[plan],
+        int(size),
+        int(seed),
+        chain_model(options.output_dir),
+        options.tokens,
+        options.problems,
+        options.num_samples,
+        options.split,
+    )
+    write_results(result_path(folder, name), {"unit": name, "tokens": options.tokens, **result})
+
+
+def units(options):
+    """Names of the units that are asked for: size/condition/seed. What is not trained has one seed."""
+    return [
+        f"{size}/{name}/{seed}"
+        for seed in options.seeds
+        for size, names in (TRAINED_SIZES | CEILING).items()
+        for name in names
+        if options.only is None or name in options.only
+        if CONDITIONS[name].trained or seed == options.seeds[0]
+    ]
+
+
+FIGURES = {"own": "agents that write their own step", "right": "right functions", "solved": "solved problems"}
+
+
+def report(folder):
+    """Prints the tables, and writes them into the folder of the results."""
+    results = {}
+    for path in sorted((folder / "units").glob("*.json")):
+        result = json.loads(path.read_text())
+        size, name, _ = result["unit"].split("/")
+        results.setdefault((int(size), name), []).append(result)
+    if not results:
+        sys.exit(f"error: {folder} has no results. Run zero_shot.py without --report to make them.")
+    parts = []
+    for figure, title in FIGURES.items():
+        for decoding in ("sampled", "greedy"):
+            rows = [
+                ["–" if name.startswith("untrained") else size, CONDITIONS[name].label, len(results[size, name])]
+                + [shown(figures_of(results[size, name], f"{n}/{decoding}/{figure}")) for n in TEAM_SIZES]
+                for size, names in (TRAINED_SIZES | CEILING).items()
+                for name in names
+                if (size, name) in results
+            ]
+            heads = ["trained with", "", "seeds", *(f"{n} agents" for n in TEAM_SIZES)]
+            parts += [f"**{title}, {decoding}**", table(heads, *rows)]
+    trained = [runs for (_, name), runs in results.items() if CONDITIONS[name].trained]
+    used = [run["ledger"] for runs in trained for run in runs]
+    if used:
+        seconds = [one["training_seconds"] for one in used]
+        parts.append(f"Units: {len(used)}, training {min(seconds):.0f} to {max(seconds):.0f} s each.")
+    text = "\n\n".join(parts)
+    print(text)
+    (folder / "report.md").write_text(text + "\n")
+
+
+def main():
+    parser = make_parser(__doc__, tokens=60_000, problems=40, num_samples=2)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--only", nargs="+", choices=CONDITIONS, metavar="CONDITION", help=", ".join(CONDITIONS))
+    parser.add_argument("--split", default="test", choices=("test", "validation"), help="problems that are measured")
+    parser.add_argument("--report", action="store_true", help="run nothing; report the results that are there")
+    parser.add_argument("--output_dir", type=Path, default=Path("outputs/zero_shot"))
+    parser.add_argument("--unit", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    folder = options.output_dir / f"{options.tokens}-tokens-{options.split}"
+    if options.unit is not None:
+        run(options.unit, options, folder)
+        return
+    failed = []
+    if not options.report:
+        flags = {"tokens": options.tokens, "problems": options.problems, "num_samples": options.num_samples}
+        flags |= {"split": options.split, "output_dir": options.output_dir}
+        failed = run_missing(
+            __file__, units(options), folder, *(str(x) for name, value in flags.items() for x in (f"--{name}", value))
+        )
+    report(folder)
+    if failed:
+        sys.exit(f"error: failed units: {', '.join(failed)}. The same command runs them again.")
+
+
+if __name__ == "__main__":
+    main()
