@@ -29,7 +29,7 @@ from zero_shot import condition
 
 KINDS = ("agree", "conflict")
 METHODS = {"shared": "one LoRA", "latent": "SHPPO", "separate": "LoRA per agent"}
-SETTINGS = {"latent": {}}
+SETTINGS = {"learning_rate": 3e-3, "latent_learning_rate": 3e-3, "core_scale": 1.5}  # chosen on the validation split
 
 
 def run_unit(kind, size, rank, method, seed, model, tokens, num_problems, num_samples, split):
@@ -45,7 +45,7 @@ def run_unit(kind, size, rank, method, seed, model, tokens, num_problems, num_sa
     from marcog_trl import Team
 
     meanings = draw_meanings(kind, size, seed)
-    plan = condition(METHODS[method], "OwnWay", parameter_sharing=method, num_agents=size, **SETTINGS.get(method, {}))
+    plan = condition(METHODS[method], "OwnWay", parameter_sharing=method, num_agents=size, **SETTINGS)
     adapter = LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=2 * rank, target_modules="all-linear")
     with tempfile.TemporaryDirectory() as folder:
         problems = make_problems("train", size, 4000, meanings=meanings)
@@ -118,7 +118,7 @@ def difference(of, name, other):
 
 
 def main():
-    parser = make_parser(__doc__, tokens=60_000, problems=40, num_samples=2)
+    parser = make_parser(__doc__, tokens=30_000, problems=40, num_samples=2)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--agents", type=int, nargs="+", default=[2, 8])
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 4, 16])

@@ -158,7 +158,7 @@ def report(folder):
 
 
 def main():
-    parser = make_parser(__doc__, tokens=60_000, problems=40, num_samples=2)
+    parser = make_parser(__doc__, tokens=40_000, problems=40, num_samples=2)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", nargs="+", choices=CONDITIONS, metavar="CONDITION", help=", ".join(CONDITIONS))
     parser.add_argument("--split", default="test", choices=("test", "validation"), help="problems that are measured")

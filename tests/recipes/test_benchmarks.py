@@ -59,7 +59,7 @@ def benchmark(tiny_model, tmp_path, monkeypatch, capfd):
     return run
 
 
-PARTS = {"common", "comlrl_learning", "learning_report", "learning_task", "gpu_report"}
+PARTS = {"common", "comlrl_learning", "learning_report", "learning_task", "gpu_report", "role_task"}
 
 
 @pytest.mark.parametrize("name", sorted({path.stem for path in BENCHMARKS.glob("*.py")} - PARTS))

@@ -150,12 +150,12 @@ def test_what_is_there_or_in_work_is_not_run_again(study, tmp_path, monkeypatch)
         return SimpleNamespace(returncode=0)
 
     monkeypatch.setattr(subprocess, "run", run)
-    asked = options(only=["symmetry/shppo", "symmetry/separate"])
+    asked = "learning.py", study.units(options(only=["symmetry/shppo", "symmetry/separate"])), tmp_path
     busy = study.result_path(tmp_path, "symmetry/separate/0").with_suffix(".lock")
     busy.parent.mkdir()
     with FileLock(busy):
-        assert study.run_missing("learning.py", study.units(asked), tmp_path) == ["symmetry/shppo/1", "symmetry/separate/1"]
+        assert study.run_missing(*asked) == ["symmetry/shppo/1", "symmetry/separate/1"]
     assert ran == ["symmetry/shppo/0", "symmetry/shppo/1", "symmetry/separate/1"]
     ran.clear()
-    study.run_missing("learning.py", study.units(asked), tmp_path)  # one crashed and is run again; one was being run elsewhere
+    study.run_missing(*asked)  # one crashed and is run again; one was being run elsewhere
     assert ran == ["symmetry/separate/0", "symmetry/shppo/1", "symmetry/separate/1"]
