@@ -29,7 +29,8 @@ from zero_shot import condition
 
 KINDS = ("agree", "conflict")
 METHODS = {"shared": "one LoRA", "latent": "SHPPO", "separate": "LoRA per agent"}
-SETTINGS = {"learning_rate": 3e-3, "latent_learning_rate": 3e-3, "core_scale": 1.5}  # chosen on the validation split
+SETTINGS = {"latent_learning_rate": 3e-3, "core_scale": 1.5}
+LEARNING_RATES = {1: 3e-3, 2: 3e-3, 4: 3e-3, 16: 1e-3}  # by rank
 
 
 def run_unit(kind, size, rank, method, seed, model, tokens, num_problems, num_samples, split):
@@ -45,7 +46,8 @@ def run_unit(kind, size, rank, method, seed, model, tokens, num_problems, num_sa
     from marcog_trl import Team
 
     meanings = draw_meanings(kind, size, seed)
-    plan = condition(METHODS[method], "OwnWay", parameter_sharing=method, num_agents=size, **SETTINGS)
+    settings = SETTINGS | {"learning_rate": LEARNING_RATES[rank]}
+    plan = condition(METHODS[method], "OwnWay", parameter_sharing=method, num_agents=size, **settings)
     adapter = LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=2 * rank, target_modules="all-linear")
     with tempfile.TemporaryDirectory() as folder:
         problems = make_problems("train", size, 4000, meanings=meanings)
@@ -118,10 +120,10 @@ def difference(of, name, other):
 
 
 def main():
-    parser = make_parser(__doc__, tokens=30_000, problems=40, num_samples=2)
+    parser = make_parser(__doc__, tokens=60_000, problems=40, num_samples=2)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--agents", type=int, nargs="+", default=[2, 8])
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 4, 16], choices=LEARNING_RATES)
     parser.add_argument("--split", default="test", choices=("test", "validation"), help="problems that are measured")
     parser.add_argument("--report", action="store_true", help="run nothing; report the results that are there")
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/capacity"))

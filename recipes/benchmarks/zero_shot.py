@@ -147,11 +147,6 @@ def report(folder):
             ]
             heads = ["trained with", "", "seeds", *(f"{n} agents" for n in TEAM_SIZES)]
             parts += [f"**{title}, {decoding}**", table(heads, *rows)]
-    trained = [runs for (_, name), runs in results.items() if CONDITIONS[name].trained]
-    used = [run["ledger"] for runs in trained for run in runs]
-    if used:
-        seconds = [one["training_seconds"] for one in used]
-        parts.append(f"Units: {len(used)}, training {min(seconds):.0f} to {max(seconds):.0f} s each.")
     text = "\n\n".join(parts)
     print(text)
     (folder / "report.md").write_text(text + "\n")
