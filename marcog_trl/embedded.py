@@ -48,6 +48,7 @@ from transformers import (
 from marcog_trl.agents import Agent
 from marcog_trl.problems import builtin
 from marcog_trl.problems.builtin import SIZES, STEPS, Step, generate, write_aux, write_main
+from marcog_trl.rollout.engine import encode_prompts
 from marcog_trl.workflows import Collaboration
 
 
@@ -367,6 +368,14 @@ def _train(settings: BuildSettings, folder: str) -> None:
         text for row, _, messages in _messages(problems) for text in (messages[-1]["content"], row["aux"], row["main"])
     ]
     tokenizer = make_tokenizer(texts, settings.vocab_size)
+    # Without exercises, the model knows hardly any pair of steps but those of the training problems
+    rng = random.Random(f"exercises {settings.seed}")
+    passes = (_messages([*problems, *builtin.generate_exercises(rng.getrandbits(32))]) for _ in itertools.count())
+    fit(make_model(tokenizer, settings), tokenizer, _examples(passes, tokenizer, settings), settings, folder)
+
+
+def make_model(tokenizer: PreTrainedTokenizerBase, settings: BuildSettings) -> Qwen2ForCausalLM:
+    """Make an untrained model of the sizes in `settings`, with the vocabulary of `tokenizer`."""
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=settings.hidden_size,
@@ -381,10 +390,7 @@ def _train(settings: BuildSettings, folder: str) -> None:
         eos_token_id=tokenizer.eos_token_id,
         initializer_range=settings.hidden_size**-0.5,  # with the usual 0.02, so small a model learns half as fast
     )
-    # Without exercises, the model knows hardly any pair of steps but those of the training problems
-    rng = random.Random(f"exercises {settings.seed}")
-    passes = (_messages([*problems, *builtin.generate_exercises(rng.getrandbits(32))]) for _ in itertools.count())
-    fit(Qwen2ForCausalLM(config), tokenizer, _examples(passes, tokenizer, settings), settings, folder)
+    return Qwen2ForCausalLM(config)
 
 
 def fit(
@@ -434,9 +440,7 @@ def _examples(
         prompts = next(passes)
         for row, agent, messages in rng.sample(prompts, len(prompts)):
             current = right if len(examples) < settings.clean_steps * settings.batch_size else settings
-            context = tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, tokenize=True, return_dict=False
-            )
+            [context] = encode_prompts(tokenizer, [messages])
             reply = tokenizer(_reply(row, agent, habits, current, rng))["input_ids"] + [tokenizer.eos_token_id]
             examples.append({"input_ids": context + reply, "labels": [-100] * len(context) + reply})
     return examples[: settings.steps * settings.batch_size]

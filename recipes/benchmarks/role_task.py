@@ -245,9 +245,8 @@ def build(settings, folder):
     """Build tokenizer and model, and save them."""
     import torch
     import transformers
-    from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from marcog_trl.embedded import add_wholes, fit, make_tokenizer
+    from marcog_trl.embedded import add_wholes, fit, make_model, make_tokenizer
 
     torch.set_num_threads(1)
     transformers.set_seed(settings.seed)
@@ -255,24 +254,10 @@ def build(settings, folder):
     replies = [text for row in sample for j in range(1, len(row["steps"]) + 1) for text in variants(row, j)]
     tokenizer = make_tokenizer([*(row["prompt"] for row in sample), *replies], settings.vocab_size)
     add_wholes(tokenizer, WHOLES)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=settings.hidden_size,
-        intermediate_size=settings.intermediate_size,
-        num_hidden_layers=settings.num_layers,
-        num_attention_heads=settings.hidden_size // 32,
-        num_key_value_heads=settings.hidden_size // 32,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        initializer_range=settings.hidden_size**-0.5,
-    )
-    model = Qwen2ForCausalLM(config)
+    model = make_model(tokenizer, settings)
     embeddings = model.get_input_embeddings().weight.data
     for text in TEXTS:  # each line starts as the sum of its number and its text, or the model would hardly find a line
-        vector = torch.randn(settings.hidden_size) * config.initializer_range
+        vector = torch.randn(settings.hidden_size) * model.config.initializer_range
         for j in range(1, max(SIZES) + 1):
             token, number = tokenizer.convert_tokens_to_ids([f"{j}. {text}.", str(j)])
             embeddings[token] = embeddings[number] + vector
