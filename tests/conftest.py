@@ -17,34 +17,6 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 
 
-# Files of about half a minute or more, the longest first: no worker has one of them alone at the end
-LONG = (
-    "distributed/test_modes.py",
-    "recipes/test_recipes.py",
-    "test_embedded_bugs.py",
-    "trainers/test_resume.py",
-    "team/test_hub.py",
-    "recipes/test_benchmarks.py",
-    "distributed/test_nodes.py",
-    "report/test_page.py",
-    "recipes/test_train_marlhf.py",
-    "trainers/test_plan.py",
-    "execution/test_attacks_2.py",
-    "test_embedded.py",
-    "team/test_export.py",
-    "trainers/test_shppo_learning.py",
-    "trainers/test_length_bias.py",
-    "trainers/test_multi_agent_trainer.py",
-)
-
-
-def pytest_collection_modifyitems(items):
-    """Has xdist, which gives files to workers in their order, begin with long ones."""
-    folder = Path(__file__).parent
-    place = {folder / name: number for number, name in enumerate(LONG)}
-    items.sort(key=lambda item: place.get(item.path, len(place)))
-
-
 def pytest_collection_finish(session):
     """Has accelerate look up once, and not in every step, which packages there are."""
     imports = sys.modules.get("accelerate.utils.imports")
@@ -54,7 +26,7 @@ def pytest_collection_finish(session):
 
 @pytest.fixture(scope="module", autouse=True)
 def older_objects():
-    """Leaves what there is by now out of garbage collection, which accelerate runs fully at the end of every training."""
+    """Excludes existing objects from garbage collection, since accelerate runs a full one at the end of every training."""
     gc.collect()
     gc.freeze()
 
