@@ -15,14 +15,11 @@ problems (sequences of steps that training never showed), sampled, and the mean 
 curve. Intervals are 95 % over problems and seeds, as in learning.py.
 """
 
-import argparse
-import json
-import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
-from common import make_parser, result_path, run_missing, table
+from common import load_results, make_parser, result_path, run_study, table
 from learning_report import figures_of, interval, shown
 from zero_shot import condition
 
@@ -87,12 +84,9 @@ def units(options):
 def report(folder):
     """Prints the tables, and writes them into the folder of the results."""
     results = {}
-    for path in sorted((folder / "units").glob("*.json")):
-        result = json.loads(path.read_text())
-        kind, size, rank, method, _ = result["unit"].split("/")
+    for name, result in load_results(folder):
+        kind, size, rank, method = name.split("/")
         results.setdefault((kind, int(size), int(rank)), {}).setdefault(method, []).append(result)
-    if not results:
-        sys.exit(f"error: {folder} has no results. Run capacity.py without --report to make them.")
     rows = []
     for (kind, size, rank), of in sorted(results.items()):
         ends = [shown(figures_of(of[name], "sampled/right")) if name in of else "" for name in METHODS]
@@ -121,26 +115,10 @@ def difference(of, name, other):
 
 def main():
     parser = make_parser(__doc__, tokens=60_000, problems=40, num_samples=2)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--agents", type=int, nargs="+", default=[2, 8])
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 4, 16], choices=LEARNING_RATES)
-    parser.add_argument("--split", default="test", choices=("test", "validation"), help="problems that are measured")
-    parser.add_argument("--report", action="store_true", help="run nothing; report the results that are there")
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/capacity"))
-    parser.add_argument("--unit", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    folder = options.output_dir / f"{options.tokens}-tokens-{options.split}"
-    if options.unit is not None:
-        run(options.unit, options, folder)
-        return
-    failed = []
-    if not options.report:
-        names = ("tokens", "problems", "num_samples", "split", "output_dir")
-        flags = [text for name in names for text in (f"--{name}", str(getattr(options, name)))]
-        failed = run_missing(__file__, units(options), folder, *flags)
-    report(folder)
-    if failed:
-        sys.exit(f"error: failed units: {', '.join(failed)}. The same command runs them again.")
+    run_study(__file__, parser, lambda options: f"{options.tokens}-tokens-{options.split}", units, run, report)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """
-Compares speed and learning with CoMLRL 1.4.3, which needs its own virtual environment (Python 3.11 or later):
+Compares speed with CoMLRL 1.4.3, which needs its own virtual environment (Python 3.11 or later). For learning, see learning.py.
 
     python -m venv comlrl && comlrl/bin/pip install comlrl==1.4.3 torch==2.13.0
     python recipes/benchmarks/comlrl.py --comlrl-python comlrl/bin/python
@@ -31,9 +31,6 @@ Cases:
 * `own_batch`: the first three, where each side takes whichever of `--batches` is fastest for it and ours makes one step per
   batch.
 * `cross`: this package only: what crediting the 64 joint actions of 3 agents costs beside the 4 aligned ones.
-* `learning` (comlrl_learning.py): the embedded default model on the built-in problems with `execution_reward`, until both sides have generated
-  `--tokens` tokens, with the same problems per update and a constant learning rate each; then the share of held-out
-  problems that either team solves, measured by the same code.
 """
 
 import functools
@@ -50,7 +47,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent))  # last, since this file has the name of a package
 
-import comlrl_learning
+from comlrl_learning import comlrl_args
 from common import (
     ON_CPU,
     QUIET,
@@ -103,7 +100,7 @@ TARGETS = {
     "0.5b": 3,
     "0.5b_bfloat16": 3,
 }  # times CoMLRL's tokens per second
-CASES = (*SPEED, "own_batch", "cross", "learning")
+CASES = (*SPEED, "own_batch", "cross")
 DIFFERENCE = (
     "CoMLRL: all parameters of one model per agent. Ours: one LoRA of rank 16 on a base that the agents share."
 )
@@ -235,7 +232,7 @@ def comlrl_trainer(setting, tokenizer, problems):
     agents = range(setting["num_agents"])
     buffer = setting["batch"] * replies_per_agent(setting)
     is_maac = setting["algorithm"] == "maac"
-    args = comlrl_learning.comlrl_args(
+    args = comlrl_args(
         setting["algorithm"],
         num_agents=len(agents),
         num_generations=setting["num_generations"],
@@ -295,7 +292,7 @@ def compare(competitors, options, pythons):
     return take_turns(
         competitors,
         options.rounds,
-        lambda setting: measure_apart(__file__, ["speed", setting], pythons[setting["side"]], **ENVIRONMENT),
+        lambda setting: measure_apart(__file__, setting, pythons[setting["side"]], **ENVIRONMENT),
     )
 
 
@@ -369,9 +366,6 @@ def compare_cross(options, pythons, folder):
 
 def run_case(case, options, pythons, folder):
     """Prints the tables of a case, and returns its figures by the name that they have in `--output`."""
-    if case == "learning":
-        run = functools.partial(measure_apart, __file__, **ENVIRONMENT)
-        return {case: comlrl_learning.compare(options, pythons, folder, run)}
     if case == "cross":
         compared = {case: compare_cross(options, pythons, folder)}
     elif case == "own_batch":
@@ -409,21 +403,15 @@ def check(parser, options):
 
 
 def main():
-    parser = make_parser(__doc__, rounds=3, seeds=1)
+    parser = make_parser(__doc__, rounds=3)
     parser.add_argument("--comlrl-python", help="interpreter of the virtual environment that has CoMLRL")
     parser.add_argument("--case", choices=(*CASES, "all"), default="all")
     parser.add_argument("--batches", type=int, nargs="+", default=[2, 16], help="problems per batch; divisors of 16")
-    parser.add_argument("--tokens", type=int, default=200_000, help="tokens that each side generates while it learns")
-    parser.add_argument("--learning-rate", type=float, default=1e-3, help="ours, in `learning`")
-    parser.add_argument("--comlrl-learning-rate", type=float, default=3e-4, help="CoMLRL's, in `learning`")
     parser.add_argument("--output", type=Path, help="JSON file to write all figures to")
-    parser.add_argument("--task", type=json.loads, help="[task, setting]: one measurement, in this process")
+    parser.add_argument("--task", type=json.loads, help="setting of one measurement, in this process")
     options = parser.parse_args()
     if options.task is not None:
-        task, setting = options.task
-        figures = measure_speed(setting) if task == "speed" else comlrl_learning.TASKS[task](setting, Work)
-        if figures is not None:
-            print(json.dumps(figures))
+        print(json.dumps(measure_speed(options.task)))
         return
     check(parser, options)
     pythons = {"comlrl": options.comlrl_python, "ours": sys.executable}

@@ -63,19 +63,38 @@ def result_path(folder, unit):
     return folder / "units" / f"{unit.replace('/', '-')}.json"
 
 
-def run_missing(script, names, folder, *flags):
+def run_study(script, parser, folder_name, units, run, report):
     """
-    Runs, one after the other, the units of a study that have no result and that no other process is at.
+    The command line of a study. It runs, one after the other, the units that have no result and that no other process is at, each in
+    a process of its own, and reports. A unit that failed is run again by the same command.
 
     Args:
-        script (`str`): File of the study; its flag `--unit` runs one unit, which writes its result.
-        names (`list[str]`): Names of the units.
-        folder (`Path`): Folder of the results.
-        *flags (`str`): Further flags of the script.
-
-    Returns:
-        `list[str]`: The units that failed.
+        script (`str`): File of the study.
+        parser (`ArgumentParser`): Its flags, with `--output_dir`; those of every study are added.
+        folder_name (`Callable`): `folder_name(options)` names the folder of the results in `--output_dir`.
+        units (`Callable`): `units(options)` returns the names of the units that are asked for.
+        run (`Callable`): `run(name, options, folder)` runs a unit, and writes its result to [`result_path`].
+        report (`Callable`): `report(folder)` prints what the results say.
     """
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--split", default="test", choices=("test", "validation"), help="problems that are measured")
+    parser.add_argument("--report", action="store_true", help="run nothing; report the results that are there")
+    parser.add_argument("--unit", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    folder = options.output_dir / folder_name(options)
+    if options.unit is not None:
+        run(options.unit, options, folder)
+        return
+    failed = [] if options.report else run_missing(script, units(options), folder)
+    if not any(result_path(folder, "unit").parent.glob("*.json")):
+        sys.exit(f"error: {folder} has no results. Run {Path(script).name} without --report to make them.")
+    report(folder)
+    if failed:
+        sys.exit(f"error: failed units: {', '.join(failed)}. The same command runs them again.")
+
+
+def run_missing(script, names, folder):
+    """Runs the units of a study that are missing, with the flags of this process, and returns the names of those that failed."""
     failed = []
     for name in names:
         path = result_path(folder, name)
@@ -86,13 +105,20 @@ def run_missing(script, names, folder, *flags):
                     continue
                 print(f"{time.strftime('%H:%M:%S')} {name}", flush=True)
                 with path.with_suffix(".log").open("w") as log:
-                    command = [sys.executable, script, "--unit", name, *flags]
+                    command = [sys.executable, script, *sys.argv[1:], "--unit", name]
                     if subprocess.run(command, stdout=log, stderr=subprocess.STDOUT).returncode != 0:
                         failed.append(name)
                         print(f"{name} failed; its output is in {path.with_suffix('.log')}", file=sys.stderr)
         except Timeout:
             continue
     return failed
+
+
+def load_results(folder):
+    """The results of a study: of every unit, its condition and what it wrote, such as ("symmetry/shppo", {...}), in order."""
+    paths = sorted(result_path(folder, "unit").parent.glob("*.json"))
+    results = [json.loads(path.read_text()) for path in paths]
+    return [(result["unit"].rpartition("/")[0], result) for result in results]
 
 
 def take_turns(competitors, rounds, measure):

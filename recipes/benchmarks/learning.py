@@ -32,16 +32,17 @@ problems alone. Differences are taken problem by problem and seed by seed first.
 per problem) are not part of its tokens and seconds.
 """
 
-import argparse
+import functools
 import json
-import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import yaml
-from common import RECIPE_FOLDER, make_parser, result_path, run_missing
+from common import RECIPE_FOLDER, make_parser, result_path, run_study
+from learning_peers import TwoModels, comlrl, madpo
 from learning_report import report
 from learning_task import SameQuestion, complementary, complementary_reward, study_model, written
 
@@ -66,6 +67,7 @@ class Condition:
         trained (`bool`, *optional*, defaults to `True`): Whether it is trained at all.
         without_value (`bool`, *optional*, defaults to `False`): Whether LatentNet is spared InferenceNet's value.
         ablation (`bool`, *optional*, defaults to `False`): Whether `--ablations` asks for it.
+        peer (`Callable`, *optional*): What trains it, if it is none of the trainers: a function of learning_peers.py.
     """
 
     label: str
@@ -76,6 +78,7 @@ class Condition:
     trained: bool = True
     without_value: bool = False
     ablation: bool = False
+    peer: Callable | None = None
 
 
 def latent(workflow):
@@ -106,6 +109,10 @@ def ablations(workflow):
         "no_value": ("no V_I", {"inference_learning_rate": 0.0}, True),
         "policy_gradient": ("policy gradient to latent", {"policy_gradient_to_latent": True}, False),
     }
+    for rate in (1e-4, 1e-3, 3e-3):
+        for scale in (1.0, 1.5):
+            settings = {"latent_learning_rate": rate, "core_scale": scale}
+            parts[f"{rate}_{scale}"] = (f"latent_learning_rate={rate}, core_scale={scale}", settings, False)
     return {
         f"shppo_{name}": Condition(
             f"SHPPO, {label}",
@@ -129,6 +136,14 @@ FAMILIES = {
             "single-agent GRPO", "MultiAgentGRPOTrainer", "single", SINGLE | {"scale_rewards": "group"}
         ),
         **of_team("collaboration"),
+        "cross": Condition(
+            "MAGRPO, all joint actions",
+            "MultiAgentGRPOTrainer",
+            settings={"joint_mode": "cross", "advantage": "rloo"},
+        ),
+        "madpo": Condition("rounds of MADPO", peer=madpo),
+        "comlrl_magrpo": Condition("CoMLRL, MAGRPO", peer=functools.partial(comlrl, "magrpo")),
+        "comlrl_maac": Condition("CoMLRL, MAAC", peer=functools.partial(comlrl, "maac")),
         **ablations("collaboration"),
     },
     "symmetry": {
@@ -191,6 +206,9 @@ def measure(trainer, problems, num_samples):
     """Held-out figures, one number per problem."""
     from marcog_trl import evaluate_team
 
+    if isinstance(trainer, TwoModels):
+        return trainer.measure(problems, num_samples)
+
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder, "evaluation.json")
         evaluate_team(trainer, problems, num_samples, output=output)
@@ -250,7 +268,7 @@ def run_unit(condition, seed, model, tokens, train_dataset, test_dataset, points
         num_samples (`int`, *optional*, defaults to `4`): Samples per problem at the end.
 
     Returns:
-        `dict`: `final` (figures per problem), `curve` (means, by tokens), `dissected`, `ledger` and `history`.
+        `dict`: `final` (figures per problem), `curve` (the same with one sample, by tokens), `dissected`, `ledger` and `history`.
     """
     from transformers import TrainerCallback
 
@@ -263,8 +281,7 @@ def run_unit(condition, seed, model, tokens, train_dataset, test_dataset, points
             control.should_training_stop = used >= tokens
             if used * points >= tokens * (len(curve) + 1) and not control.should_training_stop:
                 began = time.perf_counter()
-                figures = measure(trainer, test_dataset, 1)
-                curve.append({"tokens": used} | {name: sum(v) / len(v) for name, v in figures.items()})
+                curve.append({"tokens": used} | measure(trainer, test_dataset, 1))
                 evaluating += time.perf_counter() - began
 
     with tempfile.TemporaryDirectory() as folder:
@@ -285,6 +302,16 @@ def run_unit(condition, seed, model, tokens, train_dataset, test_dataset, points
     return {"final": final, "curve": curve, "dissected": dissected, "ledger": ledger, "history": history}
 
 
+def run_peer(train, seed, model, tokens, train_dataset, test_dataset, points=5, num_samples=4, **settings):
+    """The same for a condition with a `peer`, `train`; `settings` are passed to it."""
+    with tempfile.TemporaryDirectory() as folder:
+        saved, ledger = train(seed, model, tokens, train_dataset, folder, points, **settings)
+        *before, (_, last) = saved
+        curve = [{"tokens": used} | measure(team(), test_dataset, 1) for used, team in before]
+        final = measure(last(), test_dataset, num_samples)
+    return {"final": final, "curve": curve, "dissected": {}, "ledger": ledger, "history": []}
+
+
 def run(name, options, folder):
     """One unit of the study, in this process."""
     import warnings
@@ -297,9 +324,14 @@ def run(name, options, folder):
     warnings.filterwarnings("ignore", category=FutureWarning)
     torch.set_num_threads(1)
     family, condition, seed = name.split("/")
-    train, test = load_problems("builtin", "train"), load_problems("builtin", "test")
-    plan = FAMILIES[family][condition]
-    result = run_unit(plan, int(seed), study_model(options.output_dir), options.tokens, train, test)
+    problems = load_problems("builtin", "train"), load_problems("builtin", options.split)
+    plan, settings = FAMILIES[family][condition], {}
+    if condition.startswith("comlrl"):
+        settings = {"python": options.comlrl_python, "learning_rate": options.comlrl_learning_rate}
+    unit = (
+        functools.partial(run_unit, plan) if plan.peer is None else functools.partial(run_peer, plan.peer, **settings)
+    )
+    result = unit(int(seed), study_model(options.output_dir), options.tokens, *problems, options.points)
     write_results(result_path(folder, name), {"unit": name, "tokens": options.tokens, **result})
 
 
@@ -312,33 +344,26 @@ def units(options):
                 named = {name, f"{family}/{name}"} & set(options.only or ())
                 chosen = not options.only or family in options.only
                 chosen = chosen and (options.ablations or not condition.ablation)
+                chosen = chosen and (options.comlrl_python is not None or not name.startswith("comlrl"))
                 if (named or chosen) and (condition.trained or seed == options.seeds[0]):
                     names.append(f"{family}/{name}/{seed}")
     return names
 
 
+def folder_name(options):
+    """Where results go that do not compare with others."""
+    rate = "" if options.comlrl_learning_rate is None else f"-comlrl-{options.comlrl_learning_rate}"
+    return f"{options.tokens}-tokens-{options.split}{rate}"
+
+
 def main():
-    parser = make_parser(__doc__)
-    parser.add_argument("--tokens", type=int, default=130_000, help="tokens that a unit generates while it learns")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser = make_parser(__doc__, tokens=130_000, points=5)
     parser.add_argument("--only", nargs="+", help="families, conditions, or family/condition")
     parser.add_argument("--ablations", action="store_true", help="also SHPPO without parts of it")
-    parser.add_argument("--report", action="store_true", help="run nothing; report the results that are there")
+    parser.add_argument("--comlrl-python", help="interpreter of CoMLRL's environment; without it, CoMLRL is left out")
+    parser.add_argument("--comlrl-learning-rate", type=float, help="another learning rate for CoMLRL")
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/learning"))
-    parser.add_argument("--unit", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    folder = options.output_dir / f"{options.tokens}-tokens"
-    if options.unit is not None:
-        run(options.unit, options, folder)
-        return
-    failed = []
-    if not options.report:
-        study_model(options.output_dir)
-        flags = ("--tokens", str(options.tokens), "--output_dir", str(options.output_dir))
-        failed = run_missing(__file__, units(options), folder, *flags)
-    report(folder, FAMILIES)
-    if failed:
-        sys.exit(f"error: failed units: {', '.join(failed)}. The same command runs them again.")
+    run_study(__file__, parser, folder_name, units, run, lambda folder: report(folder, FAMILIES))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,9 @@
 """The report of learning.py: intervals, tables and learning curves of the results that are there."""
 
-import json
 import math
-import sys
 
 import numpy as np
-from common import table
+from common import load_results, table
 
 
 def interval(figures):
@@ -35,12 +33,11 @@ def student_t(freedom):
     return math.sqrt(freedom) * math.tan(angle[edge])
 
 
-def load_results(folder, families):
+def results_by_family(folder, families):
     """The results in the folder: family → condition → list of results by seed, in the order of the families."""
     results = {family: {name: [] for name in conditions} for family, conditions in families.items()}
-    for path in sorted((folder / "units").glob("*.json")):
-        result = json.loads(path.read_text())
-        family, name, _ = result["unit"].split("/")
+    for unit, result in load_results(folder):
+        family, name = unit.split("/")
         if name in results[family]:
             results[family][name].append(result)
     return {family: {name: found for name, found in of.items() if found} for family, of in results.items()}
@@ -82,13 +79,14 @@ def markdown(results, families):
 
 
 def ledger(label, runs):
-    used = {key: sum(run["ledger"][key] for run in runs) / len(runs) for key in runs[0]["ledger"]}
-    return [
-        label,
-        *(f"{used[key]:,.0f}" for key in ("tokens", "evaluator_calls")),
-        *(f"{used[key]:.0f} s" for key in ("sandbox_seconds", "training_seconds")),
-        f"{used['optimizer_steps']:.0f}",
-    ]
+    """A row of the ledger. Of CoMLRL and MADPO, evaluations and the sandbox are not counted."""
+
+    def used(key, unit=""):
+        counts = [run["ledger"][key] for run in runs if key in run["ledger"]]
+        return f"{sum(counts) / len(counts):,.0f}{unit}" if counts else ""
+
+    seconds = [used(key, " s") for key in ("sandbox_seconds", "training_seconds")]
+    return [label, used("tokens"), used("evaluator_calls"), *seconds, used("optimizer_steps")]
 
 
 def gaps(plans, conditions, columns):
@@ -149,7 +147,7 @@ def curve_of(run, name, start):
     """Tokens and figures of a run, from the untrained team to the trained one, `(points, 2)`."""
     first = [(0, start)] if start is not None else []
     last = (run["ledger"]["tokens"], np.mean(run["final"][name]))
-    return [*first, *((point["tokens"], point[name]) for point in run["curve"]), last]
+    return [*first, *((point["tokens"], np.mean(point[name])) for point in run["curve"]), last]
 
 
 def draw_curves(family, plans, conditions, path):
@@ -184,9 +182,7 @@ def draw_curves(family, plans, conditions, path):
 
 def report(folder, families):
     """Prints the tables, and writes them and the learning curves into the folder of the results."""
-    results = load_results(folder, families)
-    if not any(results.values()):
-        sys.exit(f"error: {folder} has no results. Run learning.py without --report to make them.")
+    results = results_by_family(folder, families)
     text = markdown(results, families)
     print(text)
     (folder / "report.md").write_text(text + "\n")

@@ -16,14 +16,11 @@ A unit is one trained size, condition and seed, and runs in a process of its own
 are 95 % over problems and seeds, as in learning.py.
 """
 
-import argparse
-import json
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from common import make_parser, result_path, run_missing, table
+from common import load_results, make_parser, result_path, run_study, table
 from learning import Condition, latent
 from learning_report import figures_of, shown
 
@@ -129,12 +126,9 @@ FIGURES = {"own": "agents that write their own step", "right": "right functions"
 def report(folder):
     """Prints the tables, and writes them into the folder of the results."""
     results = {}
-    for path in sorted((folder / "units").glob("*.json")):
-        result = json.loads(path.read_text())
-        size, name, _ = result["unit"].split("/")
+    for unit, result in load_results(folder):
+        size, name = unit.split("/")
         results.setdefault((int(size), name), []).append(result)
-    if not results:
-        sys.exit(f"error: {folder} has no results. Run zero_shot.py without --report to make them.")
     parts = []
     for figure, title in FIGURES.items():
         for decoding in ("sampled", "greedy"):
@@ -154,27 +148,9 @@ def report(folder):
 
 def main():
     parser = make_parser(__doc__, tokens=40_000, problems=40, num_samples=2)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", nargs="+", choices=CONDITIONS, metavar="CONDITION", help=", ".join(CONDITIONS))
-    parser.add_argument("--split", default="test", choices=("test", "validation"), help="problems that are measured")
-    parser.add_argument("--report", action="store_true", help="run nothing; report the results that are there")
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/zero_shot"))
-    parser.add_argument("--unit", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    folder = options.output_dir / f"{options.tokens}-tokens-{options.split}"
-    if options.unit is not None:
-        run(options.unit, options, folder)
-        return
-    failed = []
-    if not options.report:
-        flags = {"tokens": options.tokens, "problems": options.problems, "num_samples": options.num_samples}
-        flags |= {"split": options.split, "output_dir": options.output_dir}
-        failed = run_missing(
-            __file__, units(options), folder, *(str(x) for name, value in flags.items() for x in (f"--{name}", value))
-        )
-    report(folder)
-    if failed:
-        sys.exit(f"error: failed units: {', '.join(failed)}. The same command runs them again.")
+    run_study(__file__, parser, lambda options: f"{options.tokens}-tokens-{options.split}", units, run, report)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -59,7 +58,7 @@ def benchmark(tiny_model, tmp_path, monkeypatch, capfd):
     return run
 
 
-PARTS = {"common", "comlrl_learning", "learning_report", "learning_task", "gpu_report", "role_task"}
+PARTS = {"common", "comlrl_learning", "learning_peers", "learning_report", "learning_task", "gpu_report", "role_task"}
 
 
 @pytest.mark.parametrize("name", sorted({path.stem for path in BENCHMARKS.glob("*.py")} - PARTS))
@@ -278,29 +277,6 @@ class TestCoMLRL:
         setting = comlrl.SPEED["maac"] | self.TINY | {"side": "ours", "batch": 2}
         setting["model"] = comlrl.make_model(tmp_path / "model", setting["vocab_size"])
         assert comlrl.measure_speed(setting)["tokens"] == 2 * 2 * 4 * 2
-
-    def test_learning(self, benchmark, tiny_model, tmp_path):
-        comlrl = benchmark("comlrl")
-        tasks = comlrl.comlrl_learning.TASKS
-        folder = str(tmp_path / "ours")
-        setting = comlrl.comlrl_learning.LEARNING | {
-            "model": tiny_model, "new_tokens": 2, "tokens": 8, "folder": folder, "seed": 0, "learning_rate": 1e-3,
-        }  # fmt: skip
-        done = tasks["our_learning"](setting, comlrl.Work)
-        assert done["tokens"] >= 8 and done["updates"] == 1
-        agents = {"agents": dict.fromkeys(("helper", "main"), folder)}
-        assert set(tasks["evaluate"](setting | agents, comlrl.Work)) >= {"sampled", "greedy"}
-
-    def test_judge(self, benchmark):
-        comlrl = benchmark("comlrl")
-        question = json.dumps({"index": 0, "replies": {"helper": "", "main": ""}})
-        answered = subprocess.run(
-            comlrl.comlrl_learning.task_command(comlrl.__file__, ["judge", {}]),
-            input=f"{question}\n{question}\n",
-            capture_output=True,
-            text=True,
-        )
-        assert answered.returncode == 0 and answered.stdout == "0.0\n0.0\n", answered.stderr[-2000:]
 
 
 class TestPreferences:

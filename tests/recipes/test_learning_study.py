@@ -1,5 +1,6 @@
 """The learning study of `recipes/benchmarks/learning.py`: its family, its intervals, a unit of each kind, its report."""
 
+import functools
 import importlib
 import json
 import math
@@ -39,7 +40,15 @@ def problems():
 
 def options(**changes):
     return SimpleNamespace(
-        **{"seeds": [0, 1], "only": None, "ablations": False, "tokens": 1, "output_dir": Path("study")} | changes
+        **{
+            "seeds": [0, 1],
+            "only": None,
+            "ablations": False,
+            "tokens": 1,
+            "output_dir": Path("study"),
+            "comlrl_python": None,
+        }
+        | changes
     )
 
 
@@ -108,6 +117,8 @@ def test_units_are_those_asked_for(study):
     assert not any("no_distance" in name for name in every)
     assert "symmetry/shppo_no_distance/1" in study.units(options(ablations=True))
     assert study.units(options(only=["symmetry/shppo"], seeds=[2])) == ["symmetry/shppo/2"]
+    assert "builtin/comlrl_maac/0" not in every  # CoMLRL has an environment of its own
+    assert "builtin/comlrl_maac/0" in study.units(options(comlrl_python="python"))
 
 
 def test_units_run_and_are_reported(study, reporting, tiny_model, problems, tmp_path):
@@ -134,8 +145,6 @@ def test_units_run_and_are_reported(study, reporting, tiny_model, problems, tmp_
     assert all(f"| {study.FAMILIES['symmetry'][name].label} | 1 |" in text for name in names)
     assert "points above the shared policy" in text and "C = 0" in text
     assert {path.name for path in tmp_path.glob("*.png")} == {"symmetry-curves.png"}
-    with pytest.raises(SystemExit, match="has no results"):
-        reporting.report(tmp_path / "empty", study.FAMILIES)
 
 
 def test_what_is_there_or_in_work_is_not_run_again(study, tmp_path, monkeypatch):
@@ -150,12 +159,75 @@ def test_what_is_there_or_in_work_is_not_run_again(study, tmp_path, monkeypatch)
         return SimpleNamespace(returncode=0)
 
     monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(sys, "argv", ["learning.py", "--tokens", "1"])
     asked = "learning.py", study.units(options(only=["symmetry/shppo", "symmetry/separate"])), tmp_path
+    run_missing = sys.modules["common"].run_missing
     busy = study.result_path(tmp_path, "symmetry/separate/0").with_suffix(".lock")
     busy.parent.mkdir()
     with FileLock(busy):
-        assert study.run_missing(*asked) == ["symmetry/shppo/1", "symmetry/separate/1"]
+        assert run_missing(*asked) == ["symmetry/shppo/1", "symmetry/separate/1"]
     assert ran == ["symmetry/shppo/0", "symmetry/shppo/1", "symmetry/separate/1"]
     ran.clear()
-    study.run_missing(*asked)  # one crashed and is run again; one was being run elsewhere
+    run_missing(*asked)  # one crashed and is run again; one was being run elsewhere
     assert ran == ["symmetry/separate/0", "symmetry/shppo/1", "symmetry/separate/1"]
+
+
+def test_no_results(study, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["learning.py", "--report", "--output_dir", str(tmp_path)])
+    with pytest.raises(SystemExit, match=r"has no results\. Run learning\.py without --report"):
+        study.main()
+
+
+class TestPeers:
+    def test_rounds_of_madpo(self, study, tiny_model, problems, monkeypatch):
+        from marcog_trl import preferences
+
+        def length(replies, **columns):  # what a random model writes is no solution
+            return [float(sum(map(len, texts.values()))) for texts in replies]
+
+        collect = functools.partial(preferences.collect_preferences, reward_funcs=length)
+        monkeypatch.setattr(preferences, "collect_preferences", collect)
+        train, tiny = (
+            load_problems("builtin", "train"),
+            {"max_completion_length": 4, "num_candidates": 2, "max_steps": 1},
+        )
+        result = study.run_peer(study.madpo, 0, tiny_model, 200, train, problems, points=2, num_samples=1, **tiny)
+        [point] = result["curve"]
+        assert 100 <= point["tokens"] < 200 <= result["ledger"]["tokens"] and result["ledger"]["optimizer_steps"] == 2
+        assert [len(result["final"][name]) for name in ("solved", "greedy")] == [len(problems)] * 2
+
+    def test_two_models_are_measured_as_a_team_is(self, study, tiny_model, problems, tmp_path):
+        """The replies of a model as both agents are graded alike; here, they are wrong."""
+        for agent in ("agent_0", "agent_1"):
+            (tmp_path / agent).symlink_to(tiny_model)
+        models = study.TwoModels(tmp_path, new_tokens=4)
+        assert study.measure(models, problems, 2) == {"solved": [0.0] * 3, "greedy": [0.0] * 3}
+
+        class Reads:
+            """Writes what it is meant to."""
+
+            def generate(self, input_ids, attention_mask, **kwargs):
+                import torch
+
+                return torch.cat([input_ids, self.replies], 1)
+
+        for agent, column in (("helper", "aux"), ("main", "main")):
+            models.models[agent] = model = Reads()
+            texts = [row[column] for row in problems]
+            model.replies = models.tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")[
+                "input_ids"
+            ]
+        assert study.measure(models, problems, 1) == {"solved": [1.0] * 3, "greedy": [1.0] * 3}
+
+    def test_judge(self):
+        script = BENCHMARKS / "comlrl_learning.py"
+        problem = load_problems("builtin", "train")[0]
+        right, wrong = [problem["aux"], problem["main"]], ["", ""]
+        questions = [json.dumps({"index": 0, "replies": replies}) for replies in ([wrong], [right, wrong])]
+        answered = subprocess.run(
+            [sys.executable, str(script), "--task", json.dumps(["judge", {}])],
+            input="\n".join(questions),
+            capture_output=True,
+            text=True,
+        )
+        assert answered.returncode == 0 and answered.stdout == "[0.0]\n[1.0, 0.0]\n", answered.stderr[-2000:]
