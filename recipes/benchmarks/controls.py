@@ -4,19 +4,19 @@ Controls of the quickstart: nothing can be learned, so figures should not rise.
     python recipes/benchmarks/controls.py zero       # all learning rates 0
     python recipes/benchmarks/controls.py shuffled   # rewards shuffled across the episodes of a batch
 
-Further flags are those of recipes/train_shppo.py. The solved share of either must rise by less than 5 points.
+Further flags are those of recipes/train_ppo.py. The solved share of either must rise by less than 5 points.
 """
 
 import random
 
 from common import make_parser
-from train_shppo import RECIPE
+from train_ppo import RECIPE
 
 from marcog_trl import execution_reward
 from marcog_trl.cli.train import train
 
 
-RATES = ("learning_rate", "critic_learning_rate", "latent_learning_rate", "inference_learning_rate")
+RATES = ("learning_rate", "critic_learning_rate")
 _rng = random.Random(0)
 
 
