@@ -69,6 +69,7 @@ def markdown(results, families):
             for name, runs in conditions.items()
         ]
         parts += [f"**{family}**", table(["", "seeds", *columns.values()], *rows)]
+        parts += areas(plans, conditions)
         parts += gaps(plans, conditions, columns)
         parts += dissections(plans, conditions, [*columns, *(["helper_as_named"] if family == "symmetry" else [])])
         rows = [ledger(plans[name].label, runs) for name, runs in conditions.items() if plans[name].trained]
@@ -110,14 +111,15 @@ def gaps(plans, conditions, columns):
 
 def difference(conditions, name, columns):
     """How far a condition is above the shared policy: by column, of every seed that both have and every problem, `(S, P)`."""
-    own, shared = (
-        {run["unit"].rpartition("/")[2]: run for run in conditions.get(each, [])} for each in (name, "shared_ppo")
-    )
-    seeds = sorted(own.keys() & shared.keys())
-    if not seeds:
-        return {}
-    runs, others = [own[seed] for seed in seeds], [shared[seed] for seed in seeds]
-    return {column: figures_of(runs, column) - figures_of(others, column) for column in columns}
+    runs, others = paired(conditions, name, "shared_ppo")
+    return {column: figures_of(runs, column) - figures_of(others, column) for column in columns} if runs else {}
+
+
+def paired(conditions, *names):
+    """The results of conditions with the seeds that all of them have, in the same order."""
+    by_seed = [{run["unit"].rpartition("/")[2]: run for run in conditions.get(name, [])} for name in names]
+    seeds = sorted(set.intersection(*map(set, by_seed)))
+    return [[runs[seed] for seed in seeds] for runs in by_seed]
 
 
 ABLATIONS = {
@@ -144,10 +146,54 @@ def dissections(plans, conditions, columns):
 
 
 def curve_of(run, name, start):
-    """Tokens and figures of a run, from the untrained team to the trained one, `(points, 2)`."""
-    first = [(0, start)] if start is not None else []
-    last = (run["ledger"]["tokens"], np.mean(run["final"][name]))
-    return [*first, *((point["tokens"], np.mean(point[name])) for point in run["curve"]), last]
+    """Tokens, `(points,)`, and figures of each problem, `(points, P)`, from `start`, those of the untrained team, to the end."""
+    first = [] if start is None else [(0, start)]
+    last = (run["ledger"]["tokens"], run["final"][name])
+    points = [*first, *((point["tokens"], point[name]) for point in run["curve"]), last]
+    tokens, figures = zip(*points, strict=True)
+    return np.array(tokens), np.array(figures)
+
+
+def start_of(plans, conditions, name, column):
+    """Figures of the untrained team that a condition begins as, `(P,)`, or `None`, if it was not measured."""
+    before = conditions.get("untrained_single" if plans[name].workflow == "single" else "untrained")
+    return None if before is None or name == "roles_in_prompt" else figures_of(before, column).mean(0)
+
+
+BUDGETS = (60_000, 200_000)
+
+
+def areas(plans, conditions):
+    """Areas under the curves of sampled solutions up to a number of tokens, which are their mean heights; and beside the best CoMLRL."""
+
+    def of(runs, name, budget):
+        start = start_of(plans, conditions, name, "solved")
+        return np.array([area(*curve_of(run, "solved", start), budget) for run in runs])
+
+    rows = []
+    for budget in BUDGETS:
+        reached = [
+            name
+            for name, runs in conditions.items()
+            if plans[name].trained and start_of(plans, conditions, name, "solved") is not None
+            if runs[0]["ledger"]["tokens"] >= budget
+        ]
+        theirs = [name for name in reached if name.startswith("comlrl")]
+        best = max(theirs, key=lambda name: of(conditions[name], name, budget).mean(), default=None)
+        for name in reached:
+            runs, others = ([], []) if best is None else paired(conditions, name, best)
+            above = shown(of(runs, name, budget) - of(others, best, budget)) if runs and name != best else ""
+            own = conditions[name]
+            rows.append([f"{budget:,}", plans[name].label, len(own), shown(of(own, name, budget)), above])
+    heads = ["tokens", "", "seeds", "area, sampled", "above the best of CoMLRL"]
+    return [table(heads, *rows)] if rows else []
+
+
+def area(tokens, figures, budget):
+    """Mean height of a curve up to `budget` tokens, of each problem, `(P,)`."""
+    at = np.array([*tokens[tokens < budget], budget])
+    heights = np.array([np.interp(at, tokens, own) for own in figures.T])
+    return np.trapezoid(heights, at, axis=1) / budget
 
 
 def draw_curves(family, plans, conditions, path):
@@ -164,12 +210,9 @@ def draw_curves(family, plans, conditions, path):
             plan = plans[name]
             if not plan.trained or plan.ablation or figures_of(runs, column) is None:
                 continue
-            before = conditions.get("untrained_single" if plan.workflow == "single" else "untrained")
-            has_start = before is not None and name != "roles_in_prompt"
-            start = figures_of(before, column).mean() if has_start else None
-            curves = [curve_of(run, column, start) for run in runs]
-            points = np.array([curve for curve in curves if len(curve) == len(curves[0])])  # (S, points, 2)
-            tokens, values = points[:, :, 0].mean(0), points[:, :, 1]
+            curves = [curve_of(run, column, start_of(plans, conditions, name, column)) for run in runs]
+            curves = [(at, figures.mean(1)) for at, figures in curves if len(at) == len(curves[0][0])]
+            tokens, values = np.mean([at for at, _ in curves], 0), np.array([figures for _, figures in curves])
             (line,) = axis.plot(tokens, values.mean(0), "o-", label=plan.label, markersize=3.5)
             axis.fill_between(tokens, values.min(0), values.max(0), color=line.get_color(), alpha=0.12, linewidth=0)
         axis.set(xlabel="generated tokens", ylabel=f"{column}, held-out problems", xlim=(0, None), ylim=(0, 1))

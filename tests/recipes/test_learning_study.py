@@ -110,6 +110,40 @@ class TestIntervals:
         assert 0.92 < hits / 200 < 1
 
 
+def test_area_by_hand(reporting):
+    tokens, figures = np.array([0, 50, 100]), np.array([[0.0, 1.0], [1.0, 1.0], [1.0, 0.0]])
+    assert reporting.area(tokens, figures, 75) == pytest.approx([50 / 75, 68.75 / 75])
+
+
+def test_areas_are_compared_with_the_best_of_comlrl(study, reporting):
+    """Seed by seed, with the seeds that both have."""
+
+    def runs(name, *heights):
+        return [
+            {
+                "unit": f"builtin/{name}/{seed}",
+                "final": {"solved": [height, height]},
+                "curve": [{"tokens": 30_000, "solved": [height, height]}],
+                "ledger": {"tokens": 60_000},
+            }
+            for seed, height in enumerate(heights)
+        ]
+
+    conditions = {
+        "untrained": runs("untrained", 0.0),
+        "magrpo": runs("magrpo", 0.4, 0.8, 0.9),
+        "comlrl_magrpo": runs("comlrl_magrpo", 0.4, 0.6),
+        "comlrl_maac": runs("comlrl_maac", 0.1),
+    }
+    [text] = reporting.areas(study.FAMILIES["builtin"], conditions)
+    rows = [line.split(" | ") for line in text.splitlines()[2:]]
+    assert [[*row[:3], row[3][:5], row[4].split()[0]] for row in rows] == [
+        ["| 60,000", "MAGRPO (shared)", "3", "0.525", "0.075"],
+        ["| 60,000", "CoMLRL, MAGRPO", "2", "0.375", "|"],
+        ["| 60,000", "CoMLRL, MAAC", "1", "0.075", "-0.225"],
+    ]
+
+
 def test_units_are_those_asked_for(study):
     every = study.units(options())
     assert {"builtin/shppo/0", "builtin/shppo/1", "symmetry/separate/1", "builtin/untrained/0"} <= set(every)
