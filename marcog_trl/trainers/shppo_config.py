@@ -41,10 +41,10 @@ class SHPPOConfig(MultiAgentPPOConfig):
             Weight of the distance between the latents of agents. It is maximised.
         latent_distance (`str`, *optional*, defaults to `"cosine"`):
             Distance of latents: `"cosine"`, or `"minmax"`, which is normalised over the generation batch.
-        latent_learning_rate (`float`, *optional*, defaults to `1e-4`):
-            Learning rate of LatentNet. Larger values separate agents sooner: agents with the same prompt have distant
-            latents after about 30 steps with the default, and after 5 steps with `3e-3`. With smaller values, agents with
-            different prompts learn more from each other.
+        latent_learning_rate (`float`, *optional*, defaults to `3e-3`):
+            Learning rate of LatentNet. The default is for agents that read the same prompt: they have distant latents after
+            about 5 steps, and after about 30 steps with `1e-4`. Agents whose prompts state their roles learn more from each
+            other with `1e-4`, which the files in `recipes/configs` set.
         inference_learning_rate (`float`, *optional*, defaults to `1e-4`):
             Learning rate of InferenceNet.
     """
@@ -87,7 +87,7 @@ class SHPPOConfig(MultiAgentPPOConfig):
         default=0.1, metadata={"help": "Weight of the distance between the latents of agents (maximised)."}
     )
     latent_distance: str = field(default="cosine", metadata={"help": "Distance of latents: 'cosine' or 'minmax'."})
-    latent_learning_rate: float = field(default=1e-4, metadata={"help": "Learning rate of LatentNet."})
+    latent_learning_rate: float = field(default=3e-3, metadata={"help": "Learning rate of LatentNet."})
     inference_learning_rate: float = field(default=1e-4, metadata={"help": "Learning rate of InferenceNet."})
 
     def __post_init__(self):

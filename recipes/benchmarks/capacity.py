@@ -21,12 +21,11 @@ from pathlib import Path
 import numpy as np
 from common import load_results, make_parser, result_path, run_study, table
 from learning_report import figures_of, interval, shown
-from zero_shot import condition
+from zero_shot import PARTING, condition
 
 
 KINDS = ("agree", "conflict")
 METHODS = {"shared": "one LoRA", "latent": "SHPPO", "separate": "LoRA per agent"}
-SETTINGS = {"latent_learning_rate": 3e-3, "core_scale": 1.5}
 LEARNING_RATES = {1: 3e-3, 2: 3e-3, 4: 3e-3, 16: 1e-3}  # by rank
 
 
@@ -43,7 +42,7 @@ def run_unit(kind, size, rank, method, seed, model, tokens, num_problems, num_sa
     from marcog_trl import Team
 
     meanings = draw_meanings(kind, size, seed)
-    settings = SETTINGS | {"learning_rate": LEARNING_RATES[rank]}
+    settings = PARTING | {"learning_rate": LEARNING_RATES[rank]}
     plan = condition(METHODS[method], "OwnWay", parameter_sharing=method, num_agents=size, **settings)
     adapter = LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=2 * rank, target_modules="all-linear")
     with tempfile.TemporaryDirectory() as folder:

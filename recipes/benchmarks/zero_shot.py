@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from common import load_results, make_parser, result_path, run_study, table
-from learning import Condition, latent
+from learning import Condition
 from learning_report import figures_of, shown
 
 
@@ -38,7 +38,7 @@ def condition(label, prompts, **settings):
     return Condition(label, workflow=f"{TASK}:{prompts}", settings={**BATCH, **settings})
 
 
-PARTING = latent("same_question")  # settings for agents that read the same
+PARTING = {"latent_learning_rate": 3e-3, "core_scale": 1.5}  # settings for agents that read the same
 CONDITIONS = {
     "untrained_roles": replace(condition("untrained, roles in prompts", "Chain"), trained=False),
     "untrained_same": replace(condition("untrained, same prompt", "SamePrompts"), trained=False),
