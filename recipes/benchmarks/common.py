@@ -86,9 +86,10 @@ def run_study(script, parser, folder_name, units, run, report):
         run(options.unit, options, folder)
         return
     failed = [] if options.report else run_missing(script, units(options), folder)
-    if not any(result_path(folder, "unit").parent.glob("*.json")):
-        sys.exit(f"error: {folder} has no results. Run {Path(script).name} without --report to make them.")
-    report(folder)
+    if any(result_path(folder, "unit").parent.glob("*.json")):
+        report(folder)
+    elif not failed:
+        sys.exit(f"error: {folder} has no results yet. Run {Path(script).name} without --report to make them.")
     if failed:
         sys.exit(f"error: failed units: {', '.join(failed)}. The same command runs them again.")
 

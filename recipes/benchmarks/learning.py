@@ -4,7 +4,10 @@ Compares what teams, single agents and baselines learn on the built-in problems 
     python recipes/benchmarks/learning.py                                  # runs what is missing, then reports
     python recipes/benchmarks/learning.py --only symmetry/shppo --seeds 0  # one unit; several processes can share the work
     python recipes/benchmarks/learning.py --ablations                      # also SHPPO without parts of it
+    python recipes/benchmarks/learning.py --comlrl-python PATH             # also CoMLRL
     python recipes/benchmarks/learning.py --report                         # tables and curves of the results so far
+
+CoMLRL 1.4.3 needs its own virtual environment: `python -m venv comlrl && comlrl/bin/pip install comlrl==1.4.3 torch==2.13.0`.
 
 A unit is one condition with one seed, and runs in its own process with one thread, so that figures do not depend on the number of
 cores. It writes a JSON file to a folder of `--output_dir` for each `--tokens`. Units with a file are not run again, and a unit that
@@ -16,7 +19,9 @@ mistakes: to write both functions, and to write either of them, each half of the
 Families:
 
 * `builtin`: the built-in problems. The prompts tell the agents of a team (helper and main) their roles. A single agent writes both
-  functions in one reply, which may be as long as the team's replies together.
+  functions in one reply, which may be as long as the team's replies together. `cross` is MAGRPO that credits each reply with the
+  mean over all replies of the other agent, `madpo` trains on pairs of episodes in rounds, one for each of the `--points`, and
+  CoMLRL's MAGRPO and MAAC train all weights of a model per agent. All update after 8 problems with 4 replies of each agent.
 * `symmetry`: the same problems, but both agents read the same prompt, which asks for either function. Only where one wrote
   the helper and the other the main function, whoever did which, is there a solution: such a pair earns 1 and the share of
   tests that it passes, everything else 0. A policy that does not know whose reply it writes gets there half of the time at
@@ -31,8 +36,11 @@ problems alone. Differences are taken problem by problem and seed by seed first.
 per problem) are not part of its tokens and seconds.
 """
 
+import argparse
 import functools
 import json
+import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -340,10 +348,20 @@ def units(options):
                 named = {name, f"{family}/{name}"} & set(options.only or ())
                 chosen = not options.only or family in options.only
                 chosen = chosen and (options.ablations or not condition.ablation)
-                chosen = chosen and (options.comlrl_python is not None or not name.startswith("comlrl"))
+                if name.startswith("comlrl") and options.comlrl_python is None:
+                    if named:
+                        sys.exit(f"error: {family}/{name} needs CoMLRL. Set --comlrl-python.")
+                    continue
                 if (named or chosen) and (condition.trained or seed == options.seeds[0]):
                     names.append(f"{family}/{name}/{seed}")
     return names
+
+
+def program(path):
+    """The value of `--comlrl-python`."""
+    if shutil.which(path) is None:
+        raise argparse.ArgumentTypeError(f"{path} is not a program. Use comlrl/bin/python of an environment with it.")
+    return path
 
 
 def folder_name(options):
@@ -354,9 +372,15 @@ def folder_name(options):
 
 def main():
     parser = make_parser(__doc__, tokens=130_000, points=5)
-    parser.add_argument("--only", nargs="+", help="families, conditions, or family/condition")
+    known = [f"{family}/{name}" for family, conditions in FAMILIES.items() for name in conditions]
+    known += [part for name in known for part in name.split("/")]
+    parser.add_argument(
+        "--only", nargs="+", choices=known, metavar="NAME", help="family, condition or family/condition"
+    )
     parser.add_argument("--ablations", action="store_true", help="also SHPPO without parts of it")
-    parser.add_argument("--comlrl-python", help="interpreter of CoMLRL's environment; without it, CoMLRL is left out")
+    parser.add_argument(
+        "--comlrl-python", type=program, help="interpreter of CoMLRL's environment; without it, CoMLRL is left out"
+    )
     parser.add_argument("--comlrl-learning-rate", type=float, help="another learning rate for CoMLRL")
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/learning"))
     run_study(__file__, parser, folder_name, units, run, lambda folder: report(folder, FAMILIES))

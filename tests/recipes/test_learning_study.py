@@ -208,7 +208,7 @@ def test_what_is_there_or_in_work_is_not_run_again(study, tmp_path, monkeypatch)
 
 def test_no_results(study, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["learning.py", "--report", "--output_dir", str(tmp_path)])
-    with pytest.raises(SystemExit, match=r"has no results\. Run learning\.py without --report"):
+    with pytest.raises(SystemExit, match=r"has no results yet\. Run learning\.py without --report"):
         study.main()
 
 
