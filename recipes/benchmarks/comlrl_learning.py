@@ -35,7 +35,7 @@ def learn(setting):
     Trains a team with CoMLRL.
 
     Args:
-        setting (`dict`): `algorithm` ("magrpo" or "maac"), `model`, `problems` (file with the prompts of each agent), `tokens` to
+        setting (`dict`): `algorithm` ("magrpo", "mareinforce" or "maac"), `model`, `problems` (file with the prompts of each agent), `tokens` to
             generate, `every` how many of them the models are saved, `folder`, `seed`, `learning_rate` (also of the critic),
             `batch` (problems per update), `num_generations`, `new_tokens`, and `python`, the interpreter of ours.
 
@@ -84,8 +84,13 @@ def learn(setting):
         return json.loads(judge_process.stdout.readline())
 
     is_maac, generations = setting["algorithm"] == "maac", setting["num_generations"]
+    own_args = {
+        "maac": {"critic_learning_rate": setting["learning_rate"]},
+        # With normalisation, its default, CoMLRL subtracts the mean after all, and MAREINFORCE is MAGRPO
+        "mareinforce": {"advantage_mode": "raw", "advantage_normalization": False},
+    }
     args = comlrl_args(
-        setting["algorithm"],
+        "maac" if is_maac else "magrpo",
         num_agents=2,
         num_train_epochs=1,
         num_turns=1,
@@ -93,7 +98,7 @@ def learn(setting):
         max_new_tokens=setting["new_tokens"],
         rollout_buffer_size=setting["batch"] * (generations if is_maac else 1),  # MAAC counts replies
         agent_learning_rate=setting["learning_rate"],
-        **({"critic_learning_rate": setting["learning_rate"]} if is_maac else {}),
+        **own_args.get(setting["algorithm"], {}),
     )
     trainer_class, own = (
         (MAACTrainer, {"critics": [setting["model"]]}) if is_maac else (MAGRPOTrainer, {"num_agents": 2})

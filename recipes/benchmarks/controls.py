@@ -1,22 +1,21 @@
 """
 Controls of the quickstart: nothing can be learned, so figures should not rise.
 
-    python recipes/benchmarks/controls.py zero       # all learning rates 0
+    python recipes/benchmarks/controls.py zero       # a learning rate of 0
     python recipes/benchmarks/controls.py shuffled   # rewards shuffled across the episodes of a batch
 
-Further flags are those of recipes/train_ppo.py. The solved share of either must rise by less than 5 points.
+Further flags are those of recipes/train_magrpo.py. The solved share of either must rise by less than 5 points.
 """
 
 import random
 
 from common import make_parser
-from train_ppo import RECIPE
+from train_magrpo import RECIPE
 
 from marcog_trl import execution_reward
 from marcog_trl.cli.train import train
 
 
-RATES = ("learning_rate", "critic_learning_rate")
 _rng = random.Random(0)
 
 
@@ -31,12 +30,12 @@ shuffled_execution_reward.needs_tests = True
 
 def main():
     parser = make_parser(__doc__)
-    parser.add_argument("control", choices=("zero", "shuffled"), help="all learning rates 0, or rewards shuffled")
+    parser.add_argument("control", choices=("zero", "shuffled"), help="a learning rate of 0, or rewards shuffled")
     parser.add_argument("--output_dir", "--save_dir", help="default: outputs/control-zero or outputs/control-shuffled")
     options, argv = parser.parse_known_args()
-    argv += ["--output_dir", options.output_dir or f"outputs/control-{options.control}"]
+    argv += ["--advantage", "none", "--output_dir", options.output_dir or f"outputs/control-{options.control}"]
     if options.control == "zero":
-        train(RECIPE, argv + [part for rate in RATES for part in (f"--{rate}", "0")])
+        train(RECIPE, [*argv, "--learning_rate", "0"])
     else:
         train(RECIPE, argv, reward_funcs=shuffled_execution_reward)
 

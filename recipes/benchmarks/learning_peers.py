@@ -82,7 +82,7 @@ def madpo(seed, model, tokens, train_dataset, folder, points, **settings):
 # CoMLRL
 
 
-COMLRL_RATES = {"magrpo": 3e-4, "maac": 3e-4}
+COMLRL_RATES = {"magrpo": 3e-4, "mareinforce": 3e-4, "maac": 3e-4}
 
 
 def comlrl(algorithm, seed, model, tokens, train_dataset, folder, points, python, learning_rate=None):
@@ -91,7 +91,7 @@ def comlrl(algorithm, seed, model, tokens, train_dataset, folder, points, python
     each prompt, replies of at most 32 tokens.
 
     Args:
-        algorithm (`str`): `"magrpo"` or `"maac"`.
+        algorithm (`str`): `"magrpo"`, `"mareinforce"` or `"maac"`.
         seed, model, tokens, train_dataset, folder, points: As in [`madpo`]. Models are saved after each part of the tokens.
         python (`str`): Interpreter of CoMLRL's environment.
         learning_rate (`float`, *optional*): Defaults to the best one on validation problems.

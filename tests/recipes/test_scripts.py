@@ -79,7 +79,8 @@ def test_so_does_that_of_vllm(checkout):
 def test_the_quickstart_runs_under_any_shell(checkout):
     made, printed = run(checkout, "sh", "recipes/quickstart.sh", "--seed", "1 2")
     assert made == ["-m venv .venv"]
-    expected = f"in {checkout}: recipes/launch.py --config_file recipes/zero2.yaml recipes/train_ppo.py --seed 1 2"
+    expected = f"in {checkout}: recipes/launch.py --config_file recipes/zero2.yaml recipes/train_magrpo.py "
+    expected += "--advantage none --seed 1 2"
     assert printed.splitlines()[-1] == expected
 
 
