@@ -362,14 +362,14 @@ def units(options):
 def program(path):
     """The value of `--comlrl-python`."""
     if shutil.which(path) is None:
-        raise argparse.ArgumentTypeError(f"{path} is not a program. Use comlrl/bin/python of an environment with it.")
+        raise argparse.ArgumentTypeError(f"{path} is not a program. Use comlrl/bin/python, for example.")
     return path
 
 
 def folder_name(options):
     """Where results go that do not compare with others."""
     rate = "" if options.comlrl_learning_rate is None else f"-comlrl-{options.comlrl_learning_rate}"
-    return f"{options.tokens}-tokens-{options.split}{rate}"
+    return f"{options.tokens}-tokens-{options.points}-points-{options.split}{rate}"
 
 
 def main():
