@@ -31,6 +31,16 @@ def older_objects():
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def own_shared_executor():
+    """Leaves no shared executor to the tests of another file, which may want other settings."""
+    yield
+    executor = sys.modules.get("marcog_trl.execution.executor")
+    if executor is not None and executor._shared is not None:
+        executor._shared.close()
+        executor._shared = None
+
+
 CORPUS = [
     "def f(x):\n    return aux(x) + 1\n",
     "def aux(x):\n    return x * 2\n",
