@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 from common import load_results, make_parser, result_path, run_study, table
-from learning_report import figures_of, interval, shown
+from learning_report import figures_of, interval, paired, shown
 from zero_shot import PARTING, condition
 
 
@@ -103,11 +103,9 @@ def report(folder):
 
 def difference(of, name, other):
     """How far a method is above another on held-out problems, with the seeds that both have. Bold if its interval excludes 0."""
-    own, others = ({run["unit"].rpartition("/")[2]: run for run in of.get(each, [])} for each in (name, other))
-    seeds = sorted(own.keys() & others.keys())
-    if not seeds:
+    pairs = [figures_of(runs, "sampled/right") for runs in paired(of, name, other) if runs]
+    if not pairs:
         return ""
-    pairs = (figures_of([runs[seed] for seed in seeds], "sampled/right") for runs in (own, others))
     mean, half = interval(np.subtract(*pairs))
     return f"**{mean:+.3f} ± {half:.3f}**" if abs(mean) > half else f"{mean:+.3f} ± {half:.3f}"
 

@@ -1,6 +1,6 @@
 """
 CoMLRL's side of learning.py: trains a team on the built-in problems, and saves its models on the way. CoMLRL's environment, which has no
-marcog_trl, runs this file; what replies earn it asks a process of ours, which runs the same file.
+marcog_trl, runs this file. A process of our environment, which runs the same file, computes the rewards.
 """
 
 import json
@@ -36,7 +36,7 @@ def learn(setting):
 
     Args:
         setting (`dict`): `algorithm` ("magrpo", "mareinforce" or "maac"), `model`, `problems` (file with the prompts of each agent), `tokens` to
-            generate, `every` how many of them the models are saved, `folder`, `seed`, `learning_rate` (also of the critic),
+            generate, `every` (tokens between two saves of the models), `folder`, `seed`, `learning_rate` (also of the critic),
             `batch` (problems per update), `num_generations`, `new_tokens`, and `python`, the interpreter of ours.
 
     Returns:

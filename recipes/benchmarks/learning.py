@@ -26,7 +26,7 @@ Families:
   the helper and the other the main function, whoever did which, is there a solution: such a pair earns 1 and the share of
   tests that it passes, everything else 0. A policy that does not know whose reply it writes gets there half of the time at
   best, 2p(1 − p). Role texts reach LatentNet alone, and, in the condition `roles_in_prompt`, the prompt. LatentNet learns
-  with SHPPO's default, `latent_learning_rate=3e-3`, and in the other family with 1e-4, as in the file of that configuration.
+  with SHPPO's default, `latent_learning_rate=3e-3`, and in the other family with 1e-4, as in `recipes/configs/builtin.yaml`.
 
 Measured are held-out problems (compositions that training never showed): `solved`, of 4 samples each at temperature 1,
 `greedy`, and `complementary`, the share of sampled pairs of replies that are helper and main. Intervals are 95 % over

@@ -151,7 +151,7 @@ def test_units_are_those_asked_for(study):
     assert not any("no_distance" in name for name in every)
     assert "symmetry/shppo_no_distance/1" in study.units(options(ablations=True))
     assert study.units(options(only=["symmetry/shppo"], seeds=[2])) == ["symmetry/shppo/2"]
-    assert "builtin/comlrl_maac/0" not in every  # CoMLRL has an environment of its own
+    assert "builtin/comlrl_maac/0" not in every  # needs --comlrl-python
     assert "builtin/comlrl_maac/0" in study.units(options(comlrl_python="python"))
 
 
@@ -221,10 +221,8 @@ class TestPeers:
 
         collect = functools.partial(preferences.collect_preferences, reward_funcs=length)
         monkeypatch.setattr(preferences, "collect_preferences", collect)
-        train, tiny = (
-            load_problems("builtin", "train"),
-            {"max_completion_length": 4, "num_candidates": 2, "max_steps": 1},
-        )
+        train = load_problems("builtin", "train")
+        tiny = {"max_completion_length": 4, "num_candidates": 2, "max_steps": 1}
         result = study.run_peer(study.madpo, 0, tiny_model, 200, train, problems, points=2, num_samples=1, **tiny)
         [point] = result["curve"]
         assert 100 <= point["tokens"] < 200 <= result["ledger"]["tokens"] and result["ledger"]["optimizer_steps"] == 2
@@ -238,7 +236,7 @@ class TestPeers:
         assert study.measure(models, problems, 2) == {"solved": [0.0] * 3, "greedy": [0.0] * 3}
 
         class Reads:
-            """Writes what it is meant to."""
+            """A model that gives the replies it was given."""
 
             def generate(self, input_ids, attention_mask, **kwargs):
                 import torch
