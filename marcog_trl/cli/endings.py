@@ -14,6 +14,7 @@ from typing import Any
 
 
 _PACKAGE = str(Path(__file__).parents[1])
+_OF_PEFT = "`is_gradient_checkpointing` is deprecated"  # PEFT reads it from every model, so users can do nothing about it
 INTERRUPTED = 130  # exit status of a program that Ctrl-C ended
 
 
@@ -52,7 +53,7 @@ def warnings_once() -> Iterator[None]:
         message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
     ) -> None:
         text = " ".join(str(message).split())
-        if (text, category) in shown or not (is_main() or filename.startswith(_PACKAGE)):
+        if (text, category) in shown or not (is_main() or filename.startswith(_PACKAGE)) or _OF_PEFT in text:
             return
         shown.add((text, category))
         place = "" if category is UserWarning else f" ({category.__name__} in {filename}:{lineno})"

@@ -47,7 +47,6 @@ class MultiAgentGRPOTrainer(MultiAgentTrainer):
     """
 
     _tag_names = ["trl", "marcog-trl", "magrpo"]
-    _name = "MAGRPO"
     _paper = {
         "title": "LLM Collaboration With Multi-Agent Reinforcement Learning",
         "id": "2508.04652",
@@ -62,6 +61,11 @@ class MultiAgentGRPOTrainer(MultiAgentTrainer):
     }
     _config_class = MultiAgentGRPOConfig
     args: MultiAgentGRPOConfig
+
+    @property
+    def _name(self) -> str:  # type: ignore[override]
+        """Name of the algorithm, in model cards and reports."""
+        return {"mean": "MAGRPO", "rloo": "MARLOO", "max": "MAReMax", "none": "MAREINFORCE"}[self.args.advantage]
 
     # Joint actions that share replies, and turns that branch
 

@@ -34,6 +34,17 @@ class TestWarnings:
         assert lines[1] == "warning: ours" and lines[2].startswith("warning: ours (FutureWarning in ")
         assert len(lines) == 3
 
+    def test_what_peft_does_is_not_shown(self, tiny_model, capsys):
+        from peft import LoraConfig, get_peft_model
+        from transformers import AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_pretrained(tiny_model)
+        with warnings.catch_warnings(), warnings_once():
+            warnings.simplefilter("always")
+            get_peft_model(model, LoraConfig(target_modules="all-linear"))
+            assert model.is_gradient_checkpointing is False  # which warns, as PEFT does
+        assert "gradient_checkpointing" not in capsys.readouterr().err
+
     def test_a_file_may_be_given(self, capsys):
         file = io.StringIO()
         with warnings_once():

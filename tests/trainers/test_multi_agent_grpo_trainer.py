@@ -192,11 +192,14 @@ def test_a_team_trains_and_comes_back(tiny_model, tmp_path):
     trainer = teams.make(
         tiny_model, tmp_path, MultiAgentGRPOTrainer, workflow="collaboration", data=data, reward="execution_reward",
         isolation="best_effort", num_workers=1, per_device_train_batch_size=4, scale_rewards="agent", beta=0.1,
+        advantage="none",
     )  # fmt: skip
     trainer.train()
     assert math.isfinite(trainer.state.log_history[0]["loss"])
     trainer.save_model()
+    trainer.create_model_card()
     trainer.executor.close()
+    assert "trained with MAREINFORCE" in " ".join((tmp_path / "README.md").read_text().split())
     again = teams.make(
         tiny_model, tmp_path / "again", MultiAgentGRPOTrainer, workflow="collaboration", data=data, reward="execution_reward",
         isolation="best_effort", num_workers=1, per_device_train_batch_size=4,
