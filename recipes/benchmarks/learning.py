@@ -14,14 +14,16 @@ cores. It writes a JSON file to a folder of `--output_dir` for each `--tokens`. 
 crashes does not affect the others.
 
 All units start from the same model: the embedded default, which learns two more prompts in about two minutes, with its own
-mistakes: to write both functions, and to write either of them, each half of the time.
+mistakes: to write both functions, and to write either of them, each half of the time. It forgets some of what it knew. With
+`--default-model`, units train the default itself, which knows more of held-out problems, but only the prompts of `builtin`'s teams.
 
 Families:
 
 * `builtin`: the built-in problems. The prompts tell the agents of a team (helper and main) their roles. A single agent writes both
   functions in one reply, which may be as long as the team's replies together. `cross` is MAGRPO that credits each reply with the
   mean over all replies of the other agent, `madpo` trains on pairs of episodes in rounds, one for each of the `--points`, and
-  CoMLRL's MAGRPO and MAAC train all weights of a model per agent. All update after 8 problems with 4 replies of each agent.
+  CoMLRL's MAGRPO and MAAC train all weights of a model per agent. All but MADPO update after `--problems` problems
+  with `--replies` replies of each agent.
 * `symmetry`: the same problems, but both agents read the same prompt, which asks for either function. Only where one wrote
   the helper and the other the main function, whoever did which, is there a solution: such a pair earns 1 and the share of
   tests that it passes, everything else 0. A policy that does not know whose reply it writes gets there half of the time at
@@ -129,7 +131,7 @@ def ablations(workflow):
     }
 
 
-SINGLE = {"per_device_train_batch_size": 32, "max_completion_length": 64}  # as many problems, and as many tokens each
+SINGLE = {"max_completion_length": 64}  # as many tokens for each problem
 FAMILIES = {
     "builtin": {
         "untrained_single": Condition(
@@ -146,6 +148,11 @@ FAMILIES = {
             settings={"joint_mode": "cross", "advantage": "rloo"},
         ),
         "mareinforce": Condition("MAREINFORCE", "MultiAgentGRPOTrainer", settings={"advantage": "none"}),
+        "mareinforce_twice": Condition(
+            "MAREINFORCE, two updates per batch",
+            "MultiAgentGRPOTrainer",
+            settings={"advantage": "none", "num_iterations": 2},
+        ),
         "madpo": Condition("rounds of MADPO", peer=madpo),
         "comlrl_magrpo": Condition("CoMLRL, MAGRPO", peer=functools.partial(comlrl, "magrpo")),
         "comlrl_mareinforce": Condition("CoMLRL, MAREINFORCE", peer=functools.partial(comlrl, "mareinforce")),
@@ -325,6 +332,7 @@ def run(name, options, folder):
     import torch
 
     from marcog_trl import load_problems
+    from marcog_trl.embedded import build_default_model
     from marcog_trl.report.results import write_results
 
     warnings.filterwarnings("ignore", category=FutureWarning)
@@ -333,11 +341,21 @@ def run(name, options, folder):
     problems = load_problems("builtin", "train"), load_problems("builtin", options.split)
     plan, settings = FAMILIES[family][condition], {}
     if condition.startswith("comlrl"):
-        settings = {"python": options.comlrl_python, "learning_rate": options.comlrl_learning_rate}
-    unit = (
-        functools.partial(run_unit, plan) if plan.peer is None else functools.partial(run_peer, plan.peer, **settings)
-    )
-    result = unit(int(seed), study_model(options.output_dir), options.tokens, *problems, options.points)
+        settings = {
+            "python": options.comlrl_python,
+            "learning_rate": options.comlrl_learning_rate,
+            "batch": options.problems,
+            "num_generations": options.replies,
+        }
+    if plan.peer is None:
+        rows = options.problems * options.replies * (1 if plan.workflow == "single" else 2)
+        sizes = {"per_device_train_batch_size": rows, "num_generations": options.replies}
+        plan = replace(plan, settings=plan.settings | sizes)
+        unit = functools.partial(run_unit, plan)
+    else:
+        unit = functools.partial(run_peer, plan.peer, **settings)
+    model = build_default_model() if options.default_model else study_model(options.output_dir)
+    result = unit(int(seed), model, options.tokens, *problems, options.points)
     write_results(result_path(folder, name), {"unit": name, "tokens": options.tokens, **result})
 
 
@@ -369,7 +387,9 @@ def program(path):
 def folder_name(options):
     """Where results go that do not compare with others."""
     rate = "" if options.comlrl_learning_rate is None else f"-comlrl-{options.comlrl_learning_rate}"
-    return f"{options.tokens}-tokens-{options.points}-points-{options.split}{rate}"
+    model = "-default-model" if options.default_model else ""
+    batch = f"{options.problems}x{options.replies}-replies"
+    return f"{options.tokens}-tokens-{batch}-{options.points}-points-{options.split}{rate}{model}"
 
 
 def main():
@@ -379,6 +399,9 @@ def main():
     parser.add_argument(
         "--only", nargs="+", choices=known, metavar="NAME", help="family, condition or family/condition"
     )
+    parser.add_argument("--problems", type=int, default=8, help="problems per update")
+    parser.add_argument("--replies", type=int, default=4, help="replies of each agent to a problem")
+    parser.add_argument("--default-model", action="store_true", help="train the embedded default as it is")
     parser.add_argument("--ablations", action="store_true", help="also SHPPO without parts of it")
     parser.add_argument(
         "--comlrl-python", type=program, help="interpreter of CoMLRL's environment; without it, CoMLRL is left out"

@@ -85,15 +85,17 @@ def madpo(seed, model, tokens, train_dataset, folder, points, **settings):
 COMLRL_RATES = {"magrpo": 3e-4, "mareinforce": 3e-4, "maac": 3e-4}
 
 
-def comlrl(algorithm, seed, model, tokens, train_dataset, folder, points, python, learning_rate=None):
+def comlrl(algorithm, seed, model, tokens, train_dataset, folder, points, python, batch, num_generations, learning_rate=None):
     """
-    Trains a team with CoMLRL, with the settings of `recipes/configs/builtin.yaml` that it has: 8 problems per update, 4 replies to
-    each prompt, replies of at most 32 tokens.
+    Trains a team with CoMLRL, with the settings of `recipes/configs/builtin.yaml` that it has, and replies
+    of at most 32 tokens.
 
     Args:
         algorithm (`str`): `"magrpo"`, `"mareinforce"` or `"maac"`.
         seed, model, tokens, train_dataset, folder, points: As in [`madpo`]. Models are saved after each part of the tokens.
         python (`str`): Interpreter of CoMLRL's environment.
+        batch (`int`): Problems per update.
+        num_generations (`int`): Replies of each agent to a problem.
         learning_rate (`float`, *optional*): Defaults to the best one on validation problems.
 
     Returns:
@@ -119,8 +121,8 @@ def comlrl(algorithm, seed, model, tokens, train_dataset, folder, points, python
         "folder": folder,
         "seed": seed,
         "learning_rate": learning_rate or COMLRL_RATES[algorithm],
-        "batch": 8,
-        "num_generations": 4,
+        "batch": batch,
+        "num_generations": num_generations,
         "new_tokens": 32,
         "python": sys.executable,
     }

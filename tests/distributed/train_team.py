@@ -6,6 +6,7 @@ Trains tiny teams, on as many processes as it is launched with, and writes what 
 Every RUN is one of those below. One launch makes several, since starting Python takes longer than training here.
 """
 
+import gc
 import os
 import random
 import sys
@@ -389,6 +390,7 @@ def madpo(model, folder, name):
 
 def main():
     model, out, *runs = sys.argv[1:]
+    gc.freeze()  # accelerate collects garbage at the end of every training, and imports leave many objects
     for name in runs:
         special = {function.__name__: function for function in (resumed, best, merged, madpo, reward_model)}
         run = {**special, "resumed_full": resumed}.get(name, recorded)
