@@ -325,6 +325,19 @@ def run_peer(train, seed, model, tokens, train_dataset, test_dataset, points=5, 
     return {"final": final, "curve": curve, "dissected": {}, "ledger": ledger, "history": []}
 
 
+def unit_of(name, condition, options):
+    """What runs units of a condition with the batches and the interpreter of the command line."""
+    if condition.peer is None:
+        rows = options.problems * options.replies * (1 if condition.workflow == "single" else 2)
+        sizes = {"per_device_train_batch_size": rows, "num_generations": options.replies}
+        return functools.partial(run_unit, replace(condition, settings=condition.settings | sizes))
+    settings = {}
+    if name.startswith("comlrl"):
+        settings = {"batch": options.problems, "num_generations": options.replies}
+        settings |= {"python": options.comlrl_python, "learning_rate": options.comlrl_learning_rate}
+    return functools.partial(run_peer, condition.peer, **settings)
+
+
 def run(name, options, folder):
     """One unit of the study, in this process."""
     import warnings
@@ -339,28 +352,17 @@ def run(name, options, folder):
     torch.set_num_threads(1)
     family, condition, seed = name.split("/")
     problems = load_problems("builtin", "train"), load_problems("builtin", options.split)
-    plan, settings = FAMILIES[family][condition], {}
-    if condition.startswith("comlrl"):
-        settings = {
-            "python": options.comlrl_python,
-            "learning_rate": options.comlrl_learning_rate,
-            "batch": options.problems,
-            "num_generations": options.replies,
-        }
-    if plan.peer is None:
-        rows = options.problems * options.replies * (1 if plan.workflow == "single" else 2)
-        sizes = {"per_device_train_batch_size": rows, "num_generations": options.replies}
-        plan = replace(plan, settings=plan.settings | sizes)
-        unit = functools.partial(run_unit, plan)
-    else:
-        unit = functools.partial(run_peer, plan.peer, **settings)
+    unit = unit_of(condition, FAMILIES[family][condition], options)
     model = build_default_model() if options.default_model else study_model(options.output_dir)
     result = unit(int(seed), model, options.tokens, *problems, options.points)
     write_results(result_path(folder, name), {"unit": name, "tokens": options.tokens, **result})
 
 
 def units(options):
-    """Names of the units that are asked for: family/condition/seed. What is not trained has one seed."""
+    """
+    Names of the units that are asked for: family/condition/seed. What is not trained has one seed. With `--default-model` these
+    are units of `builtin`'s teams.
+    """
     names = []
     for seed in options.seeds:
         for family, conditions in FAMILIES.items():
@@ -372,8 +374,12 @@ def units(options):
                     if named:
                         sys.exit(f"error: {family}/{name} needs CoMLRL. Set --comlrl-python.")
                     continue
+                if options.default_model and (family, condition.workflow) != ("builtin", "collaboration"):
+                    continue
                 if (named or chosen) and (condition.trained or seed == options.seeds[0]):
                     names.append(f"{family}/{name}/{seed}")
+    if not names:
+        sys.exit("error: The default model knows only the teams of builtin. Leave out --default-model.")
     return names
 
 

@@ -85,7 +85,9 @@ def madpo(seed, model, tokens, train_dataset, folder, points, **settings):
 COMLRL_RATES = {"magrpo": 3e-4, "mareinforce": 3e-4, "maac": 3e-4}
 
 
-def comlrl(algorithm, seed, model, tokens, train_dataset, folder, points, python, batch, num_generations, learning_rate=None):
+def comlrl(
+    algorithm, seed, model, tokens, train_dataset, folder, points, python, batch, num_generations, learning_rate=None
+):
     """
     Trains a team with CoMLRL, with the settings of `recipes/configs/builtin.yaml` that it has, and replies
     of at most 32 tokens.

@@ -47,6 +47,10 @@ def options(**changes):
             "tokens": 1,
             "output_dir": Path("study"),
             "comlrl_python": None,
+            "comlrl_learning_rate": None,
+            "problems": 8,
+            "replies": 4,
+            "default_model": False,
         }
         | changes
     )
@@ -153,6 +157,28 @@ def test_units_are_those_asked_for(study):
     assert study.units(options(only=["symmetry/shppo"], seeds=[2])) == ["symmetry/shppo/2"]
     assert "builtin/comlrl_maac/0" not in every  # needs --comlrl-python
     assert "builtin/comlrl_maac/0" in study.units(options(comlrl_python="python"))
+
+
+def test_the_default_model_trains_teams_of_builtin_alone(study):
+    asked = study.units(options(default_model=True))
+    assert "builtin/shppo/0" in asked and not any("single" in name or "symmetry" in name for name in asked)
+    with pytest.raises(SystemExit, match="knows only the teams of builtin"):
+        study.units(options(default_model=True, only=["symmetry"]))
+    assert study.folder_name(options(default_model=True, points=5, split="test")).endswith("test-default-model")
+
+
+def test_batches_are_those_of_the_command_line(study):
+    def unit_of(name, **changes):
+        chosen = options(problems=3, replies=2, **changes)
+        return study.unit_of(name, study.FAMILIES["builtin"][name], chosen)
+
+    for name, rows in (("shared_ppo", 12), ("single_ppo", 6)):
+        [condition] = unit_of(name).args
+        sizes = {"per_device_train_batch_size": rows, "num_generations": 2}
+        assert condition.settings.items() >= {**study.FAMILIES["builtin"][name].settings, **sizes}.items()
+    assert unit_of("madpo").keywords == {}
+    given = {"batch": 3, "num_generations": 2, "python": "python", "learning_rate": 0.1}
+    assert unit_of("comlrl_maac", comlrl_python="python", comlrl_learning_rate=0.1).keywords == given
 
 
 def test_units_run_and_are_reported(study, reporting, tiny_model, problems, tmp_path):
