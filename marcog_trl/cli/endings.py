@@ -14,7 +14,8 @@ from typing import Any
 
 
 _PACKAGE = str(Path(__file__).parents[1])
-_OF_PEFT = "`is_gradient_checkpointing` is deprecated"  # PEFT reads it from every model, so users can do nothing about it
+# PEFT reads it from every model, so users can do nothing about it
+_OF_PEFT = "`is_gradient_checkpointing` is deprecated"
 INTERRUPTED = 130  # exit status of a program that Ctrl-C ended
 
 
