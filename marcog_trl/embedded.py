@@ -144,15 +144,14 @@ def build_once(name: str, build: BuildSettings, key: str, module: str, cache_dir
     target = cache / f"{name}-{build.seed}-{key}"
     with FileLock(f"{target}.lock"):
         if not target.is_dir():
-            print(f"Building the embedded model {name!r} (once, some minutes) in {target}", file=sys.stderr)
-            draft = tempfile.mkdtemp(prefix=f"{target.name}.", dir=cache)
+            draft = Path(f"{target}.draft")
             try:
-                command = [sys.executable, "-m", module, json.dumps(asdict(build)), draft]
+                print(f"Building the embedded model {name!r} (once, some minutes) in {target}", file=sys.stderr)
+                draft.mkdir(mode=0o700, exist_ok=True)  # a build that was killed leaves one
+                command = [sys.executable, "-m", module, json.dumps(asdict(build)), str(draft)]
                 if _run_builder(command) != 0:
-                    raise RuntimeError(
-                        f"Building the embedded model {name!r} failed; see its output. Command: {' '.join(command)}"
-                    )
-                os.rename(draft, target)
+                    raise RuntimeError(f"Building the embedded model {name!r} failed. Its output above says why.")
+                draft.rename(target)
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
     return str(target)

@@ -83,14 +83,14 @@ class TestReport:
         ],
     )
     def test_shows_what_the_trainer_logs(self, tiny_model, tmp_path, trainer, options, shown, absent):
-        run(tiny_model, tmp_path, trainer, **options)
+        made = run(tiny_model, tmp_path, trainer, **options)
         page = Page(tmp_path / "report.html")
         always = {"The run", "Agents", "Rewards of the agents", "KL and entropy", "Replies of the agents", "Metrics"}
         assert (shown | always) <= set(page.headings) and not absent & set(page.headings)
         files = {path.read_bytes() for path in (tmp_path / "pictures").iterdir()}
         assert set(page.images) == files and all(image.startswith(b"\x89PNG") for image in files)
         text = " ".join(page.texts)
-        for words in (trainer._name, "You are a.", tiny_model, "Pair, 2 agents, 1 turn", "letters", "Step 2 of 2"):
+        for words in (made._name, "You are a.", tiny_model, "Pair, 2 agents, 1 turn", "letters", "Step 2 of 2"):
             assert words in text
 
     def test_needs_no_other_file(self, tiny_model, tmp_path):
