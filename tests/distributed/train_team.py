@@ -48,6 +48,7 @@ from marcog_trl.team.settings import TeamSettings
 from marcog_trl.trainers.adapter_targets import outside_zero3
 
 
+gc.freeze()  # accelerate collects garbage at the end of every training, and imports leave many objects
 LONG = [True, False, False, False, False, True, True, True]
 
 
@@ -390,7 +391,6 @@ def madpo(model, folder, name):
 
 def main():
     model, out, *runs = sys.argv[1:]
-    gc.freeze()  # accelerate collects garbage at the end of every training, and imports leave many objects
     for name in runs:
         special = {function.__name__: function for function in (resumed, best, merged, madpo, reward_model)}
         run = {**special, "resumed_full": resumed}.get(name, recorded)
