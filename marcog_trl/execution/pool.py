@@ -4,6 +4,7 @@ Jobs and verdicts travel as JSON frames over one socket per worker. How a worker
 program has produced is ever evaluated in this process.
 """
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -230,7 +231,8 @@ class Pool:
             "load": self.packages.load,
             "folder": folder,
         }
-        wire.send(ours, hello)
+        with contextlib.suppress(ConnectionError):  # a worker that has died is noticed where its answer is read
+            wire.send(ours, hello)
 
     def receive(self, worker: _Worker) -> None:
         try:

@@ -2,6 +2,7 @@
 
 import os
 import resource
+import select
 import subprocess
 import sys
 import threading
@@ -144,8 +145,15 @@ def test_a_callback_that_fails_is_told_of(caplog):
     assert "a callback of executed jobs failed" in caplog.text and "mine" in caplog.text
 
 
-def test_why_no_worker_starts_is_said_each_time(monkeypatch, tmp_path):
-    """The error has the last line that the worker wrote, and does not say that the executor is closed."""
+@pytest.mark.parametrize("dead", [False, True])
+def test_why_no_worker_starts_is_said_each_time(dead, monkeypatch, tmp_path):
+    """
+    The error has the last line that the worker wrote, and does not say that the executor is closed. The worker may be `dead`
+    before anything is sent to it.
+    """
+    send = pool.wire.send
+    if dead:
+        monkeypatch.setattr(pool.wire, "send", lambda sock, frame: select.select([sock], [], []) and send(sock, frame))
     broken = tmp_path / "main.py"
     broken.write_text("import sys\nsys.exit('the disk is full')\n")
     monkeypatch.setattr(pool, "_WORKER", broken)
