@@ -390,6 +390,13 @@ def program(path):
     return path
 
 
+def positive(text):
+    """The value of `--problems` and `--replies`."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number.")
+    return int(text)
+
+
 def folder_name(options):
     """Where results go that do not compare with others."""
     rate = "" if options.comlrl_learning_rate is None else f"-comlrl-{options.comlrl_learning_rate}"
@@ -405,8 +412,8 @@ def main():
     parser.add_argument(
         "--only", nargs="+", choices=known, metavar="NAME", help="family, condition or family/condition"
     )
-    parser.add_argument("--problems", type=int, default=8, help="problems per update")
-    parser.add_argument("--replies", type=int, default=4, help="replies of each agent to a problem")
+    parser.add_argument("--problems", type=positive, default=8, help="problems per update")
+    parser.add_argument("--replies", type=positive, default=4, help="replies of each agent to a problem")
     parser.add_argument("--default-model", action="store_true", help="train the embedded default as it is")
     parser.add_argument("--ablations", action="store_true", help="also SHPPO without parts of it")
     parser.add_argument(

@@ -89,8 +89,8 @@ def comlrl(
     algorithm, seed, model, tokens, train_dataset, folder, points, python, batch, num_generations, learning_rate=None
 ):
     """
-    Trains a team with CoMLRL, with the settings of `recipes/configs/builtin.yaml` that it has, and replies
-    of at most 32 tokens.
+    Trains a team with CoMLRL, with the settings of `recipes/configs/builtin.yaml` that it has, and replies of at most
+    32 tokens.
 
     Args:
         algorithm (`str`): `"magrpo"`, `"mareinforce"` or `"maac"`.
