@@ -267,7 +267,7 @@ def dissect(trainer, problems, num_samples):
     return results
 
 
-def run_unit(condition, seed, model, tokens, train_dataset, test_dataset, points=5, num_samples=4):
+def run_unit(condition, seed, model, tokens, train_dataset, test_dataset, points=5, num_samples=4, decay=False):
     """
     Trains a condition until it has generated `tokens` tokens.
 
@@ -279,6 +279,7 @@ def run_unit(condition, seed, model, tokens, train_dataset, test_dataset, points
         train_dataset, test_dataset (`Dataset`): Training and held-out problems.
         points (`int`, *optional*, defaults to `5`): Parts of the run; an evaluation after each, the last with all samples.
         num_samples (`int`, *optional*, defaults to `4`): Samples per problem at the end.
+        decay (`bool`, *optional*, defaults to `False`): Whether learning rates fall linearly to 0, with the tokens.
 
     Returns:
         `dict`: `final` (figures per problem), `curve` (the same with one sample, by tokens), `dissected`, `ledger` and `history`.
@@ -288,6 +289,11 @@ def run_unit(condition, seed, model, tokens, train_dataset, test_dataset, points
     curve, evaluating = [], 0.0
 
     class Watch(TrainerCallback):
+        def on_train_begin(self, args, state, control, lr_scheduler, **kwargs):
+            if decay:
+                count = len(lr_scheduler.lr_lambdas)
+                lr_scheduler.lr_lambdas = [lambda step: max(0, 1 - trainer.used["tokens"] / tokens)] * count
+
         def on_step_end(self, args, state, control, **kwargs):
             nonlocal evaluating
             used = trainer.used["tokens"]
@@ -330,10 +336,11 @@ def unit_of(name, condition, options):
     if condition.peer is None:
         rows = options.problems * options.replies * (1 if condition.workflow == "single" else 2)
         sizes = {"per_device_train_batch_size": rows, "num_generations": options.replies}
-        return functools.partial(run_unit, replace(condition, settings=condition.settings | sizes))
+        settings = condition.settings | sizes
+        return functools.partial(run_unit, replace(condition, settings=settings), decay=options.decay)
     settings = {}
     if name.startswith("comlrl"):
-        settings = {"batch": options.problems, "num_generations": options.replies}
+        settings = {"batch": options.problems, "num_generations": options.replies, "decay": options.decay}
         settings |= {"python": options.comlrl_python, "learning_rate": options.comlrl_learning_rate}
     return functools.partial(run_peer, condition.peer, **settings)
 
@@ -400,7 +407,7 @@ def positive(text):
 def folder_name(options):
     """Where results go that do not compare with others."""
     rate = "" if options.comlrl_learning_rate is None else f"-comlrl-{options.comlrl_learning_rate}"
-    model = "-default-model" if options.default_model else ""
+    model = ("-decay" if options.decay else "") + ("-default-model" if options.default_model else "")
     batch = f"{options.problems}x{options.replies}-replies"
     return f"{options.tokens}-tokens-{batch}-{options.points}-points-{options.split}{rate}{model}"
 
@@ -414,6 +421,7 @@ def main():
     )
     parser.add_argument("--problems", type=positive, default=8, help="problems per update")
     parser.add_argument("--replies", type=positive, default=4, help="replies of each agent to a problem")
+    parser.add_argument("--decay", action="store_true", help="learning rates that fall linearly to 0")
     parser.add_argument("--default-model", action="store_true", help="train the embedded default as it is")
     parser.add_argument("--ablations", action="store_true", help="also SHPPO without parts of it")
     parser.add_argument(

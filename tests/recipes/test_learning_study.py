@@ -51,6 +51,7 @@ def options(**changes):
             "problems": 8,
             "replies": 4,
             "default_model": False,
+            "decay": False,
         }
         | changes
     )
@@ -177,8 +178,9 @@ def test_batches_are_those_of_the_command_line(study):
         sizes = {"per_device_train_batch_size": rows, "num_generations": 2}
         assert condition.settings.items() >= {**study.FAMILIES["builtin"][name].settings, **sizes}.items()
     assert unit_of("madpo").keywords == {}
-    given = {"batch": 3, "num_generations": 2, "python": "python", "learning_rate": 0.1}
-    assert unit_of("comlrl_maac", comlrl_python="python", comlrl_learning_rate=0.1).keywords == given
+    assert unit_of("shared_ppo", decay=True).keywords == {"decay": True}
+    given = {"batch": 3, "num_generations": 2, "python": "python", "learning_rate": 0.1, "decay": True}
+    assert unit_of("comlrl_maac", comlrl_python="python", comlrl_learning_rate=0.1, decay=True).keywords == given
 
 
 def test_units_run_and_are_reported(study, reporting, tiny_model, problems, tmp_path):
@@ -205,6 +207,22 @@ def test_units_run_and_are_reported(study, reporting, tiny_model, problems, tmp_
     assert all(f"| {study.FAMILIES['symmetry'][name].label} | 1 |" in text for name in names)
     assert "points above the shared policy" in text and "C = 0" in text
     assert {path.name for path in tmp_path.glob("*.png")} == {"symmetry-curves.png"}
+
+
+def test_learning_rates_decay_with_the_tokens(study, tiny_model, problems):
+    plan = study.FAMILIES["builtin"]["magrpo"]
+    settings = {"num_generations": 2, "per_device_train_batch_size": 4, "max_completion_length": 8, "logging_steps": 1}
+    train = load_problems("builtin", "train").select(range(16))
+
+    def rates(**decay):
+        condition = study.replace(plan, settings=plan.settings | settings)
+        result = study.run_unit(condition, 0, tiny_model, 100, train, problems, points=1, num_samples=1, **decay)
+        return [entry["learning_rate"] for entry in result["history"] if "learning_rate" in entry], result["ledger"]
+
+    assert set(rates()[0]) == {1e-3}
+    first, *_, last = decayed = rates(decay=True)[0]
+    assert decayed == sorted(decayed, reverse=True) and len(set(decayed)) == len(decayed) > 2
+    assert first == 1e-3 and 0 < last < 0.5e-3
 
 
 def test_what_is_there_or_in_work_is_not_run_again(study, tmp_path, monkeypatch):
