@@ -382,6 +382,8 @@ def units(options):
                         sys.exit(f"error: {family}/{name} needs CoMLRL. Set --comlrl-python.")
                     continue
                 if options.default_model and (family, condition.workflow) != ("builtin", "collaboration"):
+                    if f"{family}/{name}" in named:
+                        sys.exit(f"error: The default model does not know {family}/{name}. Leave out --default-model.")
                     continue
                 if (named or chosen) and (condition.trained or seed == options.seeds[0]):
                     names.append(f"{family}/{name}/{seed}")

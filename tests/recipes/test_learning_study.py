@@ -165,6 +165,8 @@ def test_the_default_model_trains_teams_of_builtin_alone(study):
     assert "builtin/shppo/0" in asked and not any("single" in name or "symmetry" in name for name in asked)
     with pytest.raises(SystemExit, match="knows only the teams of builtin"):
         study.units(options(default_model=True, only=["symmetry"]))
+    with pytest.raises(SystemExit, match="does not know symmetry/shppo"):
+        study.units(options(default_model=True, only=["builtin/shppo", "symmetry/shppo"]))
     assert study.folder_name(options(default_model=True, points=5, split="test")).endswith("test-default-model")
 
 
