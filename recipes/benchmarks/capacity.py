@@ -15,6 +15,7 @@ problems (sequences of steps that training never showed), sampled, and the mean 
 curve. Intervals are 95 % over problems and seeds, as in learning.py.
 """
 
+import itertools
 import tempfile
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from zero_shot import PARTING, condition
 
 KINDS = ("agree", "conflict")
 METHODS = {"shared": "one LoRA", "latent": "SHPPO", "separate": "LoRA per agent"}
+OTHERS = ("shared", "separate")  # what SHPPO is compared with
 LEARNING_RATES = {1: 3e-3, 2: 3e-3, 4: 3e-3, 16: 1e-3}  # by rank
 
 
@@ -81,7 +83,7 @@ def units(options):
 
 
 def report(folder):
-    """Prints the tables, and writes them into the folder of the results."""
+    """Prints the table, and writes it and a picture of the differences into the folder of the results."""
     results = {}
     for name, result in load_results(folder):
         kind, size, rank, method = name.split("/")
@@ -92,22 +94,52 @@ def report(folder):
         areas = [
             f"{np.mean([np.mean(run['rewards']) for run in of[name]]):.3f}" if name in of else "" for name in METHODS
         ]
-        gains = [difference(of, "latent", name) for name in ("shared", "separate")]
-        rows.append([kind, size, rank, max(map(len, of.values())), *ends, *areas, *gains])
+        gains = [difference(of, name) for name in OTHERS]
+        rows.append([kind, size, rank, max(map(len, of.values())), *ends, *areas])
+        rows[-1] += ["" if gain is None else written(*gain) for gain in gains]
     heads = ["roles", "agents", "rank", "seeds", *(f"{label}, held-out" for label in METHODS.values())]
-    heads += [*(f"{label}, area" for label in METHODS.values()), "SHPPO − one LoRA", "SHPPO − LoRA per agent"]
+    heads += [*(f"{label}, area" for label in METHODS.values()), *(f"SHPPO − {METHODS[name]}" for name in OTHERS)]
     text = table(heads, *rows)
     print(text)
     (folder / "report.md").write_text(text + "\n")
+    draw(results, folder / "capacity.png")
 
 
-def difference(of, name, other):
-    """How far a method is above another on held-out problems, with the seeds that both have. Bold if its interval excludes 0."""
-    pairs = [figures_of(runs, "sampled/right") for runs in paired(of, name, other) if runs]
-    if not pairs:
-        return ""
-    mean, half = interval(np.subtract(*pairs))
-    return f"**{mean:+.3f} ± {half:.3f}**" if abs(mean) > half else f"{mean:+.3f} ± {half:.3f}"
+def difference(of, other):
+    """How far SHPPO is above another method on held-out problems, with the seeds that both have: mean and half its interval."""
+    pairs = [figures_of(runs, "sampled/right") for runs in paired(of, "latent", other) if runs]
+    return interval(np.subtract(*pairs)) if pairs else None
+
+
+def written(mean, half):
+    """Bold if the interval excludes 0."""
+    text = f"{mean:+.3f} ± {half:.3f}"
+    return f"**{text}**" if abs(mean) > half else text
+
+
+def draw(results, path):
+    """Where SHPPO is above the other methods (green) and where below (red), by agents and rank."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    sizes, ranks = (sorted({key[i] for key in results}) for i in (1, 2))
+    figure, axes = plt.subplots(len(KINDS), len(OTHERS), figsize=(10, 6), layout="constrained", squeeze=False)
+    for (kind, other), axis in zip(itertools.product(KINDS, OTHERS), axes.flat, strict=True):
+        found = [[difference(results.get((kind, size, rank), {}), other) for rank in ranks] for size in sizes]
+        means = [[np.nan if cell is None else cell[0] for cell in row] for row in found]
+        image = axis.imshow(means, cmap="RdYlGn", vmin=-0.2, vmax=0.2, aspect="auto")
+        for (i, row), (j, _) in itertools.product(enumerate(found), enumerate(ranks)):
+            text = "not run" if row[j] is None else written(*row[j]).replace("**", "").replace(" ", "\n", 1)
+            bold = row[j] is not None and abs(row[j][0]) > row[j][1]
+            axis.text(j, i, text, ha="center", va="center", fontweight="bold" if bold else "normal")
+        axis.set_xticks(range(len(ranks)), ranks)
+        axis.set_yticks(range(len(sizes)), sizes)
+        axis.set(title=f"roles {kind}: SHPPO − {METHODS[other]}", xlabel="rank", ylabel="agents")
+    figure.colorbar(image, ax=axes, label="share of wanted functions")
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
 
 
 def main():

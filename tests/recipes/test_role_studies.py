@@ -106,3 +106,4 @@ def test_capacity(studies, model, tmp_path, monkeypatch):
     study.report(tmp_path)
     text = (tmp_path / "report.md").read_text()
     assert "| conflict | 2 | 1 | 1 | 0.000 ± 0.000 |" in text and text.count("+0.000 ± 0.000") == 2
+    assert (tmp_path / "capacity.png").stat().st_size > 10_000
