@@ -37,7 +37,7 @@ def learn(setting):
     Args:
         setting (`dict`): `algorithm` ("magrpo", "mareinforce" or "maac"), `model`, `problems` (file with the prompts of each agent), `tokens` to
             generate, `every` (tokens between two saves of the models), `folder`, `seed`, `learning_rate` (also of the critic),
-            `decay` (whether it falls linearly to 0), `batch` (problems per update), `num_generations`, `new_tokens`, and `python`, the interpreter of ours.
+            `batch` (problems per update), `num_generations`, `new_tokens`, and `python`, the interpreter of ours.
 
     Returns:
         `dict`: `seconds`, `tokens`, `updates` and so on of the training, and `saved`, the numbers of tokens at which it was saved.
@@ -58,12 +58,6 @@ def learn(setting):
         trainer.save_model(str(Path(setting["folder"], str(work.tokens))))
         saved.append(work.tokens)
 
-    def set_rates(rate):
-        optimizers = [*trainer.agent_optimizers, trainer.critic_optimizer] if is_maac else trainer.optimizers
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-
     class UntilSpent(torch.utils.data.IterableDataset):
         def __iter__(self):
             while True:
@@ -72,8 +66,6 @@ def learn(setting):
                         return
                     if work.tokens >= (len(saved) + 1) * setting["every"]:
                         save()
-                    if setting["decay"]:
-                        set_rates(setting["learning_rate"] * (1 - work.tokens / setting["tokens"]))
                     yield problem
 
         def __len__(self):  # of the progress bar

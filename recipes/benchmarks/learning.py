@@ -340,7 +340,7 @@ def unit_of(name, condition, options):
         return functools.partial(run_unit, replace(condition, settings=settings), decay=options.decay)
     settings = {}
     if name.startswith("comlrl"):
-        settings = {"batch": options.problems, "num_generations": options.replies, "decay": options.decay}
+        settings = {"batch": options.problems, "num_generations": options.replies}
         settings |= {"python": options.comlrl_python, "learning_rate": options.comlrl_learning_rate}
     return functools.partial(run_peer, condition.peer, **settings)
 
@@ -423,7 +423,9 @@ def main():
     )
     parser.add_argument("--problems", type=positive, default=8, help="problems per update")
     parser.add_argument("--replies", type=positive, default=4, help="replies of each agent to a problem")
-    parser.add_argument("--decay", action="store_true", help="learning rates that fall linearly to 0")
+    parser.add_argument(
+        "--decay", action="store_true", help="decay learning rates linearly to 0, except for MADPO and CoMLRL"
+    )
     parser.add_argument("--default-model", action="store_true", help="train the embedded default as it is")
     parser.add_argument("--ablations", action="store_true", help="also SHPPO without parts of it")
     parser.add_argument(

@@ -86,18 +86,7 @@ COMLRL_RATES = {"magrpo": 3e-4, "mareinforce": 3e-4, "maac": 3e-4}
 
 
 def comlrl(
-    algorithm,
-    seed,
-    model,
-    tokens,
-    train_dataset,
-    folder,
-    points,
-    python,
-    batch,
-    num_generations,
-    learning_rate=None,
-    decay=False,
+    algorithm, seed, model, tokens, train_dataset, folder, points, python, batch, num_generations, learning_rate=None
 ):
     """
     Trains a team with CoMLRL, with the settings of `recipes/configs/builtin.yaml` that it has, and replies of at most
@@ -110,8 +99,6 @@ def comlrl(
         batch (`int`): Problems per update.
         num_generations (`int`): Replies of each agent to a problem.
         learning_rate (`float`, *optional*): Defaults to the best one on validation problems.
-        decay (`bool`, *optional*, defaults to `False`): Whether it falls linearly to 0, with the tokens. CoMLRL has no schedules,
-            so this sets the rates of its optimizers.
 
     Returns:
         `tuple[list, dict]`: As [`madpo`].
@@ -136,7 +123,6 @@ def comlrl(
         "folder": folder,
         "seed": seed,
         "learning_rate": learning_rate or COMLRL_RATES[algorithm],
-        "decay": decay,
         "batch": batch,
         "num_generations": num_generations,
         "new_tokens": 32,

@@ -181,8 +181,8 @@ def test_batches_are_those_of_the_command_line(study):
         assert condition.settings.items() >= {**study.FAMILIES["builtin"][name].settings, **sizes}.items()
     assert unit_of("madpo").keywords == {}
     assert unit_of("shared_ppo", decay=True).keywords == {"decay": True}
-    given = {"batch": 3, "num_generations": 2, "python": "python", "learning_rate": 0.1, "decay": True}
-    assert unit_of("comlrl_maac", comlrl_python="python", comlrl_learning_rate=0.1, decay=True).keywords == given
+    given = {"batch": 3, "num_generations": 2, "python": "python", "learning_rate": 0.1}
+    assert unit_of("comlrl_maac", comlrl_python="python", comlrl_learning_rate=0.1).keywords == given
 
 
 def test_units_run_and_are_reported(study, reporting, tiny_model, problems, tmp_path):
