@@ -3,16 +3,23 @@ Measures how fast a critic learns what a prompt is worth, with models of several
 
     python recipes/benchmarks/critic.py
     python recipes/benchmarks/critic.py --hidden_sizes 64 --rewards 1 --critics team --steps 20
+    python recipes/benchmarks/critic.py --evaluations outputs/evaluation.jsonl
 
 Half of the prompts contain an "A", and every reply to them earns the same reward. All other replies earn 0. The model is a random
 Qwen2 with two layers, and all settings of the critic are defaults. Measured is the explained variance of the returns: the first
 step, on average over 5 steps, from which it is at least 0.9, and its mean over the last 10 steps.
+
+`--evaluations` takes the samples of evaluations (see recipes/evaluate.py), at least two per problem, and says what a critic can explain of
+their rewards: one that knows the mean reward W of every problem, ρ = Var(W) / Var(reward), and one that knows nothing but the mean
+of three siblings and weights it as well as possible, ρ² / (ρ + (1 − ρ) / 3).
 """
 
 import argparse
 import json
 import random
 import tempfile
+from pathlib import Path
+from statistics import fmean, variance
 
 from common import ON_CPU, QUIET, make_parser, measure_apart, random_model, save_model, table
 
@@ -70,15 +77,40 @@ def summary(explained):
     return ["not" if reached is None else reached, f"{max(means):.2f}", f"{sum(last) / len(last):.2f}"]
 
 
+def explainable(path, siblings=3):
+    """A row for an evaluation: what critics can explain of the rewards of its samples."""
+    records = [json.loads(line)["samples"] for line in path.read_text().splitlines()]
+    rewards = [[sample["reward"] for sample in samples] for samples in records]
+    if len(rewards) < 2 or len(rewards[0]) < 2:
+        raise SystemExit(f"error: {path} needs two problems and two samples of each. Evaluate with --num_samples 8.")
+    within = fmean(map(variance, rewards))
+    between = max(0.0, variance(map(fmean, rewards)) - within / len(rewards[0]))
+    share = between and between / (between + within)
+    by_siblings = share and share**2 / (share + (1 - share) / siblings)
+    return [
+        path,
+        len(rewards),
+        len(rewards[0]),
+        *(f"{x:.3f}" for x in (fmean(map(fmean, rewards)), share, by_siblings)),
+    ]
+
+
 def main():
     parser = make_parser(__doc__, steps=60)
     parser.add_argument("--hidden_sizes", type=int, nargs="+", default=[64, 256, 896])
     parser.add_argument("--rewards", type=float, nargs="+", default=[0.1, 1.0, 10.0])
     parser.add_argument("--critics", nargs="+", choices=("team", "agent"), default=["team", "agent"])
+    parser.add_argument(
+        "--evaluations", type=Path, nargs="+", metavar="FILE", help="samples of evaluations, evaluation.jsonl"
+    )
     parser.add_argument("--task", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.task is not None:
         print(json.dumps(run(options.task)))
+        return
+    if options.evaluations:
+        header = ["evaluation", "problems", "samples", "mean reward", "knows each mean", "knows three siblings"]
+        print(table(header, *map(explainable, options.evaluations)))
         return
     rows = []
     for size in options.hidden_sizes:

@@ -110,6 +110,21 @@ def test_critic(benchmark):
     assert int(reached) <= 24 and float(highest) >= 0.9
 
 
+def test_what_a_critic_can_explain(benchmark, tmp_path):
+    def printed(*rewards):
+        path = tmp_path / "evaluation.jsonl"
+        problems = [{"samples": [{"reward": reward} for reward in own]} for own in rewards]
+        path.write_text("".join(json.dumps(problem) + "\n" for problem in problems))
+        return benchmark("critic", "--evaluations", path).splitlines()[-1].split(" | ")[1:]
+
+    # within 0.5; between 0.5 - 0.5 / 2, a third of both; (1 / 9) / (1 / 3 + 2 / 9)
+    assert printed([0.0, 1.0], [1.0, 2.0]) == ["2", "2", "1.000", "0.333", "0.200 |"]
+    assert printed([1.0, 1.0], [1.0, 1.0])[-2:] == ["0.000", "0.000 |"]
+    assert printed([1.0, 1.0], [0.0, 0.0])[-2:] == ["1.000", "1.000 |"]
+    with pytest.raises(SystemExit, match="needs two problems and two samples"):
+        printed([1.0], [0.0])
+
+
 def test_default_task(benchmark):
     module = benchmark("default_task")
     problem = load_problems("builtin", "test")[0]
