@@ -95,8 +95,8 @@ def report(folder):
             f"{np.mean([np.mean(run['rewards']) for run in of[name]]):.3f}" if name in of else "" for name in METHODS
         ]
         gains = [difference(of, name) for name in OTHERS]
-        rows.append([kind, size, rank, max(map(len, of.values())), *ends, *areas])
-        rows[-1] += ["" if gain is None else written(*gain) for gain in gains]
+        gains = [written(*gain) if gain else "" for gain in gains]
+        rows.append([kind, size, rank, max(map(len, of.values())), *ends, *areas, *gains])
     heads = ["roles", "agents", "rank", "seeds", *(f"{label}, held-out" for label in METHODS.values())]
     heads += [*(f"{label}, area" for label in METHODS.values()), *(f"SHPPO − {METHODS[name]}" for name in OTHERS)]
     text = table(heads, *rows)
@@ -128,12 +128,12 @@ def draw(results, path):
     figure, axes = plt.subplots(len(KINDS), len(OTHERS), figsize=(10, 6), layout="constrained", squeeze=False)
     for (kind, other), axis in zip(itertools.product(KINDS, OTHERS), axes.flat, strict=True):
         found = [[difference(results.get((kind, size, rank), {}), other) for rank in ranks] for size in sizes]
-        means = [[np.nan if cell is None else cell[0] for cell in row] for row in found]
+        means = [[cell[0] if cell else np.nan for cell in row] for row in found]
         image = axis.imshow(means, cmap="RdYlGn", vmin=-0.2, vmax=0.2, aspect="auto")
-        for (i, row), (j, _) in itertools.product(enumerate(found), enumerate(ranks)):
-            text = "not run" if row[j] is None else written(*row[j]).replace("**", "").replace(" ", "\n", 1)
-            bold = row[j] is not None and abs(row[j][0]) > row[j][1]
-            axis.text(j, i, text, ha="center", va="center", fontweight="bold" if bold else "normal")
+        for i, j in itertools.product(range(len(sizes)), range(len(ranks))):
+            mean, half = found[i][j] or (0.0, 0.0)
+            text = f"{mean:+.3f}\n± {half:.3f}" if found[i][j] else "not run"
+            axis.text(j, i, text, ha="center", va="center", fontweight="bold" if abs(mean) > half else "normal")
         axis.set_xticks(range(len(ranks)), ranks)
         axis.set_yticks(range(len(sizes)), sizes)
         axis.set(title=f"roles {kind}: SHPPO − {METHODS[other]}", xlabel="rank", ylabel="agents")

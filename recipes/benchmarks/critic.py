@@ -101,13 +101,16 @@ def main():
     parser.add_argument("--rewards", type=float, nargs="+", default=[0.1, 1.0, 10.0])
     parser.add_argument("--critics", nargs="+", choices=("team", "agent"), default=["team", "agent"])
     parser.add_argument(
-        "--evaluations", type=Path, nargs="+", metavar="FILE", help="samples of evaluations, evaluation.jsonl"
+        "--evaluations", type=Path, nargs="+", metavar="FILE", help="evaluation.jsonl of recipes/evaluate.py"
     )
     parser.add_argument("--task", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.task is not None:
         print(json.dumps(run(options.task)))
         return
+    for path in options.evaluations or ():
+        if not path.is_file():
+            parser.error(f"--evaluations {path} is not a file. Pass the evaluation.jsonl of recipes/evaluate.py.")
     if options.evaluations:
         header = ["evaluation", "problems", "samples", "mean reward", "knows each mean", "knows three siblings"]
         print(table(header, *map(explainable, options.evaluations)))
