@@ -114,6 +114,7 @@ def units(options):
         f"{size}/{name}/{seed}"
         for seed in options.seeds
         for size, names in (TRAINED_SIZES | CEILING).items()
+        if size in options.sizes
         for name in names
         if options.only is None or name in options.only
         if CONDITIONS[name].trained or seed == options.seeds[0]
@@ -149,6 +150,8 @@ def report(folder):
 def main():
     parser = make_parser(__doc__, tokens=40_000, problems=40, num_samples=2)
     parser.add_argument("--only", nargs="+", choices=CONDITIONS, metavar="CONDITION", help=", ".join(CONDITIONS))
+    sizes = sorted(TRAINED_SIZES | CEILING)
+    parser.add_argument("--sizes", type=int, nargs="+", choices=sizes, default=sizes, help="agents of trained teams")
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/zero_shot"))
     run_study(__file__, parser, lambda options: f"{options.tokens}-tokens-{options.split}", units, run, report)
 

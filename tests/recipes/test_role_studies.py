@@ -91,8 +91,10 @@ def test_zero_shot(studies, model, tmp_path, monkeypatch):
         path.write_text(json.dumps({"unit": f"2/{name}/0", **result}))
     study.report(tmp_path)
     assert "| 2 | LoRA per agent, same prompt | 1 | 0.000" in (tmp_path / "report.md").read_text()
-    asked = study.units(SimpleNamespace(seeds=[0, 1], only=["untrained_same", "shared_roles"]))
+    chosen = {"seeds": [0, 1], "only": ["untrained_same", "shared_roles"]}
+    asked = study.units(SimpleNamespace(**chosen, sizes=[2, 3, 6]))
     assert asked[:3] == ["2/untrained_same/0", "2/shared_roles/0", "3/shared_roles/0"] and len(asked) == 7
+    assert study.units(SimpleNamespace(**chosen, sizes=[6])) == ["6/shared_roles/0", "6/shared_roles/1"]
 
 
 def test_capacity(studies, model, tmp_path, monkeypatch):
