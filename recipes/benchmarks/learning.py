@@ -409,9 +409,10 @@ def positive(text):
 def folder_name(options):
     """Where results go that do not compare with others."""
     rate = "" if options.comlrl_learning_rate is None else f"-comlrl-{options.comlrl_learning_rate}"
-    model = ("-decay" if options.decay else "") + ("-default-model" if options.default_model else "")
+    decay = "-decay" if options.decay else ""
+    model = "-default-model" if options.default_model else ""
     batch = f"{options.problems}x{options.replies}-replies"
-    return f"{options.tokens}-tokens-{batch}-{options.points}-points-{options.split}{rate}{model}"
+    return f"{options.tokens}-tokens-{batch}-{options.points}-points-{options.split}{rate}{decay}{model}"
 
 
 def main():
