@@ -109,7 +109,7 @@ def read_setup(
     config = AutoConfig.from_pretrained(name, **where)
     workflow = args.make_workflow()
     outline = outline_of(getattr(marcog_trl, recipe.trainer), args, workflow)
-    problems, width = None, widest_stage(workflow)
+    problems, width, alike = None, widest_stage(workflow), False
     if prompt_tokens is None:
         try:
             check_model("model_name_or_path", name, **loading)
@@ -120,7 +120,7 @@ def read_setup(
             ) from error
         problems = train.select(range(min(PROBLEMS_TO_PLAY, len(train))))
         tokenizer = AutoTokenizer.from_pretrained(name, **where)
-        prompt_tokens, width = rehearse(
+        prompt_tokens, width, alike = rehearse(
             workflow, problems, tokenizer, args.max_completion_length, args.chat_template_kwargs
         )
     outline._check_tree(problems)
@@ -129,7 +129,7 @@ def read_setup(
     if args.full_finetuning:
         check_full_finetuning(name, args, None, quantization)
     peft_config = outline._adapter_config(name, get_peft_config(model))
-    return name, Setup(outline, config, peft_config, machine, prompt_tokens, width, quantization)
+    return name, Setup(outline, config, peft_config, machine, prompt_tokens, width, alike, quantization)
 
 
 def _fit_batches(outline: Any, num_processes: int) -> None:

@@ -9,6 +9,7 @@ from marcog_trl.heterogeneity.fold import (
     stack_config,
 )
 from marcog_trl.heterogeneity.losses import (
+    behaviour_distance,
     inference_loss,
     latent_distance_range,
     latent_diversity,
@@ -24,6 +25,7 @@ __all__ = [
     "LatentNet",
     "LoraCores",
     "adapted_layers",
+    "behaviour_distance",
     "block_mask",
     "check_peft_config",
     "fold_adapters",

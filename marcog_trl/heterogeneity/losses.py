@@ -96,6 +96,25 @@ def latent_diversity(
     return total / pairs.sum(dim=(1, 2)).clamp(min=1)
 
 
+def behaviour_distance(logps: torch.Tensor, other_logps: torch.Tensor) -> torch.Tensor:
+    """
+    Distance between what an agent does and what it would do with another agent's latent, estimated from sampled tokens.
+
+    If a token is drawn from π with latent z, the mean over tokens is the total-variation distance `½ Σ |π_z − π_z'|` of the
+    next-token distributions, and the gradient is its gradient.
+
+    Args:
+        logps (`torch.Tensor` of shape `(B, T)`): Log-probabilities of the agents' own tokens.
+        other_logps (`torch.Tensor` of shape `(B, T)`): Log-probabilities of the same tokens with the other latents.
+
+    Returns:
+        `torch.Tensor` of shape `(B, T)`: `max(0, 1 − π_z'/π_z)`, in [0, 1].
+    """
+    own = logps.detach()
+    ratio = (other_logps - own).clamp(max=0).exp()  # a larger one counts as 1: it gives 0, without overflow
+    return F.relu((logps - own).exp() - ratio)
+
+
 def inference_loss(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """
     Squared error of InferenceNet.

@@ -188,8 +188,8 @@ PICTURES = (
     Picture(
         "diversity",
         "Diversity",
-        "How much the agents differ in their latents and in their next token after the same prompt, and how much the "
-        "latents change the adapter.",
+        "How much the agents differ in their latents and in what they would do with each other's, and how much the latents "
+        "change the adapter.",
         (
             Panel(
                 "Distance of the latents",
@@ -198,9 +198,9 @@ PICTURES = (
                 limits=(0.0, 2.0),
             ),
             Panel(
-                "Distance of the next tokens",
-                "total variation, 0 to 1",
-                {"agents/behavioural_diversity": "next tokens"},
+                "Distance of the behaviour",
+                "total variation per token, 0 to 1",
+                {"agents/behavioural_diversity": "behaviour"},
                 limits=SHARE,
             ),
             Panel("Size of the cores", "‖C‖ / √r, mean over layers", {"latent/core_norm": "cores"}, limits=POSITIVE),

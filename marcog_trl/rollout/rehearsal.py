@@ -17,7 +17,7 @@ def rehearse(
     tokenizer: Any,
     reply_tokens: int,
     chat_template_kwargs: Mapping[str, Any] | None = None,
-) -> tuple[int, int]:
+) -> tuple[int, int, bool]:
     """
     Plays a workflow with long replies. All tests fail.
 
@@ -29,7 +29,8 @@ def rehearse(
         chat_template_kwargs (`Mapping`, *optional*): Arguments of the chat template.
 
     Returns:
-        `tuple[int, int]`: Tokens of the longest prompt, and the most agents that speak at the same moment.
+        `tuple[int, int, bool]`: Tokens of the longest prompt, the most agents that speak at the same moment, and whether some
+        of them read the same prompt.
     """
     line = "    total = total + value\n"
     lines = reply_tokens // max(1, len(tokenizer(line)["input_ids"]))
@@ -37,7 +38,8 @@ def rehearse(
     stages = [stage for problem in problems for stage in _stages(workflow, problem, reply)]
     prompts = list({repr(prompt): prompt for stage in stages for prompt in stage.values()}.values())
     ids = encode_prompts(tokenizer, prompts, **(chat_template_kwargs or {}))
-    return max(map(len, ids)), max(map(len, stages))
+    alike = any(len(set(map(repr, stage.values()))) < len(stage) for stage in stages)
+    return max(map(len, ids)), max(map(len, stages)), alike
 
 
 def _stages(workflow: Workflow, problem: Mapping[str, Any], reply: str) -> list[dict[Slot, Prompt]]:

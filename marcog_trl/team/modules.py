@@ -62,6 +62,7 @@ class ForwardContext:
         z (`torch.Tensor` of shape `(B, d)`, *optional*): Latents of the rows. In generation, one per prompt or one for all is
             enough: a prompt may have several consecutive rows.
         obs, eps (`torch.Tensor` of shape `(B, 2H)` and `(B, d)`, *optional*): If set, z is computed from them, with gradient.
+        other_z (`torch.Tensor` of shape `(K, d)`, *optional*): Latents of K rows that follow the B rows. They have no values.
         agent (`torch.Tensor` of shape `(B,)`, *optional*): Indices of the rows' agents, if each agent has its own ranks. In
             generation as for `z`.
         latent_targets (`LatentTargets`, *optional*): If set, the latent losses are computed.
@@ -76,6 +77,7 @@ class ForwardContext:
     z: torch.Tensor | None = None
     obs: torch.Tensor | None = None
     eps: torch.Tensor | None = None
+    other_z: torch.Tensor | None = None
     agent: torch.Tensor | None = None
     latent_targets: LatentTargets | None = None
     frozen: bool = False
@@ -186,6 +188,8 @@ class TeamModule(nn.Module):
             mu, sigma = self.latents(context.obs)
             z = mu + sigma * context.eps
         assert z is not None
+        if context.other_z is not None:
+            z = torch.cat([z, context.other_z])
         self._cores.set(self.cores(each(z)))
         if context.latent_targets is not None:
             self._latent_losses(context, context.latent_targets)
@@ -229,6 +233,7 @@ class TeamModule(nn.Module):
             context.states.append(hidden[:, -1].detach())
         if context.keep and self.value_head is not None:
             # The state before the first completion token is the last one of the prompt
-            before = hidden[:, -context.keep - 1 : -1]
+            own = len(hidden) - (0 if context.other_z is None else len(context.other_z))
+            before = hidden[:own, -context.keep - 1 : -1]
             before = before if self.critic_backprop else before.detach()
             context.values = self.value_head(before, context.critic_state)

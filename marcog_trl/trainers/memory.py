@@ -66,6 +66,7 @@ class StepShape:
         micro_batch (`int`): Rows of one forward and backward pass.
         prompt_tokens, completion_tokens (`int`): P and T of these rows.
         accumulates (`bool`): Whether gradients of an earlier micro-batch are there when the next one begins.
+        alike (`bool`): Whether agents read the same prompt, and SHPPO compares them.
     """
 
     speaking: int
@@ -73,6 +74,7 @@ class StepShape:
     prompt_tokens: int
     completion_tokens: int
     accumulates: bool
+    alike: bool
 
 
 @dataclass(frozen=True)
@@ -284,7 +286,10 @@ class StepTrace:
     def _loss(self, ledger: Ledger, shape: StepShape) -> torch.Tensor:
         """A loss that uses what the trainer's uses."""
         rows, keep = shape.micro_batch, shape.completion_tokens
-        ids = torch.zeros(rows, shape.prompt_tokens + keep, dtype=torch.long)
+        context = self._update_context(shape)
+        others = None if context is None else context.other_z
+        total = rows + (0 if others is None else len(others))
+        ids = torch.zeros(total, shape.prompt_tokens + keep, dtype=torch.long)
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         causal_lm = self._causal_lm
 
@@ -295,7 +300,6 @@ class StepTrace:
         def leave_head(gradient: torch.Tensor) -> None:
             ledger.kind = ACTIVATIONS
 
-        context = self._update_context(rows, keep)
         handle = causal_lm.get_decoder().register_forward_hook(enter_head)
         with nullcontext() if self.modules is None or context is None else self.modules.rows(context):
             if self.numerics.on_gpu:
@@ -313,12 +317,14 @@ class StepTrace:
             losses += [x for x in (context.values, context.latent_loss, context.inference_loss) if x is not None]
         return torch.stack([loss.sum().float() for loss in losses]).sum()
 
-    def _update_context(self, rows: int, keep: int) -> ForwardContext | None:
+    def _update_context(self, shape: StepShape) -> ForwardContext | None:
         if self.modules is None:
             return None
         outline = cast(Any, self.outline)
         outline._distance_range = torch.zeros(()), torch.ones(())  # of the batch, for latent_distance="minmax"
-        return outline._forward_context(self._rows(rows, outline._row_tensor_names), keep)
+        outline._compares, outline._step = shape.alike, 0  # the first micro-batch has the most rows to compare
+        rows = self._rows(shape.micro_batch, outline._row_tensor_names)
+        return outline._forward_context(rows, shape.completion_tokens)
 
     def _rows(self, rows: int, names: Iterable[str]) -> dict[str, torch.Tensor]:
         """What the team's modules are told of rows: those of `names` that this trainer has."""
@@ -331,7 +337,12 @@ class StepTrace:
             shapes["agent"] = (rows,)
         if isinstance(self.outline, SHPPOTrainer) and args.parameter_sharing == "latent":
             latent, seen = args.latent_size, (rows, agents, 2 * hidden)
-            shapes |= {"z": (rows, latent), "team_obs": seen, "team_eps": (rows, agents, latent)}
+            shapes |= {
+                "z": (rows, latent),
+                "other_z": (rows, latent),
+                "team_obs": seen,
+                "team_eps": (rows, agents, latent),
+            }
             shapes |= {"team_live": (rows, agents), "team_return": (rows,)}
             if args.policy_gradient_to_latent:
                 shapes |= {"obs": (rows, 2 * hidden), "eps": (rows, latent)}

@@ -380,10 +380,10 @@ class GradientShares:
 
     @contextmanager
     def watching(self, causal_lm: PreTrainedModel, agent: torch.Tensor) -> Iterator[None]:
-        """Wraps the loss of a micro-batch. `agent` has the agent index of each row, `(B,)`."""
+        """Wraps the loss of a micro-batch. `agent` has the agent index of each row, `(B,)`. Rows after them do not count."""
 
         def add(gradient: torch.Tensor) -> None:
-            self._mass.index_add_(0, agent, gradient.detach().float().norm(dim=-1).sum(1))
+            self._mass.index_add_(0, agent, gradient[: len(agent)].detach().float().norm(dim=-1).sum(1))
 
         def watch(decoder: torch.nn.Module, args: Any, output: Any) -> None:
             if output[0].requires_grad:

@@ -132,6 +132,7 @@ class Setup:
         machine ([`Machine`]): What the run is planned for.
         prompt_tokens (`int`): Tokens of the longest prompt.
         width (`int`): The most agents that speak at the same moment.
+        alike (`bool`): Whether some of them read the same prompt.
         quantization ([`~transformers.BitsAndBytesConfig`], *optional*): How the base model is stored.
     """
 
@@ -141,6 +142,7 @@ class Setup:
     machine: Machine
     prompt_tokens: int
     width: int
+    alike: bool
     quantization: BitsAndBytesConfig | None = None
 
     @property
@@ -188,6 +190,7 @@ class Setup:
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.args.max_completion_length,
             accumulates=self.args.gradient_accumulation_steps > 1,
+            alike=self.alike,
         )
 
     def trace(self) -> tuple[StepTrace, dict[str, dict[str, int]]]:
@@ -401,7 +404,7 @@ def plan_trainer(trainer: MultiAgentTrainer, gpu_memory: float | None = None) ->
         zero_stage=0 if plugin is None else plugin.zero_stage,
     )
     problems = [row for row, _ in zip(cast(Iterable, trainer.train_dataset), range(PROBLEMS_TO_PLAY), strict=False)]
-    prompt_tokens, width = rehearse(
+    prompt_tokens, width, alike = rehearse(
         trainer.workflow, problems, trainer._tokenizer, args.max_completion_length, args.chat_template_kwargs
     )
     described = base.config.to_dict()
@@ -415,6 +418,7 @@ def plan_trainer(trainer: MultiAgentTrainer, gpu_memory: float | None = None) ->
         machine,
         prompt_tokens,
         width,
+        alike,
         None if stored is None else BitsAndBytesConfig.from_dict(stored),
     )
     loaded = {"dtype": base.dtype, "attn_implementation": base.config._attn_implementation}

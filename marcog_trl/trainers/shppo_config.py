@@ -27,11 +27,10 @@ class SHPPOConfig(MultiAgentPPOConfig):
             Smallest standard deviation of a latent.
         policy_gradient_to_latent (`bool`, *optional*, defaults to `False`):
             Whether to backpropagate the PPO loss into LatentNet. Otherwise LatentNet learns from the latent loss only.
-        core_scale (`float`, *optional*, defaults to `1.0`):
+        core_scale (`float`, *optional*, defaults to `0.3`):
             Initial size of the cores, relative to the identity, for layers with LoRA's B at 0, where cores have no effect
             yet. Layers with another B start with cores of 0. With `core_scale=0`, training starts at plain shared LoRA, and
-            agents separate slowly (see [`CoreDecoder`]). Larger values separate agents with the same prompt sooner, but
-            agents with different prompts then share less.
+            agents separate slowly (see [`CoreDecoder`]). With larger values, agents separate sooner and share less.
 
         > Parameters that control the latent losses
 
@@ -41,10 +40,13 @@ class SHPPOConfig(MultiAgentPPOConfig):
             Weight of the distance between the latents of agents. It is maximised.
         latent_distance (`str`, *optional*, defaults to `"cosine"`):
             Distance of latents: `"cosine"`, or `"minmax"`, which is normalised over the generation batch.
+        behaviour_distance_coef (`float`, *optional*, defaults to `0.1`):
+            Weight of the distance between what an agent does and what it would do with the latent of another agent that
+            reads the same prompt (see [`behaviour_distance`]). It is maximised. One of eight rows is compared. Agents with
+            prompts of their own are not compared.
         latent_learning_rate (`float`, *optional*, defaults to `3e-3`):
-            Learning rate of LatentNet. The default is for agents that read the same prompt: they have distant latents after
-            about 5 steps, and after about 30 steps with `1e-4`. Agents whose prompts state their roles learn more from each
-            other with `1e-4`, which the files in `recipes/configs` set.
+            Learning rate of LatentNet. Agents have distant latents after about 5 steps with the default, and after about 30
+            steps with `1e-4`.
         inference_learning_rate (`float`, *optional*, defaults to `1e-4`):
             Learning rate of InferenceNet.
     """
@@ -54,7 +56,8 @@ class SHPPOConfig(MultiAgentPPOConfig):
         "latent_size": COUNT,
         "sigma_min": POSITIVE,
         **dict.fromkeys(
-            "core_scale latent_entropy_coef latent_distance_coef latent_learning_rate inference_learning_rate".split(),
+            "core_scale latent_entropy_coef latent_distance_coef behaviour_distance_coef latent_learning_rate "
+            "inference_learning_rate".split(),
             NOT_NEGATIVE,
         ),
     }
@@ -75,7 +78,7 @@ class SHPPOConfig(MultiAgentPPOConfig):
     )
 
     core_scale: float = field(
-        default=1.0,
+        default=0.3,
         metadata={"help": "Initial size of the cores, relative to the identity, for layers with LoRA's B at 0."},
     )
 
@@ -85,6 +88,10 @@ class SHPPOConfig(MultiAgentPPOConfig):
     )
     latent_distance_coef: float = field(
         default=0.1, metadata={"help": "Weight of the distance between the latents of agents (maximised)."}
+    )
+    behaviour_distance_coef: float = field(
+        default=0.1,
+        metadata={"help": "Weight of the distance between what agents do with each other's latents (maximised)."},
     )
     latent_distance: str = field(default="cosine", metadata={"help": "Distance of latents: 'cosine' or 'minmax'."})
     latent_learning_rate: float = field(default=3e-3, metadata={"help": "Learning rate of LatentNet."})

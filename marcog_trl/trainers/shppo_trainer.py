@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, cast
 
 import torch
@@ -29,6 +28,7 @@ from marcog_trl.team.description import TeamDescription
 from marcog_trl.team.modules import ForwardContext, LatentTargets, TeamModule
 from marcog_trl.team.vllm import check_served_adapter
 from marcog_trl.trainers.adapter_targets import adapter_config
+from marcog_trl.trainers.comparison import behaviour_distances, num_compared, rows_to_compare_with
 from marcog_trl.trainers.layout import Rollout
 from marcog_trl.trainers.loss_scale import loss_window
 from marcog_trl.trainers.multi_agent_ppo_trainer import MultiAgentPPOTrainer
@@ -85,12 +85,14 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
     }
     _config_class = SHPPOConfig
     _row_tensor_names = (
-        "critic_state", "agent", "z", "obs", "eps", "team_obs", "team_eps", "team_live", "team_return"
+        "critic_state", "agent", "z", "other_z", "obs", "eps", "team_obs", "team_eps", "team_live", "team_return"
     )  # fmt: skip
     args: SHPPOConfig
     _agent_noise: torch.Tensor | None = None
     _noise_key = -1, 0
-    _probe: tuple[list[int], torch.Tensor] | None = None
+    _compares = False  # whether rows have other agents' latents to be compared with
+    # Log-probabilities of the rows that were compared, with their own latents and with others, (K, T) each
+    _compared: tuple[torch.Tensor, torch.Tensor] | None = None
     # Sum of the means μ of each agent, and their number, in this process since the last log, (N, d + 1)
     _latent_sums: torch.Tensor | None = None
     _served: ServedAgents | None = None
@@ -271,6 +273,7 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
             "team_eps": eps[index] * live.unsqueeze(-1),
             "team_live": live.float(),
             "team_return": self._team_returns(rollout),
+            "other_z": rollout.tensors["z"][rows_to_compare_with(rollout, rows)],
         }
 
     def _team_rows(self, rollout: Rollout) -> torch.Tensor:
@@ -295,6 +298,7 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         # Also recomputed at rollout, so that the ratio is exactly 1 before the first update
         forward.obs, forward.eps = rows.get("obs"), rows.get("eps")
         if torch.is_grad_enabled() and self._has_latents:
+            forward.other_z = rows["other_z"][: self._num_compared(len(rows["z"]))]
             minmax = self.args.latent_distance == "minmax"
             forward.latent_targets = LatentTargets(
                 rows["team_obs"],
@@ -310,13 +314,36 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
 
     # Latent losses
 
+    def _num_compared(self, rows: int) -> int:
+        """Returns how many rows of a micro-batch are compared."""
+        if not self._compares or not self.args.behaviour_distance_coef:
+            return 0
+        return num_compared(rows, self._step % cast(int, self.args.steps_per_generation))
+
+    def _get_per_token_logps_and_entropies(
+        self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, **kwargs
+    ):
+        rows = len(input_ids)
+        compared = self._num_compared(rows) if torch.is_grad_enabled() else 0
+        logps, entropies, aux_loss = super()._get_per_token_logps_and_entropies(
+            model,
+            torch.cat([input_ids, input_ids[:compared]]),
+            torch.cat([attention_mask, attention_mask[:compared]]),
+            logits_to_keep,
+            batch_size=batch_size,
+            **kwargs,
+        )
+        if compared:
+            self._compared = logps[:compared], logps[rows:]
+        return logps[:rows], None if entropies is None else entropies[:rows], aux_loss
+
     def _assign_credit(self, output: dict[str, Any], rollout: Rollout) -> None:
         super()._assign_credit(output, rollout)
         if not self._has_latents:
             return
         rollout.tensors |= self._team_tensors(rollout)
-        if self.model.training:
-            self._keep_probe(rollout)
+        different = rollout.tensors["other_z"] != rollout.tensors["z"]
+        output["compares"] = self._sum_over_processes(different.any().float())
         episode = rollout.episodes_of_row[:, 0]
         # The live rows of trained agents in a team's turn share a weight of 1
         team_turn = episode * self.workflow.num_turns + rollout.turn
@@ -334,6 +361,7 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
     def _compute_loss(self, model, inputs):
         if self._has_latents:
             self._distance_range = inputs["distance_low"], inputs["distance_high"]
+            self._compares = bool(inputs["compares"])
         return super()._compute_loss(model, inputs)
 
     def _team_loss(self, inputs: dict[str, Any], forward: ForwardContext) -> torch.Tensor:
@@ -344,6 +372,13 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
             loss = loss + (latent + inference) / window
             self._pool("latent/loss", latent, weight.sum())
             self._pool("latent/inference_loss", inference, weight.sum())
+        if self._compared is not None:
+            distance, count = behaviour_distances(inputs, *self._compared)
+            self._compared = None
+            total = num_compared(len(inputs["z"]) * cast(int, self.args.steps_per_generation))
+            window = loss_window(self, torch.tensor(total * self.accelerator.num_processes))
+            loss = loss - self.args.behaviour_distance_coef * distance.sum() / window
+            self._pool("agents/behavioural_diversity", distance.sum(), count)
         return loss
 
     @torch.no_grad()
@@ -370,37 +405,7 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         for name, value in zip(logged, (totals[:-1] / totals[-1].clamp(min=1e-8)).tolist(), strict=True):
             self._metric(name, value)
 
-    def _keep_probe(self, rollout: Rollout) -> None:
-        """Keeps the prompt of the first row whose turn has the most agents, and the latents of these agents."""
-        team_rows, latents = self._team_rows(rollout), rollout.tensors["z"]
-        chosen = int(((team_rows >= 0).sum(1) * rollout.learning).argmax())
-        row, others = rollout.rows[chosen], team_rows[chosen]
-        if row is None or not rollout.learning[chosen]:  # other processes may have agents to compare
-            self._probe = [self._tokenizer.eos_token_id], latents[:1]
-        else:
-            self._probe = row.prompt_ids, latents[others[others >= 0]]
-
-    @torch.no_grad()
-    def _behavioural_diversity(self) -> float:
-        """
-        Returns the mean total-variation distance, in [0, 1], between the next-token distributions of two agents on the same
-        prompt. NaN if no process has two agents to compare.
-        """
-        prompt_ids, latents = self._probe  # type: ignore[misc]
-        ids = torch.tensor([prompt_ids] * len(latents), device=self.accelerator.device)
-        with self.modules.rows(ForwardContext(z=latents)), self.accelerator.autocast():
-            logits = self.model(input_ids=ids, logits_to_keep=1, use_cache=False).logits[:, -1]
-        p = logits.float().softmax(-1)
-        distance = (p[:, None] - p[None]).abs().sum(-1) / 2
-        pairs = len(p) * (len(p) - 1)
-        return self.accelerator.gather(distance.sum() / pairs).nanmean().item()
-
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if self._probe is not None and self.model.training:
-            diversity = self._behavioural_diversity()
-            if not math.isnan(diversity):
-                self._metric("agents/behavioural_diversity", diversity)
-            self._probe = None
         self.agent_latents = None
         if self._latent_sums is not None and self.model.training:
             sums, self._latent_sums = self._sum_over_processes(self._latent_sums), None

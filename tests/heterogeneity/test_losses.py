@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from marcog_trl.heterogeneity import (
+    behaviour_distance,
     inference_loss,
     latent_distance_range,
     latent_diversity,
@@ -48,6 +49,25 @@ def test_distance_range_without_pairs_and_gradient():
     low, high = latent_distance_range(Z[2:].requires_grad_(), LIVE[2:])
     assert (low, high) == (math.inf, -math.inf)
     assert not low.requires_grad
+
+
+def test_behaviour_distance_and_its_gradient_are_those_of_the_distributions_on_average():
+    own, other = (torch.randn(3, 50, generator=torch.manual_seed(seed)).requires_grad_() for seed in (0, 1))
+    logps, other_logps = own.log_softmax(1), other.log_softmax(1)
+    mean = (logps.detach().exp() * behaviour_distance(logps, other_logps)).sum(1)  # over the tokens that π may draw
+    exact = (logps.exp() - other_logps.exp()).abs().sum(1) / 2
+    torch.testing.assert_close(mean, exact)
+    found, expected = (torch.autograd.grad(x.sum(), (own, other), retain_graph=True) for x in (mean, exact))
+    torch.testing.assert_close(found, expected)
+
+
+def test_behaviour_distance_of_what_the_other_agent_would_hardly_do_or_is_sure_of():
+    own = torch.tensor([[-200.0, -1.0, -1e-3]]).requires_grad_()
+    other = torch.tensor([[-1e-3, -1.0, -200.0]]).requires_grad_()
+    distance = behaviour_distance(own, other)
+    assert distance.tolist() == [[0.0, 0.0, 1.0]]
+    distance.sum().backward()
+    assert own.grad.isfinite().all() and other.grad.isfinite().all()
 
 
 def test_inference_loss():

@@ -83,7 +83,7 @@ class TestMakePlots:
 
     def test_what_is_0_all_the_time_is_named_and_not_drawn(self):
         history = [log(s, **{"agents/behavioural_diversity": 1e-6, "kl": 0.0, "reward": 0.0}) for s in range(3)]
-        zero = {"Distance of the next tokens", "KL to the reference", "Reward"}
+        zero = {"Distance of the behaviour", "KL to the reference", "Reward"}
         shown = {plot.title for plots in make_plots(history, AGENTS).values() for plot in plots}
         assert set(always_zero(history, AGENTS)) == zero and not zero & shown
         assert not always_zero([*history, log(3, kl=0.5, reward=-1.0)], AGENTS)[2:]

@@ -140,7 +140,7 @@ def setup(
         num_key_value_heads=2,
     )  # fmt: skip
     width = widest_stage(workflow)
-    return Setup(outline, config, teams.lora_config(), machine or Machine(), prompt_tokens, width, quantization)
+    return Setup(outline, config, teams.lora_config(), machine or Machine(), prompt_tokens, width, False, quantization)
 
 
 def test_what_a_rollout_has():
@@ -271,12 +271,13 @@ def test_log_probabilities_need_less_on_a_gpu():
 def test_rehearsal(tiny_model):
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     problems = [{"prompt": "def f(x):"}, {"prompt": "def longer(x, y, z):"}]
-    alone, width = rehearse(teams.Pair(), problems, tokenizer, 50)
+    alone, width, alike = rehearse(teams.Pair(), problems, tokenizer, 50)
     longest = max(len(tokenizer(f"def longer(x, y, z): {name}0")["input_ids"]) for name in "ab")
-    assert width == 2 and alone == longest
+    assert width == 2 and alone == longest and not alike
+    assert rehearse(SamePrompt(), problems, tokenizer, 50)[1:] == (2, True)
     # The second agent reads the first one's reply
-    after, width = rehearse(teams.Chain(), problems, tokenizer, 50)
-    assert width == 1 and 40 < after - alone < 150
+    after, width, alike = rehearse(teams.Chain(), problems, tokenizer, 50)
+    assert width == 1 and not alike and 40 < after - alone < 150
 
 
 def test_other_optimizers():

@@ -76,6 +76,8 @@ class TestGradients:
             ("inference", {}, {"inference_net"}),
             ("value", {"policy_gradient_to_latent": True}, {"value_head"}),
             ("value", {"critic_backprop": True}, {"value_head", "lora", "core_decoder"}),
+            ("behaviour", {}, {"lora", "core_decoder"}),
+            ("behaviour", {"policy_gradient_to_latent": True}, {"lora", "core_decoder", "latent_net"}),
         ],
     )
     def test_each_loss_reaches_what_it_should(self, tiny_model, tmp_path, monkeypatch, loss, options, reached):
@@ -90,9 +92,10 @@ class TestGradients:
             tiny_model,
             tmp_path,
             SHPPOTrainer,
-            workflow=teams.Pair(),
+            workflow=SameAsked() if loss == "behaviour" else teams.Pair(),
             callbacks=[watch],
             vf_coef=1.0 if loss == "value" else 0.0,
+            behaviour_distance_coef=1.0 if loss == "behaviour" else 0.0,
             **options,
         )
         teams.randomize(trainer.modules)
@@ -115,6 +118,7 @@ class TestGradients:
 
 class TestEquality:
     OPTIONS = {"beta": 0.05, "max_steps": 4, "steps_per_generation": 2, "per_device_train_batch_size": 4}
+    APART = {"behaviour_distance_coef": 0.0}  # no rows are compared with others, which makes batches larger
 
     def run(self, model, path, trainer_class, prepare=lambda trainer: None, **options):
         trainer = teams.make(model, path, trainer_class, workflow=teams.Chain(num_turns=2), **self.OPTIONS | options)
@@ -134,7 +138,7 @@ class TestEquality:
             if mode != "shared":
                 trainer.modules.core_decoder.requires_grad_(False)
 
-        trainer = self.run(tiny_model, tmp_path, SHPPOTrainer, freeze, **MODES[mode])
+        trainer = self.run(tiny_model, tmp_path, SHPPOTrainer, freeze, **MODES[mode], **self.APART)
         expected, weights = teams.trainable(ppo), teams.trainable(trainer)
         for name, tensor in expected.items():
             assert torch.equal(weights[name], tensor), name
@@ -188,6 +192,7 @@ class TestEquality:
                 callbacks=[watch],
                 per_device_train_batch_size=12,
                 **MODES[mode],
+                **self.APART,
             )
             teams.randomize(trainer.modules)
             trainer._draw = lambda count: torch.zeros(count, trainer.args.latent_size)
@@ -469,7 +474,7 @@ class TestTeam:
         assert {2, 4} == set(trainer.modules.core_decoder.ranks)
 
     def test_how_differently_agents_behave_is_logged(self, tiny_model, tmp_path):
-        trainer = teams.make(tiny_model, tmp_path, SHPPOTrainer, workflow=teams.Pair(), max_steps=2)
+        trainer = teams.make(tiny_model, tmp_path, SHPPOTrainer, workflow=SameAsked(), max_steps=2)
         trainer.train()
         names = ("latent/mu_norm", "latent/sigma", "latent/distance", "latent/entropy", "latent/inference_loss")
         for name in (*names, "latent/core_norm", "agents/behavioural_diversity"):
@@ -483,11 +488,65 @@ class TestTeam:
         def reward(completions, **kwargs):
             return [None if e in masked else float(e) for e in range(len(completions))]
 
-        trainer = teams.make(tiny_model, tmp_path, SHPPOTrainer, reward=reward, workflow=teams.Pair(), core_scale=3.0)
+        trainer = teams.make(tiny_model, tmp_path, SHPPOTrainer, reward=reward, workflow=SameAsked(), core_scale=3.0)
         teams.randomize(trainer.modules, scale=0.5)
         trainer.train()
         diversity = teams.logged(trainer, "agents/behavioural_diversity")
         assert diversity == [] if len(masked) == 4 else diversity[0] > 0.01
+
+    def test_a_row_is_compared_with_all_other_agents_of_its_turn_that_read_its_prompt(self, tiny_model, tmp_path):
+        trainer = teams.make(
+            tiny_model, tmp_path, SHPPOTrainer, workflow=SameAsked("abc"), per_device_train_batch_size=24
+        )
+        output = teams.generation_batch(trainer)
+        z, other = output["z"].tolist(), output["other_z"].tolist()
+        # Rows: problem, agent, generation
+        found = {}
+        for row, latent in enumerate(other):
+            found.setdefault(row // 2 % 3, set()).add(z.index(latent) // 2 % 3)
+            assert (z.index(latent) // 6, z.index(latent) % 2) == (row // 6, row % 2)
+        assert found == {0: {1, 2}, 1: {0, 2}, 2: {0, 1}}
+
+    @pytest.mark.parametrize("steps", [1, 2, 8])
+    def test_one_of_eight_rows_is_compared_whatever_the_micro_batch(self, tiny_model, tmp_path, steps):
+        """Here the first one. Its distance is that of its reply's log-probabilities with both latents."""
+        trainer = teams.make(
+            tiny_model,
+            tmp_path,
+            SHPPOTrainer,
+            workflow=SameAsked(),
+            per_device_train_batch_size=8 // steps,
+            gradient_accumulation_steps=steps,
+            lora={"init_lora_weights": False},
+        )
+        teams.randomize(trainer.modules, scale=0.5)
+        update, expected = trainer._compute_loss, []
+
+        def compute_loss(model, inputs):
+            if not expected:
+                ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)[:1]
+                attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)[:1]
+                reply, mask = inputs["completion_ids"][0], inputs["completion_mask"][0]
+                shares = []
+                for z in (inputs["z"][:1], inputs["other_z"][:1]):
+                    with torch.no_grad(), trainer.modules.rows(ForwardContext(z=z)):
+                        logits = trainer.model(input_ids=ids, attention_mask=attention).logits[0, -len(reply) - 1 : -1]
+                    shares.append(logits.softmax(-1)[torch.arange(len(reply)), reply])
+                distance = (1 - shares[1] / shares[0]).clamp(min=0)
+                expected.append((distance[mask.bool()].mean()).item())
+            return update(model, inputs)
+
+        trainer._compute_loss = compute_loss
+        trainer.train()
+        assert teams.logged(trainer, "agents/behavioural_diversity") == [pytest.approx(expected[0], rel=1e-3)]
+        assert expected[0] > 0.01
+
+    def test_agents_with_prompts_of_their_own_are_not_compared(self, tiny_model, tmp_path):
+        trainer = teams.make(tiny_model, tmp_path, SHPPOTrainer, workflow=teams.Pair())
+        seen = watched_latents(trainer)
+        trainer.train()
+        assert [len(z) for z in seen["update"]] == [8]
+        assert not teams.logged(trainer, "agents/behavioural_diversity")
 
     def test_reentrant_checkpointing_is_refused(self, tmp_path):
         options = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
