@@ -144,8 +144,8 @@ def draw(results, path):
 
 def main():
     parser = make_parser(__doc__, tokens=60_000, problems=40, num_samples=2)
-    parser.add_argument("--agents", type=int, nargs="+", default=[2, 8])
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 4, 16], choices=LEARNING_RATES)
+    parser.add_argument("--agents", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4, 16], choices=LEARNING_RATES)
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/capacity"))
     run_study(__file__, parser, lambda options: f"{options.tokens}-tokens-{options.split}", units, run, report)
 

@@ -27,8 +27,7 @@ Families:
 * `symmetry`: the same problems, but both agents read the same prompt, which asks for either function. Only where one wrote
   the helper and the other the main function, whoever did which, is there a solution: such a pair earns 1 and the share of
   tests that it passes, everything else 0. A policy that does not know whose reply it writes gets there half of the time at
-  best, 2p(1 − p). Role texts reach LatentNet alone, and, in the condition `roles_in_prompt`, the prompt. LatentNet learns
-  with SHPPO's default, `latent_learning_rate=3e-3`, and in the other family with 1e-4, as in `recipes/configs/builtin.yaml`.
+  best, 2p(1 − p). Role texts reach LatentNet alone, and, in the condition `roles_in_prompt`, the prompt.
 
 Measured are held-out problems (compositions that training never showed): `solved`, of 4 samples each at temperature 1,
 `greedy`, and `complementary`, the share of sampled pairs of replies that are helper and main. Intervals are 95 % over
@@ -90,40 +89,40 @@ class Condition:
     peer: Callable | None = None
 
 
-def latent(workflow):
-    """Settings of SHPPO: agents that are asked the same need latents that part quickly."""
-    return {"parameter_sharing": "latent"} | ({"latent_learning_rate": 3e-3} if workflow == "same_question" else {})
-
-
 def of_team(workflow):
     """The conditions that both families have."""
     ppo = {"trainer": "MultiAgentPPOTrainer", "workflow": workflow}
-    observation, agent = latent(workflow), latent(workflow) | {"latent_scope": "agent"}
     return {
         "untrained": Condition("untrained team", **ppo, trained=False),
         "shared_ppo": Condition("shared PPO", **ppo),
         "magrpo": Condition("MAGRPO (shared)", "MultiAgentGRPOTrainer", workflow),
-        "shppo": Condition("SHPPO, observation", workflow=workflow, settings=observation),
-        "shppo_agent": Condition("SHPPO, agent", workflow=workflow, settings=agent),
+        "shppo": Condition("SHPPO, observation", workflow=workflow),
+        "shppo_agent": Condition("SHPPO, agent", workflow=workflow, settings={"latent_scope": "agent"}),
         "separate": Condition("LoRA per agent", workflow=workflow, settings={"parameter_sharing": "separate"}),
     }
 
 
 def ablations(workflow):
     """What SHPPO is without parts of it."""
+    alike = {"behaviour_distance_coef": 0.0}
     parts = {
         "no_distance": ("no L_d", {"latent_distance_coef": 0.0}, False),
         "no_entropy": ("no L_e", {"latent_entropy_coef": 0.0}, False),
         "no_value": ("no V_I", {"inference_learning_rate": 0.0}, True),
+        "no_behaviour": ("no behaviour distance", alike, False),
+        "large_cores": ("core_scale=1, no behaviour distance", alike | {"core_scale": 1.0}, False),
+        "slow_latents": (
+            "core_scale=1, no behaviour distance, latent_learning_rate=1e-4",
+            alike | {"core_scale": 1.0, "latent_learning_rate": 1e-4},
+            False,
+        ),
         "policy_gradient": ("policy gradient to latent", {"policy_gradient_to_latent": True}, False),
     }
-    for rate in (1e-4, 1e-3, 3e-3):
-        parts[f"rate_{rate}"] = (f"latent_learning_rate={rate}", {"latent_learning_rate": rate}, False)
     return {
         f"shppo_{name}": Condition(
             f"SHPPO, {label}",
             workflow=workflow,
-            settings=latent(workflow) | settings,
+            settings=settings,
             without_value=off,
             ablation=True,
         )
@@ -312,7 +311,7 @@ def run_unit(condition, seed, model, tokens, train_dataset, test_dataset, points
             history = trainer.state.log_history
         seconds = time.perf_counter() - began - evaluating
         final = measure(trainer, test_dataset, num_samples)
-        latents = condition.settings.get("parameter_sharing") == "latent"
+        latents = condition.trainer == "SHPPOTrainer" and "parameter_sharing" not in condition.settings
         dissected = (
             dissect(trainer, test_dataset, max(1, num_samples // 2)) if latents and not condition.ablation else {}
         )
