@@ -7,6 +7,7 @@ from marcog_trl.checks import NOT_NEGATIVE, Range
 from marcog_trl.preferences.madpo_config import MADPOConfig
 from marcog_trl.preferences.rounds import RoundsSettings
 from marcog_trl.team.settings import TeamSettings
+from marcog_trl.trainers.shppo_config import SHPPOConfig
 
 
 @dataclass
@@ -19,7 +20,7 @@ class IterativeMADPOConfig(RoundsSettings, TeamSettings, MADPOConfig):
         start_team (`str`, *optional*):
             Folder or Hub repository of a saved team that the first round begins with. Its own settings and base model then replace
             those given here. By default the team is untrained.
-        core_scale (`float`, *optional*, defaults to `1.0`):
+        core_scale (`float`, *optional*, defaults to `0.3`):
             As in [`SHPPOConfig`], for an untrained team with `parameter_sharing="latent"`.
     """
 
@@ -38,7 +39,8 @@ class IterativeMADPOConfig(RoundsSettings, TeamSettings, MADPOConfig):
         default=None, metadata={"help": "Saved team that the first round begins with. Default: an untrained one."}
     )
     core_scale: float = field(
-        default=1.0, metadata={"help": "Initial size of the cores of an untrained team with latents."}
+        default=SHPPOConfig.core_scale,
+        metadata={"help": "Initial size of the cores of an untrained team with latents."},
     )
 
     def __post_init__(self):

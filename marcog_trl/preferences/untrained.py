@@ -18,6 +18,7 @@ from marcog_trl.team.description import MODULES_FILE, TeamDescription
 from marcog_trl.team.loading import load_base_model
 from marcog_trl.team.settings import TeamSettings
 from marcog_trl.trainers.adapter_targets import resolve_all_linear
+from marcog_trl.trainers.shppo_config import SHPPOConfig
 
 
 def save_untrained_team(
@@ -27,7 +28,7 @@ def save_untrained_team(
     peft_config: LoraConfig | None = None,
     workflow: Workflow | str | None = None,
     rewards: tuple[str, ...] = ("execution_reward",),
-    core_scale: float = 1.0,
+    core_scale: float = SHPPOConfig.core_scale,
     seed: int = 0,
     model_init_kwargs: Mapping[str, Any] | None = None,
 ) -> None:
@@ -43,7 +44,7 @@ def save_untrained_team(
         peft_config ([`~peft.LoraConfig`], *optional*): Defaults to LoRA of rank 16 on all linear layers.
         workflow ([`Workflow`] or `str`, *optional*): The team's workflow, if it is not a built-in one.
         rewards (`tuple[str, ...]`, *optional*, defaults to `("execution_reward",)`): Names of the team's rewards.
-        core_scale (`float`, *optional*, defaults to `1.0`): As in [`SHPPOConfig`].
+        core_scale (`float`, *optional*, defaults to `0.3`): As in [`SHPPOConfig`].
         seed (`int`, *optional*, defaults to `0`): Seed of the adapter and of the team's networks.
         model_init_kwargs (`Mapping`, *optional*): Keyword arguments for the base model's `from_pretrained`.
 

@@ -200,7 +200,7 @@ PICTURES = (
             Panel(
                 "Distance of the behaviour",
                 "total variation per token, 0 to 1",
-                {"agents/behavioural_diversity": "behaviour"},
+                {"latent/behaviour_distance": "behaviour"},
                 limits=SHARE,
             ),
             Panel("Size of the cores", "‖C‖ / √r, mean over layers", {"latent/core_norm": "cores"}, limits=POSITIVE),

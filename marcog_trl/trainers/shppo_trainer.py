@@ -378,7 +378,7 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
             total = num_compared(len(inputs["z"]) * cast(int, self.args.steps_per_generation))
             window = loss_window(self, torch.tensor(total * self.accelerator.num_processes))
             loss = loss - self.args.behaviour_distance_coef * distance.sum() / window
-            self._pool("agents/behavioural_diversity", distance.sum(), count)
+            self._pool("latent/behaviour_distance", distance.sum(), count)
         return loss
 
     @torch.no_grad()

@@ -15,8 +15,9 @@ gradient and credit), `update` (everything else: forward, backward, optimizer).
 
 Cases:
 
-* `steps`: GRPOTrainer, MAGRPO, PPO without and with a critic and SHPPO with 2 agents, SHPPO also with 4 and 8; and the
-  generation phase beside a loop that only calls the same model with a KV cache and samples, at the same batch.
+* `steps`: GRPOTrainer, MAGRPO, PPO without and with a critic and SHPPO with 2 agents, SHPPO also with 4 and 8, and SHPPO that
+  compares agents with the same prompt (`comparing`); and the generation phase beside a loop that only calls the same model
+  with a KV cache and samples, at the same batch.
 * `execution`: what running code costs a step of the embedded default team on the built-in problems.
 """
 
@@ -57,7 +58,10 @@ KINDS = {
     "2 agents, SHPPO": ("shppo", 2),
     "4 agents, SHPPO": ("shppo", 4),
     "8 agents, SHPPO": ("shppo", 8),
+    "2 agents, SHPPO, comparing": ("comparing", 2),
 }
+# Agents here read the same prompt, so that prompts are as long as GRPO's. Most teams' agents do not, and are not compared
+EXTRA = {"none": {"critic": "none"}, "shppo": {"behaviour_distance_coef": 0.0}}
 OURS = sorted({kind for kind, _ in KINDS.values()} - {"grpo"})
 # Vocabulary: the embedded tokenizer's, if none is given
 SHAPES = {
@@ -172,9 +176,8 @@ def make_trainer(kind, num_agents, options, folder):
     lora = LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules="all-linear")
     if kind == "grpo":
         return GRPOTrainer(folder, variety, GRPOConfig(**settings), dataset, peft_config=lora)
-    name = {"magrpo": "MultiAgentGRPO", "shppo": "SHPPO"}.get(kind, "MultiAgentPPO")
-    critic = {"critic": "none"} if kind == "none" else {}
-    args = getattr(marcog_trl, f"{name}Config")(**settings, **critic)
+    name = {"magrpo": "MultiAgentGRPO", "shppo": "SHPPO", "comparing": "SHPPO"}.get(kind, "MultiAgentPPO")
+    args = getattr(marcog_trl, f"{name}Config")(**settings, **EXTRA.get(kind, {}))
     team = same_prompt_team(num_agents)
     return getattr(marcog_trl, f"{name}Trainer")(folder, variety, args, dataset, peft_config=lora, workflow=team)
 

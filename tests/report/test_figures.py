@@ -28,7 +28,7 @@ def log(step, **more):
     entry |= {"failures/tests": 0.3, "failures/syntax": 0.2, "failures/timeout": 0.0}
     entry |= {"kl": 0.01, "entropy": 1.0, "critic/value_loss": 0.3, "critic/explained_variance": 0.1}
     entry |= {"rewards/reward_model/mean": 0.2 * step, "rewards/execution_reward/mean": 0.1 * step}
-    entry |= {"latent/distance": 0.2, "agents/behavioural_diversity": 0.1, "latent/core_norm": 0.1}
+    entry |= {"latent/distance": 0.2, "latent/behaviour_distance": 0.1, "latent/core_norm": 0.1}
     for i, agent in enumerate(AGENTS):
         entry |= {f"agents/{agent}/{name}": 0.5 + i for name in ("reward", "gradient_share", "completion_length")}
     entry[LATENTS] = {agent: [i + 0.1 * step, 0.0, 0.0] for i, agent in enumerate(AGENTS)}
@@ -82,7 +82,7 @@ class TestMakePlots:
         assert labels["tests passed, turn 2"].x.tolist() == [1]
 
     def test_what_is_0_all_the_time_is_named_and_not_drawn(self):
-        history = [log(s, **{"agents/behavioural_diversity": 1e-6, "kl": 0.0, "reward": 0.0}) for s in range(3)]
+        history = [log(s, **{"latent/behaviour_distance": 1e-6, "kl": 0.0, "reward": 0.0}) for s in range(3)]
         zero = {"Distance of the behaviour", "KL to the reference", "Reward"}
         shown = {plot.title for plots in make_plots(history, AGENTS).values() for plot in plots}
         assert set(always_zero(history, AGENTS)) == zero and not zero & shown

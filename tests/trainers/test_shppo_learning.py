@@ -90,7 +90,7 @@ class TestSeparation:
     def test_agents_with_latents_learn_what_each_is_asked_for(self, apart):
         assert min(success(apart)) > 0.85
         assert min(evaluated(apart)) > 0.85  # with the mean latents
-        assert teams.logged(apart, "agents/behavioural_diversity")[-1] > 0.9
+        assert teams.logged(apart, "latent/behaviour_distance")[-1] > 0.9
 
     def test_the_latents_make_the_difference(self, apart):
         """On the trained team: with roles exchanged every agent does the other's work; without cores both do the same."""
@@ -116,7 +116,7 @@ class TestSeparation:
     def test_agents_that_are_asked_for_the_same_stay_together(self, tokenizer, tmp_path):
         trainer = learn(tokenizer, tmp_path, apart=False)
         assert min(success(trainer)) > 0.85
-        assert teams.logged(trainer, "agents/behavioural_diversity")[-1] < 0.1
+        assert teams.logged(trainer, "latent/behaviour_distance")[-1] < 0.1
         assert teams.logged(trainer, "latent/distance")[-1] > 0.3  # although their latents differ
 
 
@@ -131,7 +131,7 @@ def test_separation_with_other_seeds(tokenizer, tmp_path, mode, seed):
         **SCOPES,
     }[mode]
     trainer = learn(tokenizer, tmp_path, seed=seed, max_steps=80, **options)
-    diversity = teams.logged(trainer, "agents/behavioural_diversity")[-1:]
+    diversity = teams.logged(trainer, "latent/behaviour_distance")[-1:]
     print(f"{mode}, seed {seed}: success {success(trainer)}, behavioural diversity {diversity}")
     if mode == "shared":
         assert sum(success(trainer)) < 1.15

@@ -477,7 +477,7 @@ class TestTeam:
         trainer = teams.make(tiny_model, tmp_path, SHPPOTrainer, workflow=SameAsked(), max_steps=2)
         trainer.train()
         names = ("latent/mu_norm", "latent/sigma", "latent/distance", "latent/entropy", "latent/inference_loss")
-        for name in (*names, "latent/core_norm", "agents/behavioural_diversity"):
+        for name in (*names, "latent/core_norm", "latent/behaviour_distance"):
             assert len(teams.logged(trainer, name)) == 2, name
         assert teams.logged(trainer, "latent/core_norm")[0] == 0 < teams.logged(trainer, "latent/core_norm")[1]
 
@@ -491,7 +491,7 @@ class TestTeam:
         trainer = teams.make(tiny_model, tmp_path, SHPPOTrainer, reward=reward, workflow=SameAsked(), core_scale=3.0)
         teams.randomize(trainer.modules, scale=0.5)
         trainer.train()
-        diversity = teams.logged(trainer, "agents/behavioural_diversity")
+        diversity = teams.logged(trainer, "latent/behaviour_distance")
         assert diversity == [] if len(masked) == 4 else diversity[0] > 0.01
 
     def test_a_row_is_compared_with_all_other_agents_of_its_turn_that_read_its_prompt(self, tiny_model, tmp_path):
@@ -538,7 +538,7 @@ class TestTeam:
 
         trainer._compute_loss = compute_loss
         trainer.train()
-        assert teams.logged(trainer, "agents/behavioural_diversity") == [pytest.approx(expected[0], rel=1e-3)]
+        assert teams.logged(trainer, "latent/behaviour_distance") == [pytest.approx(expected[0], rel=1e-3)]
         assert expected[0] > 0.01
 
     def test_agents_with_prompts_of_their_own_are_not_compared(self, tiny_model, tmp_path):
@@ -546,7 +546,7 @@ class TestTeam:
         seen = watched_latents(trainer)
         trainer.train()
         assert [len(z) for z in seen["update"]] == [8]
-        assert not teams.logged(trainer, "agents/behavioural_diversity")
+        assert not teams.logged(trainer, "latent/behaviour_distance")
 
     def test_reentrant_checkpointing_is_refused(self, tmp_path):
         options = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
