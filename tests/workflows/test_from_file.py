@@ -135,7 +135,7 @@ class TestLoad:
             ("import json\njson.loads('{')", "JSONDecodeError: Expecting property name enclosed in double quotes"),
             ("import sys\nsys.exit(3)", "SystemExit: 3 (my_team.py, line 2)"),
             ("from my_tools import f", "ModuleNotFoundError: No module named 'my_tools' (my_team.py, line 1)"),
-            ("\0", "Error: source code string cannot contain null"),  # a ValueError before Python 3.11.4
+            ("\0", "Error: source code string cannot contain null"),  # a ValueError in Python 3.11.2
             ("", "'./my_team.py' defines no class 'Duo'. Write one that inherits from marcog_trl.Workflow."),
         ],
     )
