@@ -104,16 +104,16 @@ def of_team(workflow):
 
 def ablations(workflow):
     """What SHPPO is without parts of it."""
-    alike = {"behaviour_distance_coef": 0.0}
+    not_compared = {"behaviour_distance_coef": 0.0}
     parts = {
         "no_distance": ("no L_d", {"latent_distance_coef": 0.0}, False),
         "no_entropy": ("no L_e", {"latent_entropy_coef": 0.0}, False),
         "no_value": ("no V_I", {"inference_learning_rate": 0.0}, True),
-        "no_behaviour": ("no behaviour distance", alike, False),
-        "large_cores": ("core_scale=1, no behaviour distance", alike | {"core_scale": 1.0}, False),
+        "no_behaviour": ("no behaviour distance", not_compared, False),
+        "large_cores": ("core_scale=1, no behaviour distance", not_compared | {"core_scale": 1.0}, False),
         "slow_latents": (
             "core_scale=1, no behaviour distance, latent_learning_rate=1e-4",
-            alike | {"core_scale": 1.0, "latent_learning_rate": 1e-4},
+            not_compared | {"core_scale": 1.0, "latent_learning_rate": 1e-4},
             False,
         ),
         "policy_gradient": ("policy gradient to latent", {"policy_gradient_to_latent": True}, False),

@@ -61,8 +61,14 @@ KINDS = {
     "2 agents, SHPPO, comparing": ("comparing", 2),
 }
 # Agents here read the same prompt, so that prompts are as long as GRPO's. Most teams' agents do not, and are not compared
-EXTRA = {"none": {"critic": "none"}, "shppo": {"behaviour_distance_coef": 0.0}}
-OURS = sorted({kind for kind, _ in KINDS.values()} - {"grpo"})
+TRAINERS = {
+    "magrpo": ("MultiAgentGRPO", {}),
+    "none": ("MultiAgentPPO", {"critic": "none"}),
+    "team": ("MultiAgentPPO", {}),
+    "shppo": ("SHPPO", {"behaviour_distance_coef": 0.0}),
+    "comparing": ("SHPPO", {}),
+}
+OURS = sorted(TRAINERS)
 # Vocabulary: the embedded tokenizer's, if none is given
 SHAPES = {
     "tiny": {"hidden_size": 64, "intermediate_size": 128, "layers": 2, "heads": 2, "kv_heads": 2},  # to try something out
@@ -176,8 +182,8 @@ def make_trainer(kind, num_agents, options, folder):
     lora = LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules="all-linear")
     if kind == "grpo":
         return GRPOTrainer(folder, variety, GRPOConfig(**settings), dataset, peft_config=lora)
-    name = {"magrpo": "MultiAgentGRPO", "shppo": "SHPPO", "comparing": "SHPPO"}.get(kind, "MultiAgentPPO")
-    args = getattr(marcog_trl, f"{name}Config")(**settings, **EXTRA.get(kind, {}))
+    name, own = TRAINERS[kind]
+    args = getattr(marcog_trl, f"{name}Config")(**settings, **own)
     team = same_prompt_team(num_agents)
     return getattr(marcog_trl, f"{name}Trainer")(folder, variety, args, dataset, peft_config=lora, workflow=team)
 

@@ -280,6 +280,13 @@ def test_rehearsal(tiny_model):
     assert width == 1 and not alike and 40 < after - alone < 150
 
 
+def test_rows_that_are_compared_are_counted():
+    apart, alike = (replace(setup(per_device_train_batch_size=16), alike=same).plan() for same in (False, True))
+    assert alike.memory[UPDATE][ACTIVATIONS] == pytest.approx(apart.memory[UPDATE][ACTIVATIONS] * 18 / 16, rel=0.02)
+    off = setup(per_device_train_batch_size=16, behaviour_distance_coef=0.0)
+    assert replace(off, alike=True).plan().memory == apart.memory
+
+
 def test_other_optimizers():
     adamw, sgd, other = (
         setup(optim=name, per_device_train_batch_size=8).plan() for name in ("adamw_torch", "sgd", "adafactor")
