@@ -17,7 +17,7 @@ from typing import Any
 from marcog_trl.checks import COUNT, check_number, returns_value
 from marcog_trl.endpoints import Endpoint
 from marcog_trl.execution import Job
-from marcog_trl.parsing.prompts import Prompt, messages_of
+from marcog_trl.parsing.prompts import Prompt, fill, messages_of
 
 
 Tools = Sequence[Callable[..., Any]]
@@ -31,8 +31,9 @@ class Agent:
 
     Args:
         name (`str`): Name, unique in the team. Part of the names of metrics (`agents/helper/reward`).
-        role (`str`): Instruction for the agent. The shipped team workflows put it before the problem, and SHPPO computes
-            latents from it.
+        role (`str`): Instruction for the agent, from which SHPPO also computes latents. It comes before the problem, or where
+            `{problem}` stands in it. `{entry_point}` and `{arguments}` are the name and the arguments of the function that
+            the problem asks for.
         endpoint ([`~marcog_trl.endpoints.Endpoint`], *optional*): Endpoint of another model that speaks for the agent. Such
             an agent is never trained.
         tools (`Sequence[Callable]`, *optional*): Functions that the agent may call inside a reply, as in
@@ -184,6 +185,8 @@ class Workflow:
     def ask(self, agent: str, problem: Mapping[str, Any], *texts: str) -> list[dict[str, str]]:
         """
         Make a prompt for an agent: its role text, the problem, and further texts, in one message with blank lines between.
+        In the role text, `{problem}` is the place of the problem, if it does not follow the text, and `{entry_point}` and
+        `{arguments}` are the name and the arguments of the function that the problem asks for.
 
         Args:
             agent (`str`): Name of the agent.
@@ -199,7 +202,7 @@ class Workflow:
         roles = {member.name: member.role for member in self.agents}
         if agent not in roles:
             raise ValueError(f"{type(self).__name__} has no agent {agent!r}. Use one of {list(roles)}.")
-        return reduce(with_text, texts, ask(roles[agent], problem["prompt"]))
+        return reduce(with_text, texts, ask(fill(roles[agent], problem), problem["prompt"]))
 
     def parts(self, problem: Mapping[str, Any], replies: Mapping[str, str]) -> Mapping[str, str]:
         """
@@ -336,12 +339,16 @@ def _check_entries(name: str, entries: Any, example: Any) -> None:
 # Prompts
 
 
+PLACE = "{problem}"
+"""Stands in a role text for the problem."""
+
+
 def ask(role: str, prompt: Prompt) -> list[dict[str, str]]:
     """
-    Make the first messages of an agent: role text, blank line and problem, in one user message.
+    Make the first messages of an agent: role text and problem in one user message.
 
     Args:
-        role (`str`): Role text.
+        role (`str`): Role text. `{problem}` is the place of the problem; otherwise it follows, after a blank line.
         prompt (`str` or `list[dict[str, str]]`): The `prompt` of the problem. If it has chat messages, the role text goes
             into the last one.
 
@@ -349,7 +356,14 @@ def ask(role: str, prompt: Prompt) -> list[dict[str, str]]:
         `list[dict[str, str]]`: Chat messages.
     """
     *before, last = messages_of(prompt)
-    return [*before, {**last, "content": f"{role}\n\n{last['content']}"}]
+    text = role if PLACE in role else f"{role}\n\n{PLACE}"
+    problem = last["content"] if text.endswith(PLACE) else last["content"].rstrip()
+    return [*before, {**last, "content": text.replace(PLACE, problem)}]
+
+
+def without_place(role: str) -> str:
+    """A role text without the place of the problem."""
+    return role.replace(PLACE, "").strip()
 
 
 def with_text(chat: Prompt, text: str) -> list[dict[str, str]]:

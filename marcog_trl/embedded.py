@@ -55,6 +55,14 @@ from marcog_trl.workflows import Collaboration
 MODEL_NAME = "builtin"
 """The value of `--model_name_or_path` for the embedded default model."""
 
+ROLES = {
+    "helper": "Write only a Python function named aux that returns useful data for the problem below. Another agent writes the "
+    "solution. Code only.",
+    "main": "Write the Python function asked for below. You may call aux(...), which another agent writes. Do not define aux. "
+    "Code only.",
+}
+"""The role texts of the collaboration workflow that the model knows. They are short, because it reads few tokens."""
+
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
@@ -241,7 +249,7 @@ def load_default_model(
 
 def _key(settings: BuildSettings) -> str:
     """Hash of everything that determines the default model."""
-    requests = next(Collaboration().play({"prompt": "", "entry_point": ""}))
+    requests = next(Collaboration(roles=ROLES).play({"prompt": "", "entry_point": ""}))
     return hash_of(asdict(settings), requests, (__file__, builtin.__file__))
 
 
@@ -269,7 +277,7 @@ def _environment() -> dict[str, str]:
 
 def _messages(rows: list[dict]) -> list[tuple[dict, str, list[dict[str, str]]]]:
     """The prompts of the collaboration workflow, as (row, agent, messages)."""
-    workflow = Collaboration()
+    workflow = Collaboration(roles=ROLES)
     openings = ((row, cast(dict[str, list[dict[str, str]]], next(workflow.play(row)))) for row in rows)
     return [(row, agent, messages) for row, opening in openings for agent, messages in opening.items()]
 
@@ -291,8 +299,9 @@ def make_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerBase
     trained = Qwen2Tokenizer(
         unk_token="<|pad|>", eos_token="<|end|>", pad_token="<|pad|>", padding_side="left"
     ).train_new_from_iterator(texts, vocab_size, new_special_tokens=special, show_progress=False)
+    workflow = Collaboration(roles=ROLES)
     phrases = [phrase.strip() for step in STEPS.values() for phrase in step.text.split("{k}")]
-    add_wholes(trained, [*sentences_of(Collaboration().agents), *phrases])
+    add_wholes(trained, [*sentences_of(workflow.agents), *phrases])
     trained.chat_template = CHAT_TEMPLATE
     return trained
 

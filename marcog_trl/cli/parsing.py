@@ -33,7 +33,7 @@ from marcog_trl.cli.comlrl import (
 )
 from marcog_trl.cli.endings import say
 from marcog_trl.cli.recipe import TrainingRecipe
-from marcog_trl.embedded import MODEL_NAME, build_default_model
+from marcog_trl.embedded import MODEL_NAME, ROLES, build_default_model
 from marcog_trl.embedded_bugs import BUGS_MODEL_NAME, build_bugs_model
 from marcog_trl.preferences.iterative_config import IterativeMADPOConfig
 from marcog_trl.preferences.marlhf_config import IterativeMARLHFConfig
@@ -186,6 +186,8 @@ def read_training_arguments(
         _train_all_weights(model, ours)
     else:
         _check_model(model, parser)
+    if model.model_name_or_path == MODEL_NAME and args.workflow == "collaboration":
+        args.roles = {**ROLES, **cast(dict, args.roles or {})}
     copy.copy(args).make_workflow()  # an unusable one is refused before a model is built
     if model.model_name_or_path in (MODEL_NAME, BUGS_MODEL_NAME):
         with args.main_process_first(desc="build the embedded model"):

@@ -1,7 +1,11 @@
 """The text of prompts, which may be plain text or chat messages."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
+
+from marcog_trl.parsing.extract import extract_code
+from marcog_trl.parsing.syntax import Function, find, parse
 
 
 Prompt = str | list[dict[str, str]]
@@ -24,3 +28,32 @@ def context_of(problem: Mapping[str, Any]) -> str:
         `str`: Its `starter_code`, else the text of its prompt.
     """
     return problem.get("starter_code") or messages_of(problem["prompt"])[-1]["content"]
+
+
+def fill(text: str, problem: Mapping[str, Any]) -> str:
+    """
+    Fill in what a text says about the function that a problem asks for.
+
+    Args:
+        text (`str`): Text with `{entry_point}` and `{arguments}`, such as `"Write {entry_point}({arguments})."`.
+        problem (`Mapping`): One dataset row.
+
+    Returns:
+        `str`: The text with the name of the function, and with its arguments, without types and defaults. They are `...` if
+        the problem does not declare the function.
+    """
+    if "{arguments}" in text:
+        text = text.replace("{arguments}", _arguments(context_of(problem), problem.get("entry_point") or ""))
+    return text.replace("{entry_point}", problem.get("entry_point") or "the solution")
+
+
+@lru_cache(maxsize=4096)
+def _arguments(context: str, name: str) -> str:
+    function = find(parse(extract_code(context, name)), name)
+    if not isinstance(function, Function):
+        return "..."
+    found = function.args
+    names = [argument.arg for argument in (*found.posonlyargs, *found.args)]
+    names += [f"*{found.vararg.arg}"] if found.vararg else []
+    names += [f"{argument.arg}={argument.arg}" for argument in found.kwonlyargs]
+    return ", ".join(names + ([f"**{found.kwarg.arg}"] if found.kwarg else []))

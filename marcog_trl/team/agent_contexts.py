@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from marcog_trl.agents import without_place
 from marcog_trl.rollout.engine import encode_prompts
 from marcog_trl.rollout.records import Row
 from marcog_trl.team.merging import without_adapter
@@ -150,7 +151,8 @@ class AgentContexts:
     @cached_property
     def _role_ids(self) -> list[list[int]]:
         return encode_prompts(
-            self._team.tokenizer, [[{"role": "user", "content": agent.role}] for agent in self._team.workflow.agents]
+            self._team.tokenizer,
+            [[{"role": "user", "content": without_place(agent.role)}] for agent in self._team.workflow.agents],
         )
 
     @cached_property

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from marcog_trl.agents import Agent, Consult, Execute, Prompt, RequestGenerator, Slot, Workflow
+from marcog_trl.agents import Agent, Consult, Execute, Prompt, RequestGenerator, Slot, Workflow, without_place
 from marcog_trl.parsing.prompts import messages_of
 
 
@@ -48,7 +48,7 @@ class Centralized(Workflow):
             f"Write the answers of {len(names)} agents, each between the tags of its name:\n\n{template}\n\nWhat they are "
             "asked:"
         )
-        roles = "\n\n".join(f"{agent.name}: {agent.role}" for agent in workflow.agents)
+        roles = "\n\n".join(f"{agent.name}: {without_place(agent.role)}" for agent in workflow.agents)
         self.agents = (Agent("team", f"{self.task}\n\n{roles}"),)
         self.num_turns = workflow.num_turns
         self.needs_tests = workflow.needs_tests
@@ -83,9 +83,9 @@ class Centralized(Workflow):
         """Join the last messages of all agents to one message. The problem, which they share, comes once, at the end."""
         last = {name: messages_of(chat)[-1]["content"] for name, chat in request.items()}
         problem = messages_of(prompt)[-1]["content"] if first else ""
-        if not all(text.endswith(problem) for text in last.values()):
+        if not all(problem.rstrip() in text for text in last.values()):
             problem = ""
-        asked = [f"{name}: {text[: len(text) - len(problem)].strip()}" for name, text in last.items()]
+        asked = [f"{name}: {text.replace(problem.rstrip(), '', 1).strip()}" for name, text in last.items()]
         before = messages_of(next(iter(request.values())))[:-1] if first else []
         parts = [self.task if first else "What the agents are told:", *asked, *([problem] if problem else [])]
         return [*before, {"role": "user", "content": "\n\n".join(parts)}]

@@ -9,7 +9,7 @@ from typing import Any
 from marcog_trl.agents import Advisor, Agent, Prompt, ask, numbered, with_text
 from marcog_trl.checks import COUNT, check_number
 from marcog_trl.parsing.classes import merge_class, read_part, skeleton_of
-from marcog_trl.parsing.prompts import context_of, messages_of
+from marcog_trl.parsing.prompts import context_of, fill, messages_of
 from marcog_trl.workflows.feedback import Feedback, Level, VisibleTests
 from marcog_trl.workflows.rounds import Rounds
 
@@ -97,7 +97,7 @@ class ClassTeam(Rounds):
     def _task(self, agent: Agent, problem: Mapping[str, Any]) -> str:
         methods = ", ".join(self.assigned(problem)[agent.name])
         task = f"The methods are: {methods}." if self.split == "pick" else f"Write only these methods: {methods}."
-        return f"{agent.role} {task} Add the imports and helpers that yours need. Code only."
+        return f"{fill(agent.role, problem)} {task} Add the imports and helpers that yours need. Code only."
 
     def _open(self, agent: Agent, problem: Mapping[str, Any]) -> Prompt:
         prompt, context = problem["prompt"], context_of(problem)

@@ -6,11 +6,11 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from marcog_trl.agents import Advisor, Agent, Consult, Execute, Prompt, RequestGenerator, Workflow, ask
+from marcog_trl.agents import Advisor, Agent, Consult, Execute, Prompt, RequestGenerator, Workflow, ask, without_place
 from marcog_trl.checks import COUNT, check_number
 from marcog_trl.execution import Job, Verdict
 from marcog_trl.parsing.predicates import defines, returns_value
-from marcog_trl.parsing.prompts import messages_of
+from marcog_trl.parsing.prompts import fill, messages_of
 from marcog_trl.parsing.replies import code_in, error_in
 from marcog_trl.problems import solution_job
 from marcog_trl.workflows.expert import expert_question
@@ -32,7 +32,8 @@ class Rounds(Workflow):
             that `expert` suggests, if it answers. A callable `(problem, agent, reply, results) -> str` returns the text.
         visible_tests (`int`, `"all"` or `None`, *optional*, defaults to `1`): How many tests feedback may show. A negative
             number counts from the end; `0`, `None` and `"all"` show all.
-        roles (`Mapping[str, str]`, *optional*): Agent name → role text that replaces the agent's own.
+        roles (`Mapping[str, str]`, *optional*): Agent name → role text that replaces the agent's own. See [`Agent`] for what
+            may stand in it.
         expert (`Callable`, *optional*): Advisor for `feedback="expert_edits"`, such as an
             [`~marcog_trl.workflows.expert.ExpertEdits`].
 
@@ -110,7 +111,7 @@ class Rounds(Workflow):
         else:
             assert self.expert is not None
             chats = [
-                expert_question(problem, self._task(agent, problem), replies[agent.name], results)
+                expert_question(problem, without_place(self._task(agent, problem)), replies[agent.name], results)
                 for agent in self.agents
             ]
             texts = yield Consult(self.expert, tuple(chats))
@@ -146,7 +147,7 @@ class Rounds(Workflow):
 
     def _task(self, agent: Agent, problem: Mapping[str, Any]) -> str:
         """Instruction for an agent about a problem."""
-        return agent.role
+        return fill(agent.role, problem)
 
     def _turn(self, problem: Mapping[str, Any], chats: dict[str, Prompt]) -> Generator[dict[str, Prompt], Any, dict]:
         """One round, in which all agents speak at the same moment. Subclasses may extend `chats`, the agents' histories."""

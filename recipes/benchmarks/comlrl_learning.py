@@ -121,9 +121,10 @@ def learn(setting):
 def judge(setting):
     """Answers every line of standard input, a problem and the replies of some teams to it, with their rewards."""
     from marcog_trl import Collaboration, execution_reward, load_problems
+    from marcog_trl.embedded import ROLES
     from marcog_trl.execution import CodeExecutor
 
-    problems, workflow = list(load_problems("builtin", "train")), Collaboration()
+    problems, workflow = list(load_problems("builtin", "train")), Collaboration(roles=ROLES)
     with CodeExecutor(isolation="best_effort") as executor:
         for line in sys.stdin:
             question = json.loads(line)

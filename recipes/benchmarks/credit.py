@@ -45,13 +45,14 @@ TEAMS = ("useless", "decides")
 def make_workflow(team):
     from marcog_trl import Collaboration, Workflow
     from marcog_trl.agents import with_text
+    from marcog_trl.embedded import ROLES
     from marcog_trl.parsing.replies import code_in
     from marcog_trl.parsing.syntax import combine
 
     class Relay(Workflow):
         """A helper, and a main agent after it, only one of which writes a part of the solution."""
 
-        agents = Collaboration().agents
+        agents = Collaboration(roles=ROLES).agents
         needs_entry_point = True
 
         def play(self, problem):

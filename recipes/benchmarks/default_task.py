@@ -16,7 +16,7 @@ from pathlib import Path
 from common import make_parser, table
 
 from marcog_trl import Team, evaluate_team, load_problems
-from marcog_trl.embedded import build_default_model
+from marcog_trl.embedded import ROLES, build_default_model
 from marcog_trl.evaluation.baselines import untrained_team
 from marcog_trl.problems.builtin import STEPS, write_aux, write_main
 from marcog_trl.team.settings import TeamSettings
@@ -68,7 +68,9 @@ def main():
     if options.team is not None:
         team = Team.from_pretrained(options.team, isolation="best_effort")
     else:
-        team = untrained_team(options.model or build_default_model(), TeamSettings(**settings))
+        team = untrained_team(
+            options.model or build_default_model(), TeamSettings(**settings, roles=None if options.model else ROLES)
+        )
     shares = {split: count(team, split) for split in options.splits}
     team.close()
     rows = [[split, *(f"{share:.2f}" for share in of.values())] for split, of in shares.items()]

@@ -177,6 +177,7 @@ def make_trainer(condition, model, seed, train_dataset, folder, peft_config=None
     import transformers
 
     import marcog_trl
+    from marcog_trl.embedded import ROLES
 
     base = getattr(marcog_trl, condition.trainer)
     config_class = base._config_class
@@ -204,6 +205,7 @@ def make_trainer(condition, model, seed, train_dataset, folder, peft_config=None
             "disable_tqdm": True,
             "seed": seed,
         }
+        | ({"roles": ROLES} if condition.workflow == "collaboration" else {})
         | condition.settings
     )
     workflow = SameQuestion() if condition.workflow == "same_question" else None

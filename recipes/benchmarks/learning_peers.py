@@ -106,10 +106,11 @@ def comlrl(
     from transformers import AutoTokenizer
 
     from marcog_trl import Collaboration
+    from marcog_trl.embedded import ROLES
 
     tokenizer, rows = AutoTokenizer.from_pretrained(model), []
     for index, problem in enumerate(train_dataset):
-        asked = next(Collaboration().play(problem))
+        asked = next(Collaboration(roles=ROLES).play(problem))
         texts = tokenizer.apply_chat_template([*asked.values()], add_generation_prompt=True, tokenize=False)
         rows.append({"index": index} | dict(zip(asked, texts, strict=True)))
     problems = Path(folder, "problems.json")
@@ -156,12 +157,13 @@ class TwoModels:
         import torch
 
         from marcog_trl import Collaboration
+        from marcog_trl.embedded import ROLES
         from marcog_trl.execution import CodeExecutor
         from marcog_trl.rewards.verdicts import run_tests
         from marcog_trl.rollout.engine import encode_prompts
 
         torch.manual_seed(0)
-        rows, workflow = list(problems), Collaboration()
+        rows, workflow = list(problems), Collaboration(roles=ROLES)
         asked = [next(workflow.play(row)) for row in rows]
         prompts = {
             agent: self.tokenizer.pad(

@@ -8,6 +8,7 @@ from common import built_once
 
 from marcog_trl import Collaboration, Workflow
 from marcog_trl.agents import ask
+from marcog_trl.embedded import ROLES
 from marcog_trl.parsing.extract import extract_code
 from marcog_trl.parsing.predicates import defines
 from marcog_trl.parsing.prompts import context_of
@@ -32,7 +33,7 @@ class SameQuestion(Workflow):
     """Two agents that are asked the same: to write one of the two functions. They must not write the same one."""
 
     question = "Write aux or the function asked for below. Another agent writes the other one. Code only."
-    agents = Collaboration().agents
+    agents = Collaboration(roles=ROLES).agents
     needs_entry_point = True
 
     def play(self, problem):
@@ -130,7 +131,7 @@ def make_examples(tokenizer, count):
     examples = []
     for kind in rng.choices(list(LESSONS), LESSONS.values(), k=count):
         row = rng.choice(rows)
-        prompt = asked[kind](row) if kind in asked else next(Collaboration().play(row))[kind]
+        prompt = asked[kind](row) if kind in asked else next(Collaboration(roles=ROLES).play(row))[kind]
         writers = {"single": ["helper", "main"], "same_question": [rng.choice(("helper", "main"))]}.get(kind, [kind])
         target = combine(*(_reply(row, writer, habits, plan, rng) for writer in writers))
         [context] = encode_prompts(tokenizer, [prompt])

@@ -19,7 +19,7 @@ def test_asks_once_with_all_roles_and_the_problem_once():
     text = last(stage["team"])
     assert text.count(PROBLEM["prompt"].strip()) == 1 and text.rstrip().endswith(PROBLEM["prompt"].strip())
     for agent in Collaboration().agents:
-        assert f"{agent.name}: {agent.role}" in text
+        assert f"{agent.name}: {agent.role.splitlines()[0]}" in text
     assert "<helper>\n...\n</helper>\n<main>\n...\n</main>" in text
 
 

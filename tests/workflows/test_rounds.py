@@ -68,9 +68,24 @@ def test_collaboration_asks_both_at_once_in_one_user_message():
     workflow = Collaboration()
     [stage] = play(workflow, {"helper": [AUX], "main": [MAIN]})
     for agent in workflow.agents:
-        assert stage[agent.name] == [{"role": "user", "content": f"{agent.role}\n\n{PROBLEM['prompt']}"}]
-        assert 12 <= len(agent.role.split()) <= 25
-    assert "aux" in stage["helper"][0]["content"] and "aux(...)" in stage["main"][0]["content"]
+        [message] = stage[agent.name]
+        assert message["role"] == "user" and message["content"].count(PROBLEM["prompt"].strip()) == 1
+        assert "{" not in message["content"]
+    assert stage["helper"][0]["content"].endswith("```python\ndef aux(xs):\n```")
+    assert stage["main"][0]["content"].endswith("```python\ndef total(xs):\n    data = aux(xs)\n```")
+
+
+def test_role_texts_place_the_problem_and_name_the_function():
+    workflow = Collaboration(
+        roles={"helper": "Help.\n{problem}\nWrite aux({arguments}) for {entry_point}.", "main": "Solve."}
+    )
+    [stage] = play(workflow, {"helper": [AUX], "main": [MAIN]})
+    prompt = PROBLEM["prompt"]
+    assert stage["helper"][0]["content"] == f"Help.\n{prompt.rstrip()}\nWrite aux(xs) for total."
+    assert stage["main"][0]["content"] == f"Solve.\n\n{prompt}"
+    other = {**PROBLEM, "prompt": "Braces {arguments} of the problem stay.", "starter_code": ""}
+    [stage] = play(workflow, {"helper": [AUX], "main": [MAIN]}, problem=other)
+    assert stage["helper"][0]["content"].splitlines()[1:] == [other["prompt"], "Write aux(...) for total."]
 
 
 def test_role_text_goes_to_the_last_message_of_a_conversation():
@@ -91,7 +106,7 @@ def test_collaboration_solution_joins_the_parts():
 
 def test_three_agents_collaborate():
     workflow = Collaboration(num_agents=3)
-    assert "aux2" in workflow.agents[1].role and "aux(...) and aux2(...)" in workflow.agents[2].role
+    assert "aux2" in workflow.agents[1].role and "aux({arguments}) and aux2({arguments})" in workflow.agents[2].role
     replies = {
         "helper": AUX,
         "helper2": AUX.replace("aux", "aux2"),
