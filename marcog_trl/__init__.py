@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         class_reward,
         collaboration_reward,
         delta_reward,
+        divided_work_reward,
         execution_reward,
         graded_reward,
     )
@@ -71,7 +72,8 @@ _MODULES = {
     ),
     "marcog_trl.problems": ("load_problems",),
     "marcog_trl.rewards": (
-        "bugfix_reward", "class_reward", "collaboration_reward", "delta_reward", "execution_reward", "graded_reward",
+        "bugfix_reward", "class_reward", "collaboration_reward", "delta_reward", "divided_work_reward",
+        "execution_reward", "graded_reward",
     ),
     "marcog_trl.trainers": (
         "MultiAgentConfig", "MultiAgentGRPOConfig", "MultiAgentGRPOTrainer", "MultiAgentPPOConfig",
@@ -126,6 +128,7 @@ __all__ = [
     "collaboration_reward",
     "collect_preferences",
     "delta_reward",
+    "divided_work_reward",
     "evaluate_team",
     "execution_reward",
     "expert_candidates",

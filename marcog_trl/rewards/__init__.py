@@ -11,6 +11,7 @@ from marcog_trl.rewards.bugfix import bugfix_reward
 from marcog_trl.rewards.classes import class_reward
 from marcog_trl.rewards.collaboration import collaboration_reward
 from marcog_trl.rewards.delta import delta_reward
+from marcog_trl.rewards.divided_work import divided_work_reward
 from marcog_trl.rewards.execution import execution_reward
 from marcog_trl.rewards.graded import graded_reward
 from marcog_trl.rewards.requirements import needs_entry_point, needs_tests
@@ -24,6 +25,7 @@ __all__ = [
     "class_reward",
     "collaboration_reward",
     "delta_reward",
+    "divided_work_reward",
     "execution_reward",
     "graded_reward",
     "make_reward",
@@ -33,7 +35,15 @@ __all__ = [
 
 _REWARDS: dict[str, Callable] = {
     function.__name__: function
-    for function in (execution_reward, collaboration_reward, graded_reward, delta_reward, class_reward, bugfix_reward)
+    for function in (
+        execution_reward,
+        divided_work_reward,
+        collaboration_reward,
+        graded_reward,
+        delta_reward,
+        class_reward,
+        bugfix_reward,
+    )
 }
 
 
@@ -45,8 +55,8 @@ def make_reward(name: str, **options: Any) -> Callable:
     Get a shipped reward function by its name.
 
     Args:
-        name (`str`): `"execution_reward"`, `"collaboration_reward"`, `"graded_reward"`, `"delta_reward"`,
-            `"class_reward"` or `"bugfix_reward"`.
+        name (`str`): `"execution_reward"`, `"divided_work_reward"`, `"collaboration_reward"`, `"graded_reward"`,
+            `"delta_reward"`, `"class_reward"` or `"bugfix_reward"`.
         **options: Options of the function, such as `all_or_nothing=True`.
 
     Returns:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from marcog_trl.agents import Prompt, numbered
+from marcog_trl.agents import Prompt
 from marcog_trl.execution import CodeExecutor, Job, Verdict
-from marcog_trl.parsing.predicates import calls, defines, ignores_result, is_thin_wrapper, returns_value
-from marcog_trl.parsing.replies import code_in, error_in
-from marcog_trl.parsing.syntax import combine
+from marcog_trl.parsing.predicates import calls, defines, ignores_result, is_thin_wrapper
+from marcog_trl.rewards.division import Division, read_division
 from marcog_trl.rewards.requirements import needs_entry_point, needs_tests
 from marcog_trl.rewards.verdicts import (
     Completion,
@@ -42,10 +41,6 @@ class _Structure:
     not_wrapper: float
     result_ignored: float
 
-    @property
-    def runs(self) -> bool:
-        return bool(self.main_definition and self.syntax)
-
 
 @needs_entry_point
 @needs_tests
@@ -70,6 +65,11 @@ def collaboration_reward(
     * if at least one test passes and the helper wrote `aux`: +0.5 if the entry point calls `aux`; +1.0 if it also is not a
       thin wrapper around `aux`; −0.5 if it never uses the result of `aux`.
 
+    These are CoMLRL's numbers, for comparison. The syntax tree cannot tell work from decoration: a main agent that solves the
+    problem alone earns 2.5, but 4.0 with a call of a useless helper that is never reached or changes nothing (`if False: return
+    aux(x)`, `data = aux(x) or None`), with its own function under the name `aux`, or with a helper that solves everything and
+    one more line than `return aux(x)`. [`divided_work_reward`] executes programs to find out.
+
     If the main agent defines `aux` itself, it does not call the helper's. With several helpers, their parts are averaged.
     In trainers of a single agent, the completion holds both functions.
 
@@ -93,10 +93,9 @@ def collaboration_reward(
     """
     problems = problems_of(prompts, columns, needed=("test", "test_format", "entry_point"))
     given = zip(problems, completions, [None] * len(problems) if replies is None else replies, strict=True)
-    read = [_read(problem, text_of(completion), texts) for problem, completion, texts in given]
-    solutions, structures = [solution for solution, _ in read], [structure for _, structure in read]
-    wanted = [s if structure.runs else None for s, structure in zip(solutions, structures, strict=True)]
-    results = run_tests(problems, wanted, verdicts, executor)
+    divisions = [read_division("collaboration_reward", problem, text_of(text), team) for problem, text, team in given]
+    structures = [_structure(division) for division in divisions]
+    results = run_tests(problems, [d.solution if d.runs else None for d in divisions], verdicts, executor)
     rewards = [_reward(structure, verdict) for structure, verdict in zip(structures, results, strict=True)]
 
     components: dict[str, list[float | None]] = {
@@ -104,7 +103,7 @@ def collaboration_reward(
     }
     tests = test_components(results)
     for name in ("pass_rate", "solved"):
-        tests[name] = [v if structure.runs else 0.0 for v, structure in zip(tests[name], structures, strict=True)]
+        tests[name] = [v if division.runs else 0.0 for v, division in zip(tests[name], divisions, strict=True)]
     log_means(log_metric, "collaboration_reward", components | tests, turn)
     return rewards
 
@@ -121,53 +120,22 @@ def _reward(structure: _Structure, verdict: Verdict | None) -> float:
     return reward_or_failure(verdict, reward)
 
 
-def _read(problem: Mapping[str, Any], solution: str, replies: Mapping[str, str] | None) -> tuple[str, _Structure]:
-    """The solution to execute, and its structure."""
-    if replies is None or len(replies) == 1:
-        return _single(problem, solution)
-    return solution, _team(problem, replies, solution)
-
-
-def _team(problem: Mapping[str, Any], replies: Mapping[str, str], solution: str) -> _Structure:
-    helpers = [name for name in replies if name != "main"]
-    if "main" not in replies or not helpers:
-        raise ValueError(
-            f"collaboration_reward needs replies of 'main' and at least one helper, but got those of {list(replies)}. Set "
-            "workflow='collaboration'."
-        )
-    main = code_in(problem, replies["main"])
-    names = [numbered("aux", i) for i in range(1, len(helpers) + 1)]
-    written = {name: code_in(problem, replies[helper], name) for name, helper in zip(names, helpers, strict=True)}
-    whole = error_in(problem, replies["main"]) is None and all(
-        error_in(problem, replies[helper], name) is None for name, helper in zip(names, helpers, strict=True)
-    )
-    parses = whole and bool(code_in(problem, solution))
-    return _structure(problem["entry_point"], main, written, parses, own_helpers=False)
-
-
-def _single(problem: Mapping[str, Any], completion: str) -> tuple[str, _Structure]:
-    main = code_in(problem, completion)
-    helper = main if defines(main, "aux") else code_in(problem, completion, "aux")
-    whole = all(error_in(problem, completion, name) is None for name in ("aux", problem["entry_point"]))
-    solution = main if helper == main else combine(helper, main)
-    return solution, _structure(problem["entry_point"], main, {"aux": helper}, whole, own_helpers=True)
-
-
-def _structure(
-    entry_point: str, main: str, helpers: Mapping[str, str], parses: bool, *, own_helpers: bool
-) -> _Structure:
-    """`helpers`: helper function → code written for it; `own_helpers`: whether the code of main may define them."""
+def _structure(division: Division) -> _Structure:
+    main, entry_point = division.main, division.entry_point
 
     def share(values: list[bool]) -> float:
-        return sum(values) / len(helpers)
+        return sum(values) / len(division.helpers)
 
-    defined = [name for name, text in helpers.items() if returns_value(text, name)]
-    called = [name for name in defined if calls(main, entry_point, name) and (own_helpers or not defines(main, name))]
+    called = [
+        name
+        for name in division.defined
+        if calls(main, entry_point, name) and (division.by_one_agent or not defines(main, name))
+    ]
     return _Structure(
-        helper_definition=len(defined) / len(helpers),
-        main_definition=float(returns_value(main, entry_point)),
-        syntax=float(parses),
-        calls_helper=len(called) / len(helpers),
+        helper_definition=division.helper_definition,
+        main_definition=float(division.main_definition),
+        syntax=float(division.parses),
+        calls_helper=len(called) / len(division.helpers),
         not_wrapper=share([not is_thin_wrapper(main, entry_point, name) for name in called]),
         result_ignored=share([ignores_result(main, entry_point, name) for name in called]),
     )

@@ -1,0 +1,189 @@
+"""Reward for helpers and a main agent that divide the work, found out by executing what would happen without either."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from marcog_trl.agents import Prompt
+from marcog_trl.execution import CodeExecutor, Job, Verdict
+from marcog_trl.parsing.syntax import combine
+from marcog_trl.problems.schema import make_job
+from marcog_trl.rewards import experiments
+from marcog_trl.rewards.collaboration import COMBINATION_PARSES, HELPER_DEFINED, MAIN_DEFINED
+from marcog_trl.rewards.division import Division, read_division
+from marcog_trl.rewards.requirements import needs_entry_point, needs_tests
+from marcog_trl.rewards.values import InfrastructureFailure
+from marcog_trl.rewards.verdicts import (
+    Completion,
+    log_means,
+    problems_of,
+    reward_or_failure,
+    run_jobs,
+    run_tests,
+    test_components,
+    text_of,
+)
+
+
+DIVIDED = 1.5
+_SOURCE = inspect.getsource(experiments)
+
+
+@needs_entry_point
+@needs_tests
+def divided_work_reward(
+    prompts: list[Prompt],
+    completions: list[Completion],
+    *,
+    replies: list[dict[str, str]] | None = None,
+    verdicts: list[list[tuple[Job, Verdict]]] | None = None,
+    turn: list[int] | None = None,
+    executor: CodeExecutor | None = None,
+    log_metric: Callable[[str, float], None] | None = None,
+    **columns: Any,
+) -> list[float]:
+    """
+    Reward of the `collaboration` workflow, at most 4.0, from the tests and from what happens to them without each agent's work:
+
+    * +0.4 if the helper's reply defines `aux` and it returns a value;
+    * +0.6 if the main agent's reply defines the entry point and it returns a value; otherwise nothing more is added;
+    * +0.5 if both replies and their combination have no syntax error; otherwise nothing more is added;
+    * + fraction of the tests that the solution passes;
+    * + 1.5 · this fraction if the work is divided: the helper matters and the main agent matters.
+
+    The helper matters if the solution loses a test that it passes in each of two experiments: `aux` always returns what it
+    returned first; and `aux` returns another value of the same type, unless it only hands on its arguments. The first shows
+    that the solution needs different values, not one constant; the second that it needs these values, not their truth, their
+    keys or the absence of an error. A test is lost if its result is wrong or it raises an exception, not if time or memory
+    run out. The main agent matters if the helper alone, called as the entry point, does not pass all tests that the solution
+    passes.
+
+    For each program that passes a test and names the helper, three more jobs are executed, all of a batch in one call. With
+    several helpers, three for each, and the bonus is averaged. Each `stdio` test is a process of its own, in which what `aux`
+    returned for another test is not known: if `aux` is called once there, no work counts as divided.
+
+    What remains open: a password (the helper returns its argument in another form, and the main agent, which needs nothing,
+    compares it or turns it back), a helper that gives the whole answer in another form, and a program that looks for the
+    experiments, which run in its process.
+
+    In trainers of a single agent, the completion holds both functions.
+
+    Logs `divided_work_reward/…`: `helper_definition`, `main_definition`, `syntax` (shares of the episodes), `helper_matters`
+    (share of the episodes; 0 if nothing was tried), `main_matters` (share of the episodes with experiments), `tests_passed`,
+    `tests_total`, `timeouts` (over the executed solutions), `pass_rate`, `solved` (over all solutions).
+
+    Args:
+        prompts, completions, verdicts, turn, executor, log_metric, **columns: See [`execution_reward`].
+        replies (`list[dict[str, str]]` of length E, *optional*): Agent → reply, of `"main"` and one or
+            more helpers. Trainers of a single agent pass none.
+
+    Returns:
+        `list[float]` of length E: Rewards; [`InfrastructureFailure`] if the executor failed.
+
+    Raises:
+        ValueError: If the dataset has no tests or entry points, or `replies` are not those of a main agent and helpers.
+    """
+    problems = problems_of(prompts, columns, needed=("test", "test_format", "entry_point"))
+    given = zip(problems, completions, [None] * len(problems) if replies is None else replies, strict=True)
+    divisions = [read_division("divided_work_reward", problem, text_of(text), team) for problem, text, team in given]
+    results = run_tests(problems, [d.solution if d.runs else None for d in divisions], verdicts, executor)
+
+    tried = [
+        (i, name)
+        for i, (division, verdict) in enumerate(zip(divisions, results, strict=True))
+        if verdict is not None and verdict.passed
+        for name in _named(division)
+    ]
+    jobs = [make_job(problems[i], code) for i, name in tried for code in _programs(divisions[i], name)]
+    found = run_jobs(jobs, executor=executor)  # of all episodes in one call
+    outcomes: list[list[_Outcome | None]] = [[] for _ in problems]
+    for k, (i, _) in enumerate(tried):
+        outcomes[i].append(_outcome(results[i], *found[3 * k : 3 * k + 3]))
+
+    rewards, helper_matters, main_matters = [], [], []
+    for division, verdict, tries in zip(divisions, results, outcomes, strict=True):
+        known = [outcome for outcome in tries if outcome is not None]
+        failed = len(known) < len(tries)
+        share = sum(outcome.helper_matters and outcome.main_matters for outcome in known) / len(division.helpers)
+        reward = _reward(division, verdict, share)
+        rewards.append(InfrastructureFailure("an experiment could not be run") if failed else reward)
+        helper_matters.append(
+            None if failed else sum(outcome.helper_matters for outcome in known) / len(division.helpers)
+        )
+        main_matters.append(
+            None if failed or not known else sum(outcome.main_matters for outcome in known) / len(known)
+        )
+
+    components: dict[str, list[float | None]] = {
+        "helper_definition": [division.helper_definition for division in divisions],
+        "main_definition": [float(division.main_definition) for division in divisions],
+        "syntax": [float(division.parses) for division in divisions],
+        "helper_matters": helper_matters,
+        "main_matters": main_matters,
+    }
+    tests = test_components(results)
+    for name in ("pass_rate", "solved"):
+        tests[name] = [v if division.runs else 0.0 for v, division in zip(tests[name], divisions, strict=True)]
+    log_means(log_metric, "divided_work_reward", components | tests, turn)
+    return rewards
+
+
+def _reward(division: Division, verdict: Verdict | None, divided: float) -> float:
+    reward = HELPER_DEFINED * division.helper_definition + MAIN_DEFINED * division.main_definition
+    if verdict is None:
+        return reward
+    reward += COMBINATION_PARSES + (1 + DIVIDED * divided) * verdict.passed / verdict.total
+    return reward_or_failure(verdict, reward)
+
+
+def _named(division: Division) -> list[str]:
+    """The helpers' functions that are defined and whose name occurs in the code that could call them."""
+
+    def callers(name: str) -> str:
+        return "\n".join(division.around(name)) if division.by_one_agent else division.main
+
+    least = 2 if division.by_one_agent else 1  # the definition itself
+    return [name for name in division.defined if len(re.findall(rf"\b{name}\b", callers(name))) >= least]
+
+
+def _programs(division: Division, name: str) -> tuple[str, str, str]:
+    """The programs of the three experiments: `aux` frozen, changed, and alone."""
+    before, after = division.around(name)
+    helpers = combine(before, after) if division.by_one_agent else combine(*division.helpers.values())
+    return (
+        combine(before, _experiment("frozen", name, name), after),
+        combine(before, _experiment("changed", name, name), after),
+        combine(helpers, _experiment("alone", name, division.entry_point)),
+    )
+
+
+def _experiment(function: str, helper: str, target: str) -> str:
+    """Code that binds `target` to a helper after a function of `experiments`. The main agent's code cannot replace it."""
+    return f"__scope = {{}}\nexec({_SOURCE!r}, __scope)\n{target} = __scope[{function!r}]({helper})\ndel __scope"
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    helper_matters: bool
+    main_matters: bool
+
+
+def _outcome(
+    verdict: Verdict | None, frozen: Verdict | None, changed: Verdict | None, alone: Verdict | None
+) -> _Outcome | None:
+    """What the experiments say of a solution with this verdict; `None` if the executor failed."""
+    assert verdict is not None and frozen is not None and changed is not None and alone is not None
+    if any(each.status == "infrastructure" for each in (frozen, changed, alone)):
+        return None
+    helper_matters = all("failed" in _where_passed(verdict, each) for each in (frozen, changed))
+    return _Outcome(helper_matters, bool(_where_passed(verdict, alone) - {"passed"}))
+
+
+def _where_passed(verdict: Verdict, other: Verdict) -> set[str]:
+    """Results of another program in the tests that the solution passes."""
+    pairs = zip(verdict.tests, other.tests, strict=False)  # a program may change how many subtests there are
+    return {theirs.status for ours, theirs in pairs if ours.status == "passed"}
