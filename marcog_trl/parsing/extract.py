@@ -5,10 +5,12 @@ Nothing here runs code.
 """
 
 import ast
+import re
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
+from marcog_trl.execution.analysis import free_names
 from marcog_trl.parsing.budget import Budget, Lines
 from marcog_trl.parsing.syntax import (
     Function,
@@ -32,8 +34,9 @@ def extract_code(text: str, entry_point: str | None = None, prompt: str | None =
     If the whole text is code, it is returned. Otherwise the function returns the first of these that exists: the last
     complete fenced block that defines `entry_point`; the longest piece that parses and defines it; `prompt` continued by
     the text, if the text is a function body; the longest piece that parses. A stub (a function without a body) is returned
-    only if there is nothing better. Imports and helpers that `prompt` has and the code lacks are put before the code.
-    Extracting code from extracted code changes nothing.
+    only if there is nothing better. Imports, helpers and constants that the code needs are put before it if earlier fenced
+    blocks have them, then imports and helpers that `prompt` has and the code lacks. What a model thinks (`<think>…</think>`)
+    is not read. Extracting code from extracted code changes nothing.
 
     Args:
         text (`str`): Completion.
@@ -47,20 +50,24 @@ def extract_code(text: str, entry_point: str | None = None, prompt: str | None =
     candidates = list(_candidates(text, entry_point, budget))
     pieces: dict[int, str] = {}
     code, best = None, 0
-    for i, (source, read) in enumerate(candidates):
+    before: tuple[list[str], int] = ([], 0)
+    for i, (source, read, earlier) in enumerate(candidates):
         if entry_point is not None and entry_point not in source:
             continue  # only if there is nothing better
         pieces[i] = read(source)
         rank = _rank(pieces[i], entry_point)
         if rank > best:
-            code, best = pieces[i], rank
+            code, best, before = pieces[i], rank, earlier
         if rank == 2:
             break
     if code is None and prompt is not None and entry_point is not None:
         code = _continue(normalise(prompt), text, entry_point, budget)
     if code is None:
-        found = [pieces[i] if i in pieces else read(source) for i, (source, read) in enumerate(candidates)]
+        found = [pieces[i] if i in pieces else read(source) for i, (source, read, _) in enumerate(candidates)]
         code = max(found, key=len, default="")
+    blocks, count = before
+    if count:
+        code = _with_earlier(blocks[:count], code, budget)
     return _supply(code, normalise(prompt), entry_point) if code and prompt else code
 
 
@@ -109,9 +116,21 @@ def syntax_error(text: str, entry_point: str | None = None, prompt: str | None =
     return None if error is None else place(error, start)
 
 
+_THOUGHTS = re.compile(r"^[ \t]*<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)", re.MULTILINE | re.DOTALL)
+_END_OF_THOUGHTS = re.compile(r"\A.*?</think(?:ing)?>[ \t]*$", re.MULTILINE | re.DOTALL)
+"""For chat templates that begin the thoughts themselves."""
+
+
 def normalise(text: str) -> str:
-    """The text with Unix line ends, without byte order marks, and without blank lines at its start and end."""
+    """
+    The text without what a model thinks before it answers, with Unix line ends, without byte order marks, and without blank lines
+    at its start and end.
+    """
     text = f"\n{text}".replace("\r\n", "\n").replace("\r", "\n").replace("\n\ufeff", "\n")
+    if "<think" in text:
+        text = _THOUGHTS.sub("", text)
+    elif "</think" in text:
+        text = _END_OF_THOUGHTS.sub("", text)
     return text.strip("\n").rstrip()
 
 
@@ -127,8 +146,11 @@ def _rank(code: str, entry_point: str | None) -> int:
     return 0 if found is None else 1 if is_stub(found) else 2
 
 
-def _candidates(text: str, entry_point: str | None, budget: Budget) -> Iterator[tuple[str, Callable[[str], str]]]:
-    """Texts that may be code, in order of preference, each with the function that reads the code in it."""
+_Candidate = tuple[str, Callable[[str], str], tuple[list[str], int]]
+
+
+def _candidates(text: str, entry_point: str | None, budget: Budget) -> Iterator[_Candidate]:
+    """Texts that may be code, in order of preference, each with the function that reads it, the blocks, and how many are before."""
 
     def as_it_is(source: str) -> str:
         lines = Lines(source, budget)
@@ -139,13 +161,13 @@ def _candidates(text: str, entry_point: str | None, budget: Budget) -> Iterator[
         return _longest(source, entry_point, budget)
 
     whole = _dedent(text)
-    yield whole, as_it_is
+    yield whole, as_it_is, ([], 0)
     blocks, tail = fences(text, budget)
-    for block in reversed(blocks):
-        yield block, longest
+    for i in reversed(range(len(blocks))):
+        yield blocks[i], longest, (blocks, i)
     if tail is not None:
-        yield tail, longest
-    yield whole, longest
+        yield tail, longest, (blocks, len(blocks))
+    yield whole, longest, ([], 0)
 
 
 def fences(text: str, budget: Budget) -> tuple[list[str], str | None]:
@@ -245,6 +267,33 @@ def _continue(prompt: str, text: str, entry_point: str, budget: Budget) -> str |
                 continue
             codes.append(code)
     return max(codes, key=lambda code: code.count("\n"), default=None)
+
+
+def _with_earlier(blocks: Sequence[str], code: str, budget: Budget) -> str:
+    """Put imports, helpers and constants of earlier blocks before code that needs them."""
+    definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    kinds = (*definition, ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign)
+    pending = list(free_names([code]))
+    definitions: dict[str, tuple[int, str]] = {}  # name → place and source of the last definition
+    place = 0
+    for block in blocks if pending else ():
+        piece = _longest(block, None, budget)
+        tree, lines = parse(piece), piece.split("\n")
+        for node in tree.body if tree is not None else ():
+            if isinstance(node, kinds) and not is_stub(node):
+                decorators = node.decorator_list if isinstance(node, definition) else []
+                first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
+                source = "\n".join(lines[first - 1 : node.end_lineno])
+                definitions |= dict.fromkeys(bound_names(node), (place, source))
+                place += 1
+    needed: set[tuple[int, str]] = set()
+    while pending:
+        name = pending.pop()
+        found = definitions.get(name, definitions.get("*"))
+        if found is not None and found not in needed:
+            needed.add(found)
+            pending += free_names([found[1]])
+    return combine(*(source for _, source in sorted(needed)), code) if needed else code
 
 
 def _supply(code: str, prompt: str, entry_point: str | None) -> str:

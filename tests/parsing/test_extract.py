@@ -82,6 +82,59 @@ def test_extraction_is_complete_and_idempotent(form):
     assert syntax_error(text, "find_zero", PROMPT) is None
 
 
+WORK = "def f(x):\n    return 2 * x"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<think>\nMaybe\n```python\n{code}\n```\nno.\n</think>\nI do not know.", ""),
+        ("<think>\nLet me try:\n{code}\nHmm, wait", ""),
+        ("Let me try:\n{code}\nNo.\n</think>\n\nI do not know.", ""),
+        ("<think>\n```\ndef f(x):\n    return 0\n```\n</think>\n```python\n{code}\n```", WORK),
+        ("```\ndef f(x):\n    return 0\n```\n</think>\n\n{code}", WORK),
+        ("<think></think>\n{code}", WORK),
+        ("  <think>It is simple.</think>{code}", WORK),
+    ],
+)
+def test_thoughts_are_not_the_answer(text, expected):
+    text = text.format(code=WORK)
+    assert extract_code(text, "f", "def f(x):\n") == expected
+    assert syntax_error(text, "f", "def f(x):\n") is None
+
+
+def test_code_about_thoughts_is_code():
+    code = 'def f(x):\n    """Remove <think>...</think>."""\n    return x.partition("</think>")[2]'
+    assert extract_code(code, "f") == code
+    assert extract_code(f"```python\n{code}\n```", "f") == code
+
+
+ANSWER = "def f(x):\n    return twice(x) + floor(ONE)"
+TWICE = "@lru_cache\ndef twice(x):\n    return 2 * x"
+
+
+def test_helpers_in_earlier_fences_belong_to_the_answer():
+    text = (
+        "Imports:\n```python\nfrom math import floor\nimport os\nfrom functools import lru_cache\n```\nThe helper:\n"
+        f"```python\n{TWICE}\n\ndef unused(x):\n    return x\n\nprint(twice(2))\nx = 3\nONE = 1.5\n```\n"
+        f"Then:\n```python\n{ANSWER}\n```\nFor example:\n```python\nONE = f(2)\n```"
+    )
+    code = extract_code(text, "f", "Write f.")
+    assert same(code, f"from math import floor\nfrom functools import lru_cache\n{TWICE}\nONE = 1.5\n{ANSWER}")
+    assert extract_code(code, "f", "Write f.") == code
+    assert (
+        extract_code(text.removesuffix("\n```\nFor example:\n```python\nONE = f(2)\n```"), "f") == code
+    )  # never closed
+
+
+def test_the_last_of_earlier_definitions_counts():
+    text = "```\ndef g():\n    return 1\n```\n```\ndef g():\n    return 2\n```\n```\ndef f(x):\n    return g()\n```"
+    assert same(extract_code(text, "f"), "def g():\n    return 2\n\ndef f(x):\n    return g()")
+    star = "```\nfrom math import *\n```\n```\ndef f(x):\n    return floor(x)\n```"
+    assert same(extract_code(star, "f"), "from math import *\n\ndef f(x):\n    return floor(x)")
+    assert extract_code(star.replace("floor(x)", "abs(x)"), "f") == "def f(x):\n    return abs(x)"
+
+
 def test_fence_inside_a_string_is_not_a_fence():
     body = BODY.replace('"def find_zero(xs): return 1"', '"""\n```python\nreturn 1\n```\n"""')
     assert "```" in body
@@ -222,6 +275,8 @@ HOSTILE = {
     "bad end": "a\n" * 32_000 + "(",
     "prose": "the quick brown fox\n" * 3200,
     "one line": "word " * 13_000,
+    "helpers": "".join(f"```\ndef g{i}(): return g{i + 1}\n```\n" for i in range(1700))
+    + "```\ndef f(): return g0\n```",
 }
 
 
