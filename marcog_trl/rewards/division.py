@@ -101,6 +101,8 @@ def read_division(
     parses = error_in(problem, replies["main"]) is None and all(
         error_in(problem, replies[agent], name) is None for name, agent in functions.items()
     )
-    parses = parses and bool(code_in(problem, solution))
     helpers = {name: code_in(problem, replies[agent], name) for name, agent in functions.items()}
-    return Division(entry_point, helpers, code_in(problem, replies["main"]), solution, parses, False)
+    main = code_in(problem, replies["main"])
+    whole = combine(*helpers.values(), main)
+    parses = parses and bool(whole) and parse(whole) is not None
+    return Division(entry_point, helpers, main, solution, parses, False)

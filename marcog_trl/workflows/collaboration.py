@@ -110,6 +110,10 @@ class Collaboration(Rounds):
         super().__init__(agents, num_turns, feedback, visible_tests, roles, expert)
 
     def solution(self, problem: Mapping[str, Any], replies: Mapping[str, str]) -> str:
+        """The helpers' and the main agent's code. A helper that defines the entry point does not answer for the main agent."""
+        main = code_in(problem, replies["main"])
+        if not defines(main, problem["entry_point"]):
+            return main
         return combine(*(code_in(problem, replies[agent.name], self._target(agent, problem)) for agent in self.agents))
 
     def _target(self, agent: Agent, problem: Mapping[str, Any]) -> str | None:

@@ -128,6 +128,6 @@ def test_lookup():
     assert isinstance(make_reward("execution_reward", all_or_nothing=True), partial)
     with pytest.raises(
         ValueError,
-        match=r"'speed_reward' is unknown\. Use one of 'execution_reward', 'collaboration_reward', 'graded_reward', ",
+        match=r"'speed_reward' is unknown\. Use one of 'execution_reward', 'divided_work_reward', 'collaboration_reward', ",
     ):
         make_reward("speed_reward")

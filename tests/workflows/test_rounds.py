@@ -101,7 +101,11 @@ def test_collaboration_solution_joins_the_parts():
     replies = {"helper": f"Sure:\n```python\n{AUX}\n```", "main": f"```python\nimport math\n\n{MAIN}\n```"}
     assert workflow.solution(PROBLEM, replies) == f"{AUX}\n\n\nimport math\n\n{MAIN}"
     assert workflow.solution(PROBLEM, {"helper": "No.", "main": MAIN}) == MAIN
-    assert workflow.solution(PROBLEM, {"helper": AUX, "main": "No."}) == AUX
+    for helper in (AUX, f"{AUX}\n\n{MAIN}"):  # a helper does not answer for main
+        assert workflow.solution(PROBLEM, {"helper": helper, "main": "No."}) == ""
+        assert workflow.solution(PROBLEM, {"helper": helper, "main": "def other(xs):\n    return 0"}).startswith(
+            "def other"
+        )
 
 
 def test_three_agents_collaborate():
