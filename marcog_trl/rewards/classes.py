@@ -20,8 +20,7 @@ from marcog_trl.rewards.verdicts import (
 )
 
 
-METHODS = 2.0
-TESTS_PASSED = 4.0
+TESTS_PASSED = 6.0
 OVERLAP = -1.0
 
 
@@ -41,9 +40,10 @@ def class_reward(
     """
     Reward of the `classeval` workflow, at most 6.0:
 
-    * + 2 · share of the methods to write that at least one agent wrote (stubs do not count);
-    * + 4 · fraction of the tests that the class passes;
-    * − share of these methods that more than one agent wrote.
+    * + 6 · fraction of the tests that the class passes;
+    * − share of the methods to write that more than one agent wrote (stubs do not count).
+
+    Which methods an agent wrote is logged, but earns nothing: a method may be `x = 0`, and only tests tell.
 
     In trainers of a single agent, the completion holds the class.
 
@@ -80,9 +80,9 @@ def class_reward(
 
     results = run_tests(problems, solutions, verdicts, executor)
     rewards = []
-    for verdict, written, shared in zip(results, methods, overlap, strict=True):
-        assert verdict is not None and written is not None and shared is not None
-        reward = METHODS * written + TESTS_PASSED * verdict.passed / verdict.total + OVERLAP * shared
+    for verdict, shared in zip(results, overlap, strict=True):
+        assert verdict is not None and shared is not None
+        reward = TESTS_PASSED * verdict.passed / verdict.total + OVERLAP * shared
         rewards.append(reward_or_failure(verdict, reward))
     components = {"methods": methods, "overlap": overlap, **by_agent, **test_components(results)}
     log_means(log_metric, "class_reward", components, turn)

@@ -70,42 +70,52 @@ def score(replies, **kwargs):
 
 
 CASES = {
-    # name: (first agent, second agent, methods, tests, overlap)
-    "all there is": (f"{PUT}\n\n{TAKE}", f"{RENAME}\n\n{DESCRIBE}", 1, 1, 0),
-    "one agent writes all": (ALL, "I cannot.", 1, 1, 0),
-    "both write all": (ALL, ALL, 1, 1, 1),
-    "one method twice": (f"{PUT}\n\n{TAKE}", f"{TAKE}\n\n{RENAME}\n\n{DESCRIBE}", 1, 1, 1 / 4),
-    "one method missing": (f"{PUT}\n\n{TAKE}", RENAME, 3 / 4, 3 / 4, 0),
-    "one method broken": (f"{PUT}\n\n{TAKE}", f"{RENAME}\n\n{BROKEN}", 3 / 4, 3 / 4, 0),
-    "broken here, right there": (f"{PUT}\n\n{TAKE}\n\n{BROKEN}", f"{RENAME}\n\n{DESCRIBE}", 1, 1, 0),
-    "one method wrong": (f"{PUT}\n\n{PUT.replace('put', 'take')}", f"{RENAME}\n\n{DESCRIBE}", 1, 3 / 4, 0),
-    "nobody": ("I cannot.", "", 0, 1 / 4, 0),
-    "stubs": (SKELETON, SKELETON, 0, 1 / 4, 0),
+    # name: (first agent, second agent, tests, overlap)
+    "all there is": (f"{PUT}\n\n{TAKE}", f"{RENAME}\n\n{DESCRIBE}", 1, 0),
+    "one agent writes all": (ALL, "I cannot.", 1, 0),
+    "both write all": (ALL, ALL, 1, 1),
+    "one method twice": (f"{PUT}\n\n{TAKE}", f"{TAKE}\n\n{RENAME}\n\n{DESCRIBE}", 1, 1 / 4),
+    "one method missing": (f"{PUT}\n\n{TAKE}", RENAME, 3 / 4, 0),
+    "one method broken": (f"{PUT}\n\n{TAKE}", f"{RENAME}\n\n{BROKEN}", 3 / 4, 0),
+    "broken here, right there": (f"{PUT}\n\n{TAKE}\n\n{BROKEN}", f"{RENAME}\n\n{DESCRIBE}", 1, 0),
+    "one method wrong": (f"{PUT}\n\n{PUT.replace('put', 'take')}", f"{RENAME}\n\n{DESCRIBE}", 3 / 4, 0),
+    "nobody": ("I cannot.", "", 1 / 4, 0),
+    "stubs": (SKELETON, SKELETON, 1 / 4, 0),
     "the class, each a part": (
         f"{SKELETON}\n{indent(ALL, '    ')}".replace(indent(RENAME, "    "), "").replace(indent(DESCRIBE, "    "), ""),
         f"{SKELETON}\n{indent(RENAME, '    ')}\n\n{indent(DESCRIBE, '    ')}",
-        1, 1, 0,
+        1, 0,
     ),
     "the constructor twice": (
         f"class Account:\n    def __init__(self):\n        self.balance = 0\n{indent(PUT, '    ')}",
         f"class Account:\n    def __init__(self):\n        self.balance = 1 - 1\n{indent(TAKE, '    ')}",
-        1 / 2, 3 / 4, 0,
+        3 / 4, 0,
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_parts(executor, name):
-    first, second, methods, tests, overlap = CASES[name]
+    first, second, tests, overlap = CASES[name]
     reward = score({"coder": first, "coder2": second}, executor=executor)
-    assert reward == pytest.approx(2 * methods + 4 * tests - overlap)
+    assert reward == pytest.approx(6 * tests - overlap)
+
+
+@pytest.mark.parametrize("line", ["x = 0", "self", "return None", "del self", "while False: pass", "raise ValueError"])
+def test_a_method_that_does_nothing_earns_nothing(executor, line):
+    names = ("put", "take", "rename", "describe")
+    idle = [f"def {name}(self, *args):\n    {line}" for name in names]
+    nobody = score({"coder": "I cannot.", "coder2": ""}, executor=executor)
+    assert score({"coder": "\n\n".join(idle[:2]), "coder2": "\n\n".join(idle[2:])}, executor=executor) == nobody
+    half = score({"coder": f"{PUT}\n\n{TAKE}", "coder2": ""}, executor=executor)
+    assert score({"coder": f"{PUT}\n\n{TAKE}", "coder2": "\n\n".join(idle[2:])}, executor=executor) == half
 
 
 def test_one_completion_holds_the_class(executor):
     completions = {
         f"class Account:\n    def __init__(self):\n        self.balance = 0\n\n{indent(ALL, '    ')}": 6.0,
-        f"Here:\n```python\n{SKELETON}\n{indent(PUT, '    ')}\n```": 2 / 4 + 4 * 2 / 4,
-        SKELETON: 4 / 4,
+        f"Here:\n```python\n{SKELETON}\n{indent(PUT, '    ')}\n```": 6 * 2 / 4,
+        SKELETON: 6 * 1 / 4,
     }
     columns = {name: [value] * len(completions) for name, value in PROBLEM.items()}
     rewards = class_reward([SKELETON] * 3, list(completions), executor=executor, **columns)
