@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,9 +11,9 @@ from marcog_trl.agents import Prompt
 from marcog_trl.execution import CodeExecutor, Job, Verdict
 from marcog_trl.parsing.syntax import combine
 from marcog_trl.problems.schema import make_job
-from marcog_trl.rewards import experiments
 from marcog_trl.rewards.collaboration import COMBINATION_PARSES, HELPER_DEFINED, MAIN_DEFINED
 from marcog_trl.rewards.division import Division, read_division
+from marcog_trl.rewards.experiments import experiment
 from marcog_trl.rewards.requirements import needs_entry_point, needs_tests
 from marcog_trl.rewards.values import InfrastructureFailure
 from marcog_trl.rewards.verdicts import (
@@ -30,7 +29,6 @@ from marcog_trl.rewards.verdicts import (
 
 
 DIVIDED = 1.5
-_SOURCE = inspect.getsource(experiments)
 
 
 @needs_entry_point
@@ -155,15 +153,10 @@ def _programs(division: Division, name: str) -> tuple[str, str, str]:
     before, after = division.around(name)
     helpers = combine(before, after) if division.by_one_agent else combine(*division.helpers.values())
     return (
-        combine(before, _experiment("frozen", name, name), after),
-        combine(before, _experiment("changed", name, name), after),
-        combine(helpers, _experiment("alone", name, division.entry_point)),
+        combine(before, experiment("frozen", name), after),
+        combine(before, experiment("changed", name), after),
+        combine(helpers, experiment("alone", name, target=division.entry_point)),
     )
-
-
-def _experiment(function: str, helper: str, target: str) -> str:
-    """Code that binds `target` to a helper after a function of `experiments`. The main agent's code cannot replace it."""
-    return f"__scope = {{}}\nexec({_SOURCE!r}, __scope)\n{target} = __scope[{function!r}]({helper})\ndel __scope"
 
 
 @dataclass(frozen=True)

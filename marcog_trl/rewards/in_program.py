@@ -1,8 +1,9 @@
 """
-Experiments with a helper, to see whether the program that calls it needs what it returns.
+Experiments with a function, to see whether a program or a test needs what it returns.
 
-The source of this file runs in the process of an untrusted program, in a namespace of its own, see [`experiment`]. So it
-imports the standard library only, and nothing that it returns is believed: what counts are the verdicts of the tests.
+The source of this file runs in the process of an untrusted program, in a namespace of its own, see
+[`~marcog_trl.rewards.experiments.experiment`]. So it imports the standard library only, and nothing that it returns is
+believed: what counts are the verdicts of the tests.
 """
 
 import copy
@@ -69,6 +70,37 @@ def alone(helper: Callable) -> Callable:
         return list(value) if isinstance(value, Iterator) else value
 
     return entry_point
+
+
+def above(function: Callable, examples: list[list[Any]]) -> Callable:
+    """
+    A function that is right about examples only, given by their arguments. Otherwise it returns another value, of the same type if
+    there is one: numbers are larger, containers longer.
+    """
+    return right_about(examples, function, 0)
+
+
+def below(function: Callable, examples: list[list[Any]]) -> Callable:
+    """As [`above`], with still other values: numbers have the other sign."""
+    return right_about(examples, function, 1)
+
+
+def right_about(examples: list[list[Any]], function: Callable, turn: int) -> Callable:
+    @functools.wraps(function)
+    def stand_in(*args: Any, **kwargs: Any) -> Any:
+        known = any(same([*args, *kwargs.values()], example) for example in examples)
+        value = function(*args, **kwargs)
+        value = list(value) if isinstance(value, Iterator) else value
+        if known:
+            return value
+        if value is None:
+            return turn
+        if type(value) in (str, list, tuple, set, frozenset) and not value:
+            return type(value)("az"[turn])
+        other = another(value, turn, longer=True)
+        return None if same(other, value) else other
+
+    return stand_in
 
 
 def replaced(helper: Callable, choose: Callable[[Any, Any], Any]) -> Callable:

@@ -66,6 +66,52 @@ def test_asserts_that_earn_nothing(executor):
     )
 
 
+WITH_EXAMPLE = 'def add(a, b):\n    """Add.\n\n    >>> add(1, 1)\n    2\n    """\n'
+WITHOUT_KNOWING = {
+    "not what the bug returns": "assert add(2, 1) != 1",
+    "nor other usual values": "assert add(2, 1) not in (None, 0, 1)",
+    "several": "assert [add(a, 1) for a in (2, 3)] != [1, 2]",
+    "not as small": "assert add(2, 1) > 1",
+    "the example": "assert add(1, 1) == 2",
+    "the example in another form": "assert add(b=1, a=2 - 1) in [2]",
+    "the example twice": "assert add(1, 1) + add(1, 1) == 4",
+}
+
+
+def test_asserts_that_need_no_knowledge_of_the_result_earn_nothing(executor):
+    def testers(texts, prompt):
+        count = len(texts)
+        columns = {name: [value] * count for name, value in PROBLEM.items()}
+        replies = [{"tester": text, "fixer": ""} for text in texts]
+        rewards = bugfix_reward(
+            [prompt] * count, [MOSTLY_RIGHT] * count, replies=replies, executor=executor, **columns
+        )
+        return [reward["tester"] for reward in rewards]
+
+    rewards = testers(list(WITHOUT_KNOWING.values()), WITH_EXAMPLE)
+    assert dict(zip(WITHOUT_KNOWING, rewards, strict=True)) == dict.fromkeys(WITHOUT_KNOWING, pytest.approx(0.4))
+    knowing = ["assert add(2, 1) == 3", "assert add(1, 1) == 2 and add(2, 1) == 3", "assert abs(add(2, 1) - 3) < 0.1"]
+    assert testers(knowing, WITH_EXAMPLE) == pytest.approx([0.9] * 3)
+    chat = [{"role": "system", "content": "Think."}, {"role": "user", "content": WITH_EXAMPLE}]
+    assert testers(["assert add(1, 1) == 2", "assert add(2, 1) == 3"], chat) == pytest.approx([0.4, 0.9])
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [("None", "0"), ("[]", "[a]"), ("''", "'a'"), ("True", "False"), ("{a: b}", "{}"), ("a + 0.5", "a"), ("'ab'", "'b'"),
+     ("{a, b}", "{a}"), ("(a, b)", "(b, a)"), ("iter([a])", "[b]")],
+)  # fmt: skip
+def test_any_result_can_be_tested(executor, right, wrong):
+    problem = PROBLEM | {f"{kind}_solution": f"def add(a, b):\n    return {value}" for kind, value in (("canonical", right), ("buggy", wrong))}  # fmt: skip
+    value, other = (eval(source, {"a": 3, "b": 4}) for source in (right, wrong))
+    value = [3] if right.startswith("iter") else value
+    call = "list(add(3, 4))" if right.startswith("iter") else "add(3, 4)"
+    texts = [f"assert {call} == {value!r}", f"assert {call} != {other!r}"]
+    rewards = score(texts, executor=executor, problem=problem)
+    knows_both = isinstance(value, bool)  # what is not False is True
+    assert [2 * (reward["tester"] - reward["fixer"] / 2) for reward in rewards] == [1, knows_both]
+
+
 def test_what_is_beside_the_assert_is_not_run(executor):
     texts = {
         "def add(a, b):\n    return 2\nassert add(1, 1) == 2": 0.9,
@@ -85,25 +131,25 @@ def test_one_call_of_the_executor_without_what_is_known(scripted):
     passed, failed = Verdict("passed", 1, 1), Verdict("failed", 0, 1)
     text = "assert add(1, 1) == 2"
     on_bug = Job(BUGGY, (text,), entry_point="add", test_timeout=1.0)
-    executor = scripted(
-        Verdict("failed", 4, 5), passed, failed
-    )  # the solution, the reference, the other assert on the bug
     known = [[(on_bug, failed)]] * 2 + [[]]
     rewards = score(
         [text, text, "assert add(2, 2) == 4"],
-        executor=scripted(Verdict("failed", 4, 5), failed, passed, passed),
+        # the solution, the reference, two other programs, and the other assert on four programs
+        executor=scripted(Verdict("failed", 4, 5), passed, failed, failed, failed, passed, failed, failed),
         verdicts=known,
     )
     assert [reward["tester"] for reward in rewards] == pytest.approx([0.9] * 3)
-    executor = scripted(Verdict("failed", 4, 5), passed)
+    executor = scripted(Verdict("failed", 4, 5), passed, failed, failed)
     score([text, text], executor=executor, verdicts=known[:2])
-    [[solution, reference]] = executor.calls
-    assert (solution.code, reference.code, reference.tests) == (MOSTLY_RIGHT, REFERENCE, (text,))
+    [[solution, reference, above, below]] = executor.calls
+    assert (solution.code, reference.code) == (MOSTLY_RIGHT, REFERENCE)
+    assert above.code != below.code and {job.tests for job in (reference, above, below)} == {(text,)}
 
 
-@pytest.mark.parametrize("lost", range(3))
+@pytest.mark.parametrize("lost", range(5))
 def test_failure_of_the_executor_is_no_reward(scripted, lost):
-    verdicts = [Verdict("failed", 4, 5), Verdict("failed", 0, 1), Verdict("passed", 1, 1)]
+    passed, failed = Verdict("passed", 1, 1), Verdict("failed", 0, 1)
+    verdicts = [Verdict("failed", 4, 5), failed, passed, failed, failed]
     verdicts[lost] = Verdict("infrastructure", 0, 1, message="no worker")
     [reward] = score(["assert add(1, 1) == 2"], executor=scripted(*verdicts))
     assert isinstance(reward, InfrastructureFailure) and reward.reason
@@ -117,6 +163,7 @@ def test_components_are_logged(executor):
         "usable_assert": 0.75,
         "fails_on_bug": 0.5,
         "passes_on_reference": 0.5,
+        "fails_on_others": 0.75,
         "discriminates": 0.25,
         "tests_passed": 4.0,
         "tests_total": 5.0,

@@ -14,7 +14,7 @@ def problems():
 
 
 def scripted(tiny_model, path, problems, trainer_class, **options):
-    """A trainer whose testers write the first test of the problem or nothing useful, and whose fixers correct the code or do not."""
+    """A trainer whose testers write the second test of the problem or nothing useful, and whose fixers correct the code or do not."""
     trainer = teams.make(
         tiny_model, path, trainer_class, reward="bugfix_reward", data=problems, workflow="bugfix", isolation="best_effort",
         max_completion_length=128, **options,
@@ -24,7 +24,7 @@ def scripted(tiny_model, path, problems, trainer_class, **options):
         return [*trainer.processing_class(text)["input_ids"], trainer.processing_class.eos_token_id]
 
     # Rows: two problems, one after the other; of each, two episodes of the agent that speaks
-    testers = [ids(text) for row in problems for text in (row["test"][0], "I cannot.")]
+    testers = [ids(text) for row in problems for text in (row["test"][1], "I cannot.")]
     fixers = [ids(row[column]) for row in problems for column in ("canonical_solution", "buggy_solution")]
     teams.recite(trainer, testers, fixers)
     return trainer
@@ -41,14 +41,14 @@ def test_each_agent_has_its_reward(tiny_model, tmp_path, problems, trainer_class
     solved = [
         sum(run_test(row["buggy_solution"], test) for test in row["test"]) / len(row["test"]) for row in problems
     ]
-    shown = [not run_test(row["buggy_solution"], row["test"][0]) for row in problems]
+    shown = [not run_test(row["buggy_solution"], row["test"][1]) for row in problems]
     fixer = (sum(solved) + 2) / 4
     [tester] = teams.logged(trainer, "agents/tester/reward")
     assert teams.logged(trainer, "agents/fixer/reward") == [pytest.approx(fixer)]
     assert tester == pytest.approx(fixer / 2 + sum(shown) / 8)
     assert teams.logged(trainer, "bugfix_reward/discriminates") == [pytest.approx(sum(shown) / 4)]
-    # One call for the asserts on the bugs, one for the solutions, and one for the asserts on the references
-    assert calls == [2, 4, 2]
+    # One call for the asserts on the bugs, one for the solutions, and one for the asserts on references and other programs
+    assert calls == [2, 4, 6]
 
 
 def run_test(program, test):
