@@ -121,7 +121,7 @@ def read_setup(
         problems = train.select(range(min(PROBLEMS_TO_PLAY, len(train))))
         tokenizer = AutoTokenizer.from_pretrained(name, **where)
         prompt_tokens, width, alike = rehearse(
-            workflow, problems, tokenizer, args.max_completion_length, args.chat_template_kwargs
+            workflow, problems, tokenizer, args.max_completion_length, args.chat_template_kwargs, args.system_prompt
         )
     outline._check_tree(problems)
     _fit_batches(outline, machine.num_processes)

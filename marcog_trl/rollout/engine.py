@@ -17,6 +17,7 @@ from typing import Any, Protocol, cast
 
 from marcog_trl.agents import Advisor, Consult, Execute, Prompt, Workflow
 from marcog_trl.execution import CodeExecutor, shared_executor
+from marcog_trl.rollout.chats import as_text, render
 from marcog_trl.rollout.player import EpisodePlayer
 from marcog_trl.rollout.records import AsGiven, Episode, Request, Response, Row
 from marcog_trl.rollout.tree import Level, Tree
@@ -308,8 +309,8 @@ def encode_prompts(processing_class: Any, prompts: list[Prompt], **chat_template
     """
     Tokenize prompts for generation.
 
-    Chat messages go through the chat template. If the tokenizer has none (base models), their contents are joined with
-    blank lines. Plain text is tokenized as text.
+    Chat messages go through the chat template ([`~marcog_trl.rollout.chats.render`]). If the tokenizer has none (base models),
+    they become plain text that ends with `Answer:`. Plain text is tokenized as text.
 
     Problems, replies and feedback cannot inject special tokens: `<|im_end|>` inside a message is tokenized as text. Special
     tokens come from the chat template and the tokenizer only, and, as in TRL, from text prompts that the dataset gives
@@ -322,6 +323,9 @@ def encode_prompts(processing_class: Any, prompts: list[Prompt], **chat_template
 
     Returns:
         `list[list[int]]`: B lists of token ids, without padding.
+
+    Raises:
+        ValueError: If the chat template refuses a prompt.
     """
     cut = _Cutter(processing_class, repr(prompts), chat_template_kwargs)
     ids: list[list[int]] = []
@@ -329,10 +333,9 @@ def encode_prompts(processing_class: Any, prompts: list[Prompt], **chat_template
         if isinstance(prompt, str):
             text = prompt if isinstance(prompt, AsGiven) else cut(prompt)
         elif processing_class.chat_template:
-            options = {"add_generation_prompt": True, **chat_template_kwargs}
-            text = processing_class.apply_chat_template(cut(prompt), tokenize=False, **options)
+            text = render(processing_class, cut(prompt), **{"add_generation_prompt": True, **chat_template_kwargs})
         else:
-            text = "\n\n".join(cut(message["content"]) for message in prompt) + "\n"
+            text = as_text(cut(prompt))
         in_template = not isinstance(prompt, str) and bool(processing_class.chat_template)
         ids.append(_encode_pieces(processing_class, text.split(_CUT), add_special_tokens=not in_template))
     return ids

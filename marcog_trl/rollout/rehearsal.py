@@ -7,6 +7,7 @@ from typing import Any
 
 from marcog_trl.agents import Consult, Execute, Prompt, Slot, Workflow
 from marcog_trl.execution.jobs import unusable
+from marcog_trl.rollout.chats import with_system_prompt
 from marcog_trl.rollout.engine import encode_prompts
 from marcog_trl.rollout.player import EpisodePlayer
 
@@ -17,6 +18,7 @@ def rehearse(
     tokenizer: Any,
     reply_tokens: int,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    system_prompt: str | None = None,
 ) -> tuple[int, int, bool]:
     """
     Plays a workflow with long replies. All tests fail.
@@ -27,6 +29,7 @@ def rehearse(
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The tokenizer.
         reply_tokens (`int`): Length of a reply.
         chat_template_kwargs (`Mapping`, *optional*): Arguments of the chat template.
+        system_prompt (`str`, *optional*): System message of prompts that have none.
 
     Returns:
         `tuple[int, int, bool]`: Tokens of the longest prompt, the most agents that speak at the same moment, and whether some
@@ -37,7 +40,8 @@ def rehearse(
     reply = f"```python\ndef f(value):\n{line * lines}    return total\n```"
     stages = [stage for problem in problems for stage in _stages(workflow, problem, reply)]
     prompts = list({repr(prompt): prompt for stage in stages for prompt in stage.values()}.values())
-    ids = encode_prompts(tokenizer, prompts, **(chat_template_kwargs or {}))
+    chats = [with_system_prompt(prompt, system_prompt) for prompt in prompts]
+    ids = encode_prompts(tokenizer, chats, **(chat_template_kwargs or {}))
     alike = any(len(set(map(repr, stage.values()))) < len(stage) for stage in stages)
     return max(map(len, ids)), max(map(len, stages)), alike
 

@@ -27,7 +27,7 @@ MODEL_FILES = ("model.safetensors", "model.safetensors.index.json")  # one of th
 TEAM_FORMAT = 1
 # Settings that change what a saved team generates
 _SAVED_SETTINGS = (
-    "workflow", "num_turns", "num_agents", "roles", "endpoints", "centralized", "class_split", "feedback", "visible_tests", "expert_model",
+    "workflow", "num_turns", "num_agents", "roles", "system_prompt", "endpoints", "centralized", "class_split", "feedback", "visible_tests", "expert_model",
     "expert_base_url", "full_finetuning", "critic", "critic_backprop", "parameter_sharing",
     "latent_scope", "latent_size", "sigma_min", "max_completion_length", "temperature", "top_p", "top_k", "min_p",
     "repetition_penalty", "generation_kwargs", "chat_template_kwargs", "early_termination_threshold",

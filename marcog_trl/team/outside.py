@@ -12,6 +12,7 @@ from marcog_trl.agents import Workflow
 from marcog_trl.checks import nearest
 from marcog_trl.endpoints import Endpoint, EndpointClient, EndpointError
 from marcog_trl.parsing.prompts import messages_of
+from marcog_trl.rollout.chats import with_system_prompt
 from marcog_trl.rollout.engine import Generate
 from marcog_trl.rollout.records import Row
 
@@ -70,7 +71,8 @@ class OutsideAgents:
         """Sets `outside` on the rows of agents behind endpoints: one batch of requests per endpoint."""
         for client in dict.fromkeys(self._client_of.values()):
             asked = [row for row in rows if self._client_of.get(row.slot.agent) is client]
-            chats = [messages_of(row.prompt) for row in asked]
+            system_prompt = self._team.settings.system_prompt
+            chats = [messages_of(with_system_prompt(messages_of(row.prompt), system_prompt)) for row in asked]
             answers = client.ask(chats, share_equal=client.endpoint.temperature == 0)
             for row, answer in zip(asked, answers, strict=True):
                 row.outside = answer

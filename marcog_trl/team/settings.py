@@ -58,6 +58,9 @@ class PlaySettings:
         default=None,
         metadata={"help": "Role texts that replace the default ones, by agent name, as a mapping or JSON."},
     )
+    system_prompt: str | None = field(
+        default=None, metadata={"help": "System message of every chat prompt that has none."}
+    )
     endpoints: dict[str, Any] | str | None = field(
         default=None,
         metadata={
@@ -110,6 +113,8 @@ class PlaySettings:
             ValueError: If a field has an unknown value, or a model for `feedback="expert_edits"` is missing.
         """
         check_choice("feedback", self.feedback, FEEDBACK_MODES)
+        if self.system_prompt is not None and not str(self.system_prompt).strip():
+            raise ValueError(f"system_prompt={self.system_prompt!r} is blank. Set system_prompt=None, or a text.")
         if self.class_split is not None:
             check_choice("class_split", self.class_split, ("random", "pick", "one"))
         check_choice("isolation", self.isolation, ISOLATION_LEVELS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -18,6 +19,7 @@ from marcog_trl.agents import Tools, Workflow
 from marcog_trl.execution import CodeExecutor
 from marcog_trl.parsing.replies import code_in
 from marcog_trl.problems.schema import list_faults, solution_job
+from marcog_trl.rollout.chats import end_of_turn, with_system_prompt
 from marcog_trl.rollout.engine import encode_prompts, play, play_tree
 from marcog_trl.rollout.records import Episode, Row
 from marcog_trl.rollout.tree import Tree
@@ -84,10 +86,14 @@ class Team:
         declared = [declared] if isinstance(declared, int) else declared or []
         own = tokenizer.eos_token_id
         self.eos_token_ids = declared if own in declared else [own, *declared]
+        end = end_of_turn(tokenizer, settings.chat_template_kwargs or {})
+        if end is not None and end not in self.eos_token_ids:
+            self.eos_token_ids = [*self.eos_token_ids, end]
         self.generation_config = settings.generation_config(
             tokenizer.pad_token_id, tokenizer.bos_token_id, self.eos_token_ids
         )
         self._executor = executor
+        self._warned_of_context = False
         self._outside = OutsideAgents(workflow, self)
         self._contexts = None if modules is None else AgentContexts(self, modules)
         self.tools: ToolLoop | None = None
@@ -314,7 +320,9 @@ class Team:
         options = self.settings.chat_template_kwargs or {}
         return {
             "generate": begin if reply is not None else self._outside.beside(speaks),
-            "encode": functools.partial(encode_prompts, self.tokenizer, **options),
+            "encode": lambda prompts: encode_prompts(
+                self.tokenizer, [with_system_prompt(p, self.settings.system_prompt) for p in prompts], **options
+            ),
             "decode": functools.partial(self.tokenizer.batch_decode, skip_special_tokens=True),
             "executor": lambda: self.executor,
             "total": self.total,
@@ -324,7 +332,25 @@ class Team:
         """Generates one stage in one call. Without rows, takes part in the call of the other processes."""
         return self._generate(rows), None
 
+    def _check_context(self, rows: list[Row]) -> None:
+        """Warns once if replies may exceed the model's context."""
+        config = self.model.config.get_text_config()
+        context = config.to_dict().get(config.attribute_map.get("max_position_embeddings", "max_position_embeddings"))
+        rows = [row for row in rows if not row.completion_ids]  # not those that go on after a call of a tool
+        longest = max(rows, key=lambda row: len(row.prompt_ids), default=None)
+        if longest is None or context is None or self._warned_of_context:
+            return
+        if len(longest.prompt_ids) + self.settings.max_completion_length > context:
+            self._warned_of_context = True
+            warnings.warn(
+                f"A prompt of agent {longest.slot.agent!r} has {len(longest.prompt_ids)} tokens, which with "
+                f"max_completion_length={self.settings.max_completion_length} exceeds the model's context of {context} tokens. Shorten "
+                "the prompts, or lower max_completion_length.",
+                stacklevel=2,
+            )
+
     def _generate(self, rows: list[Row], sampler: KeyedSampler | None = None) -> list[list[int]]:
+        self._check_context(rows)
         prompt_ids = [row.prompt_ids for row in rows] or [[self.tokenizer.eos_token_id]]
         inputs = self.tokenizer.pad({"input_ids": prompt_ids}, padding_side="left", return_tensors="pt")
         with torch.no_grad(), self.generating(rows, sampler), self._unwrapped() as model:

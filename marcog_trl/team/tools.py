@@ -27,6 +27,7 @@ from trl.trainer.utils import start_event_loop_in_daemon
 
 from marcog_trl.agents import Tools, Workflow
 from marcog_trl.execution import python_tool, shared_executor
+from marcog_trl.rollout.chats import with_system_prompt
 from marcog_trl.rollout.engine import Generate, encode_prompts
 from marcog_trl.rollout.records import Row
 from marcog_trl.team.agent_contexts import AgentContexts
@@ -79,6 +80,7 @@ class ToolLoop(GRPOTrainer):
         kept = is_chat_template_prefix_preserving(tokenizer)
         self.chat_template = None if kept else get_training_chat_template(tokenizer)
         self.chat_template_kwargs = settings.chat_template_kwargs or {}
+        self._system_prompt = settings.system_prompt
         self.max_completion_length = settings.max_completion_length
         limit = settings.max_tool_calling_iterations
         self.max_tool_calling_iterations = sys.maxsize if limit is None else limit
@@ -134,7 +136,7 @@ class ToolLoop(GRPOTrainer):
             if key not in known:
                 [known[key]] = encode_prompts(
                     self._tokenizer,
-                    [row.prompt],
+                    [with_system_prompt(row.prompt, self._system_prompt)],
                     tools=list(tools),
                     chat_template=self.chat_template,
                     **self.chat_template_kwargs,

@@ -405,7 +405,12 @@ def plan_trainer(trainer: MultiAgentTrainer, gpu_memory: float | None = None) ->
     )
     problems = [row for row, _ in zip(cast(Iterable, trainer.train_dataset), range(PROBLEMS_TO_PLAY), strict=False)]
     prompt_tokens, width, alike = rehearse(
-        trainer.workflow, problems, trainer._tokenizer, args.max_completion_length, args.chat_template_kwargs
+        trainer.workflow,
+        problems,
+        trainer._tokenizer,
+        args.max_completion_length,
+        args.chat_template_kwargs,
+        args.system_prompt,
     )
     described = base.config.to_dict()
     stored = described.pop("quantization_config", None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
@@ -32,10 +31,25 @@ class TrainingTeam(Team):
     def __init__(self, trainer: MultiAgentTrainer, **options: Any):
         super().__init__(trainer.accelerator.unwrap_model(trainer.model), trainer._tokenizer, **options)
         self._trainer = trainer
-        self._warned_of_context = False
         self.masks_failures = trainer.args.on_reward_error == "mask"
         if not trainer.use_vllm:
             self.generation_config = trainer.generation_config
+        ends = [
+            token for token in self.eos_token_ids if token not in trainer.eos_token_ids
+        ]  # of the chat template alone
+        if ends:
+            self._stop_at(ends)
+
+    def _stop_at(self, ends: list[int]) -> None:
+        """Ends TRL's replies at these tokens, too."""
+        trainer = self._trainer
+        trainer.eos_token_ids = self.eos_token_ids
+        given = cast(dict[str, Any], trainer.args.generation_kwargs or {})
+        if trainer.use_vllm:
+            trainer.vllm_generation.generation_kwargs = {"stop_token_ids": ends, **given}
+        elif "eos_token_id" not in given:
+            trainer.generation_config.eos_token_id = self.eos_token_ids
+            trainer.generation_kwargs["eos_token_id"] = self.eos_token_ids
 
     def play(self, *args: Any, **options: Any) -> list[Episode]:
         if self._trainer.environment_factories is not None and "tools_of" not in options:
@@ -61,22 +75,6 @@ class TrainingTeam(Team):
         ):
             completion_ids, logprobs = trainer._generate_single_turn(prompt_ids, None, {}, 1)
         return completion_ids, logprobs
-
-    def _check_context(self, rows: list[Row]) -> None:
-        """Warns once if replies may exceed the model's context."""
-        context = self.model.config.get_text_config().to_dict().get("max_position_embeddings")
-        rows = [row for row in rows if not row.completion_ids]  # not those that go on after a call of a tool
-        longest = max(rows, key=lambda row: len(row.prompt_ids), default=None)
-        if longest is None or context is None or self._warned_of_context:
-            return
-        if len(longest.prompt_ids) + self.settings.max_completion_length > context:
-            self._warned_of_context = True
-            warnings.warn(
-                f"A prompt of agent {longest.slot.agent!r} has {len(longest.prompt_ids)} tokens, which with "
-                f"max_completion_length={self.settings.max_completion_length} exceeds the model's context of {context} tokens. Shorten "
-                "the prompts, or lower max_completion_length.",
-                stacklevel=2,
-            )
 
     @contextmanager
     def _kept_as_it_is(self) -> Iterator[None]:

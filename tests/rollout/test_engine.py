@@ -529,7 +529,8 @@ class TestSpecialTokensInText:
             expected = (
                 tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False) if template else ""
             )
-            assert tokenizer.decode(ids) == (expected or "\n\n".join(m["content"] for m in chat) + "\n")
+            said, reply, told = (message["content"] for message in chat)
+            assert tokenizer.decode(ids) == (expected or f"{said}\n\nAnswer:\n{reply}\n\n{told}\n\nAnswer:\n")
 
     def test_in_text_that_a_workflow_writes(self, tokenizer):
         [ids] = encode_prompts(tokenizer, [self.SPELLED])
@@ -629,11 +630,14 @@ class TestEncodePrompts:
         assert encode_prompts(tokenizer, texts) == tokenizer(texts)["input_ids"]
         assert [tokenizer.decode(ids) for ids in encode_prompts(tokenizer, texts)] == texts
 
-    def test_without_a_template_the_contents_are_joined(self, tokenizer, tiny_model):
+    def test_without_a_template_replies_are_answers(self, tokenizer, tiny_model):
         base = AutoTokenizer.from_pretrained(tiny_model)
         base.chat_template = None
         mixed = [self.CHAT, "assert"]
-        assert [base.decode(ids) for ids in encode_prompts(base, mixed)] == ["def f(x):\n\nreturn\n", "assert"]
+        assert [base.decode(ids) for ids in encode_prompts(base, mixed)] == [
+            "def f(x):\n\nAnswer:\nreturn\n\nAnswer:\n",
+            "assert",
+        ]
 
     def test_special_tokens_come_from_the_template_or_from_the_tokenizer(self, tiny_model):
         tokenizer = AutoTokenizer.from_pretrained(tiny_model)
@@ -645,7 +649,7 @@ class TestEncodePrompts:
         assert tokenizer.decode(chat) == "<|user|>def f(x):<|end|><|assistant|>"
         assert tokenizer.decode(text) == "<|system|>assert"
         tokenizer.chat_template = None
-        assert tokenizer.decode(encode_prompts(tokenizer, [self.CHAT[:1]])[0]) == "<|system|>def f(x):\n"
+        assert tokenizer.decode(encode_prompts(tokenizer, [self.CHAT[:1]])[0]) == "<|system|>def f(x):\n\nAnswer:\n"
 
     def test_template_arguments_are_passed_on(self, tiny_model):
         tokenizer = AutoTokenizer.from_pretrained(tiny_model)
