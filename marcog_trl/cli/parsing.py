@@ -193,6 +193,8 @@ def read_training_arguments(
         with args.main_process_first(desc="build the embedded model"):
             build = build_default_model if model.model_name_or_path == MODEL_NAME else build_bugs_model
             model.model_name_or_path = build()
+        if args.workflow == "single" and args.roles is None:
+            args.roles = {"solver": ""}  # a chat with another text than those of its agents means nothing to it
     loading = {
         "dtype": model.dtype,
         "revision": model.model_revision,
@@ -328,6 +330,9 @@ def _drop_replaced(of_file: Mapping[str, Any], given: Mapping[str, Any]) -> dict
 
 def _fix(ours: dict[str, Any], recipe: TrainingRecipe, fields_given: Collection[str]) -> None:
     """Replaces settings of a file by the recipe's fixed settings."""
+    fixed = recipe.fixed.get("workflow")
+    if fixed and ours.get("workflow", fixed) != fixed and "roles" not in fields_given:
+        ours.pop("roles", None)  # the agents of a file's own workflow are others
     for name, value in recipe.fixed.items():
         if name in fields_given and str(ours.get(name, value)) != str(value):
             raise ValueError(

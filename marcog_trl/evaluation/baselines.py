@@ -71,7 +71,8 @@ def single_agent(
         workflow, trust_remote_code: As in [`Team.from_pretrained`]. The workflow is asked for the number of its replies.
         base_model (`str`, *optional*): Name or path of the base model. Defaults to the one that the team was saved with.
         **settings: Fields of [`TeamSettings`] that override the saved ones, such as `temperature`.
-            `max_completion_length` is the length of one reply of the team.
+            `max_completion_length` is the length of one reply of the team, and `roles` may have a text for the single agent,
+            `solver`.
 
     Returns:
         [`Team`].
@@ -81,6 +82,12 @@ def single_agent(
     """
     path = find_team(path)
     saved = TeamDescription.read(path / TEAM_FILE)
+    roles = dict(settings.pop("roles", None) or {})
+    solver = {"solver": roles.pop("solver")} if "solver" in roles else {}
+    if roles:
+        settings["roles"] = roles
+    if not solver and saved.workflow == "Single":
+        solver = saved.settings.get("roles") or {}
     of_team, _ = settings_with(path, saved, settings, workflow, trust_remote_code)
     played = replace(of_team).make_workflow(workflow)
     of_one = replace(
@@ -88,7 +95,7 @@ def single_agent(
         workflow="single",
         max_completion_length=of_team.max_completion_length * len(played.slots) // played.num_turns,
         num_agents=None,
-        roles=None,
+        roles=solver or None,
         endpoints=None,
         class_split=None,
         centralized=False,

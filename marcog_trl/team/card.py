@@ -111,7 +111,7 @@ def _describe_agents(folder: Path, team: Mapping[str, Any]) -> dict[str, Any]:
     exported = read_json(path, "agents") if path.is_file() else None
     if exported is None or set(exported["agents"]) != {agent["name"] for agent in agents}:
         return {"agents": agents, "outside": outside, "exported": None, "max_lora_rank": None}
-    role = "" if team["workflow"] == "Single" else f"{agents[0]['role']}\n\n"
+    role, alone = agents[0]["role"], team["workflow"] == "Single"
     config = json.loads((folder / agents[0]["adapter"] / "adapter_config.json").read_text())
     rank = max([config["r"], *config["rank_pattern"].values()]) if config["peft_type"] == "LORA" else None
     max_lora_rank = None if rank is None else next((served for served in _VLLM_RANKS if served >= rank), None)
@@ -119,7 +119,7 @@ def _describe_agents(folder: Path, team: Mapping[str, Any]) -> dict[str, Any]:
         "agents": agents,
         "outside": outside,
         "exported": exported,
-        "prompt": repr(role + _TASK),
+        "prompt": repr("\n\n".join(filter(None, (_TASK, role) if alone else (role, _TASK)))),
         "max_lora_rank": max_lora_rank,
     }
 

@@ -44,7 +44,10 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
         num_agents (`int`, *optional*):
             Number of agents, for workflows that allow any number. Defaults to the workflow's default.
         roles (`dict[str, str]`, *optional*):
-            Role texts that replace the default ones, by agent name.
+            Role texts that replace the default ones, by agent name. With `workflow="single"`, `{"solver": ""}` lets the model
+            continue prompts in plain text, which is the default for datasets without our column `test_format`.
+        system_prompt (`str`, *optional*):
+            System message of every chat prompt that has none.
         endpoints (`dict[str, dict]`, *optional*):
             OpenAI-compatible endpoints that agents speak through, by agent name: the fields of
             [`~marcog_trl.endpoints.Endpoint`], such as `{"planner": {"model": "gpt-4o-mini"}}`. Such agents are never trained.

@@ -59,6 +59,7 @@ from marcog_trl.trainers.credit import is_counterfactual, log_influence, measure
 from marcog_trl.trainers.layout import Rollout, fit_batches
 from marcog_trl.trainers.loss_scale import loss_window, row_weights, rows_to_train, share_of_live_rows
 from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
+from marcog_trl.trainers.prompts import as_in_trl, check_prompts
 from marcog_trl.trainers.reward_functions import reward_functions
 from marcog_trl.trainers.sampling import make_curriculum
 from marcog_trl.trainers.scoring import Scorer, is_over
@@ -150,6 +151,7 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ToolUse):
             train_dataset = usable("train_dataset", train_dataset, self.workflow, reward_funcs)
         else:
             check_environments(self, {"train_dataset": train_dataset, "eval_dataset": eval_dataset}, reward_funcs)
+        given, self.workflow = self.workflow, as_in_trl(self.workflow, args, train_dataset)
         self._check_tree(train_dataset)
         fit_batches(self, args, train_dataset)
         num_rows = len(self._tree(training=True).slots)
@@ -196,6 +198,10 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ToolUse):
         if self._is_vlm:
             raise ValueError("processing_class is a multimodal processor. Pass a text tokenizer.")
         check_optimizer(self.optimizer, self.model)
+        if environment_factory is None:
+            parts = eval_dataset if isinstance(eval_dataset, dict) else {"eval_dataset": eval_dataset}
+            datasets = {"train_dataset": train_dataset, **parts}
+            check_prompts(datasets, self.workflow, args, self._tokenizer, self.workflow is not given)
         self.scorer.check_tokenizer(self._tokenizer)
         if self.scale_rewards == "agent":
             self.scale_rewards = "none"  # TRL does not know this value, and its advantages are replaced

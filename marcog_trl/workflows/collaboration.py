@@ -25,11 +25,6 @@ result. For example, if the problem is "{_PROBLEMS[0]}", your answer is:
 def aux(words):
     return [word for word in words if word[0].isupper()]
 ```
-If the problem is "{_PROBLEMS[1]}", your answer is:
-```python
-def aux(x):
-    return x ** 0.5
-```
 
 The problem:
 {{problem}}

@@ -17,6 +17,9 @@ from marcog_trl.workflows.expert import expert_question
 from marcog_trl.workflows.feedback import FEEDBACK_MODES, Feedback, Level, VisibleTests, shown_tests, visible_results
 
 
+SOLVER = "{problem}\n\nWrite the complete Python code. Answer with one Python code block."
+
+
 class Rounds(Workflow):
     """
     Base class of the shipped workflows: repeats a round of the team, with feedback between the turns. Each agent sees its
@@ -173,11 +176,12 @@ class Rounds(Workflow):
 
 class Single(Rounds):
     """
-    One agent that receives the prompt of the problem unchanged, and whose reply is the solution, as in TRL's trainers.
+    One agent, whose reply is the solution. Problems in plain text become a chat message with the role text. Chat messages are
+    sent unchanged, and so is plain text if the role text is empty, as in TRL's trainers.
 
     Args:
         num_turns (`int`, *optional*, defaults to `1`): Number of replies, with feedback between them.
-        feedback, visible_tests, expert: See [`Rounds`].
+        feedback, visible_tests, roles, expert: See [`Rounds`]. With `roles={"solver": ""}`, the model continues plain text.
     """
 
     def __init__(
@@ -185,12 +189,14 @@ class Single(Rounds):
         num_turns: int = 1,
         feedback: str | Feedback = "level_feedback",
         visible_tests: VisibleTests = 1,
+        roles: Mapping[str, str] | None = None,
         expert: Advisor | None = None,
     ):
-        super().__init__((Agent("solver", "Solve the problem."),), num_turns, feedback, visible_tests, expert=expert)
+        super().__init__((Agent("solver", SOLVER),), num_turns, feedback, visible_tests, roles, expert)
 
     def _open(self, agent: Agent, problem: Mapping[str, Any]) -> Prompt:
-        return problem["prompt"]
+        prompt = problem["prompt"]
+        return super()._open(agent, problem) if isinstance(prompt, str) and agent.role else prompt
 
     def solution(self, problem: Mapping[str, Any], replies: Mapping[str, str]) -> str:
         return replies["solver"]

@@ -130,7 +130,7 @@ def ablations(workflow):
     }
 
 
-SINGLE = {"max_completion_length": 64}  # as many tokens for each problem
+SINGLE = {"max_completion_length": 64, "roles": {"solver": ""}}  # as many tokens for each problem; the text alone
 FAMILIES = {
     "builtin": {
         "untrained_single": Condition(

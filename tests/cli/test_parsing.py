@@ -330,6 +330,26 @@ class TestRecipe:
         elsewhere="train_magrpo.py",
     )
 
+    @pytest.mark.parametrize(
+        ("workflow", "agent", "kept"), [("pipeline", "planner", None), ("single", "solver", {"solver": "Write."})]
+    )
+    def test_role_texts_of_a_file_are_those_of_its_workflow(self, tmp_path, workflow, agent, kept):
+        file = tmp_path / "team.yaml"
+        file.write_text(f"workflow: {workflow}\nroles: {{{agent}: Write.}}\nmodel_name_or_path: m\nreport_to: none\n")
+        _, args, _ = parse(MultiAgentGRPOConfig, file, ["--config", str(file)], self.FIXED)
+        assert (args.workflow, args.roles) == ("single", kept)
+
+    @pytest.mark.parametrize(
+        ("argv", "roles"), [([], {"solver": ""}), (["--roles", '{"solver": "Write."}'], {"solver": "Write."})]
+    )
+    def test_the_embedded_model_alone_continues_plain_text(self, default, monkeypatch, argv, roles):
+        monkeypatch.setattr(parsing, "build_default_model", lambda: "built")
+        _, args, _ = parse(MultiAgentGRPOConfig, default, [*argv, "--bf16", "false"], self.FIXED)
+        assert args.roles == roles
+        argv = [*argv, "--bf16", "false", "--model_name_or_path", "other"]
+        _, args, _ = parse(MultiAgentGRPOConfig, default, argv, self.FIXED)
+        assert args.roles == (roles if roles["solver"] else None)
+
     def test_what_makes_the_recipe_wins_over_a_file(self, tmp_path):
         file = tmp_path / "team.yaml"
         file.write_text("workflow: pipeline\nnum_agents: 3\nadvantage: max\nmodel_name_or_path: m\nreport_to: none\n")

@@ -41,6 +41,21 @@ class TestSingleAgent:
         team = single_agent(saved, max_completion_length=9, num_turns=1, **EXECUTION)
         assert team.workflow.num_turns == 1 and team.settings.max_completion_length == 2 * 9
 
+    def test_is_asked_for_the_code_unless_it_has_another_text(self, saved):
+        problem = dict(TESTED[0])
+        [agent] = single_agent(saved, **EXECUTION).workflow.agents
+        for roles, text in (
+            (None, agent.role),
+            ({"solver": "Write f.", "main": "Write."}, "Write f."),
+            ({"solver": ""}, ""),
+        ):
+            team = single_agent(saved, roles=roles, num_turns=1, **EXECUTION)
+            [episode] = team.play([problem])
+            asked = [{"role": "user", "content": f"{problem['prompt']}\n\n{text}"}] if text else problem["prompt"]
+            assert agent.role and episode.rows[0].prompt == asked
+        with pytest.raises(ValueError, match="roles has a text for 'nobody'"):
+            single_agent(saved, roles={"nobody": "Write f."}, **EXECUTION)
+
     def test_refuses_what_is_no_team(self, tmp_path):
         with pytest.raises(ValueError, match=r"has no team\.json"):
             single_agent(tmp_path)

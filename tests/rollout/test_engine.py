@@ -199,7 +199,8 @@ class TestPlay:
             return Model.encode(prompts)
 
         model = Model()
-        episodes = play(make_workflow("single"), problems(2) * 3, model.generate, encode, model.decode)
+        workflow = make_workflow("single", roles={"solver": ""})
+        episodes = play(workflow, problems(2) * 3, model.generate, encode, model.decode)
         assert encoded == [["Write f, problem 0.", "Write f, problem 1."]]
         episodes[0].rows[0].prompt_ids.append(0)
         assert episodes[2].rows[0].prompt_ids == Model.encode(["Write f, problem 0."])[0]
@@ -546,7 +547,13 @@ class TestSpecialTokensInText:
             asked.update(zip(prompts, encode_prompts(tokenizer, prompts), strict=True))
             return [asked[prompt] for prompt in prompts]
 
-        play(make_workflow("single"), [{"prompt": formatted}], model.generate, encode, model.decode)
+        play(
+            make_workflow("single", roles={"solver": ""}),
+            [{"prompt": formatted}],
+            model.generate,
+            encode,
+            model.decode,
+        )
         assert (
             asked[formatted] == tokenizer(formatted)["input_ids"]
             and len(self.special(tokenizer, asked[formatted])) == 3

@@ -57,10 +57,17 @@ def test_whether_a_workflow_reads_tests():
 # What agents are asked
 
 
-def test_single_asks_the_prompt_as_it_is():
+def test_single_asks_for_the_code_after_a_problem_in_plain_text():
+    (role,) = (agent.role for agent in Single().agents)
+    for workflow, text in ((Single(), role), (Single(roles={"solver": "Be brief."}), "Be brief.")):
+        [stage] = play(workflow, {"solver": ["4"]}, problem={"prompt": "2 + 2?"})
+        assert stage == {"solver": [{"role": "user", "content": f"2 + 2?\n\n{text}"}]}
+
+
+def test_single_asks_messages_and_without_a_role_text_any_prompt_as_it_is():
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
-    for prompt in ("2 + 2?", messages):
-        assert play(Single(), {"solver": ["4"]}, problem={"prompt": prompt}) == [{"solver": prompt}]
+    for workflow, prompt in ((Single(), messages), (Single(roles={"solver": ""}), "2 + 2?")):
+        assert play(workflow, {"solver": ["4"]}, problem={"prompt": prompt}) == [{"solver": prompt}]
     assert Single().solution({"prompt": "2 + 2?"}, {"solver": "It is 4."}) == "It is 4."
 
 
