@@ -80,13 +80,19 @@ def write_card(
         repo_id=repo_id,
         source=repo_id or ".",
         task=_TASK,
-        has_chat_template=(path.parent / "chat_template.jinja").is_file(),
+        has_chat_template=(path.parent / "chat_template.jinja").is_file() and not _continues_text(team),
+        system_prompt=repr(system_prompt) if (system_prompt := team["settings"].get("system_prompt")) else None,
         results=_describe_results(path.parent),
         training=data[_METADATA],
     )
     partial = path.with_name(f"{CARD_FILE}.partial")
     card.save(partial)
     os.replace(partial, path)
+
+
+def _continues_text(team: Mapping[str, Any]) -> bool:
+    """Whether the only agent continues plain text without a chat template."""
+    return team["workflow"] == "Single" and not team["agents"][0]["role"]
 
 
 def _describe_base(team: Mapping[str, Any]) -> dict[str, Any]:

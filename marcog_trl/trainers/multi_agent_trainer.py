@@ -145,13 +145,13 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ToolUse):
         self.agents = [agent.name for agent in self.workflow.agents]
         reward_funcs = reward_functions(reward_funcs, optional=environment_factory is not None)
         self.trained_agents = check_workflow(self.workflow, args)
+        given, self.workflow = self.workflow, as_in_trl(self.workflow, args, train_dataset)
         if environment_factory is None:
             check_dataset("train_dataset", train_dataset, self.workflow, reward_funcs)
             check_eval_dataset(eval_dataset, self.workflow, reward_funcs)
             train_dataset = usable("train_dataset", train_dataset, self.workflow, reward_funcs)
         else:
             check_environments(self, {"train_dataset": train_dataset, "eval_dataset": eval_dataset}, reward_funcs)
-        given, self.workflow = self.workflow, as_in_trl(self.workflow, args, train_dataset)
         self._check_tree(train_dataset)
         fit_batches(self, args, train_dataset)
         num_rows = len(self._tree(training=True).slots)

@@ -28,12 +28,13 @@ def as_in_trl(workflow: Workflow, args: Any, dataset: Dataset | IterableDataset 
         dataset (`Dataset` or `IterableDataset`, *optional*): Its training data.
 
     Returns:
-        [`Workflow`]: The workflow, or a copy without a role text if `roles` has none and rows have no `test_format`, which
-        [`load_problems`] adds to all problems.
+        [`Workflow`]: The workflow, or a copy without a role text if `roles` has none, the first row's prompt is plain text, and it
+        has no `test_format`, which [`load_problems`] adds to all problems.
     """
     if not isinstance(workflow, Single) or args.roles is not None or workflow.agents[0].role != SOLVER:
         return workflow
-    if dataset is not None and "test_format" in (dataset.column_names or next(iter(dataset), {})):
+    first = next(iter(dataset), {}) if isinstance(dataset, Dataset | IterableDataset) else {}
+    if not isinstance(first.get("prompt"), str) or "test_format" in first:
         return workflow
     workflow = copy.copy(workflow)
     workflow.agents = tuple(replace(agent, role="") for agent in workflow.agents)

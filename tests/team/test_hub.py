@@ -270,6 +270,7 @@ class TestCard:
 
     def test_of_one_agent(self, tiny_model, tmp_path):
         trainer = teams.make(tiny_model, tmp_path, teams.MultiAgentGRPOTrainer)
+        trainer.save_model()
         trainer.export_agents(tmp_path / "agents")
         trainer.create_model_card("run")
         card = (tmp_path / "README.md").read_text()
@@ -277,6 +278,19 @@ class TestCard:
         assert "workflow: `Single`, 1 turn; rewards: `letters`." in card
         assert "--max-loras 1 --max-lora-rank 8 \\\n    --lora-modules solver=agents/solver\n" in card
         assert "prompt = 'def add(a, b):  # the sum of a and b'\n" in card and "All agents use" not in card
+        assert "tokenizer(prompt, return_tensors" in card  # plain text of a user's dataset is continued
+
+    def test_of_one_agent_that_is_asked_for_code(self, tiny_model, tmp_path):
+        roles, system_prompt = {"solver": "Write it."}, "Be brief."
+        trainer = teams.make(
+            tiny_model, tmp_path, teams.MultiAgentGRPOTrainer, roles=roles, system_prompt=system_prompt
+        )
+        trainer.save_model()
+        trainer.export_agents(tmp_path / "agents")
+        trainer.create_model_card("run")
+        card = (tmp_path / "README.md").read_text()
+        assert "prompt = 'def add(a, b):  # the sum of a and b\\n\\nWrite it.'\n" in card
+        assert """[{"role": "system", "content": 'Be brief.'}, {"role": "user", "content": prompt}]""" in card
 
     def test_of_somebody_else_is_not_touched(self, saved, tmp_path):
         (tmp_path / "README.md").write_text("# Mine\n")

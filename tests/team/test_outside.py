@@ -62,6 +62,15 @@ def test_a_loaded_team_asks_its_endpoint(saved, endpoint):
     team.close()
 
 
+def test_a_system_prompt_reaches_the_endpoint(saved, endpoint):
+    team = Team.from_pretrained(saved, system_prompt="Be brief.")
+    [episode] = team.play([PROBLEM])
+    [(_, _, body)] = endpoint.requests
+    assert [message["role"] for message in body["messages"]] == ["system", "user"]
+    assert body["messages"][0]["content"] == "Be brief."
+    assert team.tokenizer.decode(episode.rows[1].prompt_ids).startswith("<|system|>Be brief.<|end|>")
+
+
 def test_the_endpoint_can_be_moved_or_left_out(saved, endpoint):
     endpoint.seen.clear()
     moved = {"planner": {"model": "small", "base_url": endpoint.url.replace("127.0.0.1", "localhost")}}

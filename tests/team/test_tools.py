@@ -152,3 +152,7 @@ def test_tools_do_not_change_the_prompts_of_others(tool_model):
     loop.encode(rows, lambda row: [multiply] if row is rows[0] else [])
     assert rows[1].prompt_ids == [7]
     assert '"name": "multiply"' in tokenizer.decode(rows[0].prompt_ids)
+    settings = TeamSettings(system_prompt="Be brief.")
+    loop = ToolLoop(None, tokenizer, with_tools(Single(), [multiply]), settings, int)
+    loop.encode(rows, lambda row: [multiply])
+    assert all("Be brief." in tokenizer.decode(row.prompt_ids) for row in rows)
