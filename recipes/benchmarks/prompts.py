@@ -79,7 +79,9 @@ def measure(options, workflow):
 
 def main():
     parser = make_parser(__doc__, num_samples=1, max_completion_length=160, batch_size=64)
-    parser.add_argument("--model", default="Qwen/Qwen2.5-Coder-0.5B-Instruct", help="name or path of an untrained model")
+    parser.add_argument(
+        "--model", default="Qwen/Qwen2.5-Coder-0.5B-Instruct", help="name or path of an untrained model"
+    )
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--dataset", default="builtin", help="problem set, Hub id, or path")
     parser.add_argument("--split", default="validation[:24]")
