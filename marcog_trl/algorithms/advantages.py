@@ -332,13 +332,17 @@ def _over_baseline(group: torch.Tensor, present: torch.Tensor, kind: str) -> tor
     """Returns `(groups, G)` minus their baseline."""
     count = present.sum(dim=1, keepdim=True).to(group.dtype)
     mean = group.sum(dim=1, keepdim=True) / count.clamp(min=1)
+    highest = group.masked_fill(~present, -torch.inf).amax(dim=1, keepdim=True)
+    lowest = group.masked_fill(~present, torch.inf).amin(dim=1, keepdim=True)
+    # Where all are equal, advantages are 0 and not what is left of rounding: the update skips such rows
+    mean = torch.where(highest == lowest, highest, mean)
     if kind == "mean":
         return group - mean
     if kind == "rloo":
         # ret - (sum - ret) / (n - 1) = (ret - mean) · n / (n - 1)
         return (group - mean) * count / (count - 1).clamp(min=1)
     if kind == "max":
-        return group - group.masked_fill(~present, -torch.inf).amax(dim=1, keepdim=True)
+        return group - highest
     if kind == "none":
         return group
     raise ValueError(f"kind={kind!r} is unknown. Use 'mean', 'rloo', 'max' or 'none'.")

@@ -60,6 +60,39 @@ def rows_to_train(trainer: MultiAgentTrainer, output: dict[str, Any], rollout: R
     return output | counts
 
 
+def rows_with_signal(inputs: dict[str, Any]) -> dict[str, Any]:
+    """
+    Returns a micro-batch without the rows whose advantages are all 0, and without columns that only pad the others. The sum of
+    its policy loss does not change: what TRL divides it by is a number of the whole batch, or of rows, for which
+    `rows_per_live_row` makes up.
+
+    For losses to which rows without an advantage add nothing. Every process runs every micro-batch, so where no row has an
+    advantage, one with one token stays, which does not count in metrics.
+    """
+    mask = inputs["completion_mask"] * inputs["tool_mask"]
+    advantages = inputs["advantages"]
+    signal = advantages[:, None] * mask if advantages.dim() == 1 else advantages * mask
+    keep = (signal != 0).any(1)
+    rows, columns = len(keep), mask.size(1)
+    prompt, reply = (inputs[f"{part}_mask"][keep].any(0) for part in ("prompt", "completion"))
+    first = int(prompt.int().argmax()) if keep.any() else len(prompt) - 1
+    last = columns - int(reply.flip(0).int().argmax()) if keep.any() else 1
+    if not keep.any():
+        keep[0] = True
+        inputs = inputs | {"tool_mask": torch.zeros_like(mask)}
+
+    def cut(name: str, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or not value.dim():
+            return value
+        value = value[keep]
+        if name in ("prompt_ids", "prompt_mask"):
+            return value[:, first:]
+        return value[:, :last] if value.dim() > 1 and value.size(1) == columns else value
+
+    inputs = {name: cut(name, value) for name, value in inputs.items()}
+    return inputs | {"rows_per_live_row": inputs["rows_per_live_row"] * (len(inputs["advantages"]) / rows)}
+
+
 def row_weights(trainer: MultiAgentTrainer, mask: torch.Tensor, rollout: Rollout) -> torch.Tensor:
     """Returns the weight of each row in the loss, `(B,)`: the weight of its agent times that of its turn."""
     weights = _agent_weights(trainer, mask, rollout)

@@ -320,7 +320,13 @@ class WindowMeans:
         sums[name] = sums[name] + pair if name in sums else pair
 
     def add_micro_batch(
-        self, mode: str, metrics: dict[str, list[float]], logged: dict[str, int], mask: torch.Tensor, by_sequence: bool
+        self,
+        mode: str,
+        metrics: dict[str, list[float]],
+        logged: dict[str, int],
+        mask: torch.Tensor,
+        of_all_rows: torch.Tensor,
+        by_sequence: bool,
     ) -> None:
         """
         Takes TRL's means over the tokens of a micro-batch out of `metrics`, and adds them, weighted by the number of tokens.
@@ -331,7 +337,8 @@ class WindowMeans:
             mode (`str`): `"train"` or `"eval"`.
             metrics (`dict[str, list[float]]`): TRL's metrics of the mode.
             logged (`dict[str, int]`): Number of values of each metric before the micro-batch.
-            mask (`torch.Tensor` of shape `(B, T)`): 1 on live tokens.
+            mask (`torch.Tensor` of shape `(B, T)`): 1 on live tokens of the rows in the forward pass.
+            of_all_rows (`torch.Tensor` of shape `(B, T)`): The same with rows that were skipped, which are never clipped.
             by_sequence (`bool`): Whether TRL clips whole sequences.
         """
         for name in _MICRO_BATCH_MEANS:
@@ -340,8 +347,11 @@ class WindowMeans:
                 if not metrics[name]:
                     del metrics[name]
                 # With sequence-level clipping, TRL averages over all rows. Unused rows are never clipped
-                rows = by_sequence and "clip_ratio" in name
-                size, count = (mask.new_tensor(len(mask)), mask.any(1).sum()) if rows else (mask.sum(), mask.sum())
+                of_clipping = "clip_ratio" in name
+                counted = of_all_rows if of_clipping else mask
+                size, count = mask.sum(), counted.sum()
+                if by_sequence and of_clipping:
+                    size, count = mask.new_tensor(len(mask)), counted.any(1).sum()
                 self.add(mode, name, mean * size.double(), count)
 
     @staticmethod

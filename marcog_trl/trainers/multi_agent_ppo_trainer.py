@@ -361,6 +361,10 @@ class MultiAgentPPOTrainer(ModulesTrainer):
 
     # Update
 
+    def _rows_without_advantage_matter(self) -> bool:
+        """They do: the losses of the team's modules are over all rows."""
+        return True
+
     def _compute_loss(self, model, inputs):
         names = self._row_tensor_names
         self._row_tensors = {name: inputs[name] for name in names if name in inputs}

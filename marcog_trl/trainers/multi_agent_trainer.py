@@ -57,7 +57,13 @@ from marcog_trl.trainers.argument_checks import (
 from marcog_trl.trainers.checkpointing import RolloutCheckpoints
 from marcog_trl.trainers.credit import is_counterfactual, log_influence, measures_influence, over_siblings
 from marcog_trl.trainers.layout import Rollout, fit_batches
-from marcog_trl.trainers.loss_scale import loss_window, row_weights, rows_to_train, share_of_live_rows
+from marcog_trl.trainers.loss_scale import (
+    loss_window,
+    row_weights,
+    rows_to_train,
+    rows_with_signal,
+    share_of_live_rows,
+)
 from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
 from marcog_trl.trainers.prompts import as_in_trl, check_prompts
 from marcog_trl.trainers.reward_functions import reward_functions
@@ -373,16 +379,30 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ToolUse):
 
     # Loss
 
+    def _rows_without_advantage_matter(self) -> bool:
+        """Whether rows whose advantages are all 0 change the update."""
+        return (
+            self.beta != 0.0
+            or self._entropy_bonus_enabled
+            or self.aux_loss_enabled
+            or self.top_entropy_quantile < 1.0  # a quantile of all rows
+            or self.loss_type == "bnpo"  # a mean over the tokens of all rows
+        )
+
     def _compute_loss(self, model, inputs):
         beta = self.beta
-        mask = inputs["completion_mask"] * inputs["tool_mask"]
+        mask = of_all_rows = inputs["completion_mask"] * inputs["tool_mask"]
+        tokens = inputs["prompt_mask"].sum() + mask.sum()
+        if self.model.training and not self._rows_without_advantage_matter():
+            inputs = rows_with_signal(inputs)
+            mask = inputs["completion_mask"] * inputs["tool_mask"]
         share = share_of_live_rows(self.loss_type, inputs, mask)
         if share is not None:  # the policy and KL terms are linear in advantages and beta
             inputs = inputs | {"advantages": inputs["advantages"] * share}
             self.beta = beta * share.item()
         if self.model.training:
-            # Each pass over a rollout counts for its share of the tokens
-            tokens = (inputs["prompt_mask"].sum() + mask.sum()) / self.num_iterations
+            # Each pass over a rollout counts for its share of the tokens, those of skipped rows included
+            tokens = tokens / self.num_iterations
             self._pool("tokens_per_second", tokens, torch.zeros_like(tokens))
             # Turns TRL's entropy bonus, a mean over the tokens of the micro-batch, into a mean over those of the step
             window = loss_window(self, inputs["num_items_in_batch"])
@@ -395,12 +415,17 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ToolUse):
             self.beta = beta
             self._entropy_share = None
         self._window_means.add_micro_batch(
-            self._mode, self._metrics[self._mode], logged, mask, self.importance_sampling_level == "sequence"
+            self._mode,
+            self._metrics[self._mode],
+            logged,
+            mask,
+            of_all_rows,
+            self.importance_sampling_level == "sequence",
         )
         return loss
 
-    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
-        logps, entropies, aux_loss = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+    def _get_per_token_logps_and_entropies(self, model, *args, **kwargs):
+        logps, entropies, aux_loss = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
         if entropies is not None and self._entropy_share is not None:
             # Scales only the gradient: TRL logs the values, and adapts the coefficient to them
             values = entropies.detach()

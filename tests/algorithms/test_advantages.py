@@ -275,6 +275,13 @@ class TestGroupAdvantages:
         returns = self.returns.masked_fill(mask == 0, float("nan"))
         torch.testing.assert_close(group_advantages(returns, 3, kind, mask), torch.tensor(expected))
 
+    @pytest.mark.parametrize("kind", ["mean", "rloo", "max"])
+    @pytest.mark.parametrize("scale", ["none", "group"])
+    def test_equal_returns_leave_no_rounding(self, kind, scale):
+        returns = torch.tensor([0.1, 0.1, 0.1, 0.7, 0.7, 5.0])
+        mask = torch.tensor([1, 1, 1, 1, 1, 0])
+        assert group_advantages(returns, 3, kind, mask, scale).tolist() == [0.0] * 6
+
     def test_group_scale_is_grpo(self):
         group = self.returns.view(2, 3)
         expected = (group - group.mean(1, keepdim=True)) / (group.std(1, keepdim=True) + 1e-4)

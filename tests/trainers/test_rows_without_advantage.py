@@ -1,0 +1,112 @@
+"""Rows whose advantages are all 0 are not in the forward passes of an update, and its weights are those with them."""
+
+import pytest
+import teams
+import torch
+
+from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOTrainer
+
+
+def even_problems_tie(completions, prompts, **kwargs):
+    """Siblings earn the same in every other problem. A mean of 0.1s is not 0.1 in float32."""
+    rewards = teams.letters(completions)
+    return [
+        0.1 if prompt in ("def f0(x):", "def f2(x):") else reward
+        for prompt, reward in zip(prompts, rewards, strict=True)
+    ]
+
+
+def all_tie(completions, **kwargs):
+    return [0.1] * len(completions)
+
+
+def train(model, path, skips, trainer=MultiAgentGRPOTrainer, **options):
+    """The trainer after its steps, their gradients, and the shapes of what went through the model."""
+    watch, shapes = teams.Watch(), []
+    defaults = {
+        "workflow": teams.Pair(), "reward": even_problems_tie, "num_generations": 3, "callbacks": [watch], "seed": 3,
+        "per_device_train_batch_size": 6, "gradient_accumulation_steps": 4, "weight_decay": 0.1, "max_steps": 2,
+    }  # fmt: skip
+    trainer = teams.make(model, path, trainer, **{**defaults, **options})
+    teams.script(trainer)
+    if not skips:
+        trainer._rows_without_advantage_matter = lambda: True
+    decoder = trainer._causal_lm.get_decoder()
+    decoder.register_forward_pre_hook(
+        lambda module, args, kwargs: shapes.append(kwargs["input_ids"].shape) if module.training else None,
+        with_kwargs=True,
+    )
+    trainer.train()
+    return trainer, watch.gradients, shapes
+
+
+def rows(shapes):
+    return sum(shape[0] for shape in shapes)
+
+
+def check_equal(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"loss_type": "grpo"},
+        {"loss_type": "dr_grpo", "scale_rewards": "group", "agent_loss_weighting": "token"},
+        {"loss_type": "sapo", "advantage": "rloo", "agent_loss_weighting": "token"},
+        {"loss_type": "luspo", "importance_sampling_level": "sequence", "agent_loss_weighting": "token"},
+        {"num_iterations": 2, "max_steps": 4},
+        {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "max_steps": 4},
+        {"trained_agents": ["b"], "loss_type": "grpo"},
+    ],
+    ids=str,
+)
+def test_weights_are_those_with_all_rows(tiny_model, tmp_path, options):
+    ours, gradients, shapes = train(tiny_model, tmp_path / "a", True, **options)
+    theirs, expected, all_shapes = train(tiny_model, tmp_path / "b", False, **options)
+    for one, other in zip(gradients, expected, strict=True):
+        assert sum(gradient.abs().sum() for gradient in other.values()) > 0
+        check_equal(one, other)
+    check_equal(teams.trainable(ours), teams.trainable(theirs))
+    assert len(shapes) == len(all_shapes)  # processes run the same number of micro-batches
+    assert rows(shapes) <= 0.75 * rows(
+        all_shapes
+    )  # log-probabilities before the first of several steps are of all rows
+    for name in ("loss", "grad_norm", "clip_ratio/region_mean"):
+        assert teams.logged(ours, name) == pytest.approx(teams.logged(theirs, name), rel=1e-4, abs=1e-6)
+
+
+def test_a_batch_without_any_advantage_is_a_step_like_others(tiny_model, tmp_path):
+    ours, [first, _], shapes = train(tiny_model, tmp_path / "a", True, reward=all_tie)
+    theirs, _, _ = train(tiny_model, tmp_path / "b", False, reward=all_tie)
+    assert set(shapes) == {(1, 2)}  # a token of a prompt and one of a reply
+    assert not any(gradient.any() for gradient in first.values())
+    check_equal(teams.trainable(ours), teams.trainable(theirs))  # which weight decay has changed
+    assert ours.state.global_step == 2
+    assert not teams.logged(ours, "entropy")  # nothing was measured
+    assert teams.logged(ours, "advantages/zero") == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "options"),
+    [
+        (MultiAgentGRPOTrainer, {"beta": 0.1}),
+        (MultiAgentGRPOTrainer, {"entropy_coef": 0.1}),
+        (MultiAgentGRPOTrainer, {"top_entropy_quantile": 0.5}),
+        (MultiAgentGRPOTrainer, {"loss_type": "bnpo", "agent_loss_weighting": "token"}),
+        (MultiAgentPPOTrainer, {"critic": "team"}),
+    ],
+    ids=str,
+)
+def test_all_rows_stay_where_they_matter(tiny_model, tmp_path, trainer, options):
+    _, _, shapes = train(tiny_model, tmp_path, True, trainer, reward=all_tie, max_steps=1, **options)
+    assert shapes[-4:] == [shapes[-1]] * 4 and shapes[-1][0] == 6
+
+
+def test_padding_of_a_micro_batch_is_that_of_its_own_rows(tiny_model, tmp_path):
+    """Here, of one row each: without padding."""
+    _, _, shapes = train(tiny_model, tmp_path, True, per_device_train_batch_size=1, gradient_accumulation_steps=24)
+    assert len({length for _, length in shapes}) > 3
