@@ -7,8 +7,8 @@ puts what comes out back where TRL looks for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from transformers.data.data_collator import DataCollatorMixin
 from trl.trainer.utils import pad
 
 from marcog_trl.preferences.candidates import PairRow
+from marcog_trl.trainers.head import PER_TOKEN, only
 
 
 _ROW = {
@@ -215,7 +216,7 @@ class EpisodeModel:
         targets = apart(labels, -100)[:, 1:]
         predicts = targets != -100  # (R, T - 1), where M positions predict a token of a reply
         speaking = self._as_rows(self._rows["row_agents"][present], self._rows["row_latents"][present])
-        with speaking, _only(self._decoder, predicts):
+        with speaking, only(self._decoder, predicts):
             output = self._model(
                 input_ids=apart(input_ids, self._pad_token_id),
                 attention_mask=inside.long(),
@@ -229,23 +230,8 @@ class EpisodeModel:
         output.log_probs = weighted[None]
         # A reply follows its prompt, so that both layouts have the same M positions in the same order
         in_trl = labels[:, 1:] != -100
-        for name in ("log_probs", "entropy", "mean_logits", "is_top1"):
+        for name in PER_TOKEN:
             if name in output:  # the reference's has the first alone
                 values = output[name]
                 output[name] = torch.zeros_like(in_trl, dtype=values.dtype).masked_scatter(in_trl, values)
         return output
-
-
-@contextmanager
-def _only(decoder: torch.nn.Module, predicts: torch.Tensor) -> Iterator[None]:
-    """Lets the decoder return the hidden states of M positions alone, `(1, M, H)`; `predicts` `(R, T - 1)` chooses them."""
-
-    def choose(module: torch.nn.Module, args: Any, output: Any) -> Any:
-        output.last_hidden_state = output.last_hidden_state[:, :-1][predicts][None]
-        return output
-
-    handle = decoder.register_forward_hook(choose)
-    try:
-        yield
-    finally:
-        handle.remove()

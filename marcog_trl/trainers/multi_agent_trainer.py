@@ -56,6 +56,7 @@ from marcog_trl.trainers.argument_checks import (
 )
 from marcog_trl.trainers.checkpointing import RolloutCheckpoints
 from marcog_trl.trainers.credit import is_counterfactual, log_influence, measures_influence, over_siblings
+from marcog_trl.trainers.head import HeadOnReplies
 from marcog_trl.trainers.layout import Rollout, fit_batches
 from marcog_trl.trainers.loss_scale import (
     loss_window,
@@ -425,7 +426,9 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ToolUse):
         return loss
 
     def _get_per_token_logps_and_entropies(self, model, *args, **kwargs):
-        logps, entropies, aux_loss = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+        logps, entropies, aux_loss = super()._get_per_token_logps_and_entropies(
+            HeadOnReplies(model, self.accelerator.unwrap_model(model)), *args, **kwargs
+        )
         if entropies is not None and self._entropy_share is not None:
             # Scales only the gradient: TRL logs the values, and adapts the coefficient to them
             values = entropies.detach()

@@ -3,6 +3,7 @@
 import pytest
 import teams
 import torch
+from trl import GRPOTrainer
 
 from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOTrainer
 
@@ -110,3 +111,26 @@ def test_padding_of_a_micro_batch_is_that_of_its_own_rows(tiny_model, tmp_path):
     """Here, of one row each: without padding."""
     _, _, shapes = train(tiny_model, tmp_path, True, per_device_train_batch_size=1, gradient_accumulation_steps=24)
     assert len({length for _, length in shapes}) > 3
+
+
+def test_the_head_sees_what_predicts_replies_alone(tiny_model, tmp_path):
+    trainer = teams.make(tiny_model, tmp_path, MultiAgentGRPOTrainer, workflow=teams.Pair())
+    teams.script(trainer)
+    batch = teams.generation_batch(trainer)
+    ids, mask = (torch.cat([batch[f"prompt_{part}"], batch[f"completion_{part}"]], 1) for part in ("ids", "mask"))
+    rest = (ids, mask, batch["completion_ids"].size(1))
+    seen = []
+
+    def model(**inputs):
+        output = trainer.model(**inputs)
+        seen.append(output.log_probs.shape)
+        return output
+
+    trainer.accelerator.unwrap_model = lambda found: trainer.model
+    with torch.no_grad():
+        ours = trainer._get_per_token_logps_and_entropies(model, *rest, compute_entropy=True)
+        theirs = GRPOTrainer._get_per_token_logps_and_entropies(trainer, trainer.model, *rest, compute_entropy=True)
+    assert seen == [(1, batch["completion_mask"].sum())]
+    for one, other in zip(ours[:2], theirs[:2], strict=True):
+        assert other.shape == batch["completion_ids"].shape
+        torch.testing.assert_close(one, other)
