@@ -186,7 +186,7 @@ def read_training_arguments(
         _train_all_weights(model, ours)
     else:
         _check_model(model, parser)
-    if model.model_name_or_path == MODEL_NAME and args.workflow == "collaboration":
+    if model.model_name_or_path == MODEL_NAME and args.workflow == "collaboration":  # it knows no other texts
         args.roles = {**ROLES, **cast(dict, args.roles or {})}
     copy.copy(args).make_workflow()  # an unusable one is refused before a model is built
     if model.model_name_or_path in (MODEL_NAME, BUGS_MODEL_NAME):
