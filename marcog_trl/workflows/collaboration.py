@@ -5,67 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from marcog_trl.agents import Advisor, Agent, numbered
+from marcog_trl.agents import PLACE, Advisor, Agent, numbered
 from marcog_trl.checks import COUNT, check_number
 from marcog_trl.parsing.predicates import calls, defines, ignores_result, is_thin_wrapper
 from marcog_trl.parsing.replies import code_in
 from marcog_trl.parsing.syntax import combine
 from marcog_trl.workflows.feedback import Feedback, Level, VisibleTests
 from marcog_trl.workflows.rounds import Rounds
-
-
-_PROBLEMS = (
-    "First keep the words that begin with a capital letter, then join them with spaces.",
-    "First take the square root of x, then round it down.",
-)
-HELPER = f"""\
-Another agent writes the function that solves a problem. You write aux, which does only the first step, and returns its \
-result. For example, if the problem is "{_PROBLEMS[0]}", your answer is:
-```python
-def aux(words):
-    return [word for word in words if word[0].isupper()]
-```
-
-The problem:
-{{problem}}
-
-Answer with one code block that begins with this line:
-```python
-def aux({{arguments}}):
-```"""
-MAIN = f"""\
-Another agent writes aux, which does the first step of a problem. You write the function that calls aux and does the other \
-steps. For example, if the problem is "{_PROBLEMS[0]}", your answer is:
-```python
-def shout(words):
-    data = aux(words)
-    # then join them with spaces
-    return ' '.join(data)
-```
-If the problem is "{_PROBLEMS[1]}", your answer is:
-```python
-def floor_root(x):
-    data = aux(x)
-    # then round it down
-    return int(data)
-```
-
-The problem:
-{{problem}}
-
-Answer with one code block that begins with these two lines:
-```python
-def {{entry_point}}({{arguments}}):
-    data = aux({{arguments}})
-```"""
-ONE_OF_MANY = (
-    "{problem}\n\nAnother agent writes {entry_point}. Write only a function {function}({arguments}) that returns useful data for "
-    "it. Answer with one code block that begins with `def {function}({arguments}):`."
-)
-MAIN_OF_MANY = (
-    "{problem}\n\nWrite {entry_point}. You may call {helpers}, which other agents write. Do not define them. Answer with one code "
-    "block that begins with `def {entry_point}({arguments}):`."
-)
 
 
 class Collaboration(Rounds):
@@ -97,12 +43,22 @@ class Collaboration(Rounds):
         if num_agents < 2:
             raise ValueError(f"num_agents={num_agents} leaves no helper. Set num_agents=2.")
         self.functions = {numbered("helper", i): numbered("aux", i) for i in range(1, num_agents)}
+        agents = [
+            Agent(
+                helper,
+                f"{PLACE}\n\nAnother agent writes {{entry_point}}. Write only a function {function}({{arguments}}) that returns useful "
+                f"data for it. Answer with one code block that begins with `def {function}({{arguments}}):`.",
+            )
+            for helper, function in self.functions.items()
+        ]
         *first, last = (f"{function}({{arguments}})" for function in self.functions.values())
-        texts = {"main": MAIN_OF_MANY.replace("{helpers}", f"{', '.join(first)} and {last}") if first else MAIN}
-        for helper, function in self.functions.items():
-            texts[helper] = ONE_OF_MANY.replace("{function}", function) if first else HELPER
-        agents = tuple(Agent(name, texts[name]) for name in (*self.functions, "main"))
-        super().__init__(agents, num_turns, feedback, visible_tests, roles, expert)
+        if first:
+            use = f"You may call {', '.join(first)} and {last}, which other agents write. Do not define them."
+        else:
+            use = f"You may call {last}, which another agent writes. Do not define aux."
+        answer = "Answer with one code block that begins with `def {entry_point}({arguments}):`."
+        main = Agent("main", f"{PLACE}\n\nWrite {{entry_point}}. {use} {answer}")
+        super().__init__((*agents, main), num_turns, feedback, visible_tests, roles, expert)
 
     def solution(self, problem: Mapping[str, Any], replies: Mapping[str, str]) -> str:
         """The helpers' and the main agent's code. A helper that defines the entry point does not answer for the main agent."""

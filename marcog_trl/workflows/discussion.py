@@ -13,7 +13,7 @@ from marcog_trl.parsing.prompts import messages_of
 from marcog_trl.parsing.replies import code_in
 from marcog_trl.parsing.syntax import parse, shape
 from marcog_trl.workflows.feedback import Feedback, VisibleTests
-from marcog_trl.workflows.rounds import Rounds
+from marcog_trl.workflows.rounds import SOLVER, Rounds
 
 
 class Discussion(Rounds):
@@ -44,8 +44,7 @@ class Discussion(Rounds):
         check_number("num_agents", num_agents, COUNT, whole=True, default=1)
         if num_agents < 2:
             raise ValueError(f"num_agents={num_agents} is too few for a discussion. Set num_agents=2.")
-        role = "Write the Python function asked for below. Code only."
-        agents = tuple(Agent(numbered("solver", i), role) for i in range(1, num_agents + 1))
+        agents = tuple(Agent(numbered("solver", i), SOLVER) for i in range(1, num_agents + 1))
         super().__init__(agents, num_turns, feedback, visible_tests, roles, expert)
 
     @cached_property
@@ -61,7 +60,10 @@ class Discussion(Rounds):
             chats[agent.name] = [
                 *messages_of(chats[agent.name]),
                 {"role": "assistant", "content": proposals[agent.name]},
-                {"role": "user", "content": f"The others wrote:\n\n{others}\n\nRevise your answer. Code only."},
+                {
+                    "role": "user",
+                    "content": f"The others wrote:\n\n{others}\n\nRevise your answer. Answer with one Python code block.",
+                },
             ]
         return (yield dict(chats))
 

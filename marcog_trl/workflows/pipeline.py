@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from marcog_trl.agents import Advisor, Agent, Execute, Prompt, numbered, with_text
+from marcog_trl.agents import PLACE, Advisor, Agent, Execute, Prompt, numbered, with_text
 from marcog_trl.checks import COUNT, check_number
 from marcog_trl.parsing.replies import code_in, error_in
 from marcog_trl.problems import solution_job
@@ -40,14 +40,17 @@ class Pipeline(Rounds):
         check_number("num_agents", num_agents, COUNT, whole=True, default=1)
         planner = Agent(
             "planner",
-            "Write a plan in a few short steps for the Python function asked for below. Another agent writes the code. No "
-            "code.",
+            f"{PLACE}\n\nAnother agent writes the code. Write a plan for it, in at most three short lines. No code.",
         )
         coder = Agent(
             "coder",
-            "Write the Python function asked for below. If there is a plan, follow it where it is right. Code only.",
+            f"{PLACE}\n\nWrite the complete Python code. If there is a plan, follow it where it is right. Answer with one Python code "
+            "block.",
         )
-        debugger = "Below are a problem, code for it and its test results. Correct the code. Write the whole function. Code only."
+        debugger = (
+            f"{PLACE}\n\nBelow are code for this problem and its test results. If a test fails, correct the code, else repeat it. "
+            "Answer with the complete code in one Python code block."
+        )
         debuggers = [Agent(numbered("debugger", i), debugger) for i in range(1, num_agents - 1)]
         agents = (coder,) if num_agents == 1 else (planner, coder, *debuggers)
         super().__init__(agents, num_turns, feedback, visible_tests, roles, expert)

@@ -27,7 +27,7 @@ def test_everybody_revises_after_reading_the_others_but_not_itself():
     told = last(second["solver2"])
     assert ONE in told and SAME in told and OTHER not in told
     assert second["solver2"][-2] == {"role": "assistant", "content": OTHER}
-    assert told.endswith("Revise your answer. Code only.")
+    assert told.endswith("Revise your answer. Answer with one Python code block.")
 
 
 def test_slots_are_two_replies_of_each_agent_and_turn():
