@@ -47,7 +47,8 @@ class TeamArguments(ScriptArguments):
             Number of held-out problems, from the first one, in each evaluation during training (`eval_strategy`, `eval_steps`).
             One episode of each is played.
         console (`str`, *optional*, defaults to `"auto"`):
-            What is shown during training. `"lines"`: one short line per log. `"trl"`: TRL's progress bar and dictionaries.
+            What is shown during training. `"lines"`: one short line per log, and after 15 seconds without one, what the trainer
+            does. `"trl"`: TRL's progress bar and dictionaries.
             `"auto"`: in a terminal, one block that is updated in place; lines elsewhere.
         save_final_model (`bool`, *optional*, defaults to `True`):
             Whether the trained team is saved at the end.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import warnings
@@ -14,8 +15,8 @@ from typing import Any
 
 
 _PACKAGE = str(Path(__file__).parents[1])
-# PEFT reads it from every model, so users can do nothing about it
-_OF_PEFT = "`is_gradient_checkpointing` is deprecated"
+# Old names of transformers that TRL sets and calls, and that PEFT reads from every model: users can do nothing about them
+_OLD_NAMES = re.compile(r"`(is_)?gradient_checkpointing\w*` is deprecated")
 INTERRUPTED = 130  # exit status of a program that Ctrl-C ended
 
 
@@ -54,7 +55,7 @@ def warnings_once() -> Iterator[None]:
         message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
     ) -> None:
         text = " ".join(str(message).split())
-        if (text, category) in shown or not (is_main() or filename.startswith(_PACKAGE)) or _OF_PEFT in text:
+        if (text, category) in shown or not (is_main() or filename.startswith(_PACKAGE)) or _OLD_NAMES.search(text):
             return
         shown.add((text, category))
         place = "" if category is UserWarning else f" ({category.__name__} in {filename}:{lineno})"
@@ -91,6 +92,12 @@ def error_line(error: Exception, where: str = "") -> str:
 def is_main() -> bool:
     """Whether this is the main process, also before the processes have found each other."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def begin(line: str) -> None:
+    """Prints what begins now, on the main process: it may take long."""
+    if is_main():
+        print(f"{line} ...", flush=True)
 
 
 def say(line: str) -> None:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from marcog_trl.cli.comlrl import RECIPES
-from marcog_trl.cli.endings import interrupts, warnings_once
+from marcog_trl.cli.endings import begin, interrupts, warnings_once
 
 
 TEAM: Mapping[str, Any] = MappingProxyType({"workflow": "collaboration"})
@@ -62,4 +62,5 @@ class TrainingRecipe:
             argv (`list[str]`, *optional*): The command line; defaults to the process's own.
         """
         with warnings_once(), interrupts() as kept:
+            begin("Loading PyTorch and TRL")
             importlib.import_module(f"marcog_trl.cli.{self.module}").train(self, argv, kept)

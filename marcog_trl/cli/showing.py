@@ -12,6 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from marcog_trl.cli.endings import is_main
 from marcog_trl.report.live import ConsoleCallback
+from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
 
 
 def hide_bars_of_libraries() -> None:
@@ -37,4 +38,6 @@ def shown(trainer: Trainer, agents: Sequence[str], title: str, console: str) -> 
         trainer.remove_callback(callback)
     shows = ConsoleCallback(agents, title, live=False if console == "lines" else None)
     trainer.add_callback(shows)
+    if isinstance(trainer, MultiAgentTrainer):
+        trainer.on_activity = shows.tell
     return shows

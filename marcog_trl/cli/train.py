@@ -24,7 +24,7 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 import marcog_trl
 from marcog_trl.checks import COUNT, check_number
 from marcog_trl.cli.arguments import TeamArguments
-from marcog_trl.cli.endings import Kept, error_line, one_line
+from marcog_trl.cli.endings import Kept, begin, error_line, one_line
 from marcog_trl.cli.next_steps import SavedTeam, evaluation, print_next_steps
 from marcog_trl.cli.parsing import read_training_arguments
 from marcog_trl.cli.recipe import TrainingRecipe
@@ -107,6 +107,7 @@ def train(
             check_run(script, args, model)
             metrics_file = MetricsFile(cast(str, args.output_dir))
             name = str(model.model_name_or_path)
+            begin(f"Loading {name}")
             trainer = (trainer_class or getattr(marcog_trl, recipe.trainer))(
                 model=name,
                 reward_funcs=reward_funcs or [_reward(name, args) for name in script.reward],

@@ -6,7 +6,7 @@ from typing import ClassVar
 from trl import DPOConfig
 
 from marcog_trl.checks import COUNT, NOT_NEGATIVE, POSITIVE, UNIT, Range, check_choice, check_numbers
-from marcog_trl.trainers.config_checks import check_mappings, check_report_to, run_on_cpu
+from marcog_trl.trainers.config_checks import check_mappings, check_report_to, run_on_cpu, use_new_names
 
 
 # Of the log-ratios of both sides only the difference counts, so that replies which are in both cancel
@@ -97,6 +97,7 @@ class MADPOConfig(DPOConfig):
         check_numbers(self, self._ranges)
         check_mappings(self)
         run_on_cpu(self)
+        use_new_names(self)
         super().__post_init__()
         check_report_to(self)
         check_choice("margin", self.margin, ("joint", "agent"))

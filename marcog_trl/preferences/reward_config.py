@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from trl import RewardConfig
 
-from marcog_trl.trainers.config_checks import run_on_cpu
+from marcog_trl.trainers.config_checks import run_on_cpu, use_new_names
 
 
 @dataclass
@@ -30,4 +30,5 @@ class TeamRewardConfig(RewardConfig):
 
     def __post_init__(self):
         run_on_cpu(self)
+        use_new_names(self)
         super().__post_init__()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
@@ -23,6 +24,7 @@ from transformers import TrainerCallback
 
 HISTORY = 3  # logs that the block shows
 REFRESHES_PER_SECOND = 2
+SILENCE = 15.0  # seconds without a line after which lines say what the trainer does
 # Metrics of training on preferences, which has no rewards: of MADPO, and of a reward model
 _OF_PREFERENCES = {
     "loss": "loss", "rewards/accuracies": "accuracy", "rewards/margins": "margin", "accuracy": "accuracy", "margin": "margin"
@@ -54,6 +56,9 @@ class ConsoleCallback(TrainerCallback):
         self.live = sys.stdout.isatty() and Console().is_interactive if live is None else live
         self.logs: deque[Mapping[str, Any]] = deque(maxlen=HISTORY)
         self.held_out: Mapping[str, Any] = {}  # log of the last evaluation
+        self.activity = ""  # what the trainer does now
+        self._shows = False  # on the main process, while it trains
+        self._spoke = 0.0  # when the last line was printed
         self._screen = ExitStack()  # what is undone when the block ends
         self._progress = Progress(
             TextColumn("step {task.completed} of {task.total}"),
@@ -81,6 +86,7 @@ class ConsoleCallback(TrainerCallback):
         self._progress.add_task("", total=state.max_steps, completed=state.global_step)
         for log in state.log_history:  # of a resumed run
             self._note(log)
+        self._shows, self._spoke = state.is_world_process_zero, time.monotonic()
         if state.is_world_process_zero and self.live:
             console = Console(file=sys.stdout)
             for enter in (_above_block(console), self._block_on(console)):
@@ -94,7 +100,23 @@ class ConsoleCallback(TrainerCallback):
         log = {**logs, "step": state.global_step}
         self._note(log)
         if state.is_world_process_zero and not self.live:
-            print(self.line(log), flush=True)
+            self._print(self.line(log))
+
+    def tell(self, activity: str) -> None:
+        """
+        Shows what the trainer does within a step: in the block, or, after 15 seconds without a line, in a line.
+
+        Args:
+            activity (`str`): Such as `"judging 16 episodes"`.
+        """
+        self.activity = activity
+        if self._shows and not self.live and time.monotonic() - self._spoke >= SILENCE:
+            (task,) = self._progress.tasks
+            self._print(f"step {task.completed + 1:.0f} of {task.total:.0f}  {activity}")
+
+    def _print(self, line: str) -> None:
+        print(line, flush=True)
+        self._spoke = time.monotonic()
 
     def _note(self, log: Mapping[str, Any]) -> None:
         if evaluation_in(log) is not None:
@@ -103,6 +125,7 @@ class ConsoleCallback(TrainerCallback):
             self.logs.append(log)
 
     def on_train_end(self, args, state, control, **kwargs):
+        self._shows, self.activity = False, ""
         self._screen.close()
 
     # What is shown
@@ -129,6 +152,8 @@ class ConsoleCallback(TrainerCallback):
     def block(self, width: int | None = None) -> RenderableType:
         """The block as of now, by default as wide as the terminal."""
         parts: list[RenderableType] = [self._progress.get_renderable()]
+        if self.activity:
+            parts.append(Text(self.activity, style="dim", no_wrap=True, overflow="ellipsis"))
         if self.logs:
             now = short(self.logs[-1], self.agents)
             agents = {name: now.pop(name) for name in self.agents if name in now}

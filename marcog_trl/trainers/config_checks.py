@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from dataclasses import fields
 from typing import Any, cast
 
 import torch
@@ -26,6 +27,15 @@ def check_mappings(args: Any) -> None:
             raise ValueError(f"{name}={value!r} is not valid JSON: {error}.") from None
         if mapping is not None and not isinstance(mapping, dict):
             raise ValueError(f"{name}={value!r} must be a mapping. Use JSON on the command line.")
+
+
+def use_new_names(args: Any) -> None:
+    """Sets transformers' new names of fields to which TRL gives defaults by their old names. Otherwise a warning names the old."""
+    known = {f.name for f in fields(args)}  # older transformers have only the old ones
+    for kind in ("checkpointing", "checkpointing_kwargs"):
+        new, old = f"activation_{kind}", f"gradient_{kind}"
+        if new in known and getattr(args, new) is None:
+            setattr(args, new, getattr(args, old))
 
 
 def check_credit(args: Any) -> None:

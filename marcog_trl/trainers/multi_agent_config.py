@@ -11,7 +11,7 @@ from trl import GRPOConfig
 
 from marcog_trl.checks import COUNT, NOT_NEGATIVE, POSITIVE, UNIT, Range, check_choice, check_numbers
 from marcog_trl.team.settings import PlaySettings
-from marcog_trl.trainers.config_checks import check_credit, check_mappings, check_report_to, run_on_cpu
+from marcog_trl.trainers.config_checks import check_credit, check_mappings, check_report_to, run_on_cpu, use_new_names
 
 
 # TRL checks these only during training
@@ -334,6 +334,7 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
         if self.max_steps == -1 and self.num_train_epochs == 0:
             raise ValueError(f"num_train_epochs={self.num_train_epochs} trains nothing. Set num_train_epochs=1.")
         run_on_cpu(self)
+        use_new_names(self)
         self._set_batch_sizes()
         check_report_to(self)
         self.check_play()

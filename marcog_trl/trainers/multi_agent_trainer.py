@@ -120,6 +120,8 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ToolUse):
     _row_tensors: dict[str, torch.Tensor] | None = None
     # Mean latent μ, over all processes, of every agent that acted since the previous log; `None` without latents
     agent_latents: dict[str, list[float]] | None = None
+    # Told what the trainer does, as a step may take minutes
+    on_activity: Callable[[str], None] = staticmethod(lambda activity: None)
 
     def __init__(
         self,
@@ -332,6 +334,7 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ToolUse):
         """Returns the immediate reward of every row, which TRL logs. [`Scorer`] calls `super()` once per turn."""
         rollout = self._batch
         assert rollout is not None
+        self.on_activity(f"judging {len(rollout.episodes)} episodes")
         self._score(rollout.episodes, self.workflow.num_turns - 1, rollout.wait)
         played = rollout.take_scores(self.agents)
         rollout.returns, rollout.counted = tree_returns(
@@ -394,6 +397,9 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ToolUse):
         beta = self.beta
         mask = of_all_rows = inputs["completion_mask"] * inputs["tool_mask"]
         tokens = inputs["prompt_mask"].sum() + mask.sum()
+        if self.model.training:
+            parts = cast(int, self.args.steps_per_generation)
+            self.on_activity(f"learning from part {self._step % parts + 1} of {parts} of the replies")
         if self.model.training and not self._rows_without_advantage_matter():
             inputs = rows_with_signal(inputs)
             mask = inputs["completion_mask"] * inputs["tool_mask"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
@@ -72,9 +73,28 @@ class TrainingTeam(Team):
             self.merged(),
             self._kept_as_it_is() if trainer.use_transformers_continuous_batching else nullcontext(),
             self.generating(rows),
+            self._telling(rows),
         ):
             completion_ids, logprobs = trainer._generate_single_turn(prompt_ids, None, {}, 1)
         return completion_ids, logprobs
+
+    @contextmanager
+    def _telling(self, rows: list[Row]) -> Iterator[None]:
+        """Says which agents write, and how far they are; with vLLM, only which."""
+        agents = " and ".join(dict.fromkeys(row.slot.agent for row in rows))
+        said = f"{agents}: writing {len(rows)} replies"
+        forward_passes = itertools.count(1)
+
+        def tell(*_: Any) -> None:
+            most = self.settings.max_completion_length
+            self._trainer.on_activity(f"{said}, token {min(next(forward_passes), most)} of at most {most}")
+
+        self._trainer.on_activity(said)
+        handle = self._trainer._causal_lm.register_forward_hook(tell)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     @contextmanager
     def _kept_as_it_is(self) -> Iterator[None]:

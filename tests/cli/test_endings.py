@@ -34,7 +34,7 @@ class TestWarnings:
         assert lines[1] == "warning: ours" and lines[2].startswith("warning: ours (FutureWarning in ")
         assert len(lines) == 3
 
-    def test_what_peft_does_is_not_shown(self, tiny_model, capsys):
+    def test_old_names_that_libraries_use_are_not_shown(self, tiny_model, capsys):
         from peft import LoraConfig, get_peft_model
         from transformers import AutoModelForCausalLM
 
@@ -43,6 +43,7 @@ class TestWarnings:
             warnings.simplefilter("always")
             get_peft_model(model, LoraConfig(target_modules="all-linear"))
             assert model.is_gradient_checkpointing is False  # which warns, as PEFT does
+            model.gradient_checkpointing_enable()  # as TRL does
         assert "gradient_checkpointing" not in capsys.readouterr().err
 
     def test_a_file_may_be_given(self, capsys):

@@ -11,6 +11,7 @@ import teams
 from rich.console import Console
 from tqdm import tqdm
 
+from marcog_trl.report import live
 from marcog_trl.report.live import ConsoleCallback, short
 
 
@@ -92,6 +93,39 @@ class TestLines:
         console.on_train_end(None, state(main=False), None)
         assert capsys.readouterr().out == ""
 
+    def test_what_a_trainer_does_is_said_after_silence(self, capsys, monkeypatch):
+        now = [100.0]
+        monkeypatch.setattr(live.time, "monotonic", lambda: now[0])
+        console, other = begun(step=3), begun(main=False)
+        for seconds, activity in ((14.9, "early"), (0.2, "judging 8 episodes"), (14.9, "early"), (0.2, "learning")):
+            now[0] += seconds
+            console.tell(activity)
+            other.tell(activity)
+        console.on_log(None, state(4), None, logs=log())
+        console.on_train_end(None, state(20), None)
+        now[0] += 100
+        console.tell("after the end")
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[:2] == ["step 4 of 20  judging 8 episodes", "step 4 of 20  learning"]
+        assert len(lines) == 3 and lines[2].startswith("step 4 of 20  reward")
+
+    def test_a_trainer_tells_what_it_does(self, tiny_model, tmp_path):
+        trainer = teams.make(
+            tiny_model, tmp_path, workflow=teams.Chain(), gradient_accumulation_steps=2, per_device_train_batch_size=4,
+            generation_kwargs={"min_new_tokens": 6},
+        )  # fmt: skip
+        told = []
+        trainer.on_activity = told.append
+        trainer.train()
+        each = [f"token {i} of at most 6" for i in range(1, 7)]
+        assert told == [
+            *(f"a: writing 4 replies{end}" for end in ("", *(f", {token}" for token in each))),
+            *(f"b: writing 4 replies{end}" for end in ("", *(f", {token}" for token in each))),
+            "judging 4 episodes",
+            "learning from part 1 of 2 of the replies",
+            "learning from part 2 of 2 of the replies",
+        ]
+
     def test_a_trainer_prints_a_line_for_each_of_its_logs(self, tiny_model, tmp_path, capsys):
         trainer = teams.make(tiny_model, tmp_path, workflow=teams.Pair(), max_steps=2)
         teams.script(trainer)
@@ -104,6 +138,13 @@ class TestLines:
 
 
 class TestBlock:
+    def test_shows_what_the_trainer_does_until_it_ends(self):
+        console = begun()
+        console.tell("judging 8 episodes")
+        assert "judging 8 episodes" in rendered(console)
+        console.on_train_end(None, state(20), None)
+        assert "judging" not in rendered(console)
+
     def test_shows_everything_that_people_look_at(self):
         console = begun()
         for step in range(1, 6):

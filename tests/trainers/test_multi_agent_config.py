@@ -66,6 +66,13 @@ class TestGRPOConfig:
         for name in [*options, "generation_batch_size"]:
             assert getattr(args, name) == getattr(expected, name), name
 
+    @pytest.mark.parametrize("config_class", CONFIGS)
+    @pytest.mark.parametrize("given", [{}, {"gradient_checkpointing": False}])
+    def test_no_old_name_is_warned_of(self, config_class, given):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", FutureWarning)
+            assert make(config_class, **given).gradient_checkpointing == given.get("gradient_checkpointing", True)
+
     def test_the_scale_of_rewards_is_said_to_have_no_effect(self):
         for given in ("group", "batch", True):
             with pytest.warns(UserWarning, match="scale_rewards='.*' has no effect"):
