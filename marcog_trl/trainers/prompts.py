@@ -33,7 +33,7 @@ def as_in_trl(workflow: Workflow, args: Any, dataset: Dataset | IterableDataset 
     """
     if not isinstance(workflow, Single) or args.roles is not None or workflow.agents[0].role != SOLVER:
         return workflow
-    first = next(iter(dataset), {}) if isinstance(dataset, Dataset | IterableDataset) else {}
+    first: Mapping[str, Any] = next(iter(dataset), {}) if isinstance(dataset, Dataset | IterableDataset) else {}
     if not isinstance(first.get("prompt"), str) or "test_format" in first:
         return workflow
     workflow = copy.copy(workflow)
