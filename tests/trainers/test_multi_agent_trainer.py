@@ -475,7 +475,7 @@ class TestDefaults:
         trainer.team._executor = Executor()
         teams.script(trainer)
         trainer.train()
-        assert trainer.evaluate()["eval_reward"]
+        assert math.isfinite(trainer.evaluate()["eval_reward"])  # which may be 0
         rows = len(trainer.workflow.slots)
         assert args.per_device_train_batch_size * args.steps_per_generation % (4 * rows) == 0
         assert args.per_device_eval_batch_size % rows == 0
