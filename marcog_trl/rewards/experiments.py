@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import marshal
 from typing import Any, Literal
 
 from marcog_trl.rewards import in_program
 
 
-_SOURCE = inspect.getsource(in_program)
+_CODE = marshal.dumps(compile(inspect.getsource(in_program), "<experiment>", "exec", dont_inherit=True, optimize=2))
+"""Compiling it in each program would take longer than most programs. Workers run the same interpreter."""
 
 
 def experiment(
@@ -27,6 +29,11 @@ def experiment(
         `str`: Source.
     """
     given = ", ".join([function, *map(repr, arguments)])
-    return (
-        f"__scope = {{}}\nexec({_SOURCE!r}, __scope)\n{target or function} = __scope[{kind!r}]({given})\ndel __scope"
+    lines = (
+        "import marshal as __scope",
+        f"__code, __scope = __scope.loads({_CODE!r}), {{}}",
+        "exec(__code, __scope)",
+        f"{target or function} = __scope[{kind!r}]({given})",
+        "del __code, __scope",
     )
+    return "\n".join(lines)

@@ -1,7 +1,7 @@
 """
 Experiments with a function, to see whether a program or a test needs what it returns.
 
-The source of this file runs in the process of an untrusted program, in a namespace of its own, see
+The code of this file runs in the process of an untrusted program, in a namespace of its own, see
 [`~marcog_trl.rewards.experiments.experiment`]. So it imports the standard library only, and nothing that it returns is
 believed: what counts are the verdicts of the tests.
 """

