@@ -69,7 +69,7 @@ def rate_of(jobs, num_workers=WORKERS):
 
 def reward_rate(reward, count):
     """Teams per second that a reward scores. All of them divide the work: none needs more executions."""
-    rows = generate("train")[:count]
+    rows = generate("test")[:count]
     replies = [{"helper": row["aux"], "main": row["main"]} for row in rows]
     solutions = [Collaboration().solution(*pair) for pair in zip(rows, replies, strict=True)]
     columns = {name: [row[name] for row in rows] for name in ("entry_point", "test", "test_format")}
