@@ -14,6 +14,26 @@ from marcog_trl.workflows.feedback import Feedback, Level, VisibleTests
 from marcog_trl.workflows.rounds import Rounds
 
 
+# An example keeps a small model from solving the whole problem, which it does if it is only told not to
+_EXAMPLE = "First keep the words that begin with a capital letter, then sort them, then join them with spaces."
+_STEPS = (
+    ("first", "[word for word in words if word[0].isupper()]"),
+    ("second", "sorted(words)"),
+    ("third", "' '.join(words)"),
+)
+
+
+def _helper(i: int, function: str) -> str:
+    """Role text of the helper that does step i, counted from 0."""
+    step, code = _STEPS[min(i, len(_STEPS) - 1)]
+    return (
+        f"Another agent writes the function that solves a problem. You write {function}, which does only the {step} step, and "
+        f'returns its result. For example, if the problem is "{_EXAMPLE}", your answer is:\n```python\ndef {function}(words):\n'
+        f"    return {code}\n```\n\nThe problem:\n{PLACE}\n\nAnswer with one code block that begins with this line:\n```python\n"
+        f"def {function}({{arguments}}):\n```"
+    )
+
+
 class Collaboration(Rounds):
     """
     Helpers and a main agent that write at the same moment. A helper writes the function `aux` (the second helper `aux2`, and
@@ -43,14 +63,7 @@ class Collaboration(Rounds):
         if num_agents < 2:
             raise ValueError(f"num_agents={num_agents} leaves no helper. Set num_agents=2.")
         self.functions = {numbered("helper", i): numbered("aux", i) for i in range(1, num_agents)}
-        agents = [
-            Agent(
-                helper,
-                f"{PLACE}\n\nAnother agent writes {{entry_point}}. Write only a function {function}({{arguments}}) that returns useful "
-                f"data for it. Answer with one code block that begins with `def {function}({{arguments}}):`.",
-            )
-            for helper, function in self.functions.items()
-        ]
+        agents = [Agent(name, _helper(i, function)) for i, (name, function) in enumerate(self.functions.items())]
         *first, last = (f"{function}({{arguments}})" for function in self.functions.values())
         if first:
             use = f"You may call {', '.join(first)} and {last}, which other agents write. Do not define them."
