@@ -15,7 +15,9 @@ from typing import Any, cast
 
 from huggingface_hub import ModelCard, ModelCardData
 
+from marcog_trl.agents import ask
 from marcog_trl.files import read_json
+from marcog_trl.parsing.prompts import fill
 from marcog_trl.report.results import result_rows
 from marcog_trl.team.description import TEAM_FILE
 
@@ -117,7 +119,7 @@ def _describe_agents(folder: Path, team: Mapping[str, Any]) -> dict[str, Any]:
     exported = read_json(path, "agents") if path.is_file() else None
     if exported is None or set(exported["agents"]) != {agent["name"] for agent in agents}:
         return {"agents": agents, "outside": outside, "exported": None, "max_lora_rank": None}
-    role, alone = agents[0]["role"], team["workflow"] == "Single"
+    role, task = agents[0]["role"], {"prompt": _TASK, "entry_point": "add"}
     config = json.loads((folder / agents[0]["adapter"] / "adapter_config.json").read_text())
     rank = max([config["r"], *config["rank_pattern"].values()]) if config["peft_type"] == "LORA" else None
     max_lora_rank = None if rank is None else next((served for served in _VLLM_RANKS if served >= rank), None)
@@ -125,7 +127,7 @@ def _describe_agents(folder: Path, team: Mapping[str, Any]) -> dict[str, Any]:
         "agents": agents,
         "outside": outside,
         "exported": exported,
-        "prompt": repr("\n\n".join(filter(None, (_TASK, role) if alone else (role, _TASK)))),
+        "prompt": repr(ask(fill(role, task), _TASK)[-1]["content"] if role else _TASK),
         "max_lora_rank": max_lora_rank,
     }
 

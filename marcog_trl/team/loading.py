@@ -198,6 +198,14 @@ def settings_with(
         own["workflow"] = workflow
     elif workflow is None and saved.workflow_file:
         own["workflow"] = _trusted_workflow(path, saved, trust_remote_code)
+    elif (
+        workflow is None and own.get("roles") is None and saved.workflow in ("Collaboration", "Discussion", "Pipeline")
+    ):
+        size = {"num_agents": own["num_agents"]} if own.get("num_agents") is not None else {}
+        now = agents_of(make_workflow(own["workflow"], **size))
+        if saved.agents != now and saved.names == [agent["name"] for agent in now]:
+            # It keeps the texts that it was trained with
+            own["roles"] = {agent["name"]: agent["role"] for agent in saved.agents}
     if not isinstance(workflow, Workflow) and others:
         overrides["roles"] = _roles(own, overrides)
         own["endpoints"] = _of_agents(own, overrides, own.get("endpoints") or {}) or None

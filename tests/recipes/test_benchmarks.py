@@ -137,6 +137,26 @@ def test_default_task(benchmark):
     assert printed.strip().splitlines()[-1] == "| test[:2] | 0.00 | 0.00 | 1.00 | 0.00 | 0.00 | 1.00 | 0.00 |"
 
 
+def test_prompts(benchmark, tiny_model, tmp_path):
+    module = benchmark("prompts")
+    solved = {"components": {"collaboration_reward/calls_helper": 1.0, "rewards/divided_work_reward": 4.0}}
+    failed = {"components": {"collaboration_reward/calls_helper": 0.0, "rewards/divided_work_reward": 2.5}}
+    agents = {"main": {"replies": 1, "tokens": 4, "truncated": 1}}
+    solved |= {"status": "passed", "parses": True, "agents": agents}
+    failed |= {"status": "failed", "parses": False, "agents": {"main": {"replies": 1, "tokens": 6, "truncated": 0}}}
+    shares = module.shares_of([{"greedy": solved, "samples": [solved, failed]}], "sampled")
+    assert [shares[name] for name in ("solved", "parses", "calls", "divided", "main cut off")] == [0.5] * 5
+    assert shares["helper defines"] is None and shares["main tokens"] == 5
+    sizes = ("--max_completion_length", 4, "--split", "test[:2]", "--dtype", "float32")
+    chosen = ("--workflows", "single", "collaboration", "--output", tmp_path / "prompts.json")
+    printed = benchmark.start(module, "--model", tiny_model, *sizes, *chosen)
+    assert "| sampled |" in printed and "helper defines" in printed and "solver cut off" in printed
+    figures = json.loads((tmp_path / "prompts.json").read_text())
+    assert figures["collaboration"]["greedy"]["solved"] == 0 and figures["single"]["greedy"]["calls"] is None
+    with pytest.raises(SystemExit, match="--roles has the texts of one workflow"):
+        benchmark.start(module, "--model", tiny_model, *sizes, "--roles", tmp_path / "roles.yaml")
+
+
 def test_evaluation(benchmark):
     printed = benchmark("evaluation", "--num_samples", 2, "--completion_length", 2, "--layers", 1, "--num_workers", 2)
     assert "judging 328 programs alone" in printed and "evaluation: " in printed

@@ -118,7 +118,7 @@ MAIN = "def double(x):\n    return aux(x) * x"
         (AUX, MAIN, 1.0),
         (AUX, f"{MAIN} + (1", -0.3),
         ("def aux(x:\n    return 2", MAIN, -0.1),  # what is asked for is whole, and calls what is not there
-        (AUX, "I cannot.", -0.1),
+        (AUX, "I cannot.", -0.5),
         ("def aux(x:\n    return 2", "I cannot.", -0.3),
         ("I cannot.", "Nor can I.", -0.5),
     ],

@@ -190,7 +190,7 @@ class TestCard:
         assert card.startswith("---\n") and "\n# run\n" in card and "- shppo" in card
         team = json.loads((saved / "team.json").read_text())
         for agent in team["agents"]:
-            assert f"| {agent['name']} | {agent['role']} | `agents/{agent['name']}` |" in card
+            assert f"| {agent['name']} | {' '.join(agent['role'].split())} | `agents/{agent['name']}` |" in card
         assert "workflow: `Collaboration`, 1 turn; rewards: `execution_reward`" in card and "on `builtin`" in card
         assert "| solved (sampled) | 0.250 ± 0.050 | 0.750 ± 0.050 |" in card
         assert "| mean reward | 1.500 | 1.500 |" in card
@@ -222,7 +222,7 @@ class TestCard:
 
     def test_without_exported_agents_it_does_not_speak_of_them(self, saved):
         card = (saved / "README.md").read_text()
-        assert 'Team.from_pretrained(".")' in card and "| helper | Write" in card
+        assert 'Team.from_pretrained(".")' in card and "| helper | Another" in card
         assert "vllm serve" not in card and "PeftModel" not in card and "agents/helper" not in card
 
     def test_can_be_written_again(self, written, tmp_path):
@@ -281,7 +281,7 @@ class TestCard:
         assert "tokenizer(prompt, return_tensors" in card  # plain text of a user's dataset is continued
 
     def test_of_one_agent_that_is_asked_for_code(self, tiny_model, tmp_path):
-        roles, system_prompt = {"solver": "Write it."}, "Be brief."
+        roles, system_prompt = {"solver": "{problem}\n\nWrite it."}, "Be brief."
         trainer = teams.make(
             tiny_model, tmp_path, teams.MultiAgentGRPOTrainer, roles=roles, system_prompt=system_prompt
         )
@@ -488,7 +488,7 @@ class TestLoading:
     @pytest.fixture
     def snippets(self, online, written):
         push_team(written[0], "someone/team")
-        return re.findall(r"```python\n(.*?)```", online.repos["someone/team"]["README.md"].decode(), re.DOTALL)
+        return re.findall(r"(?ms)^```python\n(.*?)^```", online.repos["someone/team"]["README.md"].decode(), re.DOTALL)
 
     def test_the_cards_snippet_loads_the_agents_into_vanilla_peft(self, online, written, snippets, tmp_path):
         trainer = written[1]

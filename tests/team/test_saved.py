@@ -123,6 +123,16 @@ class TestFromPretrained:
 
 
 class TestOtherAgents:
+    def test_a_team_from_before_the_default_texts_changed_keeps_its_own(self, saved, tmp_path):
+        shutil.copytree(saved[1], tmp_path / "team")
+        team = json.loads((tmp_path / "team" / "team.json").read_text())
+        assert team["workflow"] == "Collaboration" and team["settings"]["roles"] is None
+        team["agents"][0]["role"] = "Write aux."
+        (tmp_path / "team" / "team.json").write_text(json.dumps(team))
+        loaded = Team.from_pretrained(tmp_path / "team", isolation="best_effort")
+        assert loaded.workflow.agents[0].role == loaded.settings.roles["helper"] == "Write aux."
+        loaded.close()
+
     def test_agents_keep_the_texts_that_they_were_trained_with(self, tiny_model, tmp_path):
         trained = {"helper": "Trained helper.", "helper2": "Trained helper2."}
         trainer = teams.make(
@@ -134,11 +144,11 @@ class TestOtherAgents:
 
         def texts(**settings):
             loaded = Team.from_pretrained(tmp_path, isolation="best_effort", **settings)
-            return [agent.role.partition(".")[0] for agent in loaded.workflow.agents]
+            return [agent.role.partition(". ")[0].rstrip(".") for agent in loaded.workflow.agents]
 
-        main = "Write the Python function asked for below"
+        main = "{problem}\n\nWrite {entry_point}"
         assert texts() == ["Trained helper", "Trained helper2", main]
         assert texts(roles={"main": "Other."}) == ["Trained helper", "Trained helper2", "Other"]
         assert texts(num_agents=2) == ["Trained helper", main]
         added = texts(num_agents=4, roles={"helper": "Other."})
-        assert added[:2] == ["Other", "Trained helper2"] and "named aux3" in added[2]
+        assert added[:2] == ["Other", "Trained helper2"] and added[2].startswith("Another agent")

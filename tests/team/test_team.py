@@ -313,14 +313,6 @@ class TestFilesThatDoNotFit:
         with pytest.raises(ValueError, match=r"team\.json' is inconsistent|The weights of '.*/team'"):
             load(path)
 
-    def test_a_role_text_that_was_changed_is_refused_with_the_way_to_change_it(self, team, load):
-        path = team()
-        agents = json.loads((path / "team.json").read_text())["agents"]
-        edit(path / "team.json", agents=[{**agents[0], "role": "Other."}, *agents[1:]])
-        message = r"team\.json' is inconsistent: agents is .*Other.* For other role texts, pass roles="
-        with pytest.raises(ValueError, match=message):
-            load(path)
-
     def test_unknown_settings_are_refused(self, team, load):
         path = team()
         with pytest.raises(ValueError, match=r"A team has no setting 'temprature'\. Did you mean 'temperature'"):

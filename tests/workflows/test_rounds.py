@@ -58,10 +58,10 @@ def test_whether_a_workflow_reads_tests():
 
 
 def test_single_asks_for_the_code_after_a_problem_in_plain_text():
-    (role,) = (agent.role for agent in Single().agents)
-    for workflow, text in ((Single(), role), (Single(roles={"solver": "Be brief."}), "Be brief.")):
+    text = "2 + 2?\n\nWrite the complete Python code. Answer with one Python code block."
+    for workflow, asked in ((Single(), text), (Single(roles={"solver": "Be brief."}), "Be brief.\n\n2 + 2?")):
         [stage] = play(workflow, {"solver": ["4"]}, problem={"prompt": "2 + 2?"})
-        assert stage == {"solver": [{"role": "user", "content": f"2 + 2?\n\n{text}"}]}
+        assert stage == {"solver": [{"role": "user", "content": asked}]}
 
 
 def test_single_asks_messages_and_without_a_role_text_any_prompt_as_it_is():
@@ -79,7 +79,7 @@ def test_collaboration_asks_both_at_once_in_one_user_message():
         assert message["role"] == "user" and message["content"].count(PROBLEM["prompt"].strip()) == 1
         assert "{" not in message["content"]
     assert stage["helper"][0]["content"].endswith("```python\ndef aux(xs):\n```")
-    assert stage["main"][0]["content"].endswith("```python\ndef total(xs):\n    data = aux(xs)\n```")
+    assert stage["main"][0]["content"].endswith("begins with `def total(xs):`.")
 
 
 def test_role_texts_place_the_problem_and_name_the_function():
