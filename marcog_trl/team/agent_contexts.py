@@ -14,6 +14,7 @@ from marcog_trl.rollout.engine import encode_prompts
 from marcog_trl.rollout.records import Row
 from marcog_trl.team.merging import without_adapter
 from marcog_trl.team.modules import ForwardContext, TeamModule
+from marcog_trl.team.shared_prompts import contiguous_states
 
 
 if TYPE_CHECKING:
@@ -130,6 +131,7 @@ class AgentContexts:
             torch.no_grad(),
             self._modules.rows(ForwardContext(last_state=True)) as context,
             without_adapter(self._team.model),
+            contiguous_states(self._team.model),
             self._team.autocast(),
         ):
             self._team.model(

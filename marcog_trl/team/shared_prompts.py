@@ -1,4 +1,4 @@
-"""Runs a prompt through the model once for all rows that have it."""
+"""Cheaper first passes of `generate`: a prompt runs through the model once for all rows that have it."""
 
 from __future__ import annotations
 
@@ -63,6 +63,24 @@ def shared_prompts(team: Team) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def contiguous_states(model: Any) -> Iterator[None]:
+    """
+    Makes the last states of prompts contiguous before they enter the head. `generate` slices them out of all states, and for such
+    a slice of R rows, `torch.nn.functional.linear` on CPU copies the weights of the head R times: 8.7 GB for 32 rows and 152,000
+    words in bfloat16.
+    """
+
+    def before(module: nn.Module, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        return (args[0].contiguous(),)
+
+    handle = model.get_output_embeddings().register_forward_pre_hook(before)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _is_shareable(kwargs: Mapping[str, Any]) -> bool:

@@ -32,7 +32,7 @@ from marcog_trl.team.keyed_sampling import KeyedSampler
 from marcog_trl.team.modules import ATTRIBUTE, TeamModule
 from marcog_trl.team.outside import OutsideAgents
 from marcog_trl.team.settings import TeamSettings
-from marcog_trl.team.shared_prompts import shared_prompts
+from marcog_trl.team.shared_prompts import contiguous_states, shared_prompts
 
 
 if TYPE_CHECKING:
@@ -381,7 +381,7 @@ class Team:
     def generating(self, rows: list[Row], sampler: KeyedSampler | None = None) -> Iterator[None]:
         """Makes `generate` faster: rows share prompts, and a sampler or fewer random numbers replace `torch.multinomial`."""
         draws = fast_draws(self, len(rows)) if sampler is None else sampler.draws(rows)
-        with shared_prompts(self), nullcontext() if draws is None else self.greedy():
+        with shared_prompts(self), contiguous_states(self.model), nullcontext() if draws is None else self.greedy():
             if draws is not None:
                 self.generation_config.watermarking_config = draws
             yield
