@@ -4,6 +4,7 @@ Compares the throughput of team trainers with TRL's GRPOTrainer.
     python recipes/benchmarks/throughput.py
     python recipes/benchmarks/throughput.py --shape 1.5b --no-cpu --rows 32 --completion-length 256
     python recipes/benchmarks/throughput.py --case steps --shape 0.5b --rows 16 --generations 2 --kinds shppo --no-bare-loop
+    python recipes/benchmarks/throughput.py --case config --config recipes/configs/qwen2.5-coder-0.5b-cpu.yaml
 
 Every measurement runs in its own process; the trainers take turns, round by round. Rows, prompts, completion lengths, model,
 adapter and reward are the same for all, and no reply ends early. The first step of a process warms up. Figures are medians
@@ -19,6 +20,8 @@ Cases:
   compares agents with the same prompt (`comparing`); and the generation phase beside a loop that only calls the same model
   with a KV cache and samples, at the same batch.
 * `execution`: what running code costs a step of the embedded default team on the built-in problems.
+* `config`: the first steps of MAGRPO with a file of `recipes/configs`, its own model, problems and reward; with all rows in the
+  update, and as it is, without those that have no advantage.
 """
 
 import argparse
@@ -33,6 +36,7 @@ from pathlib import Path
 from common import (
     ON_CPU,
     QUIET,
+    RECIPE_FOLDER,
     forget_peak,
     make_parser,
     measure_apart,
@@ -244,6 +248,35 @@ def measure_execution(options):
     return {"steps": clock.steps[1:]}
 
 
+def measure_config(all_rows, options):
+    """Steps of recipes/train_magrpo.py with a file."""
+    from train_magrpo import RECIPE
+    from trl import get_peft_config
+
+    from marcog_trl import MultiAgentGRPOTrainer
+    from marcog_trl.cli.parsing import read_training_arguments
+
+    with tempfile.TemporaryDirectory() as folder:
+        argv = ["--config", options.config, "--max_steps", str(max(1, options.steps)), "--output_dir", folder]
+        argv += ["--report_to", "none", "--disable_tqdm", "true", "--eval_strategy", "no", "--save_strategy", "no"]
+        argv += ["--logging_steps", "1", "--use_cpu", str(options.cpu)]
+        argv += ["--model_name_or_path", options.model] if options.model else []
+        script_args, args, model = read_training_arguments(RECIPE, argv)
+        dataset, _ = script_args.load_splits()
+        trainer = MultiAgentGRPOTrainer(
+            model.model_name_or_path, script_args.reward, args, dataset, peft_config=get_peft_config(model)
+        )
+        if all_rows:
+            trainer._rows_without_advantage_matter = lambda: True
+        clock = ProcessorClock(trainer) if options.cpu else Clock(trainer)
+        trainer.train()
+        trainer.executor.close()
+        logs = [log for log in trainer.state.log_history if "advantages/zero" in log]
+    for step, log in zip(clock.steps, logs, strict=True):
+        step |= {"zero": log["advantages/zero"], "tokens": log["ledger/generated_tokens"]}
+    return {"steps": clock.steps, "peak_mib": resident_mib("VmHWM")}
+
+
 # The process that compares
 
 
@@ -293,9 +326,24 @@ def compare_execution(options):
     return figure
 
 
+def compare_config(options):
+    kinds = {"all rows": ["config", True], "rows with an advantage": ["config", False]}
+    figures = take_turns(kinds, options.rounds, lambda task: run(options, task))
+    rows = []
+    for kind, found in figures.items():
+        steps = [step for figure in found for step in figure["steps"]]
+        seconds = [f"{median(steps, phase):.1f}" for phase in ("step", *PHASES)]
+        peak = statistics.median(figure["peak_mib"] for figure in found)
+        rows.append(
+            [kind, *seconds, f"{median(steps, 'zero'):.2f}", f"{median(steps, 'tokens'):,.0f}", f"{peak:,.0f}"]
+        )
+    print(table(("", "step s", *PHASES, "without advantage", "tokens", "peak MiB"), *rows), flush=True)
+    return figures
+
+
 SETTINGS = (
     "shape", "dtype", "rows", "generations", "prompt_length", "completion_length", "steps", "micro_batch", "cpu",
-    "bare_loop",
+    "bare_loop", "config", "model",
 )  # fmt: skip
 
 
@@ -304,7 +352,11 @@ def main():
     parser.add_argument("--prompt-length", type=int, default=96)
     parser.add_argument("--completion-length", type=int, default=48)
     parser.add_argument("--micro-batch", type=int, help="rows of a forward and backward pass; default: all")
-    parser.add_argument("--case", choices=("steps", "execution", "all"), default="all")
+    parser.add_argument("--case", choices=("steps", "execution", "config", "all"), default="all")
+    parser.add_argument(
+        "--config", default=str(RECIPE_FOLDER / "configs" / "builtin.yaml"), help="file of --case config"
+    )
+    parser.add_argument("--model", help="model of --case config in place of the file's")
     parser.add_argument("--shape", choices=SHAPES, default="small")
     parser.add_argument("--cpu", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: float32 on CPU, else bfloat16")
@@ -317,16 +369,20 @@ def main():
     options.dtype = options.dtype or ("float32" if options.cpu else "bfloat16")
     warnings.filterwarnings("ignore", category=FutureWarning)
     if options.task is not None:
-        kind, num_agents, settings = options.task
+        kind, given, settings = options.task
         task = argparse.Namespace(**settings)
-        print(json.dumps(measure_execution(task) if kind == "execution" else measure_steps(kind, num_agents, task)))
+        if kind == "execution":
+            figures = measure_execution(task)
+        else:
+            figures = measure_config(given, task) if kind == "config" else measure_steps(kind, given, task)
+        print(json.dumps(figures))
         return
     largest = max(num_agents for kind, num_agents in KINDS.values() if kind in options.kinds) * options.generations
     if options.rows % largest:
         parser.error(
             f"--rows {options.rows} must be a multiple of {largest}, the rows of a problem. Use --rows {largest}."
         )
-    compared = {"steps": compare_steps, "execution": compare_execution}
+    compared = {"steps": compare_steps, "execution": compare_execution, "config": compare_config}
     cases = compared if options.case == "all" else [options.case]
     write_json(options.output, {case: compared[case](options) for case in cases})
 

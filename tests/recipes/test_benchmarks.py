@@ -288,6 +288,16 @@ class TestThroughput:
         printed = benchmark("throughput", "--case", "execution", *self.FLAGS[:6], "--rows", 32)
         assert "Executing rewards on the embedded default" in printed
 
+    def test_config(self, benchmark, tmp_path):
+        file = tmp_path / "small.yaml"
+        text = (BENCHMARKS.parent / "configs" / "builtin.yaml").read_text()
+        file.write_text(text.replace("train_batch_size: 64", "train_batch_size: 8"))
+        flags = ("--case", "config", "--config", file, "--output", tmp_path / "figures.json")
+        printed = benchmark("throughput", *flags, *self.FLAGS[:4])
+        assert "without advantage" in printed
+        figures = json.loads((tmp_path / "figures.json").read_text())["config"]
+        assert len(figures["all rows"]) == 1 and len(figures["rows with an advantage"][0]["steps"]) == 1
+
 
 class TestCoMLRL:
     """Our side; CoMLRL's needs an environment of its own."""
