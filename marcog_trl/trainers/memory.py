@@ -296,6 +296,8 @@ class StepTrace:
         def enter_head(decoder: nn.Module, args: Any, output: Any) -> None:
             ledger.kind = LOGITS
             output[0].register_hook(leave_head)
+            states = output.last_hidden_state[:, -keep - 1 : -1]  # the trainer's head sees what predicts replies alone
+            output.last_hidden_state = states.reshape(1, -1, states.size(-1))
 
         def leave_head(gradient: torch.Tensor) -> None:
             ledger.kind = ACTIVATIONS
@@ -304,13 +306,10 @@ class StepTrace:
         with nullcontext() if self.modules is None or context is None else self.modules.rows(context):
             if self.numerics.on_gpu:
                 hidden = causal_lm.get_decoder()(**inputs, use_cache=False).last_hidden_state
-                per_token = TritonHead.apply(
-                    hidden[:, -keep - 1 : -1].reshape(-1, hidden.size(-1)), causal_lm.get_output_embeddings().weight
-                )
+                per_token = TritonHead.apply(hidden[0], causal_lm.get_output_embeddings().weight)
             else:
-                labels = ids.clone()
-                labels[:, :-keep] = -100
-                per_token = self.model(**inputs, labels=labels, fused_lm_head=True).log_probs
+                labels = ids[:, -keep:].reshape(1, -1)
+                per_token = self.model(**inputs, shift_labels=labels, fused_lm_head=True).log_probs
         handle.remove()
         losses = [per_token]
         if context is not None:
