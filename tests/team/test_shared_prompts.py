@@ -9,7 +9,7 @@ from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOTrainer
 from marcog_trl.agents import Slot
 from marcog_trl.rollout.records import Row
 from marcog_trl.team import team as team_module
-from marcog_trl.team.shared_prompts import shared_prompts
+from marcog_trl.team.shared_prompts import contiguous_states, shared_prompts
 
 
 PROMPTS = [[5, 6, 7], [8, 9], [5, 6, 7], [5, 6, 7], [8, 9], [11]]
@@ -108,3 +108,19 @@ class TestWhere:
                 assert len(trainer.model(input_ids=ids, **other).logits) == 3
         assert seen == [(3, 3)] * 3
         assert (decoder._forward_hooks, decoder._forward_pre_hooks) == hooks
+
+
+def test_the_head_reads_states_that_are_contiguous(tiny_model, tmp_path):
+    trainer = make(tiny_model, tmp_path)
+    seen = []
+    head = trainer.model.get_output_embeddings()
+    handle = head.register_forward_pre_hook(lambda module, args: seen.append(args[0].is_contiguous()))
+    inputs = torch.tensor([[5, 6, 7], [8, 9, 10]])
+    trainer.model(input_ids=inputs, logits_to_keep=1, use_cache=False)
+    assert seen == [False]  # otherwise `contiguous_states` has no use any more
+    handle.remove()
+    seen.clear()
+    with contiguous_states(trainer.model):
+        head.register_forward_pre_hook(lambda module, args: seen.append(args[0].is_contiguous()))
+        generated(trainer)
+    assert len(seen) > 1 and all(seen)
