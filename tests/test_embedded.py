@@ -146,7 +146,7 @@ def test_model_and_tokenizer(built, rows):
     for text in (rows[0]["prompt"], rows[0]["canonical_solution"], "größer\tλ\r\n"):
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
     assert len(tokenizer("1234")["input_ids"]) == 4
-    for messages in next(Collaboration().play(rows[0])).values():
+    for messages in next(Collaboration(roles=embedded.ROLES).play(rows[0])).values():
         ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
         assert len(ids) < 80
         assert tokenizer.decode(ids).endswith("<|end|><|assistant|>")

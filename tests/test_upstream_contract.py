@@ -147,8 +147,8 @@ def test_signature(owner, name, parameters):
 
 # Attributes that are read or set, and where they are set
 ATTRIBUTES = {
-    GRPOTrainer: "_async_tool_dicts _batch_environments _env_tools _is_vlm _last_loaded_step _logs _metrics _name _paper _step "
-    "_sync_tool_dicts _tag_names _tokenizer",
+    GRPOTrainer: "_async_tool_dicts _batch_environments _entropy_bonus_enabled _env_tools _is_vlm _last_loaded_step _logs _metrics "
+    "_name _paper _step _sync_tool_dicts _tag_names _tokenizer",
     DPOTrainer: "_metrics _name _paper _signature_columns _tag_names _tokenizer",
     RewardTrainer: "_name _tag_names",
     Trainer: "_get_output_dir _load_callback_state _signature_columns",

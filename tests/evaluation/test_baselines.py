@@ -46,12 +46,13 @@ class TestSingleAgent:
         [agent] = single_agent(saved, **EXECUTION).workflow.agents
         for roles, text in (
             (None, agent.role),
-            ({"solver": "Write f.", "main": "Write."}, "Write f."),
+            ({"solver": "{problem}\n\nWrite f.", "main": "Write."}, "{problem}\n\nWrite f."),
             ({"solver": ""}, ""),
         ):
             team = single_agent(saved, roles=roles, num_turns=1, **EXECUTION)
             [episode] = team.play([problem])
-            asked = [{"role": "user", "content": f"{problem['prompt']}\n\n{text}"}] if text else problem["prompt"]
+            asked = [{"role": "user", "content": text.replace("{problem}", problem["prompt"].rstrip())}]
+            asked = asked if text else problem["prompt"]
             assert agent.role and episode.rows[0].prompt == asked
         with pytest.raises(ValueError, match="roles has a text for 'nobody'"):
             single_agent(saved, roles={"nobody": "Write f."}, **EXECUTION)

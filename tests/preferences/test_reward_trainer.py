@@ -66,7 +66,7 @@ class TestTranscript:
         tokenizer = AutoTokenizer.from_pretrained(tiny_model)
         tokenizer.chat_template = None
         ids = transcript(tokenizer, "def f(x):", [made.reply("a", [40, 1])])
-        assert tokenizer.decode(ids) == f"def f(x):\n[a · 1] {tokenizer.decode([40])}<|end|>\n<|end|>"
+        assert tokenizer.decode(ids) == f"def f(x):\n\nAnswer:\n[a · 1] {tokenizer.decode([40])}<|end|>\n<|end|>"
 
     def test_begins_with_the_turns_before(self, tiny_model):
         tokenizer = AutoTokenizer.from_pretrained(tiny_model)

@@ -45,7 +45,7 @@ class TestPlainText:
         assert warned(caught) == [] and trainer.args.roles is None
         [prompt] = asked(trainer, [{"prompt": "def f(x):"}])
         [agent] = trainer.workflow.agents
-        assert agent.role and prompt == f"<|user|>def f(x):\n\n{agent.role}<|end|><|assistant|>"
+        assert prompt == f"<|user|>{agent.role.replace('{problem}', 'def f(x):')}<|end|><|assistant|>" != "def f(x):"
 
     @pytest.mark.parametrize("workflow", ["single", Single()])
     def test_of_other_datasets_is_continued_and_said_once(self, tiny_model, tmp_path, workflow):
@@ -68,7 +68,7 @@ class TestPlainText:
             warnings.simplefilter("always")
             trainer = teams.make(tiny_model, tmp_path, MultiAgentGRPOTrainer, roles={"solver": text})
         assert warned(caught) == []
-        expected = f"<|user|>def f(x):\n\n{text}<|end|><|assistant|>" if text else "def f(x):"
+        expected = f"<|user|>{text}\n\ndef f(x):<|end|><|assistant|>" if text else "def f(x):"
         assert asked(trainer, [{"prompt": "def f(x):"}]) == [expected]
 
     def test_is_not_said_of_messages_and_without_a_chat_template(self, tiny_model, tmp_path):

@@ -3,7 +3,8 @@
 import pytest
 from players import AUX, MAIN, PROBLEM, Executor, last, play
 
-from marcog_trl.agents import Agent, Slot, Workflow
+from marcog_trl.agents import Agent, Slot, Workflow, without_place
+from marcog_trl.parsing.prompts import fill
 from marcog_trl.rewards import collaboration_reward
 from marcog_trl.rollout.engine import play as play_batch
 from marcog_trl.workflows import Centralized, Collaboration, Pipeline
@@ -19,7 +20,7 @@ def test_asks_once_with_all_roles_and_the_problem_once():
     text = last(stage["team"])
     assert text.count(PROBLEM["prompt"].strip()) == 1 and text.rstrip().endswith(PROBLEM["prompt"].strip())
     for agent in Collaboration().agents:
-        assert f"{agent.name}: {agent.role.splitlines()[0]}" in text
+        assert f"{agent.name}: {fill(without_place(agent.role), PROBLEM).splitlines()[0]}" in text
     assert "<helper>\n...\n</helper>\n<main>\n...\n</main>" in text
 
 
