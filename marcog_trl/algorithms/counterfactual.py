@@ -7,8 +7,6 @@ reply: it is a mix of the mean Q̂ of its siblings and the critic's value of the
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 
@@ -61,20 +59,3 @@ def sibling_moments(
     mean, value = total(worth) / size, total(values) / size
     variance = total((worth - mean[group]).square()) / (count - 1).clamp(min=1)
     return variance, (mean - value).square() - variance / size, count
-
-
-def influence(logps: torch.Tensor) -> torch.Tensor:
-    """
-    How much what one agent says changes what the next one says: the mutual information between the sibling that was said and
-    the reply to it.
-
-    Args:
-        logps (`torch.Tensor` of shape `(R, f)`): Log-probability of each reply in the context in which it was given (first)
-            and in those of the siblings, in nats.
-
-    Returns:
-        `torch.Tensor` of shape `(R,)`: `log p(y | h) − log mean_h' p(y | h')`, at most ln f. 0 if the contexts are identical.
-
-    Source: social influence (https://huggingface.co/papers/1810.08647), with contexts instead of actions.
-    """
-    return logps[:, 0] - (logps.logsumexp(1) - math.log(logps.size(1)))

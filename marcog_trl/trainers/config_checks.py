@@ -42,11 +42,8 @@ def check_credit(args: Any) -> None:
     """Refuses settings of credit that contradict each other."""
     check_choice("credit", args.credit, ("group", "counterfactual"))
     if args.credit == "group":
-        for name in ("fanout", "influence_steps"):
-            if getattr(args, name) is not None:
-                raise ValueError(
-                    f"{name}={getattr(args, name)} needs credit='counterfactual'. Set it, or leave {name} out."
-                )
+        if args.fanout is not None:
+            raise ValueError(f"fanout={args.fanout} needs credit='counterfactual'. Set it, or leave fanout out.")
     elif args.fanout is not None and math.prod(args.fanout) != args.num_generations:
         episodes = math.prod(args.fanout)
         raise ValueError(

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from marcog_trl.agents import Slot
 from marcog_trl.algorithms.advantages import SumOverProcesses, group_advantages
-from marcog_trl.algorithms.counterfactual import critic_share, influence, sibling_moments
-from marcog_trl.rollout.tree import Level
+from marcog_trl.algorithms.counterfactual import critic_share, sibling_moments
 from marcog_trl.trainers.layout import Rollout
 
 
@@ -141,58 +139,3 @@ def critic_shares(trainer: MultiAgentTrainer, rollout: Rollout, values: torch.Te
     alone = float(trainer.args.critic_share != 0)
     shares = torch.where(count > 1, share, alone).repeat_interleave(torch.tensor(sizes, device=count.device))
     return shares[here] if here else shares
-
-
-def measures_influence(trainer: MultiAgentTrainer) -> bool:
-    """Whether the influence of the agents on each other is measured in this step."""
-    every = trainer.args.influence_steps
-    return every is not None and is_counterfactual(trainer) and trainer.state.global_step % every == 0
-
-
-@torch.no_grad()
-def log_influence(trainer: MultiAgentTrainer, output: dict[str, Any], rollout: Rollout) -> None:
-    """
-    Logs how much what each agent says changes what the next one says: `influence/<agent>/<next agent>`, in nats.
-
-    Every reply is scored in the contexts that its agent has after the siblings of the reply before it.
-    """
-    tree, mask = rollout.tree, output["completion_mask"]
-    begin = torch.arange(0, len(rollout.rows), len(tree.slots))[:, None, None, None]
-    # Rows of each slot after another level, (problem, context of that level, its reply, own reply)
-    rows: dict[tuple[Level, Slot], torch.Tensor] = {}
-    for level, later in itertools.pairwise(tree.levels):
-        for slot in later.slots if level.replies > 1 else ():
-            places = torch.tensor([place for place, of_row in enumerate(tree.slots) if of_row == slot])
-            rows[level, slot] = begin + places.view(-1, level.replies, later.replies)
-    logps = []
-    for shift in range(max((level.replies for level, _ in rows), default=0)):
-        contexts = torch.arange(len(rollout.rows))
-        for index in rows.values():
-            contexts[index] = index.roll(shift, dims=2)
-        logps.append((_logps_in(trainer, output, contexts.to(mask.device)) * mask).sum(1))
-    sums: dict[str, torch.Tensor] = {}
-    for (level, slot), index in rows.items():
-        known = rollout.live[index].all(2, keepdim=True).expand(index.shape)
-        found = influence(torch.stack(logps[: level.replies], dim=1)[index[known.to(index.device)]])
-        name = f"influence/{' and '.join(earlier.agent for earlier in level.slots)}/{slot.agent}"
-        pair = torch.stack([found.sum(), known.sum().to(found)])
-        sums[name] = sums[name] + pair if name in sums else pair
-    totals = trainer._sum_over_processes(torch.stack(list(sums.values()))) if sums else torch.zeros(0, 2)
-    for name, (total, count) in zip(sums, totals.tolist(), strict=True):
-        if count:
-            trainer._metric(name, total / count)
-
-
-def _logps_in(trainer: MultiAgentTrainer, output: dict[str, Any], contexts: torch.Tensor) -> torch.Tensor:
-    """Returns the log-probability of each row's tokens, `(B, T)`, after the prompts of these rows, `(B,)`."""
-    own = trainer._row_tensors
-    trainer._row_tensors = None if own is None else {name: tensor[contexts] for name, tensor in own.items()}
-    logps = trainer._get_per_token_logps_and_entropies(
-        trainer.model,
-        torch.cat([output["prompt_ids"][contexts], output["completion_ids"]], dim=1),
-        torch.cat([output["prompt_mask"][contexts], output["completion_mask"]], dim=1),
-        output["completion_ids"].size(1),
-        batch_size=trainer.args.per_device_train_batch_size,
-    )[0]
-    trainer._row_tensors = own
-    return logps

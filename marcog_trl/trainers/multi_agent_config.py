@@ -77,10 +77,6 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
             first stage, and later agents have nothing to compare.
         max_joint_actions (`int`, *optional*, defaults to `1024`):
             Maximum number of joint actions per problem where episodes branch.
-        influence_steps (`int`, *optional*):
-            With `credit="counterfactual"`, number of optimizer steps between measurements of how much what one agent says
-            changes what the next one says (`influence/<agent>/<next agent>`, in nats, at most the logarithm of the fan-out).
-            Costs a forward pass over the rows per branch. By default it is not measured.
         gamma_turn (`float`, *optional*, defaults to `1.0`):
             Discount per turn, in [0, 1].
         reward_scale, reward_shift (`float`, *optional*, default to `1.0` and `0.0`):
@@ -172,7 +168,7 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
             "steps_per_generation num_generations num_generations_eval num_iterations max_completion_length "
             "ref_model_sync_steps vllm_tensor_parallel_size vllm_max_model_length "
             "torch_empty_cache_steps dataloader_prefetch_factor ddp_timeout "
-            "curriculum_window fanout max_joint_actions influence_steps".split(),
+            "curriculum_window fanout max_joint_actions".split(),
             COUNT,
         ),
         **dict.fromkeys(
@@ -248,12 +244,6 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
     )
     max_joint_actions: int = field(
         default=1024, metadata={"help": "Maximum number of joint actions per problem where episodes branch."}
-    )
-    influence_steps: int | None = field(
-        default=None,
-        metadata={
-            "help": "Steps between measurements of the agents' influence on each other, with credit='counterfactual'."
-        },
     )
     gamma_turn: float = field(default=1.0, metadata={"help": "Discount per turn, in [0, 1]."})
     reward_scale: float = field(default=1.0, metadata={"help": "Factor of the reward of a turn."})

@@ -55,7 +55,7 @@ from marcog_trl.trainers.argument_checks import (
     check_zero3,
 )
 from marcog_trl.trainers.checkpointing import RolloutCheckpoints
-from marcog_trl.trainers.credit import is_counterfactual, log_influence, measures_influence, over_siblings
+from marcog_trl.trainers.credit import is_counterfactual, over_siblings
 from marcog_trl.trainers.head import HeadOnReplies
 from marcog_trl.trainers.layout import Rollout, fit_batches
 from marcog_trl.trainers.loss_scale import (
@@ -364,8 +364,6 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ToolUse):
         self._assign_credit(output, rollout)
         metrics.log_rollout(self, output, rollout)
         self._batch = None
-        if measures_influence(self):
-            log_influence(self, output, rollout)
         return rows_to_train(self, output | rollout.tensors, rollout)
 
     def _sum_over_processes(self, tensor: torch.Tensor) -> torch.Tensor:

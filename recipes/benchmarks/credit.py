@@ -13,9 +13,9 @@ Four kinds of credit, each with as many replies per step, and so as many tokens:
 `MultiAgentGRPOTrainer`, the critic of `MultiAgentPPOTrainer`, and `counterfactual` with that critic (`"auto"`). Lines are 8 episodes
 of a problem; branches are 2 replies of the helper and 4 of the main agent to each.
 
-Measured are the variance of each agent's advantages over the run, the influence of the helper on the main agent, the mean reward
-of the first and the last quarter of the steps, and what a rollout costs: problems, generated tokens and evaluations. A run has a
-process of its own, and what it measured is in `--output_dir`, from which it is not run again.
+Measured are the variance of each agent's advantages over the run, the mean reward of the first and the last quarter of the steps,
+and what a rollout costs: problems, generated tokens and evaluations. A run has a process of its own, and what it measured is in
+`--output_dir`, from which it is not run again.
 """
 
 import argparse
@@ -30,7 +30,6 @@ REPLIES = 80  # per step: 5 problems with 8 lines of two replies, or 8 problems 
 LINES = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 5}
 BRANCHES = {
     "per_device_train_batch_size": 20, "gradient_accumulation_steps": 4, "credit": "counterfactual", "fanout": [2, 4],
-    "influence_steps": 5,
 }  # fmt: skip
 PPO = {"advantage_normalization": "batch"}
 CREDITS = {
@@ -102,7 +101,7 @@ def run(task):
             workflow=make_workflow(task["team"]),
         )
         trainer.train()
-    names = ("reward", "agents/helper/advantage_variance", "agents/main/advantage_variance", "influence/helper/main")
+    names = ("reward", "agents/helper/advantage_variance", "agents/main/advantage_variance")
     names += ("ledger/generated_tokens", "ledger/evaluations", "num_tokens")
     return {name: [log[name] for log in trainer.state.log_history if name in log] for name in names}
 
@@ -121,7 +120,6 @@ def summary(runs):
     return [
         of(lambda run: mean(run["agents/helper/advantage_variance"])),
         of(lambda run: mean(run["agents/main/advantage_variance"])),
-        of(lambda run: mean(run["influence/helper/main"])) if runs[0]["influence/helper/main"] else "",
         of(lambda run: mean(run["reward"][:quarter])),
         of(lambda run: mean(run["reward"][-quarter:])),
         f"{sum(mean(run['ledger/generated_tokens']) for run in runs) / len(runs):.0f}",
@@ -150,7 +148,7 @@ def main():
                 write_json(path, measure_apart(__file__, task, OMP_NUM_THREADS="1"))
             runs.append(json.loads(path.read_text()))
     rows = [[*condition.split("/"), *summary(runs)] for condition, runs in found.items()]
-    figures = ["variance, helper", "variance, main", "influence", "reward, first quarter", "last quarter", "tokens"]
+    figures = ["variance, helper", "variance, main", "reward, first quarter", "last quarter", "tokens"]
     print(table(["helper", "credit", *figures, "evaluations"], *rows))
 
 

@@ -1,14 +1,13 @@
 """Counterfactual credit on numbers worked out by hand, and on a team whose gradient can be enumerated."""
 
 import itertools
-import math
 
 import pytest
 import torch
 
 from marcog_trl.agents import Agent, Slot, Workflow
 from marcog_trl.algorithms.advantages import group_advantages, tree_returns
-from marcog_trl.algorithms.counterfactual import critic_share, influence, sibling_moments
+from marcog_trl.algorithms.counterfactual import critic_share, sibling_moments
 from marcog_trl.rollout.engine import play_tree
 from marcog_trl.rollout.tree import Tree
 
@@ -55,12 +54,6 @@ class TestNumbers:
         torch.testing.assert_close(variance, torch.tensor([0.5, 0.08]))
         torch.testing.assert_close(error, torch.tensor([0.1**2 - 0.25, 0.3**2 - 0.04]))
         assert count.tolist() == [2.0, 2.0]
-
-    def test_influence(self):
-        certain, doubtful = math.log(0.8), math.log(0.2)
-        assert influence(torch.tensor([[certain, certain]])).item() == pytest.approx(0.0, abs=1e-6)
-        assert influence(torch.tensor([[certain, doubtful]])).item() == pytest.approx(0.470004, abs=1e-6)
-        assert influence(torch.tensor([[0.0, -1e9]])).item() == pytest.approx(math.log(2))
 
     def test_joint_actions_that_share_replies_are_counterfactual(self):
         class Pair(Workflow):

@@ -40,7 +40,7 @@ GLOBAL += ("critic/return_mean", "critic/explained_variance", "agents/critic/rew
 GLOBAL += ("episodes/turns", "agents/writer/turn_2/reward", "rewards/margins", "agents/writer/margin", "num_tokens")
 GLOBAL += ("agents/writer/tools/call_frequency", "tools/call_frequency")
 GLOBAL += ("accuracy", "margin", "mean_reward")
-GLOBAL += ("critic/baseline_share", "agents/critic/advantage_variance", "influence/writer and critic/critic")
+GLOBAL += ("critic/baseline_share", "agents/critic/advantage_variance")
 GLOBAL += ("ledger/generated_tokens", "ledger/evaluations")
 
 

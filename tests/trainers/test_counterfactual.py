@@ -101,10 +101,10 @@ class TestRuns:
         ("trainer_class", "names", "num_turns", "fanout", "rows", "options"),
         [
             (MultiAgentGRPOTrainer, "ab", 2, (2, 1, 2, 2), 16, {"scale_rewards": "agent"}),
-            (MultiAgentGRPOTrainer, "abc", 1, (2, 2, 2), 14, {"influence_steps": 2}),
+            (MultiAgentGRPOTrainer, "abc", 1, (2, 2, 2), 14, {}),
             (MultiAgentPPOTrainer, "ab", 2, (2, 2, 1, 1), 14, {"counterfactual_critic": "auto", "lam": 0.9}),
             (MultiAgentPPOTrainer, "abc", 1, (2, 2, 2), 14, {"kl_penalty": "reward", "beta": 0.1}),
-            (SHPPOTrainer, "ab", 2, (2, 2, 1, 2), 18, {"counterfactual_critic": 0.5, "influence_steps": 1}),
+            (SHPPOTrainer, "ab", 2, (2, 2, 1, 2), 18, {"counterfactual_critic": 0.5}),
             (SHPPOTrainer, "abc", 1, (2, 2, 2), 14, {"latent_scope": "agent"}),
         ],
     )
@@ -135,20 +135,6 @@ class TestRuns:
         assert teams.logged(lines, "ledger/evaluations") == teams.logged(tree, "ledger/evaluations") == [8.0]
         [expected], [found] = (teams.logged(trainer, "ledger/generated_tokens") for trainer in (lines, tree))
         assert found == expected * 10 / 16
-
-    def test_influence_is_that_of_what_is_read(self, tiny_model, tmp_path):
-        class Deaf(teams.Chain):
-            def play(self, problem):
-                for agent in self.agents:
-                    yield {agent.name: f"{problem['prompt']} {agent.name}"}
-
-        found = {}
-        for workflow in (teams.Chain(), Deaf()):
-            trainer = branching(tiny_model, tmp_path / type(workflow).__name__, workflow=workflow, influence_steps=1)
-            trainer.train()
-            [found[type(workflow)]] = teams.logged(trainer, "influence/a/b")
-        assert found[Deaf] == pytest.approx(0.0, abs=1e-6)
-        assert abs(found[teams.Chain]) > 1e-4
 
     def test_evaluation_never_branches(self, tiny_model, tmp_path):
         trainer = branching(tiny_model, tmp_path, eval_dataset=teams.dataset(3), num_generations_eval=2)
@@ -185,10 +171,6 @@ class TestBadInput:
             (
                 {"credit": "group", "fanout": [2, 2]},
                 r"fanout=\[2, 2\] needs credit='counterfactual'\. Set it, or leave",
-            ),
-            (
-                {"credit": "group", "fanout": None, "influence_steps": 5},
-                "influence_steps=5 needs credit='counterfactual'",
             ),
             (
                 {"fanout": [2, 4]},
