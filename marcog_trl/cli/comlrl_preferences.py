@@ -23,7 +23,6 @@ FIELDS = {
     "preference_replay_mode": "replay_decay",
     "preference_replay_lambda": "replay_decay",
     "preference_replay_sample_size": "replay_pairs",
-    "comparator_policy": "comparator",
 }
 VALUES: dict[str, dict[Any, Any]] = {"pairing": {"reward_gap": "gap", "comparator_reward": "gap"}}
 
@@ -39,9 +38,7 @@ LABELS = (
     "comparator_api_key_prefix", "comparator_api_response_field",
 )  # fmt: skip
 
-_COMPARED = (
-    "Episodes are compared with each other, with earlier rounds or with experts. Set comparator_policy=current."
-)
+_COMPARED = "Episodes are compared with each other. Set comparator_policy=current and remove the other options of comparators."
 _REFERENCE = "CoMLRL's MADPO checks it and does not use it. Remove the option, or set reference: initial for a reference in the loss."
 UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "joint_mode": (("aligned", "align"), "Pairs are of joint actions that were played. Remove the option."),
@@ -50,13 +47,12 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "preference_replay_k": (
         (None,), "Replay decays with the age of a round. Set preference_replay_mode=lambda_decay and preference_replay_lambda.",
     ),
-    "comparator_history_k": ((None,), "comparator_policy=history takes all earlier rounds. Remove the option."),
-    "comparator_num_candidates": ((None,), _COMPARED),
+    "comparator_policy": (("current", "current_copy", "self"), _COMPARED),
     "comparator_generation_mode": ((None, "decentralized"), _COMPARED),
     **{
         f"comparator_{name}": ((None,), _COMPARED)
         for name in (
-            "model_name", "agents", "devices", "api_url", "api_model", "api_max_n_per_request", "api_headers", "api_key",
+            "history_k", "num_candidates", "model_name", "agents", "devices", "api_url", "api_model", "api_max_n_per_request", "api_headers", "api_key",
             "api_key_env", "api_extra_body",
         )
     },
@@ -77,20 +73,10 @@ def _replay(value: Any, get: Callable) -> dict[str, Any]:
     return {"replay_decay": decay}
 
 
-def _comparator(value: Any, get: Callable) -> dict[str, Any]:
-    ours = {"current": "self", "current_copy": "self", "self": "self", "history": "history", "expert": "expert"}.get(
-        value
-    )
-    if ours is None:
-        raise ValueError(f"comparator_policy={value!r} is not supported. {_COMPARED}")
-    return {"comparator": ours}
-
-
 # Keys that set several fields, or whose meaning depends on other keys of their section, which `get` returns
 RULES: dict[str, Callable[[Any, Callable], dict[str, Any]]] = {
     "preference_replay_mode": _replay,
     "preference_replay_lambda": lambda value, get: {},  # read with the mode
-    "comparator_policy": _comparator,
     # null: no limit
     "preference_pairs_per_sample": lambda value, get: {"pairs_per_problem": 10**6 if value is None else value},
 }

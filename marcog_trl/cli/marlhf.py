@@ -12,14 +12,12 @@ from rich.table import Table
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 from trl import get_quantization_config
-from trl.trainer.utils import get_callable_name
 
 from marcog_trl.cli.endings import Kept
 from marcog_trl.cli.recipe import TrainingRecipe
 from marcog_trl.cli.rounds import RoundsRun, train_in_rounds
 from marcog_trl.files import write_json
 from marcog_trl.preferences.marlhf_config import IterativeMARLHFConfig
-from marcog_trl.preferences.overoptimisation import OveroptimisationCallback
 from marcog_trl.preferences.reward_config import TeamRewardConfig
 from marcog_trl.preferences.reward_model import TeamRewardModel
 from marcog_trl.preferences.reward_report import report_rows, reward_model_report
@@ -112,7 +110,6 @@ def marlhf_phases(run: RoundsRun) -> tuple[Phase, Mapping[str, Phase]]:
             of_round,
             run.train_dataset,
             processing_class=AutoTokenizer.from_pretrained(this.policy, padding_side="left"),
-            callbacks=[OveroptimisationCallback(get_callable_name(gold[0]), window=args.stop_window)],
         )
         if "ref" in trainer.model.peft_config:
             # TRL's reference is the team of this round; KL is to be measured from the first one's

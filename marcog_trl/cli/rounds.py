@@ -28,8 +28,6 @@ from marcog_trl.cli.recipe import TrainingRecipe
 from marcog_trl.cli.showing import hide_bars_of_libraries, shown
 from marcog_trl.cli.train import check_run, resume_choice
 from marcog_trl.evaluation.evaluate import evaluate_team
-from marcog_trl.preferences.candidates import Candidate
-from marcog_trl.preferences.experts import check_experts, expert_candidates
 from marcog_trl.preferences.pairs import collect_preferences
 from marcog_trl.preferences.rounds import ROUNDS_FILE, Phase, Rounds, RoundsSettings
 from marcog_trl.preferences.untrained import save_untrained_team
@@ -57,7 +55,6 @@ _TRAINING = {
     "margin", "reference", "gamma_turn", "max_length", "start_team", "core_scale", "num_generations", "num_iterations",
     "epsilon", "epsilon_high", "advantage", "scale_rewards", "turn_weights", "turn_tree", "joint_mode", "reward_model",
     "reward_learning_rate", "reward_num_train_epochs", "reward_batch_size", "reward_max_length", "held_out_problems",
-    "stop_window",
 }  # fmt: skip
 _MODEL = ("model_name_or_path", "dtype", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "load_in_4bit")
 _DATA = ("dataset_name", "dataset_train_split", "dataset_test_split", "dataset_columns", "reward")
@@ -140,12 +137,10 @@ class RoundsRun:
                 model_init_kwargs=self.args.model_init_kwargs,
             )
 
-    def collect(self, policy: Path, number: int, opponents: Mapping[str, list[Candidate]] | None) -> Dataset:
+    def collect(self, policy: Path, number: int) -> Dataset:
         """The pairs of a round."""
         args = self.args
         with self.team(policy) as team:
-            if args.comparator == "expert":
-                opponents = expert_candidates(team, self.train_dataset, self.script.reward, args.gamma_turn)
             return collect_preferences(
                 team,
                 self.train_dataset,
@@ -153,11 +148,10 @@ class RoundsRun:
                 args.pairing,
                 args.pairs_per_problem,
                 args.min_gap,
-                "episode" if args.comparator != "self" else args.unit,
+                args.unit,
                 self.script.reward,
                 args.gamma_turn,
                 seed=args.seed * 1009 + number,
-                opponents=opponents,
             )
 
     def fit(self, trainer: Trainer, agents: Sequence[str], what: str, **options: Any) -> None:
@@ -201,8 +195,6 @@ def train_in_rounds(
         run = RoundsRun(script, args, model, *script.load_splits())
         rewards = [named_reward(name) for name in script.reward]
         check_dataset("train_dataset", run.train_dataset, run.workflow, rewards)
-        if args.comparator == "expert":
-            check_experts(run.train_dataset, [agent.name for agent in run.workflow.agents])
         stack.enter_context(only_run_in(run.folder))
         check_disks(args, must_share=True)
         on_main(

@@ -1,11 +1,9 @@
 """Learning from preferences: pairs of episodes, what is trained on them, and rounds of both."""
 
-from marcog_trl.preferences.experts import expert_candidates
 from marcog_trl.preferences.iterative_config import IterativeMADPOConfig
 from marcog_trl.preferences.madpo_config import MADPOConfig
 from marcog_trl.preferences.madpo_trainer import MADPOTrainer
 from marcog_trl.preferences.marlhf_config import IterativeMARLHFConfig
-from marcog_trl.preferences.overoptimisation import OveroptimisationCallback
 from marcog_trl.preferences.pairs import collect_preferences
 from marcog_trl.preferences.reward_config import TeamRewardConfig
 from marcog_trl.preferences.reward_model import TeamRewardModel
@@ -20,7 +18,6 @@ __all__ = [
     "IterativeMARLHFConfig",
     "MADPOConfig",
     "MADPOTrainer",
-    "OveroptimisationCallback",
     "Round",
     "Rounds",
     "RoundsSettings",
@@ -28,7 +25,6 @@ __all__ = [
     "TeamRewardModel",
     "TeamRewardTrainer",
     "collect_preferences",
-    "expert_candidates",
     "hold_out_problems",
     "reward_model_report",
     "save_untrained_team",

@@ -53,7 +53,6 @@ def choose_pairs(
     pairs_per_problem: int = 4,
     min_gap: float = 0.0,
     seed: Any = 0,
-    first: int = 0,
 ) -> list[tuple[int, int]]:
     """
     Chooses pairs of candidates, the better one first.
@@ -68,8 +67,6 @@ def choose_pairs(
         pairs_per_problem (`int`, *optional*, defaults to `4`): Maximum number of pairs.
         min_gap (`float`, *optional*, defaults to `0.0`): In reward units.
         seed (*optional*, defaults to `0`): Anything whose `repr` is the seed of `"random"`.
-        first (`int`, *optional*, defaults to `0`): If positive, pairs consist of one of the first `first` candidates and one
-            of the others.
 
     Returns:
         `list[tuple[int, int]]`: Index of the preferred candidate, and of the other one.
@@ -84,7 +81,7 @@ def choose_pairs(
     for i, j in itertools.permutations(scores, 2):
         # Rounded, because sums of the same rewards may differ in their last digits
         gap = round(scores[i] - scores[j], 9)
-        if gap > min_gap and (not first or (i < first) != (j < first)):
+        if gap > min_gap:
             gaps[i, j] = gap
     if pairing == "all":
         return sorted(gaps)

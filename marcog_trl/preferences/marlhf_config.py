@@ -26,8 +26,6 @@ class IterativeMARLHFConfig(RoundsSettings, MultiAgentGRPOConfig):
             left out, and their number is reported.
         held_out_problems (`float`, *optional*, defaults to `0.1`): Share of the problems, between 0 and 1, whose pairs measure the
             reward model and do not train it.
-        stop_window (`int`, *optional*, defaults to `10`): Logs that [`OveroptimisationCallback`] averages before it ends a round
-            in which the true reward falls while the reward model's rises.
         beta (`float`, *optional*, defaults to `0.02`): Coefficient of the KL divergence from the initial team.
     """
 
@@ -35,7 +33,6 @@ class IterativeMARLHFConfig(RoundsSettings, MultiAgentGRPOConfig):
         **dict.fromkeys(("reward_learning_rate", "reward_num_train_epochs"), POSITIVE),
         **dict.fromkeys(("reward_batch_size", "reward_max_length"), COUNT),
         "held_out_problems": Range(0, 1, above=True, below=True),
-        "stop_window": Range(2),
     }
     _ranges: ClassVar[dict[str, Range]] = {
         **MultiAgentGRPOConfig._ranges, **RoundsSettings.rounds_ranges, **marlhf_ranges
@@ -55,9 +52,6 @@ class IterativeMARLHFConfig(RoundsSettings, MultiAgentGRPOConfig):
     reward_max_length: int = field(default=2048, metadata={"help": "Tokens of the longest transcript."})
     held_out_problems: float = field(
         default=0.1, metadata={"help": "Share of the problems whose pairs measure the reward model."}
-    )
-    stop_window: int = field(
-        default=10, metadata={"help": "Logs to average before over-optimisation ends a round's training."}
     )
 
     def __post_init__(self):

@@ -148,7 +148,6 @@ def collect_preferences(
     gamma_turn: float = 1.0,
     seed: int = 0,
     batch_size: int = 128,
-    opponents: Mapping[str, list[Candidate]] | None = None,
 ) -> Dataset:
     """
     Lets a team play problems several times, and pairs what went better with what went worse.
@@ -178,8 +177,6 @@ def collect_preferences(
         gamma_turn (`float`, *optional*, defaults to `1.0`): Discount per turn, in [0, 1].
         seed (`int`, *optional*, defaults to `0`): Seed of sampling.
         batch_size (`int`, *optional*, defaults to `128`): Episodes that a process plays at once, at least those of a problem.
-        opponents (`Mapping[str, list[Candidate]]`, *optional*): By `task_id`, episodes that the team's are compared with, such
-            as [`expert_candidates`]. By default they are compared with each other. Needs whole episodes.
 
     Returns:
         `Dataset`: One row per pair, in the order of the problems:
@@ -215,13 +212,8 @@ def collect_preferences(
     collector = Collector(team, scorer, num_candidates, unit, gamma_turn, seed)
     rows, of_team = [dict(row) for row in problems], identity_of(team)
     found: list[dict[str, Any]] = []
-    if opponents is not None and collector.is_tree:
-        raise ValueError("opponents are whole episodes, but unit='turn' compares turns. Set unit='episode'.")
     for index, candidates in collector.candidates(rows, batch_size):
-        others = [] if opponents is None else opponents.get(str(rows[index].get("task_id", index)), [])
-        first = 0 if opponents is None else len(candidates)
-        candidates = [*candidates, *others]
-        pairs = choose_pairs(candidates, pairing, pairs_per_problem, min_gap, (seed, index), first)
+        pairs = choose_pairs(candidates, pairing, pairs_per_problem, min_gap, (seed, index))
         found += [describe_pair(of_team, rows[index], index, candidates[i], candidates[j]) for i, j in pairs]
     return as_dataset(found, rows[0]["prompt"])
 

@@ -22,15 +22,13 @@ from typing import Any, ClassVar
 
 from datasets import Dataset, concatenate_datasets
 
-from marcog_trl.checks import COUNT, UNIT, Range, check_choice, check_numbers
+from marcog_trl.checks import COUNT, UNIT, Range, check_numbers
 from marcog_trl.files import read_json, write_json
-from marcog_trl.preferences.candidates import Candidate
 from marcog_trl.preferences.pairs import check_collection, read_pairs, write_pairs
 from marcog_trl.processes import on_main, this_process
 
 
 ROUNDS_FILE = "rounds.json"
-COMPARATORS = ("self", "history", "expert")
 
 
 @dataclass
@@ -45,9 +43,6 @@ class RoundsSettings:
         replay_decay (`float`, *optional*, defaults to `1.0`): λ in [0, 1]. A round also trains on pairs of earlier rounds, which
             are drawn with weights ∝ (1 − λ)^age. With 1 it trains on its own pairs alone, with 0 on all alike.
         replay_pairs (`int`, *optional*): Pairs to draw where there is replay. Defaults to as many as the round has itself.
-        comparator (`str`, *optional*, defaults to `"self"`): What the team's episodes are compared with: `"self"` (each other),
-            `"history"` (episodes in the pairs of earlier rounds, from the second round on) or `"expert"` (the column
-            `expert` of the problems, a mapping from agents to their replies). The last two need `unit="episode"`.
     """
 
     rounds_ranges: ClassVar[dict[str, Range]] = {
@@ -68,9 +63,6 @@ class RoundsSettings:
     replay_pairs: int | None = field(
         default=None, metadata={"help": "Pairs to draw with replay. Default: as many as the round has."}
     )
-    comparator: str = field(
-        default="self", metadata={"help": "What episodes are compared with: 'self', 'history' or 'expert'."}
-    )
 
     def check_rounds(self) -> None:
         """
@@ -81,11 +73,6 @@ class RoundsSettings:
         """
         check_numbers(self, self.rounds_ranges)
         check_collection(self.num_candidates, self.pairing, self.pairs_per_problem, self.min_gap, self.unit, 1.0)
-        check_choice("comparator", self.comparator, COMPARATORS)
-        if self.comparator != "self" and self.unit == "turn":
-            raise ValueError(
-                f"comparator={self.comparator!r} compares whole episodes, but unit='turn'. Set unit='episode'."
-            )
 
 
 @dataclass(frozen=True)
@@ -121,9 +108,7 @@ class Rounds:
         settings ([`RoundsSettings`]): Settings.
         identity (`Mapping`): What another run in the same folder must agree on, as JSON can hold it.
         start (`Callable`): `start(path)` saves the team that the first round begins with. Called on one process.
-        collect (`Callable`): `collect(policy, number, opponents)` returns the pairs that the team saved in `policy` plays;
-            `opponents` maps `task_id` to the candidates that its episodes are to be compared with, and is `None` where they
-            are compared with each other.
+        collect (`Callable`): `collect(policy, number)` returns the pairs that the team saved in `policy` plays.
         train (`Phase`): Saves the trained team.
         evaluate (`Callable`, *optional*): `evaluate(policy, path)` measures a saved team, writes the JSON file `path`, and returns
             its metrics; an interrupted call must be able to continue.
@@ -137,7 +122,7 @@ class Rounds:
         settings: RoundsSettings,
         identity: Mapping[str, Any],
         start: Callable[[Path], None],
-        collect: Callable[[Path, int, Mapping[str, list[Candidate]] | None], Dataset],
+        collect: Callable[[Path, int], Dataset],
         train: Phase,
         evaluate: Callable[[Path, Path], dict[str, float]] | None = None,
         before_training: Mapping[str, Phase] | None = None,
@@ -250,10 +235,7 @@ class Rounds:
         path, key = self._path(number) / "pairs.jsonl", f"{number:02}/pairs.jsonl"
         earlier = [read_pairs(self._path(n) / "pairs.jsonl") for n in range(1, number)]
         if key not in done:
-            opponents = None
-            if self.settings.comparator == "history" and earlier:
-                opponents = candidates_in(concatenate_datasets(earlier))
-            pairs = self._collect(self.policy(number - 1), number, opponents)
+            pairs = self._collect(self.policy(number - 1), number)
             self._whole(path, lambda partial: on_main(lambda: write_pairs(pairs, partial)), fresh=True)
             self._finish(key, done)
         return replay([*earlier, read_pairs(path)], self.settings.replay_decay, self.settings.replay_pairs, number)
@@ -271,16 +253,6 @@ class Rounds:
 
 def _delete(path: Path) -> None:
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def candidates_in(pairs: Dataset) -> dict[str, list[Candidate]]:
-    """The episodes in pairs as candidates, by `task_id`; pairs of turns have none."""
-    found: dict[str, list[Candidate]] = {}
-    for pair in pairs:
-        for side in ("chosen", "rejected") if not pair["history"] else ():
-            own = Candidate(pair[side], pair[f"{side}_score"], tuple(pair[f"{side}_agent_scores"]))
-            found.setdefault(pair["task_id"], []).append(own)
-    return found
 
 
 def replay_weights(num_shards: int, decay: float) -> list[float]:

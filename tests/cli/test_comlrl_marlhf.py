@@ -44,7 +44,7 @@ def test_every_key_of_a_file_is_mapped_or_a_label():
     assert result.fields == {
         "num_agents": 2, "centralized": False, "num_turns": 1, "num_rounds": 4, "replay_decay": pytest.approx(0.2),
         "replay_pairs": 264, "num_train_epochs": 4, "learning_rate": 2e-5, "logging_steps": 50, "num_generations": 4,
-        "num_candidates": 20, "comparator": "self", "pairs_per_problem": 4, "pairing": "gap", "advantage": "mean",
+        "num_candidates": 20, "pairs_per_problem": 4, "pairing": "gap", "advantage": "mean",
         "reward_learning_rate": 1e-5, "reward_num_train_epochs": 2, "reward_batch_size": 4, "reward_max_length": 2048,
         "scale_rewards": "group", "max_completion_length": 256, "gamma_turn": 1.0, "early_termination_threshold": None,
         "samples_per_step": 4, "eval_problems": 4,

@@ -41,7 +41,7 @@ def test_every_key_of_a_file_is_mapped_or_a_label():
     assert result.fields == {
         "num_agents": 2, "centralized": False, "num_turns": 1, "num_rounds": 4, "replay_decay": pytest.approx(0.2),
         "replay_pairs": 264, "num_train_epochs": 2, "learning_rate": 2e-5, "logging_steps": 50, "num_candidates": 20,
-        "comparator": "self", "pairs_per_problem": 4, "pairing": "gap", "beta": 0.1, "max_completion_length": 256,
+        "pairs_per_problem": 4, "pairing": "gap", "beta": 0.1, "max_completion_length": 256,
         "gamma_turn": 1.0, "early_termination_threshold": None, "samples_per_step": 4, "eval_problems": 4,
     }  # fmt: skip
     assert {name.partition(".")[2] for name in result.labels} == {
@@ -65,7 +65,6 @@ def test_targets_exist():
         ({"preference_replay_mode": "current"}, {"replay_decay": 1.0}),
         ({"preference_replay_mode": "all_history"}, {"replay_decay": 0.0}),
         ({"preference_replay_mode": "lambda_decay", "preference_replay_lambda": 0.5}, {"replay_decay": 0.5}),
-        ({"comparator_policy": "history"}, {"comparator": "history"}),
         (
             {"pair_selection": "all", "preference_pairs_per_sample": None},
             {"pairing": "all", "pairs_per_problem": 10**6},
@@ -87,7 +86,7 @@ def test_names_and_values(settings, expected):
         ({"comparator_policy": "model"}, "comparator_policy='model' is not supported. Episodes are compared with"),
         ({"comparator_policy": "api"}, "comparator_policy='api' is not supported"),
         ({"comparator_api_url": "http://x"}, "Set comparator_policy=current"),
-        ({"comparator_history_k": 3}, "takes all earlier rounds"),
+        ({"comparator_policy": "history"}, "comparator_policy='history' is not supported"),
         ({"joint_mode": "cross"}, "Pairs are of joint actions that were played"),
         ({"reference_kl_enabled": True}, "CoMLRL's MADPO checks it and does not use it"),
         ({"agent_devices": ["cuda:0", "cuda:1"]}, "accelerate chooses its device"),

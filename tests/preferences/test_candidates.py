@@ -52,9 +52,6 @@ class TestChoosePairs:
     def test_repeated_replies_are_one_candidate(self):
         assert choose_pairs(candidates(1, 1, 0, replies=(7, 7, 8)), "all") == [(0, 2)]
 
-    def test_pairs_across_two_sets(self):
-        assert choose_pairs(candidates(1, 0, 0.5, 0.25), "all", first=2) == [(0, 2), (0, 3), (2, 1), (3, 1)]
-
 
 def row(agent, turn, token, node=0):
     return Row(0, Slot(agent, turn), 0, "", [node], [token])

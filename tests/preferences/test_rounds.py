@@ -1,4 +1,4 @@
-"""Rounds: replay, comparators, and runs that are killed in or after any phase."""
+"""Rounds: replay, and runs that are killed in or after any phase."""
 
 import json
 from pathlib import Path
@@ -17,11 +17,10 @@ from marcog_trl import (
     RoundsSettings,
     Team,
     collect_preferences,
-    expert_candidates,
     save_untrained_team,
 )
 from marcog_trl.preferences import rounds as rounds_module
-from marcog_trl.preferences.rounds import candidates_in, replay, replay_weights
+from marcog_trl.preferences.rounds import replay, replay_weights
 from marcog_trl.team.settings import TeamSettings
 from marcog_trl.trainers.checkpoints import delete_checkpoints, last_whole_checkpoint
 
@@ -64,10 +63,10 @@ class Run:
         save_untrained_team(path, self.model, TeamSettings(max_completion_length=6))
         self.step("start")
 
-    def collect(self, policy, number, opponents):
+    def collect(self, policy, number):
         team = Team.from_pretrained(policy)
         options = {"num_candidates": self.settings.num_candidates, "seed": number, "unit": "episode"}
-        pairs = collect_preferences(team, teams.dataset(4), reward_funcs=lengths, opponents=opponents, **options)
+        pairs = collect_preferences(team, teams.dataset(4), reward_funcs=lengths, **options)
         self.step(f"collect {number}")
         return pairs
 
@@ -211,9 +210,7 @@ class TestBadInput:
     def test_too_few_pairs_later_end_the_run(self, whole, tiny_model, tmp_path):
         run = Run(tiny_model, tmp_path / "run")
         collect = run.collect
-        run.collect = lambda policy, number, opponents: collect(policy, number, opponents).select(
-            range(1 if number > 1 else 9)
-        )
+        run.collect = lambda policy, number: collect(policy, number).select(range(1 if number > 1 else 9))
         with pytest.warns(UserWarning, match=r"Round 2 has 1 pairs, .* The run ends with the team of round 1"):
             results = run.run()
         assert len(results) == 2 and "train 2" not in run.done and run.rounds().last() == 1
@@ -223,8 +220,6 @@ class TestBadInput:
         [
             ({"num_rounds": 0}, "num_rounds=0 must be at least 1"),
             ({"replay_decay": 1.5}, "replay_decay=1.5 must be"),
-            ({"comparator": "me"}, "comparator='me' is unknown"),
-            ({"comparator": "history", "unit": "turn"}, "comparator='history' compares whole episodes"),
             ({"num_candidates": 1}, "num_candidates=1 makes no pair"),
         ],
     )
@@ -274,49 +269,3 @@ class TestReplay:
         run = Run(tiny_model, tmp_path / "run", replay_decay=0.5, replay_pairs=6)
         run.run()
         assert (run.folder / "round_02" / "reward_model").read_text() == "6 pairs"
-
-
-class TestComparators:
-    def test_history_pairs_new_episodes_with_old_ones(self, tiny_model, tmp_path):
-        run = Run(tiny_model, tmp_path / "run", comparator="history")
-        run.run()
-        first, second = (rounds_module.read_pairs(run.folder / f"round_0{n}" / "pairs.jsonl") for n in (1, 2))
-        old = {key: {c.replies for c in own} for key, own in candidates_in(first).items()}
-        assert len(second) > 0
-        for pair in second:
-            sides = [
-                tuple((r["agent"], r["turn"], r["act"], tuple(r["completion_ids"])) for r in pair[s])
-                for s in ("chosen", "rejected")
-            ]
-            assert sum(side in old[pair["task_id"]] for side in sides) == 1
-
-    def test_experts_speak_for_their_agents(self, load_team):
-        team = load_team()
-        problems = teams.dataset(2).add_column("expert", [{"a": "x" * 40, "b": "y" * 40}, None])
-        experts = expert_candidates(team, problems, lengths)
-        [expert] = experts["0"]
-        assert set(experts) == {"0"} and expert.score == pytest.approx(8.0)
-        for row, letter in zip(expert.rows, "xy", strict=True):
-            assert row["completion_ids"][-1] == team.tokenizer.eos_token_id
-            assert team.tokenizer.decode(row["completion_ids"], skip_special_tokens=True) == letter * 40
-            assert team.tokenizer.decode(row["prompt_ids"]).count(f"{row['agent']}0") == 1
-        pairs = collect_preferences(team, problems, 3, reward_funcs=lengths, opponents=experts, pairs_per_problem=2)
-        assert len(pairs) == 2 and {pair["task_id"] for pair in pairs} == {"0"}
-        assert all(pair["chosen"] == expert.rows for pair in pairs.to_list())
-
-    def test_latents_of_experts_are_those_of_their_prompts(self, load_team):
-        team = load_team("latent")
-        problems = teams.dataset(1).add_column("expert", [{"a": "x", "b": "y"}])
-        [expert] = expert_candidates(team, problems, lengths)["0"]
-        assert all(len(row["latent"]) == team.settings.latent_size for row in expert.rows)
-
-    def test_experts_of_all_agents_are_needed(self, load_team):
-        with pytest.raises(ValueError, match="comparator='expert' needs a column 'expert'"):
-            expert_candidates(load_team(), teams.dataset(), lengths)
-        lacking = teams.dataset(1).add_column("expert", [{"a": "x"}])
-        with pytest.raises(ValueError, match="has no reply of 'b' in problem 0"):
-            expert_candidates(load_team(), lacking, lengths)
-
-    def test_opponents_need_whole_episodes(self, load_team):
-        with pytest.raises(ValueError, match="Set unit='episode'"):
-            collect_preferences(load_team(num_turns=2), teams.dataset(1), reward_funcs=lengths, opponents={})

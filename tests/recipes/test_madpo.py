@@ -63,7 +63,7 @@ def test_rounds_end_with_a_team_and_can_be_continued(train, tmp_path):
         train("--num_rounds", "2", "--resume_from_checkpoint", "true", "--beta", "0.5")
     train("--num_rounds", "2", "--resume_from_checkpoint", "true")
     assert (out / "adapter_model.safetensors").read_bytes() != first
-    train("--num_rounds", "1", "--overwrite_output_dir", "true", "--reference", "round", "--comparator", "history")
+    train("--num_rounds", "1", "--overwrite_output_dir", "true", "--reference", "round")
     assert not (out / "round_02").exists()
 
 
@@ -71,7 +71,6 @@ def test_rounds_end_with_a_team_and_can_be_continued(train, tmp_path):
     ("flags", "message"),
     [
         (("--min_pairs", "999"), r"error: Round 1 has \d+ pairs, fewer than min_pairs=999"),
-        (("--comparator", "expert"), "comparator='expert' needs a column 'expert'"),
         (("--eval_strategy", "steps", "--eval_steps", "1"), "the team is evaluated after every round"),
         (("--push_to_hub", "true"), "push_to_hub=True is not supported in rounds"),
         (("--num_rounds", "0"), "num_rounds=0 must be at least 1"),
