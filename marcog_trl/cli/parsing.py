@@ -37,10 +37,7 @@ from marcog_trl.embedded import MODEL_NAME, ROLES, build_default_model
 from marcog_trl.embedded_bugs import BUGS_MODEL_NAME, build_bugs_model
 from marcog_trl.preferences.iterative_config import IterativeMADPOConfig
 from marcog_trl.preferences.marlhf_config import IterativeMARLHFConfig
-from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
-from marcog_trl.trainers.multi_agent_grpo_config import MultiAgentGRPOConfig
-from marcog_trl.trainers.multi_agent_ppo_config import MultiAgentPPOConfig
-from marcog_trl.trainers.shppo_config import SHPPOConfig
+from marcog_trl.trainers.config import MultiAgentConfig, MultiAgentGRPOConfig, MultiAgentPPOConfig, SHPPOConfig
 from marcog_trl.workflows import make_workflow
 
 

@@ -49,7 +49,7 @@ from marcog_trl.trainers.checkpoints import (
     only_run_in,
     start_from,
 )
-from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
+from marcog_trl.trainers.config import MultiAgentConfig
 from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
 
 

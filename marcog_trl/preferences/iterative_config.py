@@ -7,7 +7,7 @@ from marcog_trl.checks import NOT_NEGATIVE, Range
 from marcog_trl.preferences.madpo_config import MADPOConfig
 from marcog_trl.preferences.rounds import RoundsSettings
 from marcog_trl.team.settings import TeamSettings
-from marcog_trl.trainers.shppo_config import SHPPOConfig
+from marcog_trl.trainers.config import SHPPOConfig
 
 
 @dataclass

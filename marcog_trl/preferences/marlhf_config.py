@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from marcog_trl.checks import COUNT, POSITIVE, Range, check_numbers
 from marcog_trl.preferences.rounds import RoundsSettings
-from marcog_trl.trainers.multi_agent_grpo_config import MultiAgentGRPOConfig
+from marcog_trl.trainers.config import MultiAgentGRPOConfig
 
 
 @dataclass

@@ -18,7 +18,7 @@ from marcog_trl.team.description import MODULES_FILE, TeamDescription
 from marcog_trl.team.loading import load_base_model
 from marcog_trl.team.settings import TeamSettings
 from marcog_trl.trainers.adapter_targets import resolve_all_linear
-from marcog_trl.trainers.shppo_config import SHPPOConfig
+from marcog_trl.trainers.config import SHPPOConfig
 
 
 def save_untrained_team(

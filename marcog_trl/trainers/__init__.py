@@ -1,13 +1,10 @@
 """Trainers and their configurations."""
 
 from marcog_trl.report.callback import ReportCallback
-from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
-from marcog_trl.trainers.multi_agent_grpo_config import MultiAgentGRPOConfig
+from marcog_trl.trainers.config import MultiAgentConfig, MultiAgentGRPOConfig, MultiAgentPPOConfig, SHPPOConfig
 from marcog_trl.trainers.multi_agent_grpo_trainer import MultiAgentGRPOTrainer
-from marcog_trl.trainers.multi_agent_ppo_config import MultiAgentPPOConfig
 from marcog_trl.trainers.multi_agent_ppo_trainer import MultiAgentPPOTrainer
 from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
-from marcog_trl.trainers.shppo_config import SHPPOConfig
 from marcog_trl.trainers.shppo_trainer import SHPPOTrainer
 
 

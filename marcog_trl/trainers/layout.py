@@ -14,7 +14,7 @@ from datasets import Dataset
 
 from marcog_trl.rollout.records import Episode, Row, Score
 from marcog_trl.rollout.tree import Tree
-from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
+from marcog_trl.trainers.config import MultiAgentConfig
 
 
 if TYPE_CHECKING:

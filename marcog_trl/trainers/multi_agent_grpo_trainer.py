@@ -9,9 +9,9 @@ from datasets import Dataset
 
 from marcog_trl.rollout.engine import replay
 from marcog_trl.rollout.tree import Tree
+from marcog_trl.trainers.config import MultiAgentGRPOConfig
 from marcog_trl.trainers.credit import normalized_by_function, over_siblings
 from marcog_trl.trainers.layout import Rollout
-from marcog_trl.trainers.multi_agent_grpo_config import MultiAgentGRPOConfig
 from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
 
 

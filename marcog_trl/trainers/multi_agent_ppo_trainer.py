@@ -12,11 +12,11 @@ from marcog_trl.algorithms.advantages import gae, normalize_advantages, value_lo
 from marcog_trl.algorithms.critic import ValueHead, pool_team_states, standardize
 from marcog_trl.rollout.tree import Tree
 from marcog_trl.team.modules import ForwardContext, TeamModule
+from marcog_trl.trainers.config import MultiAgentPPOConfig
 from marcog_trl.trainers.credit import critic_shares, is_counterfactual, over_siblings
 from marcog_trl.trainers.layout import Rollout
 from marcog_trl.trainers.loss_scale import loss_window, row_weights
 from marcog_trl.trainers.modules_trainer import ModulesTrainer
-from marcog_trl.trainers.multi_agent_ppo_config import MultiAgentPPOConfig
 
 
 CRITIC = "critic"

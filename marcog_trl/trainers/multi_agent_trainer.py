@@ -55,6 +55,7 @@ from marcog_trl.trainers.argument_checks import (
     check_zero3,
 )
 from marcog_trl.trainers.checkpointing import RolloutCheckpoints
+from marcog_trl.trainers.config import MultiAgentConfig
 from marcog_trl.trainers.credit import is_counterfactual, over_siblings
 from marcog_trl.trainers.head import HeadOnReplies
 from marcog_trl.trainers.layout import Rollout, fit_batches
@@ -65,7 +66,6 @@ from marcog_trl.trainers.loss_scale import (
     rows_with_signal,
     share_of_live_rows,
 )
-from marcog_trl.trainers.multi_agent_config import MultiAgentConfig
 from marcog_trl.trainers.prompts import as_in_trl, check_prompts
 from marcog_trl.trainers.reward_functions import reward_functions
 from marcog_trl.trainers.sampling import make_curriculum

@@ -29,11 +29,11 @@ from marcog_trl.team.modules import ForwardContext, LatentTargets, TeamModule
 from marcog_trl.team.vllm import check_served_adapter
 from marcog_trl.trainers.adapter_targets import adapter_config
 from marcog_trl.trainers.comparison import behaviour_distances, num_compared, rows_to_compare_with
+from marcog_trl.trainers.config import SHPPOConfig
 from marcog_trl.trainers.layout import Rollout
 from marcog_trl.trainers.loss_scale import loss_window
 from marcog_trl.trainers.multi_agent_ppo_trainer import MultiAgentPPOTrainer
 from marcog_trl.trainers.served_agents import ServedAgents
-from marcog_trl.trainers.shppo_config import SHPPOConfig
 
 
 LATENT, INFERENCE = "latent", "inference"

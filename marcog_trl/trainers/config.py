@@ -1,6 +1,7 @@
-"""Base configuration of all multi-agent trainers."""
+"""Configurations of the trainers: what all teams share, then GRPO, PPO and SHPPO."""
 
 import json
+import math
 import warnings
 from dataclasses import dataclass, field
 from typing import ClassVar, cast
@@ -442,3 +443,366 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
             raise ValueError(
                 "generation_kwargs has return_dict_in_generate=True, which is not supported. Leave it out."
             )
+
+
+@dataclass
+class MultiAgentGRPOConfig(MultiAgentConfig):
+    """
+    Configuration of [`MultiAgentGRPOTrainer`].
+
+    Args:
+        > Parameters that control credit
+
+        advantage (`str`, *optional*, defaults to `"mean"`):
+            Baseline of a return: the `"mean"` of its siblings (MAGRPO), the mean of its other siblings (`"rloo"`, MARLOO),
+            the `"max"` of its siblings (MAReMax), or no baseline (`"none"`, MAREINFORCE). Siblings are the replies of the
+            same slot to the same problem. With `credit="counterfactual"`, the baseline is always the mean of the other
+            siblings.
+        scale_rewards (`str`, *optional*, defaults to `"none"`):
+            Divides the advantages by the standard deviation of the siblings (`"group"`), of all rows of the generation
+            batch (`"batch"`), or of the rows of the same agent in it (`"agent"`). `"none"` does not scale. Does not change
+            the mean.
+        multi_objective_aggregation (`str`, *optional*, defaults to `"sum_then_normalize"`):
+            As in [`~trl.GRPOConfig`]. `"normalize_then_sum"` normalises the rewards of each function over siblings before they
+            are weighted and summed. It needs one turn, `credit="group"`, `joint_mode="align"` and `advantage="mean"`, and does
+            not read `scale_rewards`.
+
+        > Parameters that control joint actions
+
+        joint_mode (`str`, *optional*, defaults to `"align"`):
+            `"align"` evaluates the g-th replies of all agents together. `"cross"` evaluates every combination of their
+            replies. The return of a reply is then the mean over the combinations that contain it. `"cross"` needs agents
+            that reply at the same time, and supports at most 4 agents.
+        turn_tree (`bool`, *optional*, defaults to `False`):
+            Whether every joint action branches into `num_generations` joint actions of the next turn. Siblings are then the
+            replies at the same node. Evaluation never branches.
+    """
+
+    _scales_rewards: ClassVar[bool] = True
+
+    # Parameters that control credit
+    advantage: str = field(
+        default="mean",
+        metadata={
+            "help": "Baseline of a return: 'mean' of the siblings (MAGRPO), 'rloo' (MARLOO), 'max' (MAReMax) or 'none' "
+            "(MAREINFORCE)."
+        },
+    )
+    scale_rewards: str = field(
+        default="none",
+        metadata={"help": "Standard deviation to divide advantages by: 'none', 'group', 'batch' or 'agent'."},
+    )
+
+    # Parameters that control joint actions
+    joint_mode: str = field(
+        default="align",
+        metadata={
+            "help": "'align': evaluate the g-th replies of all agents together. 'cross': evaluate all combinations."
+        },
+    )
+    turn_tree: bool = field(
+        default=False,
+        metadata={"help": "Whether every joint action branches into num_generations joint actions of the next turn."},
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_choice("joint_mode", self.joint_mode, ("align", "cross"))
+        if self.joint_mode == "cross" and self.num_turns > 1 and not self.turn_tree:
+            raise ValueError(
+                f"joint_mode='cross' with num_turns={self.num_turns} needs turn_tree=True, because every joint action has its "
+                "own next turn. Set turn_tree=True, or num_turns=1."
+            )
+        check_choice("advantage", self.advantage, ("mean", "rloo", "max", "none"))
+        check_choice("scale_rewards", self.scale_rewards, ("none", "group", "batch", "agent"))
+        if self.credit == "counterfactual":
+            for name, value, accepted in (
+                ("joint_mode", self.joint_mode, ("align",)),
+                ("turn_tree", self.turn_tree, (False,)),
+                ("advantage", self.advantage, ("mean", "rloo")),
+            ):
+                if value not in accepted:
+                    raise ValueError(
+                        f"{name}={value!r} does not support credit='counterfactual', which has its own branches and baseline. "
+                        f"Set {name}={accepted[0]!r}, or credit='group'."
+                    )
+        if self.multi_objective_aggregation == "normalize_then_sum":
+            for name, value, accepted in (
+                ("credit", self.credit, ("group",)),
+                ("joint_mode", self.joint_mode, ("align",)),
+                ("advantage", self.advantage, ("mean",)),
+                ("scale_rewards", self.scale_rewards, ("none", "group", "batch")),
+            ):
+                if value not in accepted:
+                    raise ValueError(
+                        f"{name}={value!r} does not support multi_objective_aggregation='normalize_then_sum', which has its own "
+                        f"baseline and scale. Set {name}={accepted[0]!r}, or multi_objective_aggregation='sum_then_normalize'."
+                    )
+        if self.num_generations == 1 and (self.advantage != "none" or self.scale_rewards == "group"):
+            raise ValueError(
+                f"advantage={self.advantage!r} with scale_rewards={self.scale_rewards!r} compares the replies of a group, but "
+                "num_generations=1. Set num_generations=4, for example."
+            )
+
+
+@dataclass
+class MultiAgentPPOConfig(MultiAgentConfig):
+    """
+    Configuration of [`MultiAgentPPOTrainer`].
+
+    Args:
+        > Parameters that control the critic
+
+        critic (`str`, *optional*, defaults to `"team"`):
+            `"team"`: the value head also gets the prompt states of the agents that act at the same stage or earlier
+            (MAPPO). `"agent"`: it gets only the agent's own row (IPPO). `"group"`: the baseline mixes the value of the team
+            with the mean return of the problem's other episodes, in the share that had the smallest error in earlier
+            batches. `"none"`: there is no value head, and the mean return of the problem's episodes is the baseline.
+        critic_backprop (`bool`, *optional*, defaults to `False`):
+            Whether to backpropagate the value loss into the policy.
+        critic_learning_rate (`float`, *optional*):
+            Learning rate of the value head. Defaults to 0.256 divided by its width, the hidden size of the model but at most
+            1024, since wider heads learn faster.
+        vf_coef (`float`, *optional*, defaults to `0.1`):
+            Weight of the value loss, which is that of standardised returns.
+        cliprange_value (`float`, *optional*, defaults to `0.2`):
+            Maximum distance of a value from its value at rollout, in standard deviations of the returns.
+
+        > Parameters that control credit
+
+        counterfactual_critic (`float` or `str`, *optional*, defaults to `0.0`):
+            With `credit="counterfactual"`, share α of the critic in the baseline, in [0, 1]: `(1 − α)` times the mean of the other
+            siblings plus `α` times the critic's value. `"auto"` estimates the best α from earlier batches. A reply without
+            live siblings has the critic's value as its baseline, or with 0 no advantage.
+        gamma (`float`, *optional*, defaults to `1.0`):
+            Discount per token, in [0, 1].
+        lam (`float`, *optional*, defaults to `1.0`):
+            GAE's lambda within a reply, in [0, 1]. Below 1, a constant error of the critic favours short or long replies.
+        lam_turn (`float`, *optional*):
+            GAE's lambda across turns, in [0, 1]. Defaults to `lam`.
+        kl_penalty (`str`, *optional*, defaults to `"loss"`):
+            How to apply the KL divergence to the reference model, with coefficient `beta`: as TRL's term of the `"loss"`, or
+            subtracted from the token rewards (`"reward"`).
+        advantage_normalization (`str`, *optional*, defaults to `"agent"`):
+            Normalise advantages over the live tokens of each `"agent"`, of the whole `"batch"`, or not at all (`"none"`).
+    """
+
+    _ranges: ClassVar[dict[str, Range]] = {
+        **MultiAgentConfig._ranges,
+        **dict.fromkeys(("critic_learning_rate", "vf_coef"), NOT_NEGATIVE),
+        **dict.fromkeys(("gamma", "lam", "lam_turn"), UNIT),
+        "cliprange_value": Range(0, above=True, infinite=True),
+    }
+
+    # Parameters that control the critic
+    critic: str = field(
+        default="team",
+        metadata={"help": "Baseline: 'team' (MAPPO), 'agent' (IPPO), 'group' (mixed with siblings), 'none'."},
+    )
+    critic_backprop: bool = field(
+        default=False, metadata={"help": "Whether to backpropagate the value loss into the policy."}
+    )
+    critic_learning_rate: float | None = field(
+        default=None, metadata={"help": "Learning rate of the value head. Default: 0.256 / min(hidden size, 1024)."}
+    )
+    vf_coef: float = field(default=0.1, metadata={"help": "Weight of the value loss."})
+    cliprange_value: float = field(
+        default=0.2,
+        metadata={
+            "help": "Maximum distance of a value from its value at rollout, in standard deviations of the returns."
+        },
+    )
+
+    # Parameters that control credit
+    counterfactual_critic: str = field(  # a number in text, because the command line has no type for both
+        default="0.0",
+        metadata={"help": "Share of the critic in the baseline with credit='counterfactual': a number, or 'auto'."},
+    )
+    gamma: float = field(default=1.0, metadata={"help": "Discount per token, in [0, 1]."})
+    lam: float = field(default=1.0, metadata={"help": "GAE's lambda within a reply, in [0, 1]."})
+    lam_turn: float | None = field(default=None, metadata={"help": "GAE's lambda across turns. Default: lam."})
+    kl_penalty: str = field(
+        default="loss",
+        metadata={"help": "Where to apply the KL divergence with coefficient beta: 'loss' or 'reward'."},
+    )
+    advantage_normalization: str = field(
+        default="agent",
+        metadata={"help": "Normalise advantages over each 'agent', the 'batch', or not at all ('none')."},
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_choice("critic", self.critic, ("team", "agent", "group", "none"))
+        self._check_counterfactual()
+        check_choice("kl_penalty", self.kl_penalty, ("loss", "reward"))
+        check_choice("advantage_normalization", self.advantage_normalization, ("agent", "batch", "none"))
+        if self.critic in ("none", "group") and self.num_generations == 1:
+            raise ValueError(
+                f"critic={self.critic!r} compares the episodes of a problem, but num_generations=1. Set num_generations=4, or "
+                "critic='team'."
+            )
+
+    @property
+    def critic_share(self) -> float | None:
+        """Share of the critic in a baseline that it is mixed into, or `None` to estimate it."""
+        return (
+            None
+            if self.critic == "group" or self.counterfactual_critic == "auto"
+            else float(self.counterfactual_critic)
+        )
+
+    def _check_counterfactual(self) -> None:
+        value = self.counterfactual_critic
+        try:
+            share = 1.0 if value == "auto" else float(value)
+        except (TypeError, ValueError):
+            share = math.nan
+        if not 0 <= share <= 1:
+            raise ValueError(f"counterfactual_critic={value!r} must be a number in [0, 1], or 'auto'.")
+        if share == 0:
+            if self.credit == "counterfactual" and self.num_generations == 1:
+                raise ValueError(
+                    "credit='counterfactual' compares replies, but num_generations=1. Set num_generations=4, or "
+                    "counterfactual_critic=1.0."
+                )
+            return
+        for name, given, needed in (("credit", self.credit, "counterfactual"), ("critic", self.critic, "team")):
+            if given in ("group", "none"):
+                raise ValueError(
+                    f"counterfactual_critic={value!r} does not support {name}={given!r}. Set {name}={needed!r}, or "
+                    "counterfactual_critic=0.0."
+                )
+
+
+@dataclass
+class SHPPOConfig(MultiAgentPPOConfig):
+    """
+    Configuration of [`SHPPOTrainer`].
+
+    Args:
+        > Parameters that control the heterogeneity layer
+
+        parameter_sharing (`str`, *optional*, defaults to `"latent"`):
+            `"latent"`: one adapter, with latents that make agents differ (SHPPO). `"shared"`: one adapter without latents.
+            `"separate"`: one adapter per agent, as a baseline.
+        latent_scope (`str`, *optional*, defaults to `"observation"`):
+            Input of the latents. `"observation"`: role text and prompt of the row, with equal weight. `"agent"`: role text
+            only, with one draw per agent and generation batch. Each agent is then one LoRA adapter, as vLLM needs.
+        latent_size (`int`, *optional*, defaults to `8`):
+            Size of the latent.
+        sigma_min (`float`, *optional*, defaults to `0.05`):
+            Smallest standard deviation of a latent.
+        policy_gradient_to_latent (`bool`, *optional*, defaults to `False`):
+            Whether to backpropagate the PPO loss into LatentNet. Otherwise LatentNet learns from the latent loss only.
+        core_scale (`float`, *optional*, defaults to `0.3`):
+            Initial size of the cores, relative to the identity, for layers with LoRA's B at 0, where cores have no effect
+            yet. Layers with another B start with cores of 0. With `core_scale=0`, training starts at plain shared LoRA, and
+            agents separate slowly (see [`CoreDecoder`]). With larger values, agents separate sooner and share less.
+
+        > Parameters that control the latent losses
+
+        latent_entropy_coef (`float`, *optional*, defaults to `0.01`):
+            Weight of the entropy of the latents. It is minimised.
+        latent_distance_coef (`float`, *optional*, defaults to `0.1`):
+            Weight of the distance between the latents of agents. It is maximised.
+        latent_distance (`str`, *optional*, defaults to `"cosine"`):
+            Distance of latents: `"cosine"`, or `"minmax"`, which is normalised over the generation batch.
+        behaviour_distance_coef (`float`, *optional*, defaults to `0.1`):
+            Weight of the distance between what an agent does and what it would do with the latent of another agent that
+            reads the same prompt (see [`behaviour_distance`]). It is maximised. One of eight rows is compared. Agents with
+            prompts of their own are not compared.
+        latent_learning_rate (`float`, *optional*, defaults to `3e-3`):
+            Learning rate of LatentNet. Agents have distant latents after about 5 steps with the default, and after about 30
+            steps with `1e-4`.
+        inference_learning_rate (`float`, *optional*, defaults to `1e-4`):
+            Learning rate of InferenceNet.
+    """
+
+    _ranges: ClassVar[dict[str, Range]] = {
+        **MultiAgentPPOConfig._ranges,
+        "latent_size": COUNT,
+        "sigma_min": POSITIVE,
+        **dict.fromkeys(
+            "core_scale latent_entropy_coef latent_distance_coef behaviour_distance_coef latent_learning_rate "
+            "inference_learning_rate".split(),
+            NOT_NEGATIVE,
+        ),
+    }
+
+    # Parameters that control the heterogeneity layer
+    parameter_sharing: str = field(
+        default="latent",
+        metadata={"help": "'latent' (SHPPO), 'shared' (one adapter, no latents) or 'separate' (one per agent)."},
+    )
+    latent_scope: str = field(
+        default="observation",
+        metadata={"help": "Input of the latents: 'observation' (role text and prompt) or 'agent' (role text only)."},
+    )
+    latent_size: int = field(default=8, metadata={"help": "Size of the latent."})
+    sigma_min: float = field(default=0.05, metadata={"help": "Smallest standard deviation of a latent."})
+    policy_gradient_to_latent: bool = field(
+        default=False, metadata={"help": "Whether to backpropagate the PPO loss into LatentNet."}
+    )
+
+    core_scale: float = field(
+        default=0.3,
+        metadata={"help": "Initial size of the cores, relative to the identity, for layers with LoRA's B at 0."},
+    )
+
+    # Parameters that control the latent losses
+    latent_entropy_coef: float = field(
+        default=0.01, metadata={"help": "Weight of the entropy of the latents (minimised)."}
+    )
+    latent_distance_coef: float = field(
+        default=0.1, metadata={"help": "Weight of the distance between the latents of agents (maximised)."}
+    )
+    behaviour_distance_coef: float = field(
+        default=0.1,
+        metadata={"help": "Weight of the distance between what agents do with each other's latents (maximised)."},
+    )
+    latent_distance: str = field(default="cosine", metadata={"help": "Distance of latents: 'cosine' or 'minmax'."})
+    latent_learning_rate: float = field(default=3e-3, metadata={"help": "Learning rate of LatentNet."})
+    inference_learning_rate: float = field(default=1e-4, metadata={"help": "Learning rate of InferenceNet."})
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.full_finetuning:
+            raise ValueError(
+                "full_finetuning=True is not supported by SHPPO: its latents act inside the adapter, and are folded into it for "
+                "export. Set full_finetuning=False, or use MultiAgentPPOTrainer."
+            )
+        check_choice("parameter_sharing", self.parameter_sharing, ("latent", "shared", "separate"))
+        check_choice("latent_scope", self.latent_scope, ("observation", "agent"))
+        check_choice("latent_distance", self.latent_distance, ("cosine", "minmax"))
+        if self.use_vllm and self.parameter_sharing != "shared":
+            self._check_vllm()
+        reentrant = self.gradient_checkpointing and (self.gradient_checkpointing_kwargs or {}).get("use_reentrant")
+        if reentrant and self.parameter_sharing == "latent":
+            raise ValueError(
+                "parameter_sharing='latent' does not support reentrant gradient checkpointing: all layers decode their cores "
+                "from one latent. Set gradient_checkpointing_kwargs={'use_reentrant': False}."
+            )
+        for name in ("merge_for_generation", "use_transformers_continuous_batching"):
+            if getattr(self, name) and self.parameter_sharing != "shared":
+                raise ValueError(
+                    f"{name}=True does not support parameter_sharing={self.parameter_sharing!r}: all rows must use one "
+                    f"adapter. Set {name}=False, or parameter_sharing='shared'."
+                )
+
+    def _check_vllm(self) -> None:
+        """Refuses settings that vLLM does not support with one LoRA adapter per agent."""
+        if self.parameter_sharing == "latent" and self.latent_scope == "observation":
+            raise ValueError(
+                "use_vllm=True does not support latent_scope='observation': vLLM serves one adapter per agent, not one per "
+                "row. Set latent_scope='agent'."
+            )
+        for name, value, needed, reason in (
+            ("vllm_mode", self.vllm_mode, "colocate", "TRL's vLLM server does not serve LoRA adapters"),
+            ("vllm_tensor_parallel_size", self.vllm_tensor_parallel_size, 1, "each process has its own engine"),
+            ("vllm_enable_sleep_mode", self.vllm_enable_sleep_mode, False, "a sleeping engine drops the base weights"),
+        ):
+            if value != needed:
+                raise ValueError(
+                    f"{name}={value!r} does not support parameter_sharing={self.parameter_sharing!r}: {reason}. Set "
+                    f"{name}={needed!r}, or parameter_sharing='shared'."
+                )
