@@ -104,7 +104,7 @@ _NEWEST = 0.1  # least weight of the newest batch in running means
 def critic_shares(trainer: MultiAgentTrainer, rollout: Rollout, values: torch.Tensor) -> torch.Tensor:
     """
     Returns the share of the critic in the baseline of each row, `(B,)`. If it is not given, it is estimated for each slot from
-    earlier batches. What is known is in the trainer's state, which checkpoints have.
+    earlier training batches. What is known is in the trainer's state, which checkpoints have.
 
     Args:
         trainer ([`MultiAgentPPOTrainer`]): The trainer.
@@ -122,20 +122,21 @@ def critic_shares(trainer: MultiAgentTrainer, rollout: Rollout, values: torch.Te
     slot = slot_of_row[first]
     share = torch.full_like(count, trainer.args.critic_share or 0.0)
     if trainer.args.critic_share is None:
-        # Sums of σ² and δ² over the batches so far, by slot, and their number
+        # Running means of σ² and δ² over the batches so far, by slot, and the number of batches
         state = cast(dict, trainer.state.stateful_callbacks)
         known = torch.tensor(state.get(_MOMENTS, [[0.0] * 3] * len(slots)), device=count.device)
         share = critic_share(known[slot, 0], known[slot, 1], count) * (known[slot, 2] > 0)
-        new = torch.stack([variance, error, torch.ones_like(count)], dim=1) * (count > 1)[:, None]
-        new = torch.zeros_like(known).index_add(0, slot, new)
-        if here is None:
-            new = trainer._sum_over_processes(new)
-        found = new[:, 2] > 0
-        known[found, 2] += 1
-        weight = (1 / known[:, 2:].clamp(min=1)).clamp(min=_NEWEST)
-        mean = new[:, :2] / new[:, 2:].clamp(min=1)
-        known[:, :2] = torch.where(found[:, None], known[:, :2] + weight * (mean - known[:, :2]), known[:, :2])
-        state[_MOMENTS] = known.tolist()
+        if trainer.model.training:
+            new = torch.stack([variance, error, torch.ones_like(count)], dim=1) * (count > 1)[:, None]
+            new = torch.zeros_like(known).index_add(0, slot, new)
+            if here is None:
+                new = trainer._sum_over_processes(new)
+            found = new[:, 2] > 0
+            known[found, 2] += 1
+            weight = (1 / known[:, 2:].clamp(min=1)).clamp(min=_NEWEST)
+            mean = new[:, :2] / new[:, 2:].clamp(min=1)
+            known[:, :2] = torch.where(found[:, None], known[:, :2] + weight * (mean - known[:, :2]), known[:, :2])
+            state[_MOMENTS] = known.tolist()
     alone = float(trainer.args.critic_share != 0)
     shares = torch.where(count > 1, share, alone).repeat_interleave(torch.tensor(sizes, device=count.device))
     return shares[here] if here else shares

@@ -1,5 +1,6 @@
 """Token-level PPO: credit against hand-worked numbers, exact ratios, and what a row may and may not touch."""
 
+import json
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -737,6 +738,18 @@ class TestCritic:
         output = teams.generation_batch(trainer)
         critic = torch.tensor([0.5, -0.5, -0.1])
         torch.testing.assert_close(output["advantages"][:3, 0], 0.2 * alone + 0.8 * critic)
+
+    def test_an_evaluation_teaches_a_mix_nothing(self, tiny_model, tmp_path):
+        trainer = teams.make(
+            tiny_model, tmp_path, eval_dataset=teams.dataset(2), num_generations_eval=2, critic="group"
+        )
+        trainer.train()
+        state = json.dumps(trainer.state.stateful_callbacks)
+        modules = {name: tensor.clone() for name, tensor in trainer.modules.state_dict().items()}
+        trainer.evaluate()
+        assert "counterfactual_critic" in state and json.dumps(trainer.state.stateful_callbacks) == state
+        for name, tensor in trainer.modules.state_dict().items():
+            assert torch.equal(tensor, modules[name]), name
 
     @pytest.mark.parametrize("lam", [0.95, 1.0])
     def test_starts_at_the_mean_return_of_the_first_batch(self, tiny_model, tmp_path, lam):
