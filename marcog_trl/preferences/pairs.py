@@ -344,13 +344,12 @@ class Collector:
             turns = [(episode, episode.turns[turn]) for episode in episodes if len(episode.turns) > turn]
             self.scorer.score(episodes, turn, self.scorer.execute(turns) if self.scorer.runs_tests else None)
 
+        ends = None if threshold is None else lambda episode: is_over(episode, threshold)
         if self.is_tree:
             tree = Tree.of_turns(team.workflow, [count] * team.workflow.num_turns)
-            ends = None if threshold is None else lambda siblings: is_over(siblings, threshold)
             levels = team.play_tree(rows, tree, end_turn, ends, sampler=sampler)
             return candidates_of_tree(levels, team.agents, count, self.gamma_turn)
-        alone = None if threshold is None else lambda episode: is_over([episode], threshold)
-        episodes = team.play([row for row in rows for _ in range(count)], end_turn, alone, sampler=sampler)
+        episodes = team.play([row for row in rows for _ in range(count)], end_turn, ends, sampler=sampler)
         lines = candidates_of_lines(episodes, team.agents, self.gamma_turn)
         return [(p, lines[p * count : (p + 1) * count]) for p in range(len(rows))]
 

@@ -68,7 +68,7 @@ def play(
     """
     return play_tree(
         workflow, problems, generate, encode, decode, Tree.of_turns(workflow, [1] * workflow.num_turns), executor, score,
-        total, None if ends is None else lambda episodes: ends(episodes[0]),
+        total, ends,
     )[-1]  # fmt: skip
 
 
@@ -82,19 +82,17 @@ def play_tree(
     executor: Callable[[], CodeExecutor] = shared_executor,
     score: Callable[[list[Episode], int], None] | None = None,
     total: Callable[[int], int] = int,
-    ends: Callable[[list[Episode]], bool] | None = None,
+    ends: Callable[[Episode], bool] | None = None,
 ) -> list[list[Episode]]:
     """
     Play a tree of episodes per problem. All episodes are played together, level by level.
 
     Args:
-        workflow, generate, encode, decode, executor, score, total: See [`play`]. `score` receives all episodes of a turn.
-            An episode that ended earlier has fewer turns, and occurs once per descendant that it could have had.
+        workflow, generate, encode, decode, executor, score, total, ends: See [`play`]. `score` receives all episodes of a
+            turn. An episode that ended earlier has fewer turns, and occurs once per descendant that it could have had. Where
+            the next turn branches, masked episodes end, too.
         problems (`Sequence[Mapping]` of length P): Dataset rows, without repetition.
         tree ([`~marcog_trl.rollout.tree.Tree`]): Where episodes branch.
-        ends (`Callable`, *optional*): `ends(episodes)`, called after the scoring of each turn except the last. Whether none of
-            these episodes goes on. If the next turn branches, these are the joint actions that follow the same history, and
-            masked episodes do not go on. Otherwise, each episode is asked for alone.
 
     Returns:
         `list[list[Episode]]` of length K: For each turn, its episodes, sorted by problem, those with the same history next to
@@ -107,7 +105,7 @@ def play_tree(
     engine = _Engine(generate, encode, decode, executor, total)
     players = [EpisodePlayer(workflow, problem, index) for index, problem in enumerate(problems)]
     turns: list[list[Episode]] = []
-    for turn, count in enumerate(tree.branches):
+    for turn in range(workflow.num_turns):
         for level in tree.levels_of(turn):
             engine.advance(players)
             players = engine.play_cross(players, level) if level.cross else engine.play_level(players, level)
@@ -122,7 +120,11 @@ def play_tree(
         if score is not None:
             score(turns[-1], turn)
         if turn < workflow.num_turns - 1:
-            _stop(players, turn, count if tree.branches[turn + 1] > 1 else None, ends)
+            branches = tree.branches[turn + 1] > 1
+            for player in players:
+                over = player.goes_on(turn) and ends is not None and ends(player.episode)
+                if over or (branches and player.episode.masked):
+                    player.stop()
     for player in players:
         if isinstance(player.request, dict):
             raise ValueError(
@@ -130,19 +132,6 @@ def play_tree(
                 f"{workflow.num_turns}, or ask in the order of the slots."
             )
     return turns
-
-
-def _stop(
-    players: list[EpisodePlayer], turn: int, siblings: int | None, ends: Callable[[list[Episode]], bool] | None
-) -> None:
-    """End the episodes for which `ends` says so: `siblings` together, without those that are masked, or each alone."""
-    size = siblings or 1
-    for group in (players[start : start + size] for start in range(0, len(players), size)):
-        if any(player.goes_on(turn) for player in group):
-            over = ends is not None and ends([player.episode for player in group])
-            for player in group:
-                if over or (siblings and player.episode.masked):
-                    player.stop()
 
 
 def _forks(players: list[EpisodePlayer], count: int) -> list[EpisodePlayer]:

@@ -268,7 +268,7 @@ class Team:
         problems: Sequence[Mapping[str, Any]],
         tree: Tree,
         score: Callable[[list[Episode], int], None] | None = None,
-        ends: Callable[[list[Episode]], bool] | None = None,
+        ends: Callable[[Episode], bool] | None = None,
         **options: Any,
     ) -> list[list[Episode]]:
         """Play a tree of episodes per problem: see [`Team.play`] and [`~marcog_trl.rollout.engine.play_tree`]."""

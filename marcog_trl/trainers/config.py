@@ -103,8 +103,8 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
             them. Defaults to all agents.
 
         early_termination_threshold (`float`, *optional*):
-            End an episode once a turn earns more than this, in reward units, averaged over agents. By default, episodes do
-            not end early.
+            End an episode once a turn earns more than this, in reward units, averaged over agents; in a tree, a joint action
+            that earns it has no children. By default, episodes do not end early.
 
         > Parameters that control the curriculum
 

@@ -297,7 +297,7 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ToolUse):
     def _play(self, problems: list[dict[str, Any]], tree: Tree) -> Rollout:
         """Plays the episodes of these problems, and starts to execute their last solutions."""
         threshold = self.args.early_termination_threshold
-        ends = None if threshold is None else lambda episodes: is_over(episodes, threshold)
+        ends = None if threshold is None else lambda episode: is_over(episode, threshold)
         turns = self.team.play_tree(problems, tree, self._end_turn, ends, **self._playing())
         wait = self._execute(turns[-1], [len(turns) - 1]) if self.scorer.runs_tests else None
         return Rollout.of(self, tree, turns, wait)

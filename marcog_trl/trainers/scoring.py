@@ -214,7 +214,7 @@ class Scorer:
             if turn < scored_first:
                 score(episodes, [turn], execute(episodes, [turn]))
 
-        ends = None if threshold is None else lambda episode: is_over([episode], threshold)
+        ends = None if threshold is None else lambda episode: is_over(episode, threshold)
         episodes = team.play(problems, end_turn, ends, **options)
         turns = range(scored_first, last + 1)
         wait = execute(episodes, turns)
@@ -321,12 +321,10 @@ class Scorer:
             warnings.warn(message, stacklevel=2)
 
 
-def is_over(episodes: list[Episode], threshold: float) -> bool:
-    """Whether the mean reward of the siblings' last turn exceeds the threshold, or all siblings are masked."""
-    rewards = [list(episode.turns[-1].rewards.values()) for episode in episodes if episode.turns[-1].rewards]
-    if not rewards:
-        return all(episode.masked for episode in episodes)
-    return sum(sum(by_agent) / len(by_agent) for by_agent in rewards) / len(rewards) > threshold
+def is_over(episode: Episode, threshold: float) -> bool:
+    """Whether the last turn's reward, averaged over agents, exceeds the threshold, or the episode is masked."""
+    rewards = episode.turns[-1].rewards
+    return sum(rewards.values()) / len(rewards) > threshold if rewards else episode.masked
 
 
 def reward_inputs(episode: Episode, turn: int) -> tuple[dict[str, Any], Any]:

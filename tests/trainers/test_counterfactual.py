@@ -43,6 +43,20 @@ class TestAdvantages:
         # Returns from the first turn: 1 + 1, 3 + 1, 0 + 0, 2 + 2
         assert found == [1.0, -1.0, -2.0, 2.0, -4.0, 4.0, 0, 0, 0, 0, 4.0, -4.0, 0, 0, 0, 0, -4.0, 4.0]
 
+    def test_an_episode_that_earned_enough_ends_alone(self, tiny_model, tmp_path):
+        """So that what a reply is compared with does not depend on it."""
+        for earned in (3.0, 100.0):
+            trainer = branching(
+                tiny_model, tmp_path / str(earned), fanout=(2, 2, 1, 2), workflow=teams.Chain(num_turns=2),
+                leaves=[[1.0, earned, 0.0, 2.0], [4.0, 0.0, 0.0, 0.0, 2.0, 6.0]], early_termination_threshold=2.5,
+                per_device_train_batch_size=18,
+            )  # fmt: skip
+            teams.script(trainer)
+            found = teams.generation_batch(trainer)["advantages"].tolist()
+            # Returns from the first turn: 1 + 2, what it earned, 0 + 0, 2 + 4
+            assert found[2:6] == [3.0 - earned, earned - 3.0, -6.0, 6.0]
+            assert found[10:] == [4.0, -4.0, 0, 0, 0, 0, -4.0, 4.0]
+
     @pytest.mark.parametrize("trainer_class", [MultiAgentPPOTrainer, SHPPOTrainer])
     def test_the_critic_is_a_part_of_the_baseline(self, tiny_model, tmp_path, trainer_class):
         trainer = branching(

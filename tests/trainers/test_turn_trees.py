@@ -78,18 +78,17 @@ class TestTree:
             torch.testing.assert_close(found[:, agent].flatten(), torch.tensor(first))
             torch.testing.assert_close(found[:, [2 + agent, 4 + agent]].flatten(), torch.tensor(second))
 
-    def test_siblings_that_earned_enough_have_no_children(self, tiny_model, tmp_path):
-        # Problem 0 earned 2 on average, problem 1 earned 3: only the first is played on, although one child earned 3
+    def test_a_joint_action_that_earned_enough_has_no_children(self, tiny_model, tmp_path):
+        """Each by itself: what its siblings earned, which is their baseline, does not depend on it."""
         trainer, calls = tree(
             tiny_model, tmp_path, [FIRST, SECOND[:4]], early_termination_threshold=2.0, advantage="none"
         )
         output = teams.generation_batch(trainer)
         assert [len(prompts) for prompts, _ in calls] == [8, 8]
         live = (output["completion_mask"] * output["tool_mask"]).any(1).view(2, 6, 2)
-        assert live[0].all() and live[1, :2].all() and not live[1, 2:].any()
+        assert live[:, :4].all() and not live[:, 4:].any()
         found = output["advantages"].view(2, 6, 2)
-        assert found[0, 0].tolist() == RETURNS[0][:2]
-        assert found[1].tolist() == [[0.0, 6.0], [0.0, 6.0], [0, 0], [0, 0], [0, 0], [0, 0]]
+        assert found[:, 0].tolist() == found[:, 1].tolist() == [[1.0 + 0.5 * 2.0, 3.0], [0.0 + 0.5 * 2.0, 6.0]]
 
     def test_dead_branches_do_not_change_the_loss(self, tiny_model, tmp_path):
         """Of a tree whose second problem ends early, the gradient is that of the live rows alone."""
