@@ -247,14 +247,16 @@ class MultiAgentPPOTrainer(ModulesTrainer):
             values = self._update_critic_moments(values, to_go, mask, rollout)
             estimated, returns = gae(rewards, values, mask, args.gamma, args.lam, next_row, discount, args.lam_turn)
             output["old_values"], output["returns"] = values, returns
+            subtracted = values
             if mixes:
                 first = values.gather(1, mask.argmax(1, keepdim=True)).squeeze(1)
                 share = critic_shares(self, rollout, first)
                 self._pool("critic/baseline_share", (share * rollout.trained).sum(), rollout.trained.sum())
                 advantages = (1 - share[:, None]) * advantages + share[:, None] * estimated
+                subtracted = (1 - share[:, None]) * baseline[:, None] + share[:, None] * values
             else:
                 advantages = estimated
-            self._log_critic(returns - advantages, returns, mask)
+            self._log_critic(subtracted, to_go, mask)
         rollout.advantages = (advantages * mask).sum(1) / mask.sum(1).clamp(min=1)
         if args.advantage_normalization != "none":
             groups = rollout.agent if args.advantage_normalization == "agent" else None
@@ -340,7 +342,10 @@ class MultiAgentPPOTrainer(ModulesTrainer):
         return head.update_returns(to_go[mask.bool()], values, self._sum_over_processes)
 
     def _log_critic(self, values: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor) -> None:
-        """Logs moments in double precision, because variances are small differences of them."""
+        """
+        Logs how well baselines predict what was earned after each token, each `(B, T)`: λ-returns contain the estimates. In double
+        precision, because variances are small differences of moments.
+        """
         values, returns, count = values.double(), returns.double(), mask.sum()
         error = returns - values
         for name, x in (("value_mean", values), ("return_mean", returns), ("residual_mean", error)):

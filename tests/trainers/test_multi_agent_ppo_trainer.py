@@ -715,6 +715,21 @@ class TestCritic:
         assert explained[0][0] < 0.2 and explained[0][-1] > 0.9
         assert explained[1] == pytest.approx(explained[0], abs=1e-3)
 
+    @pytest.mark.parametrize("critic", ["team", "group"])
+    def test_is_measured_against_what_was_earned(self, tiny_model, tmp_path, critic):
+        """Whatever lambda is: λ-returns contain the estimates themselves."""
+        found = []
+        for lam in (1.0, 0.5, 0.0):
+            trainer = teams.make(
+                tiny_model, tmp_path / str(lam), lam=lam, critic=critic, max_steps=2, learning_rate=0.0,
+                reward=lambda completions, **kwargs: [float(i % 2) for i in range(len(completions))],
+            )  # fmt: skip
+            teams.script(trainer)
+            fixed_values(trainer, torch.rand(8, 6, generator=torch.Generator().manual_seed(0)).tolist())
+            trainer.train()
+            found.append(teams.logged(trainer, "critic/explained_variance"))
+        assert found[1] == found[2] == pytest.approx(found[0], abs=1e-5) and found[0][0] < 0
+
     @pytest.mark.parametrize("workflow", [None, teams.Pair()])
     def test_is_mixed_with_the_other_episodes(self, tiny_model, tmp_path, workflow):
         """With one slot, the episodes of a problem may be on several processes."""
