@@ -50,6 +50,7 @@ from marcog_trl.team.modules import ForwardContext
 from marcog_trl.team.team import Team
 from marcog_trl.trainers.argument_checks import checkpoint_without_reentry
 from marcog_trl.trainers.checkpoints import check_same_team
+from marcog_trl.trainers.metrics import WindowMeans
 from marcog_trl.trainers.modules_checkpoints import ModulesCheckpoints
 from marcog_trl.trainers.sharing import Sharing
 
@@ -160,6 +161,7 @@ class MADPOTrainer(ModulesCheckpoints, Sharing, DPOTrainer):
         peft_config = PeftConfig.from_pretrained(str(self._start))
         peft_config.inference_mode = False
         self._team_settings = settings
+        self._chosen_tokens: dict[str, float] = {}  # of a pair on average, in training and in evaluation
         super().__init__(
             model=saved.base_model,
             args=args,
@@ -180,6 +182,7 @@ class MADPOTrainer(ModulesCheckpoints, Sharing, DPOTrainer):
         )
         checkpoint_without_reentry(args)
         warn_of_quantization(self._start, saved, self.model)
+        self._window_means = WindowMeans(lambda tensor: self.accelerator.reduce(tensor, reduction="sum"))
         self.team = self._make_team(saved)
         self._warn_of_agents_alike(examples["train_dataset"])
         self.precompute_ref_logps = True  # not in `args`: TRL would run the reference before the team is loaded
@@ -312,6 +315,8 @@ class MADPOTrainer(ModulesCheckpoints, Sharing, DPOTrainer):
         # one for each process. It also keeps no rows
         if self.state.global_step > 0:
             raise ValueError("The reference is gone once training began. Pass eval_dataset to the constructor.")
+        tokens = sum(len(row["ids"]) - row["prompt_length"] for rows in dataset["chosen_rows"] for row in rows)
+        self._chosen_tokens["train" if name == "train" else "eval"] = tokens / len(dataset)
         size = self.args.precompute_ref_batch_size or batch_size
         loader = self.accelerator.prepare(DataLoader(dataset, batch_size=size, collate_fn=self.data_collator))
         found: list[list[torch.Tensor]] = []
@@ -365,24 +370,62 @@ class MADPOTrainer(ModulesCheckpoints, Sharing, DPOTrainer):
     def _compute_loss(self, model, inputs, return_outputs):
         rows = _take_rows(inputs)
         episodes = self._episodes(model, rows)
-        loss = super()._compute_loss(episodes, inputs, return_outputs)
+        mask = inputs["completion_mask"]
+        with self._tokens_weighed(mask):
+            loss = super()._compute_loss(episodes, inputs, return_outputs)
         self._log_agents(rows, episodes.row_logps)
+        self._pool_token_means(mask)
         return loss
+
+    @contextmanager
+    def _tokens_weighed(self, mask: torch.Tensor) -> Iterator[None]:
+        """
+        Around TRL's loss, whose `"sft"` is a mean over the chosen tokens of a micro-batch: makes it their sum over the number that
+        such a micro-batch has on average, so that the loss does not depend on how pairs are split. `mask`: `(2B, L)`.
+        """
+        types, weights = self.loss_types, self.loss_weights
+        tokens = mask.chunk(2)[0].sum().item()
+        if "sft" in types and tokens:
+            share = tokens / (len(mask) / 2 * self._chosen_tokens[self._mode])
+            self.loss_weights = [w * share if name == "sft" else w for name, w in zip(types, weights, strict=True)]
+        elif "sft" in types:  # the mean over no tokens is NaN, also with a weight of 0
+            self.loss_weights = [0.0 if name == "sft" else w for name, w in zip(types, weights, strict=True)]
+            self.loss_types = ["sigmoid" if name == "sft" else name for name in types]
+        try:
+            yield
+        finally:
+            self.loss_types, self.loss_weights = types, weights
+
+    # Log
+
+    @property
+    def _mode(self) -> str:
+        return "train" if self.model.training else "eval"
+
+    def _pool_token_means(self, mask: torch.Tensor) -> None:
+        """Takes TRL's means over the tokens of a micro-batch, `(2B, L)`, and weighs them by the number of tokens."""
+        chosen, rejected = (side.sum() for side in mask.chunk(2))
+        counts = {"entropy": chosen + rejected, "logits/chosen": chosen, "logits/rejected": rejected}
+        for name, count in (counts | {"mean_token_accuracy": chosen}).items():
+            [mean] = self._metrics[self._mode].pop(name)
+            self._window_means.add(self._mode, name, mean * count, count)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        for name, mean in self._window_means.take(self._mode).items():
+            self._metrics[self._mode][name].append(mean)
+        super().log(logs, start_time)
 
     @torch.no_grad()
     def _log_agents(self, rows: Mapping[str, torch.Tensor], row_logps: torch.Tensor) -> None:
-        """Logs the margin of every agent: β times its part of ρ(chosen) − ρ(rejected), over the pairs in which it speaks."""
+        """Adds the margin of every agent: β times its part of ρ(chosen) − ρ(rejected), over the pairs in which it speaks."""
         present = rows["row_lengths"] > 0
         own = torch.nn.functional.one_hot(rows["row_agents"], len(self.agents)) * present[..., None]
         ratios = ((row_logps - rows["ref_row_logps"])[..., None] * own).sum(1)  # (2B, N)
         chosen, rejected = ratios.chunk(2)
         speaks = own.any(1).view(2, -1, len(self.agents)).any(0)
         margins = (self.beta * (chosen - rejected) * speaks).sum(0)
-        sums = self.accelerator.reduce(torch.stack([margins, speaks.sum(0).to(margins)]), reduction="sum")
-        mode = "train" if self.model.training else "eval"
-        for agent, margin, count in zip(self.agents, *sums.tolist(), strict=True):
-            if count:
-                self._metrics[mode][f"agents/{agent}/margin"].append(margin / count)
+        for agent, margin, count in zip(self.agents, margins, speaks.sum(0), strict=True):
+            self._window_means.add(self._mode, f"agents/{agent}/margin", margin, count)
 
 
 def _take_rows(inputs: dict[str, Any]) -> dict[str, torch.Tensor]:

@@ -66,7 +66,8 @@ class TestLoss:
         loss.backward()
         # 0.0450166 is beta times the weight that the pair has in the gradient
         assert model.logps.grad.tolist() == pytest.approx([-0.0450166, -0.0450166, 0.0450166, 0.0450166], abs=1e-7)
-        logged = {name: values[-1] for name, values in trainer._metrics["train"].items()}
+        trainer.log({})
+        logged = trainer.state.log_history[-1]
         assert logged["agents/a/margin"] == pytest.approx(0.3) and logged["agents/b/margin"] == pytest.approx(-0.1)
         assert logged["rewards/margins"] == pytest.approx(0.2) and logged["rewards/accuracies"] == 1
 
@@ -121,6 +122,31 @@ class TestLoss:
             trainer = make_trainer(pairs=own_pair((first, 6), (7, 8), make_pairs()))
             logps.append(trainer.train_dataset[0]["ref_chosen_row_logps"])
         assert logps[0][1] == logps[1][1] and logps[0][0] != logps[1][0]
+
+    @pytest.mark.parametrize("loss_type", [["sigmoid"], ["sigmoid", "sft"], ["sft"]])
+    def test_the_split_into_micro_batches_changes_nothing(self, make_trainer, make_pairs, loss_type):
+        """Although sides have unlike numbers of tokens, one of them none, and some agents do not speak."""
+        pairs = make_pairs(count=4).select(range(4))
+        silent = Dataset.from_list(
+            [
+                {**pair, "chosen": [row for row in pair["chosen"] if row["agent"] == "b"][: 1 - i % 2]}
+                for i, pair in enumerate(pairs)
+            ],
+            features=pairs.features,
+        )
+        runs = []
+        for size in (4, 1):
+            trainer = make_trainer(
+                pairs=silent, loss_type=loss_type, max_steps=2, per_device_train_batch_size=size,
+                gradient_accumulation_steps=4 // size, eval_dataset=silent, per_device_eval_batch_size=size,
+            )  # fmt: skip
+            trainer.train()
+            first, last, *_ = trainer.state.log_history
+            runs.append({**first, **{f"last {name}": value for name, value in last.items()}, **trainer.evaluate()})
+        names = [name for name in runs[0] if not any(word in name for word in ("runtime", "per_second", "num_tokens"))]
+        assert {"loss", "entropy", "mean_token_accuracy", "agents/a/margin", "eval_logits/chosen"} < {*names}
+        for name in names:
+            assert runs[1][name] == pytest.approx(runs[0][name], rel=1e-3, abs=1e-4), name
 
     @pytest.mark.parametrize("loss_type", LOSS_TYPES)
     def test_loss_types_of_trl_train_a_team(self, make_trainer, loss_type):
