@@ -52,18 +52,17 @@ def behaviour_distances(
     inputs: dict[str, Any], logps: torch.Tensor, other_logps: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    Distances of the first rows of a micro-batch, each a mean over the live tokens.
+    Distances of the first rows of a micro-batch, token by token, so that short replies do not count more than long ones.
 
     Args:
         inputs (`dict`): The micro-batch.
         logps, other_logps (`torch.Tensor` of shape `(K, T)`): See [`behaviour_distance`].
 
     Returns:
-        `tuple[torch.Tensor, torch.Tensor]`: The distances, `(K,)`, 0 for rows without live tokens or another agent, and the
-        number of other rows.
+        `tuple[torch.Tensor, torch.Tensor]`: The sum of the distances over the live tokens, 0 for rows without another agent, and
+        the number of live tokens of other rows.
     """
     rows = len(logps)
     mask = (inputs["completion_mask"] * inputs["tool_mask"])[:rows]
-    distance = (behaviour_distance(logps, other_logps) * mask).sum(1) / mask.sum(1).clamp(min=1)
     different = (inputs["z"] != inputs["other_z"])[:rows].any(1)
-    return distance, (different & mask.any(1)).sum()
+    return (behaviour_distance(logps, other_logps) * mask).sum(), (mask * different[:, None]).sum()

@@ -709,8 +709,8 @@ class SHPPOConfig(MultiAgentPPOConfig):
             Distance of latents: `"cosine"`, or `"minmax"`, which is normalised over the generation batch.
         behaviour_distance_coef (`float`, *optional*, defaults to `0.1`):
             Weight of the distance between what an agent does and what it would do with the latent of another agent that
-            reads the same prompt (see [`behaviour_distance`]). It is maximised. One of eight rows is compared. Agents with
-            prompts of their own are not compared.
+            reads the same prompt (see [`behaviour_distance`]). It is maximised, as a mean over tokens. One of eight rows is
+            compared. Agents with prompts of their own are not compared.
         latent_learning_rate (`float`, *optional*, defaults to `3e-3`):
             Learning rate of LatentNet. Agents have distant latents after about 5 steps with the default, and after about 30
             steps with `1e-4`.

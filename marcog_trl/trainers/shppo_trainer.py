@@ -375,10 +375,11 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         if self._compared is not None:
             distance, count = behaviour_distances(inputs, *self._compared)
             self._compared = None
-            total = num_compared(len(inputs["z"]) * cast(int, self.args.steps_per_generation))
-            window = loss_window(self, torch.tensor(total * self.accelerator.num_processes))
-            loss = loss - self.args.behaviour_distance_coef * distance.sum() / window
-            self._pool("latent/behaviour_distance", distance.sum(), count)
+            rows = len(inputs["z"]) * cast(int, self.args.steps_per_generation)
+            # Rows are shuffled, so that compared ones have their share of the tokens on average
+            window = loss_window(self, inputs["num_items_in_batch"] * num_compared(rows) / rows)
+            loss = loss - self.args.behaviour_distance_coef * distance / window
+            self._pool("latent/behaviour_distance", distance, count)
         return loss
 
     @torch.no_grad()

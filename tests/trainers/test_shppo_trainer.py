@@ -26,6 +26,20 @@ MODES = {
 }
 
 
+def distances(trainer, inputs, row):
+    """What a row's agent does compared with what it would do with the other latent, token by token."""
+    own = slice(row, row + 1)
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)[own]
+    attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)[own]
+    reply = inputs["completion_ids"][row]
+    shares = []
+    for z in (inputs["z"][own], inputs["other_z"][own]):
+        with torch.no_grad(), trainer.modules.rows(ForwardContext(z=z)):
+            logits = trainer.model(input_ids=ids, attention_mask=attention).logits[0, -len(reply) - 1 : -1]
+        shares.append(logits.softmax(-1)[torch.arange(len(reply)), reply])
+    return (1 - shares[1] / shares[0]).clamp(min=0)
+
+
 class SameAsked(teams.Pair):
     """Agents that are asked the same: only their role texts differ, which no prompt shows."""
 
@@ -507,39 +521,45 @@ class TestTeam:
             assert (z.index(latent) // 6, z.index(latent) % 2) == (row // 6, row % 2)
         assert found == {0: {1, 2}, 1: {0, 2}, 2: {0, 1}}
 
-    @pytest.mark.parametrize("steps", [1, 2, 8])
+    @pytest.mark.parametrize("steps", [1, 2, 16])
     def test_one_of_eight_rows_is_compared_whatever_the_micro_batch(self, tiny_model, tmp_path, steps):
-        """Here the first one. Its distance is that of its reply's log-probabilities with both latents."""
-        trainer = teams.make(
-            tiny_model,
-            tmp_path,
-            SHPPOTrainer,
-            workflow=SameAsked(),
-            per_device_train_batch_size=8 // steps,
-            gradient_accumulation_steps=steps,
-            lora={"init_lora_weights": False},
-        )
-        teams.randomize(trainer.modules, scale=0.5)
-        update, expected = trainer._compute_loss, []
+        """
+        Here two: the first ones, or the first of both halves. The distance is that of the log-probabilities of their replies with
+        both latents, in which tokens count equally: one of the replies is longer than the other.
+        """
+        losses = []
+        for coefficient in (0.0, 1.0):
+            trainer = teams.make(
+                tiny_model,
+                tmp_path / str(coefficient),
+                SHPPOTrainer,
+                workflow=SameAsked(),
+                per_device_train_batch_size=16 // steps,
+                gradient_accumulation_steps=steps,
+                behaviour_distance_coef=coefficient,
+            )
+            teams.script(trainer)
+            for module in (trainer.modules.latent_net, trainer.modules.core_decoder):
+                teams.randomize(module, scale=0.5)
+            update, micro_batches, expected, lengths = trainer._compute_loss, [], [], []
 
-        def compute_loss(model, inputs):
-            if not expected:
-                ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)[:1]
-                attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)[:1]
-                reply, mask = inputs["completion_ids"][0], inputs["completion_mask"][0]
-                shares = []
-                for z in (inputs["z"][:1], inputs["other_z"][:1]):
-                    with torch.no_grad(), trainer.modules.rows(ForwardContext(z=z)):
-                        logits = trainer.model(input_ids=ids, attention_mask=attention).logits[0, -len(reply) - 1 : -1]
-                    shares.append(logits.softmax(-1)[torch.arange(len(reply)), reply])
-                distance = (1 - shares[1] / shares[0]).clamp(min=0)
-                expected.append((distance[mask.bool()].mean()).item())
-            return update(model, inputs)
+            def compute_loss(model, inputs):
+                compared = 2 // steps if steps < 16 else int(len(micro_batches) % 8 == 0)  # noqa: B023
+                micro_batches.append(inputs)  # noqa: B023
+                for row in range(compared):
+                    mask = inputs["completion_mask"][row].bool()
+                    expected.extend(distances(trainer, inputs, row)[mask].tolist())  # noqa: B023
+                    lengths.append(int(mask.sum()))  # noqa: B023
+                return update(model, inputs)  # noqa: B023
 
-        trainer._compute_loss = compute_loss
-        trainer.train()
-        assert teams.logged(trainer, "latent/behaviour_distance") == [pytest.approx(expected[0], rel=1e-3)]
-        assert expected[0] > 0.01
+            trainer._compute_loss = compute_loss
+            trainer.train()
+            losses += teams.logged(trainer, "loss")
+        mean = sum(expected) / len(expected)
+        assert teams.logged(trainer, "latent/behaviour_distance") == [pytest.approx(mean, rel=1e-3)]
+        assert mean > 0.01 and lengths[0] != lengths[1]
+        tokens = float(micro_batches[0]["num_items_in_batch"]) / 8  # as many are compared on average
+        assert losses[0] - losses[1] == pytest.approx(sum(expected) / tokens, rel=1e-2)
 
     def test_agents_with_prompts_of_their_own_are_not_compared(self, tiny_model, tmp_path):
         trainer = teams.make(tiny_model, tmp_path, SHPPOTrainer, workflow=teams.Pair())
