@@ -38,7 +38,9 @@ LABELS = (
     "comparator_api_key_prefix", "comparator_api_response_field",
 )  # fmt: skip
 
-_COMPARED = "Episodes are compared with each other. Set comparator_policy=current and remove the other options of comparators."
+_COMPARED = (
+    "Episodes are compared with each other. Set comparator_policy=current and remove the other options of comparators."
+)
 _REFERENCE = "CoMLRL's MADPO checks it and does not use it. Remove the option, or set reference: initial for a reference in the loss."
 UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "joint_mode": (("aligned", "align"), "Pairs are of joint actions that were played. Remove the option."),
