@@ -2,8 +2,11 @@
 
 import math
 import numbers
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+
+_Z = 1.959964  # of a normal distribution's 95 %
 
 
 def estimate_pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
@@ -48,3 +51,34 @@ def which_k(k: Any, most: int) -> list[int]:
     if not sizes or not all(isinstance(size, numbers.Integral) for size in sizes):
         raise ValueError(f"k={k!r} must be a list of whole numbers. Set k=[1], for example.")
     return [int(size) for size in sizes]
+
+
+def share_interval(values: Sequence[float], num_samples: int | None = None) -> tuple[float, float]:
+    """
+    Wilson's interval at 95 % of a share that was measured on independent problems, each with one or several samples.
+
+    Samples of a problem are alike, so the interval is that of as many independent samples as have the same standard error:
+    `n_eff = p (1 − p) / SE²`, with the standard error over problems. It is at least the number of problems, which it also is
+    where no sample or every sample succeeds, and at most the number of samples.
+
+    Args:
+        values (`Sequence[float]` of length P): Share of every problem, in [0, 1]; P at least 1.
+        num_samples (`int`, *optional*): Number of samples of all problems. Defaults to one per problem.
+
+    Returns:
+        `tuple[float, float]`: Lower and upper bound, in [0, 1].
+
+    Source: Wilson 1927 (https://doi.org/10.1080/01621459.1927.10502953), with the effective sample size as in Franco et al. 2019
+    (https://pmc.ncbi.nlm.nih.gov/articles/PMC6690503).
+    """
+    problems = len(values)
+    share = sum(values) / problems
+    variance = share * (1 - share)
+    squared_error = sum((value - share) ** 2 for value in values) / max(problems - 1, 1) / problems
+    most = problems if num_samples is None else num_samples
+    count: float = problems
+    if variance:  # otherwise nothing tells how samples of a problem differ
+        count = min(max(variance / squared_error if squared_error else math.inf, problems), most)
+    centre = (share + _Z**2 / (2 * count)) / (1 + _Z**2 / count)
+    half = _Z / (1 + _Z**2 / count) * math.sqrt(variance / count + _Z**2 / (4 * count**2))
+    return max(0.0, float(centre - half)), min(1.0, float(centre + half))

@@ -90,7 +90,8 @@ def evaluate_team(
           `.../prompt_tokens_per_problem` and `.../seconds_per_problem` (of the sampled episodes).
         - `seconds_per_problem`; `waiting_per_problem` (the part of it spent on verdicts and rewards, without generating).
         - `problems` (number); `infrastructure` (number of episodes for which the executor or an endpoint failed).
-        - `..._interval`: half-width of the 95 % confidence interval over problems, if there are several.
+        - `..._interval` of `solved`, `solved_greedy` and `pass@k`: lower and upper bound of the 95 % confidence interval over
+          problems, if there are several (see [`~marcog_trl.evaluation.estimates.share_interval`]).
 
     Raises:
         ValueError: If there are no problems, a problem has no valid tests, an argument is out of range, or `output` is

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from marcog_trl.evaluation.estimates import estimate_pass_at_k
+from marcog_trl.evaluation.estimates import estimate_pass_at_k, share_interval
 from marcog_trl.evaluation.journal import ProblemRecord
 from marcog_trl.parsing.extract import syntax_error
 from marcog_trl.rollout.records import Episode
@@ -58,7 +58,7 @@ def describe_episode(episode: Episode, reward_names: Sequence[str], eos_token_id
     }
 
 
-def summarize(records: Sequence[ProblemRecord], k: Sequence[int]) -> dict[str, float]:
+def summarize(records: Sequence[ProblemRecord], k: Sequence[int]) -> dict[str, Any]:
     """
     Computes the metrics of an evaluation.
 
@@ -67,7 +67,7 @@ def summarize(records: Sequence[ProblemRecord], k: Sequence[int]) -> dict[str, f
         k (`Sequence[int]`): Values of k for pass@k.
 
     Returns:
-        `dict[str, float]`: See [`evaluate_team`].
+        `dict[str, Any]`: See [`evaluate_team`].
 
     Raises:
         ValueError: If a problem has fewer samples than `max(k)`.
@@ -87,11 +87,12 @@ def summarize(records: Sequence[ProblemRecord], k: Sequence[int]) -> dict[str, f
         "solved_greedy": solved(greedy),
         **{f"pass@{size}": [estimate_pass_at_k(n, c, size) for n, c in correct] for size in k},
     }
-    figures: dict[str, float] = {}
+    figures: dict[str, Any] = {}
     for name, values in by_problem.items():
         figures[name] = mean(values)
         if len(values) > 1:
-            figures[f"{name}_interval"] = _half_interval(values)
+            samples = len(greedy if name == "solved_greedy" else sampled)
+            figures[f"{name}_interval"] = list(share_interval(values, samples))
     rewards = [episode["reward"] for episode in sampled if episode["reward"] is not None]
     figures |= {
         "reward": mean(rewards) if rewards else 0.0,
@@ -120,9 +121,3 @@ def summarize(records: Sequence[ProblemRecord], k: Sequence[int]) -> dict[str, f
         # A metric logged by a reward function never replaces one of the evaluation's own
         figures[f"logged/{name}" if name in figures else name] = mean(values)
     return figures
-
-
-def _half_interval(values: Sequence[float]) -> float:
-    """Half-width of the 95 % confidence interval of the mean of independent values (normal approximation)."""
-    n, mean = len(values), sum(values) / len(values)
-    return 1.96 * math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1) / n)

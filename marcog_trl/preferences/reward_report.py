@@ -11,13 +11,13 @@ import numpy as np
 import pandas as pd
 from datasets import Dataset
 
+from marcog_trl.evaluation.estimates import share_interval
 from marcog_trl.preferences.reward_model import TeamRewardModel
 from marcog_trl.preferences.transcript import transcript_of
 
 
 _GROUPS = 3  # of pairs, by their gap
 _BINS = 5  # of the calibration
-_Z = 1.959964  # of a normal distribution's 95 %
 
 
 def reward_model_report(model: TeamRewardModel, pairs: Dataset) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def pair_figures(margins: np.ndarray, gaps: np.ndarray) -> dict[str, Any]:
 
 
 def _accuracy(right: np.ndarray) -> dict[str, Any]:
-    return {"accuracy": float(right.mean()), "accuracy_interval": list(wilson_interval(right.sum(), len(right)))}
+    return {"accuracy": float(right.mean()), "accuracy_interval": list(share_interval(right.tolist()))}
 
 
 def episode_figures(table: pd.DataFrame, scores: np.ndarray) -> dict[str, float]:
@@ -152,25 +152,6 @@ def recovery(proxy: Sequence[float], gold: Sequence[float]) -> float:
     """
     mean = sum(gold) / len(gold)
     return (gold[int(np.argmax(proxy))] - mean) / (max(gold) - mean)
-
-
-def wilson_interval(successes: float, count: int) -> tuple[float, float]:
-    """
-    Wilson's interval at 95 % of a share.
-
-    Args:
-        successes (`float`): Number of successes; ties count one half.
-        count (`int`): Number of trials, at least 1.
-
-    Returns:
-        `tuple[float, float]`: Lower and upper bound, in [0, 1].
-
-    Source: Wilson 1927 (https://doi.org/10.1080/01621459.1927.10502953).
-    """
-    share, squared = successes / count, _Z**2
-    centre = (share + squared / (2 * count)) / (1 + squared / count)
-    half = _Z / (1 + squared / count) * math.sqrt(share * (1 - share) / count + squared / (4 * count**2))
-    return max(0.0, float(centre - half)), min(1.0, float(centre + half))
 
 
 def report_rows(report: Mapping[str, Any]) -> list[list[str]]:

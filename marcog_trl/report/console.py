@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from marcog_trl.parsing.prompts import messages_of
-from marcog_trl.report.results import LABELS, change_rows
+from marcog_trl.report.results import LABELS, change_rows, shown_interval
 from marcog_trl.rollout.records import Episode, Row, Turn
 
 
@@ -45,12 +45,11 @@ def print_evaluation(results: Mapping[str, float], title: str) -> None:
     """
     table = Table("", title=title)
     table.add_column("mean", justify="right")
-    table.add_column("± 95 %", justify="right")
+    table.add_column("95 %", justify="right")
     for name, value in results.items():
         if not name.endswith("_interval"):
-            half = results.get(f"{name}_interval")
             shown = str(value) if isinstance(value, int) else f"{value:.3f}"
-            table.add_row(LABELS.get(name, name), shown, "" if half is None else f"{half:.3f}")
+            table.add_row(LABELS.get(name, name), shown, shown_interval(results, name))
     Console().print(table)
 
 

@@ -30,17 +30,22 @@ def result_rows(results: Mapping[str, Any], columns: Sequence[str]) -> list[list
         columns (`list[str]`): Names of the evaluations to show.
 
     Returns:
-        `list[list[str]]`: Per result its label and, for every column, the mean with half the width of its 95 % confidence
-        interval.
+        `list[list[str]]`: Per result its label and, for every column, the mean with its 95 % confidence interval.
     """
     rows = []
     for name, label in LABELS.items():
         row = [label]
         for column in columns:
-            half = results[column].get(f"{name}_interval")
-            row.append(f"{results[column][name]:.3f}" + ("" if half is None else f" ± {half:.3f}"))
+            interval = shown_interval(results[column], name)
+            row.append(f"{results[column][name]:.3f}" + (f" ({interval})" if interval else ""))
         rows.append(row)
     return rows
+
+
+def shown_interval(results: Mapping[str, Any], name: str) -> str:
+    """The confidence interval of a result of [`evaluate_team`], such as `"0.251 to 0.371"`. Empty if it has none."""
+    bounds = results.get(f"{name}_interval")
+    return "" if bounds is None else "{:.3f} to {:.3f}".format(*bounds)
 
 
 def change_rows(results: Mapping[str, Any]) -> list[list[str]]:

@@ -18,7 +18,7 @@ from train_shppo import RECIPE
 from marcog_trl import Team, evaluate_team, load_problems
 from marcog_trl.cli.agents_file import agent_settings
 from marcog_trl.cli.train import train
-from marcog_trl.report.results import write_results
+from marcog_trl.report.results import shown_interval, write_results
 from marcog_trl.team.description import TEAM_FILE
 from marcog_trl.team.loading import find_team
 
@@ -47,7 +47,7 @@ def cells(row, num_samples):
     if "refused" in row:
         return [row["agents"], row["refused"], *[""] * (len(TABLE_HEAD) - 2)]
     shares = [
-        f"{row[name][key]:.3f} ± {row[name][f'{key}_interval']:.3f}"
+        f"{row[name][key]:.3f} ({shown_interval(row[name], key)})"
         for name in ("trained", "untrained")
         for key in ("solved", "solved_greedy")
     ]

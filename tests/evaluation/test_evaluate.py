@@ -14,6 +14,7 @@ import torch
 
 from marcog_trl import MultiAgentPPOTrainer, MultiAgentTrainer, SHPPOTrainer, evaluate_team, load_problems
 from marcog_trl.evaluation.baselines import untrained_team
+from marcog_trl.evaluation.estimates import share_interval
 from marcog_trl.evaluation.figures import summarize
 from marcog_trl.execution import Verdict
 from marcog_trl.team.settings import TeamSettings
@@ -114,7 +115,9 @@ class TestFigures:
         assert figures["samples"] == 12 and figures["problems"] == 3 and "pass@5" not in figures
         assert figures["tests_passed"] == figures["reward"] == (1 + 0.5 + 0.5 + 0) / 4
         assert figures["parses"] == 0.75
-        assert figures["solved_interval"] == figures["solved_greedy_interval"] == 0  # all problems alike
+        # All problems alike: as of twelve samples that are independent, and of three
+        assert figures["solved_interval"] == list(share_interval([1, 0, 0, 0] * 3))
+        assert figures["solved_greedy_interval"] == list(share_interval([1] * 3))
         assert figures["infrastructure"] == 0
 
     def test_components_of_the_reward_are_those_of_the_samples(self, trainer, says):
@@ -223,8 +226,9 @@ def test_summary_against_hand_worked_numbers():
     figures = summarize(records, k=[1, 2])
     assert figures["pass@1"] == figures["solved"] == 0.5
     assert figures["pass@2"] == pytest.approx((1 - 3 / 6 + 1) / 2)
-    # Two problems at 1/4 and 3/4: standard deviation 0.3536, of the mean 0.25
-    assert figures["pass@1_interval"] == pytest.approx(1.96 * 0.25)
+    # Two problems at 1/4 and 3/4: the standard error is 0.25, as of four samples that are independent
+    assert figures["pass@1_interval"] == list(share_interval([1, 1, 0, 0]))
+    assert figures["solved_greedy_interval"] == list(share_interval([1, 0]))
     assert figures["solved_greedy"] == 0.5
     assert figures["reward"] == figures["rewards/r"] == pytest.approx((4 * 1.0 + 3 * 0.5) / 7)
     assert figures["tests_passed"] == pytest.approx((4 + 4 * 0.5) / 8)

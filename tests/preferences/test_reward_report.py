@@ -13,7 +13,6 @@ from marcog_trl.preferences.reward_report import (
     recovery,
     report_rows,
     reward_model_report,
-    wilson_interval,
 )
 
 
@@ -23,11 +22,6 @@ class TestPairs:
         assert figures["accuracy"] == 0.5
         assert [group["accuracy"] for group in figures["accuracy_by_gap"]] == [1, 0, 0.5]
         assert [group["gap"] for group in figures["accuracy_by_gap"]] == [[0.1, 0.1], [0.2, 0.2], [0.3, 0.3]]
-
-    def test_wilson_interval(self):
-        assert wilson_interval(8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)
-        assert wilson_interval(0, 10) == pytest.approx((0, 0.2775), abs=1e-4)
-        assert wilson_interval(10, 10) == pytest.approx((0.7225, 1), abs=1e-4)
 
     def test_calibration_compares_claims_with_what_is_observed(self):
         odds = math.log(0.75 / 0.25)

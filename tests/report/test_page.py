@@ -20,7 +20,7 @@ from marcog_trl.report.figures import LATENTS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = {
-    name: {"solved": share, "solved_interval": 0.05, "solved_greedy": share, "reward": 0.5, "tests_passed": 0.5, "parses": 1.0}
+    name: {"solved": share, "solved_interval": [share - 0.05, share + 0.04], "solved_greedy": share, "reward": 0.5, "tests_passed": 0.5, "parses": 1.0}
     for name, share in (("untrained", 0.25), ("trained", 0.75))
 }  # fmt: skip
 
@@ -109,7 +109,11 @@ class TestReport:
         trainer = run(tiny_model, tmp_path, MultiAgentPPOTrainer)
         trainer.report.write({**RESULTS, "seconds": 3.0})
         page = Page(tmp_path / "report.html")
-        assert "Held-out problems" in page.headings and {"0.250 ± 0.050", "0.750 ± 0.050", "+0.500"} <= set(page.texts)
+        assert "Held-out problems" in page.headings and {
+            "0.250 (0.200 to 0.290)",
+            "0.750 (0.700 to 0.790)",
+            "+0.500",
+        } <= set(page.texts)
 
     def test_shows_replies_before_and_after_training(self, tiny_model, tmp_path):
         trainer = run(tiny_model, tmp_path, MultiAgentPPOTrainer)

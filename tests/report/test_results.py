@@ -19,10 +19,12 @@ class TestResults:
         assert "A team" in shown and "+0.500" in shown and "+0.600" in shown
 
     def test_an_evaluation_is_shown_with_its_intervals(self, capsys):
-        print_evaluation({"pass@1": 0.25, "pass@1_interval": 0.0625, "solved": 0.25, "samples": 40}, "A team")
+        print_evaluation(
+            {"pass@1": 0.25, "pass@1_interval": [0.1875, 0.3254], "solved": 0.25, "samples": 40}, "A team"
+        )
         rows = [line.strip()[1:-1].split("│") for line in capsys.readouterr().out.splitlines() if "│" in line]
         assert [[cell.strip() for cell in row] for row in rows] == [
-            ["pass@1", "0.250", "0.062"],
+            ["pass@1", "0.250", "0.188 to 0.325"],
             ["solved (sampled)", "0.250", ""],
             ["samples", "40", ""],
         ]

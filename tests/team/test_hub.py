@@ -80,13 +80,13 @@ def make(model, path, **options):
 def write_results(folder):
     figures = {
         "solved": 0.25,
-        "solved_interval": 0.05,
+        "solved_interval": [0.2, 0.3],
         "reward": 1.5,
         "tests_passed": 0.5,
         "parses": 1.0,
         "samples": 8,
     }
-    figures |= {"solved_greedy": 0.5, "solved_greedy_interval": 0.1}
+    figures |= {"solved_greedy": 0.5, "solved_greedy_interval": [0.4, 0.6]}
     Path(folder).mkdir(parents=True, exist_ok=True)
     results = {"untrained": figures, "trained": {**figures, "solved": 0.75}, "seconds": 3.0}
     (Path(folder) / "results.json").write_text(json.dumps(results))
@@ -192,7 +192,7 @@ class TestCard:
         for agent in team["agents"]:
             assert f"| {agent['name']} | {' '.join(agent['role'].split())} | `agents/{agent['name']}` |" in card
         assert "workflow: `Collaboration`, 1 turn; rewards: `execution_reward`" in card and "on `builtin`" in card
-        assert "| solved (sampled) | 0.250 ± 0.050 | 0.750 ± 0.050 |" in card
+        assert "| solved (sampled) | 0.250 (0.200 to 0.300) | 0.750 (0.200 to 0.300) |" in card
         assert "| mean reward | 1.500 | 1.500 |" in card
         assert "--enable-lora --max-loras 2 --max-lora-rank 8" in card
         assert "--lora-modules helper=agents/helper main=agents/main" in card
