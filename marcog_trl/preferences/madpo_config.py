@@ -6,7 +6,7 @@ from typing import ClassVar
 from trl import DPOConfig
 
 from marcog_trl.checks import COUNT, NOT_NEGATIVE, POSITIVE, UNIT, Range, check_choice, check_numbers
-from marcog_trl.trainers.config_checks import check_mappings, check_report_to, run_on_cpu, use_new_names
+from marcog_trl.trainers.config import check_mappings, run_on_cpu, use_new_names
 
 
 # Of the log-ratios of both sides only the difference counts, so that replies which are in both cancel
@@ -99,7 +99,6 @@ class MADPOConfig(DPOConfig):
         run_on_cpu(self)
         use_new_names(self)
         super().__post_init__()
-        check_report_to(self)
         check_choice("margin", self.margin, ("joint", "agent"))
         check_choice("reference", self.reference, ("initial", "round", "none"))
         for loss_type in self.loss_type:

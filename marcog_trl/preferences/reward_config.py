@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from trl import RewardConfig
 
-from marcog_trl.trainers.config_checks import run_on_cpu, use_new_names
+from marcog_trl.trainers.config import run_on_cpu, use_new_names
 
 
 @dataclass

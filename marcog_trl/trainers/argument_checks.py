@@ -1,4 +1,4 @@
-"""Checks of the trainers' arguments, except for datasets."""
+"""Checks of arguments that would train wrongly without a word, except for datasets. TRL and transformers check the rest."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import warnings
 from typing import Any
 
 import torch
-from peft import PeftConfig, PeftModel
+from peft import PeftModel
 from transformers import PreTrainedModel
 
 from marcog_trl.agents import Workflow
@@ -16,13 +16,7 @@ from marcog_trl.team.tools import check_tools
 def check_arguments(
     trainer_class: Any, model: Any, args: Any, peft_config: Any, quantization_config: Any, **unsupported: Any
 ) -> Any:
-    """Checks the types of the constructor's arguments, and returns the configuration."""
-    if not isinstance(model, str | PreTrainedModel | PeftModel):
-        raise TypeError(f"model={model!r:.80} is not a model. Pass a causal LM, or the name or path of one.")
-    if peft_config is not None and not isinstance(peft_config, PeftConfig):
-        raise TypeError(
-            f"peft_config={peft_config!r:.80} is not a PeftConfig. Pass an instance, such as LoraConfig(r=16)."
-        )
+    """Returns the configuration: `args`, or the default one. Refuses arguments that would have no effect."""
     if args is None:
         name = model if isinstance(model, str) else str(model.config.name_or_path)
         args = trainer_class._config_class(
@@ -65,16 +59,6 @@ def check_full_finetuning(model: Any, args: Any, peft_config: Any, quantization_
             "dtype at float32, and set bf16=True to compute in bfloat16; or use DeepSpeed, which keeps float32 copies.",
             stacklevel=4,
         )
-    if isinstance(model, PreTrainedModel):
-        if not any(parameter.requires_grad for parameter in model.parameters()):
-            raise ValueError(
-                "full_finetuning=True, but all weights of model are frozen. Call model.requires_grad_(True)."
-            )
-        if args.beta != 0.0 and not model.config.name_or_path:
-            raise ValueError(
-                f"beta={args.beta} needs a reference model, which TRL loads again from where model came from, but "
-                "model.config.name_or_path is empty. Pass the model's name or path, or set beta=0."
-            )
 
 
 TOOLS_WITHOUT_VLLM = "use_vllm=True does not support tools and environments. Set use_vllm=False."

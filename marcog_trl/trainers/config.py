@@ -2,25 +2,16 @@
 
 import json
 import math
+import os
 import warnings
-from dataclasses import dataclass, field
-from typing import ClassVar, cast
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, cast
 
-from transformers import GenerationConfig
-from transformers.generation import GenerationMode
+import torch
 from trl import GRPOConfig
 
 from marcog_trl.checks import COUNT, NOT_NEGATIVE, POSITIVE, UNIT, Range, check_choice, check_numbers
-from marcog_trl.team.settings import PlaySettings
-from marcog_trl.trainers.config_checks import check_credit, check_mappings, check_report_to, run_on_cpu, use_new_names
-
-
-# TRL checks these only during training
-LOSS_TYPES = ("dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo")
-GENERATION_MODES = (
-    GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH, GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE
-)  # fmt: skip
-VLLM_IMPORTANCE_SAMPLING_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+from marcog_trl.team.settings import PlaySettings, TeamSettings
 
 
 @dataclass
@@ -33,6 +24,19 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
     `num_generations` × the workflow's slots. With one slot, as in `"single"`, all processes together hold them, as in TRL.
     Without `generation_batch_size` and `steps_per_generation`, the trainer chooses the smallest size that fits. The same
     holds for `per_device_eval_batch_size=None`.
+
+    > [!NOTE]
+    > These parameters have default values different from [`~trl.GRPOConfig`]:
+    > - `learning_rate`: Defaults to `1e-5` instead of `1e-6`.
+    > - `num_generations`: Defaults to `4` episodes per problem instead of `8`.
+    > - `num_generations_eval`: Defaults to `1` instead of `num_generations`.
+    > - `per_device_eval_batch_size`: Defaults to `None` instead of `8`: the smallest size from 8 rows on that holds whole
+    >   problems.
+    > - `save_steps`: Defaults to `None` instead of `500`: the first number from 500 on that ends a generation cycle, so that
+    >   runs resume exactly.
+    > - `scale_rewards`: Defaults to `"none"` instead of `"group"`. Only [`MultiAgentGRPOConfig`] uses it.
+    > - `disable_dropout`: Defaults to `True` instead of `False`, so that the probability ratio is exactly 1 before the first
+    >   update.
 
     Args:
         > Parameters that control the team
@@ -163,37 +167,43 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
 
     _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "roles", "endpoints"]
     _scales_rewards: ClassVar[bool] = False  # whether the trainer uses scale_rewards
+    # Other numbers only have to be finite: TRL and transformers check them when the trainer is made
     _ranges: ClassVar[dict[str, Range]] = {
+        **TeamSettings._ranges,
         **dict.fromkeys(
             "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps generation_batch_size "
-            "steps_per_generation num_generations num_generations_eval num_iterations max_completion_length "
-            "ref_model_sync_steps vllm_tensor_parallel_size vllm_max_model_length "
-            "torch_empty_cache_steps dataloader_prefetch_factor ddp_timeout "
+            "steps_per_generation num_generations num_generations_eval num_iterations ref_model_sync_steps "
             "curriculum_window fanout max_joint_actions".split(),
             COUNT,
         ),
         **dict.fromkeys(
-            "temperature repetition_penalty delta sapo_temperature_neg sapo_temperature_pos save_steps "
-            "vllm_server_timeout vllm_importance_sampling_clip_max reward_timeout".split(),
+            "adam_epsilon delta sapo_temperature_neg sapo_temperature_pos save_steps vllm_importance_sampling_clip_max "
+            "reward_timeout".split(),
             POSITIVE,
         ),
         **dict.fromkeys(
-            "num_train_epochs learning_rate warmup_steps weight_decay adam_epsilon neftune_noise_alpha logging_steps "
-            "eval_steps eval_delay save_total_limit eval_accumulation_steps dataloader_num_workers top_k beta epsilon "
-            "epsilon_high vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg entropy_coef entropy_coef_min "
-            "entropy_coef_max entropy_coef_delta entropy_target router_aux_loss_coef off_policy_mask_threshold "
-            "vllm_importance_sampling_clip_min turn_weights curriculum_steps num_completions_to_print "
-            "max_tool_calling_iterations".split(),
+            "num_train_epochs learning_rate weight_decay neftune_noise_alpha dataloader_num_workers beta epsilon epsilon_high vespo_k_pos vespo_lambda_pos vespo_k_neg "
+            "vespo_lambda_neg entropy_coef entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target "
+            "off_policy_mask_threshold vllm_importance_sampling_clip_min turn_weights curriculum_steps".split(),
             NOT_NEGATIVE,
         ),
-        **dict.fromkeys("min_p ref_model_mixup_alpha gamma_turn curriculum_pass_rate".split(), UNIT),
-        **dict.fromkeys(("adam_beta1", "adam_beta2", "label_smoothing_factor"), Range(0, 1, below=True)),
-        **dict.fromkeys(("top_p", "top_entropy_quantile", "vllm_gpu_memory_utilization"), Range(0, 1, above=True)),
-        **dict.fromkeys(("seed", "data_seed"), Range(0, 2**32 - 1)),
-        **dict.fromkeys(("vllm_server_port", "vllm_group_port"), Range(1, 65535)),
+        **dict.fromkeys("ref_model_mixup_alpha gamma_turn curriculum_pass_rate".split(), UNIT),
+        **dict.fromkeys(("adam_beta1", "adam_beta2"), Range(0, 1, below=True)),
+        "top_entropy_quantile": Range(0, 1, above=True),
+        "data_seed": Range(0, 2**32 - 1),
         "max_steps": Range(-1),
         "max_grad_norm": Range(0, infinite=True),
-        **PlaySettings.play_ranges,
+    }
+    # Those of TRL it checks only after the first rollout
+    _choices: ClassVar[dict[str, tuple[str, ...]]] = {
+        "loss_type": ("dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo"),
+        "importance_sampling_level": ("token", "sequence"),
+        "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
+        "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
+        "scale_rewards": ("none", "group", "batch"),
+        "credit": ("group", "counterfactual"),
+        "agent_loss_weighting": ("agent", "token"),
+        "on_reward_error": ("raise", "mask"),
     }
 
     learning_rate: float = field(default=1e-5, metadata={"help": "Learning rate of the policy's adapter."})
@@ -327,10 +337,11 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
         run_on_cpu(self)
         use_new_names(self)
         self._set_batch_sizes()
-        check_report_to(self)
         self.check_play()
-        self._check_choices()
-        check_credit(self)
+        for name, allowed in self._choices.items():
+            check_choice(name, getattr(self, name), allowed)
+        self._check_scale()
+        self._check_branches()
         if self.write_report and self.logging_strategy == "no":
             raise ValueError(
                 "write_report=True needs logged metrics, but logging_strategy='no' logs nothing. Set "
@@ -390,25 +401,14 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
             super().__post_init__()
         self.num_generations = num_generations
 
-    def _check_choices(self) -> None:
-        check_choice("loss_type", self.loss_type, LOSS_TYPES)
-        check_choice("importance_sampling_level", self.importance_sampling_level, ("token", "sequence"))
-        check_choice("vllm_mode", self.vllm_mode, ("colocate", "server"))
-        check_choice(
-            "vllm_importance_sampling_mode", self.vllm_importance_sampling_mode, VLLM_IMPORTANCE_SAMPLING_MODES
-        )
-        check_choice("agent_loss_weighting", self.agent_loss_weighting, ("agent", "token"))
-        check_choice("on_reward_error", self.on_reward_error, ("raise", "mask"))
-        aggregation = self.multi_objective_aggregation
-        check_choice("multi_objective_aggregation", aggregation, ("sum_then_normalize", "normalize_then_sum"))
+    def _check_scale(self) -> None:
         if self._scales_rewards:
             return
-        if aggregation == "normalize_then_sum":
+        if self.multi_objective_aggregation == "normalize_then_sum":
             raise ValueError(
                 "multi_objective_aggregation='normalize_then_sum' needs MultiAgentGRPOTrainer, because trainers with a critic do "
                 "not normalise over siblings. Set multi_objective_aggregation='sum_then_normalize'."
             )
-        check_choice("scale_rewards", self.scale_rewards, ("none", "group", "batch"))
         if self.scale_rewards != "none":
             warnings.warn(
                 f"scale_rewards={self.scale_rewards!r} has no effect: {type(self).__name__} has its own settings for the "
@@ -417,8 +417,19 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
             )
             self.scale_rewards = "none"
 
+    def _check_branches(self) -> None:
+        if self.credit == "group":
+            if self.fanout is not None:
+                raise ValueError(f"fanout={self.fanout} needs credit='counterfactual'. Set it, or leave fanout out.")
+        elif self.fanout is not None and math.prod(self.fanout) != self.num_generations:
+            episodes = math.prod(self.fanout)
+            raise ValueError(
+                f"fanout={list(self.fanout)} plays {episodes} episodes of each problem, but "
+                f"num_generations={self.num_generations}. Set num_generations={episodes}."
+            )
+
     def _check_generation(self) -> None:
-        """Refuses generation settings that do not return one reply per prompt."""
+        """Refuses settings that do not return one reply per prompt, from the policy that is trained."""
         given = cast(dict, self.generation_kwargs or {})
         for name in ("num_return_sequences", "n"):
             if given.get(name, 1) != 1:
@@ -426,22 +437,10 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
                     f"generation_kwargs has {name}={given[name]}, but each prompt needs one reply. Leave it out, and set "
                     "num_generations to the number of episodes per problem."
                 )
-        if self.use_vllm:
-            return
-        mode = GenerationConfig(**{"do_sample": True, **given}).get_generation_mode()
-        if mode not in GENERATION_MODES or given.get("penalty_alpha"):
-            raise ValueError(
-                f"generation_kwargs={given} selects {mode.value.replace('_', ' ')}, which is not supported. Use sampling, greedy "
-                "search or beam search."
-            )
         if given.get("guidance_scale", 1) != 1:
             raise ValueError(
                 f"generation_kwargs has guidance_scale={given['guidance_scale']}, which would sample from another policy than "
                 "the trained one. Leave it out."
-            )
-        if given.get("return_dict_in_generate"):
-            raise ValueError(
-                "generation_kwargs has return_dict_in_generate=True, which is not supported. Leave it out."
             )
 
 
@@ -479,6 +478,12 @@ class MultiAgentGRPOConfig(MultiAgentConfig):
     """
 
     _scales_rewards: ClassVar[bool] = True
+    _choices: ClassVar[dict[str, tuple[str, ...]]] = {
+        **MultiAgentConfig._choices,
+        "scale_rewards": ("none", "group", "batch", "agent"),
+        "advantage": ("mean", "rloo", "max", "none"),
+        "joint_mode": ("align", "cross"),
+    }
 
     # Parameters that control credit
     advantage: str = field(
@@ -507,14 +512,11 @@ class MultiAgentGRPOConfig(MultiAgentConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        check_choice("joint_mode", self.joint_mode, ("align", "cross"))
         if self.joint_mode == "cross" and self.num_turns > 1 and not self.turn_tree:
             raise ValueError(
                 f"joint_mode='cross' with num_turns={self.num_turns} needs turn_tree=True, because every joint action has its "
                 "own next turn. Set turn_tree=True, or num_turns=1."
             )
-        check_choice("advantage", self.advantage, ("mean", "rloo", "max", "none"))
-        check_choice("scale_rewards", self.scale_rewards, ("none", "group", "batch", "agent"))
         if self.credit == "counterfactual":
             for name, value, accepted in (
                 ("joint_mode", self.joint_mode, ("align",)),
@@ -593,6 +595,12 @@ class MultiAgentPPOConfig(MultiAgentConfig):
         **dict.fromkeys(("gamma", "lam", "lam_turn"), UNIT),
         "cliprange_value": Range(0, above=True, infinite=True),
     }
+    _choices: ClassVar[dict[str, tuple[str, ...]]] = {
+        **MultiAgentConfig._choices,
+        "critic": ("team", "agent", "group", "none"),
+        "kl_penalty": ("loss", "reward"),
+        "advantage_normalization": ("agent", "batch", "none"),
+    }
 
     # Parameters that control the critic
     critic: str = field(
@@ -632,10 +640,7 @@ class MultiAgentPPOConfig(MultiAgentConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        check_choice("critic", self.critic, ("team", "agent", "group", "none"))
         self._check_counterfactual()
-        check_choice("kl_penalty", self.kl_penalty, ("loss", "reward"))
-        check_choice("advantage_normalization", self.advantage_normalization, ("agent", "batch", "none"))
         if self.critic in ("none", "group") and self.num_generations == 1:
             raise ValueError(
                 f"critic={self.critic!r} compares the episodes of a problem, but num_generations=1. Set num_generations=4, or "
@@ -720,13 +725,17 @@ class SHPPOConfig(MultiAgentPPOConfig):
 
     _ranges: ClassVar[dict[str, Range]] = {
         **MultiAgentPPOConfig._ranges,
-        "latent_size": COUNT,
-        "sigma_min": POSITIVE,
         **dict.fromkeys(
             "core_scale latent_entropy_coef latent_distance_coef behaviour_distance_coef latent_learning_rate "
             "inference_learning_rate".split(),
             NOT_NEGATIVE,
         ),
+    }
+    _choices: ClassVar[dict[str, tuple[str, ...]]] = {
+        **MultiAgentPPOConfig._choices,
+        "parameter_sharing": ("latent", "shared", "separate"),
+        "latent_scope": ("observation", "agent"),
+        "latent_distance": ("cosine", "minmax"),
     }
 
     # Parameters that control the heterogeneity layer
@@ -771,9 +780,6 @@ class SHPPOConfig(MultiAgentPPOConfig):
                 "full_finetuning=True is not supported by SHPPO: its latents act inside the adapter, and are folded into it for "
                 "export. Set full_finetuning=False, or use MultiAgentPPOTrainer."
             )
-        check_choice("parameter_sharing", self.parameter_sharing, ("latent", "shared", "separate"))
-        check_choice("latent_scope", self.latent_scope, ("observation", "agent"))
-        check_choice("latent_distance", self.latent_distance, ("cosine", "minmax"))
         if self.use_vllm and self.parameter_sharing != "shared":
             self._check_vllm()
         reentrant = self.gradient_checkpointing and (self.gradient_checkpointing_kwargs or {}).get("use_reentrant")
@@ -806,3 +812,49 @@ class SHPPOConfig(MultiAgentPPOConfig):
                     f"{name}={value!r} does not support parameter_sharing={self.parameter_sharing!r}: {reason}. Set "
                     f"{name}={needed!r}, or parameter_sharing='shared'."
                 )
+
+
+# Shared with the configurations of trainers that learn from preferences
+
+
+def check_mappings(args: Any) -> None:
+    """Refuses fields that are neither a mapping nor a mapping in JSON."""
+    for name in args._VALID_DICT_FIELDS:  # those of transformers and TRL depend on their versions
+        value = getattr(args, name)
+        if value is None or name in ("accelerator_config", "fsdp_config", "deepspeed"):  # may be a path
+            continue
+        try:
+            mapping = json.loads(value) if isinstance(value, str) else value
+        except json.JSONDecodeError:
+            mapping = None
+        if not isinstance(mapping, dict):
+            raise ValueError(f"{name}={value!r} must be a mapping. Use JSON on the command line.")
+
+
+def use_new_names(args: Any) -> None:
+    """Sets transformers' new names of fields to which TRL gives defaults by their old names. Otherwise a warning names the old."""
+    known = {f.name for f in fields(args)}  # older transformers have only the old ones
+    for kind in ("checkpointing", "checkpointing_kwargs"):
+        new, old = f"activation_{kind}", f"gradient_{kind}"
+        if new in known and getattr(args, new) is None:
+            setattr(args, new, getattr(args, old))
+
+
+def run_on_cpu(args: Any) -> None:
+    """Sets the options for machines without accelerator, so that the same launch configuration runs everywhere."""
+    if torch.accelerator.is_available():
+        return
+    args.dataloader_pin_memory = False  # torch warns that nothing can be pinned
+    if args.bf16 is None and not args.fp16:
+        args.bf16 = False
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
+        # With use_cpu, accelerate disables DeepSpeed; without a backend, it does not find the other processes
+        args.use_cpu = False
+        args.ddp_backend = args.ddp_backend or "gloo"
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        import deepspeed.ops
+
+        # DeepSpeed would compile this faster reduction with a C++ compiler, which may be missing
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    else:
+        args.use_cpu = True

@@ -212,14 +212,6 @@ class TestRefusals:
             with pytest.raises(ValueError, match="full_finetuning=True does not support a quantised model"):
                 make(tiny_model, tmp_path, **options)
 
-    def test_of_a_frozen_model_or_without_its_reference(self, tiny_model, tmp_path):
-        model = AutoModelForCausalLM.from_pretrained(tiny_model)
-        with pytest.raises(ValueError, match="all weights of model are frozen"):
-            make(model.requires_grad_(False), tmp_path)
-        model.requires_grad_(True).config.name_or_path = ""
-        with pytest.raises(ValueError, match=r"beta=0\.1 needs a reference model"):
-            make(model, tmp_path, beta=0.1)
-
     def test_warns_of_weights_with_few_bits(self, tiny_model, tmp_path):
         with pytest.warns(UserWarning, match=r"weights in bfloat16 loses updates .* Leave dtype at float32"):
             make(tiny_model, tmp_path, model_init_kwargs={"dtype": "bfloat16"})
