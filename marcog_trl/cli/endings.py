@@ -85,8 +85,9 @@ def one_line(*errors: type[Exception]) -> Iterator[None]:
 
 
 def error_line(error: Exception, where: str = "") -> str:
-    """An error's message in one line."""
-    return f"error: {where}{' '.join(str(error).split())}"
+    """An error's message and its notes in one line."""
+    message = " ".join([str(error), *getattr(error, "__notes__", ())])
+    return f"error: {where}{' '.join(message.split())}"
 
 
 def is_main() -> bool:

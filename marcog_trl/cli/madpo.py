@@ -15,7 +15,7 @@ from marcog_trl.cli.rounds import RoundsRun, train_in_rounds
 from marcog_trl.preferences.madpo_trainer import MADPOTrainer
 from marcog_trl.preferences.rounds import Phase, Round
 from marcog_trl.processes import on_main, this_process
-from marcog_trl.trainers.checkpoints import delete_checkpoints, last_whole_checkpoint
+from marcog_trl.trainers.checkpointing import delete_checkpoints, last_whole_checkpoint
 
 
 def train(recipe: TrainingRecipe, argv: Sequence[str] | None = None, kept: Kept | None = None) -> None:

@@ -41,7 +41,7 @@ from marcog_trl.team.loading import find_team, settings_with
 from marcog_trl.team.settings import TeamSettings
 from marcog_trl.team.team import Team
 from marcog_trl.trainers.adapter_targets import outside_zero3
-from marcog_trl.trainers.checkpoints import CheckpointError, ProcessLostError, check_disks, only_run_in
+from marcog_trl.trainers.checkpointing import check_disks, only_run_in
 from marcog_trl.trainers.reward_functions import named_reward
 
 
@@ -190,7 +190,7 @@ def train_in_rounds(
     """
     kept = kept or Kept()
     hide_bars_of_libraries()
-    with ExitStack() as stack, one_line(ValueError, TypeError, OSError, CheckpointError, ProcessLostError):
+    with ExitStack() as stack, one_line(ValueError, TypeError, OSError):
         script, args, model = read_training_arguments(recipe, argv)
         run = RoundsRun(script, args, model, *script.load_splits())
         rewards = [named_reward(name) for name in script.reward]

@@ -38,13 +38,10 @@ from marcog_trl.report.results import examples, write_results
 from marcog_trl.team.base_models import check_model
 from marcog_trl.team.hub import PushError
 from marcog_trl.trainers.adapter_targets import outside_zero3
-from marcog_trl.trainers.checkpoints import (
-    CheckpointError,
-    ProcessLostError,
+from marcog_trl.trainers.checkpointing import (
     check_disks,
     check_resumable,
     delete_checkpoints,
-    full_disk_explained,
     last_whole_checkpoint,
     only_run_in,
     start_from,
@@ -126,7 +123,7 @@ def train(
             sys.exit(error_line(error))
         except OSError as error:  # a model that is not there, or no folder for the embedded one
             sys.exit(error_line(error, name and f"while loading {name!r}: "))
-        with one_line(CheckpointError, EndpointError, ProcessLostError, PushError):
+        with one_line(EndpointError, PushError):
             _run(_Run(script, trainer, test_dataset, checkpoint, started), kept)
 
 
@@ -151,8 +148,7 @@ def _run(run: _Run, kept: Kept) -> None:
         trainer.accelerator.print("Evaluating the trained team ...")
         _evaluate(run, "trained")
     if trainer.accelerator.is_main_process:
-        with full_disk_explained(output_dir, output_dir):
-            _write_results(run, output_dir)
+        _write_results(run, output_dir)
     if args.push_to_hub:
         trainer.push_to_hub(dataset_name=script.dataset_name)
 

@@ -49,16 +49,15 @@ from marcog_trl.team.loading import (
 from marcog_trl.team.modules import ForwardContext
 from marcog_trl.team.team import Team
 from marcog_trl.trainers.argument_checks import checkpoint_without_reentry
-from marcog_trl.trainers.checkpoints import check_same_team
+from marcog_trl.trainers.checkpointing import check_same_team
 from marcog_trl.trainers.metrics import WindowMeans
-from marcog_trl.trainers.modules_checkpoints import ModulesCheckpoints
 from marcog_trl.trainers.sharing import Sharing
 
 
 ALIKE = 0.1  # cosine distance of two agents' mean latents below which cores hardly tell them apart
 
 
-class MADPOTrainer(ModulesCheckpoints, Sharing, DPOTrainer):
+class MADPOTrainer(Sharing, DPOTrainer):
     """
     Direct preference optimization of a team of LLM agents that share one model and one adapter.
 

@@ -14,14 +14,13 @@ from torch import nn
 from marcog_trl.team.modules import ATTRIBUTE, TeamModule
 from marcog_trl.team.vllm import LanguageModelGeneration
 from marcog_trl.trainers.argument_checks import held_by
-from marcog_trl.trainers.modules_checkpoints import ModulesCheckpoints
 from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
 
 
 POLICY = "policy"
 
 
-class ModulesTrainer(ModulesCheckpoints, MultiAgentTrainer):
+class ModulesTrainer(MultiAgentTrainer):
     """
     A [`MultiAgentTrainer`] for teams with their own modules, such as a value head.
 

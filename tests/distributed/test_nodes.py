@@ -136,10 +136,7 @@ def test_a_node_that_dies_ends_the_run_which_resumes(tiny_model, results):
     out = results("zero2")
     said = (out / "0.txt").read_text()
     last = out / "killed" / "node_0" / "checkpoint-1"
-    assert (
-        "ProcessLostError: Another process of this run has ended, or did not answer for ddp_timeout=120 seconds. Its own "
-        f"output says why. The last complete checkpoint is {last}."
-    ) in said
+    assert f"The last complete checkpoint is {last}." in said and "If another process failed first" in said
     assert launch("zero2", tiny_model, out, ["continued"]) == [0, 0], (out / "0.txt").read_text()[-5000:]
     expected, result = torch.load(out / "uninterrupted.pt"), torch.load(out / "continued.pt")
     assert result["resumed_at"] == 1

@@ -22,7 +22,7 @@ from marcog_trl import (
 from marcog_trl.preferences import rounds as rounds_module
 from marcog_trl.preferences.rounds import replay, replay_weights
 from marcog_trl.team.settings import TeamSettings
-from marcog_trl.trainers.checkpoints import delete_checkpoints, last_whole_checkpoint
+from marcog_trl.trainers.checkpointing import delete_checkpoints, last_whole_checkpoint
 
 
 def lengths(completions, replies, **kwargs):

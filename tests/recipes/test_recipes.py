@@ -18,7 +18,7 @@ from marcog_trl import MultiAgentPPOTrainer
 from marcog_trl.cli import train as training
 from marcog_trl.cli.endings import interrupts
 from marcog_trl.cli.main import main as command_line
-from marcog_trl.trainers.checkpoints import LOCK_FILE
+from marcog_trl.trainers.checkpointing import LOCK_FILE
 
 
 RECIPES = Path(__file__).parents[2] / "recipes"

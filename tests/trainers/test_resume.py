@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import teams
@@ -17,12 +16,9 @@ from safetensors.torch import load_file
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOConfig, MultiAgentPPOTrainer, SHPPOTrainer
-from marcog_trl.trainers.checkpoints import (
+from marcog_trl.trainers.checkpointing import (
     LOCK_FILE,
-    CheckpointError,
-    ProcessLostError,
     find_checkpoint,
-    lost_process_explained,
     only_run_in,
 )
 
@@ -80,21 +76,6 @@ class TestKilledRun:
         series = kill_team(tiny_model, tmp_path / mode, plan, mode, timeout=3600)
         assert sum(len(one["kills"]) for one in series) >= (20 if mode == "one" else 10)
         assert all(one["difference"] <= (0 if mode == "one" else 1e-6) for one in series), series
-
-
-def test_an_error_of_communication_says_how_to_go_on(tmp_path):
-    args = SimpleNamespace(output_dir=str(tmp_path), ddp_timeout=7)
-    for error in (
-        RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed"),
-        torch.distributed.DistError("NCCL"),
-    ):
-        message = (
-            r"did not answer for ddp_timeout=7 seconds\. .*There is no complete checkpoint\. Find out why, then start"
-        )
-        with pytest.raises(ProcessLostError, match=message), lost_process_explained(args):
-            raise error
-    with pytest.raises(RuntimeError, match="a defect"), lost_process_explained(args):
-        raise RuntimeError("a defect")
 
 
 def halve(path):
@@ -279,47 +260,37 @@ class FullDisk(TrainerCallback):
         resource.setrlimit(resource.RLIMIT_FSIZE, self.before)
 
 
-class TestFullDisk:
+class TestFailedRun:
+    """A run that ends with an error, whose note says how to go on."""
+
     # The adapter and the optimizer's state are larger, what lies between them is smaller
     @pytest.mark.parametrize(("size", "written"), [(10_000, False), (200_000, True)])
-    def test_says_what_is_safe(self, tiny_model, tmp_path, size, written):
+    def test_a_full_disk_costs_one_checkpoint(self, tiny_model, tmp_path, size, written):
         full = FullDisk(2, size)
         options = {"save_strategy": "steps", "save_steps": 1, "lora": {"r": 8}}
         trainer = teams.make(tiny_model, tmp_path, max_steps=3, callbacks=[full], **options)
-        with pytest.raises(CheckpointError) as failed:
+        with pytest.raises(Exception) as failed:  # each library has its own
             try:
                 trainer.train()
             finally:
                 full.end()
+        [note] = failed.value.__notes__
         assert re.fullmatch(
-            rf"{tmp_path}/checkpoint-2 could not be written: File too large \(free space there: [0-9.]+ MiB\)\. The last "
-            rf"complete checkpoint is {tmp_path}/checkpoint-1\. Free some space, then resume from it with "
-            r"resume_from_checkpoint=True \(--resume_from_checkpoint true\)\.",
-            str(failed.value),
+            rf"The last complete checkpoint is {tmp_path}/checkpoint-1\. Resume .* The disk has \d+ MiB of free space\.",
+            note,
         )
         assert (tmp_path / "checkpoint-2" / "adapter_model.safetensors").is_file() == written
-        assert not isinstance(failed.value.__cause__, OSError)  # which would have said itself that the disk is full
-        assert not list(tmp_path.rglob("*.partial"))
         resumed = teams.make(tiny_model, tmp_path, max_steps=3, **options)
         with pytest.warns(UserWarning, match="checkpoint-2 is skipped"):
             resumed.train(resume_from_checkpoint=True)
         assert resumed._initial_global_step == 1 and resumed.state.global_step == 3
 
-    def test_at_the_end_says_that_there_is_no_checkpoint(self, tiny_model, tmp_path):
-        full = FullDisk(1, 10_000)
-        trainer = teams.make(tiny_model, tmp_path, callbacks=[full])
-        trainer.train()
-        try:
-            with pytest.raises(CheckpointError, match=r"too large .*\. There is no complete checkpoint\."):
-                trainer.save_model()
-        finally:
-            full.end()
-
-    def test_another_error_is_passed_on(self, tiny_model, tmp_path, monkeypatch):
+    def test_says_that_there_is_no_checkpoint(self, tiny_model, tmp_path, monkeypatch):
         trainer = teams.make(tiny_model, tmp_path, save_strategy="steps", save_steps=1)
         monkeypatch.setattr(trainer, "_save_scaler", lambda folder: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(ZeroDivisionError) as failed:
             trainer.train()
+        assert "There is no complete checkpoint" in failed.value.__notes__[0]
 
 
 @pytest.mark.parametrize("trainer_class", TRAINERS)
