@@ -46,10 +46,9 @@ class TeamArguments(ScriptArguments):
         eval_problems (`int`, *optional*, defaults to `24`):
             Number of held-out problems, from the first one, in each evaluation during training (`eval_strategy`, `eval_steps`).
             One episode of each is played.
-        console (`str`, *optional*, defaults to `"auto"`):
+        console (`str`, *optional*, defaults to `"lines"`):
             What is shown during training. `"lines"`: one short line per log, and after 15 seconds without one, what the trainer
             does. `"trl"`: TRL's progress bar and dictionaries.
-            `"auto"`: in a terminal, one block that is updated in place; lines elsewhere.
         save_final_model (`bool`, *optional*, defaults to `True`):
             Whether the trained team is saved at the end.
         allow_overlap (`bool`, *optional*, defaults to `False`):
@@ -86,11 +85,8 @@ class TeamArguments(ScriptArguments):
         metadata={"help": "Held-out problems in each evaluation during training (eval_strategy, eval_steps)."},
     )
     console: str = field(
-        default="auto",
-        metadata={
-            "help": "What is shown during training: 'lines' (one per log), 'trl' (TRL's dictionaries), or 'auto': a block that "
-            "is updated in place in a terminal, lines elsewhere."
-        },
+        default="lines",
+        metadata={"help": "What is shown during training: 'lines' (one per log), or 'trl' (TRL's dictionaries)."},
     )
     save_final_model: bool = field(default=True, metadata={"help": "Whether the trained team is saved at the end."})
     allow_overlap: bool = field(
@@ -102,7 +98,7 @@ class TeamArguments(ScriptArguments):
 
     def __post_init__(self):
         check_numbers(self, {"num_samples": NOT_NEGATIVE, "eval_problems": COUNT, "num_steps": COUNT})
-        check_choice("console", self.console, ("auto", "lines", "trl"))
+        check_choice("console", self.console, ("lines", "trl"))
         column_names(self.dataset_columns)
         for name, (accepted, instead) in _WITHOUT_EFFECT.items():
             value = getattr(self, name)

@@ -43,7 +43,7 @@ def madpo_phases(run: RoundsRun) -> tuple[Phase, Mapping[str, Phase]]:
             trust_remote_code=run.trust_remote_code,
         )
         begun = on_main(lambda: last_whole_checkpoint(path) is not None)
-        run.fit(trainer, trainer.agents, f"round {this.number}", resume_from_checkpoint=True if begun else None)
+        run.fit(trainer, resume_from_checkpoint=True if begun else None)
         trainer.save_model()
         delete_checkpoints(path)
 

@@ -77,7 +77,7 @@ def marlhf_phases(run: RoundsRun) -> tuple[Phase, Mapping[str, Phase]]:
             processing_class=AutoTokenizer.from_pretrained(this.policy),
             quantization_config=get_quantization_config(run.model),
         )
-        run.fit(trainer, (), f"reward model of round {this.number}")
+        run.fit(trainer)
         trainer.save_model()
         report = reward_model_report(trainer.reward_model(), held_out)
         if this_process().is_main_process:
@@ -115,7 +115,7 @@ def marlhf_phases(run: RoundsRun) -> tuple[Phase, Mapping[str, Phase]]:
             # TRL's reference is the team of this round; KL is to be measured from the first one's
             set_peft_model_state_dict(trainer.model, load_file(this.initial / ADAPTER_FILES[1]), adapter_name="ref")
         begun = on_main(lambda: last_whole_checkpoint(path) is not None)
-        run.fit(trainer, trainer.agents, f"round {this.number}", resume_from_checkpoint=True if begun else None)
+        run.fit(trainer, resume_from_checkpoint=True if begun else None)
         trainer.save_model()
         trainer.team.close()
         delete_checkpoints(path)

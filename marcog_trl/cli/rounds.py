@@ -25,7 +25,7 @@ from marcog_trl.cli.endings import Kept, one_line
 from marcog_trl.cli.next_steps import SavedTeam, print_next_steps
 from marcog_trl.cli.parsing import read_training_arguments
 from marcog_trl.cli.recipe import TrainingRecipe
-from marcog_trl.cli.showing import hide_bars_of_libraries, shown
+from marcog_trl.cli.showing import hide_bars_of_libraries, show
 from marcog_trl.cli.train import check_run, resume_choice
 from marcog_trl.evaluation.evaluate import evaluate_team
 from marcog_trl.preferences.pairs import collect_preferences
@@ -154,12 +154,11 @@ class RoundsRun:
                 seed=args.seed * 1009 + number,
             )
 
-    def fit(self, trainer: Trainer, agents: Sequence[str], what: str, **options: Any) -> None:
+    def fit(self, trainer: Trainer, **options: Any) -> None:
         """Trains, shows it as `console` says, and writes all metrics to the trainer's folder."""
         trainer.add_callback(MetricsFile(str(trainer.args.output_dir)))
-        title = f"{self.args.run_name or self.folder.name}: {what}"
-        with shown(trainer, agents, title, self.script.console):
-            trainer.train(**options)
+        show(trainer, self.script.console)
+        trainer.train(**options)
 
     def evaluate(self, policy: Path, path: Path) -> dict[str, float]:
         """Measures a team on the held-out problems."""

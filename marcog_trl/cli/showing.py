@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 import datasets
 from transformers import PrinterCallback, ProgressCallback, Trainer
 from transformers.utils.logging import disable_progress_bar
 
 from marcog_trl.cli.endings import is_main
-from marcog_trl.report.live import ConsoleCallback
+from marcog_trl.report.console import ConsoleCallback
 from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
 
 
@@ -22,22 +20,19 @@ def hide_bars_of_libraries() -> None:
         disable_progress_bar()
 
 
-def shown(trainer: Trainer, agents: Sequence[str], title: str, console: str) -> AbstractContextManager:
+def show(trainer: Trainer, console: str) -> None:
     """
-    Shows the training of a trainer, within the context.
+    Shows the training of a trainer.
 
     Args:
-        trainer (`Trainer`): The trainer. Its own progress bar is removed.
-        agents (`list[str]`): Names of the agents.
-        title (`str`): Title of the block.
+        trainer (`Trainer`): The trainer. Its own progress bar is removed, unless it is asked for.
         console (`str`): See [`TeamArguments`].
     """
     if console == "trl":
-        return nullcontext()
+        return
     for callback in (ProgressCallback, PrinterCallback):  # which of them is there depends on disable_tqdm
         trainer.remove_callback(callback)
-    shows = ConsoleCallback(agents, title, live=False if console == "lines" else None)
-    trainer.add_callback(shows)
+    lines = ConsoleCallback()
+    trainer.add_callback(lines)
     if isinstance(trainer, MultiAgentTrainer):
-        trainer.on_activity = shows.tell
-    return shows
+        trainer.on_activity = lines.tell

@@ -28,7 +28,7 @@ from marcog_trl.cli.endings import Kept, begin, error_line, one_line
 from marcog_trl.cli.next_steps import SavedTeam, evaluation, print_next_steps
 from marcog_trl.cli.parsing import read_training_arguments
 from marcog_trl.cli.recipe import TrainingRecipe
-from marcog_trl.cli.showing import hide_bars_of_libraries, shown
+from marcog_trl.cli.showing import hide_bars_of_libraries, show
 from marcog_trl.endpoints import EndpointError
 from marcog_trl.evaluation.evaluate import evaluate_problems
 from marcog_trl.preferences.reward_model import TeamRewardModel, is_team_reward_model
@@ -136,9 +136,8 @@ def _run(run: _Run, kept: Kept) -> None:
     if script.overwrite_output_dir:
         delete_checkpoints(output_dir, args.save_on_each_node)
     kept.now = lambda: _kept_by_training(trainer)
-    title = f"{args.run_name or output_dir.name}: {trainer._name}"
-    with shown(trainer, trainer.agents, title, script.console):
-        trainer.train(resume_from_checkpoint=run.checkpoint)
+    show(trainer, script.console)
+    trainer.train(resume_from_checkpoint=run.checkpoint)
     if script.save_final_model:
         trainer.save_model(args.output_dir, _internal_call=True)  # without a push, which comes last
         kept.now = lambda: (

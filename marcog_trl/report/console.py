@@ -1,8 +1,11 @@
-"""What is printed: tables of results, and an episode to read."""
+"""What is printed: a line per log, tables of results, and episodes to read."""
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -10,6 +13,7 @@ from rich.panel import Panel
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
+from transformers import TrainerCallback, TrainerState
 
 from marcog_trl.parsing.prompts import messages_of
 from marcog_trl.report.results import LABELS, change_rows, shown_interval
@@ -17,6 +21,90 @@ from marcog_trl.rollout.records import Episode, Row, Turn
 
 
 MOST_EPISODES = 2  # that `log_completions` prints per log
+SILENCE = 15.0  # seconds without a line after which one says what the trainer does
+# Names of the metrics that a line shows, and their labels
+_OF_TEAMS = {"reward": "reward", "episodes/solved": "solved"}
+_OF_PREFERENCES = {  # of MADPO and of a reward model, which log no reward
+    "loss": "loss", "rewards/accuracies": "accuracy", "rewards/margins": "margin", "accuracy": "accuracy", "margin": "margin"
+}  # fmt: skip
+
+
+class ConsoleCallback(TrainerCallback):
+    """
+    Prints a line per log (reward, share of solved problems, rewards of agents that differ, entropy, tokens per second, and time
+    left), and after 15 seconds without one, what the trainer does. Use it in place of transformers' `ProgressCallback`:
+
+    ```python
+    >>> console = ConsoleCallback()
+    >>> trainer.add_callback(console)
+    >>> trainer.on_activity = console.tell
+    >>> trainer.train()
+    ```
+
+    Only the main process prints.
+    """
+
+    def __init__(self) -> None:
+        self._state: TrainerState | None = None  # on the main process, while it trains
+        self._first_step = 0
+        self._began = self._printed = time.monotonic()
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self._state = state if state.is_world_process_zero else None
+        self._first_step = state.global_step
+        self._began = self._printed = time.monotonic()
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self._state = None
+
+    def on_log(self, args, state, control, logs, **kwargs):
+        if not state.is_world_process_zero:
+            return
+        evaluation = next((name for name in logs if re.fullmatch("eval_(.+_)?runtime", name)), None)
+        if "train_runtime" in logs:
+            text = f"trained in {_duration(logs['train_runtime'])}"
+        elif evaluation is not None:
+            found = _summary(logs, evaluation.removesuffix("runtime"))
+            text = f"held-out problems: {found}  in {_duration(logs[evaluation])}"
+        else:
+            text, done = _summary(logs), state.global_step - self._first_step
+            if done and state.global_step < state.max_steps:
+                left = (time.monotonic() - self._began) / done * (state.max_steps - state.global_step)
+                text += f"  {_duration(left)} left"
+        self._print(state.global_step, state.max_steps, text)
+
+    def tell(self, activity: str) -> None:
+        """
+        Prints what the trainer does within a step, after 15 seconds without a line.
+
+        Args:
+            activity (`str`): Such as `"judging 16 episodes"`.
+        """
+        if self._state is not None and time.monotonic() - self._printed >= SILENCE:
+            self._print(self._state.global_step + 1, self._state.max_steps, activity)
+
+    def _print(self, step: int, max_steps: int, text: str) -> None:
+        print(f"step {step} of {max_steps}  {text}", flush=True)
+        self._printed = time.monotonic()
+
+
+def _summary(log: Mapping[str, Any], prefix: str = "") -> str:
+    """What people look at first in a log, or in an evaluation whose metrics have this prefix."""
+    metrics = _OF_TEAMS if f"{prefix}reward" in log else _OF_PREFERENCES
+    values = [(label, log.get(prefix + name)) for name, label in metrics.items()]
+    if not prefix:
+        own = [(match[1], log[name]) for name in log if (match := re.fullmatch("agents/([^/]+)/reward", name))]
+        values += own if len({value for _, value in own}) > 1 else []  # agents that share the reward earn the same
+        values.append(("entropy", log.get("entropy")))
+    texts = [f"{label} {value:.3f}" for label, value in values if value is not None]
+    if log.get("tokens_per_second") is not None:
+        texts.append(f"tokens/s {log['tokens_per_second']:,.0f}")
+    return "  ".join(texts)
+
+
+def _duration(seconds: float) -> str:
+    """Hours, minutes and seconds."""
+    return str(timedelta(seconds=round(seconds)))
 
 
 def print_table(results: Mapping[str, Any], title: str) -> None:

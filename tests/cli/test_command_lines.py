@@ -117,7 +117,7 @@ BAD_TRAINING = {
     "--per_device_train_batch_size -4": "per_device_train_batch_size=-4 must be at least 1.",
     "--gradient_accumulation_steps 0": "gradient_accumulation_steps=0 must be at least 1.",
     "--num_iterations 0": "num_iterations=0 must be at least 1. Set num_iterations=1.",
-    "--console rich": "console='rich' is unknown. Use one of 'auto', 'lines', 'trl'.",
+    "--console auto": "console='auto' is unknown. Use one of 'lines', 'trl'.",
     "--consol trl": "unknown flag --consol. Did you mean --console?",
     "--eval_problems 0": "eval_problems=0 must be at least 1. Set eval_problems=24.",
     "--num_samples -1": "num_samples=-1 must be at least 0. Set num_samples=4.",
