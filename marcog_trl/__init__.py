@@ -43,7 +43,6 @@ if TYPE_CHECKING:
         MultiAgentPPOConfig,
         MultiAgentPPOTrainer,
         MultiAgentTrainer,
-        ReportCallback,
         SHPPOConfig,
         SHPPOTrainer,
     )
@@ -75,7 +74,7 @@ _MODULES = {
     ),
     "marcog_trl.trainers": (
         "MultiAgentConfig", "MultiAgentGRPOConfig", "MultiAgentGRPOTrainer", "MultiAgentPPOConfig",
-        "MultiAgentPPOTrainer", "MultiAgentTrainer", "ReportCallback", "SHPPOConfig", "SHPPOTrainer",
+        "MultiAgentPPOTrainer", "MultiAgentTrainer", "SHPPOConfig", "SHPPOTrainer",
     ),
     "marcog_trl.evaluation.evaluate": ("evaluate_team",),
     "marcog_trl.execution": ("python_tool",),
@@ -107,7 +106,6 @@ __all__ = [
     "MultiAgentPPOTrainer",
     "MultiAgentTrainer",
     "Pipeline",
-    "ReportCallback",
     "Round",
     "Rounds",
     "RoundsSettings",

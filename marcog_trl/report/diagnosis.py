@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -28,15 +29,11 @@ class Diagnosis(TrainerCallback):
     latents that do not differ, a critic that explains nothing, and replies that hit the length limit. Each says which
     setting to change.
 
-    Args:
-        trainer ([`MultiAgentTrainer`]): The trainer whose logs are read.
-
     Attributes:
         found (`dict[str, str]`): The warnings so far, by the name of the check.
     """
 
-    def __init__(self, trainer: Any):
-        self.trainer = trainer
+    def __init__(self) -> None:
         self.found: dict[str, str] = {}
 
     def on_log(self, args, state, control, **kwargs):
@@ -44,7 +41,7 @@ class Diagnosis(TrainerCallback):
         for name, check in CHECKS.items():
             if name in self.found:
                 continue
-            message = check(logs, self.trainer)
+            message = check(logs, args)
             if message is not None:
                 self.found[name] = message
                 if state.is_world_process_zero:
@@ -65,21 +62,20 @@ def _since(logs: Logs, number: int = LOGS) -> str:
     return f"in the last {number} logs (steps {logs[-number]['step']} to {logs[-1]['step']})"
 
 
-# What can be wrong. Each check takes the logs of training so far and the trainer
+# What can be wrong. Each check takes the logs of training so far and the trainer's configuration
 
 
-def zero_reward(logs: Logs, trainer: Any) -> str | None:
+def zero_reward(logs: Logs, args: Any) -> str | None:
     rewards = _last(logs, "reward")
     if not rewards or any(rewards):
         return None
-    args = trainer.args
     said = f"The reward was 0 {_since(logs)}: nothing is learned."
     shares = {kind: _mean(_last(logs, f"failures/{kind}") or [0.0]) for kind in FAILURES}
     kind = max(shares, key=lambda kind: shares[kind])
     if not shares[kind]:
         return f"{said} Check the reward function on replies of the team: log_completions=True shows some."
     said += f" What fails most: {FAILURES[kind]}, in {shares[kind]:.0%} of the episodes."
-    if kind in ("no_code", "syntax", "wrong_name") and truncated_replies(logs, trainer) is not None:
+    if kind in ("no_code", "syntax", "wrong_name") and truncated_replies(logs, args) is not None:
         return f"{said} Replies are cut off before the code ends: raise max_completion_length (now {args.max_completion_length})."
     advice = {
         "no_code": "Ask for code in the role texts (roles), or use an instruction-tuned model (model_name_or_path).",
@@ -95,11 +91,10 @@ def zero_reward(logs: Logs, trainer: Any) -> str | None:
     return f"{said} {advice}"
 
 
-def equal_siblings(logs: Logs, trainer: Any) -> str | None:
+def equal_siblings(logs: Logs, args: Any) -> str | None:
     zero = _last(logs, "advantages/zero")
     if not zero or min(zero) < 1 or not any(_last(logs, "reward")):
         return None
-    args = trainer.args
     return (
         f"All episodes of a problem earned the same {_since(logs)}: nothing is learned, because they are compared with each "
         f"other. Raise temperature (now {args.temperature}) or num_generations (now {args.num_generations}), or choose "
@@ -107,18 +102,18 @@ def equal_siblings(logs: Logs, trainer: Any) -> str | None:
     )
 
 
-def equal_latents(logs: Logs, trainer: Any) -> str | None:
+def equal_latents(logs: Logs, args: Any) -> str | None:
     distances = _last(logs, "latent/distance")
     if not distances or max(distances) >= SAME_LATENTS:
         return None
     return (
         f"The latents of the agents did not differ {_since(logs)} (latent/distance {_mean(distances):.2g}): agents with the "
         "same latent behave alike. Give them different role texts (roles), or raise latent_distance_coef (now "
-        f"{trainer.args.latent_distance_coef:g})."
+        f"{args.latent_distance_coef:g})."
     )
 
 
-def useless_critic(logs: Logs, trainer: Any) -> str | None:
+def useless_critic(logs: Logs, args: Any) -> str | None:
     explained, rewards = (_last(logs, name, CRITIC_LOGS) for name in ("critic/explained_variance", "reward"))
     if not explained or max(explained) >= EXPLAINED or not any(rewards):
         return None
@@ -129,16 +124,17 @@ def useless_critic(logs: Logs, trainer: Any) -> str | None:
     )
 
 
-def truncated_replies(logs: Logs, trainer: Any) -> str | None:
-    shares = {agent: _last(logs, f"agents/{agent}/clipped_ratio") for agent in trainer.agents}
-    means = {agent: _mean(values) for agent, values in shares.items() if values}
+def truncated_replies(logs: Logs, args: Any) -> str | None:
+    names = (
+        [match for name in logs[-1] if (match := re.fullmatch("agents/([^/]+)/clipped_ratio", name))] if logs else []
+    )
+    means = {match[1]: _mean(values) for match in names if (values := _last(logs, match[0]))}
     worst = max(means, key=lambda agent: means[agent], default=None)
     if worst is None or means[worst] < TRUNCATED:
         return None
-    limit = trainer.args.max_completion_length
     return (
         f"{means[worst]:.0%} of the replies of {worst!r} hit the length limit {_since(logs)}. Raise max_completion_length "
-        f"(now {limit}), or ask for short replies in the role texts (roles)."
+        f"(now {args.max_completion_length}), or ask for short replies in the role texts (roles)."
     )
 
 

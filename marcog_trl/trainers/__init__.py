@@ -1,6 +1,5 @@
 """Trainers and their configurations."""
 
-from marcog_trl.report.callback import ReportCallback
 from marcog_trl.trainers.config import MultiAgentConfig, MultiAgentGRPOConfig, MultiAgentPPOConfig, SHPPOConfig
 from marcog_trl.trainers.multi_agent_grpo_trainer import MultiAgentGRPOTrainer
 from marcog_trl.trainers.multi_agent_ppo_trainer import MultiAgentPPOTrainer
@@ -15,7 +14,6 @@ __all__ = [
     "MultiAgentPPOConfig",
     "MultiAgentPPOTrainer",
     "MultiAgentTrainer",
-    "ReportCallback",
     "SHPPOConfig",
     "SHPPOTrainer",
 ]

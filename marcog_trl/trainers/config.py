@@ -161,8 +161,8 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
         > Parameters that control the report
 
         write_report (`bool`, *optional*, defaults to `False`):
-            Whether to write `report.html` and `pictures/*.png` to `output_dir` at every save and at the end (see
-            [`ReportCallback`]).
+            Whether to write `report.html` to `output_dir` at every save and at the end (see
+            [`~marcog_trl.report.callback.ReportCallback`]).
     """
 
     _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "roles", "endpoints"]
@@ -319,7 +319,7 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
 
     # Parameters that control the report
     write_report: bool = field(
-        default=False, metadata={"help": "Whether to write report.html and pictures of the run to output_dir."}
+        default=False, metadata={"help": "Whether to write report.html, with pictures of the run, to output_dir."}
     )
 
     @property

@@ -118,8 +118,6 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ToolUse):
     num_generations_eval: int
     # Inputs of forward passes besides token ids; set while TRL computes log-probabilities
     _row_tensors: dict[str, torch.Tensor] | None = None
-    # Mean latent μ, over all processes, of every agent that acted since the previous log; `None` without latents
-    agent_latents: dict[str, list[float]] | None = None
     # Told what the trainer does, as a step may take minutes
     on_activity: Callable[[str], None] = staticmethod(lambda activity: None)
 
@@ -176,8 +174,7 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ToolUse):
         # Created before the model is loaded, because it may not support this machine
         executor = args.make_executor() if self.workflow.needs_tests or self.scorer.runs_tests else None
         check_curriculum(args, self._curriculum is not None, executor is not None)
-        self.report = ReportCallback(self) if args.write_report else None
-        self.diagnosis = Diagnosis(self)
+        self.diagnosis = Diagnosis()
         peft_config = self._adapter_config(model, peft_config)
         if args.ddp_find_unused_parameters is None:
             # The Trainer's default for adapters is True, which fails if the forward pass computes values that it does not
@@ -201,7 +198,7 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ToolUse):
         )
         if environment_factory is not None:
             self._adopt_environments()
-        for callback in (self._curriculum, self.diagnosis, self.report):
+        for callback in (self._curriculum, self.diagnosis):
             if callback is not None:
                 self.add_callback(callback)
         if self._is_vlm:
@@ -225,6 +222,10 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ToolUse):
             modules=self._make_modules(),
             executor=executor,
         )
+        self.report: ReportCallback | None = None
+        if args.write_report:
+            self.report = ReportCallback(self._name, self.team.description.to_dict(), self.diagnosis.found)
+            self.add_callback(self.report)
         self._window_means = metrics.WindowMeans(self._sum_over_processes)
         self._gradient_shares = metrics.GradientShares(self.agents, self.accelerator.device, self._sum_over_processes)
         # Factor of the gradient of TRL's entropy bonus, set while TRL computes a loss

@@ -93,8 +93,6 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
     _compares = False  # whether rows have other agents' latents to be compared with
     # Log-probabilities of the rows that were compared, with their own latents and with others, (K, T) each
     _compared: tuple[torch.Tensor, torch.Tensor] | None = None
-    # Sum of the means μ of each agent, and their number, in this process since the last log, (N, d + 1)
-    _latent_sums: torch.Tensor | None = None
     _served: ServedAgents | None = None
 
     def __init__(
@@ -398,24 +396,9 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
             "latent/sigma": (sigma.mean(-1) * per_agent).sum(),
             "latent/core_norm": (relative * weight).sum(),
         }
-        if self.model.training:
-            acts = weight[:, None] * live
-            sums = torch.cat([torch.einsum("bn,bnd->nd", acts, mu), acts.sum(0)[:, None]], dim=1)
-            self._latent_sums = sums if self._latent_sums is None else self._latent_sums + sums
         totals = self._sum_over_processes(torch.stack([*logged.values(), weight.sum()]))
         for name, value in zip(logged, (totals[:-1] / totals[-1].clamp(min=1e-8)).tolist(), strict=True):
             self._metric(name, value)
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        self.agent_latents = None
-        if self._latent_sums is not None and self.model.training:
-            sums, self._latent_sums = self._sum_over_processes(self._latent_sums), None
-            self.agent_latents = {
-                agent: [round(component / count, 5) for component in mu]
-                for agent, (*mu, count) in zip(self.agents, sums.tolist(), strict=True)
-                if count > 0
-            }
-        super().log(logs, start_time)
 
     # Checkpoints
 

@@ -27,77 +27,74 @@ FAILING = {
 }
 
 
-@pytest.fixture(scope="module")
-def trainer(tmp_path_factory):
-    args = SHPPOConfig(str(tmp_path_factory.mktemp("out")), use_cpu=True, bf16=False, report_to="none")
-    return SimpleNamespace(args=args, agents=["a", "b"])
+ARGS = SHPPOConfig("out", use_cpu=True, bf16=False, report_to="none")
 
 
-def play(trainer, entries, main=True):
+def play(entries, main=True):
     """The warnings of a run with these logs, and its diagnosis."""
-    diagnosis, history = Diagnosis(trainer), []
+    diagnosis, history = Diagnosis(), []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for step, entry in enumerate(entries):
             history.append({"step": step, **entry})
             state = SimpleNamespace(log_history=history, is_world_process_zero=main)
-            diagnosis.on_log(trainer.args, state, None)
+            diagnosis.on_log(ARGS, state, None)
     return [str(warning.message) for warning in caught], diagnosis
 
 
 @pytest.mark.parametrize("name", CHECKS)
 class TestChecks:
-    def test_one_warning_with_the_setting_to_change(self, trainer, name):
-        messages, diagnosis = play(trainer, [HEALTHY | FAILING[name]] * 60)
+    def test_one_warning_with_the_setting_to_change(self, name):
+        messages, diagnosis = play([HEALTHY | FAILING[name]] * 60)
         (message,) = messages
         assert diagnosis.found == {name: message}
         settings = set(re.findall(r"\w+", message))
         assert settings & ({f.name for f in fields(SHPPOConfig)} | {f.name for f in fields(TeamArguments)})
 
-    def test_not_before_it_lasts_and_not_once_it_ends(self, trainer, name):
+    def test_not_before_it_lasts_and_not_once_it_ends(self, name):
         logs = CRITIC_LOGS if name == "critic" else LOGS
         wrong = HEALTHY | FAILING[name]
-        assert play(trainer, [wrong] * (logs - 1))[0] == []
-        assert len(play(trainer, [wrong] * logs)[0]) == 1
+        assert play([wrong] * (logs - 1))[0] == []
+        assert len(play([wrong] * logs)[0]) == 1
         better = HEALTHY | ({"agents/b/clipped_ratio": 0.0} if name == "length" else {})
-        assert play(trainer, [wrong] * (2 if name == "length" else logs - 1) + [better] * 60)[0] == []
+        assert play([wrong] * (2 if name == "length" else logs - 1) + [better] * 60)[0] == []
 
-    def test_evaluations_do_not_count(self, trainer, name):
+    def test_evaluations_do_not_count(self, name):
         held_out = {f"eval_{metric}": value for metric, value in FAILING[name].items()}
-        assert play(trainer, [HEALTHY, held_out] * 60)[0] == []
+        assert play([HEALTHY, held_out] * 60)[0] == []
 
-    def test_only_the_main_process_warns(self, trainer, name):
-        messages, diagnosis = play(trainer, [HEALTHY | FAILING[name]] * 60, main=False)
+    def test_only_the_main_process_warns(self, name):
+        messages, diagnosis = play([HEALTHY | FAILING[name]] * 60, main=False)
         assert messages == [] and list(diagnosis.found) == [name]
 
 
-def test_a_metric_that_is_not_logged_is_not_wrong(trainer):
-    assert play(trainer, [{"reward": 0.5}] * 60)[0] == []
-    assert play(trainer, [{"reward": None, "loss": 1.0}] * 60)[0] == []
+def test_a_metric_that_is_not_logged_is_not_wrong():
+    assert play([{"reward": 0.5}] * 60)[0] == []
+    assert play([{"reward": None, "loss": 1.0}] * 60)[0] == []
 
 
 @pytest.mark.parametrize("kind", FAILURES)
-def test_a_reward_of_0_says_which_check_fails_most(trainer, kind):
+def test_a_reward_of_0_says_which_check_fails_most(kind):
     shares = dict.fromkeys((f"failures/{other}" for other in FAILURES), 0.05) | {f"failures/{kind}": 0.75}
-    (message,) = play(trainer, [{"reward": 0.0, **shares}] * LOGS)[0]
+    (message,) = play([{"reward": 0.0, **shares}] * LOGS)[0]
     assert f"What fails most: {FAILURES[kind]}, in 75% of the episodes." in message
     assert "(steps 0 to 4)" in message
 
 
 @pytest.mark.parametrize(("kind", "is_cause"), [("no_code", True), ("syntax", True), ("tests", False)])
-def test_code_that_is_cut_off_is_a_matter_of_length(trainer, kind, is_cause):
+def test_code_that_is_cut_off_is_a_matter_of_length(kind, is_cause):
     log = {"reward": 0.0, f"failures/{kind}": 1.0, "agents/a/clipped_ratio": 0.8}
-    found = play(trainer, [log] * LOGS)[1].found
+    found = play([log] * LOGS)[1].found
     assert ("raise max_completion_length" in found["reward"]) == is_cause and "80% of the replies" in found["length"]
 
 
-def test_a_reward_of_0_without_tests_points_to_the_function(trainer):
-    (message,) = play(trainer, [{"reward": 0.0}] * LOGS)[0]
+def test_a_reward_of_0_without_tests_points_to_the_function():
+    (message,) = play([{"reward": 0.0}] * LOGS)[0]
     assert "Check the reward function" in message and "log_completions=True" in message
 
 
-def test_a_reward_of_0_is_not_also_a_lack_of_variance(trainer):
-    assert list(play(trainer, [HEALTHY | {"reward": 0.0, "advantages/zero": 1.0}] * 30)[1].found) == ["reward"]
+def test_a_reward_of_0_is_not_also_a_lack_of_variance():
+    assert list(play([HEALTHY | {"reward": 0.0, "advantages/zero": 1.0}] * 30)[1].found) == ["reward"]
 
 
 @pytest.mark.parametrize(
