@@ -185,8 +185,8 @@ class Workflow:
     def ask(self, agent: str, problem: Mapping[str, Any], *texts: str) -> list[dict[str, str]]:
         """
         Make a prompt for an agent: its role text, the problem, and further texts, in one message with blank lines between.
-        In the role text, `{problem}` is the place of the problem, if it does not follow the text, and `{entry_point}` and
-        `{arguments}` are the name and the arguments of the function that the problem asks for.
+        In the role text, `{problem}` is the place of the problem and of the further texts, if they do not follow the role text,
+        and `{entry_point}` and `{arguments}` are the name and the arguments of the function that the problem asks for.
 
         Args:
             agent (`str`): Name of the agent.
@@ -202,7 +202,7 @@ class Workflow:
         roles = {member.name: member.role for member in self.agents}
         if agent not in roles:
             raise ValueError(f"{type(self).__name__} has no agent {agent!r}. Use one of {list(roles)}.")
-        return reduce(with_text, texts, ask(fill(roles[agent], problem), problem["prompt"]))
+        return ask(fill(roles[agent], problem), problem["prompt"], *texts)
 
     def parts(self, problem: Mapping[str, Any], replies: Mapping[str, str]) -> Mapping[str, str]:
         """
@@ -343,7 +343,7 @@ PLACE = "{problem}"
 """Stands in a role text for the problem."""
 
 
-def ask(role: str, prompt: Prompt) -> list[dict[str, str]]:
+def ask(role: str, prompt: Prompt, *texts: str) -> list[dict[str, str]]:
     """
     Make the first messages of an agent: role text and problem in one user message.
 
@@ -351,11 +351,12 @@ def ask(role: str, prompt: Prompt) -> list[dict[str, str]]:
         role (`str`): Role text. `{problem}` is the place of the problem; otherwise it follows, after a blank line.
         prompt (`str` or `list[dict[str, str]]`): The `prompt` of the problem. If it has chat messages, the role text goes
             into the last one.
+        *texts (`str`): What follows the problem, with blank lines between.
 
     Returns:
         `list[dict[str, str]]`: Chat messages.
     """
-    *before, last = messages_of(prompt)
+    *before, last = messages_of(reduce(with_text, texts, prompt))
     text = role if PLACE in role else f"{role}\n\n{PLACE}"
     problem = last["content"] if text.endswith(PLACE) else last["content"].rstrip()
     return [*before, {**last, "content": text.replace(PLACE, problem)}]

@@ -109,6 +109,13 @@ class TestAsk:
         [message] = Duet().ask("a", self.PROBLEM, "It failed:", "x is 3")
         assert message["content"] == "Write.\n\nWrite f.\n\nIt failed:\n\nx is 3"
 
+    def test_texts_follow_the_problem_in_its_place(self):
+        class Placed(Duet):
+            agents = (Agent("a", "Read:\n{problem}\n\nWrite it."), Agent("b", "{problem}"))
+
+        [message] = Placed().ask("a", self.PROBLEM, "It failed:", "x is 3")
+        assert message["content"] == "Read:\nWrite f.\n\nIt failed:\n\nx is 3\n\nWrite it."
+
     def test_keeps_the_messages_before(self):
         system = {"role": "system", "content": "Be brief."}
         asked = Duet().ask("b", {"prompt": [system, {"role": "user", "content": "Write f."}]}, "Now.")

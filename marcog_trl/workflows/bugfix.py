@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from marcog_trl.agents import Advisor, Agent, Execute, Prompt, with_text
+from marcog_trl.agents import Advisor, Agent, Execute, Prompt
 from marcog_trl.parsing.replies import code_in
 from marcog_trl.problems.bugs import assert_job
 from marcog_trl.workflows.feedback import Feedback, VisibleTests
@@ -49,7 +49,7 @@ class Bugfix(Rounds):
         )
         super().__init__((tester, fixer), num_turns, feedback, visible_tests, roles, expert)
 
-    def _open(self, agent: Agent, problem: Mapping[str, Any]) -> Prompt:
+    def _open(self, agent: Agent, problem: Mapping[str, Any], *texts: str) -> Prompt:
         buggy = problem.get("buggy_solution")
         if not buggy:
             raise ValueError(
@@ -57,7 +57,7 @@ class Bugfix(Rounds):
                 "add the column"
             )
         code = buggy.strip("\n").rstrip()
-        return with_text(super()._open(agent, problem), f"Code:\n{code}")
+        return super()._open(agent, problem, f"Code:\n{code}", *texts)
 
     def _turn(self, problem: Mapping[str, Any], chats: dict[str, Prompt]) -> Generator[Any, Any, dict]:
         replies = dict((yield {"tester": chats["tester"]}))
@@ -67,7 +67,7 @@ class Bugfix(Rounds):
             [verdict] = yield Execute((job,))
             outcome = "could not be run" if verdict.status == "infrastructure" else verdict.message or "passed"
             result = f"Test: {job.tests[0]}\nResult: {outcome}"
-        chats["fixer"] = with_text(chats["fixer"], result)
+        chats["fixer"] = self._tell(self.agents[1], problem, chats["fixer"], result)
         replies |= yield {"fixer": chats["fixer"]}
         return replies
 

@@ -6,12 +6,12 @@ import random
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from marcog_trl.agents import Advisor, Agent, Prompt, ask, numbered, with_text
+from marcog_trl.agents import PLACE, Advisor, Agent, Prompt, ask, numbered, with_text
 from marcog_trl.checks import COUNT, check_number
 from marcog_trl.parsing.classes import merge_class, read_part, skeleton_of
 from marcog_trl.parsing.prompts import context_of, fill, messages_of
 from marcog_trl.workflows.feedback import Feedback, Level, VisibleTests
-from marcog_trl.workflows.rounds import Rounds
+from marcog_trl.workflows.rounds import CODE, Rounds
 
 
 SPLITS = ("random", "pick", "one")
@@ -63,13 +63,12 @@ class ClassTeam(Rounds):
     def _role(self, name: str, names: list[str]) -> str:
         others = ", ".join(other for other in names if other != name)
         if not others:
-            return "Complete the Python class below."
+            return f"{PLACE}\n\nComplete this class."
+        team = f"{PLACE}\n\nYou are {name} in a team that completes this class, with {others}."
         if self.split == "pick":
-            return (
-                f"You are {name} in a team that completes the Python class below, with {others}. All write at the same "
-                "moment. Pick the methods that you write, so that every method is written by exactly one of you."
-            )
-        return f"You are {name} in a team that completes the Python class below, with {others}."
+            pick = "Pick the methods that you write, so that every method is written by exactly one of you."
+            return f"{team} All write at the same moment. {pick}"
+        return team
 
     def assigned(self, problem: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
         """
@@ -97,13 +96,13 @@ class ClassTeam(Rounds):
     def _task(self, agent: Agent, problem: Mapping[str, Any]) -> str:
         methods = ", ".join(self.assigned(problem)[agent.name])
         task = f"The methods are: {methods}." if self.split == "pick" else f"Write only these methods: {methods}."
-        return f"{fill(agent.role, problem)} {task} Add the imports and helpers that yours need. Code only."
+        return f"{fill(agent.role, problem)} {task} Add the imports and helpers that yours need. {CODE}"
 
-    def _open(self, agent: Agent, problem: Mapping[str, Any]) -> Prompt:
+    def _open(self, agent: Agent, problem: Mapping[str, Any], *texts: str) -> Prompt:
         prompt, context = problem["prompt"], context_of(problem)
         if context.strip() not in messages_of(prompt)[-1]["content"]:
             prompt = with_text(prompt, context)
-        return ask(self._task(agent, problem), prompt)
+        return ask(self._task(agent, problem), prompt, *texts)
 
     def _turn(self, problem: Mapping[str, Any], chats: dict[str, Prompt]) -> Generator[dict[str, Prompt], Any, dict]:
         silent = {name: "" for name, methods in self.assigned(problem).items() if not methods}

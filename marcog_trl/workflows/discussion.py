@@ -13,7 +13,7 @@ from marcog_trl.parsing.prompts import messages_of
 from marcog_trl.parsing.replies import code_in
 from marcog_trl.parsing.syntax import parse, shape
 from marcog_trl.workflows.feedback import Feedback, VisibleTests
-from marcog_trl.workflows.rounds import SOLVER, Rounds
+from marcog_trl.workflows.rounds import CODE, SOLVER, Rounds
 
 
 class Discussion(Rounds):
@@ -62,7 +62,7 @@ class Discussion(Rounds):
                 {"role": "assistant", "content": proposals[agent.name]},
                 {
                     "role": "user",
-                    "content": f"The others wrote:\n\n{others}\n\nRevise your answer. Answer with one Python code block.",
+                    "content": f"The others wrote:\n\n{others}\n\nRevise your answer. {CODE}",
                 },
             ]
         return (yield dict(chats))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from marcog_trl.agents import PLACE, Advisor, Agent, Execute, Prompt, numbered, with_text
+from marcog_trl.agents import PLACE, Advisor, Agent, Execute, Prompt, numbered
 from marcog_trl.checks import COUNT, check_number
 from marcog_trl.parsing.replies import code_in, error_in
 from marcog_trl.problems import solution_job
 from marcog_trl.workflows.feedback import Feedback, VisibleTests, visible_results
-from marcog_trl.workflows.rounds import Rounds
+from marcog_trl.workflows.rounds import CODE, SOLVER, Rounds
 
 
 class Pipeline(Rounds):
@@ -40,17 +40,10 @@ class Pipeline(Rounds):
         check_number("num_agents", num_agents, COUNT, whole=True, default=1)
         planner = Agent(
             "planner",
-            f"{PLACE}\n\nAnother agent writes the code. Write a plan for it, in at most three short lines. No code.",
+            f"{PLACE}\n\nPlan the function in one short sentence, without code. Begin with `The function`.",
         )
-        coder = Agent(
-            "coder",
-            f"{PLACE}\n\nWrite the complete Python code. If there is a plan, follow it where it is right. Answer with one Python code "
-            "block.",
-        )
-        debugger = (
-            f"{PLACE}\n\nBelow are code for this problem and its test results. If a test fails, correct the code, else repeat it. "
-            "Answer with the complete code in one Python code block."
-        )
+        coder = Agent("coder", SOLVER)
+        debugger = f"{PLACE}\n\nWrite the correct code. {CODE}"
         debuggers = [Agent(numbered("debugger", i), debugger) for i in range(1, num_agents - 1)]
         agents = (coder,) if num_agents == 1 else (planner, coder, *debuggers)
         super().__init__(agents, num_turns, feedback, visible_tests, roles, expert)
@@ -73,7 +66,7 @@ class Pipeline(Rounds):
                     # Code that was cut to the part that parses would hide the error that the debugger has to correct
                     shown = text if error_in(problem, text) is not None else code_in(problem, text) or text
                     text = f"Code:\n{shown}\n\n{report}"
-                chats[agent.name] = with_text(chats[agent.name], text)
+                chats[agent.name] = self._tell(agent, problem, chats[agent.name], text)
             replies |= yield {agent.name: chats[agent.name]}
             before = agent
         return replies

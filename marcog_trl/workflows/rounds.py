@@ -6,7 +6,18 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from marcog_trl.agents import Advisor, Agent, Consult, Execute, Prompt, RequestGenerator, Workflow, ask, without_place
+from marcog_trl.agents import (
+    PLACE,
+    Advisor,
+    Agent,
+    Consult,
+    Execute,
+    Prompt,
+    RequestGenerator,
+    Workflow,
+    ask,
+    without_place,
+)
 from marcog_trl.checks import COUNT, check_number
 from marcog_trl.execution import Job, Verdict
 from marcog_trl.parsing.predicates import defines, returns_value
@@ -17,7 +28,8 @@ from marcog_trl.workflows.expert import expert_question
 from marcog_trl.workflows.feedback import FEEDBACK_MODES, Feedback, Level, VisibleTests, shown_tests, visible_results
 
 
-SOLVER = "{problem}\n\nWrite the complete Python code. Answer with one Python code block."
+CODE = "Answer with one Python code block."
+SOLVER = f"{PLACE}\n\nWrite the complete Python code. {CODE}"
 
 
 class Rounds(Workflow):
@@ -91,11 +103,11 @@ class Rounds(Workflow):
                 break
             reports = yield from self._reports(problem, replies)
             for agent in self.agents:
-                request = "Revise your answer." + (" Code only." if self._target(agent, problem) is not None else "")
+                report = "\n".join([*reports[agent.name], self._request(agent, problem)])
                 chats[agent.name] = [
                     *messages_of(chats[agent.name]),
                     {"role": "assistant", "content": replies[agent.name]},
-                    {"role": "user", "content": "\n".join([*reports[agent.name], request])},
+                    {"role": "user", "content": report},
                 ]
         return None  # `solution` reads the replies
 
@@ -144,13 +156,24 @@ class Rounds(Workflow):
         results = visible_results(job, verdict, self.visible_tests)
         return [*(f"{level.name}: {level.finding}" for level in levels), results]
 
-    def _open(self, agent: Agent, problem: Mapping[str, Any]) -> Prompt:
-        """First prompt of an agent."""
-        return ask(self._task(agent, problem), problem["prompt"])
+    def _open(self, agent: Agent, problem: Mapping[str, Any], *texts: str) -> Prompt:
+        """First prompt of an agent, with texts that follow the problem."""
+        return ask(self._task(agent, problem), problem["prompt"], *texts)
 
     def _task(self, agent: Agent, problem: Mapping[str, Any]) -> str:
         """Instruction for an agent about a problem."""
         return fill(agent.role, problem)
+
+    def _tell(self, agent: Agent, problem: Mapping[str, Any], chat: Prompt, text: str) -> Prompt:
+        """Adds a text to the last message of an agent's chat, before what the agent is asked for."""
+        if chat == self._open(agent, problem):
+            return self._open(agent, problem, text)
+        *before, last = messages_of(chat)
+        return [*before, {**last, "content": f"{text}\n\n{last['content']}"}]
+
+    def _request(self, agent: Agent, problem: Mapping[str, Any]) -> str:
+        """What an agent is asked for in a later turn, after the feedback."""
+        return "Revise your answer." + ("" if self._target(agent, problem) is None else f" {CODE}")
 
     def _turn(self, problem: Mapping[str, Any], chats: dict[str, Prompt]) -> Generator[dict[str, Prompt], Any, dict]:
         """One round, in which all agents speak at the same moment. Subclasses may extend `chats`, the agents' histories."""
@@ -194,9 +217,9 @@ class Single(Rounds):
     ):
         super().__init__((Agent("solver", SOLVER),), num_turns, feedback, visible_tests, roles, expert)
 
-    def _open(self, agent: Agent, problem: Mapping[str, Any]) -> Prompt:
+    def _open(self, agent: Agent, problem: Mapping[str, Any], *texts: str) -> Prompt:
         prompt = problem["prompt"]
-        return super()._open(agent, problem) if isinstance(prompt, str) and agent.role else prompt
+        return super()._open(agent, problem, *texts) if isinstance(prompt, str) and agent.role else prompt
 
     def solution(self, problem: Mapping[str, Any], replies: Mapping[str, str]) -> str:
         return replies["solver"]

@@ -8,7 +8,9 @@ What an untrained model makes of the role texts: problems solved, functions defi
 
 Choose texts on the validation problems, and measure the chosen ones on the test problems. Every problem is played once with greedy
 decoding and `--num_samples` times with `--temperature`. `calls` is the share of episodes in which main calls a helper, and `divided`
-the share in which both do a part of the work (see `divided_work_reward`).
+the share in which both do a part of the work (see `divided_work_reward`). `coder solved` is the share of problems that the coder of a
+pipeline solves before the debuggers; they mend or break the other ones. Give the settings of a workflow with `--override`, such as
+`num_agents=3`, and its own problems with `--dataset`.
 """
 
 import sys
@@ -21,16 +23,37 @@ from marcog_trl import load_problems
 from marcog_trl.cli.parsing import parse_override
 from marcog_trl.evaluation.baselines import untrained_team
 from marcog_trl.evaluation.evaluate import evaluate_problems
+from marcog_trl.problems import solution_job
 from marcog_trl.team.settings import TeamSettings
 
 
+MODES = ("greedy", "sampled")
 WORKFLOWS = ("single", "collaboration", "pipeline", "discussion")
-REWARDS = {"collaboration": ["collaboration_reward", "divided_work_reward"], "bugfix": ["bugfix_reward"]}
+REWARDS = {
+    "collaboration": ["collaboration_reward", "divided_work_reward"],
+    "bugfix": ["bugfix_reward"],
+    "classeval": ["class_reward"],
+}
+
+
+def episodes_of(record, mode):
+    """The episodes of a problem of a kind of decoding, `"greedy"` or `"sampled"`."""
+    return [record["greedy"]] if mode == "greedy" else record["samples"]
+
+
+def judge_drafts(team, problems, records):
+    """Adds `draft_solved` to the episodes of a pipeline: whether the coder's reply, before debuggers, solves the problem."""
+    pairs = [(p, e) for p, r in zip(problems, records, strict=True) for mode in MODES for e in episodes_of(r, mode)]
+    drafts = [(problem, episode) for problem, episode in pairs if {"coder", "debugger"} <= set(episode["replies"])]
+    verdicts = team.executor.run([solution_job(problem, episode["replies"]["coder"]) for problem, episode in drafts])
+    for (_, episode), verdict in zip(drafts, verdicts, strict=True):
+        episode["draft_solved"] = verdict.status == "passed"
 
 
 def shares_of(records, mode):
     """Shares of the episodes of a kind of decoding, `"greedy"` or `"sampled"`, by what is counted."""
-    episodes = [e for r in records for e in ([r["greedy"]] if mode == "greedy" else r["samples"])]
+    episodes = [e for r in records for e in episodes_of(r, mode)]
+    drafts = [(e["draft_solved"], e["status"] == "passed") for e in episodes if "draft_solved" in e]
 
     def mean(values):
         values = [value for value in values if value is not None]
@@ -43,6 +66,9 @@ def shares_of(records, mode):
     return {
         "solved": mean([e["status"] == "passed" for e in episodes]),
         "parses": mean([e["parses"] for e in episodes]),
+        "coder solved": mean([draft for draft, _ in drafts]),
+        "mended": mean([solved and not draft for draft, solved in drafts]),
+        "broken": mean([draft and not solved for draft, solved in drafts]),
         "helper defines": logged("collaboration_reward/helper_definition"),
         "syntax": logged("collaboration_reward/syntax"),
         "calls": logged("collaboration_reward/calls_helper"),
@@ -73,8 +99,9 @@ def measure(options, workflow):
     problems = load_problems(options.dataset, options.split)
     rewards = REWARDS.get(workflow, ["execution_reward"])
     _, records = evaluate_problems(team, problems, options.num_samples, options.batch_size, reward_funcs=rewards)
+    judge_drafts(team, problems, records)
     team.close()
-    return {mode: shares_of(records, mode) for mode in ("greedy", "sampled")}
+    return {mode: shares_of(records, mode) for mode in MODES}
 
 
 def main():

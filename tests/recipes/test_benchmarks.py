@@ -147,11 +147,16 @@ def test_prompts(benchmark, tiny_model, tmp_path):
     shares = module.shares_of([{"greedy": solved, "samples": [solved, failed]}], "sampled")
     assert [shares[name] for name in ("solved", "parses", "calls", "divided", "main cut off")] == [0.5] * 5
     assert shares["helper defines"] is None and shares["main tokens"] == 5
+    drafts = [{**solved, "draft_solved": False}, {**failed, "draft_solved": True}, {**solved, "draft_solved": True}]
+    shares = module.shares_of([{"samples": drafts}], "sampled")
+    assert [round(3 * shares[name]) for name in ("coder solved", "mended", "broken")] == [2, 1, 1]
     sizes = ("--max_completion_length", 4, "--split", "test[:2]", "--dtype", "float32")
     chosen = ("--workflows", "single", "collaboration", "--output", tmp_path / "prompts.json")
     printed = benchmark.start(module, "--model", tiny_model, *sizes, *chosen)
     assert "| sampled |" in printed and "helper defines" in printed and "solver cut off" in printed
     figures = json.loads((tmp_path / "prompts.json").read_text())
+    printed = benchmark.start(module, "--model", tiny_model, *sizes, "--workflows", "pipeline")
+    assert "| coder solved | mended | broken |" in printed
     assert figures["collaboration"]["greedy"]["solved"] == 0 and figures["single"]["greedy"]["calls"] is None
     with pytest.raises(SystemExit, match="--roles has the texts of one workflow"):
         benchmark.start(module, "--model", tiny_model, *sizes, "--roles", tmp_path / "roles.yaml")

@@ -22,7 +22,7 @@ from marcog_trl.rollout.engine import play
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 EXAMPLES = RECIPES / "examples"
-NAMES = ("best_of_n.py:BestOfN", "debate.py:Debate", "tester.py:TestAndFix", "checked.py:CheckedCollaboration")
+NAMES = ("best_of_n.py:BestOfN", "debate.py:Debate", "tester.py:TestAndFix", "fixer.py:CodeAndFix", "checked.py:CheckedCollaboration")
 PROBLEM = {
     "prompt": 'def f(x):\n    """Double x."""\n',
     "entry_point": "f",
@@ -109,6 +109,19 @@ class TestTester:
         assert episode.rows[-1].prompt[-1]["content"].endswith("Test results:\nThere are no tests.")
 
 
+class TestFixer:
+    def test_the_fixer_reads_code_and_error_before_it_is_told_how_to_begin(self, executor):
+        episode, solution = played("fixer.py:CodeAndFix", {"coder": [WRONG], "fixer": [RIGHT]}, executor)
+        assert [turn.solution for turn in episode.turns] == [WRONG, RIGHT] and solution == WRONG
+        code, error, request = episode.rows[-1].prompt[-1]["content"].split("\n\n")[-3:]
+        assert code == f"This code is wrong:\n```python\n{WRONG}\n```" and error == "f(1) returned 1, expected 2"
+        assert request.endswith("begins with this line:\n```python\ndef f(x):\n```")
+
+    def test_code_that_passes_the_example_is_kept(self, executor):
+        episode, solution = played("fixer.py:CodeAndFix", {"coder": [HALF]}, executor)
+        assert solution == HALF and [row.slot.agent for row in episode.rows] == ["coder"]
+
+
 class TestChecked:
     def test_main_runs_code_before_it_answers(self, tool_model, tmp_path):
         trainer = teams.make(
@@ -171,7 +184,7 @@ def test_from_training_to_solving(name, request, tmp_path, monkeypatch, capfd):
     assert main([*solve, "--team", "exported", "--trust_remote_code", "--messages"]) == 1
     agents = json.loads(Path("team/team.json").read_text())["agents"]
     printed = capfd.readouterr().err
-    assert all(f"--- {agent['name']}, turn 1" in printed for agent in agents)
+    assert all(f"--- {agent['name']}, turn " in printed for agent in agents)
 
 
 def test_a_run_resumes_with_the_same_file_only(tiny_model, tmp_path, monkeypatch):

@@ -69,9 +69,9 @@ def test_a_server_that_dies_costs_its_feedback_only(tiny_model, tmp_path, monkey
     assert teams.logged(trainer, "feedback/failed") == [0.0, 1.0, 1.0]
     told = [[trainer._tokenizer.decode(prompt) for prompt in prompts] for prompts, _ in calls]
     assert len(told) == 6
-    assert all("Name it.\nRevise your answer. Code only." in prompt for prompt in told[1])
+    assert all("Name it.\nRevise your answer. Answer with one Python code block." in prompt for prompt in told[1])
     for later in (told[3], told[5]):
-        assert all("Revise your answer. Code only." in prompt and "Name it." not in prompt for prompt in later)
+        assert all("Revise your answer. Answer with one Python code block." in prompt and "Name it." not in prompt for prompt in later)
     assert len([w for w in caught if server.url in str(w.message)]) == 1
 
 

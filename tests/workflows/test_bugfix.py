@@ -67,7 +67,7 @@ def test_second_turn(executor):
     assert [message["content"] for message in tester if message["role"] == "assistant"] == asserts[:1]
     assert last(tester).startswith("Tests: 0 of 1 passed") and "Revise your answer." in last(tester)
     assert [message["content"] for message in fixer if message["role"] == "assistant"] == [BUGGY]
-    assert "Definition of total: found" in last(fixer) and last(fixer).endswith("returned 3, expected 6")
+    assert "Definition of total: found" in last(fixer) and "returned 3, expected 6\n\n" in last(fixer)
 
 
 def test_roles_and_what_it_needs():

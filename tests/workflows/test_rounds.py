@@ -155,9 +155,9 @@ def test_pipeline_hands_plan_code_and_visible_results_on():
     }
     stages = play(workflow, replies, executor)
     assert [list(stage) for stage in stages] == [["planner"], ["coder"], ["debugger"], ["debugger2"]]
-    assert last(stages[1]["coder"]).endswith("\n\nPlan:\nDouble, then add.")
+    assert "\n\nPlan:\nDouble, then add.\n\nWrite" in last(stages[1]["coder"])
     assert f"\n\nCode:\n{wrong}\n\n" in last(stages[2]["debugger"])
-    assert last(stages[2]["debugger"]).endswith("Tests: 1 of 1 passed")  # of those that are shown
+    assert "Tests: 1 of 1 passed\n\nWrite" in last(stages[2]["debugger"])  # of those that are shown
     assert "plan" not in last(stages[2]["debugger"]).lower()
     assert executor.jobs == [solution_job(PROBLEM, wrong)] * 2  # all tests
     assert workflow.solution(PROBLEM, {name: texts[0] for name, texts in replies.items()}) == MAIN
@@ -182,7 +182,7 @@ def test_plain_feedback_asks_to_revise_and_runs_nothing():
         assert stages[1][name] == [
             *stages[0][name],
             {"role": "assistant", "content": reply},
-            {"role": "user", "content": "Revise your answer. Code only."},
+            {"role": "user", "content": "Revise your answer. Answer with one Python code block."},
         ]
 
 
@@ -196,7 +196,7 @@ def test_level_feedback_says_what_happened_and_shows_own_history_only():
         "Syntax: no error",
         "Tests: 0 of 1 passed",
         "assert total([1, 2]) == 6: AssertionError",
-        "Revise your answer. Code only.",
+        "Revise your answer. Answer with one Python code block.",
     ]
     assert last(stages[1]["main"]).split("\n") == [
         "Definition of total: found",
@@ -204,7 +204,7 @@ def test_level_feedback_says_what_happened_and_shows_own_history_only():
         "Helper aux: called, but its result is not used",
         "Tests: 0 of 1 passed",
         "assert total([1, 2]) == 6: AssertionError",
-        "Revise your answer. Code only.",
+        "Revise your answer. Answer with one Python code block.",
     ]
     assert "Helper aux: called\n" in last(stages[2]["main"])
     assert [message["role"] for message in stages[2]["main"]] == ["user", "assistant"] * 2 + ["user"]
@@ -260,8 +260,8 @@ def test_shorter_feedback(feedback, helper, main):
     replies = {"helper": ["Hm.", AUX], "main": ["def total(xs):\n    aux(xs)\n    return 5", MAIN]}
     executor = Executor("failed", "passed")
     stages = play(Collaboration(num_turns=2, feedback=feedback), replies, executor)
-    assert last(stages[1]["helper"]).split("\n") == [*helper, "Revise your answer. Code only."]
-    assert last(stages[1]["main"]).split("\n") == [*main, "Revise your answer. Code only."]
+    assert last(stages[1]["helper"]).split("\n") == [*helper, "Revise your answer. Answer with one Python code block."]
+    assert last(stages[1]["main"]).split("\n") == [*main, "Revise your answer. Answer with one Python code block."]
     assert bool(executor.jobs) == (feedback != "plain")
 
 
@@ -290,7 +290,7 @@ def test_feedback_of_ones_own():
     workflow = Collaboration(num_turns=2, feedback=feedback)
     assert workflow.needs_tests
     stages = play(workflow, replies, Executor("failed"))
-    assert last(stages[1]["main"]).split("\n") == ["main, Tests: 0 of 1 passed", "Revise your answer. Code only."]
+    assert last(stages[1]["main"]).split("\n") == ["main, Tests: 0 of 1 passed", "Revise your answer. Answer with one Python code block."]
     assert [entry[:3] for entry in seen] == [("total", "helper", AUX), ("total", "main", MAIN)]
     with pytest.raises(TypeError, match=r"feedback returned None for agent 'helper'\. Return text"):
         play(Collaboration(num_turns=2, feedback=lambda *args: None), replies, Executor("failed"))
@@ -307,8 +307,8 @@ def test_an_expert_is_asked_about_every_agent_and_a_missing_answer_is_plain_feed
     workflow = Collaboration(num_turns=2, feedback="expert_edits", expert=expert)
     assert workflow.needs_tests
     _, second = play(workflow, replies, Executor("failed"))
-    assert last(second["helper"]) == "Name the list.\nRevise your answer. Code only."
-    assert last(second["main"]) == "Revise your answer. Code only."
+    assert last(second["helper"]) == "Name the list.\nRevise your answer. Answer with one Python code block."
+    assert last(second["main"]) == "Revise your answer. Answer with one Python code block."
     for question, reply in zip(asked, (AUX, MAIN), strict=True):
         assert reply in last(question) and "Tests: 0 of 1 passed" in last(question)
     with pytest.raises(ValueError, match="feedback='expert_edits' needs an expert"):
@@ -339,7 +339,8 @@ def test_pipeline_turns_continue_every_agents_own_chat():
         "Tests: 0 of 1 passed\nassert total([1, 2]) == 6: AssertionError\nRevise your answer.",
     ]
     assert coder[: len(stages[1]["coder"])] == stages[1]["coder"]
-    assert "Definition of total: missing" in last(coder) and last(coder).endswith("Plan:\nPlan two.")
+    assert last(coder).endswith("Revise your answer. Answer with one Python code block.")
+    assert "Definition of total: missing" in last(coder) and last(coder).startswith("Plan:\nPlan two.\n\n")
     assert len(executor.jobs) == 3  # the coder's code in both turns, and the solution between them
 
 
