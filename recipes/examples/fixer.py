@@ -13,7 +13,9 @@ from marcog_trl.parsing.replies import code_in
 from marcog_trl.problems import solution_job
 
 
-ANSWER = "Answer with one Python code block that begins with this line:\n```python\ndef {entry_point}({arguments}):\n```"
+ANSWER = (
+    "Answer with one Python code block that begins with this line:\n```python\ndef {entry_point}({arguments}):\n```"
+)
 
 
 class CodeAndFix(Workflow):

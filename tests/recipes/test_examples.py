@@ -22,7 +22,13 @@ from marcog_trl.rollout.engine import play
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 EXAMPLES = RECIPES / "examples"
-NAMES = ("best_of_n.py:BestOfN", "debate.py:Debate", "tester.py:TestAndFix", "fixer.py:CodeAndFix", "checked.py:CheckedCollaboration")
+NAMES = (
+    "best_of_n.py:BestOfN",
+    "debate.py:Debate",
+    "tester.py:TestAndFix",
+    "fixer.py:CodeAndFix",
+    "checked.py:CheckedCollaboration",
+)
 PROBLEM = {
     "prompt": 'def f(x):\n    """Double x."""\n',
     "entry_point": "f",

@@ -71,7 +71,10 @@ def test_a_server_that_dies_costs_its_feedback_only(tiny_model, tmp_path, monkey
     assert len(told) == 6
     assert all("Name it.\nRevise your answer. Answer with one Python code block." in prompt for prompt in told[1])
     for later in (told[3], told[5]):
-        assert all("Revise your answer. Answer with one Python code block." in prompt and "Name it." not in prompt for prompt in later)
+        assert all(
+            "Revise your answer. Answer with one Python code block." in prompt and "Name it." not in prompt
+            for prompt in later
+        )
     assert len([w for w in caught if server.url in str(w.message)]) == 1
 
 

@@ -290,7 +290,10 @@ def test_feedback_of_ones_own():
     workflow = Collaboration(num_turns=2, feedback=feedback)
     assert workflow.needs_tests
     stages = play(workflow, replies, Executor("failed"))
-    assert last(stages[1]["main"]).split("\n") == ["main, Tests: 0 of 1 passed", "Revise your answer. Answer with one Python code block."]
+    assert last(stages[1]["main"]).split("\n") == [
+        "main, Tests: 0 of 1 passed",
+        "Revise your answer. Answer with one Python code block.",
+    ]
     assert [entry[:3] for entry in seen] == [("total", "helper", AUX), ("total", "main", MAIN)]
     with pytest.raises(TypeError, match=r"feedback returned None for agent 'helper'\. Return text"):
         play(Collaboration(num_turns=2, feedback=lambda *args: None), replies, Executor("failed"))
