@@ -52,7 +52,7 @@ _TRAINING = {
     "learning_rate", "num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps",
     "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "weight_decay", "max_grad_norm", "optim", "bf16", "seed",
     "beta", "loss_type", "loss_weights", "label_smoothing", "f_divergence_type", "f_alpha_divergence_coef", "discopop_tau",
-    "margin", "reference", "gamma_turn", "max_length", "start_team", "core_scale", "num_generations", "num_iterations",
+    "margin", "reference", "gamma_turn", "max_length", "start_team", "init_core_scale", "num_generations", "num_iterations",
     "epsilon", "epsilon_high", "advantage", "scale_rewards", "turn_weights", "turn_tree", "joint_mode", "reward_model",
     "reward_learning_rate", "reward_num_train_epochs", "reward_batch_size", "reward_max_length", "held_out_problems",
 }  # fmt: skip
@@ -132,7 +132,7 @@ class RoundsRun:
                 TeamSettings.of(self.args),
                 cast(LoraConfig, get_peft_config(self.model)),
                 rewards=tuple(self.script.reward),
-                core_scale=self.args.core_scale,
+                init_core_scale=self.args.init_core_scale,
                 seed=self.args.seed,
                 model_init_kwargs=self.args.model_init_kwargs,
             )

@@ -20,7 +20,7 @@ class IterativeMADPOConfig(RoundsSettings, TeamSettings, MADPOConfig):
         start_team (`str`, *optional*):
             Folder or Hub repository of a saved team that the first round begins with. Its own settings and base model then replace
             those given here. By default the team is untrained.
-        core_scale (`float`, *optional*, defaults to `0.3`):
+        init_core_scale (`float`, *optional*, defaults to `0.3`):
             As in [`SHPPOConfig`], for an untrained team with `parameter_sharing="latent"`.
     """
 
@@ -32,14 +32,14 @@ class IterativeMADPOConfig(RoundsSettings, TeamSettings, MADPOConfig):
         "chat_template_kwargs",
     ]
     _ranges: ClassVar[dict[str, Range]] = {
-        **TeamSettings._ranges, **RoundsSettings.rounds_ranges, **MADPOConfig._ranges, "core_scale": NOT_NEGATIVE
+        **TeamSettings._ranges, **RoundsSettings.rounds_ranges, **MADPOConfig._ranges, "init_core_scale": NOT_NEGATIVE
     }  # fmt: skip
 
     start_team: str | None = field(
         default=None, metadata={"help": "Saved team that the first round begins with. Default: an untrained one."}
     )
-    core_scale: float = field(
-        default=SHPPOConfig.core_scale,
+    init_core_scale: float = field(
+        default=SHPPOConfig.init_core_scale,
         metadata={"help": "Initial size of the cores of an untrained team with latents."},
     )
 

@@ -37,7 +37,7 @@ class IterativeMARLHFConfig(RoundsSettings, MultiAgentGRPOConfig):
     _ranges: ClassVar[dict[str, Range]] = {
         **MultiAgentGRPOConfig._ranges, **RoundsSettings.rounds_ranges, **marlhf_ranges
     }  # fmt: skip
-    core_scale: ClassVar[float] = 1.0  # an untrained team without latents has no cores
+    init_core_scale: ClassVar[float] = 1.0  # an untrained team without latents has no cores
 
     beta: float = field(default=0.02, metadata={"help": "Coefficient of the KL divergence from the initial team."})
     start_team: str | None = field(

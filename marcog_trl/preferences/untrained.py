@@ -28,7 +28,7 @@ def save_untrained_team(
     peft_config: LoraConfig | None = None,
     workflow: Workflow | str | None = None,
     rewards: tuple[str, ...] = ("execution_reward",),
-    core_scale: float = SHPPOConfig.core_scale,
+    init_core_scale: float = SHPPOConfig.init_core_scale,
     seed: int = 0,
     model_init_kwargs: Mapping[str, Any] | None = None,
 ) -> None:
@@ -44,7 +44,7 @@ def save_untrained_team(
         peft_config ([`~peft.LoraConfig`], *optional*): Defaults to LoRA of rank 16 on all linear layers.
         workflow ([`Workflow`] or `str`, *optional*): The team's workflow, if it is not a built-in one.
         rewards (`tuple[str, ...]`, *optional*, defaults to `("execution_reward",)`): Names of the team's rewards.
-        core_scale (`float`, *optional*, defaults to `0.3`): As in [`SHPPOConfig`].
+        init_core_scale (`float`, *optional*, defaults to `0.3`): As in [`SHPPOConfig`].
         seed (`int`, *optional*, defaults to `0`): Seed of the adapter and of the team's networks.
         model_init_kwargs (`Mapping`, *optional*): Keyword arguments for the base model's `from_pretrained`.
 
@@ -72,7 +72,7 @@ def save_untrained_team(
             size = 2 * base.config.get_text_config().hidden_size
             networks = {
                 "core_decoder": CoreDecoder(
-                    settings.latent_size, LoraCores(adapted).ranks, core_scale * starts_at_zero
+                    settings.latent_size, LoraCores(adapted).ranks, init_core_scale * starts_at_zero
                 ),
                 "latent_net": LatentNet(size, settings.latent_size, sigma_min=settings.sigma_min),
             }

@@ -557,7 +557,7 @@ class MultiAgentPPOConfig(MultiAgentConfig):
 
         critic (`str`, *optional*, defaults to `"team"`):
             `"team"`: the value head also gets the prompt states of the agents that act at the same stage or earlier
-            (MAPPO). `"agent"`: it gets only the agent's own row (IPPO). `"group"`: the baseline mixes the value of the team
+            (MAPPO). `"agent"`: it gets only the agent's own row (IPPO). `"mixed"`: the baseline mixes the value of the team
             with the mean return of the problem's other episodes, in the share that had the smallest error in earlier
             batches. `"none"`: there is no value head, and the mean return of the problem's episodes is the baseline.
         critic_backprop (`bool`, *optional*, defaults to `False`):
@@ -572,7 +572,7 @@ class MultiAgentPPOConfig(MultiAgentConfig):
 
         > Parameters that control credit
 
-        counterfactual_critic (`float` or `str`, *optional*, defaults to `0.0`):
+        critic_mix (`float` or `str`, *optional*, defaults to `0.0`):
             With `credit="counterfactual"`, share α of the critic in the baseline, in [0, 1]: `(1 − α)` times the mean of the other
             siblings plus `α` times the critic's value. `"auto"` estimates the best α from earlier batches. A reply without
             live siblings has the critic's value as its baseline, or with 0 no advantage.
@@ -597,7 +597,7 @@ class MultiAgentPPOConfig(MultiAgentConfig):
     }
     _choices: ClassVar[dict[str, tuple[str, ...]]] = {
         **MultiAgentConfig._choices,
-        "critic": ("team", "agent", "group", "none"),
+        "critic": ("team", "agent", "mixed", "none"),
         "kl_penalty": ("loss", "reward"),
         "advantage_normalization": ("agent", "batch", "none"),
     }
@@ -605,7 +605,7 @@ class MultiAgentPPOConfig(MultiAgentConfig):
     # Parameters that control the critic
     critic: str = field(
         default="team",
-        metadata={"help": "Baseline: 'team' (MAPPO), 'agent' (IPPO), 'group' (mixed with siblings), 'none'."},
+        metadata={"help": "Baseline: 'team' (MAPPO), 'agent' (IPPO), 'mixed' (with siblings), 'none'."},
     )
     critic_backprop: bool = field(
         default=False, metadata={"help": "Whether to backpropagate the value loss into the policy."}
@@ -622,7 +622,7 @@ class MultiAgentPPOConfig(MultiAgentConfig):
     )
 
     # Parameters that control credit
-    counterfactual_critic: str = field(  # a number in text, because the command line has no type for both
+    critic_mix: str = field(  # a number in text, because the command line has no type for both
         default="0.0",
         metadata={"help": "Share of the critic in the baseline with credit='counterfactual': a number, or 'auto'."},
     )
@@ -641,7 +641,7 @@ class MultiAgentPPOConfig(MultiAgentConfig):
     def __post_init__(self):
         super().__post_init__()
         self._check_counterfactual()
-        if self.critic in ("none", "group") and self.num_generations == 1:
+        if self.critic in ("none", "mixed") and self.num_generations == 1:
             raise ValueError(
                 f"critic={self.critic!r} compares the episodes of a problem, but num_generations=1. Set num_generations=4, or "
                 "critic='team'."
@@ -650,32 +650,28 @@ class MultiAgentPPOConfig(MultiAgentConfig):
     @property
     def critic_share(self) -> float | None:
         """Share of the critic in a baseline that it is mixed into, or `None` to estimate it."""
-        return (
-            None
-            if self.critic == "group" or self.counterfactual_critic == "auto"
-            else float(self.counterfactual_critic)
-        )
+        return None if self.critic == "mixed" or self.critic_mix == "auto" else float(self.critic_mix)
 
     def _check_counterfactual(self) -> None:
-        value = self.counterfactual_critic
+        value = self.critic_mix
         try:
             share = 1.0 if value == "auto" else float(value)
         except (TypeError, ValueError):
             share = math.nan
         if not 0 <= share <= 1:
-            raise ValueError(f"counterfactual_critic={value!r} must be a number in [0, 1], or 'auto'.")
+            raise ValueError(f"critic_mix={value!r} must be a number in [0, 1], or 'auto'.")
         if share == 0:
             if self.credit == "counterfactual" and self.num_generations == 1:
                 raise ValueError(
                     "credit='counterfactual' compares replies, but num_generations=1. Set num_generations=4, or "
-                    "counterfactual_critic=1.0."
+                    "critic_mix=1.0."
                 )
             return
         for name, given, needed in (("credit", self.credit, "counterfactual"), ("critic", self.critic, "team")):
-            if given in ("group", "none"):
+            if given in ("group", "mixed", "none"):
                 raise ValueError(
-                    f"counterfactual_critic={value!r} does not support {name}={given!r}. Set {name}={needed!r}, or "
-                    "counterfactual_critic=0.0."
+                    f"critic_mix={value!r} does not support {name}={given!r}. Set {name}={needed!r}, or "
+                    "critic_mix=0.0."
                 )
 
 
@@ -699,9 +695,9 @@ class SHPPOConfig(MultiAgentPPOConfig):
             Smallest standard deviation of a latent.
         policy_gradient_to_latent (`bool`, *optional*, defaults to `False`):
             Whether to backpropagate the PPO loss into LatentNet. Otherwise LatentNet learns from the latent loss only.
-        core_scale (`float`, *optional*, defaults to `0.3`):
+        init_core_scale (`float`, *optional*, defaults to `0.3`):
             Initial size of the cores, relative to the identity, for layers with LoRA's B at 0, where cores have no effect
-            yet. Layers with another B start with cores of 0. With `core_scale=0`, training starts at plain shared LoRA, and
+            yet. Layers with another B start with cores of 0. With `init_core_scale=0`, training starts at plain shared LoRA, and
             agents separate slowly (see [`CoreDecoder`]). With larger values, agents separate sooner and share less.
 
         > Parameters that control the latent losses
@@ -726,7 +722,7 @@ class SHPPOConfig(MultiAgentPPOConfig):
     _ranges: ClassVar[dict[str, Range]] = {
         **MultiAgentPPOConfig._ranges,
         **dict.fromkeys(
-            "core_scale latent_entropy_coef latent_distance_coef behaviour_distance_coef latent_learning_rate "
+            "init_core_scale latent_entropy_coef latent_distance_coef behaviour_distance_coef latent_learning_rate "
             "inference_learning_rate".split(),
             NOT_NEGATIVE,
         ),
@@ -753,7 +749,7 @@ class SHPPOConfig(MultiAgentPPOConfig):
         default=False, metadata={"help": "Whether to backpropagate the PPO loss into LatentNet."}
     )
 
-    core_scale: float = field(
+    init_core_scale: float = field(
         default=0.3,
         metadata={"help": "Initial size of the cores, relative to the identity, for layers with LoRA's B at 0."},
     )

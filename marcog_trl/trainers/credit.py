@@ -97,7 +97,7 @@ def normalized_by_function(trainer: MultiAgentTrainer, rollout: Rollout) -> torc
     return group_advantages(everywhere, len(everywhere), mask=learning, scale="batch")[here]
 
 
-_MOMENTS = "counterfactual_critic"
+_MOMENTS = "critic_mix"
 _NEWEST = 0.1  # least weight of the newest batch in running means
 
 

@@ -236,7 +236,7 @@ class MultiAgentPPOTrainer(ModulesTrainer):
         next_row = self._next_rows(rollout)
         discount = self._discounts(rollout, next_row)
         to_go, _ = gae(rewards, torch.zeros_like(rewards), mask, args.gamma, 1.0, next_row, discount, 1.0)
-        mixes = args.critic == "group" or (args.critic != "none" and is_counterfactual(self))
+        mixes = args.critic == "mixed" or (args.critic != "none" and is_counterfactual(self))
         if args.critic == "none" or mixes:
             baseline = rollout.row_returns() - self._group_advantages(rollout)
             advantages = (to_go - baseline[:, None]) * mask
@@ -268,7 +268,7 @@ class MultiAgentPPOTrainer(ModulesTrainer):
         output["row_weight"] = weights
 
     def _group_advantages(self, rollout: Rollout) -> torch.Tensor:
-        if self.args.critic == "group":  # what is mixed with the critic does not see the row's own return
+        if self.args.critic == "mixed":  # what is mixed with the critic does not see the row's own return
             return over_siblings(self, rollout, kind="rloo")
         return super()._group_advantages(rollout)
 

@@ -180,7 +180,7 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
                 obs_size = 2 * self.model.config.get_text_config().hidden_size
                 networks = {
                     "core_decoder": CoreDecoder(
-                        self.args.latent_size, cores.ranks, self.args.core_scale * self._adapter_starts_at_zero
+                        self.args.latent_size, cores.ranks, self.args.init_core_scale * self._adapter_starts_at_zero
                     ),
                     "latent_net": LatentNet(obs_size, self.args.latent_size, sigma_min=self.args.sigma_min),
                     "inference_net": InferenceNet(obs_size, self.args.latent_size),

@@ -44,7 +44,7 @@ def find_stages(workflow: Workflow, args: Any, problems: Iterable[Mapping[str, A
     if alone and len(stages) > 1 and args.critic_share == 0:
         warnings.warn(
             f"fanout={fanout} gives {', '.join(alone)} one reply in each context, which has nothing to be compared with: these "
-            "stages are not trained. Give them at least 2, or set counterfactual_critic in trainers with a critic.",
+            "stages are not trained. Give them at least 2, or set critic_mix in trainers with a critic.",
             stacklevel=2,
         )
     evaluations = sum(Tree.of_stages(stages, fanout).joint_actions)

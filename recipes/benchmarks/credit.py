@@ -36,7 +36,7 @@ CREDITS = {
     "group": ("MultiAgentGRPOTrainer", LINES),
     "counterfactual": ("MultiAgentGRPOTrainer", BRANCHES),
     "critic": ("MultiAgentPPOTrainer", LINES | PPO),
-    "counterfactual and critic": ("MultiAgentPPOTrainer", BRANCHES | PPO | {"counterfactual_critic": "auto"}),
+    "counterfactual and critic": ("MultiAgentPPOTrainer", BRANCHES | PPO | {"critic_mix": "auto"}),
 }
 TEAMS = ("useless", "decides")
 

@@ -110,10 +110,10 @@ def ablations(workflow):
         "no_entropy": ("no L_e", {"latent_entropy_coef": 0.0}, False),
         "no_value": ("no V_I", {"inference_learning_rate": 0.0}, True),
         "no_behaviour": ("no behaviour distance", not_compared, False),
-        "large_cores": ("core_scale=1, no behaviour distance", not_compared | {"core_scale": 1.0}, False),
+        "large_cores": ("init_core_scale=1, no behaviour distance", not_compared | {"init_core_scale": 1.0}, False),
         "slow_latents": (
-            "core_scale=1, no behaviour distance, latent_learning_rate=1e-4",
-            not_compared | {"core_scale": 1.0, "latent_learning_rate": 1e-4},
+            "init_core_scale=1, no behaviour distance, latent_learning_rate=1e-4",
+            not_compared | {"init_core_scale": 1.0, "latent_learning_rate": 1e-4},
             False,
         ),
         "policy_gradient": ("policy gradient to latent", {"policy_gradient_to_latent": True}, False),

@@ -38,13 +38,13 @@ def condition(label, prompts, **settings):
     return Condition(label, workflow=f"{TASK}:{prompts}", settings={**BATCH, **settings})
 
 
-PARTING = {"core_scale": 1.5, "behaviour_distance_coef": 0.0}  # the figures are older than the defaults of today
+PARTING = {"init_core_scale": 1.5, "behaviour_distance_coef": 0.0}  # the figures are older than the defaults of today
 CONDITIONS = {
     "untrained_roles": replace(condition("untrained, roles in prompts", "Chain"), trained=False),
     "untrained_same": replace(condition("untrained, same prompt", "SamePrompts"), trained=False),
     "shared_roles": condition("shared policy, roles in prompts", "Chain", parameter_sharing="shared"),
     "latent_roles": condition(
-        "SHPPO, observation, roles in prompts", "Chain", core_scale=1.0, latent_learning_rate=1e-4
+        "SHPPO, observation, roles in prompts", "Chain", init_core_scale=1.0, latent_learning_rate=1e-4
     ),
     "separate_roles": condition("LoRA per agent, roles in prompts", "Chain", parameter_sharing="separate"),
     "shared_same": condition("shared policy, same prompt", "SamePrompts", parameter_sharing="shared"),

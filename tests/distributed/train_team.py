@@ -155,13 +155,13 @@ class RecordedSHPPOTrainer(Recorded, SHPPOTrainer):
 
 # Some nodes end early, and half of the problems have one turn only: processes have different numbers of nodes
 TREE = {"turn_tree": True, "early_termination_threshold": 0.4, "per_device_train_batch_size": 12, "gamma_turn": 0.5}
-BRANCHES = {"credit": "counterfactual", "fanout": [2, 2], "num_generations": 4, "counterfactual_critic": "auto"}
+BRANCHES = {"credit": "counterfactual", "fanout": [2, 2], "num_generations": 4, "critic_mix": "auto"}
 BRANCHES |= {"per_device_train_batch_size": 12, "advantage_normalization": "batch"}
 PROCESSES = int(os.environ.get("WORLD_SIZE", 1))
 SINGLE = {"workflow": "single", "num_generations": 4, "per_device_train_batch_size": 4 // PROCESSES}
 SINGLE |= {"gradient_accumulation_steps": 1, "scale_rewards": "group", "num_generations_eval": 4}
 # The first returns have a mean of 0 in units of the critic: all that the bias has as a gradient is rounding, which Adam enlarges
-SIBLINGS = {**SINGLE, "critic": "group", "max_steps": 4, "adam_epsilon": 1e-4}
+SIBLINGS = {**SINGLE, "critic": "mixed", "max_steps": 4, "adam_epsilon": 1e-4}
 RECORDED = {
     "tree": (RecordedGRPOTrainer, MultiAgentGRPOConfig, TREE),
     "counterfactual": (RecordedPPOTrainer, MultiAgentPPOConfig, BRANCHES),

@@ -60,7 +60,7 @@ class TestAdvantages:
     @pytest.mark.parametrize("trainer_class", [MultiAgentPPOTrainer, SHPPOTrainer])
     def test_the_critic_is_a_part_of_the_baseline(self, tiny_model, tmp_path, trainer_class):
         trainer = branching(
-            tiny_model, tmp_path, trainer_class, leaves=[[1.0, 0.0, 0.0, 0.0]], counterfactual_critic=0.5,
+            tiny_model, tmp_path, trainer_class, leaves=[[1.0, 0.0, 0.0, 0.0]], critic_mix=0.5,
             advantage_normalization="none",
         )  # fmt: skip
         teams.script(trainer)
@@ -76,7 +76,7 @@ class TestAdvantages:
         for share, alone in ((0.0, 0.0), (0.5, 0.6)):
             trainer = branching(
                 tiny_model, tmp_path / str(share), MultiAgentPPOTrainer, leaves=[[1.0, None, 0.0, 0.0]],
-                counterfactual_critic=share, advantage_normalization="none",
+                critic_mix=share, advantage_normalization="none",
             )  # fmt: skip
             teams.script(trainer)
             teams.hold_critic(trainer, 0.4)
@@ -95,13 +95,13 @@ class TestAdvantages:
     def test_auto_learns_the_share_from_earlier_batches(self, tiny_model, tmp_path):
         trainer = branching(
             tiny_model, tmp_path, MultiAgentPPOTrainer, (2, 3), leaves=[[0.8, 0.4, 0.0, 0.4, 0.0, 0.8]] * 2,
-            counterfactual_critic="auto", advantage_normalization="none", per_device_train_batch_size=8,
+            critic_mix="auto", advantage_normalization="none", per_device_train_batch_size=8,
         )  # fmt: skip
         teams.script(trainer)
         teams.hold_critic(trainer, 0.5)
         first = teams.generation_batch(trainer)["advantages"]
         assert first[2, 0].item() == pytest.approx(0.6)  # .8 - mean(.4, 0)
-        known = trainer.state.stateful_callbacks["counterfactual_critic"]
+        known = trainer.state.stateful_callbacks["critic_mix"]
         variance = 0.16
         assert known[1] == pytest.approx([variance, 0.1**2 - variance / 3, 1.0], abs=1e-6)
         assert known[0] == pytest.approx([0.0, 0.01, 1.0], abs=1e-6)
@@ -116,9 +116,9 @@ class TestRuns:
         [
             (MultiAgentGRPOTrainer, "ab", 2, (2, 1, 2, 2), 16, {"scale_rewards": "agent"}),
             (MultiAgentGRPOTrainer, "abc", 1, (2, 2, 2), 14, {}),
-            (MultiAgentPPOTrainer, "ab", 2, (2, 2, 1, 1), 14, {"counterfactual_critic": "auto", "lam": 0.9}),
+            (MultiAgentPPOTrainer, "ab", 2, (2, 2, 1, 1), 14, {"critic_mix": "auto", "lam": 0.9}),
             (MultiAgentPPOTrainer, "abc", 1, (2, 2, 2), 14, {"kl_penalty": "reward", "beta": 0.1}),
-            (SHPPOTrainer, "ab", 2, (2, 2, 1, 2), 18, {"counterfactual_critic": 0.5}),
+            (SHPPOTrainer, "ab", 2, (2, 2, 1, 2), 18, {"critic_mix": 0.5}),
             (SHPPOTrainer, "abc", 1, (2, 2, 2), 14, {"latent_scope": "agent"}),
         ],
     )
@@ -159,7 +159,7 @@ class TestRuns:
 
     @pytest.mark.parametrize("trainer_class", [MultiAgentGRPOTrainer, MultiAgentPPOTrainer])
     def test_a_run_resumes_exactly(self, tiny_model, tmp_path, trainer_class):
-        share = {"counterfactual_critic": "auto"} if trainer_class is MultiAgentPPOTrainer else {}
+        share = {"critic_mix": "auto"} if trainer_class is MultiAgentPPOTrainer else {}
         weights = []
         for path, checkpoint in ((tmp_path / "a", None), (tmp_path / "b", str(tmp_path / "a" / "checkpoint-2"))):
             trainer = branching(
@@ -168,7 +168,7 @@ class TestRuns:
             trainer.train(resume_from_checkpoint=checkpoint)
             weights.append(teams.trainable(trainer))
             if share:
-                assert trainer.state.stateful_callbacks["counterfactual_critic"][0][2] == 4.0
+                assert trainer.state.stateful_callbacks["critic_mix"][0][2] == 4.0
         for name, tensor in weights[0].items():
             torch.testing.assert_close(tensor, weights[1][name], rtol=0, atol=0)
 
@@ -221,10 +221,10 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"counterfactual_critic": 1.5}, r"counterfactual_critic=1\.5 must be a number in \[0, 1\], or 'auto'\."),
-            ({"counterfactual_critic": "best"}, "counterfactual_critic='best' must be a number"),
-            ({"counterfactual_critic": "auto", "critic": "none"}, "does not support critic='none'. Set critic='team'"),
-            ({"counterfactual_critic": 0.5, "credit": "group"}, "does not support credit='group'"),
+            ({"critic_mix": 1.5}, r"critic_mix=1\.5 must be a number in \[0, 1\], or 'auto'\."),
+            ({"critic_mix": "best"}, "critic_mix='best' must be a number"),
+            ({"critic_mix": "auto", "critic": "none"}, "does not support critic='none'. Set critic='team'"),
+            ({"critic_mix": 0.5, "credit": "group"}, "does not support credit='group'"),
             ({"num_generations": 1}, "compares replies, but num_generations=1. Set num_generations=4, or"),
         ],
     )

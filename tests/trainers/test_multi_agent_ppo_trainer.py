@@ -715,7 +715,7 @@ class TestCritic:
         assert explained[0][0] < 0.2 and explained[0][-1] > 0.9
         assert explained[1] == pytest.approx(explained[0], abs=1e-3)
 
-    @pytest.mark.parametrize("critic", ["team", "group"])
+    @pytest.mark.parametrize("critic", ["team", "mixed"])
     def test_is_measured_against_what_was_earned(self, tiny_model, tmp_path, critic):
         """Whatever lambda is: λ-returns contain the estimates themselves."""
         found = []
@@ -735,7 +735,7 @@ class TestCritic:
         """With one slot, the episodes of a problem may be on several processes."""
         rewards = [[1.0, 0.0, 0.4], [1.0, 0.0, 0.4]]
         trainer = teams.make(
-            tiny_model, tmp_path, data=teams.dataset(1), num_generations=3, critic="group",
+            tiny_model, tmp_path, data=teams.dataset(1), num_generations=3, critic="mixed",
             reward=lambda completions, **kwargs: rewards.pop(), per_device_train_batch_size=6 if workflow else 3,
             advantage_normalization="none", agent_loss_weighting="token", **({"workflow": workflow} if workflow else {}),
         )  # fmt: skip
@@ -746,7 +746,7 @@ class TestCritic:
         torch.testing.assert_close(output["advantages"][:3, 0], alone)
         returns = output["returns"][:, 0].tolist()
         assert returns == pytest.approx([1.0, 0.0, 0.4] * (len(returns) // 3))  # what the critic itself learns
-        known = trainer.state.stateful_callbacks["counterfactual_critic"]
+        known = trainer.state.stateful_callbacks["critic_mix"]
         variance = torch.tensor([1.0, 0.0, 0.4]).var().item()
         assert known[0] == pytest.approx([variance, (1.4 / 3 - 0.5) ** 2 - variance / 3, 1.0], abs=1e-6)
         known[0] = [0.08, 0.01, 1.0]
@@ -756,13 +756,13 @@ class TestCritic:
 
     def test_an_evaluation_teaches_a_mix_nothing(self, tiny_model, tmp_path):
         trainer = teams.make(
-            tiny_model, tmp_path, eval_dataset=teams.dataset(2), num_generations_eval=2, critic="group"
+            tiny_model, tmp_path, eval_dataset=teams.dataset(2), num_generations_eval=2, critic="mixed"
         )
         trainer.train()
         state = json.dumps(trainer.state.stateful_callbacks)
         modules = {name: tensor.clone() for name, tensor in trainer.modules.state_dict().items()}
         trainer.evaluate()
-        assert "counterfactual_critic" in state and json.dumps(trainer.state.stateful_callbacks) == state
+        assert "critic_mix" in state and json.dumps(trainer.state.stateful_callbacks) == state
         for name, tensor in trainer.modules.state_dict().items():
             assert torch.equal(tensor, modules[name]), name
 

@@ -168,7 +168,7 @@ class TestEquality:
     @pytest.mark.parametrize(("initial", "scale"), [(True, 1.0), ("gaussian", 1.0), (True, 0.0), (False, 0.0)])
     def test_cores_start_where_they_change_nothing(self, tiny_model, tmp_path, initial, scale):
         """At random where LoRA's B is 0, else at 0; the policy before the first update is that of the base model or adapter."""
-        options = {"core_scale": 0.0} if scale == 0.0 and initial is True else {}
+        options = {"init_core_scale": 0.0} if scale == 0.0 and initial is True else {}
         trainer = teams.make(tiny_model, tmp_path, SHPPOTrainer, lora={"init_lora_weights": initial}, **options)
         weight = trainer.modules.core_decoder.cores.weight
         assert weight.any() == (scale > 0)
@@ -502,7 +502,9 @@ class TestTeam:
         def reward(completions, **kwargs):
             return [None if e in masked else float(e) for e in range(len(completions))]
 
-        trainer = teams.make(tiny_model, tmp_path, SHPPOTrainer, reward=reward, workflow=SameAsked(), core_scale=3.0)
+        trainer = teams.make(
+            tiny_model, tmp_path, SHPPOTrainer, reward=reward, workflow=SameAsked(), init_core_scale=3.0
+        )
         teams.randomize(trainer.modules, scale=0.5)
         trainer.train()
         diversity = teams.logged(trainer, "latent/behaviour_distance")
