@@ -110,7 +110,7 @@ VALUES: dict[str, dict[Any, Any]] = {
     "reward_shift": {None: 0.0},
     "scale_rewards": {True: "group", False: "none"},
     "top_k": {None: 0},
-    "visible_tests": {None: 0, "all": 0},
+    "visible_tests": {0: None, "all": None},
 }
 
 # Keys that only label a run: accepted, and without effect

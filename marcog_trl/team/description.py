@@ -1,7 +1,7 @@
 """
 The files of a saved team beside its PEFT adapter, or beside its model if all of its weights were trained.
 
-`team.json` (format 1) describes the team. `team_modules.safetensors` has the value head, the core decoder and the latent
+`team.json` (format 2) describes the team. `team_modules.safetensors` has the value head, the core decoder and the latent
 networks, if the team has them, under the keys of [`TeamModule`]. If the workflow was loaded from a file, the file is there, too.
 """
 
@@ -24,7 +24,7 @@ TEAM_FILE = "team.json"
 MODULES_FILE = "team_modules.safetensors"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")  # as PEFT names them
 MODEL_FILES = ("model.safetensors", "model.safetensors.index.json")  # one of them, as transformers names them
-TEAM_FORMAT = 1
+TEAM_FORMAT = 2
 # Settings that change what a saved team generates
 _SAVED_SETTINGS = (
     "workflow", "num_turns", "num_agents", "roles", "system_prompt", "endpoints", "centralized", "class_split", "feedback", "visible_tests", "expert_model",
@@ -127,8 +127,8 @@ class TeamDescription:
         except ValueError as error:  # also raised for invalid UTF-8
             raise ValueError(f"{str(path)!r} is not valid JSON: {error}. {USE_SAVED_TEAM}") from error
         found = content.get("format_version") if isinstance(content, dict) else None
-        if found != TEAM_FORMAT:
-            raise ValueError(f"{str(path)!r} has format_version={found}. This version reads {TEAM_FORMAT}.")
+        if found not in (1, TEAM_FORMAT):
+            raise ValueError(f"{str(path)!r} has format_version={found}. This version reads 1 and {TEAM_FORMAT}.")
         for key in ("trainer", "base_model", "agents", "workflow", "rewards", "settings"):
             if key not in content:
                 raise ValueError(f"{str(path)!r} has no {key!r}. {USE_SAVED_TEAM}")
@@ -148,6 +148,9 @@ class TeamDescription:
         known = {f.name for f in fields(cls)} - {"source_file"}
         described = {"num_turns": 1, "modules": {}, "versions": {}} | content
         settings = {name: value for name, value in content["settings"].items() if name not in _MACHINE_SETTINGS}
+        if found == 1 and settings.get("visible_tests") == 0:
+            settings["visible_tests"] = None  # all of them, which 0 meant in format 1
+        described["format_version"] = TEAM_FORMAT
         description = cls(**{key: value for key, value in described.items() if key in known} | {"settings": settings})
         file = path.parent / description.workflow_file
         if description.workflow_file and file.is_file():

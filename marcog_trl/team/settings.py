@@ -85,9 +85,11 @@ class PlaySettings:
     expert_base_url: str | None = field(
         default=None, metadata={"help": "OpenAI-compatible endpoint that feedback='expert_edits' asks."}
     )
-    visible_tests: int = field(
+    visible_tests: int | None = field(
         default=1,
-        metadata={"help": "Number of tests that feedback may show. Negative numbers count from the end, 0 shows all."},
+        metadata={
+            "help": "Number of tests that feedback may show. Negative numbers count from the end, 0 shows none, null all."
+        },
     )
     early_termination_threshold: float | None = field(
         default=None,
@@ -190,9 +192,7 @@ class PlaySettings:
         brought["roles"] = {agent.name: agent.role for agent in workflow.agents}
         brought |= {setting: None for setting, option in _OPTION_OF.items() if option not in (options or ())}
         if isinstance(workflow, Rounds):
-            # 0 means all tests
-            visible_tests = workflow.visible_tests if isinstance(workflow.visible_tests, int) else 0
-            brought |= {"feedback": workflow.feedback, "visible_tests": visible_tests}
+            brought |= {"feedback": workflow.feedback, "visible_tests": workflow.visible_tests}
             if isinstance(workflow.expert, ExpertEdits):
                 asked = workflow.expert.endpoint
                 brought |= {"expert_model": asked.model, "expert_base_url": asked.base_url}

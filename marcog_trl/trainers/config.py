@@ -67,7 +67,7 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
             Model and endpoint that `feedback="expert_edits"` asks with the `openai` client. The environment variable
             `OPENAI_API_KEY` has the key.
         visible_tests (`int`, *optional*, defaults to `1`):
-            Number of tests that feedback may show. Negative numbers count from the end, 0 shows all.
+            Number of tests that feedback may show. Negative numbers count from the end, 0 shows none, and `None` all.
 
         > Parameters that control credit
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from marcog_trl.execution import Job, TestResult, Verdict
 
 
-VisibleTests = int | Literal["all"] | None
+VisibleTests = int | None
 
 FEEDBACK_MODES = ("level_feedback", "level_passed", "passed", "plain", "expert_edits")
 
@@ -31,12 +31,14 @@ def visible_results(job: Job, verdict: Verdict, visible_tests: VisibleTests = 1)
     Args:
         job (`Job`): The job that was executed.
         verdict (`Verdict`): Its verdict.
-        visible_tests (`int`, `"all"` or `None`, *optional*, defaults to `1`): How many tests to show. A negative number
-            counts from the end; `0`, `None` and `"all"` show all.
+        visible_tests (`int`, *optional*, defaults to `1`): How many tests to show. A negative number counts from the end;
+            `0` shows none, and `None` all.
 
     Returns:
         `str`: "Tests: k of n passed", counting the visible tests, and one line per failed test.
     """
+    if visible_tests == 0:
+        return "Tests: not shown"
     if verdict.status == "infrastructure":
         return "Tests: could not be run"
     results = shown_tests(verdict, visible_tests)
@@ -55,6 +57,6 @@ def visible_results(job: Job, verdict: Verdict, visible_tests: VisibleTests = 1)
 def shown_tests(verdict: Verdict, visible_tests: VisibleTests) -> list[tuple[int, TestResult]]:
     """The tests that feedback may show, with their indices."""
     results = list(enumerate(verdict.tests))
-    if isinstance(visible_tests, int):
-        results = results[:visible_tests] if visible_tests > 0 else results[visible_tests:]
-    return results
+    if visible_tests is None:
+        return results
+    return results[:visible_tests] if visible_tests >= 0 else results[visible_tests:]

@@ -18,7 +18,7 @@ from marcog_trl.agents import (
     ask,
     without_place,
 )
-from marcog_trl.checks import COUNT, check_number
+from marcog_trl.checks import ANY, COUNT, check_number
 from marcog_trl.execution import Job, Verdict
 from marcog_trl.parsing.predicates import defines, returns_value
 from marcog_trl.parsing.prompts import fill, messages_of
@@ -45,8 +45,8 @@ class Rounds(Workflow):
             tests. `"level_passed"`: also whether each level (definition, syntax, tests) passed. `"level_feedback"`: also
             what was found at each level, and which of the visible tests failed, and how. `"expert_edits"`: also edits
             that `expert` suggests, if it answers. A callable `(problem, agent, reply, results) -> str` returns the text.
-        visible_tests (`int`, `"all"` or `None`, *optional*, defaults to `1`): How many tests feedback may show. A negative
-            number counts from the end; `0`, `None` and `"all"` show all.
+        visible_tests (`int`, *optional*, defaults to `1`): How many tests feedback may show. A negative number counts from
+            the end; `0` shows none, and `None` all.
         roles (`Mapping[str, str]`, *optional*): Agent name → role text that replaces the agent's own. See [`Agent`] for what
             may stand in it.
         expert (`Callable`, *optional*): Advisor for `feedback="expert_edits"`, such as an
@@ -71,12 +71,8 @@ class Rounds(Workflow):
             raise ValueError(f"feedback={feedback!r} is unknown. Use one of {modes}, or a function.")
         if isinstance(feedback, type):
             raise TypeError(f"feedback is the class {feedback.__name__}. Pass an instance: {feedback.__name__}(...).")
-        if visible_tests not in (None, "all") and (
-            not isinstance(visible_tests, int) or isinstance(visible_tests, bool)
-        ):
-            raise ValueError(
-                f"visible_tests={visible_tests!r} is not a number of tests. Set visible_tests=1, or 'all'."
-            )
+        if visible_tests is not None:
+            check_number("visible_tests", visible_tests, ANY, whole=True, default=1)
         check_number("num_turns", num_turns, COUNT, whole=True, default=1)
         if roles is not None and not isinstance(roles, Mapping):
             raise ValueError(f"roles={roles!r} is not a mapping. Set roles={{{agents[0].name!r}: 'Write ...'}}.")
@@ -144,6 +140,8 @@ class Rounds(Workflow):
     def _report(self, agent: Agent, problem: Mapping[str, Any], reply: str, job: Job, verdict: Verdict) -> list[str]:
         """Lines of feedback for one agent, in the modes `"passed"`, `"level_passed"` and `"level_feedback"`."""
         passed = all(result.status == "passed" for _, result in shown_tests(verdict, self.visible_tests))
+        if self.feedback == "passed" and self.visible_tests == 0:
+            return []
         if self.feedback == "passed" and verdict.status == "infrastructure":
             return ["The tests could not be run."]
         if self.feedback == "passed":
@@ -152,7 +150,7 @@ class Rounds(Workflow):
         if self.feedback == "level_passed":
             tests = "could not be run" if verdict.status == "infrastructure" else "passed" if passed else "failed"
             lines = [f"{level.name}: {'passed' if level.passed else 'failed'}" for level in levels]
-            return [*lines, f"Tests: {tests}"]
+            return lines if self.visible_tests == 0 else [*lines, f"Tests: {tests}"]
         results = visible_results(job, verdict, self.visible_tests)
         return [*(f"{level.name}: {level.finding}" for level in levels), results]
 

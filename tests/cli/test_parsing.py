@@ -245,7 +245,7 @@ class TestSections:
         assert (script.eval_problems, script.save_final_model, args.output_dir) == (3, False, "out")
         assert (args.workflow, args.num_agents, args.num_turns, args.seed) == ("collaboration", 2, 2, 7)
         assert (args.temperature, args.top_p, args.top_k, args.max_completion_length) == (0.6, 0.6, 0, 128)
-        assert (args.feedback, args.visible_tests, args.learning_rate) == ("level_passed", 0, 2e-5)
+        assert (args.feedback, args.visible_tests, args.learning_rate) == ("level_passed", None, 2e-5)
         assert (args.gamma_turn, args.joint_mode, args.turn_tree) == (0.9, "align", True)
         assert (args.reward_scale, args.reward_shift, args.early_termination_threshold) == (0.5, -4.0, -0.2)
         # A step of 4 groups of 4 replies of 2 agents, in micro-batches of the default size

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from marcog_trl import MultiAgentPPOTrainer, SHPPOTrainer
+from marcog_trl.team.description import TeamDescription
 
 
 RUNS = {
@@ -102,7 +103,7 @@ class TestFiles:
     def test_describe_the_team(self, run, tiny_model):
         name, trainer, checkpoint = run
         team = json.loads((checkpoint / "team.json").read_text())
-        assert team["format_version"] == 1
+        assert team["format_version"] == 2
         assert team["base_model"] == tiny_model
         assert team["agents"] == [{"name": "a", "role": "You are a."}, {"name": "b", "role": "You are b."}]
         assert team["workflow"] == "Pair" and team["num_turns"] == 1
@@ -193,11 +194,19 @@ class TestWrongCheckpoint:
         trainer = make(str(tmp_path / "other"), tmp_path / "run")
         self.refused(trainer, checkpoint, "base_model is '.*tiny', but .*'.*other'.* in this run")
 
+    def test_of_format_1_is_read(self, checkpoint, tmp_path):
+        """There, `visible_tests=0` showed all tests."""
+        team = json.loads((checkpoint / "team.json").read_text())
+        old = {**team, "format_version": 1, "settings": {**team["settings"], "visible_tests": 0}}
+        (tmp_path / "team.json").write_text(json.dumps(old))
+        read = TeamDescription.read(tmp_path / "team.json")
+        assert (read.format_version, read.settings["visible_tests"]) == (2, None)
+
     def test_of_another_format_is_refused(self, tiny_model, tmp_path, checkpoint):
         copy = shutil.copytree(checkpoint, tmp_path / "checkpoint-4")
         team = json.loads((checkpoint / "team.json").read_text())
-        (copy / "team.json").write_text(json.dumps({**team, "format_version": 2}, indent=2) + "\n")
-        self.refused(make(tiny_model, tmp_path / "run"), copy, r"has format_version=2\. This version reads 1")
+        (copy / "team.json").write_text(json.dumps({**team, "format_version": 3}, indent=2) + "\n")
+        self.refused(make(tiny_model, tmp_path / "run"), copy, r"has format_version=3\. This version reads 1 and 2")
 
     def test_of_no_team_is_refused(self, tiny_model, tmp_path):
         trainer = make(tiny_model, tmp_path)

@@ -118,7 +118,7 @@ class TestFromPretrained:
             Team.from_pretrained(tmp_path)
         team = json.loads((saved[1] / "team.json").read_text())
         (tmp_path / "team.json").write_text(json.dumps({**team, "format_version": 9}))
-        with pytest.raises(ValueError, match=r"format_version=9\. This version reads 1\."):
+        with pytest.raises(ValueError, match=r"format_version=9\. This version reads 1 and 2\."):
             Team.from_pretrained(tmp_path)
 
 

@@ -1071,7 +1071,7 @@ def with_tests():
     ("name", "options", "settings"),
     [
         ("single", {"feedback": "passed", "visible_tests": 3}, {}),
-        ("single", {"visible_tests": "all"}, {"visible_tests": 0}),
+        ("single", {"visible_tests": None}, {}),
         ("collaboration", {"feedback": "plain", "visible_tests": -1}, {}),
     ],
 )

@@ -16,7 +16,7 @@ from marcog_trl.workflows import Collaboration, Pipeline, Single, make_workflow
         ("collaboration", {"num_agents": 1}, "num_agents=1 leaves no helper. Set num_agents=2"),
         ("pipeline", {"num_agents": 0}, "num_agents=0 must be at least 1"),
         ("pipeline", {"feedback": "loud"}, "feedback='loud' is unknown"),
-        ("pipeline", {"visible_tests": "some"}, "visible_tests='some' is not a number"),
+        ("pipeline", {"visible_tests": "some"}, "visible_tests='some' must be a whole number"),
         ("pipeline", {"roles": {"helper": "Help."}}, "roles has a text for 'helper'"),
     ],
 )
@@ -267,7 +267,12 @@ def test_shorter_feedback(feedback, helper, main):
 
 def test_passed_feedback_counts_the_visible_tests_only():
     replies = {"helper": [AUX] * 2, "main": [MAIN] * 2}
-    for visible_tests, says in ((1, "The solution passes the tests."), (0, "The solution does not pass the tests.")):
+    shown = (
+        (1, "The solution passes the tests."),
+        (None, "The solution does not pass the tests."),
+        (0, "Revise your answer. Code only."),
+    )
+    for visible_tests, says in shown:
         workflow = Collaboration(num_turns=2, feedback="passed", visible_tests=visible_tests)
 
         class Half(Executor):
@@ -356,7 +361,7 @@ def test_an_episode_is_determined_by_its_answers():
 def test_feedback_from_real_execution():
     with CodeExecutor(num_workers=1, isolation="best_effort") as executor:
         stages = play(
-            Collaboration(num_turns=2, visible_tests="all"),
+            Collaboration(num_turns=2, visible_tests=None),
             {"helper": [AUX] * 2, "main": ["def total(xs):\n    return sum(aux(xs)) if xs else None", MAIN]},
             executor,
         )
@@ -369,8 +374,8 @@ def test_feedback_from_real_execution():
         ({"num_turns": "2"}, "num_turns='2' must be a whole number"),
         ({"num_agents": "3"}, "num_agents='3' must be a whole number"),
         ({"num_agents": 2.0}, "num_agents=2.0 must be a whole number"),
-        ({"visible_tests": "two"}, "visible_tests='two' is not a number of tests"),
-        ({"visible_tests": True}, "visible_tests=True is not a number of tests"),
+        ({"visible_tests": "two"}, "visible_tests='two' must be a whole number"),
+        ({"visible_tests": True}, "visible_tests=True must be a whole number"),
         ({"roles": "Write."}, "roles='Write.' is not a mapping"),
         ({"roles": {"main": None}}, "roles.'main'.=None is not text"),
     ],
