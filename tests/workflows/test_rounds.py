@@ -270,7 +270,7 @@ def test_passed_feedback_counts_the_visible_tests_only():
     shown = (
         (1, "The solution passes the tests."),
         (None, "The solution does not pass the tests."),
-        (0, "Revise your answer. Code only."),
+        (0, "Revise your answer. Answer with one Python code block."),
     )
     for visible_tests, says in shown:
         workflow = Collaboration(num_turns=2, feedback="passed", visible_tests=visible_tests)
