@@ -159,7 +159,7 @@ def show(name: str, plan: Plan) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from marcog_trl.trainers.plan import CUDA_CONTEXT, GIB
+    from marcog_trl.trainers.plan import CUDA_CONTEXT, GIB, PROCESS
 
     console, machine, rollout = Console(highlight=False, soft_wrap=True), plan.machine, plan.rollout
     share = plan.trained / plan.parameters
@@ -182,6 +182,10 @@ def show(name: str, plan: Plan) -> None:
     table.add_section()
     table.add_row("sum", *(f"{sum(phase.values()) / GIB:.2f}" for phase in plan.memory.values()))
     console.print(table)
+    if not machine.on_gpu:
+        console.print(
+            f"With {PROCESS / GIB:.2f} GiB for Python and its libraries, a process takes {(plan.peak + PROCESS) / GIB:.1f} GiB."
+        )
     if machine.gpu_memory is not None:
         verdict = "fits" if plan.fits else "does not fit"
         console.print(

@@ -28,6 +28,7 @@ from marcog_trl.trainers.stages import PROBLEMS_TO_PLAY
 
 GIB = 2**30
 CUDA_CONTEXT = 0.6 * GIB  # what the driver, cuBLAS and Triton take before the first tensor
+PROCESS = 0.65 * GIB  # what Python, the libraries, a tokenizer and problems take on a CPU before the first weight
 USABLE = 0.95  # of a GPU's memory; the rest is lost in gaps between tensors
 # Elements of DeepSpeed's buffers, where its configuration does not say otherwise
 REDUCE_BUCKET, LIVE_PARAMETERS = 500_000_000, 1_000_000_000
