@@ -17,7 +17,7 @@ from marcog_trl.cli.recipe import TEAM, TrainingRecipe
 RECIPE = TrainingRecipe(
     "MultiAgentPPOTrainer",
     default_config=Path(__file__).parent / "configs" / "builtin.yaml",
-    sections=("iac", "ac"),
+    sections=("iac", "ac", "ippo"),
     defaults=TEAM,
     fixed={"critic": "agent", "gamma": 1, "lam": 1, "lam_turn": 0, "num_iterations": 1},
     elsewhere="train_ppo.py",

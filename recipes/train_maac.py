@@ -16,7 +16,7 @@ from marcog_trl.cli.recipe import TEAM, TrainingRecipe
 RECIPE = TrainingRecipe(
     "MultiAgentPPOTrainer",
     default_config=Path(__file__).parent / "configs" / "builtin.yaml",
-    sections=("maac",),
+    sections=("maac", "mappo"),
     defaults=TEAM,
     fixed={"critic": "team", "gamma": 1, "lam": 1, "lam_turn": 0, "num_iterations": 1},
     elsewhere="train_ppo.py",

@@ -1,16 +1,19 @@
-"""The arguments of the training recipes beside those of the trainer and of the model."""
+"""The arguments that recipes and commands share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import yaml
 from datasets import Dataset
 from trl import ScriptArguments
 
 from marcog_trl.checks import COUNT, NOT_NEGATIVE, check_choice, check_numbers
 from marcog_trl.problems import load_problems
+from marcog_trl.team.team import Team
 
 
 # Fields of TRL's ScriptArguments that teams do not support: the only value that we accept, and what to do instead
@@ -38,12 +41,12 @@ class TeamArguments(ScriptArguments):
             Columns of the data under other names, such as `prompt=question test=asserts`.
         reward (`list[str]`, *optional*, defaults to `["execution_reward"]`):
             Names of reward functions, or folders of saved reward models.
-        num_steps (`float`, *optional*):
-            Replies to train on, such as `1e6`; one step is one reply of one agent. Sets `max_steps`, which counts
+        num_replies (`float`, *optional*):
+            Replies to train on, such as `1e6`: those of every agent count. Sets `max_steps`, which counts
             optimizer steps.
-        num_samples (`int`, *optional*, defaults to `4`):
+        num_test_samples (`int`, *optional*, defaults to `4`):
             Sampled episodes per held-out problem in the evaluations before and after training; 0 skips them.
-        eval_problems (`int`, *optional*, defaults to `24`):
+        num_eval_problems (`int`, *optional*, defaults to `24`):
             Number of held-out problems, from the first one, in each evaluation during training (`eval_strategy`, `eval_steps`).
             One episode of each is played.
         console (`str`, *optional*, defaults to `"lines"`):
@@ -70,17 +73,17 @@ class TeamArguments(ScriptArguments):
         default_factory=lambda: ["execution_reward"],
         metadata={"help": "Names of reward functions, or folders of reward models."},
     )
-    num_steps: float | None = field(
+    num_replies: float | None = field(
         default=None,
-        metadata={"help": "Replies to train on, such as 1e6 (one step is one reply of one agent); sets max_steps."},
+        metadata={"help": "Replies to train on, such as 1e6: those of every agent count; sets max_steps."},
     )
-    num_samples: int = field(
+    num_test_samples: int = field(
         default=4,
         metadata={
             "help": "Sampled episodes per held-out problem, before and after training; 0 skips these evaluations."
         },
     )
-    eval_problems: int = field(
+    num_eval_problems: int = field(
         default=24,
         metadata={"help": "Held-out problems in each evaluation during training (eval_strategy, eval_steps)."},
     )
@@ -97,7 +100,7 @@ class TeamArguments(ScriptArguments):
     )
 
     def __post_init__(self):
-        check_numbers(self, {"num_samples": NOT_NEGATIVE, "eval_problems": COUNT, "num_steps": COUNT})
+        check_numbers(self, {"num_test_samples": NOT_NEGATIVE, "num_eval_problems": COUNT, "num_replies": COUNT})
         check_choice("console", self.console, ("lines", "trl"))
         column_names(self.dataset_columns)
         for name, (accepted, instead) in _WITHOUT_EFFECT.items():
@@ -125,7 +128,7 @@ class TeamArguments(ScriptArguments):
 
     def eval_split(self, test: Dataset) -> Dataset:
         """The held-out problems of the evaluations during training."""
-        return test.select(range(min(self.eval_problems, len(test))))
+        return test.select(range(min(self.num_eval_problems, len(test))))
 
     def load(self, split: str) -> Dataset:
         """The problems of a split, with the columns that `dataset_columns` names."""
@@ -195,3 +198,63 @@ class SavedTeamArguments:
         default=False, metadata={"help": "Whether to run the file of the saved workflow, if it has one."}
     )
     isolation: str = field(default="strict", metadata={"help": "How programs are confined."})
+
+    def team_settings(self) -> dict[str, Any]:
+        """The settings that replace those of the team: `isolation`, and `num_agents`, `roles` and `workflow` if given."""
+        given = read_agents(self.agents, self.num_agents) if self.agents else {"num_agents": self.num_agents}
+        given |= {"workflow": self.workflow, "isolation": self.isolation}
+        return {name: value for name, value in given.items() if value is not None}
+
+    def load_team(self, **settings: Any) -> Team:
+        """The team, with the given settings beside those of the flags."""
+        return Team.from_pretrained(
+            str(self.adapter),
+            base_model=self.base_model,
+            trust_remote_code=self.trust_remote_code,
+            **{**self.team_settings(), **settings},
+        )
+
+
+_AGENTS = "Write [{name: helper, role: Write aux.}, {name: main, role: Write the function.}], for example."
+
+
+def read_agents(path: str | Path, num_agents: int | None = None) -> dict[str, Any]:
+    """
+    Reads the YAML file of `--agents` into settings of [`Team.from_pretrained`].
+
+    Args:
+        path (`str` or `Path`): The file. A list of `{name: ..., role: ...}` is the whole team. A mapping of names to role texts
+            replaces the texts of some agents. The names are those of the workflow's agents.
+        num_agents (`int`, *optional*): Number of agents.
+
+    Returns:
+        `dict[str, Any]`: `roles`, and `num_agents`, which is `None` where neither the file nor the argument says it.
+
+    Raises:
+        ValueError: If the file cannot be read, or has an unknown key, a repeated name, an empty text, or a list whose length
+            is not `num_agents`.
+    """
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"agents={str(path)!r} cannot be read: {error}. {_AGENTS}") from error
+    if isinstance(content, dict):
+        content = [{"name": name, "role": role} for name, role in content.items()]
+    elif isinstance(content, list):
+        if num_agents not in (None, len(content)):
+            raise ValueError(
+                f"agents={str(path)!r} lists {len(content)} agents, but num_agents={num_agents}. Set "
+                f"num_agents={len(content)}, or write a mapping of names to role texts into the file."
+            )
+        num_agents = len(content)
+    if not content or not isinstance(content, list):
+        raise ValueError(f"agents={str(path)!r} has no agents. {_AGENTS}")
+    roles: dict[str, str] = {}
+    for agent in content:
+        texts = list(agent.values()) if isinstance(agent, dict) and agent.keys() == {"name", "role"} else [None]
+        if not all(isinstance(text, str) and text.strip() for text in texts):
+            raise ValueError(f"agents={str(path)!r} has {agent!r}, but needs the texts name and role. {_AGENTS}")
+        if agent["name"] in roles:
+            raise ValueError(f"agents={str(path)!r} has {agent['name']!r} twice. Rename one of them.")
+        roles[agent["name"]] = agent["role"]
+    return {"num_agents": num_agents, "roles": roles}

@@ -38,11 +38,10 @@ from pathlib import Path
 from typing import Any
 
 from marcog_trl.checks import Range, check_number
-from marcog_trl.cli.agents_file import agent_settings
 from marcog_trl.cli.arguments import SavedTeamArguments, column_names
-from marcog_trl.cli.comlrl import nearest_setting
+from marcog_trl.cli.other_projects import nearest_setting
 from marcog_trl.cli.endings import interrupts, one_line
-from marcog_trl.cli.parsing import parse_override, read_arguments
+from marcog_trl.cli.parsing import Parser, parse_override
 from marcog_trl.cli.showing import hide_bars_of_libraries
 from marcog_trl.endpoints import EndpointError
 from marcog_trl.evaluation.baselines import single_agent, untrained_team
@@ -125,18 +124,15 @@ class EvaluationArguments(SavedTeamArguments):
 
 def _team_settings(args: EvaluationArguments) -> dict[str, Any]:
     """Settings of the team that replace the saved ones."""
-    agents = agent_settings(args.num_agents, args.agents)
-    settings = {"isolation": args.isolation, **dict(map(parse_override, args.override))}
-    if args.workflow is not None:
-        agents["workflow"] = args.workflow
+    settings, others = args.team_settings(), dict(map(parse_override, args.override))
     known = [f.name for f in fields(TeamSettings)] + ["model_init_kwargs"]
-    for name in settings:
+    for name in others:
         if name not in known:
             near = nearest_setting(name, known)
             raise ValueError(f"--override has an unknown key {name!r}." + (near and f" Did you mean {near}?"))
-        if name in agents:
+        if name in settings and name != "isolation":
             raise ValueError(f"--override has {name}, which another flag sets, too. Use one of them.")
-    return settings | agents
+    return settings | others
 
 
 def _load(args: EvaluationArguments, settings: dict[str, Any]) -> tuple[Team, str]:
@@ -150,9 +146,7 @@ def _load(args: EvaluationArguments, settings: dict[str, Any]) -> tuple[Team, st
             args.adapter, base_model=args.base_model, trust_remote_code=args.trust_remote_code, **settings
         )
         return team, "untrained single agent, budget of the team"
-    team = Team.from_pretrained(
-        args.adapter, base_model=args.base_model, trust_remote_code=args.trust_remote_code, **settings
-    )
+    team = args.load_team(**settings)
     if args.untrained and team.description.full_finetuning:
         raise ValueError(
             f"--untrained leaves out a team's adapter, but {args.adapter!r} has all weights of its model. Measure the untrained "
@@ -207,7 +201,7 @@ def main(argv: Sequence[str]) -> int:
     """
     hide_bars_of_libraries()
     with interrupts() as kept, one_line(ValueError, OSError, EndpointError):
-        args = read_arguments(EvaluationArguments, argv, "marcog-trl evaluate", __doc__)
+        (args,) = Parser(EvaluationArguments, prog="marcog-trl evaluate", description=__doc__).parse(argv)
         kept.now = lambda: _kept_by(args.output)
         with redirect_stdout(sys.stderr):  # libraries print there too
             team, figures, number = measure(args)

@@ -24,10 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from marcog_trl.checks import COUNT, check_number
-from marcog_trl.cli.agents_file import agent_settings
 from marcog_trl.cli.arguments import SavedTeamArguments, column_names
 from marcog_trl.cli.endings import interrupts, one_line
-from marcog_trl.cli.parsing import read_arguments
+from marcog_trl.cli.parsing import Parser
 from marcog_trl.cli.showing import hide_bars_of_libraries
 from marcog_trl.endpoints import EndpointError
 from marcog_trl.problems import load_problems
@@ -35,7 +34,6 @@ from marcog_trl.processes import this_process
 from marcog_trl.team.export import check_new, export_team
 from marcog_trl.team.hub import PushError, check_repo_id, push_team
 from marcog_trl.team.loading import find_team
-from marcog_trl.team.team import Team
 
 
 @dataclass(kw_only=True)
@@ -76,19 +74,10 @@ def _export(args: ExportArguments) -> tuple[dict[str, Any], bool]:
     process is the one that writes.
     """
     check_new(Path(args.output_dir))
-    settings = agent_settings(args.num_agents, args.agents)
     problems = load_problems(args.dataset_name, args.dataset_split, columns=column_names(args.dataset_columns))
     problems = problems.select(range(min(args.num_problems, len(problems))))
-    folder = find_team(str(args.adapter))
-    team = Team.from_pretrained(
-        folder,
-        base_model=args.base_model,
-        workflow=args.workflow,
-        trust_remote_code=args.trust_remote_code,
-        isolation=args.isolation,
-        **settings,
-    )
-    report = export_team(team, folder, args.output_dir, problems)
+    team = args.load_team()
+    report = export_team(team, find_team(str(args.adapter)), args.output_dir, problems)
     team.close()
     return report | {agent: {} for agent in team.outside}, this_process().is_main_process
 
@@ -109,7 +98,7 @@ def main(argv: Sequence[str]) -> int:
     writes = True
     hide_bars_of_libraries()
     with interrupts() as kept, one_line(ValueError, OSError, EndpointError, PushError):
-        args = read_arguments(ExportArguments, argv, "marcog-trl export", __doc__)
+        (args,) = Parser(ExportArguments, prog="marcog-trl export", description=__doc__).parse(argv)
         if args.adapter is not None:
             with redirect_stdout(sys.stderr):  # libraries print there too
                 report, writes = _export(args)

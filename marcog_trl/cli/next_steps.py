@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -87,15 +86,10 @@ def _problem_set(script: TeamArguments) -> list[str]:
 
 def _program() -> list[str]:
     """What starts `marcog-trl`, also in a shell that does not have the environment of this process on its path."""
-    python = Path(sys.executable)
-    script = python.with_name("marcog-trl")
-    program = script if script.is_file() else python
-    on_path = shutil.which(program.name)
-    if program.is_relative_to(Path.cwd()):
-        name = str(program.relative_to(Path.cwd()))
-    else:
-        name = program.name if on_path is not None and Path(on_path) == program else str(program)
-    return [name] if program == script else [name, "-m", "marcog_trl"]
+    script = Path(sys.executable).with_name("marcog-trl")
+    program = script if script.is_file() else Path(sys.executable)
+    here = program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else program
+    return [str(here)] if program == script else [str(here), "-m", "marcog_trl"]
 
 
 def write_problem(folder: Path, problems: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -10,20 +10,30 @@ its tokenizer and the problems. The exit status is 1 if the run does not fit.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoConfig, AutoTokenizer
+from trl import get_peft_config, get_quantization_config
+
+import marcog_trl
+from marcog_trl.checks import COUNT, check_number
+from marcog_trl.cli.endings import error_line
+from marcog_trl.cli.parsing import Parser, read_training_arguments
 from marcog_trl.cli.recipe import TEAM, TrainingRecipe
-from marcog_trl.execution.__main__ import OneLineParser
-
-
-if TYPE_CHECKING:
-    from marcog_trl.trainers.plan import Machine, Plan, Setup
+from marcog_trl.rollout.rehearsal import rehearse, widest_stage
+from marcog_trl.team.base_models import check_model
+from marcog_trl.trainers.argument_checks import check_full_finetuning
+from marcog_trl.trainers.layout import fit_batches
+from marcog_trl.trainers.plan import CUDA_CONTEXT, GIB, PROCESS, Machine, Plan, Setup, outline_of
+from marcog_trl.trainers.stages import PROBLEMS_TO_PLAY
 
 
 RECIPES = {
@@ -35,69 +45,54 @@ RECIPES = {
 }
 
 
+@dataclass(kw_only=True)
+class PlanArguments:
+    """Arguments of `marcog-trl plan` beside those of the recipe; see its `--help`."""
+
+    trainer: Literal["shppo", "ppo", "magrpo"] = field(default="shppo", metadata={"help": "Whose recipe."})
+    gpu_memory: float | None = field(default=None, metadata={"help": "Memory of each GPU, in GiB."})
+    num_processes: int = field(default=1, metadata={"help": "Number of GPUs."})
+    zero_stage: int = field(default=0, metadata={"help": "DeepSpeed ZeRO: 2 or 3; 0 for none."})
+    prompt_tokens: int | None = field(
+        default=None, metadata={"help": "Tokens of the longest prompt. Default: measured on the problems."}
+    )
+
+    def __post_init__(self):
+        if self.prompt_tokens is not None:
+            check_number("prompt_tokens", self.prompt_tokens, COUNT, whole=True, default=512)
+
+
 def main(argv: Sequence[str]) -> int:
-    """Runs `marcog-trl plan` with these flags. Returns the exit status."""
-    parser = OneLineParser(
-        prog="marcog-trl plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--config", help="YAML file of a training recipe")
-    parser.add_argument("--trainer", choices=RECIPES, default="shppo", help="whose recipe (default: shppo)")
-    parser.add_argument("--gpu-memory", "--gpu_memory", type=float, help="memory of each GPU, in GiB")
-    parser.add_argument("--num-processes", "--num_processes", type=int, default=1, help="number of GPUs (default: 1)")
-    parser.add_argument(
-        "--zero-stage", "--zero_stage", type=int, default=0, help="DeepSpeed ZeRO: 2 or 3 (default: 0, none)"
-    )
-    parser.add_argument(
-        "--prompt-tokens", "--prompt_tokens", type=int, help="tokens of the longest prompt (default: measured)"
-    )
-    options, rest = parser.parse_known_args(argv)
-    if options.config is not None:
-        rest = ["--config", options.config, *rest]
+    """
+    Runs `marcog-trl plan` with these flags. Returns the exit status: 1 if the run does not fit, and 2 if something is wrong with
+    the flags or the model.
+    """
     try:
+        parser = Parser(PlanArguments, prog="marcog-trl plan", description=__doc__)
+        options, *files, rest = parser.parse_args_into_dataclasses(list(argv), return_remaining_strings=True)
+        for named in files:  # of --config, which is the recipe's
+            rest += ["--config", named.config]
         with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():  # libraries print there too
             warnings.simplefilter("ignore", FutureWarning)
             name, plan = make_plan(options, rest)
     except (ValueError, ImportError, OSError) as error:
-        parser.exit(2, f"error: {' '.join(str(error).split())}\n")
+        print(error_line(error), file=sys.stderr)
+        return 2
     show(name, plan)
     return 1 if plan.fits is False else 0
 
 
-def make_plan(options: argparse.Namespace, rest: list[str]) -> tuple[str, Plan]:
-    """Reads the flags of the recipe, and plans the run. Returns the model's name and the plan."""
-    import torch
-
-    from marcog_trl.trainers.plan import Machine
-
-    on_gpu = options.gpu_memory is not None or torch.accelerator.is_available()
-    machine = Machine(options.gpu_memory, on_gpu, options.num_processes, options.zero_stage)
-    if options.prompt_tokens is not None and options.prompt_tokens < 1:
-        raise ValueError(f"prompt_tokens={options.prompt_tokens} must be at least 1. Set --prompt-tokens 512.")
-    name, setup = read_setup(RECIPES[options.trainer], rest, machine, options.prompt_tokens)
-    return name, setup.plan()
-
-
-def read_setup(
-    recipe: TrainingRecipe, argv: list[str], machine: Machine, prompt_tokens: int | None
-) -> tuple[str, Setup]:
+def make_plan(options: PlanArguments, argv: list[str]) -> tuple[str, Plan]:
     """
-    Reads the command line of a recipe.
+    Plans the run of a recipe's command line. Returns the model's name and the plan.
 
     Raises:
         ValueError: If a flag is wrong, or the model's configuration, its tokenizer or the problems cannot be loaded.
     """
-    from transformers import AutoConfig, AutoTokenizer
-    from trl import get_peft_config, get_quantization_config
-
-    import marcog_trl
-    from marcog_trl.cli.parsing import read_training_arguments
-    from marcog_trl.rollout.rehearsal import rehearse, widest_stage
-    from marcog_trl.team.base_models import check_model
-    from marcog_trl.trainers.argument_checks import check_full_finetuning
-    from marcog_trl.trainers.plan import Setup, outline_of
-    from marcog_trl.trainers.stages import PROBLEMS_TO_PLAY
-
-    if machine.on_gpu:  # where TRL computes in bfloat16 unless told otherwise
+    recipe = RECIPES[options.trainer]
+    on_gpu = options.gpu_memory is not None or torch.accelerator.is_available()
+    machine = Machine(options.gpu_memory, on_gpu, options.num_processes, options.zero_stage)
+    if on_gpu:  # where TRL computes in bfloat16 unless told otherwise
         recipe = replace(recipe, defaults={"bf16": True, **recipe.defaults})
     script, args, model = read_training_arguments(recipe, argv)
     name = model.model_name_or_path
@@ -109,7 +104,7 @@ def read_setup(
     config = AutoConfig.from_pretrained(name, **where)
     workflow = args.make_workflow()
     outline = outline_of(getattr(marcog_trl, recipe.trainer), args, workflow)
-    problems, width, alike = None, widest_stage(workflow), False
+    problems, prompt_tokens, width, alike = None, options.prompt_tokens, widest_stage(workflow), False
     if prompt_tokens is None:
         try:
             check_model("model_name_or_path", name, **loading)
@@ -129,13 +124,12 @@ def read_setup(
     if args.full_finetuning:
         check_full_finetuning(name, args, None, quantization)
     peft_config = outline._adapter_config(name, get_peft_config(model))
-    return name, Setup(outline, config, peft_config, machine, prompt_tokens, width, alike, quantization)
+    setup = Setup(outline, config, peft_config, machine, prompt_tokens, width, alike, quantization)
+    return name, setup.plan()
 
 
 def _fit_batches(outline: Any, num_processes: int) -> None:
     """Sets the batch sizes of one process."""
-    from marcog_trl.trainers.layout import fit_batches
-
     args, micro = outline.args, outline.args.per_device_train_batch_size
     if num_processes > 1 and args.names_generation_batch:
         rows = micro * num_processes
@@ -156,11 +150,6 @@ def _fit_batches(outline: Any, num_processes: int) -> None:
 
 def show(name: str, plan: Plan) -> None:
     """Prints a plan."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from marcog_trl.trainers.plan import CUDA_CONTEXT, GIB, PROCESS
-
     console, machine, rollout = Console(highlight=False, soft_wrap=True), plan.machine, plan.rollout
     share = plan.trained / plan.parameters
     console.print(

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from marcog_trl.cli.comlrl import RECIPES
+from marcog_trl.cli.other_projects import RECIPES
 from marcog_trl.cli.endings import begin, interrupts, warnings_once
 
 
@@ -30,7 +30,7 @@ class TrainingRecipe:
             `config_name` is given.
         default_config (`str` or `Path`, *optional*): YAML file that applies where the command line names neither a file nor a
             model.
-        sections (`tuple[str, ...]`, *optional*): Sections of algorithms that the recipe reads (see `comlrl.RECIPES`).
+        sections (`tuple[str, ...]`, *optional*): Sections of algorithms that the recipe reads (see `other_projects.RECIPES`).
             Defaults to all.
         defaults (`dict`, *optional*): Settings that apply where nothing else is given.
         fixed (`dict`, *optional*): Settings that define the recipe. They replace those of a file; on the command line, other

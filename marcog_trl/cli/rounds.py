@@ -164,7 +164,7 @@ class RoundsRun:
         """Measures a team on the held-out problems."""
         with self.team(policy) as team:
             return evaluate_team(
-                team, self.test_dataset, self.script.num_samples, output=path, overwrite_output=True,
+                team, self.test_dataset, self.script.num_test_samples, output=path, overwrite_output=True,
                 reward_funcs=self.script.reward,
             )  # fmt: skip
 
@@ -208,7 +208,7 @@ def train_in_rounds(
             run.start,
             run.collect,
             train,
-            run.evaluate if script.num_samples else None,
+            run.evaluate if script.num_test_samples else None,
             before,
         )
         kept.now = lambda: (
@@ -258,7 +258,9 @@ def _finish(run: RoundsRun, policy: Path, results: list[dict[str, float]]) -> No
     if results:
         named = {"untrained" if i == 0 else f"round {i}": result for i, result in enumerate(results)}
         write_results(run.folder / "results.json", {"untrained": results[0], "trained": results[-1], "rounds": named})
-        table = Table("", title=f"{len(run.test_dataset)} held-out problems, {run.script.num_samples} samples each")
+        table = Table(
+            "", title=f"{len(run.test_dataset)} held-out problems, {run.script.num_test_samples} samples each"
+        )
         for name in named:
             table.add_column(name, justify="right")
         for row in result_rows(named, list(named)):

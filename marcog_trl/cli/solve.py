@@ -19,23 +19,23 @@ A team with a workflow of its own, whose file is saved with it; or with a copy o
 
 from __future__ import annotations
 
-import argparse
 import ast
 import contextlib
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from marcog_trl.cli.arguments import SavedTeamArguments
+from marcog_trl.cli.endings import error_line
+from marcog_trl.cli.parsing import Parser
+from marcog_trl.cli.showing import hide_bars_of_libraries
 from marcog_trl.endpoints import EndpointError
-from marcog_trl.execution.__main__ import OneLineParser, read_file
+from marcog_trl.execution.__main__ import read_file
 from marcog_trl.execution.formats import guess_format, split_asserts
-from marcog_trl.execution.isolation import ISOLATION_LEVELS
 from marcog_trl.problems.tests import helpers_before
-
-
-if TYPE_CHECKING:
-    from marcog_trl.team.team import Answer
+from marcog_trl.team.team import Answer
 
 
 def read_problem(source: str, tests: str | None = None) -> dict[str, Any]:
@@ -82,25 +82,30 @@ def _parse_python(source: str, what: str, instead: str) -> list[ast.stmt]:
         raise ValueError(f"{what} not Python: {error}. {instead}") from None
 
 
-def solve(args: argparse.Namespace) -> Answer:
-    """Loads the team and solves the problem."""
-    problem = read_problem(read_file(args.problem), read_file(args.tests) if args.tests else None)
-    if args.buggy_solution:
-        problem["buggy_solution"] = read_file(args.buggy_solution)
-    from marcog_trl.cli.agents_file import agent_settings
-    from marcog_trl.cli.showing import hide_bars_of_libraries
-    from marcog_trl.team.team import Team
+@dataclass(kw_only=True)
+class SolveArguments(SavedTeamArguments):
+    """Arguments of `marcog-trl solve`; see its `--help`."""
 
-    hide_bars_of_libraries()
-    settings = agent_settings(args.num_agents, args.agents)
-    team = Team.from_pretrained(
-        args.team,
-        base_model=args.base_model,
-        workflow=args.workflow,
-        trust_remote_code=args.trust_remote_code,
-        isolation=args.isolation,
-        **settings,
+    problem: str = field(metadata={"help": "Python file with the function to write."})
+    tests: str | None = field(default=None, metadata={"help": "Python file with tests."})
+    buggy_solution: str | None = field(default=None, metadata={"help": "Python file with the code that has a bug."})
+    sample: bool = field(default=False, metadata={"help": "Whether to sample instead of decoding greedily."})
+    messages: bool = field(
+        default=False, metadata={"help": "Whether to print every agent's replies to standard error."}
     )
+
+    def __post_init__(self):
+        if self.adapter is None:
+            raise ValueError("There is no team. Set --team outputs/quickstart, for example.")
+
+
+def solve(args: SolveArguments) -> Answer:
+    """Loads the team and solves the problem."""
+    problem = read_problem(read_file(Path(args.problem)), read_file(Path(args.tests)) if args.tests else None)
+    if args.buggy_solution:
+        problem["buggy_solution"] = read_file(Path(args.buggy_solution))
+    hide_bars_of_libraries()
+    team = args.load_team()
     answer = team.solve(problem, greedy=not args.sample)
     team.close()
     return answer
@@ -128,30 +133,12 @@ def show(answer: Answer, messages: bool) -> int:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs `marcog-trl solve` with these flags. Returns the exit status."""
-    parser = OneLineParser(
-        prog="marcog-trl solve", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--team", "--adapter", required=True, help="folder of a saved team, or a repository of the Hub"
-    )
-    parser.add_argument("--problem", type=Path, required=True, help="Python file with the function to write")
-    parser.add_argument("--tests", type=Path, help="Python file with tests")
-    parser.add_argument("--buggy_solution", type=Path, help="Python file with the code that has a bug")
-    parser.add_argument("--base_model", help="where the team's base model is (default: where it was in training)")
-    parser.add_argument("--num_agents", type=int, help="number of agents (default: the number that was trained)")
-    parser.add_argument(
-        "--agents", type=Path, help="YAML file: a list of all agents, or a mapping of names to role texts"
-    )
-    parser.add_argument("--workflow", help="the team's workflow, such as my_team.py:Debate (default: the saved one)")
-    parser.add_argument("--trust_remote_code", action="store_true", help="run the file of the saved workflow")
-    parser.add_argument("--sample", action="store_true", help="sample instead of decoding greedily")
-    parser.add_argument("--messages", action="store_true", help="print every agent's replies to standard error")
-    parser.add_argument("--isolation", choices=ISOLATION_LEVELS, default="strict", help="how programs are confined")
-    args = parser.parse_args(argv)
+    """Runs `marcog-trl solve` with these flags. Returns the exit status, 2 if something is wrong with the flags or the team."""
     try:
+        (args,) = Parser(SolveArguments, prog="marcog-trl solve", description=__doc__).parse(argv)
         with contextlib.redirect_stdout(sys.stderr):  # libraries print there too
             answer = solve(args)
     except (ValueError, OSError, EndpointError) as error:
-        parser.exit(2, f"error: {' '.join(str(error).split())}\n")
+        print(error_line(error), file=sys.stderr)
+        return 2
     return show(answer, args.messages)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +19,9 @@ from huggingface_hub import get_token
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from transformers import SchedulerType, get_scheduler
-from transformers.utils import is_liger_kernel_available
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 import marcog_trl
-from marcog_trl.checks import COUNT, check_number
 from marcog_trl.cli.arguments import TeamArguments
 from marcog_trl.cli.endings import Kept, begin, error_line, one_line
 from marcog_trl.cli.next_steps import SavedTeam, evaluation, print_next_steps
@@ -95,7 +94,7 @@ def train(
     with ExitStack() as stack:
         try:
             script, args, model = read_training_arguments(recipe, argv)
-            set_max_steps(args, script.num_steps)
+            set_max_steps(args, script.num_replies)
             train_dataset, test_dataset = script.load_splits()
             stack.enter_context(only_run_in(cast(str, args.output_dir)))
             check_disks(args)
@@ -130,7 +129,7 @@ def train(
 def _run(run: _Run, kept: Kept) -> None:
     script, trainer = run.script, run.trainer
     args, output_dir = trainer.args, Path(cast(str, trainer.args.output_dir))
-    if script.num_samples:
+    if script.num_test_samples:
         trainer.accelerator.print(f"Evaluating the untrained team on {len(run.test_dataset)} held-out problems ...")
         _evaluate(run, "untrained")
     if script.overwrite_output_dir:
@@ -143,7 +142,7 @@ def _run(run: _Run, kept: Kept) -> None:
         kept.now = lambda: (
             f"The trained team is in {output_dir}. Measure it with: {evaluation(saved(trainer), script)}"
         )
-    if script.num_samples:
+    if script.num_test_samples:
         trainer.accelerator.print("Evaluating the trained team ...")
         _evaluate(run, "trained")
     if trainer.accelerator.is_main_process:
@@ -154,7 +153,7 @@ def _run(run: _Run, kept: Kept) -> None:
 
 def _evaluate(run: _Run, name: str) -> None:
     run.results[name], run.records[name] = evaluate_problems(
-        run.trainer, run.test_dataset, run.script.num_samples, sampling="stream"
+        run.trainer, run.test_dataset, run.script.num_test_samples, sampling="stream"
     )
 
 
@@ -164,8 +163,8 @@ def _write_results(run: _Run, output_dir: Path) -> None:
     adapter = str(output_dir) if script.save_final_model else "not saved (save_final_model=false)"
     results = {**run.results, "seconds": time.perf_counter() - run.started, "adapter": adapter}
     write_results(output_dir / "results.json", results)
-    if script.num_samples:
-        print_table(results, f"{len(run.test_dataset)} held-out problems, {script.num_samples} samples each")
+    if script.num_test_samples:
+        print_table(results, f"{len(run.test_dataset)} held-out problems, {script.num_test_samples} samples each")
     if script.save_final_model:
         trainer.create_model_card(output_dir.name, script.dataset_name)  # with the results
     if trainer.report is not None:
@@ -215,24 +214,17 @@ def resume_choice(value: str | None) -> str | bool | None:
     return {"true": True, "false": None, "none": None}.get(str(value).lower(), value)
 
 
-def set_max_steps(args: MultiAgentConfig, num_steps: float | None) -> None:
+def set_max_steps(args: MultiAgentConfig, num_replies: float | None) -> None:
     """
     Turns a number of replies into `max_steps`.
 
     Args:
         args (`MultiAgentConfig`): Changed in place.
-        num_steps (`float`, *optional*): Number of replies to train on. If `None`, `args` does not change.
-
-    Raises:
-        ValueError: If `num_steps` is smaller than 1, or not finite.
+        num_replies (`float`, *optional*): Number of replies to train on. If `None`, `args` does not change.
     """
-    if num_steps is None:
-        return
-    check_number("num_steps", num_steps, COUNT)
-    replies = (
-        args.per_device_train_batch_size * args.world_size * args.gradient_accumulation_steps / args.num_iterations
-    )
-    args.max_steps = math.ceil(num_steps / replies)
+    if num_replies is not None:
+        rows = args.per_device_train_batch_size * args.world_size * args.gradient_accumulation_steps
+        args.max_steps = math.ceil(num_replies * args.num_iterations / rows)
 
 
 def check_run(script: TeamArguments, args: MultiAgentConfig, model: ModelConfig) -> None:
@@ -249,8 +241,6 @@ def check_run(script: TeamArguments, args: MultiAgentConfig, model: ModelConfig)
             or a model cannot be loaded.
     """
     _check_accounts(args)
-    if args.use_liger_kernel and not is_liger_kernel_available():
-        raise ValueError("use_liger_kernel=True needs the package liger-kernel. Run `pip install liger-kernel`.")
     try:
         get_scheduler(
             args.lr_scheduler_type,
@@ -282,6 +272,8 @@ def _check_accounts(args: MultiAgentConfig) -> None:
     if "wandb" in cast(list[str], args.report_to):
         import wandb
 
+        if folder := os.environ.get("WANDB_DIR"):
+            Path(folder).mkdir(parents=True, exist_ok=True)  # wandb would write elsewhere
         if wandb.setup().settings.mode == "online" and not wandb.login(prompt=False, verify=False):
             raise ValueError(
                 "report_to='wandb' needs an account. Run `wandb login`, set WANDB_MODE=offline, or set --report_to none."

@@ -16,7 +16,7 @@ from common import make_parser, table
 from train_shppo import RECIPE
 
 from marcog_trl import Team, evaluate_team, load_problems
-from marcog_trl.cli.agents_file import agent_settings
+from marcog_trl.cli.arguments import read_agents
 from marcog_trl.cli.train import train
 from marcog_trl.report.results import shown_interval, write_results
 from marcog_trl.team.description import TEAM_FILE
@@ -68,7 +68,7 @@ def main():
     options, rest = parser.parse_known_args()
     if options.team is not None and rest:
         parser.error(f"{rest} is unknown. Flags of training cannot be combined with --team.")
-    texts = agent_settings(agents=options.agents).get("roles")
+    texts = read_agents(options.agents)["roles"] if options.agents else None
     output = Path(options.output_dir)
     if options.team is None:
         options.team = str(output / "team")
