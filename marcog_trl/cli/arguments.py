@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 from datasets import Dataset
-from trl import ScriptArguments
 
 from marcog_trl.checks import COUNT, NOT_NEGATIVE, check_choice, check_numbers
 from marcog_trl.problems import load_problems
 from marcog_trl.team.team import Team
 
 
-# Fields of TRL's ScriptArguments that teams do not support: the only value that we accept, and what to do instead
-_WITHOUT_EFFECT: dict[str, tuple[Any, str]] = {
-    "dataset_config": (None, "Save the problems to a file, and set --dataset_name problems.jsonl."),
-    "dataset_streaming": (
-        False,
-        "Problems are held in memory. Take fewer of them with --dataset_train_split 'train[:1000]'.",
-    ),
-    "ignore_bias_buffers": (False, "These models have no such buffers. Set --ignore_bias_buffers false."),
-}
-
-
 @dataclass
-class TeamArguments(ScriptArguments):
+class TeamArguments:
     """
     Arguments of the recipes beside those of the trainer and of the model.
 
@@ -103,10 +91,6 @@ class TeamArguments(ScriptArguments):
         check_numbers(self, {"num_test_samples": NOT_NEGATIVE, "num_eval_problems": COUNT, "num_replies": COUNT})
         check_choice("console", self.console, ("lines", "trl"))
         column_names(self.dataset_columns)
-        for name, (accepted, instead) in _WITHOUT_EFFECT.items():
-            value = getattr(self, name)
-            if value != accepted:
-                raise ValueError(f"{name}={value!r} is not supported. {instead}")
 
     def load_splits(self) -> tuple[Dataset, Dataset]:
         """
@@ -205,9 +189,9 @@ class SavedTeamArguments:
         given |= {"workflow": self.workflow, "isolation": self.isolation}
         return {name: value for name, value in given.items() if value is not None}
 
-    def load_team(self, **settings: Any) -> Team:
+    def load_team(self, load: Callable[..., Team] = Team.from_pretrained, **settings: Any) -> Team:
         """The team, with the given settings beside those of the flags."""
-        return Team.from_pretrained(
+        return load(
             str(self.adapter),
             base_model=self.base_model,
             trust_remote_code=self.trust_remote_code,

@@ -39,8 +39,8 @@ from typing import Any
 
 from marcog_trl.checks import Range, check_number
 from marcog_trl.cli.arguments import SavedTeamArguments, column_names
-from marcog_trl.cli.other_projects import nearest_setting
 from marcog_trl.cli.endings import interrupts, one_line
+from marcog_trl.cli.other_projects import nearest_setting
 from marcog_trl.cli.parsing import Parser, parse_override
 from marcog_trl.cli.showing import hide_bars_of_libraries
 from marcog_trl.endpoints import EndpointError
@@ -122,7 +122,7 @@ class EvaluationArguments(SavedTeamArguments):
             )
 
 
-def _team_settings(args: EvaluationArguments) -> dict[str, Any]:
+def _settings(args: EvaluationArguments) -> dict[str, Any]:
     """Settings of the team that replace the saved ones."""
     settings, others = args.team_settings(), dict(map(parse_override, args.override))
     known = [f.name for f in fields(TeamSettings)] + ["model_init_kwargs"]
@@ -135,17 +135,17 @@ def _team_settings(args: EvaluationArguments) -> dict[str, Any]:
     return settings | others
 
 
-def _load(args: EvaluationArguments, settings: dict[str, Any]) -> tuple[Team, str]:
+def _load(args: EvaluationArguments) -> tuple[Team, str]:
     """The team, and what it is."""
-    if args.adapter is None:
-        model, model_init_kwargs = str(args.model_name_or_path), settings.pop("model_init_kwargs", None)
-        check_model("model_name_or_path", model)
-        return untrained_team(model, TeamSettings(**settings), model_init_kwargs=model_init_kwargs), "untrained model"
+    settings = _settings(args)
+    if args.model_name_or_path is not None:
+        loading = settings.pop("model_init_kwargs", None)
+        check_model("model_name_or_path", args.model_name_or_path)
+        return untrained_team(
+            args.model_name_or_path, TeamSettings(**settings), model_init_kwargs=loading
+        ), "untrained model"
     if args.single_agent:
-        team = single_agent(
-            args.adapter, base_model=args.base_model, trust_remote_code=args.trust_remote_code, **settings
-        )
-        return team, "untrained single agent, budget of the team"
+        return args.load_team(single_agent, **settings), "untrained single agent, budget of the team"
     team = args.load_team(**settings)
     if args.untrained and team.description.full_finetuning:
         raise ValueError(
@@ -157,9 +157,8 @@ def _load(args: EvaluationArguments, settings: dict[str, Any]) -> tuple[Team, st
 
 def measure(args: EvaluationArguments) -> tuple[str, dict[str, Any], int]:
     """What the team is, its figures, and the number of problems."""
-    settings = _team_settings(args)
     problems = load_problems(args.dataset_name, args.dataset_test_split, columns=column_names(args.dataset_columns))
-    team, measured = _load(args, settings)
+    team, measured = _load(args)
     with without_adapter(team.model) if args.untrained else nullcontext():
         figures = evaluate_team(
             team,

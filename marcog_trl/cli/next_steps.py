@@ -15,7 +15,6 @@ from marcog_trl.cli.solve import read_problem
 from marcog_trl.team.description import TeamDescription
 
 
-PROBLEM_FILE, TESTS_FILE, BUG_FILE = "problem.py", "problem_tests.py", "problem_bug.py"
 _READ = ("prompt", "entry_point", "test", "test_format", "setup")  # what `read_problem` returns
 
 
@@ -104,26 +103,27 @@ def write_problem(folder: Path, problems: Iterable[Mapping[str, Any]]) -> list[s
         `list[str]`: Flags of `solve`; empty if there is no such problem.
     """
     for problem in problems:
-        prompt, test = problem["prompt"], problem.get("test")
-        if not isinstance(prompt, str) or not test:
+        prompt, tests = problem["prompt"], problem.get("test")
+        if not isinstance(prompt, str) or not tests:
             continue
-        source, tests = f"{prompt.rstrip()}\n", test
+        source = f"{prompt.rstrip()}\n"
         if problem["test_format"] == "asserts":
-            source, tests = "\n".join([f"{source}\n", *test, ""]), None
+            source, tests = "\n".join([f"{source}\n", *tests, ""]), None
         try:
             found = read_problem(source, tests)
         except (ValueError, TypeError):  # not Python, or other tests than text
             continue
         if any(_plain(found.get(name)) != _plain(problem.get(name)) for name in _READ):
             continue
-        (folder / PROBLEM_FILE).write_text(source)
-        flags = ["--problem", str(folder / PROBLEM_FILE)]
-        if tests is not None:
-            (folder / TESTS_FILE).write_text(tests)
-            flags += ["--tests", str(folder / TESTS_FILE)]
-        if problem.get("buggy_solution"):
-            (folder / BUG_FILE).write_text(problem["buggy_solution"])
-            flags += ["--buggy_solution", str(folder / BUG_FILE)]
+        flags: list[str] = []
+        for flag, name, text in (
+            ("--problem", "problem.py", source),
+            ("--tests", "problem_tests.py", tests),
+            ("--buggy_solution", "problem_bug.py", problem.get("buggy_solution")),
+        ):
+            if text:
+                (folder / name).write_text(text)
+                flags += [flag, str(folder / name)]
         return flags
     return []
 

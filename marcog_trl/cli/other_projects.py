@@ -32,7 +32,8 @@ IMPLIED = {
     "maremax": {"advantage": "max"},
     "mareinforce": {"advantage": "none"},
     "ac": {"workflow": "single"},
-    **dict.fromkeys(("madpo", "madpo_iter"), {"reference": "none"}),  # CoMLRL's MADPO has no reference policy
+    "madpo": {"reference": "none"},  # CoMLRL's MADPO has no reference policy
+    "madpo_iter": {"reference": "none"},
 }
 
 
@@ -262,7 +263,8 @@ VALUES: dict[str, dict[Any, Any]] = {
     "dataset_name": {"openai/openai_humaneval": "humaneval"},  # also found without network
     "joint_mode": {"aligned": "align"},
     "pairing": {"reward_gap": "gap", "comparator_reward": "gap"},
-    **dict.fromkeys(("pairs_per_problem", "reward_max_length"), {None: 10**6}),  # no limit
+    "pairs_per_problem": {None: 10**6},  # no limit
+    "reward_max_length": {None: 10**6},
     "reward_scale": {None: 1.0},
     "reward_shift": {None: 0.0},
     "sandbox_slice": {0: None, "all": None},
@@ -389,7 +391,7 @@ def field_of(name: str) -> str:
     return entry if isinstance(entry, str) else {"agents": "model_name_or_path"}.get(name, name)
 
 
-def _entry(name: str) -> str | None | Only | Rule:
+def _entry(name: str) -> str | Only | Rule | None:
     """What the table says of a name; its key, if it says nothing."""
     section, key = _split(name)
     if section == "env":

@@ -64,8 +64,7 @@ class PlanArguments:
 
 def main(argv: Sequence[str]) -> int:
     """
-    Runs `marcog-trl plan` with these flags. Returns the exit status: 1 if the run does not fit, and 2 if something is wrong with
-    the flags or the model.
+    Runs `marcog-trl plan` with these flags. Returns the exit status: 1 if the run does not fit.
     """
     try:
         parser = Parser(PlanArguments, prog="marcog-trl plan", description=__doc__)
@@ -77,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
             name, plan = make_plan(options, rest)
     except (ValueError, ImportError, OSError) as error:
         print(error_line(error), file=sys.stderr)
-        return 2
+        sys.exit(2)
     show(name, plan)
     return 1 if plan.fits is False else 0
 

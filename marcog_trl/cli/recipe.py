@@ -13,8 +13,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from marcog_trl.cli.other_projects import RECIPES
 from marcog_trl.cli.endings import begin, interrupts, warnings_once
+from marcog_trl.cli.other_projects import RECIPES
 
 
 TEAM: Mapping[str, Any] = MappingProxyType({"workflow": "collaboration"})

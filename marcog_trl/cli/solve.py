@@ -133,12 +133,12 @@ def show(answer: Answer, messages: bool) -> int:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs `marcog-trl solve` with these flags. Returns the exit status, 2 if something is wrong with the flags or the team."""
+    """Runs `marcog-trl solve` with these flags. Returns the exit status."""
     try:
         (args,) = Parser(SolveArguments, prog="marcog-trl solve", description=__doc__).parse(argv)
         with contextlib.redirect_stdout(sys.stderr):  # libraries print there too
             answer = solve(args)
     except (ValueError, OSError, EndpointError) as error:
         print(error_line(error), file=sys.stderr)
-        return 2
+        sys.exit(2)
     return show(answer, args.messages)

@@ -7,6 +7,8 @@ import sys
 import pytest
 
 from marcog_trl.cli.main import COMMANDS, main
+from marcog_trl.cli.parsing import read_training_arguments
+from marcog_trl.cli.recipe import TrainingRecipe
 
 
 def test_help_lists_the_commands(capsys):
@@ -25,8 +27,16 @@ def test_the_help_of_a_command_has_an_example(name, capsys):
     examples = [line for line in printed.splitlines() if line.startswith(f"    marcog-trl {name} --")]
     assert examples
     flags = {word.partition("=")[0] for line in examples for word in line.split() if word.startswith("--")}
-    described = printed[printed.index("options:") :]
-    assert flags <= set(described.replace(",", " ").split())
+    assert flags <= set(printed[printed.index("options:") :].replace(",", " ").split())
+
+
+def test_the_help_of_a_recipe_has_every_flag(capsys):
+    recipe = TrainingRecipe("MultiAgentPPOTrainer", None)
+    with pytest.raises(SystemExit) as ended:
+        read_training_arguments(recipe, ["--help"])
+    printed = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert all(flag in printed for flag in ("--config FILE", "--override", "--num_replies", "--gamma", "--lora_r"))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from unittest.mock import MagicMock
 import pytest
 from trl import ModelConfig
 
-from marcog_trl import MultiAgentPPOConfig, MultiAgentPPOTrainer
+from marcog_trl import MultiAgentPPOConfig, MultiAgentPPOTrainer, load_problems
 from marcog_trl.cli import parsing
 from marcog_trl.cli import train as training
 from marcog_trl.cli.arguments import TeamArguments
@@ -64,14 +64,14 @@ class TestTrain:
             read.add(name)
             return object.__getattribute__(thing, name)
 
-        def construct(*args):
-            made = _construct(*args)
+        def parse(*args):
+            made = before(*args)
             for cls in (TeamArguments, ModelConfig):
                 monkeypatch.setattr(cls, "__getattribute__", note)
             return made
 
-        _construct = parsing._construct
-        monkeypatch.setattr(parsing, "_construct", construct)
+        before = parsing.Parser.parse
+        monkeypatch.setattr(parsing.Parser, "parse", parse)
         for name in ("write_results", "print_table", "print_next_steps", "evaluation"):
             monkeypatch.setattr(training, name, MagicMock())
         monkeypatch.setattr(training, "evaluate_problems", lambda *args, **options: ({}, []))
@@ -98,5 +98,19 @@ class TestSteps:
         assert args.max_steps == 125  # 16 replies a step, each used twice
         set_max_steps(args, None)
         assert args.max_steps == 125
-        with pytest.raises(ValueError, match=r"num_steps=0\.5 must be at least 1"):
-            set_max_steps(args, 0.5)
+
+
+class TestSplits:
+    def test_overlap_may_be_allowed(self):
+        splits = {"dataset_train_split": "train[:20]", "dataset_test_split": "train[18:30]"}
+        with pytest.raises(ValueError, match="share 2 problems"):
+            TeamArguments("builtin", **splits).load_splits()
+        assert [len(split) for split in TeamArguments("builtin", **splits, allow_overlap=True).load_splits()] == [
+            20,
+            12,
+        ]
+
+    @pytest.mark.parametrize(("number", "taken"), [(2, 2), (9, 5)])
+    def test_evaluations_during_training_may_take_fewer_problems(self, number, taken):
+        test = load_problems("builtin", "test[:5]")
+        assert TeamArguments(num_eval_problems=number).eval_split(test)["task_id"] == test["task_id"][:taken]

@@ -152,7 +152,7 @@ class TestChecked:
 
 FLAGS = [
     "--isolation", "best_effort", "--report_to", "none", "--dataset_train_split", "train[:2]", "--dataset_test_split", "test[:1]",
-    "--num_samples", "0", "--per_device_train_batch_size", "2", "--num_generations", "2", "--max_completion_length", "6",
+    "--num_test_samples", "0", "--per_device_train_batch_size", "2", "--num_generations", "2", "--max_completion_length", "6",
     "--max_steps", "1", "--bf16", "false", "--use_cpu", "--write_report", "false",
 ]  # fmt: skip
 

@@ -12,7 +12,7 @@ from marcog_trl import Team
 RECIPES = Path(__file__).parents[2] / "recipes"
 FLAGS = [
     "--isolation", "best_effort", "--report_to", "none", "--dataset_train_split", "train[:3]", "--dataset_test_split",
-    "test[:2]", "--num_samples", "1", "--per_device_train_batch_size", "2", "--max_completion_length", "6", "--max_steps", "2",
+    "test[:2]", "--num_test_samples", "1", "--per_device_train_batch_size", "2", "--max_completion_length", "6", "--max_steps", "2",
     "--num_candidates", "3", "--min_pairs", "1", "--bf16", "false", "--parameter_sharing", "latent", "--reward", "length",
 ]  # fmt: skip
 
@@ -80,5 +80,5 @@ def test_rounds_end_with_a_team_and_can_be_continued(train, tmp_path):
 )
 def test_bad_input_is_one_line(train, flags, message):
     with pytest.raises(SystemExit, match=message) as ended:
-        train("--num_samples", "0", *flags)
+        train("--num_test_samples", "0", *flags)
     assert "\n" not in str(ended.value)

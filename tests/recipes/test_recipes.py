@@ -24,7 +24,7 @@ from marcog_trl.trainers.checkpointing import LOCK_FILE
 RECIPES = Path(__file__).parents[2] / "recipes"
 FLAGS = [
     "--workflow", "collaboration", "--isolation", "best_effort", "--report_to", "none", "--dataset_train_split", "train[:2]",
-    "--dataset_test_split", "test[:2]", "--num_samples", "1", "--per_device_train_batch_size", "8", "--num_generations", "2",
+    "--dataset_test_split", "test[:2]", "--num_test_samples", "1", "--per_device_train_batch_size", "8", "--num_generations", "2",
     "--max_completion_length", "6", "--max_steps", "2", "--logging_steps", "50", "--bf16", "false", "--learning_rate", "1e-5",
 ]  # fmt: skip
 
@@ -63,20 +63,20 @@ def trained(checkpoints, tmp_path):
     return shutil.copytree(checkpoints, tmp_path / "out")
 
 
-SAVE = ("--save_strategy", "steps", "--save_steps", "1", "--num_samples", "0")
+SAVE = ("--save_strategy", "steps", "--save_steps", "1", "--num_test_samples", "0")
 
 
 class TestShortRun:
     def test_ends_with_its_results(self, train, tmp_path):
         # Without an evaluation during training, the summary at the end has the metrics
-        printed = train("--eval_strategy", "steps", "--eval_steps", "1", "--eval_problems", "1")
+        printed = train("--eval_strategy", "steps", "--eval_steps", "1", "--num_eval_problems", "1")
         assert "2 held-out problems, 1 samples each" in printed
         assert json.loads((tmp_path / "out" / "results.json").read_text())["trained"]["samples"] == 2
         report = (tmp_path / "out" / "report.html").read_text()
         assert "Held-out problems" in report and "Before and after training" in report
 
     def test_shows_a_line_per_log_and_what_to_do_next(self, train, tmp_path):
-        printed = train("--logging_steps", "1", "--num_samples", "0").splitlines()
+        printed = train("--logging_steps", "1", "--num_test_samples", "0").splitlines()
         starts = [line.split("  ")[0:2] for line in printed if line.startswith("step ")]
         assert [words[0] for words in starts] == ["step 1 of 2", "step 2 of 2", "step 2 of 2", "step 2 of 2"]
         assert starts[2][1].startswith("held-out problems:") and starts[3][1].startswith("trained in")
@@ -88,7 +88,7 @@ class TestShortRun:
         assert command_line(argv[argv.index("solve") :]) in (0, 1)
 
     def test_shows_trls_dictionaries(self, train, tmp_path):
-        printed = train("--console", "trl", "--logging_steps", "1", "--num_samples", "0", "--eval_strategy", "no")
+        printed = train("--console", "trl", "--logging_steps", "1", "--num_test_samples", "0", "--eval_strategy", "no")
         assert printed.count("{'loss'") == 2 and "step 1 of 2" not in printed
         assert (tmp_path / "out" / "metrics.jsonl").is_file()
 

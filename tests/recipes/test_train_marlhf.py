@@ -17,7 +17,7 @@ from marcog_trl.team.settings import TeamSettings
 RECIPES = Path(__file__).parents[2] / "recipes"
 FLAGS = [
     "--workflow", "collaboration", "--isolation", "best_effort", "--num_workers", "1", "--report_to", "none",
-    "--dataset_train_split", "train[:4]", "--dataset_test_split", "test[:2]", "--num_samples", "1",
+    "--dataset_train_split", "train[:4]", "--dataset_test_split", "test[:2]", "--num_test_samples", "1",
     "--per_device_train_batch_size", "8", "--num_generations", "2", "--max_completion_length", "8", "--max_steps", "3",
     "--logging_steps", "1", "--bf16", "false", "--learning_rate", "1e-2", "--reward_learning_rate", "1e-2",
     "--num_candidates", "4", "--min_pairs", "2", "--held_out_problems", "0.25", "--reward_num_train_epochs", "2",
@@ -90,7 +90,7 @@ def test_rounds_with_the_true_reward_beside_the_model(train, tmp_path, monkeypat
 
 
 def test_a_reward_model_that_is_given(train, tmp_path, tiny_model):
-    few = ("--num_samples", "0", "--write_report", "false")
+    few = ("--num_test_samples", "0", "--write_report", "false")
     train(*few)
     given = tmp_path / "out" / "round_01" / "reward_model"
     other = tmp_path / "other"
@@ -102,10 +102,10 @@ def test_a_reward_model_that_is_given(train, tmp_path, tiny_model):
 
 
 def test_another_recipe_trains_on_a_saved_reward_model(train, tmp_path, tiny_model):
-    train("--num_samples", "0", "--max_steps", "1", "--write_report", "false")
+    train("--num_test_samples", "0", "--max_steps", "1", "--write_report", "false")
     folder = tmp_path / "maac"
     flags = [
-        *FLAGS[: FLAGS.index("--reward_learning_rate")], "--num_samples", "0", "--max_steps", "1", "--eval_strategy", "no",
+        *FLAGS[: FLAGS.index("--reward_learning_rate")], "--num_test_samples", "0", "--max_steps", "1", "--eval_strategy", "no",
         "--model_name_or_path", tiny_model, "--use_cpu", "--output_dir", str(folder),
     ]  # fmt: skip
     recipe = importlib.import_module("train_maac").RECIPE
@@ -128,7 +128,7 @@ def test_a_team_of_another_workflow(train, tmp_path, tiny_model):
 
 def test_too_few_pairs(train):
     with pytest.raises(SystemExit, match=r"pairs, fewer than min_pairs=1000\."):
-        train("--min_pairs", "1000", "--num_samples", "0")
+        train("--min_pairs", "1000", "--num_test_samples", "0")
 
 
 def test_a_team_that_does_not_share_one_adapter(train, tmp_path, tiny_model):
