@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -87,8 +88,10 @@ def _program() -> list[str]:
     """What starts `marcog-trl`, also in a shell that does not have the environment of this process on its path."""
     script = Path(sys.executable).with_name("marcog-trl")
     program = script if script.is_file() else Path(sys.executable)
-    here = program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else program
-    return [str(here)] if program == script else [str(here), "-m", "marcog_trl"]
+    name = str(program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else program)
+    if shutil.which(program.name) == name:
+        name = program.name
+    return [name] if program == script else [name, "-m", "marcog_trl"]
 
 
 def write_problem(folder: Path, problems: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -6,7 +6,7 @@ import copy
 import math
 import os
 import sys
-from argparse import SUPPRESS, ArgumentDefaultsHelpFormatter, Namespace, RawDescriptionHelpFormatter
+from argparse import SUPPRESS, Action, ArgumentDefaultsHelpFormatter, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Collection, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -42,7 +42,10 @@ _LENGTHS = {"num_train_epochs", "max_steps", "num_replies"}
 
 
 class _Help(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
-    """Keeps the lines of the description, and shows the defaults of flags."""
+    """Keeps the lines of the description, and shows the defaults of flags that have one."""
+
+    def _get_help_string(self, action: Action) -> str | None:
+        return action.help if action.default is None else super()._get_help_string(action)
 
 
 class Parser(TrlParser):

@@ -89,6 +89,10 @@ class TestProgram:
         assert steps._program() == [str(python), "-m", "marcog_trl"]
         python.with_name("marcog-trl").touch()
         assert steps._program() == [str(python.with_name("marcog-trl"))]
+        python.with_name("marcog-trl").chmod(0o755)
+        with monkeypatch.context() as shell:
+            shell.setenv("PATH", str(python.parent))
+            assert steps._program() == ["marcog-trl"]
         monkeypatch.chdir(tmp_path)  # a program in this folder is named from it
         assert steps._program() == [".venv/bin/marcog-trl"]
 
