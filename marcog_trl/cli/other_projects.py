@@ -254,7 +254,7 @@ _TABLES_OF = {
 _SECTIONS = _TABLES_OF.keys() - {"", "algorithm", "comlrl", "preferences"}
 # Flags of other projects -> ours
 FLAGS = {key: entry for key, entry in TABLE[""].items() if isinstance(entry, str)}
-# Our field, or a key of CoMLRL -> values with another name there
+# Our field, or a key of a section -> values with another name in CoMLRL
 VALUES: dict[str, dict[Any, Any]] = {
     "advantage": {"raw": "none", "magrpo": "mean", "marloo": "rloo", "maremax": "max", "mareinforce": "none"},
     "advantage_normalization": {True: "agent", False: "none"},
@@ -267,7 +267,7 @@ VALUES: dict[str, dict[Any, Any]] = {
     "reward_max_length": {None: 10**6},
     "reward_scale": {None: 1.0},
     "reward_shift": {None: 0.0},
-    "sandbox_slice": {0: None, "all": None},
+    "external.sandbox_slice": {0: None, "all": None},
     "scale_rewards": {True: "group", False: "none"},
     "top_k": {None: 0},
 }
@@ -349,7 +349,7 @@ def convert(settings: Mapping[str, Any], known: Collection[str]) -> tuple[dict[s
             if value not in entry.values:
                 raise ValueError(f"{name}={value!r} is not supported. {entry.instead}")
         elif isinstance(entry, str):
-            ours[key if key in known else entry] = _renamed(key, value)
+            ours[key if key in known else entry] = _renamed(name, value)
         else:
             ours |= entry(value, get)
     return {name: _renamed(name, value) for name, value in ours.items()}, labels
