@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather, reduce
 
 
 T = TypeVar("T")
@@ -16,6 +16,25 @@ def this_process() -> PartialState:
     """Returns the state of this process. Launched processes also find each other on machines without accelerator."""
     deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"  # DeepSpeed initialises itself
     return PartialState(cpu=not torch.accelerator.is_available() and not deepspeed)
+
+
+def sum_over_processes(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the sum of a tensor over all processes, on each of them. A collective operation."""
+    return reduce(tensor, reduction="sum")
+
+
+def gather_rows(*rows: torch.Tensor) -> tuple[slice, list[torch.Tensor]]:
+    """
+    Gathers tensors that have a row for each of the same things. A collective operation.
+
+    Args:
+        *rows (`torch.Tensor` of shape `(B, ...)`): Tensors, of the same size on all processes.
+
+    Returns:
+        `tuple[slice, list[torch.Tensor]]`: Where the rows of this process are, and the rows of all processes.
+    """
+    begin = this_process().process_index * len(rows[0])
+    return slice(begin, begin + len(rows[0])), [gather(x) for x in rows]
 
 
 def on_main(work: Callable[[], T]) -> T:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import time
@@ -24,12 +25,13 @@ from marcog_trl.evaluation.figures import EpisodeRecord, describe_episode, summa
 from marcog_trl.evaluation.journal import Journal, ProblemRecord, resume_on_all
 from marcog_trl.problems import check_problems
 from marcog_trl.processes import this_process
+from marcog_trl.rewards.scoring import Scorer, is_over
+from marcog_trl.rollout.records import Episode
 from marcog_trl.team.data_checks import check_dataset
 from marcog_trl.team.keyed_sampling import KeyedSampler
 from marcog_trl.team.team import Team
 from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
 from marcog_trl.trainers.reward_functions import named_reward
-from marcog_trl.trainers.scoring import Scorer, ScoringSettings
 
 
 GREEDY = None  # stands for the greedy episode in place of a sample number
@@ -195,8 +197,7 @@ def make_scorer(team: Team, trainer: MultiAgentTrainer | None, reward_funcs: Any
                 f"reward_funcs has {func!r:.80}, which is not a function. Pass reward_funcs='execution_reward', for example. "
                 "To measure a reward model, pass the trainer as team."
             )
-    scorer = Scorer(funcs, team.agents, ScoringSettings(), lambda: team.executor)
-    return scorer, [get_callable_name(func) for func in funcs]
+    return Scorer(funcs, team.agents, lambda: team.executor), [get_callable_name(func) for func in funcs]
 
 
 def _check_problems(team: Team, scorer: Scorer, problems: Dataset) -> list[dict[str, Any]]:
@@ -207,7 +208,7 @@ def _check_problems(team: Team, scorer: Scorer, problems: Dataset) -> list[dict[
             raise ValueError(
                 f"problems has no column {column!r}, only {problems.column_names}. Use load_problems, or add the column."
             )
-    check_dataset("problems", problems, team.workflow, scorer.reward_funcs)
+    check_dataset("problems", problems, team.workflow, scorer.funcs)
     rows = [dict(row) for row in problems]
     check_problems("problems", rows, {"test": "an evaluation", "test_format": "an evaluation"})
     return rows
@@ -270,6 +271,57 @@ def _settings(
 
 
 # Playing
+
+
+def play_and_score(
+    team: Team,
+    scorer: Scorer,
+    problems: Sequence[Mapping[str, Any]],
+    groups: Sequence[Sequence[int]] | None = None,
+    **options: Any,
+) -> Callable[[], list[Episode]]:
+    """
+    Plays one episode per problem. Returns before the solutions are executed, so that the caller can play more episodes in the
+    meantime.
+
+    A collective operation: all processes must pass the same number of problems.
+
+    Args:
+        team ([`Team`]): The team that plays.
+        scorer ([`Scorer`]): Its rewards.
+        problems (`Sequence[Mapping]` of length E): Dataset rows with tests.
+        groups (`Sequence[Sequence[int]]`, *optional*): Indices of the episodes to pass to reward functions together. All
+            processes need the same number and sizes of groups. Defaults to one group of all episodes.
+        **options: Arguments of [`Team.playing`].
+
+    Returns:
+        `Callable[[], list[Episode]]`: Waits for the verdicts, scores the episodes, and returns them, with rewards and the
+        verdict on the solution of every turn. Call it once, in the same order on all processes.
+    """
+    groups = [range(len(problems))] if groups is None else groups
+    last, threshold = team.workflow.num_turns - 1, team.settings.early_termination_threshold
+    # Turns are scored as they are played only if rewards can end episodes
+    scored_first = last if threshold is not None else 0
+
+    def score(episodes: list[Episode], turns: Sequence[int], wait: Callable[[], None] | None) -> None:
+        for turn, group in itertools.product(turns, groups):
+            scorer.score([episodes[e] for e in group], turn, wait)
+            wait = None
+
+    def end_turn(episodes: list[Episode], turn: int) -> None:
+        if turn < scored_first:
+            score(episodes, [turn], scorer.execute(episodes, [turn]))
+
+    ends = None if threshold is None else lambda episode: is_over(episode, threshold)
+    episodes = team.play(problems, end_turn, ends, **options)
+    turns = range(scored_first, last + 1)
+    wait = scorer.execute(episodes, turns)
+
+    def finish() -> list[Episode]:
+        score(episodes, turns, wait)
+        return episodes
+
+    return finish
 
 
 def _play_missing(player: _SamplePlayer, done: frozenset[int], world: int, rank: int) -> Iterator[list[ProblemRecord]]:
@@ -396,7 +448,7 @@ class _SamplePlayer:
         sampler: KeyedSampler | None = None,
     ) -> Callable[[], list[tuple[Sample, EpisodeRecord]]]:
         """Generates episodes. The returned function waits for the verdicts, and returns the first `count` records."""
-        finish = self.scorer.begin(self.team, [self.rows[i] for i, _ in plays], groups, sampler=sampler)
+        finish = play_and_score(self.team, self.scorer, [self.rows[i] for i, _ in plays], groups, sampler=sampler)
 
         def describe() -> list[tuple[Sample, EpisodeRecord]]:
             episodes = finish()

@@ -181,7 +181,7 @@ class MADPOTrainer(Sharing, DPOTrainer):
         )
         checkpoint_without_reentry(args)
         warn_of_quantization(self._start, saved, self.model)
-        self._window_means = WindowMeans(lambda tensor: self.accelerator.reduce(tensor, reduction="sum"))
+        self._window_means = WindowMeans()
         self.team = self._make_team(saved)
         self._warn_of_agents_alike(examples["train_dataset"])
         self.precompute_ref_logps = True  # not in `args`: TRL would run the reference before the team is loaded

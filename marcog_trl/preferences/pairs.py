@@ -32,12 +32,12 @@ from marcog_trl.preferences.candidates import (
 )
 from marcog_trl.preferences.transcript import tokenizer_digest
 from marcog_trl.processes import this_process
-from marcog_trl.rollout.records import Episode, Row
+from marcog_trl.rewards.scoring import Scorer, is_over
+from marcog_trl.rollout.records import Row
 from marcog_trl.rollout.tree import Tree
 from marcog_trl.team.data_checks import check_dataset
 from marcog_trl.team.keyed_sampling import KeyedSampler
 from marcog_trl.team.team import Team
-from marcog_trl.trainers.scoring import Scorer, is_over
 
 
 UNITS = ("auto", "episode", "turn")
@@ -208,7 +208,7 @@ def collect_preferences(
     if len(problems) == 0:
         raise ValueError("problems is empty. Pass at least one problem.")
     scorer, _ = make_scorer(team, None, reward_funcs)
-    check_dataset("problems", problems, team.workflow, scorer.reward_funcs)
+    check_dataset("problems", problems, team.workflow, scorer.funcs)
     collector = Collector(team, scorer, num_candidates, unit, gamma_turn, seed)
     rows, of_team = [dict(row) for row in problems], identity_of(team)
     found: list[dict[str, Any]] = []
@@ -340,16 +340,12 @@ class Collector:
         if team.other_generation is None:
             sampler = KeyedSampler(lambda row: self._key(row, indices), team.generation_config)
 
-        def end_turn(episodes: list[Episode], turn: int) -> None:
-            turns = [(episode, episode.turns[turn]) for episode in episodes if len(episode.turns) > turn]
-            self.scorer.score(episodes, turn, self.scorer.execute(turns) if self.scorer.runs_tests else None)
-
         ends = None if threshold is None else lambda episode: is_over(episode, threshold)
         if self.is_tree:
             tree = Tree.of_turns(team.workflow, [count] * team.workflow.num_turns)
-            levels = team.play_tree(rows, tree, end_turn, ends, sampler=sampler)
+            levels = team.play_tree(rows, tree, self.scorer.end_turn, ends, sampler=sampler)
             return candidates_of_tree(levels, team.agents, count, self.gamma_turn)
-        episodes = team.play([row for row in rows for _ in range(count)], end_turn, ends, sampler=sampler)
+        episodes = team.play([row for row in rows for _ in range(count)], self.scorer.end_turn, ends, sampler=sampler)
         lines = candidates_of_lines(episodes, team.agents, self.gamma_turn)
         return [(p, lines[p * count : (p + 1) * count]) for p in range(len(rows))]
 

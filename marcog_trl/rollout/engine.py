@@ -36,7 +36,7 @@ def play(
     encode: Callable[[list[Prompt]], list[list[int]]],
     decode: Callable[[list[list[int]]], list[str]],
     executor: Callable[[], CodeExecutor] = shared_executor,
-    score: Callable[[list[Episode], int], None] | None = None,
+    score: Callable[[list[Episode], int], object] | None = None,
     total: Callable[[int], int] = int,
     ends: Callable[[Episode], bool] | None = None,
 ) -> list[Episode]:
@@ -80,7 +80,7 @@ def play_tree(
     decode: Callable[[list[list[int]]], list[str]],
     tree: Tree,
     executor: Callable[[], CodeExecutor] = shared_executor,
-    score: Callable[[list[Episode], int], None] | None = None,
+    score: Callable[[list[Episode], int], object] | None = None,
     total: Callable[[int], int] = int,
     ends: Callable[[Episode], bool] | None = None,
 ) -> list[list[Episode]]:

@@ -243,7 +243,7 @@ class Team:
     def play(
         self,
         problems: Sequence[Mapping[str, Any]],
-        score: Callable[[list[Episode], int], None] | None = None,
+        score: Callable[[list[Episode], int], object] | None = None,
         ends: Callable[[Episode], bool] | None = None,
         **options: Any,
     ) -> list[Episode]:
@@ -267,7 +267,7 @@ class Team:
         self,
         problems: Sequence[Mapping[str, Any]],
         tree: Tree,
-        score: Callable[[list[Episode], int], None] | None = None,
+        score: Callable[[list[Episode], int], object] | None = None,
         ends: Callable[[Episode], bool] | None = None,
         **options: Any,
     ) -> list[list[Episode]]:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from marcog_trl.heterogeneity import behaviour_distance
-from marcog_trl.trainers.layout import Rollout
+from marcog_trl.trainers.batch import TeamBatch
 
 
 ROWS_PER_COMPARED_ROW = 8
@@ -27,23 +27,23 @@ def num_compared(rows: int, index: int = 0) -> int:
     return after - before
 
 
-def rows_to_compare_with(rollout: Rollout, team: torch.Tensor) -> torch.Tensor:
+def rows_to_compare_with(batch: TeamBatch, team: torch.Tensor) -> torch.Tensor:
     """
     Finds other agents that read the same prompt. With several, episodes take turns.
 
     Args:
-        rollout ([`Rollout`]): The batch.
+        batch ([`TeamBatch`]): The batch.
         team (`torch.Tensor` of shape `(B, N)`): Index of every agent's row in the turn of each row, or -1.
 
     Returns:
         `torch.Tensor` of shape `(B,)`: Index of a row of another agent with the same prompt, or of the row itself.
     """
     known: dict[tuple[int, ...], int] = {}
-    numbers = [-1 if row is None else known.setdefault(tuple(row.prompt_ids), len(known)) for row in rollout.rows]
+    numbers = [-1 if row is None else known.setdefault(tuple(row.prompt_ids), len(known)) for row in batch.rows]
     prompt = torch.tensor(numbers, device=team.device)
     own = torch.arange(len(team), device=team.device)
     others = (team >= 0) & (team != own[:, None]) & (prompt[team.clamp(min=0)] == prompt[:, None])
-    place = rollout.episodes_of_row[:, 0] % others.sum(1).clamp(min=1)
+    place = batch.episodes_of_row[:, 0] % others.sum(1).clamp(min=1)
     chosen = others & (others.cumsum(1) - 1 == place[:, None])
     return torch.where(others.any(1), (team * chosen).sum(1), own)
 

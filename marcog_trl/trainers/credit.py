@@ -1,142 +1,146 @@
-"""Credit of a generation batch: advantages of rows over their siblings."""
+"""Credit of a generation batch: advantages of rows over their siblings, and the weights of rows in the loss."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from marcog_trl.algorithms.advantages import SumOverProcesses, group_advantages
+from marcog_trl.algorithms.advantages import agent_weights, group_advantages
 from marcog_trl.algorithms.counterfactual import critic_share, sibling_moments
-from marcog_trl.trainers.layout import Rollout
-
-
-if TYPE_CHECKING:
-    from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
-
-
-def is_counterfactual(trainer: MultiAgentTrainer) -> bool:
-    """Whether siblings are replies in exactly the same context. Evaluation never branches."""
-    return trainer.model.training and trainer.args.credit == "counterfactual"
+from marcog_trl.processes import gather_rows, sum_over_processes
+from marcog_trl.trainers.batch import TeamBatch
 
 
 def over_siblings(
-    trainer: MultiAgentTrainer,
-    rollout: Rollout,
-    returns: torch.Tensor | None = None,
-    live: torch.Tensor | None = None,
-    **options: Any,
+    batch: TeamBatch, returns: torch.Tensor | None = None, counted: torch.Tensor | None = None, **options: Any
 ) -> torch.Tensor:
     """
     Calls [`group_advantages`] with these options, `(B,)`. Siblings may be on other processes. Counterfactual credit has the mean
     of the other siblings as its baseline.
 
     Args:
-        trainer ([`MultiAgentTrainer`]): The trainer.
-        rollout ([`Rollout`]): The batch.
+        batch ([`TeamBatch`]): The batch.
         returns (`torch.Tensor` of shape `(B,)`, *optional*): Defaults to the returns of the rows.
-        live (`torch.Tensor` of shape `(B,)`, *optional*): The rows to compare. Defaults to those that learn.
+        counted (`torch.Tensor` of shape `(B,)`, *optional*): The rows to compare. Defaults to those in statistics.
     """
-    if is_counterfactual(trainer):
+    if batch.is_counterfactual:
         options["kind"] = "rloo"
     siblings, here, (values, mask, agents) = _with_siblings(
-        trainer,
-        rollout,
-        rollout.row_returns() if returns is None else returns,
-        rollout.learning if live is None else live,
-        rollout.agent,
+        batch,
+        batch.row_returns() if returns is None else returns,
+        batch.in_statistics if counted is None else counted,
+        batch.agent,
     )
-    sums = None if here else cast(SumOverProcesses, trainer._sum_over_processes)
-    advantages = group_advantages(values, siblings, mask=mask, agents=agents, sums=sums, **options)
-    return advantages[here] if here else advantages
+    sums = None if batch.spread_siblings else sum_over_processes
+    return group_advantages(values, siblings, mask=mask, agents=agents, sums=sums, **options)[here]
 
 
-def _with_siblings(
-    trainer: MultiAgentTrainer, rollout: Rollout, *rows: torch.Tensor
-) -> tuple[list[int], slice | None, list[torch.Tensor]]:
+def _with_siblings(batch: TeamBatch, *rows: torch.Tensor) -> tuple[list[int], slice, list[torch.Tensor]]:
     """
-    Returns the sizes of the groups of siblings, where the rows of this process are among them (`None`: they are all), and
-    these values of the rows of each group.
+    Returns the sizes of the groups of siblings, where the rows of this process are among them, and these values of the rows of
+    each group.
     """
-    if not trainer._splits_groups(trainer.model.training):
-        return rollout.siblings, None, list(rows)
-    here, everywhere = _on_all_processes(trainer, *rows)
-    size = trainer._tree(trainer.model.training).siblings[0]
-    return [size] * (len(everywhere[0]) // size), here, everywhere
+    if batch.spread_siblings is None:
+        return batch.siblings, slice(None), list(rows)
+    here, everywhere = gather_rows(*rows)
+    return [batch.spread_siblings] * (len(everywhere[0]) // batch.spread_siblings), here, everywhere
 
 
-def _on_all_processes(trainer: MultiAgentTrainer, *rows: torch.Tensor) -> tuple[slice, list[torch.Tensor]]:
-    """Gathers tensors of rows. Also returns where the rows of this process are."""
-    begin = trainer.accelerator.process_index * len(rows[0])
-    return slice(begin, begin + len(rows[0])), [trainer.accelerator.gather(x) for x in rows]
-
-
-def normalized_by_function(trainer: MultiAgentTrainer, rollout: Rollout) -> torch.Tensor:
+def normalized_by_function(batch: TeamBatch, weights: Sequence[float] | torch.Tensor) -> torch.Tensor:
     """
     Advantages with `multi_objective_aggregation="normalize_then_sum"`, `(B,)`, for episodes of one turn.
 
     The rewards of each function are normalised over siblings, then weighted and summed, and the sums are normalised over the
     batch, as in TRL. A function does not count for rows to which it does not apply.
 
+    Args:
+        batch ([`TeamBatch`]): The batch.
+        weights (`Sequence[float]` of length F): Weight of each reward function.
+
     Source: GDPO (https://huggingface.co/papers/2601.05242).
     """
-    none = [math.nan] * len(trainer.reward_funcs)
-    scores = [episode.turns[0].score for episode in rollout.episodes]
+    none = [math.nan] * len(weights)
+    scores = [episode.turns[0].score for episode in batch.episodes]
     parts = torch.tensor(  # (E, N, F)
-        [[none if s is None else s.by_agent.get(agent, none) for agent in trainer.agents] for s in scores],
-        device=rollout.live.device,
+        [[none if s is None else s.by_agent.get(agent, none) for agent in batch.agents] for s in scores],
+        device=batch.device,
     )
-    total = torch.zeros_like(parts[rollout.first_episode, 0, 0])
-    for weight, part in zip(trainer.reward_weights.to(parts), parts.unbind(2), strict=True):
-        values = rollout.of_agent(part[:, :, None])
-        known = rollout.learning & ~values.isnan()
-        total += weight * over_siblings(trainer, rollout, values, known, kind="mean", scale="group")
-    here, (everywhere, learning) = _on_all_processes(trainer, total, rollout.learning)
-    return group_advantages(everywhere, len(everywhere), mask=learning, scale="batch")[here]
+    total = torch.zeros_like(parts[batch.first_episode, 0, 0])
+    for weight, part in zip(torch.as_tensor(weights).to(parts), parts.unbind(2), strict=True):
+        values = batch.of_agent(part[:, :, None])
+        known = batch.in_statistics & ~values.isnan()
+        total += weight * over_siblings(batch, values, known, kind="mean", scale="group")
+    here, (everywhere, counted) = gather_rows(total, batch.in_statistics)
+    return group_advantages(everywhere, len(everywhere), mask=counted, scale="batch")[here]
 
 
-_MOMENTS = "critic_mix"
 _NEWEST = 0.1  # least weight of the newest batch in running means
 
 
-def critic_shares(trainer: MultiAgentTrainer, rollout: Rollout, values: torch.Tensor) -> torch.Tensor:
+def critic_shares(
+    batch: TeamBatch, values: torch.Tensor, share: float | None, moments: list[list[float]] | None
+) -> tuple[torch.Tensor, list[list[float]] | None]:
     """
-    Returns the share of the critic in the baseline of each row, `(B,)`. If it is not given, it is estimated for each slot from
-    earlier training batches. What is known is in the trainer's state, which checkpoints have.
+    Returns the share of the critic in the baseline of each row.
 
     Args:
-        trainer ([`MultiAgentPPOTrainer`]): The trainer.
-        rollout ([`Rollout`]): The batch.
+        batch ([`TeamBatch`]): The batch.
         values (`torch.Tensor` of shape `(B,)`): The critic's value of the context of each row.
+        share (`float`, *optional*): The share, in [0, 1]. By default it is estimated for each slot from earlier batches.
+        moments (`list[list[float]]` of shape `(S, 3)`, *optional*): What is known from earlier training batches: running means of σ²
+            and δ² of each slot, and the number of batches.
+
+    Returns:
+        `tuple`: The shares, `(B,)`, and the moments with this batch, if it is of training.
     """
-    slots = trainer.workflow.slots
-    own = torch.tensor([slots.index(slot) for slot in rollout.tree.slots], device=values.device)
+    own = torch.tensor([batch.slots.index(slot) for slot in batch.tree.slots], device=values.device)
     own = own.repeat(len(values) // len(own))
-    sizes, here, (returns, value, live, slot_of_row) = _with_siblings(
-        trainer, rollout, rollout.row_returns(), values, rollout.live, own
+    sizes, here, (returns, value, used, slot_of_row) = _with_siblings(
+        batch, batch.row_returns(), values, batch.is_used, own
     )
-    variance, error, count = sibling_moments(returns, value, live, sizes)
+    variance, error, count = sibling_moments(returns, value, used, sizes)
     first = torch.tensor([0, *itertools.accumulate(sizes)][:-1], device=count.device)
     slot = slot_of_row[first]
-    share = torch.full_like(count, trainer.args.critic_share or 0.0)
-    if trainer.args.critic_share is None:
-        # Running means of σ² and δ² over the batches so far, by slot, and the number of batches
-        state = cast(dict, trainer.state.stateful_callbacks)
-        known = torch.tensor(state.get(_MOMENTS, [[0.0] * 3] * len(slots)), device=count.device)
-        share = critic_share(known[slot, 0], known[slot, 1], count) * (known[slot, 2] > 0)
-        if trainer.model.training:
+    shares = torch.full_like(count, share or 0.0)
+    if share is None:
+        known = torch.tensor(moments or [[0.0] * 3] * len(batch.slots), device=count.device)
+        shares = critic_share(known[slot, 0], known[slot, 1], count) * (known[slot, 2] > 0)
+        if batch.training:
             new = torch.stack([variance, error, torch.ones_like(count)], dim=1) * (count > 1)[:, None]
             new = torch.zeros_like(known).index_add(0, slot, new)
-            if here is None:
-                new = trainer._sum_over_processes(new)
+            if batch.spread_siblings is None:
+                new = sum_over_processes(new)
             found = new[:, 2] > 0
             known[found, 2] += 1
             weight = (1 / known[:, 2:].clamp(min=1)).clamp(min=_NEWEST)
             mean = new[:, :2] / new[:, 2:].clamp(min=1)
             known[:, :2] = torch.where(found[:, None], known[:, :2] + weight * (mean - known[:, :2]), known[:, :2])
-            state[_MOMENTS] = known.tolist()
-    alone = float(trainer.args.critic_share != 0)
-    shares = torch.where(count > 1, share, alone).repeat_interleave(torch.tensor(sizes, device=count.device))
-    return shares[here] if here else shares
+            moments = known.tolist()
+    alone = float(share != 0)
+    shares = torch.where(count > 1, shares, alone).repeat_interleave(torch.tensor(sizes, device=count.device))
+    return shares[here], moments
+
+
+def row_weights(
+    batch: TeamBatch, mask: torch.Tensor, weighting: str, unit: str, turn_weights: Sequence[float] | None
+) -> torch.Tensor:
+    """
+    Returns the weight of each row in the loss, `(B,)`: the weight of its agent times that of its turn.
+
+    Args:
+        batch ([`TeamBatch`]): The batch.
+        mask (`torch.Tensor` of shape `(B, T)`): 1 on tokens in the loss.
+        weighting (`str`): `"agent"` gives all agents the same weight, `"token"` leaves them as they are.
+        unit (`str`): See [`agent_weights`].
+        turn_weights (`Sequence[float]` of length K, *optional*): Weight of each turn. Defaults to 1.
+    """
+    weights = torch.ones(mask.size(0), device=mask.device)
+    if weighting == "agent" and len(batch.agents) > 1:
+        weights = agent_weights(mask, batch.agent, len(batch.agents), unit=unit, reduce=sum_over_processes)
+    if turn_weights is not None:
+        weights = weights * torch.tensor(turn_weights, device=mask.device)[batch.turn]
+    return weights

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -21,6 +21,17 @@ from marcog_trl.trainers.stages import fanout_of, find_stages
 
 if TYPE_CHECKING:
     from marcog_trl.trainers.plan import Plan
+
+
+@contextmanager
+def lent(owner: Any, **values: Any) -> Iterator[None]:
+    """Lends an object other values of its attributes, and gives its own back."""
+    own = {name: getattr(owner, name) for name in values}
+    try:
+        vars(owner).update(values)
+        yield
+    finally:
+        vars(owner).update(own)
 
 
 class ProblemLoaders(GRPOTrainer):
@@ -79,16 +90,10 @@ class ProblemLoaders(GRPOTrainer):
 
         return plan_trainer(cast(Any, self), gpu_memory)
 
-    @contextmanager
-    def _whole_problems(self) -> Iterator[None]:
+    def _whole_problems(self) -> AbstractContextManager[None]:
         """Makes TRL repeat each problem once per row, in its samplers and its `IterableDataset`s."""
-        saved = self.num_generations, self.num_generations_eval
-        self.num_generations = len(self._tree(training=True).slots)
-        self.num_generations_eval = len(self._tree(training=False).slots)
-        try:
-            yield
-        finally:
-            self.num_generations, self.num_generations_eval = saved
+        train, evaluation = (len(self._tree(training).slots) for training in (True, False))
+        return lent(self, num_generations=train, num_generations_eval=evaluation)
 
     def get_train_dataloader(self):
         with self._whole_problems():
@@ -127,8 +132,8 @@ class ProblemLoaders(GRPOTrainer):
 
     def _given(self, name: str, dataset: Dataset | IterableDataset) -> Dataset | IterableDataset:
         """Checks a dataset, and leaves problems out of streams that cannot be used."""
-        check_dataset(name, dataset, self.workflow, self.scorer.reward_funcs)
-        return usable(name, dataset, self.workflow, self.scorer.reward_funcs)
+        check_dataset(name, dataset, self.workflow, self.scorer.funcs)
+        return usable(name, dataset, self.workflow, self.scorer.funcs)
 
     def evaluate(self, *args, **kwargs):
         device = self.accelerator.device

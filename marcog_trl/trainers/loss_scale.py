@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import torch
 
-from marcog_trl.algorithms.advantages import agent_weights
-from marcog_trl.trainers.layout import Rollout
-
-
-if TYPE_CHECKING:
-    from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
+from marcog_trl.processes import sum_over_processes, this_process
+from marcog_trl.trainers.batch import TeamBatch
 
 
 def share_of_live_rows(loss_type: str, inputs: dict[str, Any], mask: torch.Tensor) -> torch.Tensor | None:
@@ -25,37 +21,42 @@ def share_of_live_rows(loss_type: str, inputs: dict[str, Any], mask: torch.Tenso
     return None
 
 
-def loss_window(trainer: MultiAgentTrainer, count: torch.Tensor) -> torch.Tensor:
+def loss_window(count: torch.Tensor, accumulation: int = 1, parts: int = 1) -> torch.Tensor:
     """
-    Returns TRL's normalizer of sums over a micro-batch. With it, an optimizer step averages over its share of the `count`
-    items of the generation batch.
+    Returns TRL's normalizer of sums over a micro-batch. With it, an optimizer step averages over its share of the `count` items of
+    the generation batch.
+
+    Args:
+        count (`torch.Tensor`): Number of items of the generation batch, over all processes.
+        accumulation (`int`, *optional*, defaults to `1`): Number of micro-batches of an optimizer step.
+        parts (`int`, *optional*, defaults to `1`): Number of micro-batches of the generation batch.
     """
-    normalizer = count.clamp(min=1.0) / trainer.accelerator.num_processes
-    if trainer.model.training:
-        normalizer = normalizer * trainer.current_gradient_accumulation_steps / trainer.args.steps_per_generation
-    return normalizer
+    return count.clamp(min=1.0) / this_process().num_processes * accumulation / parts
 
 
-def rows_to_train(trainer: MultiAgentTrainer, output: dict[str, Any], rollout: Rollout) -> dict[str, Any]:
+def rows_to_train(batch: TeamBatch, output: dict[str, Any], parts: int) -> dict[str, Any]:
     """
-    Returns the batch of the update: the rows of trained agents, and the number of these rows per live row and per row in the
-    loss, over all processes. The other agents' rows would cost a forward and a backward pass for nothing.
+    Returns the batch of the update: the rows of trained agents, and the number of these rows per row in statistics and per row in
+    the loss, over all processes. The other agents' rows would cost a forward and a backward pass for nothing.
+
+    Args:
+        batch ([`TeamBatch`]): The batch.
+        output (`dict`): What TRL trains on.
+        parts (`int`): Number of equal parts that TRL splits it into. So a few rows that the loss ignores may have to stay.
     """
-    keep = rollout.learns.clone()
-    # TRL splits the batch into equal parts, so a few rows that the loss ignores may have to stay
-    parts = cast(int, trainer.args.steps_per_generation) if trainer.model.training else 1
+    keep = batch.agent_is_trained.clone()
     keep[(~keep).nonzero()[: -int(keep.sum()) % parts]] = True
     if not keep.all():
         output = {
             name: value[keep] if isinstance(value, torch.Tensor) and value.dim() else value
             for name, value in output.items()
         }
-    learning, trained, total = trainer._sum_over_processes(
-        torch.stack([rollout.learning.sum(), rollout.trained.sum(), keep.sum()])
+    counted, in_loss, total = sum_over_processes(
+        torch.stack([batch.in_statistics.sum(), batch.in_loss.sum(), keep.sum()])
     )
     counts = {
-        "rows_per_live_row": total / learning.clamp(min=1),
-        "rows_per_trained_row": total / trained.clamp(min=1),
+        "rows_per_live_row": total / counted.clamp(min=1),
+        "rows_per_trained_row": total / in_loss.clamp(min=1),
     }
     return output | counts
 
@@ -91,19 +92,3 @@ def rows_with_signal(inputs: dict[str, Any]) -> dict[str, Any]:
 
     inputs = {name: cut(name, value) for name, value in inputs.items()}
     return inputs | {"rows_per_live_row": inputs["rows_per_live_row"] * (len(inputs["advantages"]) / rows)}
-
-
-def row_weights(trainer: MultiAgentTrainer, mask: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-    """Returns the weight of each row in the loss, `(B,)`: the weight of its agent times that of its turn."""
-    weights = _agent_weights(trainer, mask, rollout)
-    if trainer.args.turn_weights is not None:
-        weights = weights * torch.tensor(trainer.args.turn_weights, device=mask.device)[rollout.turn]
-    return weights
-
-
-def _agent_weights(trainer: MultiAgentTrainer, mask: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-    """Returns weights that count all agents equally, or 1, `(B,)`."""
-    if trainer.args.agent_loss_weighting == "token" or len(trainer.agents) == 1:
-        return torch.ones(mask.size(0), device=mask.device)
-    unit = "row" if trainer.loss_type == "grpo" else "token"
-    return agent_weights(mask, rollout.agent, len(trainer.agents), unit=unit, reduce=trainer._sum_over_processes)

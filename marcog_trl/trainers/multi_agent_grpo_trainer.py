@@ -9,9 +9,9 @@ from datasets import Dataset
 
 from marcog_trl.rollout.engine import replay
 from marcog_trl.rollout.tree import Tree
+from marcog_trl.trainers.batch import TeamBatch
 from marcog_trl.trainers.config import MultiAgentGRPOConfig
 from marcog_trl.trainers.credit import normalized_by_function, over_siblings
-from marcog_trl.trainers.layout import Rollout
 from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
 
 
@@ -112,7 +112,7 @@ class MultiAgentGRPOTrainer(MultiAgentTrainer):
                 f"num_turns={num_turns}. Set max_joint_actions={evaluations}, or a smaller num_generations."
             )
 
-    def _group_advantages(self, rollout: Rollout) -> torch.Tensor:
+    def _group_advantages(self, batch: TeamBatch) -> torch.Tensor:
         if self.multi_objective_aggregation == "normalize_then_sum":
-            return normalized_by_function(self, rollout)
-        return over_siblings(self, rollout, kind=self.args.advantage, scale=self.args.scale_rewards)
+            return normalized_by_function(batch, self.reward_weights)
+        return over_siblings(batch, kind=self.args.advantage, scale=self.args.scale_rewards)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -12,14 +12,14 @@ from marcog_trl.algorithms.advantages import gae, normalize_advantages, value_lo
 from marcog_trl.algorithms.critic import ValueHead, pool_team_states, standardize
 from marcog_trl.rollout.tree import Tree
 from marcog_trl.team.modules import ForwardContext, TeamModule
+from marcog_trl.trainers.batch import TeamBatch
 from marcog_trl.trainers.config import MultiAgentPPOConfig
-from marcog_trl.trainers.credit import critic_shares, is_counterfactual, over_siblings
-from marcog_trl.trainers.layout import Rollout
-from marcog_trl.trainers.loss_scale import loss_window, row_weights
+from marcog_trl.trainers.credit import critic_shares, over_siblings
+from marcog_trl.trainers.dataloaders import lent
 from marcog_trl.trainers.modules_trainer import ModulesTrainer
 
 
-CRITIC = "critic"
+CRITIC, MOMENTS = "critic", "critic_mix"
 
 
 class MultiAgentPPOTrainer(ModulesTrainer):
@@ -104,59 +104,59 @@ class MultiAgentPPOTrainer(ModulesTrainer):
             return False
         return self.generation_config.prefill_chunk_size is None  # chunks of a prompt may look like tokens
 
-    def _play(self, problems: list[dict[str, Any]], tree: Tree) -> Rollout:
-        rollout = super()._play(problems, tree)
-        rollout.tensors = self._make_row_tensors(rollout)
-        rollout.values = self._values_of_generation(rollout)
-        self._row_tensors = rollout.tensors
-        return rollout
+    def _play(self, problems: list[dict[str, Any]], tree: Tree) -> TeamBatch:
+        batch = super()._play(problems, tree)
+        batch.inputs = self._make_row_tensors(batch)
+        batch.values = self._values_of_generation(batch)
+        self._row_tensors = batch.inputs
+        return batch
 
     @torch.no_grad()
-    def _values_of_generation(self, rollout: Rollout) -> torch.Tensor | None:
+    def _values_of_generation(self, batch: TeamBatch) -> torch.Tensor | None:
         """
         Returns V_old, `(B, T)`, computed from the hidden states of generation, which saves a forward pass. `None` if a
         process does not have these states, for example with a vLLM server.
         """
         if self.args.critic == "none":
             return None
-        unknown = any(row is not None and row.token_states is None for row in rollout.rows)
+        unknown = any(row is not None and row.token_states is None for row in batch.rows)
         if self.team.total(int(unknown)):
             return None
         assert self.modules.value_head is not None
         hidden_size = self.model.config.get_text_config().hidden_size
         dead = torch.zeros(1, hidden_size, device=self.accelerator.device)
-        states = [dead if row is None else row.token_states for row in rollout.rows]
+        states = [dead if row is None else row.token_states for row in batch.rows]
         length = max(map(len, states))
         size = self.args.per_device_train_batch_size
         values = []
         for start in range(0, len(states), size):
             padded = nn.utils.rnn.pad_sequence(states[start : start + size], batch_first=True)
             padded = nn.functional.pad(padded, (0, 0, 0, length - padded.size(1)))
-            values.append(self.modules.value_head(padded, rollout.tensors["critic_state"][start : start + size]))
-        for row in rollout.rows:
+            values.append(self.modules.value_head(padded, batch.inputs["critic_state"][start : start + size]))
+        for row in batch.rows:
             if row is not None:
                 row.token_states = None  # frees most of the row's memory
         return torch.cat(values)
 
-    def _make_row_tensors(self, rollout: Rollout) -> dict[str, torch.Tensor]:
+    def _make_row_tensors(self, batch: TeamBatch) -> dict[str, torch.Tensor]:
         """Returns the inputs of forward passes besides token ids, each of shape `(B, ...)`."""
         if self.args.critic == "none":
             return {}
         assert self.modules.value_head is not None
-        rollout.critic_states = self._critic_states(rollout)
-        return {"critic_state": self.modules.value_head.states.standardize(rollout.critic_states)}
+        batch.critic_states = self._critic_states(batch)
+        return {"critic_state": self.modules.value_head.states.standardize(batch.critic_states)}
 
-    def _critic_states(self, rollout: Rollout) -> torch.Tensor:
+    def _critic_states(self, batch: TeamBatch) -> torch.Tensor:
         """Returns what the critic knows when each row begins, `(B, H)`: prompt states, layer-normalised."""
-        states = rollout.of_rows("prompt_state", self.model.config.get_text_config().hidden_size)
+        states = batch.of_rows("prompt_state", self.model.config.get_text_config().hidden_size)
         if self.args.critic == "agent":
             return standardize(states)
         device = self.accelerator.device
-        stage = torch.tensor([-1 if row is None else row.stage for row in rollout.rows], device=device)
+        stage = torch.tensor([-1 if row is None else row.stage for row in batch.rows], device=device)
         # Rows with the same history may be in several episodes, all of which give them the same state
-        index = rollout.row_of.flatten()
-        episode = torch.arange(len(rollout.row_of), device=device).repeat_interleave(rollout.row_of.size(1))
-        pooled = pool_team_states(states[index], episode, stage[index], rollout.agent[index], live=stage[index] >= 0)
+        index = batch.row_of.flatten()
+        episode = torch.arange(len(batch.row_of), device=device).repeat_interleave(batch.row_of.size(1))
+        pooled = pool_team_states(states[index], episode, stage[index], batch.agent[index], live=stage[index] >= 0)
         return standardize(torch.zeros_like(states).index_copy(0, index, pooled))
 
     def _forward_context(self, rows: dict[str, torch.Tensor], keep: int) -> ForwardContext:
@@ -209,12 +209,12 @@ class MultiAgentPPOTrainer(ModulesTrainer):
         return output
 
     @torch.no_grad()
-    def _ensure_rollout_pass(self, output: dict[str, Any], rollout: Rollout, needs_logps: bool) -> None:
+    def _ensure_rollout_pass(self, output: dict[str, Any], batch: TeamBatch, needs_logps: bool) -> None:
         """
         Makes a forward pass for V_old and, if needed, the old log-probabilities, unless TRL has made one. V_old alone comes
         from generation if possible.
         """
-        if rollout.logps is None and (needs_logps or rollout.values is None):
+        if batch.logps is None and (needs_logps or batch.values is None):
             args = self.args
             size = args.per_device_train_batch_size if self.model.training else args.per_device_eval_batch_size
             self._get_per_token_logps_and_entropies(
@@ -224,60 +224,62 @@ class MultiAgentPPOTrainer(ModulesTrainer):
                 output["completion_ids"].size(1),
                 batch_size=size,
             )
-            output["old_per_token_logps"] = rollout.logps
+            output["old_per_token_logps"] = batch.logps
 
-    def _assign_credit(self, output: dict[str, Any], rollout: Rollout) -> None:
+    def _assign_credit(self, output: dict[str, Any], batch: TeamBatch) -> None:
         args = self.args
         mask = output["completion_mask"] * output["tool_mask"]
         in_reward = args.kl_penalty == "reward" and self.beta != 0.0
         if args.critic != "none" or in_reward:
-            self._ensure_rollout_pass(output, rollout, needs_logps=in_reward)
-        rewards = self._token_rewards(output, rollout, mask)
-        next_row = self._next_rows(rollout)
-        discount = self._discounts(rollout, next_row)
+            self._ensure_rollout_pass(output, batch, needs_logps=in_reward)
+        rewards = self._token_rewards(output, batch, mask)
+        next_row = self._next_rows(batch)
+        discount = self._discounts(batch, next_row)
         to_go, _ = gae(rewards, torch.zeros_like(rewards), mask, args.gamma, 1.0, next_row, discount, 1.0)
-        mixes = args.critic == "mixed" or (args.critic != "none" and is_counterfactual(self))
+        mixes = args.critic == "mixed" or (args.critic != "none" and batch.is_counterfactual)
         if args.critic == "none" or mixes:
-            baseline = rollout.row_returns() - self._group_advantages(rollout)
+            baseline = batch.row_returns() - self._group_advantages(batch)
             advantages = (to_go - baseline[:, None]) * mask
         if args.critic != "none":
-            values = rollout.values
+            values = batch.values
             assert values is not None
             values = nn.functional.pad(values, (0, mask.size(1) - values.size(1)))  # pad_to_multiple_of
-            values = self._update_critic_moments(values, to_go, mask, rollout)
+            values = self._update_critic_moments(values, to_go, mask, batch)
             estimated, returns = gae(rewards, values, mask, args.gamma, args.lam, next_row, discount, args.lam_turn)
             output["old_values"], output["returns"] = values, returns
             subtracted = values
             if mixes:
                 first = values.gather(1, mask.argmax(1, keepdim=True)).squeeze(1)
-                share = critic_shares(self, rollout, first)
-                self._pool("critic/baseline_share", (share * rollout.trained).sum(), rollout.trained.sum())
+                state = cast(dict, self.state.stateful_callbacks)  # which checkpoints hold
+                share, moments = critic_shares(batch, first, args.critic_share, state.get(MOMENTS))
+                state |= {} if moments is None else {MOMENTS: moments}
+                self._pool("critic/baseline_share", (share * batch.in_loss).sum(), batch.in_loss.sum())
                 advantages = (1 - share[:, None]) * advantages + share[:, None] * estimated
                 subtracted = (1 - share[:, None]) * baseline[:, None] + share[:, None] * values
             else:
                 advantages = estimated
             self._log_critic(subtracted, to_go, mask)
-        rollout.advantages = (advantages * mask).sum(1) / mask.sum(1).clamp(min=1)
+        batch.advantages = (advantages * mask).sum(1) / mask.sum(1).clamp(min=1)
         if args.advantage_normalization != "none":
-            groups = rollout.agent if args.advantage_normalization == "agent" else None
+            groups = batch.agent if args.advantage_normalization == "agent" else None
             advantages = normalize_advantages(
                 advantages, mask, groups, self._sum_over_processes, len(self.agents) if groups is not None else 1
             )
-        weights = row_weights(self, mask, rollout)
+        weights = self._row_weights(batch, mask)
         output["advantages"] = advantages * weights[:, None]
         output["row_weight"] = weights
 
-    def _group_advantages(self, rollout: Rollout) -> torch.Tensor:
+    def _group_advantages(self, batch: TeamBatch) -> torch.Tensor:
         if self.args.critic == "mixed":  # what is mixed with the critic does not see the row's own return
-            return over_siblings(self, rollout, kind="rloo")
-        return super()._group_advantages(rollout)
+            return over_siblings(batch, kind="rloo")
+        return super()._group_advantages(batch)
 
-    def _token_rewards(self, output: dict[str, Any], rollout: Rollout, mask: torch.Tensor) -> torch.Tensor:
+    def _token_rewards(self, output: dict[str, Any], batch: TeamBatch, mask: torch.Tensor) -> torch.Tensor:
         """Returns the reward of every token, `(B, T)`: the row's reward at its last live token, minus the KL penalty."""
         rewards = torch.zeros_like(mask, dtype=torch.float32)
         length = mask.size(1)
         last = length - 1 - mask.flip(1).argmax(1)
-        rewards.scatter_(1, last[:, None], self._row_rewards(rollout)[:, None])
+        rewards.scatter_(1, last[:, None], self._row_rewards(batch)[:, None])
         if self.args.kl_penalty == "reward" and self.beta != 0.0:
             kl = output["old_per_token_logps"] - output["ref_per_token_logps"]
             rewards = rewards - self.beta * kl
@@ -285,40 +287,40 @@ class MultiAgentPPOTrainer(ModulesTrainer):
             self._metric("kl", (totals[0] / totals[1].clamp(min=1)).item())
         return rewards * mask
 
-    def _row_rewards(self, rollout: Rollout) -> torch.Tensor:
+    def _row_rewards(self, batch: TeamBatch) -> torch.Tensor:
         """
         Returns the reward of each row, `(B,)`: the discounted sum of the rewards from its turn up to the agent's next row.
         Rows that are not the agent's last one in a turn have 0.
         """
-        returns = rollout.row_returns()
+        returns = batch.row_returns()
         # R_k + γ R_{k+1} + ... up to the next row's turn = return at k - γ^(next - k) · return at the next row
-        following = self._next_rows(rollout)
+        following = self._next_rows(batch)
         later = torch.where(following >= 0, returns[following.clamp(min=0)], torch.zeros_like(returns))
-        return returns - self._discounts(rollout, following) * later
+        return returns - self._discounts(batch, following) * later
 
-    def _discounts(self, rollout: Rollout, next_row: torch.Tensor) -> torch.Tensor:
+    def _discounts(self, batch: TeamBatch, next_row: torch.Tensor) -> torch.Tensor:
         """
         Returns the discount from each row to its agent's next one, `(B,)`: `gamma_turn` to the power of the number of turns
         between them.
         """
-        turns = torch.where(next_row >= 0, rollout.turn[next_row.clamp(min=0)] - rollout.turn, 0)
+        turns = torch.where(next_row >= 0, batch.turn[next_row.clamp(min=0)] - batch.turn, 0)
         return self.args.gamma_turn ** turns.float()
 
-    def _next_rows(self, rollout: Rollout) -> torch.Tensor:
+    def _next_rows(self, batch: TeamBatch) -> torch.Tensor:
         """
         Returns the index of the same agent's next trained row in the same episode, or -1, `(B,)`. With counterfactual credit,
         what a row earns includes everything after it.
         """
-        if is_counterfactual(self):
-            return torch.full_like(rollout.turn, -1)
-        rows = rollout.row_of[rollout.first_episode]  # (B, S)
+        if batch.is_counterfactual:
+            return torch.full_like(batch.turn, -1)
+        rows = batch.row_of[batch.first_episode]  # (B, S)
         own = rows == torch.arange(len(rows), device=rows.device)[:, None]
-        later = own.cumsum(1).bool() & ~own & rollout.trained[rows] & (rollout.agent[rows] == rollout.agent[:, None])
+        later = own.cumsum(1).bool() & ~own & batch.in_loss[rows] & (batch.agent[rows] == batch.agent[:, None])
         following = rows.gather(1, later.int().argmax(1, keepdim=True)).squeeze(1)
-        return torch.where(rollout.trained & later.any(1), following, -1)
+        return torch.where(batch.in_loss & later.any(1), following, -1)
 
     def _update_critic_moments(
-        self, values: torch.Tensor, to_go: torch.Tensor, mask: torch.Tensor, rollout: Rollout
+        self, values: torch.Tensor, to_go: torch.Tensor, mask: torch.Tensor, batch: TeamBatch
     ) -> torch.Tensor:
         """
         Adds a training batch to the moments that the critic knows. Those of states count from the next batch on. Those of returns
@@ -326,19 +328,19 @@ class MultiAgentPPOTrainer(ModulesTrainer):
         short replies over long ones.
 
         Args:
-            values (`torch.Tensor` of shape `(B, T)`): Values at rollout, in reward units.
+            values (`torch.Tensor` of shape `(B, T)`): Values at batch, in reward units.
             to_go (`torch.Tensor` of shape `(B, T)`): Discounted sum of the rewards from each token on.
             mask (`torch.Tensor` of shape `(B, T)`): 1 on live tokens.
-            rollout ([`Rollout`]): The batch.
+            batch ([`TeamBatch`]): The batch.
 
         Returns:
             `torch.Tensor` of shape `(B, T)`: The values with the new moments, in reward units.
         """
         head = self.modules.value_head
-        assert head is not None and rollout.critic_states is not None
+        assert head is not None and batch.critic_states is not None
         if not self.model.training:
             return values
-        head.states.update(rollout.critic_states[mask.any(1)], self._sum_over_processes)
+        head.states.update(batch.critic_states[mask.any(1)], self._sum_over_processes)
         return head.update_returns(to_go[mask.bool()], values, self._sum_over_processes)
 
     def _log_critic(self, values: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor) -> None:
@@ -373,14 +375,9 @@ class MultiAgentPPOTrainer(ModulesTrainer):
     def _compute_loss(self, model, inputs):
         names = self._row_tensor_names
         self._row_tensors = {name: inputs[name] for name in names if name in inputs}
-        beta = self.beta
-        if self.args.kl_penalty == "reward":
-            self.beta = 0.0
-        try:
+        with lent(self, beta=0.0 if self.args.kl_penalty == "reward" else self.beta):
             loss = super()._compute_loss(model, inputs)
-        finally:
-            self.beta = beta
-            self._row_tensors = None
+        self._row_tensors = None
         assert self._forward is not None
         loss = loss + self._team_loss(inputs, self._forward)
         self._forward = None
@@ -400,7 +397,7 @@ class MultiAgentPPOTrainer(ModulesTrainer):
             )
             per_token = value_loss(values, old, returns, mask, self.args.cliprange_value)
             total = (per_token * mask * inputs["row_weight"][:, None]).sum()
-            loss = loss + self.args.vf_coef * total / loss_window(self, inputs["num_items_in_batch"])
+            loss = loss + self.args.vf_coef * total / self._loss_window(inputs["num_items_in_batch"])
             self._pool("critic/value_loss", (per_token * mask).sum(), mask.sum())
         return loss
 

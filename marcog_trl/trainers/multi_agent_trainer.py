@@ -11,18 +11,20 @@ The path of a problem through TRL. * marks TRL's methods:
             _rollout              TRL's `rollout_func`: plays the workflow on the problems, one row per reply
               team.play_tree      plays stage by stage (rollout/), and scores every turn but the last as it ends
                 generate          generates one stage with TRL's `_generate_single_turn`* (training_team.py)
-            _calculate_rewards*   scores the last turn (scoring.py), and returns the rewards of the rows
+            _calculate_rewards*   scores the last turn (rewards/scoring.py), and returns the rewards of the rows
             _assign_credit        replaces TRL's advantages
-            log_rollout           logs metrics of agents, turns and episodes (metrics.py)
+            _log_batch            logs metrics of agents, turns and episodes (metrics.py)
         _compute_loss*            once per micro-batch: TRL's loss. The advantages include the weights of agents and turns
           _get_per_token_logps_and_entropies*
       log*                        adds the means over the logging window
 
-TRL passes nothing from `_rollout` to `log_rollout`, so `self._batch` holds the batch in between.
+TRL passes nothing from `_rollout` to `_log_batch`, so `self._batch` holds the batch in between.
 """
 
 from __future__ import annotations
 
+import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, cast
@@ -32,13 +34,14 @@ from accelerate.utils import is_peft_model
 from peft import PeftConfig
 from transformers import PreTrainedModel
 from trl import GRPOTrainer
+from trl.extras.profiling import profiling_context
 
 from marcog_trl.agents import Workflow, with_tools
-from marcog_trl.algorithms.advantages import tree_returns
 from marcog_trl.execution import CodeExecutor
 from marcog_trl.report.callback import ReportCallback
 from marcog_trl.report.console import MOST_EPISODES, print_episodes
 from marcog_trl.report.diagnosis import Diagnosis
+from marcog_trl.rewards.scoring import Scorer, is_over, is_reward_model
 from marcog_trl.rollout.records import Episode, Row
 from marcog_trl.rollout.tree import Tree
 from marcog_trl.team.data_checks import check_dataset, check_eval_dataset, usable
@@ -54,22 +57,17 @@ from marcog_trl.trainers.argument_checks import (
     check_workflow,
     check_zero3,
 )
+from marcog_trl.trainers.batch import TeamBatch
 from marcog_trl.trainers.checkpointing import RolloutCheckpoints
 from marcog_trl.trainers.config import MultiAgentConfig
-from marcog_trl.trainers.credit import is_counterfactual, over_siblings
+from marcog_trl.trainers.credit import over_siblings, row_weights
+from marcog_trl.trainers.dataloaders import lent
 from marcog_trl.trainers.head import HeadOnReplies
-from marcog_trl.trainers.layout import Rollout, fit_batches
-from marcog_trl.trainers.loss_scale import (
-    loss_window,
-    row_weights,
-    rows_to_train,
-    rows_with_signal,
-    share_of_live_rows,
-)
+from marcog_trl.trainers.layout import fit_batches
+from marcog_trl.trainers.loss_scale import loss_window, rows_to_train, rows_with_signal, share_of_live_rows
 from marcog_trl.trainers.prompts import as_in_trl, check_prompts
 from marcog_trl.trainers.reward_functions import reward_functions
 from marcog_trl.trainers.sampling import make_curriculum
-from marcog_trl.trainers.scoring import Scorer, is_over
 from marcog_trl.trainers.sharing import Sharing
 from marcog_trl.trainers.tool_use import ToolUse, check_environments
 from marcog_trl.trainers.training_team import TrainingTeam
@@ -118,6 +116,7 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ToolUse):
     num_generations_eval: int
     # Inputs of forward passes besides token ids; set while TRL computes log-probabilities
     _row_tensors: dict[str, torch.Tensor] | None = None
+    _wait: Callable[[], None] | None = None  # waits for the verdicts on the solutions of the last turn
     # Told what the trainer does, as a step may take minutes
     on_activity: Callable[[str], None] = staticmethod(lambda activity: None)
 
@@ -163,14 +162,7 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ToolUse):
         fit_batches(self, args, train_dataset)
         num_rows = len(self._tree(training=True).slots)
         self._curriculum = make_curriculum(args, train_dataset, cast(int, args.generation_batch_size) // num_rows)
-        self.scorer = Scorer(
-            reward_funcs,
-            self.agents,
-            args,
-            lambda: self.executor,
-            self._call_reward_functions,
-            lambda: self.reward_weights,
-        )
+        self.scorer = Scorer(reward_funcs, self.agents, lambda: self.executor, args)
         # Created before the model is loaded, because it may not support this machine
         executor = args.make_executor() if self.workflow.needs_tests or self.scorer.runs_tests else None
         check_curriculum(args, self._curriculum is not None, executor is not None)
@@ -183,7 +175,7 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ToolUse):
 
         super().__init__(
             model=model,
-            reward_funcs=self.scorer.wrapped,
+            reward_funcs=list(reward_funcs),
             args=args,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
@@ -209,6 +201,11 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ToolUse):
             datasets = {"train_dataset": train_dataset, **parts}
             check_prompts(datasets, self.workflow, args, self._tokenizer, self.workflow is not given)
         self.scorer.check_tokenizer(self._tokenizer)
+        self.scorer.funcs = self.reward_funcs  # TRL has loaded reward models, and added the rewards of environments
+        self.scorer.weights = lambda: self.reward_weights
+        self.scorer.score_models = self._score_models
+        self.scorer.given = self._given_to_rewards
+        self.scorer.timed = lambda name: profiling_context(self, name)
         if self.scale_rewards == "agent":
             self.scale_rewards = "none"  # TRL does not know this value, and its advantages are replaced
         # TRL warns that rollout functions are experimental if they are passed to its constructor
@@ -226,11 +223,11 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ToolUse):
         if args.write_report:
             self.report = ReportCallback(self._name, self.team.description.to_dict(), self.diagnosis.found)
             self.add_callback(self.report)
-        self._window_means = metrics.WindowMeans(self._sum_over_processes)
-        self._gradient_shares = metrics.GradientShares(self.agents, self.accelerator.device, self._sum_over_processes)
+        self._window_means = metrics.WindowMeans()
+        self._gradient_shares = metrics.GradientShares(self.agents, self.accelerator.device)
         # Factor of the gradient of TRL's entropy bonus, set while TRL computes a loss
         self._entropy_share: torch.Tensor | None = None
-        self._batch: Rollout | None = None  # see the top of this file
+        self._batch: TeamBatch | None = None  # see the top of this file
         self._inputs: list[dict[str, Any]] = []  # of the generation batch; TRL's rollout function gets only prompts
         # With log_completions, episodes are printed in place of TRL's table, which has a row per reply
         shown = MOST_EPISODES if args.num_completions_to_print is None else args.num_completions_to_print
@@ -295,13 +292,23 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ToolUse):
             "env_mask": [[0] if row is None else row.mask for row in rows],
         }
 
-    def _play(self, problems: list[dict[str, Any]], tree: Tree) -> Rollout:
+    def _play(self, problems: list[dict[str, Any]], tree: Tree) -> TeamBatch:
         """Plays the episodes of these problems, and starts to execute their last solutions."""
         threshold = self.args.early_termination_threshold
         ends = None if threshold is None else lambda episode: is_over(episode, threshold)
         turns = self.team.play_tree(problems, tree, self._end_turn, ends, **self._playing())
-        wait = self._execute(turns[-1], [len(turns) - 1]) if self.scorer.runs_tests else None
-        return Rollout.of(self, tree, turns, wait)
+        self._wait = self.scorer.execute(turns[-1], [len(turns) - 1]) if self.scorer.runs_tests else None
+        training = self.model.training
+        return TeamBatch.of(
+            tree,
+            turns,
+            self.agents,
+            self.workflow.slots,
+            self.trained_agents,
+            self.accelerator.device,
+            training,
+            self._tree(training).siblings[0] if self._splits_groups(training) else None,
+        )
 
     def _playing(self) -> dict[str, Any]:
         """Returns the options of [`Team.playing`] for rollouts."""
@@ -312,75 +319,88 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ToolUse):
 
     # Score
 
-    def _call_reward_functions(self, *args: Any) -> torch.Tensor:
-        return super()._calculate_rewards(*args)
-
-    def _execute(self, episodes: list[Episode], turns: Iterable[int]) -> Callable[[], None]:
-        """Starts to execute the solutions of these turns, and returns a function that waits for their verdicts."""
-        return self.scorer.execute(
-            [(episode, episode.turns[k]) for k in turns for episode in episodes if len(episode.turns) > k]
+    def _given_to_rewards(self) -> dict[str, Any]:
+        """What TRL passes to reward functions beside columns."""
+        return {"trainer_state": self.state} | (
+            {} if self.environments is None else {"environments": self.environments}
         )
 
-    def _score(self, episodes: list[Episode], turn: int, wait: Callable[[], None] | None) -> None:
-        """Scores a turn, once `wait` has its verdicts."""
-        for name, value in self.scorer.score(episodes, turn, wait):
-            self._log_metric(name, value)
+    def _score_models(self, *inputs: list) -> torch.Tensor:
+        """Returns the scores of the reward models, `(E, number of models)`. TRL calls them."""
+        models = [f for f, func in enumerate(self.reward_funcs) if is_reward_model(func)]
+        names = ("reward_funcs", "reward_processing_classes", "reward_func_names")
+        with lent(self, **{name: [getattr(self, name)[f] for f in models] for name in names}):
+            scores = super()._calculate_rewards(*inputs)
+        own = self.accelerator.process_index * len(inputs[0])
+        return scores[own : own + len(inputs[0])]
 
     def _end_turn(self, episodes: list[Episode], turn: int) -> None:
         """Scores a turn, except for the last: its solutions are executed until TRL asks for rewards."""
         if turn < self.workflow.num_turns - 1:
-            self._score(episodes, turn, self._execute(episodes, [turn]) if self.scorer.runs_tests else None)
+            self._log_metrics_of_rewards(self.scorer.end_turn(episodes, turn))
+
+    def _log_metrics_of_rewards(self, logged: Iterable[tuple[str, float]]) -> None:
+        for name, value in logged:
+            self._log_metric(name, value)
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
-        """Returns the immediate reward of every row, which TRL logs. [`Scorer`] calls `super()` once per turn."""
-        rollout = self._batch
-        assert rollout is not None
-        self.on_activity(f"judging {len(rollout.episodes)} episodes")
-        self._score(rollout.episodes, self.workflow.num_turns - 1, rollout.wait)
-        played = rollout.take_scores(self.agents)
-        rollout.returns, rollout.counted = tree_returns(
-            rollout.rewards, played, rollout.counted, rollout.tree.branches, self.args.gamma_turn
-        )
-        rollout.live = rollout.live & rollout.counted[rollout.episodes_of_row, rollout.turn[:, None]].any(1)
-        rows = torch.full((len(prompts), len(self.reward_funcs)), torch.nan, device=self.accelerator.device)
-        scored = rollout.live & rollout.last_act
-        rows[scored] = rollout.mean_over_episodes(rollout.scores.to(rows))[scored]
-        metrics.log_columns(self, rollout)
-        return self.accelerator.gather(rows)
+        """Returns the immediate reward of every row, which TRL logs."""
+        batch = self._batch
+        assert batch is not None
+        self.on_activity(f"judging {len(batch.episodes)} episodes")
+        self._log_metrics_of_rewards(self.scorer.score(batch.episodes, batch.num_turns - 1, self._wait))
+        batch.close(self.args.gamma_turn)
+        extra = cast(dict[str, deque], self._logs["extra"])
+        for column, values in metrics.extra_columns(batch, list(extra)).items():
+            if column not in extra:
+                extra[column].extend([None] * len(self._logs["prompt"]))
+            self._log_completion_extra(column, values)
+        return self.accelerator.gather(batch.row_scores())
 
     # Credit
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, torch.Tensor | Any]:
         self._inputs = inputs
-        with self._whole_problems() if is_counterfactual(self) else nullcontext():  # TRL logs the spread within groups
+        branches = self.model.training and self.args.credit == "counterfactual"
+        with self._whole_problems() if branches else nullcontext():  # TRL logs the spread within groups
             output = super()._generate_and_score_completions(inputs)
-        rollout = self._batch
-        assert rollout is not None
+        batch = self._batch
+        assert batch is not None
         # TRL may mask more rows, such as truncated ones
-        rollout.trained = rollout.learning & (output["completion_mask"] * output["tool_mask"]).any(1)
-        output["tool_mask"] = output["tool_mask"] * rollout.trained[:, None]
+        batch.in_loss = batch.in_statistics & (output["completion_mask"] * output["tool_mask"]).any(1)
+        output["tool_mask"] = output["tool_mask"] * batch.in_loss[:, None]
         mask = output["completion_mask"] * output["tool_mask"]
         output["num_items_in_batch"] = self._sum_over_processes(mask.sum())
-        output["agent"], output["turn"] = rollout.agent, rollout.turn
-        self._assign_credit(output, rollout)
-        metrics.log_rollout(self, output, rollout)
+        output["agent"], output["turn"] = batch.agent, batch.turn
+        self._assign_credit(output, batch)
+        self._log_batch(batch, output["advantages"], mask)
         self._batch = None
-        return rows_to_train(self, output | rollout.tensors, rollout)
+        parts = cast(int, self.args.steps_per_generation) if self.model.training else 1
+        return rows_to_train(batch, output | batch.inputs, parts)
 
     def _sum_over_processes(self, tensor: torch.Tensor) -> torch.Tensor:
         return self.accelerator.reduce(tensor, reduction="sum")
 
-    def _assign_credit(self, output: dict[str, Any], rollout: Rollout) -> None:
+    def _assign_credit(self, output: dict[str, Any], batch: TeamBatch) -> None:
         """Replaces TRL's advantages by ours, `(B,)` or `(B, T)`."""
         mask = output["completion_mask"] * output["tool_mask"]
-        rollout.advantages = self._group_advantages(rollout)
-        output["advantages"] = rollout.advantages * row_weights(self, mask, rollout)
+        batch.advantages = self._group_advantages(batch)
+        output["advantages"] = batch.advantages * self._row_weights(batch, mask)
 
-    def _group_advantages(self, rollout: Rollout) -> torch.Tensor:
+    def _row_weights(self, batch: TeamBatch, mask: torch.Tensor) -> torch.Tensor:
+        unit = "row" if self.loss_type == "grpo" else "token"
+        return row_weights(batch, mask, self.args.agent_loss_weighting, unit, self.args.turn_weights)
+
+    def _group_advantages(self, batch: TeamBatch) -> torch.Tensor:
         """Returns the advantage of each row over its siblings, `(B,)`, in reward units. 0 for rows that do not learn."""
-        return over_siblings(self, rollout, kind="mean")
+        return over_siblings(batch, kind="mean")
 
     # Loss
+
+    def _loss_window(self, count: torch.Tensor) -> torch.Tensor:
+        if not self.model.training:
+            return loss_window(count)
+        return loss_window(count, self.current_gradient_accumulation_steps, cast(int, self.args.steps_per_generation))
 
     def _rows_without_advantage_matter(self) -> bool:
         """Whether rows whose advantages are all 0 change the update."""
@@ -405,21 +425,18 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ToolUse):
         share = share_of_live_rows(self.loss_type, inputs, mask)
         if share is not None:  # the policy and KL terms are linear in advantages and beta
             inputs = inputs | {"advantages": inputs["advantages"] * share}
-            self.beta = beta * share.item()
+            beta = beta * share.item()
         if self.model.training:
             # Each pass over a rollout counts for its share of the tokens, those of skipped rows included
             tokens = tokens / self.num_iterations
             self._pool("tokens_per_second", tokens, torch.zeros_like(tokens))
             # Turns TRL's entropy bonus, a mean over the tokens of the micro-batch, into a mean over those of the step
-            window = loss_window(self, inputs["num_items_in_batch"])
+            window = self._loss_window(inputs["num_items_in_batch"])
             self._entropy_share = mask.sum() * self.current_gradient_accumulation_steps / window
         logged = self._window_means.logged(self._metrics[self._mode])
-        try:
-            with self._gradient_shares.watching(self._causal_lm, inputs["agent"]):
-                loss = super()._compute_loss(model, inputs)
-        finally:
-            self.beta = beta
-            self._entropy_share = None
+        with lent(self, beta=beta), self._gradient_shares.watching(self._causal_lm, inputs["agent"]):
+            loss = super()._compute_loss(model, inputs)
+        self._entropy_share = None
         self._window_means.add_micro_batch(
             self._mode,
             self._metrics[self._mode],
@@ -461,9 +478,66 @@ class MultiAgentTrainer(RolloutCheckpoints, Sharing, ToolUse):
         """Returns the means over the logging window, by name."""
         return self._window_means.take(self._mode)
 
+    def _log_batch(self, batch: TeamBatch, advantages: torch.Tensor, mask: torch.Tensor) -> None:
+        """Logs a generation batch after its advantages are computed."""
+        lengths, ends = metrics.reply_lengths(batch, {*self.eos_token_ids, self._tokenizer.pad_token_id})
+        found = metrics.rollout_metrics(
+            batch,
+            lengths,
+            ends,
+            outside=self.team.outside,
+            with_tools=[agent.name for agent in self.workflow.agents if agent.tools],
+            runs_tests=self.scorer.runs_tests,
+            masks_errors=self.args.on_reward_error == "mask",
+        )
+        found |= metrics.advantage_metrics(batch, advantages, mask)
+        for name, value in found.items():
+            self._metric(name, value)
+        self._warn_of_threshold(found.get("episodes/turns"))
+        if self.log_completions and self.model.training:
+            self._episodes_to_show = metrics.spread(batch.episodes, self.num_episodes_to_print)
+        if self._curriculum is not None and self.model.training:
+            self._metric("curriculum/stage", self._curriculum.stage_of(self._curriculum.batches) + 1)
+            by_rate = self.args.curriculum_pass_rate is not None  # otherwise problems need no tests
+            self._curriculum.note(metrics.pass_rate(batch.episodes) if by_rate else None)
+        for name, value in metrics.completion_metrics(lengths, ends).items():
+            self._metrics[self._mode][name][-1] = value  # TRL's count unused rows
+        for column, values in metrics.table_columns(batch, advantages, mask, bool(self.team.outside)).items():
+            shown = cast(deque, self._logs[column])
+            for _ in range(min(len(values), len(shown))):
+                shown.pop()
+            shown.extend(values)
+
+    def _warn_of_threshold(self, turns: float | None) -> None:
+        """Warns if the threshold ended all episodes of the first batch after one turn, or none."""
+        threshold = self.args.early_termination_threshold
+        if threshold is None or turns is None or "threshold" in self._warned:
+            return
+        self._warned.add("threshold")
+        if turns in (1, self.workflow.num_turns):
+            found = "every episode earned more in its first turn" if turns == 1 else "no episode earned more"
+            warnings.warn(f"early_termination_threshold={threshold}: in the first batch {found}", stacklevel=2)
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        metrics.complete_log(self)
+        self._complete_metrics()
         super().log(logs, start_time)
         if self.accelerator.is_main_process:
             print_episodes(self._episodes_to_show, self.state.global_step)
         self._episodes_to_show = []
+
+    def _complete_metrics(self) -> None:
+        """Adds what was pooled over the logging window to the metrics of the log that is about to be written."""
+        logged = self._metrics[self._mode]
+        if self.model.training:
+            seconds = sum(logged.get("step_time", ()))
+            if seconds:
+                per_process = torch.tensor(seconds / self.accelerator.num_processes, device=self.accelerator.device)
+                self._pool("tokens_per_second", torch.zeros_like(per_process), per_process)
+            if len(self.agents) > 1:
+                for name, share in self._gradient_shares.take().items():
+                    self._metric(name, share)
+        for name, mean in self._pooled_means().items():
+            self._metric(name, mean)
+        if self.num_generations_eval == 1:  # TRL's metrics of the spread among siblings
+            for name in ("reward_std", "frac_reward_zero_std"):
+                self._metrics["eval"].pop(name, None)

@@ -28,10 +28,9 @@ from marcog_trl.team.description import TeamDescription
 from marcog_trl.team.modules import ForwardContext, LatentTargets, TeamModule
 from marcog_trl.team.vllm import check_served_adapter
 from marcog_trl.trainers.adapter_targets import adapter_config
+from marcog_trl.trainers.batch import TeamBatch
 from marcog_trl.trainers.comparison import behaviour_distances, num_compared, rows_to_compare_with
 from marcog_trl.trainers.config import SHPPOConfig
-from marcog_trl.trainers.layout import Rollout
-from marcog_trl.trainers.loss_scale import loss_window
 from marcog_trl.trainers.multi_agent_ppo_trainer import MultiAgentPPOTrainer
 from marcog_trl.trainers.served_agents import ServedAgents
 
@@ -245,55 +244,55 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
         if self._served is not None:
             self._served.prepare(rows)
 
-    def _make_row_tensors(self, rollout: Rollout) -> dict[str, torch.Tensor]:
-        tensors = super()._make_row_tensors(rollout)
+    def _make_row_tensors(self, batch: TeamBatch) -> dict[str, torch.Tensor]:
+        tensors = super()._make_row_tensors(batch)
         if self.args.parameter_sharing == "separate":
-            tensors["agent"] = rollout.agent
+            tensors["agent"] = batch.agent
         if self._has_latents:
-            tensors["z"] = rollout.of_rows("latent", self.args.latent_size)
+            tensors["z"] = batch.of_rows("latent", self.args.latent_size)
             if self.args.policy_gradient_to_latent:
-                tensors["obs"], tensors["eps"] = self._latent_inputs(rollout)
+                tensors["obs"], tensors["eps"] = self._latent_inputs(batch)
         return tensors
 
-    def _latent_inputs(self, rollout: Rollout) -> tuple[torch.Tensor, torch.Tensor]:
+    def _latent_inputs(self, batch: TeamBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the observations and the noise of the rows, `(B, 2H)` and `(B, d)`."""
         obs_size = 2 * self.model.config.get_text_config().hidden_size
-        return rollout.of_rows("observation", obs_size), rollout.of_rows("noise", self.args.latent_size)
+        return batch.of_rows("observation", obs_size), batch.of_rows("noise", self.args.latent_size)
 
-    def _team_tensors(self, rollout: Rollout) -> dict[str, torch.Tensor]:
+    def _team_tensors(self, batch: TeamBatch) -> dict[str, torch.Tensor]:
         """Returns the data of all agents in each row's turn, `(B, N, ...)`. TRL shuffles rows over micro-batches."""
-        rows = self._team_rows(rollout)
+        rows = self._team_rows(batch)
         live = rows >= 0
         index = rows.clamp(min=0)
-        obs, eps = self._latent_inputs(rollout)
+        obs, eps = self._latent_inputs(batch)
         return {
             "team_obs": obs[index] * live.unsqueeze(-1),
             "team_eps": eps[index] * live.unsqueeze(-1),
             "team_live": live.float(),
-            "team_return": self._team_returns(rollout),
-            "other_z": rollout.tensors["z"][rows_to_compare_with(rollout, rows)],
+            "team_return": self._team_returns(batch),
+            "other_z": batch.inputs["z"][rows_to_compare_with(batch, rows)],
         }
 
-    def _team_rows(self, rollout: Rollout) -> torch.Tensor:
+    def _team_rows(self, batch: TeamBatch) -> torch.Tensor:
         """Returns the index of every trained agent's last live row in the turn of each row, or -1, `(B, N)`."""
-        rows = rollout.row_of[rollout.first_episode]  # (B, S)
-        here = rollout.learning[rows] & (rollout.turn[rows] == rollout.turn[:, None])
+        rows = batch.row_of[batch.first_episode]  # (B, S)
+        here = batch.in_statistics[rows] & (batch.turn[rows] == batch.turn[:, None])
         team = torch.full((len(rows), len(self.agents)), -1, device=rows.device)
         for s, slot in enumerate(self.workflow.slots):
             agent = self.agents.index(slot.agent)
             team[:, agent] = torch.where(here[:, s], rows[:, s], team[:, agent])
         return team
 
-    def _team_returns(self, rollout: Rollout) -> torch.Tensor:
+    def _team_returns(self, batch: TeamBatch) -> torch.Tensor:
         """Returns the return from the row's turn on, averaged over agents, `(B,)`."""
-        return rollout.mean_over_episodes(rollout.returns.mean(1))
+        return batch.mean_over_episodes(batch.returns.mean(1))
 
     def _forward_context(self, rows: dict[str, torch.Tensor], keep: int) -> ForwardContext:
         forward = super()._forward_context(rows, keep)
         forward.agent, forward.z = rows.get("agent"), rows.get("z")
         if self.args.parameter_sharing != "separate":
             forward.agent = None
-        # Also recomputed at rollout, so that the ratio is exactly 1 before the first update
+        # Also recomputed at batch, so that the ratio is exactly 1 before the first update
         forward.obs, forward.eps = rows.get("obs"), rows.get("eps")
         if torch.is_grad_enabled() and self._has_latents:
             forward.other_z = rows["other_z"][: self._num_compared(len(rows["z"]))]
@@ -335,26 +334,26 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
             self._compared = logps[:compared], logps[rows:]
         return logps[:rows], None if entropies is None else entropies[:rows], aux_loss
 
-    def _assign_credit(self, output: dict[str, Any], rollout: Rollout) -> None:
-        super()._assign_credit(output, rollout)
+    def _assign_credit(self, output: dict[str, Any], batch: TeamBatch) -> None:
+        super()._assign_credit(output, batch)
         if not self._has_latents:
             return
-        rollout.tensors |= self._team_tensors(rollout)
-        different = rollout.tensors["other_z"] != rollout.tensors["z"]
+        batch.inputs |= self._team_tensors(batch)
+        different = batch.inputs["other_z"] != batch.inputs["z"]
         output["compares"] = self._sum_over_processes(different.any().float())
-        episode = rollout.episodes_of_row[:, 0]
+        episode = batch.episodes_of_row[:, 0]
         # The live rows of trained agents in a team's turn share a weight of 1
-        team_turn = episode * self.workflow.num_turns + rollout.turn
-        count = torch.zeros(len(rollout.episodes) * self.workflow.num_turns, device=episode.device)
-        count.index_add_(0, team_turn, rollout.learning.float())
-        output["team_weight"] = rollout.learning / count[team_turn].clamp(min=1)
+        team_turn = episode * self.workflow.num_turns + batch.turn
+        count = torch.zeros(len(batch.episodes) * self.workflow.num_turns, device=episode.device)
+        count.index_add_(0, team_turn, batch.in_statistics.float())
+        output["team_weight"] = batch.in_statistics / count[team_turn].clamp(min=1)
         output["num_team_turns"] = self._sum_over_processes((count > 0).sum().float())
-        z = rollout.of_rows("latent", self.args.latent_size)
-        team_z = z[self._team_rows(rollout).clamp(min=0)]
-        low, high = latent_distance_range(team_z, rollout.tensors["team_live"])
+        z = batch.of_rows("latent", self.args.latent_size)
+        team_z = z[self._team_rows(batch).clamp(min=0)]
+        low, high = latent_distance_range(team_z, batch.inputs["team_live"])
         output["distance_low"] = self.accelerator.gather(low).min()
         output["distance_high"] = self.accelerator.gather(high).max()
-        self._log_latents(team_z, rollout, output)
+        self._log_latents(team_z, batch, output)
 
     def _compute_loss(self, model, inputs):
         if self._has_latents:
@@ -365,7 +364,7 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
     def _team_loss(self, inputs: dict[str, Any], forward: ForwardContext) -> torch.Tensor:
         loss = super()._team_loss(inputs, forward)
         if forward.latent_loss is not None and forward.inference_loss is not None:
-            weight, window = inputs["team_weight"], loss_window(self, inputs["num_team_turns"])
+            weight, window = inputs["team_weight"], self._loss_window(inputs["num_team_turns"])
             latent, inference = (forward.latent_loss * weight).sum(), (forward.inference_loss * weight).sum()
             loss = loss + (latent + inference) / window
             self._pool("latent/loss", latent, weight.sum())
@@ -375,15 +374,15 @@ class SHPPOTrainer(MultiAgentPPOTrainer):
             self._compared = None
             rows = len(inputs["z"]) * cast(int, self.args.steps_per_generation)
             # Rows are shuffled, so that compared ones have their share of the tokens on average
-            window = loss_window(self, inputs["num_items_in_batch"] * num_compared(rows) / rows)
+            window = self._loss_window(inputs["num_items_in_batch"] * num_compared(rows) / rows)
             loss = loss - self.args.behaviour_distance_coef * distance / window
             self._pool("latent/behaviour_distance", distance, count)
         return loss
 
     @torch.no_grad()
-    def _log_latents(self, team_z: torch.Tensor, rollout: Rollout, output: dict[str, Any]) -> None:
+    def _log_latents(self, team_z: torch.Tensor, batch: TeamBatch, output: dict[str, Any]) -> None:
         assert self.modules.latent_net is not None and self.modules.core_decoder is not None
-        tensors = rollout.tensors
+        tensors = batch.inputs
         live, weight = tensors["team_live"], output["team_weight"]
         mu, sigma = self.modules.latent_net(tensors["team_obs"])
         cores = self.modules.core_decoder(tensors["z"])

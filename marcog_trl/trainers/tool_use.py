@@ -10,14 +10,14 @@ from marcog_trl.agents import Tools, with_tools
 from marcog_trl.rollout.records import Row
 from marcog_trl.team.data_checks import check_dataset
 from marcog_trl.trainers.argument_checks import TOOLS_WITHOUT_VLLM
+from marcog_trl.trainers.batch import TeamBatch
 from marcog_trl.trainers.dataloaders import ProblemLoaders
-from marcog_trl.trainers.layout import Rollout
 
 
 class ToolUse(ProblemLoaders):
     """The part of [`MultiAgentTrainer`] that lets agents call tools, and adopts TRL's environments."""
 
-    _batch: Rollout | None
+    _batch: TeamBatch | None
     _inputs: list[dict[str, Any]]
     environments: Any = None
     environment_factories: Any

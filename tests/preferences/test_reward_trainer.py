@@ -246,7 +246,7 @@ class TestAsReward:
         trainer.train()
         (log,) = [entry for entry in trainer.state.log_history if "rewards/reward_model/mean" in entry]
         assert math.isfinite(log["rewards/letters/mean"]) and "kl" in log
-        model = trainer.scorer.reward_funcs[0]
+        model = trainer.scorer.funcs[0]
         for episode in played[-1]:
             replies = [made.reply(row.slot.agent, row.completion_ids, row.slot.turn) for row in episode.rows]
             (whole,) = model.score([transcript(model.tokenizer, episode.problem["prompt"], replies)])

@@ -9,7 +9,8 @@ import torch
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForSequenceClassification
 
 from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOTrainer
-from marcog_trl.trainers.reward_functions import check_rewards, named_reward
+from marcog_trl.rewards.scoring import check_rewards
+from marcog_trl.trainers.reward_functions import named_reward
 
 
 class TestNaN:

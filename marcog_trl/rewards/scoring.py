@@ -1,0 +1,549 @@
+"""
+Calls reward functions, and stores what they return in the turns of episodes. Training and evaluation use it.
+
+It knows nothing about rows of a batch, advantages or losses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import math
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from accelerate.utils import gather_object
+from trl.trainer.utils import get_callable_name, is_async_callable, start_event_loop_in_daemon
+
+from marcog_trl.execution import CodeExecutor
+from marcog_trl.problems import solution_job
+from marcog_trl.processes import sum_over_processes, this_process
+from marcog_trl.rewards.requirements import needs, unwrap, wants_executor
+from marcog_trl.rewards.values import EpisodeMean, InfrastructureFailure
+from marcog_trl.rollout.records import Episode, Score
+
+
+_EXECUTION = "code execution"
+_SILENT_CALLS = 10  # calls that return only None before a warning
+
+
+def is_reward_model(reward_func: Any) -> bool:
+    """Whether it is a reward model, or TRL loads one from it."""
+    return isinstance(reward_func, torch.nn.Module | str)
+
+
+# One call
+
+
+@dataclass(repr=False)
+class RewardCall:
+    """
+    What all reward functions returned for one turn.
+
+    Args:
+        turn (`int`): The turn, counted from 0.
+        episodes (`list[Episode]` of length P): The episodes that have the turn.
+        values (`torch.Tensor` of shape `(P, F)`): Value of each function in reward units, averaged over agents. NaN if it
+            gave none.
+        by_agent (`dict[tuple[int, int], dict[str, float]]`): Rewards by agent, by index of the function and the episode.
+        lost (`dict[int, str]`): Why an episode could not be scored, by its index.
+        columns (`dict[str, list]`): Values that functions passed to `log_extra`.
+        metrics (`list[tuple[str, float]]`): Values that functions passed to `log_metric`.
+        errors (`dict[str, Exception]`): Errors on this process, by what failed.
+    """
+
+    turn: int
+    episodes: list[Episode]
+    values: torch.Tensor
+    by_agent: dict[tuple[int, int], dict[str, float]] = field(default_factory=dict)
+    lost: dict[int, str] = field(default_factory=dict)
+    columns: dict[str, list] = field(default_factory=dict)
+    metrics: list[tuple[str, float]] = field(default_factory=list)
+    errors: dict[str, Exception] = field(default_factory=dict)
+
+    def add(self, f: int, rewards: list[Any], log: _Log) -> None:
+        """Adds what the function with index `f` returned and logged."""
+        for i, reward in enumerate(rewards):
+            if isinstance(reward, dict):
+                self.by_agent[f, i] = reward
+                self.values[i, f] = sum(reward.values()) / len(reward)
+            elif isinstance(reward, InfrastructureFailure):
+                self.lost[i] = reward.reason
+            elif reward is not None:
+                self.values[i, f] = reward
+        self.columns |= log.columns
+        self.metrics += log.metrics
+
+    def score(self, i: int, agents: Sequence[str], failed: bool) -> Score:
+        """Returns the score of the i-th episode."""
+        values = self.values[i].tolist()
+        by_agent = [(self.by_agent.get((f, i), {}), value) for f, value in enumerate(values)]
+        metrics = defaultdict(list)
+        for name, value in self.metrics:
+            # The value of the episode, or of the call if a function logs only one. Names omit the turn
+            of_episode = value.values[i] if isinstance(value, EpisodeMean) else value
+            if of_episode is not None:
+                metrics[name.replace(f"/turn_{self.turn + 1}/", "/", 1)].append(of_episode)
+        return Score(
+            values=tuple(values),
+            columns={column: logged[i] for column, logged in self.columns.items()},
+            metrics={name: sum(found) / len(found) for name, found in metrics.items()},
+            failed=failed,
+            by_agent={agent: tuple(own.get(agent, value) for own, value in by_agent) for agent in agents},
+        )
+
+
+class _Log:
+    """Collects what a reward function logs in one call with `count` episodes."""
+
+    def __init__(self, count: int):
+        self.count = count
+        self.columns: dict[str, list] = {}
+        self.metrics: list[tuple[str, float]] = []
+
+    def extra(self, column: str, values: list) -> None:
+        if len(values) != self.count:
+            raise ValueError(
+                f"a reward function logged {len(values)} values as {column!r} for {self.count} episodes. Log one value for "
+                "each of its completions."
+            )
+        self.columns[column] = list(values)
+
+    def metric(self, name: str, value: float) -> None:
+        of_episodes = isinstance(value, EpisodeMean) and len(value.values) == self.count
+        self.metrics.append((name, value if of_episodes else float(value)))
+
+
+def call_rewards(
+    funcs: Sequence[Any],
+    episodes: Sequence[Episode],
+    turn: int,
+    agents: list[str],
+    executor: Callable[[], CodeExecutor],
+    timeout: float | None = None,
+    timed: Callable[[str], AbstractContextManager] = nullcontext,
+    **given: Any,
+) -> RewardCall:
+    """
+    Calls every reward function once, with the episodes that have a turn.
+
+    An error of a function is in the result and is not raised, so that no process stops while others wait for it. Reward models
+    are left out: their values stay NaN.
+
+    Args:
+        funcs (`list` of length F): Functions and coroutine functions with TRL's signature.
+        episodes (`list[Episode]`): Episodes. Those that ended before the turn are skipped.
+        turn (`int`): The turn, counted from 0.
+        agents (`list[str]`): Names of the agents.
+        executor (`Callable`): Returns the executor, for functions that take one.
+        timeout (`float`, *optional*): Seconds after which a call of a coroutine function is cancelled, at its next `await`.
+        timed (`Callable`, *optional*): Returns the context in which the function with a name is called.
+        **given: Further keyword arguments of the functions, such as `trainer_state`.
+
+    Returns:
+        [`RewardCall`].
+    """
+    playing = [episode for episode in episodes if len(episode.turns) > turn]
+    call = RewardCall(turn, playing, torch.full((len(playing), len(funcs)), torch.nan))
+    if not playing:
+        return call
+    columns, prompts, completions, completion_ids = reward_inputs(playing, turn)
+    given = {
+        **{key: [row[key] for row in columns] for key in columns[0] if key != "prompt"},
+        **{"prompts": prompts, "completions": completions, "completion_ids": completion_ids},
+        **given,
+    }
+
+    def call_one(f: int, output: Callable[[], Any], log: _Log) -> None:
+        name = get_callable_name(funcs[f])
+        try:
+            with timed(name):
+                call.add(f, check_rewards(name, output(), len(playing), agents), log)
+        except SystemExit as error:  # the other processes would wait for this one
+            call.errors[_said(name)] = _of_exit(name, error)
+        except Exception as error:
+            call.errors[_said(name)] = error
+
+    def arguments(func: Callable, log: _Log) -> dict[str, Any]:
+        own = given | {"log_extra": log.extra, "log_metric": log.metric}
+        if wants_executor(func):
+            own["executor"] = executor()
+        accepted = _parameters(func)
+        return own if accepted is None else {key: own[key] for key in accepted & own.keys()}
+
+    def call_now(func: Callable, log: _Log) -> Any:
+        return func(**arguments(func, log))
+
+    waiting = []
+    for f, func in enumerate(funcs):
+        if is_reward_model(func):
+            continue
+        log = _Log(len(playing))
+        if is_async_callable(func):
+            waiting.append((f, _limited(func, functools.partial(arguments, func, log), timeout), log))
+        else:
+            call_one(f, functools.partial(call_now, func, log), log)
+    started = [(f, asyncio.run_coroutine_threadsafe(running, _event_loop()), log) for f, running, log in waiting]
+    for f, future, log in started:
+        call_one(f, future.result, log)
+    return call
+
+
+def _said(name: str) -> str:
+    return f"reward function {name!r}"
+
+
+def _of_exit(name: str, error: SystemExit) -> RuntimeError:
+    return RuntimeError(f"{_said(name)} called exit: {error!r}").with_traceback(error.__traceback__)
+
+
+@functools.cache
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """The loop of all coroutine functions: clients that they keep belong to it."""
+    _, loop, ready = start_event_loop_in_daemon(name="marcog-trl-rewards")
+    ready.wait()
+    return loop
+
+
+async def _limited(func: Callable, arguments: Callable[[], dict[str, Any]], timeout: float | None) -> Any:
+    limit, name = asyncio.timeout(timeout), get_callable_name(func)
+    try:
+        async with limit:
+            return await func(**arguments())
+    except TimeoutError:
+        if not limit.expired():
+            raise  # raised by the function itself
+        raise TimeoutError(
+            f"{_said(name)} took longer than reward_timeout={timeout} seconds. Set a longer reward_timeout, or "
+            "on_reward_error='mask' to exclude such episodes."
+        ) from None
+    except SystemExit as error:  # would end the loop
+        raise _of_exit(name, error) from None
+
+
+def _parameters(reward_func: Callable) -> set[str] | None:
+    """Returns the names of a reward function's arguments, or `None` if it has `**kwargs`."""
+    parameters = inspect.signature(reward_func).parameters.values()
+    takes_all = any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+    return None if takes_all else {parameter.name for parameter in parameters}
+
+
+def reward_inputs(
+    episodes: Sequence[Episode], turn: int
+) -> tuple[list[dict[str, Any]], list[Any], list[Any], list[list[int]]]:
+    """
+    Returns the inputs of reward functions, in TRL's format.
+
+    Args:
+        episodes (`list[Episode]` of length E): The episodes.
+        turn (`int`): Their turn, counted from 0. The last one of episodes that ended before.
+
+    Returns:
+        `tuple` of four lists of length E: the columns of the problem and of the turn; prompts; completions, which are texts, or
+        chat messages if the prompt is a list of messages (with calls and results of tools, if the solution is the reply of an
+        agent with tools); token ids of the turn's replies.
+    """
+    columns, completion_ids = list[dict[str, Any]](), list[list[int]]()
+    completions: list[Any] = []
+    for episode in episodes:
+        k = min(turn, len(episode.turns) - 1)
+        this, before = episode.turns[k], episode.turns[k - 1] if k else None
+        columns.append(
+            {
+                "replies": this.replies,
+                "turn": k,
+                "verdicts": this.verdicts,
+                "rows": [row for row in episode.rows if row.slot.turn <= k],
+                "previous_solution": None if before is None else before.solution,
+                "previous_verdicts": [] if before is None else before.verdicts,
+                **episode.problem,  # has such columns only where they are meant (see `check_dataset`)
+            }
+        )
+        rows = [row for row in episode.rows if row.slot.turn == k]
+        completion_ids.append([token for row in rows for token in row.completion_ids])
+        if isinstance(episode.problem["prompt"], str):
+            completions.append(this.solution)
+        else:
+            used = [row.messages for row in rows if row.text == this.solution and row.messages]
+            completions.append(used[-1] if used else [{"role": "assistant", "content": this.solution}])
+    return columns, [row["prompt"] for row in columns], completions, completion_ids
+
+
+def check_rewards(name: str, output: Any, expected: int, agents: list[str]) -> list[float | dict[str, float] | None]:
+    """
+    Checks a reward function's output: per episode a float, a dict (agent -> float), an [`InfrastructureFailure`] or `None`. NaN is
+    `None`, as in TRL: the reward does not apply.
+
+    Raises:
+        ValueError: If the output is something else, has another length, or contains infinity, or NaN for one of the agents.
+    """
+    if not isinstance(output, Iterable):
+        raise ValueError(f"reward function {name!r} returned {output!r}. It must return a list of {expected} rewards.")
+    rewards = list(output)
+    if len(rewards) != expected:
+        raise ValueError(
+            f"reward function {name!r} returned {len(rewards)} rewards for {expected} episodes. It must return one per "
+            "episode."
+        )
+    checked: list[float | dict[str, float] | None] = []
+    for i, reward in enumerate(rewards):
+        if reward is None or isinstance(reward, InfrastructureFailure):
+            checked.append(reward)
+            continue
+        try:
+            if isinstance(reward, str):
+                raise TypeError
+            numbers = {agent: float(reward[agent]) for agent in agents} if isinstance(reward, dict) else float(reward)
+        except (KeyError, TypeError, ValueError):
+            numbers = None
+        if numbers is None or (isinstance(reward, dict) and len(reward) != len(agents)):
+            raise ValueError(
+                f"reward function {name!r} returned {reward!r} for episode {i}. Return a float, None, or a dict with a float "
+                f"for each of {agents}."
+            )
+        if isinstance(numbers, float) and math.isnan(numbers):
+            numbers = None
+        for number in numbers.values() if isinstance(numbers, dict) else [numbers or 0.0]:
+            if not math.isfinite(number):
+                shown = "NaN" if math.isnan(number) else number
+                raise ValueError(
+                    f"reward function {name!r} returned {shown} for episode {i}. Return None if the reward does not apply."
+                )
+        checked.append(numbers)
+    return checked
+
+
+# The rewards of a team
+
+
+class ScoringSettings(Protocol):
+    """The fields of [`MultiAgentConfig`] that a [`Scorer`] reads."""
+
+    on_reward_error: str
+    reward_timeout: float | None
+    reward_scale: float
+    reward_shift: float
+
+
+@dataclass
+class DefaultScoring:
+    """[`ScoringSettings`] outside of training."""
+
+    on_reward_error: str = "raise"
+    reward_timeout: float | None = None
+    reward_scale: float = 1.0
+    reward_shift: float = 0.0
+
+
+class Scorer:
+    """
+    The reward functions of a team.
+
+    Args:
+        funcs (`list` of length F): Functions, coroutine functions and reward models, as TRL accepts them.
+        agents (`list[str]`): Names of the agents.
+        executor (`Callable`): Returns the executor. Called when it is first needed.
+        settings ([`ScoringSettings`], *optional*): Limits, and how to handle failures.
+
+    Attributes:
+        weights (`Callable`): Returns the weight of each function, `(F,)`. 1 for all by default.
+        score_models (`Callable`, *optional*): Maps what [`reward_inputs`] returns to the scores of the reward models,
+            `(E, number of models)`. A collective operation.
+        given (`Callable`): Returns further keyword arguments of the functions.
+        timed (`Callable`): See [`call_rewards`].
+
+    Raises:
+        ValueError: If `reward_timeout` is set, but no function is a coroutine function.
+    """
+
+    def __init__(
+        self,
+        funcs: list,
+        agents: list[str],
+        executor: Callable[[], CodeExecutor],
+        settings: ScoringSettings | None = None,
+    ):
+        self.funcs = funcs
+        self.settings = settings or DefaultScoring()
+        self.weights: Callable[[], torch.Tensor] = lambda: torch.ones(len(self.funcs))
+        self.score_models: Callable[..., torch.Tensor] | None = None
+        self.given: Callable[[], Mapping[str, Any]] = dict
+        self.timed: Callable[[str], AbstractContextManager] = nullcontext
+        self._agents = agents
+        self._executor = executor
+        self._warned: set[str] = set()
+        self._silent = Counter[int]()  # calls of a function that have returned only None so far, by its index
+        self._heard: set[int] = set()  # functions that have returned something else
+        timeout = self.settings.reward_timeout
+        if timeout is not None and not any(not is_reward_model(func) and is_async_callable(func) for func in funcs):
+            raise ValueError(
+                f"reward_timeout={timeout} limits only coroutine functions, and there is none. Write the reward as `async def`, "
+                "or limit its time inside the function. Rewards that run tests have execution_timeout."
+            )
+
+    @property
+    def runs_tests(self) -> bool:
+        """Whether a function needs the verdict on the solution."""
+        return any(needs(func, "tests") for func in self.funcs)
+
+    def check_tokenizer(self, tokenizer: Any) -> None:
+        """Refuses reward functions that read token ids of another tokenizer."""
+        for func in self.funcs:
+            if needs(func, "tokenizer"):
+                unwrap(func).check_tokenizer(tokenizer)  # type: ignore[attr-defined]
+
+    def execute(self, episodes: Sequence[Episode], turns: Iterable[int]) -> Callable[[], None]:
+        """
+        Starts to execute the solutions of these turns with all tests of their problems. Does not repeat what the workflow has
+        executed, unless the executor failed.
+
+        Returns:
+            `Callable[[], None]`: Waits for the verdicts, and sets `tested` on every turn.
+        """
+        played = [(episode, episode.turns[k]) for k in turns for episode in episodes if len(episode.turns) > k]
+        jobs = [solution_job(episode.problem, turn.solution) for episode, turn in played]
+        known = {
+            job: verdict for _, turn in played for job, verdict in turn.verdicts if verdict.status != "infrastructure"
+        }
+        missing = list(dict.fromkeys(job for job in jobs if job not in known))
+        future = self._executor().submit(missing)
+
+        def finish() -> None:
+            verdicts = known | dict(zip(missing, future.result(), strict=True))
+            for (_, turn), job in zip(played, jobs, strict=True):
+                turn.tested = job, verdicts[job]
+                turn.verdicts = [pair for pair in turn.verdicts if pair[0] != job] + [turn.tested]
+
+        return finish
+
+    def end_turn(self, episodes: list[Episode], turn: int) -> list[tuple[str, float]]:
+        """Executes the solutions of a turn if a function needs that, and scores it. See [`Scorer.score`]."""
+        return self.score(episodes, turn, self.execute(episodes, [turn]) if self.runs_tests else None)
+
+    def score(
+        self, episodes: list[Episode], turn: int, wait: Callable[[], None] | None = None
+    ) -> list[tuple[str, float]]:
+        """
+        Scores one turn of the episodes of this process: sets `rewards` and `score` on the turn, and `masked` on episodes.
+
+        A collective operation: all processes must pass the same number of episodes.
+
+        Args:
+            episodes (`list[Episode]` of length E): The episodes. Those that ended before the turn are skipped.
+            turn (`int`): The turn, counted from 0.
+            wait (`Callable`, *optional*): Waits for the verdicts (see [`Scorer.execute`]).
+
+        Returns:
+            `list[tuple[str, float]]`: Names and values that functions passed to `log_metric`.
+
+        Raises:
+            Exception: On all processes, the error of the executor, or of a reward function with `on_reward_error="raise"`.
+        """
+        lost_executor = {}
+        try:
+            if wait is not None:
+                wait()
+        except Exception as error:  # raised below on all processes, so that none waits for this one
+            lost_executor[_EXECUTION] = error
+        timeout = self.settings.reward_timeout
+        call = call_rewards(
+            self.funcs, episodes, turn, self._agents, self._executor, timeout, self.timed, **self.given()
+        )
+        call.errors |= lost_executor
+        models = [f for f, func in enumerate(self.funcs) if is_reward_model(func)]
+        if models and self.score_models is not None:  # of all episodes, because TRL gathers as many from each process
+            playing = torch.tensor([len(episode.turns) > turn for episode in episodes])
+            call.values[:, models] = self.score_models(*reward_inputs(episodes, turn)).to(call.values)[playing]
+        failed = self._settle(call)
+        if failed:
+            call.values.fill_(torch.nan)
+        for i in range(len(call.episodes)):
+            self._note(call, i, failed)
+        if this_process().is_main_process:
+            self._warn(call, failed)
+        return call.metrics
+
+    def _note(self, call: RewardCall, i: int, failed: bool) -> None:
+        """Stores the rewards of the i-th episode of the call in the episode."""
+        episode, values, weights = call.episodes[i], call.values[i], self.weights().cpu()
+        turn = episode.turns[call.turn]
+        turn.score = call.score(i, self._agents, failed)
+        if self.runs_tests and turn.tested is not None and turn.tested[1].status == "infrastructure":
+            call.lost.setdefault(i, turn.tested[1].message)
+        if i in call.lost or values.isnan().all():
+            episode.masked = True
+            return
+        shared = 0.0
+        own = dict.fromkeys(self._agents, 0.0)
+        for f, value in enumerate(turn.score.values):
+            by_agent = call.by_agent.get((f, i))
+            if by_agent is not None:
+                for agent in self._agents:
+                    own[agent] += float(weights[f]) * by_agent[agent]
+            elif not math.isnan(value):
+                shared += float(weights[f] * values[f])
+        scale, shift = self.settings.reward_scale, self.settings.reward_shift
+        turn.rewards = {agent: scale * (shared + own[agent]) + shift for agent in self._agents}
+
+    def _settle(self, call: RewardCall) -> bool:
+        """Returns whether a reward function failed on this process, or raises the error on all processes."""
+        masks = self.settings.on_reward_error == "mask"
+        fatal = {what: error for what, error in call.errors.items() if not masks or what == _EXECUTION}
+        state = this_process()
+        if sum_over_processes(torch.tensor(len(fatal), device=state.device)).item():
+            index = state.process_index
+            messages = gather_object([f"{what} failed on process {index}: {error!r}" for what, error in fatal.items()])
+            raise next(iter(fatal.values()), RuntimeError("; ".join(messages)))
+        for what, error in call.errors.items():
+            self._warn_once(
+                what,
+                f"{what} failed, and on_reward_error='mask' excludes the episodes of this call from training. Later failures "
+                f"are counted as rewards/failed in the log: {error!r}",
+            )
+        return bool(call.errors)
+
+    def _warn(self, call: RewardCall, failed: bool) -> None:
+        """Warns once of failed infrastructure, and of functions that return only `None`."""
+        if call.lost:
+            reason = next(filter(None, call.lost.values()), "no reason given")
+            self._warn_once(
+                _EXECUTION,
+                f"{len(call.lost)} of {len(call.episodes)} episodes could not be scored because the infrastructure failed: "
+                f"{reason}. Such episodes are excluded from training, and counted as episodes/masked in the log.",
+            )
+        if failed or call.lost or not call.episodes:
+            return
+        answered = ~call.values.isnan().all(0)
+        for f, func in enumerate(self.funcs):
+            if answered[f]:
+                self._heard.add(f)
+            if f in self._heard or is_reward_model(func):
+                continue
+            self._silent[f] += 1
+            if not answered.any() or self._silent[f] == _SILENT_CALLS:
+                name = get_callable_name(func)
+                left_out = (
+                    "" if answered.any() else " No other reward scored these episodes, so they are not trained on."
+                )
+                self._warn_once(
+                    f"silence of {name!r}",
+                    f"reward function {name!r} has returned only None so far, which means that it applies to no "
+                    f"episode.{left_out}",
+                )
+
+    def _warn_once(self, what: str, message: str) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            warnings.warn(message, stacklevel=2)
+
+
+def is_over(episode: Episode, threshold: float) -> bool:
+    """Whether the last turn's reward, averaged over agents, exceeds the threshold, or the episode is masked."""
+    rewards = episode.turns[-1].rewards
+    return sum(rewards.values()) / len(rewards) > threshold if rewards else episode.masked

@@ -1,0 +1,236 @@
+"""A generation batch: the episodes of this process, and their replies as rows."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from marcog_trl.agents import Slot
+from marcog_trl.algorithms.advantages import tree_returns
+from marcog_trl.rollout.records import Episode, Row, Score
+from marcog_trl.rollout.tree import Tree
+
+
+@dataclass
+class TeamBatch:
+    """
+    One generation batch of this process: what was played, and after [`TeamBatch.close`] also what it earned.
+
+    Rows are sorted by problem, then as [`~marcog_trl.rollout.tree.Tree`] says. E episodes have K turns, N agents and S slots.
+
+    Args:
+        tree ([`~marcog_trl.rollout.tree.Tree`]): Where the episodes of a problem branch.
+        turns (`list[list[Episode]]` of length K): Episodes at the end of each turn, sorted by problem. E is the length of the
+            last list.
+        agents (`list[str]` of length N): Names of the agents.
+        slots (`tuple[Slot, ...]` of length S): The slots of the workflow.
+        spread_siblings (`int`, *optional*): Size of the groups of siblings, if they may be on other processes.
+        training (`bool`): Whether it is a batch of training, not of evaluation.
+        rows (`list[Row | None]` of length B): The rows of the team's model. `None` if the episode did not use the slot, or its
+            agent speaks through an endpoint.
+        replies (`list[Row | None]` of length B): The same with those of agents behind endpoints.
+        agent, turn (`torch.Tensor` of shape `(B,)`): Index of the row's agent, and its turn.
+        episodes_of_row (`torch.Tensor` of shape `(B, M)`): Indices of the episodes that contain the row, in the list of its
+            turn, also for unused rows. M is 1, or larger if joint actions share replies.
+        row_of (`torch.Tensor` of shape `(E, S)`): The row of each slot in each episode, also for unused rows.
+        agent_is_trained (`torch.Tensor` of shape `(B,)`): Whether the row's agent is trained.
+        is_used (`torch.Tensor` of shape `(B,)`): Whether the slot is used and, once the batch is closed, has a reward.
+        in_loss (`torch.Tensor` of shape `(B,)`): Whether the row is in the loss. Truncated rows under
+            `mask_truncated_completions` are not, but their rewards count in the group baseline.
+        inputs (`dict[str, torch.Tensor]`): Inputs of forward passes besides token ids, each of shape `(B, ...)`.
+        scores (`torch.Tensor` of shape `(E, K, F)`): Value of each reward function, averaged over agents. NaN if it gave none.
+        rewards, returns (`torch.Tensor` of shape `(E, N, K)`): Reward of each agent in each turn, and return from that turn on.
+            0 without a reward.
+        has_reward (`torch.Tensor` of shape `(E, K)`): Whether the turn was played and is not masked.
+    """
+
+    tree: Tree
+    turns: list[list[Episode]]
+    agents: list[str]
+    slots: tuple[Slot, ...]
+    spread_siblings: int | None
+    training: bool
+    rows: list[Row | None]
+    replies: list[Row | None]
+    agent: torch.Tensor
+    turn: torch.Tensor
+    episodes_of_row: torch.Tensor
+    row_of: torch.Tensor
+    agent_is_trained: torch.Tensor
+    is_used: torch.Tensor
+    in_loss: torch.Tensor
+    inputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    values: torch.Tensor | None = None
+    critic_states: torch.Tensor | None = None
+    logps: torch.Tensor | None = None
+    advantages: torch.Tensor | None = None
+    # Once the batch is closed
+    scores: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    rewards: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    returns: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    has_reward: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+
+    @classmethod
+    def of(
+        cls,
+        tree: Tree,
+        turns: list[list[Episode]],
+        agents: list[str],
+        slots: Sequence[Slot],
+        trained_agents: Sequence[str],
+        device: torch.device,
+        training: bool = True,
+        spread_siblings: int | None = None,
+    ) -> TeamBatch:
+        """
+        Makes a batch of episodes that were played.
+
+        Args:
+            tree, turns, agents, slots, training, spread_siblings: See [`TeamBatch`].
+            trained_agents (`Sequence[str]`): Names of the agents that are trained.
+            device (`torch.device`): Device of the tensors.
+        """
+        problems = torch.arange(len(turns[-1]) // tree.joint_actions[-1])[:, None, None]
+        rows: list[Row | None] = [None] * (len(problems) * len(tree.slots))
+        for k, episodes in enumerate(turns):
+            for e, episode in enumerate(episodes):
+                problem, node = divmod(e, tree.joint_actions[k])
+                for row in episode.rows:
+                    if row.slot.turn == k:
+                        rows[problem * len(tree.slots) + tree.places[row.slot][node]] = row
+        of_slot = tree.slots * len(problems)
+        turn = torch.tensor([slot.turn for slot in of_slot])
+        first_episode = problems.flatten().repeat_interleave(len(tree.slots)) * torch.tensor(tree.joint_actions)[turn]
+        episodes_of_row = torch.tensor(tree.episodes_of_row).repeat(len(problems), 1) + first_episode[:, None]
+        is_used = torch.tensor([row is not None for row in rows], device=device)
+        return cls(
+            tree=tree,
+            turns=turns,
+            agents=agents,
+            slots=tuple(slots),
+            spread_siblings=spread_siblings,
+            training=training,
+            rows=[None if row is None or row.outside is not None else row for row in rows],
+            replies=rows,
+            agent=torch.tensor([agents.index(slot.agent) for slot in of_slot], device=device),
+            turn=turn.to(device),
+            episodes_of_row=episodes_of_row.to(device),
+            row_of=(torch.tensor(tree.path(slots)) + problems * len(tree.slots)).flatten(0, 1).to(device),
+            agent_is_trained=torch.tensor([slot.agent in trained_agents for slot in of_slot], device=device),
+            is_used=is_used,
+            in_loss=is_used,
+        )
+
+    def close(self, gamma_turn: float = 1.0) -> None:
+        """
+        Takes the rewards of the episodes, once all turns are scored, and computes returns.
+
+        Args:
+            gamma_turn (`float`, *optional*, defaults to `1.0`): Discount per turn, in [0, 1].
+        """
+        size, num_turns, device = len(self.episodes), self.num_turns, self.device
+        first = self.episodes[0].turns[0].score
+        assert first is not None
+        self.scores = torch.full((size, num_turns, len(first.values)), torch.nan)
+        rewards = torch.zeros(size, len(self.agents), num_turns)
+        played, counted = torch.zeros(2, size, num_turns, dtype=torch.bool)
+        for k, episodes in enumerate(self.turns):
+            for e, episode in enumerate(episodes):
+                if len(episode.turns) <= k:
+                    continue
+                turn = episode.turns[k]
+                assert turn.score is not None
+                self.scores[e, k] = torch.tensor(turn.score.values)
+                if turn.rewards is not None:
+                    rewards[e, :, k] = torch.tensor([turn.rewards[agent] for agent in self.agents])
+                played[e, k] = True
+                counted[e, k] = turn.rewards is not None and not episode.masked
+        self.rewards = rewards.to(device)
+        self.returns, self.has_reward = tree_returns(
+            self.rewards, played.to(device), counted.to(device), self.tree.branches, gamma_turn
+        )
+        self.is_used = self.is_used & self.has_reward[self.episodes_of_row, self.turn[:, None]].any(1)
+
+    def score_of(self, row: Row) -> Score | None:
+        """Returns the score of a row's turn. If several episodes contain the row, takes the first."""
+        turn = row.slot.turn
+        return self.turns[turn][row.episode].turns[turn].score
+
+    @property
+    def episodes(self) -> list[Episode]:
+        """The finished episodes."""
+        return self.turns[-1]
+
+    @property
+    def num_turns(self) -> int:
+        """Number of turns of the workflow."""
+        return len(self.turns)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the tensors."""
+        return self.agent.device
+
+    @property
+    def is_counterfactual(self) -> bool:
+        """Whether siblings are replies in exactly the same context."""
+        return any(level.is_stage for level in self.tree.levels)
+
+    @property
+    def siblings(self) -> list[int]:
+        """Sizes of the groups of siblings of this process, in the order of the rows."""
+        return self.tree.siblings * (len(self.rows) // len(self.tree.slots))
+
+    @property
+    def first_episode(self) -> torch.Tensor:
+        """Index of the first episode that contains the row, in the list of the last turn, `(B,)`."""
+        descendants = self.tree.joint_actions[-1] // torch.tensor(self.tree.joint_actions, device=self.device)
+        return self.episodes_of_row[:, 0] * descendants[self.turn]
+
+    @property
+    def in_statistics(self) -> torch.Tensor:
+        """Whether the row is used and its agent is trained, `(B,)`. Statistics of advantages are over these rows."""
+        return self.is_used & self.agent_is_trained
+
+    @functools.cached_property
+    def last_act(self) -> torch.Tensor:
+        """Whether the row is its agent's last one in the turn, `(B,)`."""
+        turn_of = [None if row is None else (row.episode, row.slot.agent, row.slot.turn) for row in self.replies]
+        # Later rows of the same agent and turn replace earlier ones
+        last_row = {turn: i for i, turn in enumerate(turn_of)}
+        return torch.tensor([last_row[turn] == i for i, turn in enumerate(turn_of)], device=self.device)
+
+    def of_rows(self, name: str, size: int) -> torch.Tensor:
+        """Stacks a field of the rows, `(B, size)`, with zeros for unused rows."""
+        found = [None if row is None else getattr(row, name) for row in self.rows]
+        nothing = torch.zeros(size, device=self.device)  # if only endpoints replied
+        zero = torch.zeros_like(next((tensor for tensor in found if tensor is not None), nothing))
+        return torch.stack([zero if tensor is None else tensor for tensor in found])
+
+    def row_returns(self) -> torch.Tensor:
+        """Returns the return of the row's agent from the row's turn on, `(B,)`. 0 for rows without a reward."""
+        return self.of_agent(self.returns) * self.is_used
+
+    def row_scores(self) -> torch.Tensor:
+        """Returns the value of each reward function, `(B, F)`. NaN for rows that are not their agent's last one in a turn."""
+        rows = torch.full((len(self.rows), self.scores.size(2)), torch.nan, device=self.device)
+        scored = self.is_used & self.last_act
+        rows[scored] = self.mean_over_episodes(self.scores.to(rows))[scored]
+        return rows
+
+    def mean_over_episodes(self, values: torch.Tensor) -> torch.Tensor:
+        """Maps `(E, K, ...)` to rows, `(B, ...)`: the mean over the episodes with a reward that contain the row, or 0."""
+        of_row = values[self.episodes_of_row, self.turn[:, None]]
+        counted = self.has_reward[self.episodes_of_row, self.turn[:, None]].view(
+            *of_row.shape[:2], *[1] * (of_row.dim() - 2)
+        )
+        total = torch.where(counted, of_row, torch.zeros_like(of_row)).sum(1)
+        return total / counted.sum(1).clamp(min=1)
+
+    def of_agent(self, values: torch.Tensor) -> torch.Tensor:
+        """Maps `(E, N, K)` to rows, `(B,)`: the mean for the row's agent and turn."""
+        by_agent = self.mean_over_episodes(values.transpose(1, 2))
+        return by_agent.gather(1, self.agent[:, None]).squeeze(1)
