@@ -283,7 +283,7 @@ def test_the_loop_of_tools_reads_only_what_a_team_gives_it(tool_model):
 
 def test_the_constructor_passes_on_everything_that_trl_takes():
     ours = list(inspect.signature(MultiAgentTrainer.__init__).parameters)
-    assert ours == [*inspect.signature(GRPOTrainer.__init__).parameters, "workflow"]
+    assert ours == [*inspect.signature(GRPOTrainer.__init__).parameters, "workflow", "algorithm"]
 
 
 REPLY = [11, 12, 13]

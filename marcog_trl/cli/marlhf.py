@@ -29,7 +29,7 @@ from marcog_trl.team.loading import check_has_adapter, find_team, load_base_mode
 from marcog_trl.team.settings import TeamSettings
 from marcog_trl.trainers.adapter_targets import outside_zero3
 from marcog_trl.trainers.checkpointing import delete_checkpoints, last_whole_checkpoint
-from marcog_trl.trainers.multi_agent_grpo_trainer import MultiAgentGRPOTrainer
+from marcog_trl.trainers.grpo import MultiAgentGRPOTrainer
 from marcog_trl.trainers.reward_functions import named_reward
 
 

@@ -11,6 +11,7 @@ its tokenizer and the problems. The exit status is 1 if the run does not fit.
 from __future__ import annotations
 
 import contextlib
+import copy
 import sys
 import warnings
 from collections.abc import Sequence
@@ -30,10 +31,10 @@ from marcog_trl.cli.parsing import Parser, read_training_arguments
 from marcog_trl.cli.recipe import TEAM, TrainingRecipe
 from marcog_trl.rollout.rehearsal import rehearse, widest_stage
 from marcog_trl.team.base_models import check_model
+from marcog_trl.trainers.algorithm import PROBLEMS_TO_PLAY
 from marcog_trl.trainers.argument_checks import check_full_finetuning
-from marcog_trl.trainers.layout import fit_batches
-from marcog_trl.trainers.plan import CUDA_CONTEXT, GIB, PROCESS, Machine, Plan, Setup, outline_of
-from marcog_trl.trainers.stages import PROBLEMS_TO_PLAY
+from marcog_trl.trainers.data import fit_batches
+from marcog_trl.trainers.plan import CUDA_CONTEXT, GIB, PROCESS, Machine, Plan, Setup
 
 
 RECIPES = {
@@ -102,7 +103,7 @@ def make_plan(options: PlanArguments, argv: list[str]) -> tuple[str, Plan]:
     where = {key: loading[key] for key in ("revision", "trust_remote_code", "cache_dir", "token") if key in loading}
     config = AutoConfig.from_pretrained(name, **where)
     workflow = args.make_workflow()
-    outline = outline_of(getattr(marcog_trl, recipe.trainer), args, workflow)
+    algorithm = getattr(marcog_trl, recipe.trainer).algorithm_class(copy.copy(args), workflow)
     problems, prompt_tokens, width, alike = None, options.prompt_tokens, widest_stage(workflow), False
     if prompt_tokens is None:
         try:
@@ -117,19 +118,19 @@ def make_plan(options: PlanArguments, argv: list[str]) -> tuple[str, Plan]:
         prompt_tokens, width, alike = rehearse(
             workflow, problems, tokenizer, args.max_completion_length, args.chat_template_kwargs, args.system_prompt
         )
-    outline._check_tree(problems)
-    _fit_batches(outline, machine.num_processes)
+    algorithm.check(problems)
+    _fit_batches(algorithm, machine.num_processes)
     quantization = get_quantization_config(model)
     if args.full_finetuning:
         check_full_finetuning(name, args, None, quantization)
-    peft_config = outline._adapter_config(name, get_peft_config(model))
-    setup = Setup(outline, config, peft_config, machine, prompt_tokens, width, alike, quantization)
+    peft_config = algorithm.adapter_config(name, get_peft_config(model))
+    setup = Setup(algorithm, config, peft_config, machine, prompt_tokens, width, alike, quantization)
     return name, setup.plan()
 
 
-def _fit_batches(outline: Any, num_processes: int) -> None:
+def _fit_batches(algorithm: Any, num_processes: int) -> None:
     """Sets the batch sizes of one process."""
-    args, micro = outline.args, outline.args.per_device_train_batch_size
+    args, micro = algorithm.args, algorithm.args.per_device_train_batch_size
     if num_processes > 1 and args.names_generation_batch:
         rows = micro * num_processes
         if args.generation_batch_size % rows:
@@ -140,7 +141,7 @@ def _fit_batches(outline: Any, num_processes: int) -> None:
         args.steps_per_generation = args.generation_batch_size // rows
         args.generation_batch_size //= num_processes
     try:
-        fit_batches(outline, args, None)
+        fit_batches(args, algorithm.tree(training=True), algorithm.tree(training=False))
     except ValueError as error:
         raise ValueError(
             f"on each of {num_processes} processes: {error}" if num_processes > 1 else str(error)

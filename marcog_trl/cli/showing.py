@@ -10,7 +10,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from marcog_trl.cli.endings import is_main
 from marcog_trl.report.console import ConsoleCallback
-from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
+from marcog_trl.trainers.trainer import MultiAgentTrainer
 
 
 def hide_bars_of_libraries() -> None:

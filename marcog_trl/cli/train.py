@@ -46,7 +46,7 @@ from marcog_trl.trainers.checkpointing import (
     start_from,
 )
 from marcog_trl.trainers.config import MultiAgentConfig
-from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
+from marcog_trl.trainers.trainer import MultiAgentTrainer
 
 
 # The settings of every recipe that differ from the configuration's

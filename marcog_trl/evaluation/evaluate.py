@@ -30,8 +30,8 @@ from marcog_trl.rollout.records import Episode
 from marcog_trl.team.data_checks import check_dataset
 from marcog_trl.team.keyed_sampling import KeyedSampler
 from marcog_trl.team.team import Team
-from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
 from marcog_trl.trainers.reward_functions import named_reward
+from marcog_trl.trainers.trainer import MultiAgentTrainer
 
 
 GREEDY = None  # stands for the greedy episode in place of a sample number

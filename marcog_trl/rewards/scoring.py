@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
@@ -322,18 +322,9 @@ def check_rewards(name: str, output: Any, expected: int, agents: list[str]) -> l
 # The rewards of a team
 
 
-class ScoringSettings(Protocol):
-    """The fields of [`MultiAgentConfig`] that a [`Scorer`] reads."""
-
-    on_reward_error: str
-    reward_timeout: float | None
-    reward_scale: float
-    reward_shift: float
-
-
 @dataclass
-class DefaultScoring:
-    """[`ScoringSettings`] outside of training."""
+class ScoringSettings:
+    """The fields of [`MultiAgentConfig`] that a [`Scorer`] reads, with their defaults."""
 
     on_reward_error: str = "raise"
     reward_timeout: float | None = None
@@ -349,14 +340,12 @@ class Scorer:
         funcs (`list` of length F): Functions, coroutine functions and reward models, as TRL accepts them.
         agents (`list[str]`): Names of the agents.
         executor (`Callable`): Returns the executor. Called when it is first needed.
-        settings ([`ScoringSettings`], *optional*): Limits, and how to handle failures.
-
-    Attributes:
-        weights (`Callable`): Returns the weight of each function, `(F,)`. 1 for all by default.
+        settings ([`ScoringSettings`] or [`MultiAgentConfig`], *optional*): Limits, and how to handle failures.
+        weights (`Callable`, *optional*): Returns the weight of each function, `(F,)`. Defaults to 1 for all.
         score_models (`Callable`, *optional*): Maps what [`reward_inputs`] returns to the scores of the reward models,
             `(E, number of models)`. A collective operation.
-        given (`Callable`): Returns further keyword arguments of the functions.
-        timed (`Callable`): See [`call_rewards`].
+        given (`Callable`, *optional*): Returns further keyword arguments of the functions.
+        timed (`Callable`, *optional*): See [`call_rewards`].
 
     Raises:
         ValueError: If `reward_timeout` is set, but no function is a coroutine function.
@@ -367,14 +356,18 @@ class Scorer:
         funcs: list,
         agents: list[str],
         executor: Callable[[], CodeExecutor],
-        settings: ScoringSettings | None = None,
+        settings: Any = None,
+        weights: Callable[[], torch.Tensor] | None = None,
+        score_models: Callable[..., torch.Tensor] | None = None,
+        given: Callable[[], Mapping[str, Any]] = dict,
+        timed: Callable[[str], AbstractContextManager] = nullcontext,
     ):
         self.funcs = funcs
-        self.settings = settings or DefaultScoring()
-        self.weights: Callable[[], torch.Tensor] = lambda: torch.ones(len(self.funcs))
-        self.score_models: Callable[..., torch.Tensor] | None = None
-        self.given: Callable[[], Mapping[str, Any]] = dict
-        self.timed: Callable[[str], AbstractContextManager] = nullcontext
+        self.settings = settings or ScoringSettings()
+        self._weights = weights or (lambda: torch.ones(len(self.funcs)))
+        self._score_models = score_models
+        self._given = given
+        self._timed = timed
         self._agents = agents
         self._executor = executor
         self._warned: set[str] = set()
@@ -445,21 +438,21 @@ class Scorer:
         Raises:
             Exception: On all processes, the error of the executor, or of a reward function with `on_reward_error="raise"`.
         """
-        lost_executor = {}
+        errors: dict[str, Exception] = {}
         try:
             if wait is not None:
                 wait()
         except Exception as error:  # raised below on all processes, so that none waits for this one
-            lost_executor[_EXECUTION] = error
+            errors[_EXECUTION] = error
         timeout = self.settings.reward_timeout
         call = call_rewards(
-            self.funcs, episodes, turn, self._agents, self._executor, timeout, self.timed, **self.given()
+            self.funcs, episodes, turn, self._agents, self._executor, timeout, self._timed, **self._given()
         )
-        call.errors |= lost_executor
+        call.errors = errors | call.errors
         models = [f for f, func in enumerate(self.funcs) if is_reward_model(func)]
-        if models and self.score_models is not None:  # of all episodes, because TRL gathers as many from each process
+        if models and self._score_models is not None:  # of all episodes, because TRL gathers as many from each process
             playing = torch.tensor([len(episode.turns) > turn for episode in episodes])
-            call.values[:, models] = self.score_models(*reward_inputs(episodes, turn)).to(call.values)[playing]
+            call.values[:, models] = self._score_models(*reward_inputs(episodes, turn)).to(call.values)[playing]
         failed = self._settle(call)
         if failed:
             call.values.fill_(torch.nan)
@@ -471,7 +464,7 @@ class Scorer:
 
     def _note(self, call: RewardCall, i: int, failed: bool) -> None:
         """Stores the rewards of the i-th episode of the call in the episode."""
-        episode, values, weights = call.episodes[i], call.values[i], self.weights().cpu()
+        episode, values, weights = call.episodes[i], call.values[i], self._weights().cpu()
         turn = episode.turns[call.turn]
         turn.score = call.score(i, self._agents, failed)
         if self.runs_tests and turn.tested is not None and turn.tested[1].status == "infrastructure":

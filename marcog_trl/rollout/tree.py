@@ -87,6 +87,11 @@ class Tree:
         """The levels of a turn."""
         return [level for level in self.levels if level.turn == turn]
 
+    @property
+    def by_stage(self) -> bool:
+        """Whether episodes branch at every stage, so that siblings are replies in exactly the same context."""
+        return self.levels[0].is_stage
+
     @cached_property
     def branches(self) -> list[int]:
         """Number of joint actions of each turn that follow the same history."""

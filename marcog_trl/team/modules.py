@@ -89,6 +89,9 @@ class ForwardContext:
     hidden: torch.Tensor | None = None
     latent_loss: torch.Tensor | None = None
     inference_loss: torch.Tensor | None = None
+    # Set by the trainer: log-probabilities of the B rows and of the K rows, (B, T) and (K, T)
+    logps: torch.Tensor | None = None
+    other_logps: torch.Tensor | None = None
 
 
 class TeamModule(nn.Module):

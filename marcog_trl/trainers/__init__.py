@@ -1,13 +1,19 @@
 """Trainers and their configurations."""
 
+from marcog_trl.trainers.algorithm import Algorithm, Credit
 from marcog_trl.trainers.config import MultiAgentConfig, MultiAgentGRPOConfig, MultiAgentPPOConfig, SHPPOConfig
-from marcog_trl.trainers.multi_agent_grpo_trainer import MultiAgentGRPOTrainer
-from marcog_trl.trainers.multi_agent_ppo_trainer import MultiAgentPPOTrainer
-from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
-from marcog_trl.trainers.shppo_trainer import SHPPOTrainer
+from marcog_trl.trainers.grpo import GroupRelative, MultiAgentGRPOTrainer
+from marcog_trl.trainers.ppo import PPO, MultiAgentPPOTrainer
+from marcog_trl.trainers.shppo import SHPPO, SHPPOTrainer
+from marcog_trl.trainers.trainer import MultiAgentTrainer
 
 
 __all__ = [
+    "PPO",
+    "SHPPO",
+    "Algorithm",
+    "Credit",
+    "GroupRelative",
     "MultiAgentConfig",
     "MultiAgentGRPOConfig",
     "MultiAgentGRPOTrainer",

@@ -40,6 +40,10 @@ class TeamBatch:
         is_used (`torch.Tensor` of shape `(B,)`): Whether the slot is used and, once the batch is closed, has a reward.
         in_loss (`torch.Tensor` of shape `(B,)`): Whether the row is in the loss. Truncated rows under
             `mask_truncated_completions` are not, but their rewards count in the group baseline.
+        mask (`torch.Tensor` of shape `(B, T)`): 1 on tokens in the loss, once the log-probabilities are computed.
+        values, logps, ref_logps (`torch.Tensor` of shape `(B, T)`, *optional*): What the critic, the policy and the reference gave
+            for each token at rollout, if it was computed.
+        advantages (`torch.Tensor` of shape `(B,)`, *optional*): Advantage of each row in reward units, once it is credited.
         inputs (`dict[str, torch.Tensor]`): Inputs of forward passes besides token ids, each of shape `(B, ...)`.
         scores (`torch.Tensor` of shape `(E, K, F)`): Value of each reward function, averaged over agents. NaN if it gave none.
         rewards, returns (`torch.Tensor` of shape `(E, N, K)`): Reward of each agent in each turn, and return from that turn on.
@@ -63,9 +67,10 @@ class TeamBatch:
     is_used: torch.Tensor
     in_loss: torch.Tensor
     inputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    mask: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     values: torch.Tensor | None = None
-    critic_states: torch.Tensor | None = None
     logps: torch.Tensor | None = None
+    ref_logps: torch.Tensor | None = None
     advantages: torch.Tensor | None = None
     # Once the batch is closed
     scores: torch.Tensor = field(default_factory=lambda: torch.empty(0))
@@ -177,7 +182,7 @@ class TeamBatch:
     @property
     def is_counterfactual(self) -> bool:
         """Whether siblings are replies in exactly the same context."""
-        return any(level.is_stage for level in self.tree.levels)
+        return self.tree.by_stage
 
     @property
     def siblings(self) -> list[int]:

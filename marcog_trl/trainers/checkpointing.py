@@ -29,7 +29,6 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState, TrainerState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy, rotate_checkpoints
-from trl import GRPOTrainer
 from trl.trainer.base_trainer import _BaseTrainer
 
 from marcog_trl.files import write_json
@@ -37,7 +36,6 @@ from marcog_trl.processes import on_main
 from marcog_trl.team.description import MODULES_FILE, TEAM_FILE, TeamDescription
 from marcog_trl.team.loading import find_team
 from marcog_trl.team.modules import ATTRIBUTE
-from marcog_trl.trainers.layout import generation_cycle, warn_of_schedule
 
 
 COMPLETE_FILE = "complete.json"
@@ -504,41 +502,3 @@ class Checkpointing(_BaseTrainer):
         folder = output_dir or self.args.output_dir
         assert folder is not None
         return Path(folder)
-
-
-class RolloutCheckpoints(GRPOTrainer):
-    """What a trainer that generates adds to [`Checkpointing`]: a run resumes only where a rollout is used up."""
-
-    args: Any
-
-    def train(self, *args, **kwargs):
-        if self.is_world_process_zero():
-            warn_of_schedule(self)
-        return super().train(*args, **kwargs)
-
-    def _rollout_begun(self, checkpoint: Path) -> bool:
-        assert self.args.steps_per_generation is not None
-        begun = self._step % (self.args.steps_per_generation * self.num_iterations) != 0
-        if begun and self.accelerator.is_main_process:
-            warnings.warn(
-                f"A run cannot resume from {checkpoint}: it is written before all rows of the rollout are trained on. Set "
-                f"save_steps and max_steps to multiples of {generation_cycle(self.args)}, the steps of a generation cycle.",
-                stacklevel=2,
-            )
-        return begun
-
-    def _issue_warnings_after_load(self, load_result) -> None:
-        """Refuses a checkpoint that lacks weights, of which the Trainer only warns."""
-        model = self.accelerator.unwrap_model(self.model)
-        elsewhere = {*model.all_tied_weights_keys, *(model._keys_to_ignore_on_save or ())}
-        missing = [name for name in load_result.missing_keys if name not in elsewhere]
-        if missing:
-            raise ValueError(
-                f"The checkpoint lacks {len(missing)} weights of the model, such as {missing[0]}. Use a checkpoint of the same "
-                "model."
-            )
-        super()._issue_warnings_after_load(load_result._replace(missing_keys=[]))
-
-    def _load_best_model(self) -> None:
-        super()._load_best_model()
-        self._last_loaded_step = -1  # vLLM's weights are out of date, although no step was made

@@ -144,3 +144,44 @@ def row_weights(
     if turn_weights is not None:
         weights = weights * torch.tensor(turn_weights, device=mask.device)[batch.turn]
     return weights
+
+
+# The rows of an agent, one after the other
+
+
+def next_rows(batch: TeamBatch) -> torch.Tensor:
+    """
+    Returns the index of the same agent's next row in the loss in the same episode, or -1, `(B,)`. With counterfactual credit, what a
+    row earns includes everything after it.
+    """
+    if batch.is_counterfactual:
+        return torch.full_like(batch.turn, -1)
+    rows = batch.row_of[batch.first_episode]  # (B, S)
+    own = rows == torch.arange(len(rows), device=rows.device)[:, None]
+    later = own.cumsum(1).bool() & ~own & batch.in_loss[rows] & (batch.agent[rows] == batch.agent[:, None])
+    following = rows.gather(1, later.int().argmax(1, keepdim=True)).squeeze(1)
+    return torch.where(batch.in_loss & later.any(1), following, -1)
+
+
+def discounts(batch: TeamBatch, following: torch.Tensor, gamma_turn: float) -> torch.Tensor:
+    """
+    Returns the discount from each row to its agent's next one, `(B,)`: `gamma_turn` to the power of the number of turns between them.
+
+    Args:
+        batch ([`TeamBatch`]): The batch.
+        following (`torch.Tensor` of shape `(B,)`): See [`next_rows`].
+        gamma_turn (`float`): Discount per turn, in [0, 1].
+    """
+    turns = torch.where(following >= 0, batch.turn[following.clamp(min=0)] - batch.turn, 0)
+    return gamma_turn ** turns.float()
+
+
+def row_rewards(batch: TeamBatch, gamma_turn: float = 1.0) -> torch.Tensor:
+    """
+    Returns the reward of each row, `(B,)`: the discounted sum of the rewards from its turn up to the agent's next row. Rows that are
+    not the agent's last one in a turn have 0.
+    """
+    returns, following = batch.row_returns(), next_rows(batch)
+    # R_k + γ R_{k+1} + ... up to the next row's turn = return at k - γ^(next - k) · return at the next row
+    later = torch.where(following >= 0, returns[following.clamp(min=0)], torch.zeros_like(returns))
+    return returns - discounts(batch, following, gamma_turn) * later

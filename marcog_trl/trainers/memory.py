@@ -8,7 +8,7 @@ nothing of batches and processes: see [`marcog_trl.trainers.plan`].
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
@@ -34,6 +34,7 @@ from trl.kernels.chunked_logprob import TOKEN_CHUNK_SIZE
 from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE, add_fused_lm_head
 
 from marcog_trl.team.modules import ATTRIBUTE, ForwardContext
+from marcog_trl.trainers.algorithm import Algorithm
 from marcog_trl.trainers.ledger import (
     ACTIVATIONS,
     ADAPTER,
@@ -48,9 +49,6 @@ from marcog_trl.trainers.ledger import (
     WEIGHTS,
     Ledger,
 )
-from marcog_trl.trainers.modules_trainer import ModulesTrainer
-from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
-from marcog_trl.trainers.shppo_trainer import SHPPOTrainer
 
 
 PHASES = GENERATION, HEAD, UPDATE = "generation", "log-probabilities", "update"
@@ -102,7 +100,7 @@ class StepTrace:
     A training step without data.
 
     Args:
-        outline ([`MultiAgentTrainer`]): A trainer of which only `args`, `workflow` and `agents` are set. Its `model` will be.
+        algorithm ([`Algorithm`]): The trainer's algorithm.
         base ([`~transformers.PreTrainedModel`]): The base model on the meta device.
         peft_config ([`~peft.PeftConfig`], *optional*): The adapter. Without one, all weights are trained.
         numerics ([`Numerics`]): See there.
@@ -114,9 +112,9 @@ class StepTrace:
     """
 
     def __init__(
-        self, outline: MultiAgentTrainer, base: PreTrainedModel, peft_config: PeftConfig | None, numerics: Numerics
+        self, algorithm: Algorithm, base: PreTrainedModel, peft_config: PeftConfig | None, numerics: Numerics
     ):
-        self.outline, self.args, self.numerics = outline, cast(Any, outline.args), numerics
+        self.algorithm, self.args, self.numerics = cast(Any, algorithm), cast(Any, algorithm.args), numerics
         self.parameters = sum(p.numel() for p in base.parameters())
         self._causal_lm = base
         self.model = self._make_policy(base, peft_config)
@@ -132,13 +130,12 @@ class StepTrace:
         self._quantised = [m.weight.numel() for m in quantised] if numerics.quantization is not None else []
 
     def _make_policy(self, base: PreTrainedModel, peft_config: PeftConfig | None) -> Any:
-        outline, args = self.outline, self.args
+        args = self.args
         with torch.device("meta"):
             outputs = ("log_probs", "entropy")
             add_fused_lm_head(base, args.temperature, args.cast_lm_head_to_fp32, outputs)
             model: Any = base if peft_config is None else get_peft_model(base, peft_config)
-            outline.model = model
-            modules = outline._build_modules() if isinstance(outline, ModulesTrainer) else None
+            modules = self.algorithm.modules = self.algorithm.make_modules(model)
         for parameter in model.parameters():
             if parameter.requires_grad and self.numerics.trained_dtype is not None:
                 parameter.data = parameter.data.to(self.numerics.trained_dtype)
@@ -249,9 +246,9 @@ class StepTrace:
         """The team's modules act as in a rollout; `states` receives what the critic keeps."""
         if self.modules is None:
             return nullcontext()
-        given = self._rows(rows, ("z", "agent"))
+        given = self._rows(rows)
         context = ForwardContext(z=given.get("z"), agent=given.get("agent"), frozen=True)
-        if self.modules.value_head is not None and cast(Any, self.outline)._generates_with_hooks():
+        if self.modules.value_head is not None and self.algorithm.generates_with_hooks:
             context.states = states
         return self.modules.rows(context)
 
@@ -319,22 +316,21 @@ class StepTrace:
     def _update_context(self, shape: StepShape) -> ForwardContext | None:
         if self.modules is None:
             return None
-        outline = cast(Any, self.outline)
-        outline._distance_range = torch.zeros(()), torch.ones(())  # of the batch, for latent_distance="minmax"
-        outline._compares, outline._step = shape.alike, 0  # the first micro-batch has the most rows to compare
-        rows = self._rows(shape.micro_batch, outline._row_tensor_names)
-        return outline._forward_context(rows, shape.completion_tokens)
+        rows: dict[str, Any] = {**self._rows(shape.micro_batch), "compares": shape.alike}
+        rows |= {"distance_low": torch.zeros(()), "distance_high": torch.ones(())}  # for latent_distance="minmax"
+        return self.algorithm.context(rows, shape.completion_tokens, part=0)  # which has the most rows to compare
 
-    def _rows(self, rows: int, names: Iterable[str]) -> dict[str, torch.Tensor]:
-        """What the team's modules are told of rows: those of `names` that this trainer has."""
-        args, agents = self.args, len(self.outline.agents)
+    def _rows(self, rows: int) -> dict[str, torch.Tensor]:
+        """What the team's modules are told of rows."""
+        args, agents = self.args, len(self.algorithm.agents)
         hidden = self.model.config.get_text_config().hidden_size
         shapes: dict[str, tuple[int, ...]] = {}
-        if args.critic != "none":
+        if self.modules.value_head is not None:
             shapes["critic_state"] = (rows, hidden)
-        if isinstance(self.outline, SHPPOTrainer) and args.parameter_sharing == "separate":
+        settings = self.algorithm.describe()
+        if settings.get("parameter_sharing") == "separate":
             shapes["agent"] = (rows,)
-        if isinstance(self.outline, SHPPOTrainer) and args.parameter_sharing == "latent":
+        if settings.get("parameter_sharing") == "latent":
             latent, seen = args.latent_size, (rows, agents, 2 * hidden)
             shapes |= {
                 "z": (rows, latent),
@@ -345,7 +341,7 @@ class StepTrace:
             shapes |= {"team_live": (rows, agents), "team_return": (rows,)}
             if args.policy_gradient_to_latent:
                 shapes |= {"obs": (rows, 2 * hidden), "eps": (rows, latent)}
-        made = {name: torch.zeros(size) for name, size in shapes.items() if name in names}
+        made = {name: torch.zeros(size) for name, size in shapes.items()}
         return {name: tensor.long() if name == "agent" else tensor for name, tensor in made.items()}
 
     # Parts

@@ -184,7 +184,7 @@ def test_metrics(batch: TeamBatch) -> Sums:
     }
 
 
-def advantage_metrics(batch: TeamBatch, advantages: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:
+def advantage_metrics(batch: TeamBatch, advantages: torch.Tensor) -> dict[str, float]:
     """
     `advantages/zero`: share of rows in the loss without an advantage (below 1e-4), from which the policy learns nothing.
     `agents/<name>/advantage_variance`: variance of an agent's advantages before they are normalised, small for an agent whose
@@ -193,9 +193,8 @@ def advantage_metrics(batch: TeamBatch, advantages: torch.Tensor, mask: torch.Te
     Args:
         batch ([`TeamBatch`]): The batch.
         advantages (`torch.Tensor` of shape `(B,)` or `(B, T)`): What the loss uses.
-        mask (`torch.Tensor` of shape `(B, T)`): 1 on tokens in the loss.
     """
-    largest = (advantages * mask).abs().amax(1) if advantages.dim() == 2 else advantages.abs()
+    largest = (advantages * batch.mask).abs().amax(1) if advantages.dim() == 2 else advantages.abs()
     sums: Sums = {"advantages/zero": (((largest < 1e-4) & batch.in_loss).sum(), batch.in_loss.sum())}
     agents = batch.agents if len(batch.agents) > 1 else []
     assert batch.advantages is not None
@@ -238,15 +237,13 @@ def completion_metrics(lengths: torch.Tensor, ends: torch.Tensor) -> dict[str, f
 # The table of completions
 
 
-def table_columns(
-    batch: TeamBatch, advantages: torch.Tensor, mask: torch.Tensor, with_replies: bool
-) -> dict[str, list]:
+def table_columns(batch: TeamBatch, advantages: torch.Tensor, with_replies: bool) -> dict[str, list]:
     """
     Returns columns that replace TRL's, of all processes: the actual advantages, averaged over the tokens of a row, the prompts that
     the agents were sent, and with `with_replies`, the replies, those of endpoints included.
     """
     if advantages.dim() == 2:
-        advantages = (advantages * mask).sum(1) / mask.sum(1).clamp(min=1)
+        advantages = (advantages * batch.mask).sum(1) / batch.mask.sum(1).clamp(min=1)
     prompts = gather_object([None if row is None else row.prompt for row in batch.replies])
     if any(isinstance(prompt, list) for prompt in prompts):  # a column has one type
         prompts = [[] if prompt is None else messages_of(prompt) for prompt in prompts]

@@ -13,17 +13,16 @@ from typing import Any, cast
 
 import torch
 from peft import PeftConfig
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, GenerationConfig, PreTrainedConfig
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedConfig
 from transformers.training_args import OptimizerNames
 
-from marcog_trl.agents import Workflow
 from marcog_trl.rollout.rehearsal import rehearse
 from marcog_trl.rollout.tree import Tree
 from marcog_trl.trainers.adapter_targets import outside_zero3
+from marcog_trl.trainers.algorithm import PROBLEMS_TO_PLAY, Algorithm
 from marcog_trl.trainers.ledger import ACTIVATIONS, CACHE, GRADIENTS, LOGITS, OPTIMIZER, REFERENCE, WEIGHTS
 from marcog_trl.trainers.memory import GENERATION, UPDATE, Numerics, StepShape, StepTrace
-from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
-from marcog_trl.trainers.stages import PROBLEMS_TO_PLAY
+from marcog_trl.trainers.trainer import MultiAgentTrainer
 
 
 GIB = 2**30
@@ -127,7 +126,7 @@ class Setup:
     A run to plan.
 
     Args:
-        outline ([`MultiAgentTrainer`]): See [`outline_of`]. Its batch sizes are those of one process.
+        algorithm ([`Algorithm`]): The trainer's. The batch sizes of its configuration are those of one process.
         config ([`~transformers.PreTrainedConfig`]): Of the base model.
         peft_config ([`~peft.PeftConfig`], *optional*): The adapter. Without one, all weights are trained.
         machine ([`Machine`]): What the run is planned for.
@@ -137,7 +136,7 @@ class Setup:
         quantization ([`~transformers.BitsAndBytesConfig`], *optional*): How the base model is stored.
     """
 
-    outline: MultiAgentTrainer
+    algorithm: Algorithm
     config: PreTrainedConfig
     peft_config: PeftConfig | None
     machine: Machine
@@ -148,15 +147,15 @@ class Setup:
 
     @property
     def args(self) -> Any:
-        return self.outline.args
+        return self.algorithm.args
 
     def with_args(self, **settings: Any) -> Setup:
         """The same run with other settings."""
-        outline = copy.copy(self.outline)
-        outline.args = copy.copy(self.outline.args)
+        algorithm = copy.copy(self.algorithm)
+        algorithm.args = copy.copy(algorithm.args)
         for name, value in settings.items():
-            setattr(outline.args, name, value)
-        return replace(self, outline=outline)
+            setattr(algorithm.args, name, value)
+        return replace(self, algorithm=algorithm)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -181,7 +180,7 @@ class Setup:
     @property
     def tree(self) -> Tree:
         """The episodes of one problem."""
-        return self.outline._tree(training=True)
+        return self.algorithm.tree(training=True)
 
     def shape(self) -> StepShape:
         speaking = self.rows // len(self.tree.slots) * self.width * self.tree.rows_of_slot[-1]
@@ -209,7 +208,7 @@ class Setup:
                     trust_remote_code=self.args.trust_remote_code,
                     attn_implementation="eager" if self._given("attn_implementation") == "eager" else None,
                 )
-            step = StepTrace(copy.copy(self.outline), base, self.peft_config, self._numerics())
+            step = StepTrace(copy.copy(self.algorithm), base, self.peft_config, self._numerics())
             try:
                 memory = step.phases(self.shape())
             except RuntimeError as error:
@@ -372,26 +371,7 @@ def _largest_divisor(number: int, most: float) -> int:
     return max(divisor for divisor in range(1, number + 1) if number % divisor == 0 and divisor <= max(1, most))
 
 
-# From a trainer, or from its settings
-
-
-def outline_of(trainer_class: type[MultiAgentTrainer], args: Any, workflow: Workflow) -> MultiAgentTrainer:
-    """
-    A trainer without model, data and processes. It knows the layout of its batches and how to build its modules.
-
-    Args:
-        trainer_class (`type`): The trainer's class.
-        args ([`MultiAgentConfig`]): Its configuration, which is copied.
-        workflow ([`Workflow`]): Its workflow.
-    """
-    outline = cast(Any, object.__new__(trainer_class))
-    outline.args, outline.workflow = copy.copy(args), workflow
-    outline.agents = [agent.name for agent in workflow.agents]
-    outline.use_vllm = args.use_vllm
-    outline.use_transformers_continuous_batching = args.use_transformers_continuous_batching
-    outline.generation_config = GenerationConfig(**(args.generation_kwargs or {}))
-    outline._serves, outline._adapter_starts_at_zero = False, True
-    return outline
+# From a trainer
 
 
 def plan_trainer(trainer: MultiAgentTrainer, gpu_memory: float | None = None) -> Plan:
@@ -415,10 +395,10 @@ def plan_trainer(trainer: MultiAgentTrainer, gpu_memory: float | None = None) ->
     )
     described = base.config.to_dict()
     stored = described.pop("quantization_config", None)
-    outline = outline_of(type(trainer), args, trainer.workflow)
-    outline._check_tree(problems)
+    algorithm = type(trainer.algorithm)(copy.copy(args), trainer.workflow)
+    algorithm.check(problems)
     setup = Setup(
-        outline,
+        algorithm,
         type(base.config).from_dict(described),
         _adapter_of(trainer),
         machine,

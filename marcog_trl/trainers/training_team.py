@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from accelerate.utils import gather_object
 from transformers.integrations import is_deepspeed_zero3_enabled
@@ -14,10 +14,6 @@ from trl.models import unwrap_model_for_generation
 from marcog_trl.rollout.records import Episode, Row
 from marcog_trl.team.merging import merged_adapter
 from marcog_trl.team.team import Team
-
-
-if TYPE_CHECKING:
-    from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
 
 
 class TrainingTeam(Team):
@@ -29,7 +25,7 @@ class TrainingTeam(Team):
         **options: See [`Team`].
     """
 
-    def __init__(self, trainer: MultiAgentTrainer, **options: Any):
+    def __init__(self, trainer: Any, **options: Any):
         super().__init__(trainer.accelerator.unwrap_model(trainer.model), trainer._tokenizer, **options)
         self._trainer = trainer
         self.masks_failures = trainer.args.on_reward_error == "mask"

@@ -220,18 +220,18 @@ def measure_step(task, device):
 
 def plan_step(task, device):
     """What `python -m marcog_trl plan` says of such a step, in GiB by phase and part."""
-    from marcog_trl.trainers.layout import fit_batches
-    from marcog_trl.trainers.plan import GIB, Machine, Setup, outline_of
+    from marcog_trl.trainers.data import fit_batches
+    from marcog_trl.trainers.plan import GIB, Machine, Setup
 
     trainer_class, args = make_args({**task, "options": {}}, "planned", device)
     args.model_init_kwargs = {"dtype": dtype_of(device)}
-    outline = outline_of(trainer_class, args, same_prompt_team(task["agents"]))
-    fit_batches(outline, outline.args, None)
-    outline.args.merge_for_generation = task.get("options", {}).get("merge_for_generation", False)
+    algorithm = trainer_class.algorithm_class(args, same_prompt_team(task["agents"]))
+    fit_batches(args, algorithm.tree(training=True), algorithm.tree(training=False))
+    args.merge_for_generation = task.get("options", {}).get("merge_for_generation", False)
     machine = Machine(on_gpu=device != "cpu", zero_stage=task.get("zero_stage", 0))
     config = random_config(make_tokenizer(), **SHAPES[task["shape"]])
     quantised = quantization() if task.get("quantised") else None
-    setup = Setup(outline, config, lora(task), machine, task["prompt"], task["agents"], quantised)
+    setup = Setup(algorithm, config, lora(task), machine, task["prompt"], task["agents"], quantised)
     plan = setup.plan()
     memory = {phase: {part: size / GIB for part, size in parts.items()} for phase, parts in plan.memory.items()}
     return {"plan_gib": plan.peak / GIB, "plan": memory}

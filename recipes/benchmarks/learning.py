@@ -184,15 +184,15 @@ def make_trainer(condition, model, seed, train_dataset, folder, peft_config=None
     known = {f.name for f in fields(config_class)}
     shipped = {name: value for name, value in yaml.safe_load(CONFIG.read_text()).items() if name in known}
 
-    class Counting(base):
-        used = {"tokens": 0, "evaluator_calls": 0, "sandbox_seconds": 0.0}
+    used = {"tokens": 0, "evaluator_calls": 0, "sandbox_seconds": 0.0}
 
-        def _assign_credit(self, output, rollout):
-            super()._assign_credit(output, rollout)
-            executed = dict(pair for e in rollout.episodes for turn in e.turns for pair in turn.verdicts)
-            self.used["tokens"] += sum(len(row.completion_ids) for row in rollout.rows if row is not None)
-            self.used["evaluator_calls"] += len(executed)
-            self.used["sandbox_seconds"] += sum(verdict.seconds for verdict in executed.values())
+    class Counting(base.algorithm_class):
+        def credit(self, batch):
+            executed = dict(pair for e in batch.episodes for turn in e.turns for pair in turn.verdicts)
+            used["tokens"] += sum(len(row.completion_ids) for row in batch.rows if row is not None)
+            used["evaluator_calls"] += len(executed)
+            used["sandbox_seconds"] += sum(verdict.seconds for verdict in executed.values())
+            return super().credit(batch)
 
     transformers.set_seed(seed)
     args = config_class(
@@ -209,7 +209,11 @@ def make_trainer(condition, model, seed, train_dataset, folder, peft_config=None
         | condition.settings
     )
     workflow = SameQuestion() if condition.workflow == "same_question" else None
-    trainer = Counting(model, list(condition.rewards), args, train_dataset, workflow=workflow, peft_config=peft_config)
+    trainer = base(
+        model, list(condition.rewards), args, train_dataset, workflow=workflow, peft_config=peft_config,
+        algorithm=Counting,
+    )  # fmt: skip
+    trainer.used = used
     if condition.without_value:  # which is then 0 everywhere, and so is its gradient
         for parameter in trainer.modules.inference_net.value.parameters():
             parameter.data.zero_()

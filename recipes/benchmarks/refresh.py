@@ -32,7 +32,7 @@ def measure(trainer, folder, rounds):
     """Milliseconds of every part, round by round."""
     config = trainer.model.peft_config["default"]
     paths = [folder / agent for agent in trainer.agents]
-    served = trainer._served
+    served = trainer.vllm_generation if trainer.use_vllm else None
     parts = {"latents and cores": [], "fold": [], "write": []} | ({"reload": []} if served else {})
 
     def clock(part, function, *args):

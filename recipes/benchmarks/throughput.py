@@ -267,7 +267,7 @@ def measure_config(all_rows, options):
             model.model_name_or_path, script_args.reward, args, dataset, peft_config=get_peft_config(model)
         )
         if all_rows:
-            trainer._rows_without_advantage_matter = lambda: True
+            trainer.algorithm.skips_rows = False
         clock = ProcessorClock(trainer) if options.cpu else Clock(trainer)
         trainer.train()
         trainer.executor.close()

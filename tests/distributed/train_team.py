@@ -41,10 +41,12 @@ from marcog_trl import (
     Workflow,
     save_untrained_team,
 )
+from marcog_trl.evaluation.evaluate import play_and_score
 from marcog_trl.preferences.candidates import Candidate
 from marcog_trl.preferences.pairs import as_dataset, describe_pair, identity, identity_of
 from marcog_trl.processes import on_main
 from marcog_trl.team.settings import TeamSettings
+from marcog_trl.trainers import SHPPO
 from marcog_trl.trainers.adapter_targets import outside_zero3
 
 
@@ -145,12 +147,18 @@ class RecordedToolTrainer(RecordedGRPOTrainer):
         return [made if calls[i] else ids for i, ids in enumerate(completions)], None
 
 
+class SameNoise(SHPPO):
+    """In observation scope every process draws its own noise; here it is the same for everybody."""
+
+    def begin_rollout(self, step, training, process):
+        options = super().begin_rollout(step, training, process)
+        if training and self.has_latents and self.args.latent_scope == "observation":
+            options["noise"] = lambda rows: torch.full((max(1, len(rows)), self.args.latent_size), 0.5)
+        return options
+
+
 class RecordedSHPPOTrainer(Recorded, SHPPOTrainer):
-    def _draw(self, count):
-        """In observation scope every process draws its own noise; here it is the same for everybody."""
-        if self.args.latent_scope == "agent":
-            return super()._draw(count)
-        return torch.full((count, self.args.latent_size), 0.5)
+    algorithm_class = SameNoise
 
 
 # Some nodes end early, and half of the problems have one turn only: processes have different numbers of nodes
@@ -288,7 +296,7 @@ def resumed(model, folder, name):
     whole = make_trainer(model, folder, trainer_class, config_class, options)
     whole.model.eval()
     problems = list(whole.eval_dataset.select([whole.accelerator.process_index]))
-    episodes = whole.scorer.begin(whole.team, problems)()
+    episodes = play_and_score(whole.team, whole.scorer, problems)()
     assert len(episodes[0].turns) == 1 + episodes[0].problem["long"]
     whole.model.train()
     whole.train()

@@ -104,6 +104,7 @@ def make(model, path, trainer=MultiAgentPPOTrainer, reward=letters, data=..., lo
             "quantization_config",
             "tools",
             "environment_factory",
+            "algorithm",
         )
         if name in options and not (name == "workflow" and isinstance(options[name], str))
     }
@@ -176,6 +177,23 @@ def hold_critic(trainer, mean=0.0):
         moments.mean.fill_(value)
         moments.square.fill_(value**2 + 1)
         moments.update = lambda values, sums: None
+
+
+def change_credit(trainer, change):
+    """Passes the credit of every batch through `change(batch, credit)`, which may alter it."""
+    algorithm = trainer.algorithm
+    credit_of = algorithm.credit
+
+    def credit(batch):
+        credit = credit_of(batch)
+        change(batch, credit)
+        return credit
+
+    algorithm.credit = credit
+
+
+def without_advantages(batch, credit):
+    credit.advantages = torch.zeros_like(credit.advantages)
 
 
 def randomize(module, seed=0, scale=0.05):

@@ -14,6 +14,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 from marcog_trl import MultiAgentPPOTrainer, SHPPOTrainer
 from marcog_trl.agents import Slot
 from marcog_trl.team.vllm import LanguageModelGeneration
+from marcog_trl.trainers.credit import row_rewards
 
 
 TRAINERS = [MultiAgentPPOTrainer, SHPPOTrainer]
@@ -150,11 +151,9 @@ class TestCredit:
             per_device_train_batch_size=10,
         )
         teams.script(trainer)
-        kept = {}
-        assign = trainer._assign_credit
-        trainer._assign_credit = lambda output, rollout: (assign(output, rollout), kept.update(rollout=rollout))
+        rewards = []
+        teams.change_credit(trainer, lambda batch, credit: rewards.extend(row_rewards(batch).tolist()))
         teams.generation_batch(trainer)
-        rewards = trainer._row_rewards(kept["rollout"]).tolist()
         # Slots a, b, a again, a1, b1: the first problem plays two of them
         assert rewards == [1, 1, 0, 0, 0, 0, 1, 1, 2, 2]
 
@@ -245,24 +244,25 @@ class TestKL:
         returns = teams.generation_batch(task)["returns"]
         to_go = kl.flip(1).cumsum(1).flip(1)
         torch.testing.assert_close(output["returns"], (returns - 0.7 * to_go) * mask, atol=1e-5, rtol=1e-5)
-        assert trainer._metrics["train"]["kl"][0] == pytest.approx((kl.sum() / mask.sum()).item(), abs=1e-6)
+        trainer.log({})
+        assert teams.logged(trainer, "kl") == [pytest.approx((kl.sum() / mask.sum()).item(), abs=1e-6)]
 
     @pytest.mark.parametrize(("kl_penalty", "expected"), [("reward", False), ("loss", True)])
     def test_acts_in_one_place_only(self, tiny_model, tmp_path, kl_penalty, expected):
         watch = teams.Watch()
         trainer = teams.make(tiny_model, tmp_path, beta=0.7, vf_coef=0.0, kl_penalty=kl_penalty, callbacks=[watch])
         teams.script(trainer)
-        assign = trainer._assign_credit
-
-        def no_advantage(output, rollout):
-            assign(output, rollout)
-            output["advantages"] = torch.zeros_like(output["advantages"])
-
-        trainer._assign_credit = no_advantage
+        teams.change_credit(trainer, teams.without_advantages)
         trainer.train()
         moved = [name for name, gradient in watch.gradients[0].items() if "lora" in name and gradient.any()]
         assert bool(moved) == expected
         assert len(teams.logged(trainer, "kl")) == 1
+
+
+def no_states(trainer):
+    """Generation does not keep hidden states, as with vLLM."""
+    begin = trainer.algorithm.begin_rollout
+    trainer.algorithm.begin_rollout = lambda *args: begin(*args) | {"token_states": False}
 
 
 RATIO_MODES = {
@@ -301,7 +301,7 @@ class TestRatio:
             **options,
         )
         teams.randomize(trainer.modules)
-        trainer._generates_with_hooks = lambda: False  # a pass over the rollouts gives the old log-probabilities
+        no_states(trainer)  # a pass over the rollouts gives the old log-probabilities
         ratios = []
         update = trainer._get_per_token_logps_and_entropies
 
@@ -555,7 +555,7 @@ class TestCritic:
             forward = trainer._get_per_token_logps_and_entropies
             trainer._get_per_token_logps_and_entropies = lambda *a, **k: count.append(1) or forward(*a, **k)  # noqa: B023
             if not known:
-                trainer._generates_with_hooks = lambda: False
+                no_states(trainer)
             torch.manual_seed(3)
             outputs[known] = teams.generation_batch(trainer)
             passes.append(len(count))
@@ -579,21 +579,19 @@ class TestCritic:
         trainer = teams.make(tiny_model, tmp_path, reward=reward, max_steps=2, logging_steps=2, learning_rate=0.0)
         teams.hold_critic(trainer)
         teams.script(trainer)
-        assign = trainer._assign_credit
+        credit_of, context_of = trainer.algorithm.credit, trainer.algorithm.context
 
-        def guess(output, rollout):
-            offset = rollout.returns.mean().round()
+        def guess(batch):
             trainer.modules.value_head.forward = None  # nothing is computed in the update
-            rollout.values = offset + torch.linspace(-0.5, 0.3, output["completion_ids"].numel()).view_as(
-                output["completion_ids"]
-            )
-            assign(output, rollout)
-            live = output["completion_mask"].bool()
-            returns.append(output["returns"][live])
-            values.append(output["old_values"][live])
+            steps = torch.linspace(-0.5, 0.3, batch.mask.numel()).view_as(batch.mask)
+            batch.values = batch.returns.mean().round() + steps
+            credit = credit_of(batch)
+            returns.append(credit.inputs["returns"][batch.mask.bool()])
+            values.append(credit.inputs["old_values"][batch.mask.bool()])
+            return credit
 
-        trainer._assign_credit = guess
-        trainer._forward_context = lambda rows, keep: type(trainer)._forward_context(trainer, rows, 0)
+        trainer.algorithm.credit = guess
+        trainer.algorithm.context = lambda inputs, keep, part: context_of(inputs, 0, part)
         trainer.train()
         returns, values = torch.cat(returns), torch.cat(values)
         error = returns - values
@@ -605,13 +603,13 @@ class TestCritic:
     def test_states_are_kept_for_rollouts_alone(self, tiny_model, tmp_path):
         """Of a long evaluation they would fill the memory, and nothing reads them there."""
         trainer = teams.make(tiny_model, tmp_path, workflow=teams.Pair())
-        kept, values_of = [], trainer._values_of_generation
+        kept, inputs_of = [], trainer.algorithm.inputs
 
-        def watch(rollout):
-            kept.extend(row.token_states is not None for row in rollout.rows)
-            return values_of(rollout)
+        def watch(batch):
+            kept.extend(row.token_states is not None for row in batch.rows)
+            return inputs_of(batch)
 
-        trainer._values_of_generation = watch
+        trainer.algorithm.inputs = watch
         trainer.model.eval()
         (episode,) = trainer.team.play([teams.dataset(1)[0]])
         assert all(row.token_states is None for row in episode.rows)
@@ -677,13 +675,7 @@ class TestCritic:
         )
         teams.randomize(trainer.modules)
         teams.script(trainer)
-        assign = trainer._assign_credit
-
-        def no_advantage(output, rollout):
-            assign(output, rollout)
-            output["advantages"] = torch.zeros_like(output["advantages"])
-
-        trainer._assign_credit = no_advantage
+        teams.change_credit(trainer, teams.without_advantages)
         trainer.train()
         [gradients] = watch.gradients
         assert all(gradient.any() for name, gradient in gradients.items() if "value_head" in name)

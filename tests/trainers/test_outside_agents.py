@@ -99,9 +99,8 @@ def test_cost_is_logged_and_replies_are_recorded(tiny_model, tmp_path, endpoint)
             200, completion(text, "length" if "f0" in text else "stop", prompt_tokens=len(text), completion_tokens=7), {}
         ),
     )  # fmt: skip
-    rollouts = []
-    play = trainer._play
-    trainer._play = lambda *args: rollouts.append(play(*args)) or rollouts[-1]
+    episodes = []
+    teams.change_credit(trainer, lambda batch, credit: episodes.extend(batch.episodes))
     trainer.train()
     # One problem with two episodes and two turns: equal questions are sent once at temperature 0
     assert sorted(endpoint.seen) == ["def f0(x): b0", "def f0(x): b1"]
@@ -111,7 +110,7 @@ def test_cost_is_logged_and_replies_are_recorded(tiny_model, tmp_path, endpoint)
     assert teams.logged(trainer, "agents/b/clipped_ratio") == [1]
     assert teams.logged(trainer, "agents/b/failed") == [0]
     assert teams.logged(trainer, "agents/b/seconds")[0] > 0
-    assert [episode.responses[0] for episode in rollouts[0].episodes] == [{"b": "def f0(x): b0"}] * 2
+    assert [episode.responses[0] for episode in episodes] == [{"b": "def f0(x): b0"}] * 2
     shown = dict(zip(trainer._logs["prompt"], trainer._logs["completion"], strict=True))
     assert shown["def f0(x): b1"] == "def f0(x): b1"
 

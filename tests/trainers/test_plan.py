@@ -14,10 +14,10 @@ from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
 
 from marcog_trl import MultiAgentGRPOConfig, MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOConfig, SHPPOTrainer
 from marcog_trl.rollout.rehearsal import rehearse, widest_stage
-from marcog_trl.trainers.layout import fit_batches
+from marcog_trl.trainers.data import fit_batches
 from marcog_trl.trainers.ledger import ACTIVATIONS, ADAPTER, CACHE, GRADIENTS, LOGITS, OPTIMIZER, WEIGHTS, Ledger
 from marcog_trl.trainers.memory import GENERATION, HEAD, UPDATE, TritonHead
-from marcog_trl.trainers.plan import GIB, Machine, Setup, outline_of
+from marcog_trl.trainers.plan import GIB, Machine, Setup
 
 
 FULL = {"generation_kwargs": {"min_new_tokens": 12}, "max_completion_length": 12, "max_steps": 2}
@@ -65,9 +65,8 @@ class TestAgainstRuns:
         with Ledger() as ledger:
             ledger.add([*trainer.model.parameters(), *trainer.model.buffers()])
             trainer.train_dataset = trainer.train_dataset.select(range(8))
-            trainer._inputs = [{"prompt": "def f0(x):"}] * 32
             ledger.forget_peaks()
-            trainer._play(trainer._inputs[::4], trainer._tree(training=True))
+            trainer.team.play([{"prompt": "def f0(x):"}] * 16)  # two replies each
         assert memory[CACHE] > sum(memory.values()) / 2
         before = memory[OPTIMIZER]  # which is there from the second step on
         assert sum(memory.values()) - before == pytest.approx(ledger.peak.total(), rel=0.1)
@@ -133,14 +132,16 @@ def setup(
     made = {SHPPOTrainer: SHPPOConfig, MultiAgentGRPOTrainer: MultiAgentGRPOConfig}[trainer](
         "out", report_to="none", use_cpu=True, num_turns=workflow.num_turns, **{"bf16": False, **options}
     )
-    outline = outline_of(trainer, made, workflow)
-    fit_batches(outline, outline.args, None)
+    algorithm = trainer.algorithm_class(made, workflow)
+    fit_batches(made, algorithm.tree(training=True), algorithm.tree(training=False))
     config = config or Qwen2Config(
         vocab_size=1000, hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=2,
     )  # fmt: skip
     width = widest_stage(workflow)
-    return Setup(outline, config, teams.lora_config(), machine or Machine(), prompt_tokens, width, False, quantization)
+    return Setup(
+        algorithm, config, teams.lora_config(), machine or Machine(), prompt_tokens, width, False, quantization
+    )
 
 
 def test_what_a_rollout_has():

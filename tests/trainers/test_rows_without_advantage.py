@@ -31,7 +31,7 @@ def train(model, path, skips, trainer=MultiAgentGRPOTrainer, **options):
     trainer = teams.make(model, path, trainer, **{**defaults, **options})
     teams.script(trainer)
     if not skips:
-        trainer._rows_without_advantage_matter = lambda: True
+        trainer.algorithm.skips_rows = False
     decoder = trainer._causal_lm.get_decoder()
     decoder.register_forward_pre_hook(
         lambda module, args, kwargs: shapes.append(kwargs["input_ids"].shape) if module.training else None,

@@ -11,7 +11,7 @@ import teams
 from marcog_trl import MultiAgentGRPOTrainer
 from marcog_trl.rewards.requirements import needs_tests
 from marcog_trl.trainers import metrics
-from marcog_trl.trainers.sampling import Curriculum
+from marcog_trl.trainers.data_order import Curriculum
 
 
 VALUES = ["easy"] * 4 + ["hard"] * 4 + ["medium"] * 2

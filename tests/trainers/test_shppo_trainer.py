@@ -113,13 +113,8 @@ class TestGradients:
             **options,
         )
         teams.randomize(trainer.modules)
-        assign = trainer._assign_credit
-
-        def credit(output, rollout):
-            assign(output, rollout)
-            output["advantages"] = output["advantages"] * (loss == "ppo")
-
-        trainer._assign_credit = credit
+        if loss != "ppo":
+            teams.change_credit(trainer, teams.without_advantages)
         trainer.train()
         parts = ("lora", "core_decoder", "latent_net", "inference_net", "value_head")
         found = {
@@ -209,7 +204,8 @@ class TestEquality:
                 **self.APART,
             )
             teams.randomize(trainer.modules)
-            trainer._draw = lambda count: torch.zeros(count, trainer.args.latent_size)
+            begin = trainer.algorithm.begin_rollout
+            trainer.algorithm.begin_rollout = lambda *args, begin=begin: begin(*args) | {"noise": None}
             teams.script(trainer)
             if workflow is SameAsked:  # the prompt does not tell whose reply it is
                 lengths = iter([[[20 + "abc".index(name), 30 + g] for g in (0, 1) for name in names] * 2])
@@ -401,13 +397,7 @@ class TestLatents:
             )
             for parameter in trainer.modules.inference_net.parameters():
                 torch.nn.init.zeros_(parameter)
-            assign = trainer._assign_credit
-
-            def credit(output, rollout, assign=assign):
-                assign(output, rollout)
-                output["advantages"] = torch.zeros_like(output["advantages"])
-
-            trainer._assign_credit = credit
+            teams.change_credit(trainer, teams.without_advantages)
             trainer.train()
             # Returns of the three team-turns: 0, 4 (two rewards of 2) and 2
             assert teams.logged(trainer, "loss") == pytest.approx([(0 + 16 + 4) / 3], rel=1e-5)
@@ -616,13 +606,11 @@ class TestSeparate:
             parameter_sharing="separate",
             callbacks=[watch],
         )
-        assign = trainer._assign_credit
 
-        def credit(output, rollout):
-            assign(output, rollout)
-            output["advantages"] = output["advantages"] * (output["agent"] == 1)[:, None]
+        def of_b(batch, credit):
+            credit.advantages = credit.advantages * (batch.agent == 1)[:, None]
 
-        trainer._assign_credit = credit
+        teams.change_credit(trainer, of_b)
         trainer.train()
         for name, gradient in watch.gradients[0].items():
             if "lora_" in name:

@@ -49,7 +49,8 @@ def step(model, path, trainer=MultiAgentGRPOTrainer, change=None, **options):
         if trainer.args.critic != "none":
             teams.hold_critic(trainer)  # whose moments are those of the trained agents
     if isinstance(trainer, SHPPOTrainer):
-        trainer._noise_of = noise_of
+        begin = trainer.algorithm.begin_rollout
+        trainer.algorithm.begin_rollout = lambda *args: begin(*args) | {"noise": noise_of}
     if change is not None:
         change(trainer)
     trainer.train()
@@ -112,9 +113,9 @@ def test_the_gradient_is_that_without_the_others_advantages_and_weights(tiny_mod
         """Takes b's rows out of the loss of a run that trains both, where each agent has half of the weight."""
         assign = trainer._assign_credit
 
-        def without_b(output, rollout):
-            assign(output, rollout)
-            factor = 2.0 * (rollout.agent == 0)
+        def without_b(batch, output):
+            assign(batch, output)
+            factor = 2.0 * (batch.agent == 0)
             for name in ("advantages", "row_weight"):
                 if name in output:
                     output[name] = output[name] * factor.view(-1, *[1] * (output[name].dim() - 1))

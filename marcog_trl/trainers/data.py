@@ -1,38 +1,77 @@
-"""Batch sizes that hold whole problems."""
+"""Batches that hold whole problems: trees of episodes that processes share, and batch sizes that fit them."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from datasets import Dataset
 
-from marcog_trl.rollout.tree import Tree
+from marcog_trl.rollout.tree import Level, Tree
 from marcog_trl.trainers.config import MultiAgentConfig
 
 
-if TYPE_CHECKING:
-    from marcog_trl.trainers.multi_agent_trainer import MultiAgentTrainer
+def spreads_siblings(tree: Tree) -> bool:
+    """
+    Whether a group of siblings may be spread over several processes, as in TRL. Only with one slot and without branches: otherwise
+    an episode has several replies, and one process must play all of them.
+    """
+    return len(set(tree.slots)) == 1 and not tree.by_stage
 
 
-def fit_batches(trainer: MultiAgentTrainer, args: MultiAgentConfig, train_dataset: Any) -> None:
+def tree_of_process(tree: Tree) -> Tree:
+    """Returns the tree that a process plays: one episode per row if others may play its siblings."""
+    if not spreads_siblings(tree):
+        return tree
+    [level] = tree.levels
+    return Tree((Level(level.turn, level.slots, 1, 1),))
+
+
+def check_rows(problems: list[dict[str, Any]], block: int, process: int) -> None:
+    """
+    Refuses a batch that does not repeat every problem `block` times in a row.
+
+    Args:
+        problems (`list[dict]` of length B): The dataset row of each row of this process.
+        block (`int`): Rows of a problem.
+        process (`int`): Index of this process. A problem may begin on another one.
+    """
+    begin = process * len(problems)
+    for i, problem in enumerate(problems):
+        first = max(0, i - (begin + i) % block)
+        if problem["prompt"] != problems[first]["prompt"]:
+            raise ValueError(
+                f"rows {first} and {i} of a batch have different problems, but a batch must repeat every problem {block} "
+                "times in a row. Use the dataloaders of the trainer."
+            )
+
+
+# Batch sizes
+
+
+def fit_batches(args: MultiAgentConfig, tree: Tree, eval_tree: Tree, train_dataset: Any = None) -> None:
     """
     Sets the batch sizes and `save_steps` that `args` leaves open, and checks the others.
+
+    Args:
+        args ([`MultiAgentConfig`]): Configuration, which is changed.
+        tree, eval_tree ([`~marcog_trl.rollout.tree.Tree`]): The episodes of a problem, in training and in evaluation.
+        train_dataset (`Dataset`, *optional*): Training problems.
 
     Raises:
         ValueError: If a batch does not hold whole problems, or `train_dataset` is smaller than a generation batch.
     """
-    _fit_train_batch(trainer, args, train_dataset)
-    _fit_eval_batch(trainer, args)
+    _fit_train_batch(args, tree, train_dataset)
+    _fit_eval_batch(args, eval_tree)
     _fit_save_steps(args)
 
 
-def _fit_train_batch(trainer: MultiAgentTrainer, args: MultiAgentConfig, train_dataset: Any) -> None:
-    tree, num_processes = trainer._tree(training=True), args.world_size
+def _fit_train_batch(args: MultiAgentConfig, tree: Tree, train_dataset: Any) -> None:
+    num_processes = args.world_size
     whole = len(tree.slots)
     # Number of processes over which the rows of a problem are spread
-    spread = num_processes if trainer._splits_groups(training=True) else 1
+    spread = num_processes if spreads_siblings(tree) else 1
     if args.auto_generation_batch:
         # The smallest number of micro-batches that holds whole problems and whole accumulation windows
         micro_batches = whole // math.gcd(whole, args.per_device_train_batch_size * spread)
@@ -41,7 +80,7 @@ def _fit_train_batch(trainer: MultiAgentTrainer, args: MultiAgentConfig, train_d
     # The configuration sets these
     assert args.steps_per_generation is not None and args.generation_batch_size is not None
     rows = args.per_device_train_batch_size * args.steps_per_generation * spread
-    layout = f"{whole} rows ({_factors(trainer, tree)})"
+    layout = f"{whole} rows ({_factors(args, tree)})"
     if rows % whole:
         fitting = math.lcm(whole, args.per_device_train_batch_size * spread) * (num_processes // spread)
         where = f" on each of {num_processes} processes" if spread < num_processes else ""
@@ -57,22 +96,20 @@ def _fit_train_batch(trainer: MultiAgentTrainer, args: MultiAgentConfig, train_d
         )
 
 
-def _factors(trainer: MultiAgentTrainer, tree: Tree) -> str:
+def _factors(args: MultiAgentConfig, tree: Tree) -> str:
     """What the number of rows of a training problem consists of."""
-    args = trainer.args
     if args.credit == "counterfactual":
         return " + ".join(
             str(rows * len(level.slots)) for rows, level in zip(tree.rows_of_slot, tree.levels, strict=True)
         )
-    kind = "slots" if len(tree.siblings) == len(trainer.workflow.slots) else "groups of a tree"
+    kind = "slots" if len(tree.siblings) == len(set(tree.slots)) else "groups of a tree"
     return f"num_generations={args.num_generations} x {len(tree.siblings)} {kind}"
 
 
-def _fit_eval_batch(trainer: MultiAgentTrainer, args: MultiAgentConfig) -> None:
+def _fit_eval_batch(args: MultiAgentConfig, tree: Tree) -> None:
     assert args.num_generations_eval is not None and args.per_device_eval_batch_size is not None
-    tree = trainer._tree(training=False)
     whole = len(tree.slots)
-    spread = args.world_size if trainer._splits_groups(training=False) else 1
+    spread = args.world_size if spreads_siblings(tree) else 1
     if args.auto_eval_batch:
         args.per_device_eval_batch_size = whole * max(1, math.ceil(8 / whole))
     elif args.per_device_eval_batch_size * spread % whole:
@@ -105,16 +142,14 @@ def generation_cycle(args: MultiAgentConfig) -> int:
     return math.lcm(micro_batches, args.gradient_accumulation_steps) // args.gradient_accumulation_steps
 
 
-def warn_of_schedule(trainer: Any) -> None:
+def warn_of_schedule(args: Any, tree: Tree) -> None:
     """Warns if a rollout is used for several steps, or if no run can resume from some of the checkpoints."""
-    args = trainer.args
     steps_per_generation, accumulation = cast(int, args.steps_per_generation), args.gradient_accumulation_steps
     if args.auto_generation_batch and steps_per_generation > accumulation:
-        tree = trainer._tree(training=True)
         warnings.warn(
             f"Each rollout is used for {steps_per_generation // accumulation} optimizer steps: it has "
             f"{args.generation_batch_size} rows, because it holds whole problems of {len(tree.slots)} rows "
-            f"({_factors(trainer, tree)}), and a step has "
+            f"({_factors(args, tree)}), and a step has "
             f"{cast(int, args.generation_batch_size) * accumulation // steps_per_generation}. Set "
             f"gradient_accumulation_steps={steps_per_generation} for one step per rollout.",
             stacklevel=3,
