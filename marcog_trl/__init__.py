@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     )
     from marcog_trl.problems import load_problems
     from marcog_trl.rewards import (
-        bugfix_reward,
         class_reward,
         collaboration_reward,
         delta_reward,
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
         SHPPOTrainer,
     )
     from marcog_trl.workflows import (
-        Bugfix,
         Centralized,
         ClassTeam,
         Collaboration,
@@ -69,7 +67,7 @@ _MODULES = {
     ),
     "marcog_trl.problems": ("load_problems",),
     "marcog_trl.rewards": (
-        "bugfix_reward", "class_reward", "collaboration_reward", "delta_reward", "divided_work_reward",
+        "class_reward", "collaboration_reward", "delta_reward", "divided_work_reward",
         "execution_reward", "graded_reward",
     ),
     "marcog_trl.trainers": (
@@ -80,14 +78,13 @@ _MODULES = {
     "marcog_trl.execution": ("python_tool",),
     "marcog_trl.team.team": ("Team",),
     "marcog_trl.workflows": (
-        "Bugfix", "Centralized", "ClassTeam", "Collaboration", "Discussion", "Pipeline", "Single", "make_workflow",
+        "Centralized", "ClassTeam", "Collaboration", "Discussion", "Pipeline", "Single", "make_workflow",
     ),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "Agent",
-    "Bugfix",
     "Centralized",
     "ClassTeam",
     "Collaboration",
@@ -118,7 +115,6 @@ __all__ = [
     "TeamRewardModel",
     "TeamRewardTrainer",
     "Workflow",
-    "bugfix_reward",
     "class_reward",
     "collaboration_reward",
     "collect_preferences",

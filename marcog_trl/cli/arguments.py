@@ -28,7 +28,7 @@ class TeamArguments:
         dataset_columns (`list[str]`, *optional*):
             Columns of the data under other names, such as `prompt=question test=asserts`.
         reward (`list[str]`, *optional*, defaults to `["execution_reward"]`):
-            Names of reward functions, or folders of saved reward models.
+            Names of reward functions, functions in a file, such as `my_reward.py:shortest`, or folders of saved reward models.
         num_replies (`float`, *optional*):
             Replies to train on, such as `1e6`: those of every agent count. Sets `max_steps`, which counts
             optimizer steps.
@@ -59,7 +59,7 @@ class TeamArguments:
     )
     reward: list[str] = field(
         default_factory=lambda: ["execution_reward"],
-        metadata={"help": "Names of reward functions, or folders of reward models."},
+        metadata={"help": "Names of reward functions, my_reward.py:function, or folders of reward models."},
     )
     num_replies: float | None = field(
         default=None,

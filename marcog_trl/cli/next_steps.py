@@ -119,11 +119,7 @@ def write_problem(folder: Path, problems: Iterable[Mapping[str, Any]]) -> list[s
         if any(_plain(found.get(name)) != _plain(problem.get(name)) for name in _READ):
             continue
         flags: list[str] = []
-        for flag, name, text in (
-            ("--problem", "problem.py", source),
-            ("--tests", "problem_tests.py", tests),
-            ("--buggy_solution", "problem_bug.py", problem.get("buggy_solution")),
-        ):
+        for flag, name, text in (("--problem", "problem.py", source), ("--tests", "problem_tests.py", tests)):
             if text:
                 (folder / name).write_text(text)
                 flags += [flag, str(folder / name)]

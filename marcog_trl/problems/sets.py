@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from marcog_trl.problems.tests import first_call, helpers_before, stub_line
+from marcog_trl.problems.tests import first_call
 
 
 MOST_TESTS = 50  # generated tests of CodeContests are added to the public and private ones up to this number
@@ -74,21 +74,6 @@ def _classeval(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _humanevalfix(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The programs are bodies of functions, and the tests end with a call of `check`."""
-    name, prompt = row["entry_point"], row["prompt"]
-    parts = [helpers_before(prompt, stub_line(prompt, name)), row.get("import"), row.get("test_setup")]
-    return {
-        "task_id": f"humanevalfix/{row['task_id']}",
-        "test": row["test"].strip().removesuffix(f"check({name})"),
-        "test_format": "check",
-        "setup": "\n".join(part.rstrip() for part in parts if part and part.strip()),
-        "canonical_solution": row["declaration"] + row["canonical_solution"],
-        "buggy_solution": row["declaration"] + row["buggy_solution"],
-        "starter_code": prompt,
-    }
-
-
 def _code_contests(row: Mapping[str, Any]) -> dict[str, Any]:
     tests: list[list[str]] = []
     for kind in ("public_tests", "private_tests", "generated_tests"):
@@ -119,13 +104,6 @@ def _code_contests(row: Mapping[str, Any]) -> dict[str, Any]:
 
 SETS: dict[str, KnownSet] = {
     "humaneval": KnownSet("openai/openai_humaneval", splits={"train": "test[33:163]", "validation": "test[:32]"}),
-    "humanevalfix": KnownSet(
-        "bigcode/humanevalpack",
-        "python",
-        splits={"train": "test[33:163]", "validation": "test[:32]"},
-        marks=frozenset({"buggy_solution", "declaration", "entry_point"}),
-        adapt=_humanevalfix,
-    ),
     "coophumaneval": KnownSet(
         "CoMLRL/CoopHumanEval", splits={"train": "test[16:]", "validation": "test[:16]"}, ambiguous="train"
     ),

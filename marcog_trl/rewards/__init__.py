@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from marcog_trl.rewards.bugfix import bugfix_reward
 from marcog_trl.rewards.classes import class_reward
 from marcog_trl.rewards.collaboration import collaboration_reward
 from marcog_trl.rewards.delta import delta_reward
@@ -16,12 +15,12 @@ from marcog_trl.rewards.execution import execution_reward
 from marcog_trl.rewards.graded import graded_reward
 from marcog_trl.rewards.requirements import needs_entry_point, needs_tests
 from marcog_trl.rewards.values import EpisodeMean, InfrastructureFailure
+from marcog_trl.workflows.from_file import load_function, names_file
 
 
 __all__ = [
     "EpisodeMean",
     "InfrastructureFailure",
-    "bugfix_reward",
     "class_reward",
     "collaboration_reward",
     "delta_reward",
@@ -42,7 +41,6 @@ _REWARDS: dict[str, Callable] = {
         graded_reward,
         delta_reward,
         class_reward,
-        bugfix_reward,
     )
 }
 
@@ -52,19 +50,24 @@ REWARD_NAMES = tuple(_REWARDS)
 
 def make_reward(name: str, **options: Any) -> Callable:
     """
-    Get a shipped reward function by its name.
+    Get a reward function by its name.
 
     Args:
         name (`str`): `"execution_reward"`, `"divided_work_reward"`, `"collaboration_reward"`, `"graded_reward"`,
-            `"delta_reward"`, `"class_reward"` or `"bugfix_reward"`.
+            `"delta_reward"` or `"class_reward"`; or a file and a function in it, such as `"my_reward.py:shortest"`. The file is
+            run.
         **options: Options of the function, such as `all_or_nothing=True`.
 
     Returns:
         `Callable`: The function, or a `functools.partial` of it with the options. TRL logs both under the same name.
 
     Raises:
-        ValueError: If the name is unknown.
+        ValueError: If the name is unknown, or the file cannot be used.
     """
-    if name not in _REWARDS:
-        raise ValueError(f"Reward {name!r} is unknown. Use one of {', '.join(map(repr, _REWARDS))}.")
-    return partial(_REWARDS[name], **options) if options else _REWARDS[name]
+    if not names_file(name) and name not in _REWARDS:
+        raise ValueError(
+            f"Reward {name!r} is unknown. Use one of {', '.join(map(repr, _REWARDS))}, or a function of your own, such as "
+            "'my_reward.py:shortest'."
+        )
+    function = load_function(name) if names_file(name) else _REWARDS[name]
+    return partial(function, **options) if options else function

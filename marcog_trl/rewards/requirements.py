@@ -19,15 +19,6 @@ def needs_entry_point(function: Callable) -> Callable:
     return function
 
 
-def needs_tester(function: Callable) -> Callable:
-    """
-    Mark a reward function that scores the assert of the agent `tester` on `buggy_solution` and `canonical_solution`. Workflows
-    without this agent and datasets without these columns raise an error before training.
-    """
-    function.needs_tester = True  # type: ignore[attr-defined]
-    return function
-
-
 def unwrap(func: Callable) -> Callable:
     """The function inside of `functools.partial`s."""
     while isinstance(func, functools.partial):
@@ -37,8 +28,8 @@ def unwrap(func: Callable) -> Callable:
 
 def needs(reader, what: str) -> bool:
     """
-    Whether a workflow or a reward function needs `"tests"` or an `"entry_point"` in each problem, a `"tester"` in the team, or,
-    since it reads token ids, its own `"tokenizer"`.
+    Whether a workflow or a reward function needs `"tests"` or an `"entry_point"` in each problem, or, since it reads token ids, its
+    own `"tokenizer"`.
     """
     return bool(getattr(unwrap(reader), f"needs_{what}", False))
 

@@ -58,7 +58,6 @@ def check_dataset(name: str, dataset: Any, workflow: Workflow, reward_funcs: Seq
             )
     if "image" in columns or "images" in columns:
         raise ValueError(f"{name} has images, but agents read text only. Remove the column.")
-    check_tester(workflow, reward_funcs)
     needed = needed_columns(workflow, reward_funcs)
     for column, reader in needed.items():
         if column not in columns:
@@ -90,29 +89,11 @@ def needed_columns(workflow: Workflow, reward_funcs: Sequence[Any]) -> dict[str,
         from trl.trainer.utils import get_callable_name
 
     readers = {"prompt": "every episode"}
-    columns_of = {
-        "tests": ("test", "test_format"),
-        "entry_point": ("entry_point",),
-        "tester": ("buggy_solution", "canonical_solution"),
-    }
-    for need, columns in columns_of.items():
+    for need, columns in {"tests": ("test", "test_format"), "entry_point": ("entry_point",)}.items():
         names = [f"workflow {type(workflow).__name__}"] if needs(workflow, need) else []
         names += [f"reward {get_callable_name(func)}" for func in reward_funcs if needs(func, need)]
         readers |= dict.fromkeys(columns, names[0]) if names else {}
     return readers
-
-
-def check_tester(workflow: Workflow, reward_funcs: Sequence[Any]) -> None:
-    """Refuses reward functions that score a tester, for workflows that have none."""
-    agents = [agent.name for agent in workflow.agents]
-    for func in reward_funcs:
-        if needs(func, "tester") and "tester" not in agents:
-            from trl.trainer.utils import get_callable_name
-
-            raise ValueError(
-                f"Reward {get_callable_name(func)} needs an agent 'tester', but workflow {type(workflow).__name__} has the "
-                f"agents {agents}. Set workflow='bugfix', or another reward."
-            )
 
 
 def usable(name: str, dataset: Any, workflow: Workflow, reward_funcs: Sequence[Any]) -> Any:

@@ -46,7 +46,7 @@ class PlaySettings:
     workflow: str = field(
         default="single",
         metadata={
-            "help": "'single', 'collaboration', 'pipeline', 'discussion', 'classeval', 'bugfix', or a file and a class in it, such "
+            "help": "'single', 'collaboration', 'pipeline', 'discussion', 'classeval', or a file and a class in it, such "
             "as my_team.py:Debate."
         },
     )

@@ -42,7 +42,7 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
         > Parameters that control the team
 
         workflow (`str`, *optional*, defaults to `"single"`):
-            Built-in workflow: `"single"`, `"collaboration"`, `"pipeline"`, `"discussion"`, `"classeval"` or `"bugfix"`; or a
+            Built-in workflow: `"single"`, `"collaboration"`, `"pipeline"`, `"discussion"` or `"classeval"`; or a
             Python file and a class in it, `"my_team.py:Debate"`. Ignored if a workflow is passed to the trainer.
         num_turns (`int`, *optional*, defaults to `1`):
             Rounds of the whole team, separated by feedback.

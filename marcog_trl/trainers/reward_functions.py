@@ -8,6 +8,7 @@ from typing import Any
 from marcog_trl.checks import nearest
 from marcog_trl.rewards import REWARD_NAMES, make_reward
 from marcog_trl.team.base_models import check_model
+from marcog_trl.workflows.from_file import names_file
 
 
 def reward_functions(given: Any, optional: bool = False) -> list[Any]:
@@ -20,11 +21,14 @@ def reward_functions(given: Any, optional: bool = False) -> list[Any]:
 
 def named_reward(reward_func):
     """
-    Returns the reward of this package with a name. Hub ids, paths and functions are returned unchanged.
+    Returns the reward of this package with a name, or the function that a name such as `my_reward.py:shortest` names. Hub ids,
+    paths and functions are returned unchanged.
 
     Raises:
-        ValueError: If a name without a slash is neither a reward of this package nor a model.
+        ValueError: If a name without a slash is neither a reward of this package nor a model, or a file cannot be used.
     """
+    if isinstance(reward_func, str) and names_file(reward_func):
+        return make_reward(reward_func)
     if isinstance(reward_func, str) and "/" not in reward_func and not Path(reward_func).exists():
         try:
             return make_reward(reward_func)

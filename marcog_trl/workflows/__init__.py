@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from marcog_trl.agents import Workflow
-from marcog_trl.workflows.bugfix import Bugfix
 from marcog_trl.workflows.centralized import Centralized
 from marcog_trl.workflows.classes import ClassTeam
 from marcog_trl.workflows.collaboration import Collaboration
@@ -16,7 +15,6 @@ from marcog_trl.workflows.rounds import Rounds, Single
 
 
 __all__ = [
-    "Bugfix",
     "Centralized",
     "ClassTeam",
     "Collaboration",
@@ -33,7 +31,6 @@ _WORKFLOWS: dict[str, type[Workflow]] = {
     "pipeline": Pipeline,
     "discussion": Discussion,
     "classeval": ClassTeam,
-    "bugfix": Bugfix,
 }
 
 
@@ -59,10 +56,10 @@ def make_workflow(name: str, **options: Any) -> Workflow:
     A workflow by its name.
 
     Args:
-        name (`str`): `"single"`, `"collaboration"`, `"pipeline"`, `"discussion"`, `"classeval"` or `"bugfix"`, or a file and
-            a class in it, such as `"my_team.py:Debate"`. The file is run.
-        **options: Arguments of [`Single`], [`Collaboration`], [`Pipeline`], [`Discussion`], [`ClassTeam`], [`Bugfix`], or the
-            class in the file.
+        name (`str`): `"single"`, `"collaboration"`, `"pipeline"`, `"discussion"` or `"classeval"`, or a file and a class in it,
+            such as `"my_team.py:Debate"`. The file is run.
+        **options: Arguments of [`Single`], [`Collaboration`], [`Pipeline`], [`Discussion`], [`ClassTeam`], or the class in the
+            file.
 
     Returns:
         `Workflow`: The workflow.

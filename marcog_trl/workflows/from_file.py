@@ -1,8 +1,8 @@
 """
-Workflows from Python files, by names such as `my_team.py:Debate`.
+Workflows and rewards from Python files, by names such as `my_team.py:Debate` and `my_reward.py:shortest`.
 
-The file is run when it is loaded. It can import installed packages, but not the files beside it: a saved team keeps this file
-alone.
+The file is run when it is loaded. It can import installed packages, but not the files beside it: a saved team keeps the file of
+its workflow alone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import inspect
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +22,7 @@ from marcog_trl.checks import nearest
 
 
 def names_file(name: str) -> bool:
-    """Whether a name of a workflow is a file and a class in it, such as `my_team.py:Debate`."""
+    """Whether a name is a file and something in it, such as `my_team.py:Debate`."""
     return str(name).rpartition(":")[0].endswith(".py")
 
 
@@ -40,21 +40,12 @@ def load_class(name: str) -> type[Workflow]:
         ValueError: In one line, if the file cannot be read or run, or defines no such workflow.
     """
     file, _, class_name = name.rpartition(":")
-    path = Path(file)
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"workflow={name!r}: the file {file!r} cannot be read: {error.strerror}.") from None
-    module = ModuleType(f"marcog_trl_workflow_{hashlib.sha256(content).hexdigest()[:16]}")
-    module.__file__ = str(path)
-    sys.modules[module.__name__] = module  # dataclasses look their module up
-    with _in_one_line(name, "cannot be imported"):
-        exec(compile(content, module.__file__, "exec", dont_inherit=True), module.__dict__)
+    module, source = _run("workflow", name)
     defined = vars(module).items()
     own = {key: value for key, value in defined if isinstance(value, type) and value.__module__ == module.__name__}
     workflows = {key: value for key, value in own.items() if issubclass(value, Workflow)}
     if class_name in workflows:
-        workflows[class_name].source_file = WorkflowFile(path.absolute(), content)
+        workflows[class_name].source_file = source
         return workflows[class_name]
     if class_name in own:
         raise ValueError(
@@ -66,6 +57,38 @@ def load_class(name: str) -> type[Workflow]:
         f"workflow={name!r}: {file!r} defines no class {class_name!r}."
         + (f" Did you mean {file}:{near}?" if near else " Write one that inherits from marcog_trl.Workflow.")
     )
+
+
+def load_function(name: str) -> Callable:
+    """
+    Runs a Python file and returns a reward function that it defines.
+
+    Args:
+        name (`str`): File and function, such as `"my_reward.py:shortest"`.
+
+    Raises:
+        ValueError: In one line, if the file cannot be read or run, or defines no such function.
+    """
+    file, _, function_name = name.rpartition(":")
+    defined = vars(_run("reward", name)[0])
+    if not callable(defined.get(function_name)):
+        raise ValueError(f"reward={name!r}: {file!r} defines no function {function_name!r}.")
+    return defined[function_name]
+
+
+def _run(kind: str, name: str) -> tuple[ModuleType, WorkflowFile]:
+    """Runs the file of a name as a module. `kind`: what the name is of, in errors."""
+    path = Path(name.rpartition(":")[0])
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{kind}={name!r}: the file {str(path)!r} cannot be read: {error.strerror}.") from None
+    module = ModuleType(f"marcog_trl_{kind}_{hashlib.sha256(content).hexdigest()[:16]}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # dataclasses look their module up
+    with _in_one_line(name, "cannot be imported", kind):
+        exec(compile(content, module.__file__, "exec", dont_inherit=True), module.__dict__)
+    return module, WorkflowFile(path.absolute(), content)
 
 
 def make(cls: type[Workflow], name: str, options: Mapping[str, Any]) -> Workflow:
@@ -93,7 +116,7 @@ def make(cls: type[Workflow], name: str, options: Mapping[str, Any]) -> Workflow
 
 
 @contextmanager
-def _in_one_line(name: str, what: str) -> Iterator[None]:
+def _in_one_line(name: str, what: str, kind: str = "workflow") -> Iterator[None]:
     """Replaces any error of a user's file by one that has the last line of its traceback, the file and the line."""
     try:
         yield
@@ -104,4 +127,4 @@ def _in_one_line(name: str, what: str) -> Iterator[None]:
             lines = [error.lineno]
         where = f" ({file}, line {lines[-1]})" if lines else ""
         last = " ".join(traceback.format_exception_only(error)[-1].split())
-        raise ValueError(f"workflow={name!r} {what}: {last}{where}") from error
+        raise ValueError(f"{kind}={name!r} {what}: {last}{where}") from error

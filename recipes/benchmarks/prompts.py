@@ -31,7 +31,6 @@ MODES = ("greedy", "sampled")
 WORKFLOWS = ("single", "collaboration", "pipeline", "discussion")
 REWARDS = {
     "collaboration": ["collaboration_reward", "divided_work_reward"],
-    "bugfix": ["bugfix_reward"],
     "classeval": ["class_reward"],
 }
 

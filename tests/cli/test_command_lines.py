@@ -81,15 +81,13 @@ def names(tiny_model, tmp_path_factory):
         (folder / name).rename(folder / f"{name}{ending}")
     return {path.stem if path.suffix in (".py", ".jsonl") else path.name: str(path) for path in folder.iterdir()} | {
         "tiny": tiny_model,
-        "bugs_config": str(RECIPES / "configs" / "builtin-bugs.yaml"),
         "embedded_model": "built",
-        "bugs_model": "built for bugs",
     }
 
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """An empty folder, no accounts, and embedded models that are not built."""
+    """An empty folder, no accounts, and an embedded model that is not built."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(RECIPES)
     monkeypatch.setattr(os, "environ", os.environ.copy())
@@ -97,7 +95,6 @@ def place(tmp_path, monkeypatch):
         os.environ.pop(name, None)
     os.environ["OPENAI_API_KEY"] = "any"
     monkeypatch.setattr(parsing, "build_default_model", lambda: "built")
-    monkeypatch.setattr(parsing, "build_bugs_model", lambda: "built for bugs")
 
 
 class LoadedTooEarly(BaseException):
@@ -156,7 +153,7 @@ def test_the_files_of_the_recipes_serve_every_trainer(place, recipe):
     assert len(files) >= 9
     for file in files:
         found = read(recipe, ["--config", str(file), "--bf16", "false", "--report_to", "none"])
-        assert found["workflow"] in ("collaboration", "bugfix") and found["logging_steps"] in (1, 5)
+        assert found["workflow"] == "collaboration" and found["logging_steps"] in (1, 5)
 
 
 def test_an_account_is_asked_for(place, tiny_model, monkeypatch):

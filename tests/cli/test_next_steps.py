@@ -102,7 +102,6 @@ class TestProblem:
         ("name", "split", "least"),
         [
             ("builtin", "test[:20]", 20),
-            ("builtin_bugs", "test[:5]", 5),
             (str(ROOT / "tests/data/humaneval.jsonl.gz"), "train[:20]", 20),
             (str(ROOT / "tests/data/mbpp_sanitized_60.jsonl"), "train[:20]", 20),
             (str(ROOT / "tests/data/classeval_20.json"), "train", 15),
@@ -119,9 +118,6 @@ class TestProblem:
             tests = Path(files["--tests"]).read_text() if "--tests" in files else None
             found = read_problem(Path(files["--problem"]).read_text(), tests)
             assert all(steps._plain(found[key]) == steps._plain(problem[key]) for key in steps._READ)
-            assert ("--buggy_solution" in files) == ("buggy_solution" in problem)
-            if "--buggy_solution" in files:
-                assert Path(files["--buggy_solution"]).read_text() == problem["buggy_solution"]
         assert written >= least
 
     @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from marcog_trl.parsing.asserts import assert_in, examples_in
+from marcog_trl.parsing.asserts import assert_in
 
 
 @pytest.mark.parametrize(
@@ -85,12 +85,3 @@ def test_asserts_that_may_look_at_anything_else(reply):
 def test_deep_nesting_is_no_error():
     assert assert_in(f"assert f(1) == {'-' * 50_000}1", "f") is None
     assert assert_in("assert f(1) == " + "(" * 500 + ")" * 500, "f") is None
-
-
-def test_examples_in_a_text():
-    text = (
-        'def f(x, y=1):\n    """Twice.\n\n    >>> f([1, (2)], y=")")\n    3\n    >>> f(2) == f(-2)\n    True\n    f(x) is f("a'
-        '\n    """\n\nassert f("b", [\n    1,\n]) == 2 and off(7) == 1'
-    )
-    assert examples_in(text, "f") == [[[1, 2], ")"], [2], [-2], ["b", [1]]]
-    assert examples_in(text, "g") == []

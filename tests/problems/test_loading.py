@@ -267,7 +267,6 @@ def test_asserts_in_one_text(tmp_path):
         ("mbpp", "test[:5]", ("google-research-datasets/mbpp", "full", "test[:5]")),
         ("mbpp_sanitized", "train", ("google-research-datasets/mbpp", "sanitized", "train")),
         ("classeval", "validation", ("FudanSELab/ClassEval", None, "test[66:82]")),
-        ("humanevalfix", "validation", ("bigcode/humanevalpack", "python", "test[:32]")),
         ("openai/openai_humaneval", "validation", ("openai/openai_humaneval", None, "test[:32]")),
     ],
 )
@@ -396,39 +395,3 @@ def test_the_entry_point_may_have_the_name_of_a_builtin_that_the_solution_redefi
 def test_tests_of_classeval_have_the_imports_of_their_class():
     rows = load_problems(str(Path(__file__).parents[1] / "data" / "classeval_20.json"), "test")
     assert rows[17]["setup"] == "from datetime import datetime, timedelta" and rows[2]["setup"] == ""
-
-
-FIX = {
-    "task_id": "Python/0",
-    "prompt": 'import math\n\n\ndef half(x: float) -> float:\n    """ Half of x.\n    >>> half(3)\n    1.5\n    """\n',
-    "declaration": "import math\n\n\ndef half(x: float) -> float:\n",
-    "canonical_solution": "    return x / 2\n",
-    "buggy_solution": "    return x // 2\n",
-    "bug_type": "operator misuse",
-    "failure_symptoms": "incorrect output",
-    "entry_point": "half",
-    "import": "",
-    "test_setup": "",
-    "test": "\n\n\ndef check(half):\n    assert half(3) == 1.5\n    assert half(4) == 2\n\ncheck(half)",
-    "example_test": "def check(half):\n    assert half(3) == 1.5\ncheck(half)\n",
-    "signature": "half(x: float) -> float",
-    "docstring": "Half of x.",
-    "instruction": "Write a Python function `half(x: float) -> float` to solve it.",
-}
-
-
-def test_humanevalfix(tmp_path):
-    with_helper = FIX | {"task_id": "Python/1", "test_setup": "two = 2\n"}
-    with_helper["test"] = FIX["test"].replace("== 2\n", "== two\n")
-    problems = load_problems(write(tmp_path / "set.jsonl", [FIX, with_helper]), "test")
-    first, second = problems
-    assert first["task_id"] == "humanevalfix/Python/0" and first["test_format"] == "check"
-    assert first["buggy_solution"] == "import math\n\n\ndef half(x: float) -> float:\n    return x // 2\n"
-    assert first["canonical_solution"].endswith(":\n    return x / 2\n") and first["starter_code"] == first["prompt"]
-    assert first["test"].strip().endswith("assert half(4) == 2")
-    assert first["setup"] == "import math" and second["setup"] == "import math\ntwo = 2"
-    with CodeExecutor(num_workers=1, isolation="best_effort") as executor:
-        verdicts = executor.run(
-            [solution_job(row, row[c]) for row in problems for c in ("canonical_solution", "buggy_solution")]
-        )
-    assert [(verdict.passed, verdict.total) for verdict in verdicts] == [(2, 2), (1, 2)] * 2
