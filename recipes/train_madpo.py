@@ -20,7 +20,7 @@ RECIPE = TrainingRecipe(
     default_config=Path(__file__).parent / "configs" / "builtin-madpo.yaml",
     sections=("madpo", "madpo_iter"),
     defaults=TEAM,
-    module="madpo",
+    module="rounds",
     config_name="IterativeMADPOConfig",
 )
 

@@ -22,7 +22,7 @@ RECIPE = TrainingRecipe(
     default_config=Path(__file__).parent / "configs" / "builtin-marlhf.yaml",
     sections=("marlhf", "marlhf_iter"),
     defaults={**TEAM, "write_report": True},
-    module="marlhf",
+    module="rounds",
     config_name="IterativeMARLHFConfig",
 )
 

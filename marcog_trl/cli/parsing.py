@@ -22,8 +22,7 @@ from marcog_trl.cli.endings import say
 from marcog_trl.cli.other_projects import FLAGS, check_names, convert, field_of, flatten, merge, nearest_setting
 from marcog_trl.cli.recipe import TrainingRecipe
 from marcog_trl.embedded import MODEL_NAME, ROLES, build_default_model
-from marcog_trl.preferences.iterative_config import IterativeMADPOConfig
-from marcog_trl.preferences.marlhf_config import IterativeMARLHFConfig
+from marcog_trl.preferences.rounds import IterativeMADPOConfig, IterativeMARLHFConfig
 from marcog_trl.trainers.config import MultiAgentConfig, MultiAgentGRPOConfig, MultiAgentPPOConfig, SHPPOConfig
 from marcog_trl.workflows import make_workflow
 

@@ -17,7 +17,7 @@ from datasets import Dataset, Features, List, Value
 from transformers.data.data_collator import DataCollatorMixin
 from trl.trainer.utils import pad
 
-from marcog_trl.preferences.candidates import PairRow
+from marcog_trl.preferences.pairs import PairRow
 from marcog_trl.trainers.head import PER_TOKEN, only
 
 

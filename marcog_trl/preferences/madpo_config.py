@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from trl import DPOConfig
 
-from marcog_trl.checks import COUNT, NOT_NEGATIVE, POSITIVE, UNIT, Range, check_choice, check_numbers
+from marcog_trl.checks import COUNT, POSITIVE, UNIT, Range, check_choice, check_numbers
 from marcog_trl.trainers.config import check_mappings, run_on_cpu, use_new_names
 
 
@@ -57,22 +57,7 @@ class MADPOConfig(DPOConfig):
             See [`~transformers.TrainingArguments`].
     """
 
-    _ranges: ClassVar[dict[str, Range]] = {
-        **dict.fromkeys(
-            "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps max_length "
-            "precompute_ref_batch_size ref_model_sync_steps dataset_num_proc".split(),
-            COUNT,
-        ),
-        **dict.fromkeys(
-            "learning_rate num_train_epochs weight_decay logging_steps loss_weights".split(), NOT_NEGATIVE
-        ),
-        **dict.fromkeys("beta save_steps discopop_tau".split(), POSITIVE),
-        **dict.fromkeys("gamma_turn ld_alpha ref_model_mixup_alpha".split(), UNIT),
-        "label_smoothing": Range(0, 0.5, below=True),
-        "max_steps": Range(-1),
-        "max_grad_norm": Range(0, infinite=True),
-        **dict.fromkeys(("seed", "data_seed"), Range(0, 2**32 - 1)),
-    }
+    _ranges: ClassVar[dict[str, Range]] = {"beta": POSITIVE, "max_length": COUNT, "gamma_turn": UNIT}
 
     learning_rate: float = field(default=1e-5, metadata={"help": "Learning rate of the adapter and the core decoder."})
     num_train_epochs: float = field(default=1.0, metadata={"help": "Passes over the pairs."})

@@ -5,19 +5,47 @@ from __future__ import annotations
 import json
 import random
 import warnings
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from datasets import Dataset
 from peft import LoraConfig, PeftModel
-from trl import RewardTrainer
+from trl import RewardConfig, RewardTrainer
 
 from marcog_trl.checks import Range, check_number
 from marcog_trl.files import write_json
-from marcog_trl.preferences.reward_config import TeamRewardConfig
 from marcog_trl.preferences.reward_model import REWARD_MODEL_FILE, TeamRewardModel
 from marcog_trl.preferences.transcript import tokenizer_digest, transcript_of
+from marcog_trl.trainers.config import run_on_cpu, use_new_names
+
+
+@dataclass
+class TeamRewardConfig(RewardConfig):
+    """
+    Configuration of [`TeamRewardTrainer`]: that of [`~trl.RewardTrainer`] with other defaults.
+
+    > [!NOTE]
+    > These parameters have default values different from [`~trl.RewardConfig`]:
+    > - `center_rewards_coefficient`: Defaults to `0.01` instead of `None`, since scores have a free constant.
+    > - `max_length`: Defaults to `2048` instead of `1024`: a transcript has the replies of all agents. Pairs with a longer one
+    >   are left out, and their number is reported.
+    """
+
+    center_rewards_coefficient: float | None = field(
+        default=0.01,
+        metadata={"help": "Weight of the squared mean score of a pair, which keeps scores near 0."},
+    )
+    max_length: int | None = field(
+        default=2048,
+        metadata={"help": "Tokens of the longest transcript. Pairs with a longer one are left out."},
+    )
+
+    def __post_init__(self):
+        run_on_cpu(self)
+        use_new_names(self)
+        super().__post_init__()
 
 
 class TeamRewardTrainer(RewardTrainer):

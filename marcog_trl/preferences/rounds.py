@@ -1,34 +1,78 @@
 """
-Rounds of learning from preferences: collect → further phases, such as a reward model → train → evaluate.
+Rounds of learning from preferences: collect pairs → train a reward model (MARLHF) → train the team → evaluate.
 
 The folder of a run holds `round_00/policy` (the team that it begins with), `round_01/pairs.jsonl`, `round_01/policy`,
-`round_01/evaluation.json` and so on, and `rounds.json`, which names the last finished phase. A phase writes to a `.partial` path,
-which is renamed when it is whole; then `rounds.json` is replaced. A run that was killed repeats the phase that it was in, and
-ends as if it had not been killed. This file knows nothing about losses: training is a function that it is given.
+`round_01/evaluation.json` and so on, and `rounds.json` with the settings that a run which continues must share. A phase writes to a
+`.partial` path, which is renamed when it is whole: what has its own name is finished. A run that was killed repeats the phase that it
+was in, and ends as if it had not been killed.
 """
 
 from __future__ import annotations
 
-import functools
+import copy
+import dataclasses
+import gc
+import hashlib
 import json
 import math
 import random
 import shutil
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
+import torch
 from datasets import Dataset, concatenate_datasets
+from peft import LoraConfig, PeftModel, get_peft_model, set_peft_model_state_dict
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer, Trainer
+from trl import ModelConfig, get_peft_config, get_quantization_config
 
-from marcog_trl.checks import COUNT, UNIT, Range, check_numbers
+from marcog_trl.agents import Workflow
+from marcog_trl.checks import COUNT, NOT_NEGATIVE, POSITIVE, UNIT, Range, check_numbers
+from marcog_trl.evaluation.evaluate import evaluate_team
 from marcog_trl.files import read_json, write_json
-from marcog_trl.preferences.pairs import check_collection, read_pairs, write_pairs
+from marcog_trl.heterogeneity import CoreDecoder, LatentNet, LoraCores, check_peft_config, stack_config
+from marcog_trl.preferences.madpo_config import MADPOConfig
+from marcog_trl.preferences.madpo_trainer import MADPOTrainer
+from marcog_trl.preferences.pairs import check_collection, collect_preferences, read_pairs, write_pairs
+from marcog_trl.preferences.reward_model import TeamRewardModel
+from marcog_trl.preferences.reward_trainer import TeamRewardConfig, TeamRewardTrainer, hold_out_problems
 from marcog_trl.processes import on_main, this_process
+from marcog_trl.report.metrics_file import MetricsFile
+from marcog_trl.team.data_checks import check_dataset
+from marcog_trl.team.description import ADAPTER_FILES, MODULES_FILE, TEAM_FILE, TeamDescription, agents_of
+from marcog_trl.team.hub import root_files
+from marcog_trl.team.loading import check_has_adapter, find_team, load_base_model, settings_with
+from marcog_trl.team.settings import TeamSettings
+from marcog_trl.team.team import Team
+from marcog_trl.trainers.adapter_targets import outside_zero3, resolve_all_linear
+from marcog_trl.trainers.checkpointing import delete_checkpoints, last_whole_checkpoint
+from marcog_trl.trainers.config import MultiAgentGRPOConfig, SHPPOConfig
+from marcog_trl.trainers.grpo import MultiAgentGRPOTrainer
+from marcog_trl.trainers.reward_functions import named_reward
 
 
 ROUNDS_FILE = "rounds.json"
+# Settings that a run may continue with others of
+_CHANGEABLE = {"num_rounds", "min_pairs", "num_workers", "isolation"}
+# Settings of training that it may not
+_TRAINING = {
+    "learning_rate", "num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps",
+    "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "weight_decay", "max_grad_norm", "optim", "bf16", "seed",
+    "beta", "loss_type", "loss_weights", "label_smoothing", "f_divergence_type", "f_alpha_divergence_coef", "discopop_tau",
+    "margin", "reference", "gamma_turn", "max_length", "init_core_scale", "num_generations", "num_iterations", "epsilon",
+    "epsilon_high", "advantage", "scale_rewards", "turn_weights", "turn_tree", "joint_mode", "reward_model",
+    "reward_learning_rate", "reward_num_train_epochs", "reward_batch_size", "reward_max_length", "held_out_problems",
+}  # fmt: skip
+_MODEL = ("model_name_or_path", "dtype", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "load_in_4bit")
+
+
+# Settings
 
 
 @dataclass
@@ -37,7 +81,9 @@ class RoundsSettings:
     Settings of rounds of pairs.
 
     Args:
-        num_rounds (`int`, *optional*, defaults to `1`): Rounds. One is offline: pairs of the untrained team alone.
+        num_rounds (`int`, *optional*, defaults to `1`): Rounds. One is offline: pairs of the first team alone.
+        start_team (`str`, *optional*): Folder or Hub repository of a saved team that the first round begins with. By default the
+            team is untrained.
         num_candidates, pairing, pairs_per_problem, min_gap, unit: See [`collect_preferences`].
         min_pairs (`int`, *optional*, defaults to `32`): Fewer pairs end the run.
         replay_decay (`float`, *optional*, defaults to `1.0`): λ in [0, 1]. A round also trains on pairs of earlier rounds, which
@@ -51,6 +97,9 @@ class RoundsSettings:
     }
 
     num_rounds: int = field(default=1, metadata={"help": "Rounds of pairs. One is offline."})
+    start_team: str | None = field(
+        default=None, metadata={"help": "Saved team that the first round begins with. Default: an untrained one."}
+    )
     num_candidates: int = field(default=8, metadata={"help": "Episodes per problem (children of a node of a tree)."})
     pairing: str = field(default="gap", metadata={"help": "'gap', 'best_worst', 'random' or 'all'."})
     pairs_per_problem: int = field(default=4, metadata={"help": "Maximum number of pairs per problem or node."})
@@ -66,13 +115,102 @@ class RoundsSettings:
 
     def check_rounds(self) -> None:
         """
-        Checks the fields above.
+        Checks the fields above, and those of a trainer's configuration that rounds do not support.
 
         Raises:
             ValueError: If one is out of range.
         """
         check_numbers(self, self.rounds_ranges)
         check_collection(self.num_candidates, self.pairing, self.pairs_per_problem, self.min_gap, self.unit, 1.0)
+        for name, accepted in (("eval_strategy", "no"), ("push_to_hub", False)):
+            value = getattr(self, name)
+            if value != accepted:
+                raise ValueError(
+                    f"{name}={value!r} is not supported in rounds: the team is evaluated after every round, and "
+                    f"recipes/export.py pushes it. Set {name}={accepted!r}."
+                )
+
+
+@dataclass
+class IterativeMADPOConfig(RoundsSettings, TeamSettings, MADPOConfig):
+    """
+    Configuration of rounds of MADPO: [`MADPOConfig`] for the training of a round, [`RoundsSettings`], and [`TeamSettings`] for the
+    team that the first round begins with. With `start_team`, that team's own settings and base model replace those given here.
+
+    Args:
+        init_core_scale (`float`, *optional*, defaults to `0.3`):
+            As in [`SHPPOConfig`], for an untrained team with `parameter_sharing="latent"`.
+    """
+
+    _VALID_DICT_FIELDS = [
+        *MADPOConfig._VALID_DICT_FIELDS, "roles", "endpoints", "generation_kwargs", "chat_template_kwargs"
+    ]  # fmt: skip
+    _ranges: ClassVar[dict[str, Range]] = {
+        **TeamSettings._ranges,
+        **MADPOConfig._ranges,
+        "init_core_scale": NOT_NEGATIVE,
+    }
+
+    init_core_scale: float = field(
+        default=SHPPOConfig.init_core_scale,
+        metadata={"help": "Initial size of the cores of an untrained team with latents."},
+    )
+
+    def __post_init__(self):
+        MADPOConfig.__post_init__(self)
+        TeamSettings.__post_init__(self)
+        self.check_rounds()
+
+
+@dataclass
+class IterativeMARLHFConfig(RoundsSettings, MultiAgentGRPOConfig):
+    """
+    Configuration of rounds of MARLHF: [`MultiAgentGRPOConfig`] for the reinforcement learning of a round, [`RoundsSettings`], and
+    what the reward model of a round is trained with.
+
+    Args:
+        reward_model (`str`, *optional*):
+            Folder of a saved [`TeamRewardModel`] to use in all rounds. By default every round trains its own, on its pairs.
+        reward_learning_rate (`float`, *optional*, defaults to `1e-4`): Learning rate of the reward model.
+        reward_num_train_epochs (`float`, *optional*, defaults to `1.0`): Passes over the pairs.
+        reward_batch_size (`int`, *optional*, defaults to `8`): Pairs per optimizer step of the reward model and process.
+        reward_max_length (`int`, *optional*, defaults to `2048`): Tokens of the longest transcript; pairs with a longer one are
+            left out, and their number is reported.
+        held_out_problems (`float`, *optional*, defaults to `0.1`): Share of the problems, between 0 and 1, whose pairs measure the
+            reward model and do not train it.
+        beta (`float`, *optional*, defaults to `0.02`): Coefficient of the KL divergence from the initial team.
+    """
+
+    marlhf_ranges: ClassVar[dict[str, Range]] = {
+        **dict.fromkeys(("reward_learning_rate", "reward_num_train_epochs"), POSITIVE),
+        **dict.fromkeys(("reward_batch_size", "reward_max_length"), COUNT),
+        "held_out_problems": Range(0, 1, above=True, below=True),
+    }
+    init_core_scale: ClassVar[float] = 1.0  # an untrained team without latents has no cores
+
+    beta: float = field(default=0.02, metadata={"help": "Coefficient of the KL divergence from the initial team."})
+    reward_model: str | None = field(
+        default=None, metadata={"help": "Saved reward model for all rounds. Default: each round trains its own."}
+    )
+    reward_learning_rate: float = field(default=1e-4, metadata={"help": "Learning rate of the reward model."})
+    reward_num_train_epochs: float = field(default=1.0, metadata={"help": "Its passes over the pairs."})
+    reward_batch_size: int = field(default=8, metadata={"help": "Pairs per optimizer step and process."})
+    reward_max_length: int = field(default=2048, metadata={"help": "Tokens of the longest transcript."})
+    held_out_problems: float = field(
+        default=0.1, metadata={"help": "Share of the problems whose pairs measure the reward model."}
+    )
+
+    def __post_init__(self):
+        MultiAgentGRPOConfig.__post_init__(self)
+        self.check_rounds()
+        check_numbers(self, self.marlhf_ranges)
+        if self.full_finetuning:
+            raise ValueError(
+                "full_finetuning=True is not supported in rounds: each continues the adapter of the one before. Set it to False."
+            )
+
+
+# Rounds
 
 
 @dataclass(frozen=True)
@@ -95,69 +233,66 @@ class Round:
     pairs: Dataset
 
 
-Phase = Callable[[Round, Path], None]
-"""Writes a file or folder to the given path, on all processes together. The path may hold what a killed run left."""
-
-
-class Rounds:
+class PreferenceRounds:
     """
-    Runs rounds, and continues those that were begun.
+    Runs rounds, and continues those that were begun, on all processes together. Subclasses say how a round trains.
 
     Args:
-        folder (`Path`): Folder of the run.
-        settings ([`RoundsSettings`]): Settings.
-        identity (`Mapping`): What another run in the same folder must agree on, as JSON can hold it.
-        start (`Callable`): `start(path)` saves the team that the first round begins with. Called on one process.
-        collect (`Callable`): `collect(policy, number)` returns the pairs that the team saved in `policy` plays.
-        train (`Phase`): Saves the trained team.
-        evaluate (`Callable`, *optional*): `evaluate(policy, path)` measures a saved team, writes the JSON file `path`, and returns
-            its metrics; an interrupted call must be able to continue.
-        before_training (`Mapping[str, Phase]`, *optional*): Further phases, by the name of what they write, such as
-            `"reward_model"`.
+        args ([`IterativeMADPOConfig`] or [`IterativeMARLHFConfig`]): Settings. `output_dir` is the folder of the run.
+        model ([`~trl.ModelConfig`]): Base model, LoRA and quantization.
+        train_dataset (`Dataset`): Problems to collect pairs and to train on.
+        test_dataset (`Dataset`, *optional*): Held-out problems.
+        reward (`Sequence[str]`, *optional*, defaults to `("execution_reward",)`): Names of the rewards that pairs are made by.
+        num_samples (`int`, *optional*, defaults to `4`): Sampled episodes per held-out problem before the first round and after
+            each. With 0 nothing is measured.
+        identity (`Mapping`, *optional*): What else another run in the same folder must agree on, as JSON can hold it.
+        show (`Callable`, *optional*): Called with every trainer before it trains, such as to add callbacks.
+
+    Raises:
+        ValueError: If the problems lack what the workflow or the rewards need.
     """
 
     def __init__(
         self,
-        folder: str | Path,
-        settings: RoundsSettings,
-        identity: Mapping[str, Any],
-        start: Callable[[Path], None],
-        collect: Callable[[Path, int], Dataset],
-        train: Phase,
-        evaluate: Callable[[Path, Path], dict[str, float]] | None = None,
-        before_training: Mapping[str, Phase] | None = None,
+        args: Any,
+        model: ModelConfig,
+        train_dataset: Dataset,
+        test_dataset: Dataset | None = None,
+        reward: Sequence[str] = ("execution_reward",),
+        num_samples: int = 4,
+        identity: Mapping[str, Any] | None = None,
+        show: Callable[[Trainer], None] | None = None,
     ):
-        settings.check_rounds()
-        self.folder = Path(folder)
-        self.settings = settings
-        self.identity = json.loads(json.dumps(dict(identity)))
-        self._start = start
-        self._collect = collect
-        self._evaluation = evaluate
-        self._phases: dict[str, Phase] = {**(before_training or {}), "policy": train}
+        self.args = args
+        self.model = model
+        self.train_dataset = train_dataset
+        self.test_dataset = test_dataset
+        self.reward = list(reward)
+        self.num_samples = num_samples
+        self.folder = Path(args.output_dir)
+        self._agreed = dict(identity or {})
+        self._show = show
+        check_dataset("train_dataset", train_dataset, self.workflow, [named_reward(name) for name in self.reward])
 
     def run(self) -> list[dict[str, float]]:
         """
-        Runs all rounds, on all processes together.
+        Runs all rounds.
 
         Returns:
-            `list[dict[str, float]]`: Metrics of the team before the first round and after each; without `evaluate`, empty.
+            `list[dict[str, float]]`: Metrics of the team before the first round and after each; empty if nothing is measured.
 
         Raises:
             ValueError: If the folder is another run's, or the first round has fewer than `min_pairs` pairs.
         """
-        done = on_main(self._read)
-        results: list[dict[str, float]] = []
-        initial = self._path(0) / "policy"
-        if "00/policy" not in done:
-            self._whole(initial, lambda partial: on_main(lambda: self._start(partial)), fresh=True)
-            self._finish("00/policy", done)
-        self._measure(0, done, results)
-        for number in range(1, self.settings.num_rounds + 1):
-            pairs = self._pairs(number, done)
-            if len(pairs) < self.settings.min_pairs:
+        on_main(self._check_folder)
+        initial = self.policy(0)
+        self._write(initial, lambda path: on_main(partial(self.start, path)), fresh=True)
+        results = self._measure(0)
+        for number in range(1, self.args.num_rounds + 1):
+            pairs = self._pairs(number)
+            if len(pairs) < self.args.min_pairs:
                 why = (
-                    f"Round {number} has {len(pairs)} pairs, fewer than min_pairs={self.settings.min_pairs}. Raise num_candidates, "
+                    f"Round {number} has {len(pairs)} pairs, fewer than min_pairs={self.args.min_pairs}. Raise num_candidates, "
                     "use more problems or a finer reward, or lower min_pairs."
                 )
                 if number == 1:
@@ -166,12 +301,9 @@ class Rounds:
                     warnings.warn(f"{why} The run ends with the team of round {number - 1}.", stacklevel=2)
                 break
             this = Round(number, self._path(number), initial, self.policy(number - 1), pairs)
-            for name, phase in self._phases.items():
-                key = f"{number:02}/{name}"
-                if key not in done:
-                    self._whole(self._path(number) / name, functools.partial(phase, this))
-                    self._finish(key, done)
-            self._measure(number, done, results)
+            for name, phase in (self.before_training() | {"policy": self.train}).items():
+                self._write(this.folder / name, partial(phase, this))
+            results += self._measure(number)
         return results
 
     def policy(self, number: int) -> Path:
@@ -180,79 +312,324 @@ class Rounds:
 
     def last(self) -> int:
         """Number of the last round that has trained."""
-        done = on_main(self._read)
-        return max((int(key[:2]) for key in done if key.endswith("/policy")), default=0)
+        trained = self.folder.glob("round_*/policy")
+        return on_main(lambda: max(int(path.parent.name.removeprefix("round_")) for path in trained))
 
     def _path(self, number: int) -> Path:
         return self.folder / f"round_{number:02}"
 
-    # What is finished
+    # Phases
 
-    def _read(self) -> list[str]:
-        """The finished phases, such as `01/pairs.jsonl`."""
-        file = self.folder / ROUNDS_FILE
+    def before_training(self) -> dict[str, Callable[[Round, Path], None]]:
+        """Phases between collection and training, by the name of what they write: each gets the round and the path to write."""
+        return {}
+
+    def train(self, this: Round, path: Path) -> None:
+        """Saves the trained team. The path may hold what a killed run left."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how a round trains. Define train(this, path).")
+
+    def start(self, path: Path) -> None:
+        """Saves the team that the first round begins with. Called on one process."""
+        if self.args.start_team is not None:
+            folder = find_team(self.args.start_team)
+            path.mkdir(parents=True)
+            for name in root_files(folder):
+                shutil.copy(folder / name, path / name)
+            return
+        with outside_zero3(self.args.deepspeed_plugin):
+            save_untrained_team(
+                path,
+                str(self.model.model_name_or_path),
+                TeamSettings.of(self.args),
+                cast(LoraConfig, get_peft_config(self.model)),
+                rewards=tuple(self.reward),
+                init_core_scale=self.args.init_core_scale,
+                seed=self.args.seed,
+                model_init_kwargs=self.args.model_init_kwargs,
+            )
+
+    def collect(self, policy: Path, number: int) -> Dataset:
+        """The pairs of a round, which the team saved in `policy` plays."""
+        args = self.args
+        with self._team(policy) as team:
+            return collect_preferences(
+                team,
+                self.train_dataset,
+                args.num_candidates,
+                args.pairing,
+                args.pairs_per_problem,
+                args.min_gap,
+                args.unit,
+                self.reward,
+                args.gamma_turn,
+                seed=args.seed * 1009 + number,
+            )
+
+    def evaluate(self, policy: Path, path: Path) -> dict[str, float]:
+        """Measures a saved team on the held-out problems, and writes the JSON file `path`. Continues what was interrupted."""
+        assert self.test_dataset is not None
+        with self._team(policy) as team:
+            return evaluate_team(
+                team, self.test_dataset, self.num_samples, output=path, overwrite_output=True, reward_funcs=self.reward
+            )
+
+    def fit(self, trainer: Trainer, **options: Any) -> None:
+        """Trains, shows it, and writes all metrics to the trainer's folder."""
+        trainer.add_callback(MetricsFile(str(trainer.args.output_dir)))
+        if self._show is not None:
+            self._show(trainer)
+        trainer.train(**options)
+
+    # Teams
+
+    @cached_property
+    def workflow(self) -> Workflow:
+        """The workflow that the first team plays."""
+        if self.args.start_team is None:
+            return TeamSettings.of(self.args).make_workflow()
+        folder = find_team(self.args.start_team)
+        saved = TeamDescription.read(folder / TEAM_FILE)
+        settings, _ = settings_with(folder, saved, {}, None, self.trust_remote_code)
+        return settings.make_workflow()
+
+    @property
+    def trust_remote_code(self) -> bool:
+        """Whether to run the file of the team's workflow: the user's own, unless it came with another team."""
+        return self.args.start_team is None or self.args.trust_remote_code
+
+    @contextmanager
+    def _team(self, policy: Path) -> Iterator[Team]:
+        """A saved team, loaded on every process as long as it plays."""
+        args = self.args
+        with outside_zero3(args.deepspeed_plugin):
+            team = Team.from_pretrained(
+                policy,
+                quantization_config=get_quantization_config(self.model),
+                model_init_kwargs=args.model_init_kwargs,
+                trust_remote_code=self.trust_remote_code,
+                num_workers=args.num_workers,
+                execution_timeout=args.execution_timeout,
+                execution_memory_mb=args.execution_memory_mb,
+                isolation=args.isolation,
+            )
+        try:
+            yield team
+        finally:
+            team.close()
+            del team
+            gc.collect()
+
+    # The folder
+
+    def _identity(self) -> dict[str, Any]:
+        """What a run that continues this one must agree on."""
+        settings, model = self.args.to_dict(), asdict(self.model)
+        team = {f.name for cls in (RoundsSettings, TeamSettings) for f in fields(cls)} - _CHANGEABLE
+        file = self.workflow.source_file
+        identity = {
+            **{name: settings[name] for name in sorted((team | _TRAINING) & settings.keys())},
+            **{name: model[name] for name in _MODEL},
+            **self._agreed,
+            "reward": self.reward,
+            "workflow_sha256": None if file is None else hashlib.sha256(file.content).hexdigest(),
+        }
+        return json.loads(json.dumps(identity))
+
+    def _check_folder(self) -> None:
+        """Refuses the folder of another run."""
+        file, ours = self.folder / ROUNDS_FILE, self._identity()
         if not file.is_file():
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_json(file, {"run": self.identity, "finished": []})
-        content = read_json(file, "run", "finished")
-        theirs = content["run"]
-        for key in {**theirs, **self.identity}:
-            if theirs.get(key) != self.identity.get(key):
+            write_json(file, {"run": ours})
+        theirs = read_json(file, "run")["run"]
+        for key in {**theirs, **ours}:
+            if theirs.get(key) != ours.get(key):
                 raise ValueError(
-                    f"{str(self.folder)!r} holds rounds of another run: {key} is {theirs.get(key)!r}, but "
-                    f"{self.identity.get(key)!r} in this run. Set another output_dir."
+                    f"{str(self.folder)!r} holds rounds of another run: {key} is {theirs.get(key)!r}, but {ours.get(key)!r} in "
+                    "this run. Set another output_dir."
                 )
-        return content["finished"]
-
-    def _finish(self, key: str, done: list[str]) -> None:
-        done.append(key)
-        on_main(lambda: write_json(self.folder / ROUNDS_FILE, {"run": self.identity, "finished": done}))
 
     @staticmethod
-    def _whole(path: Path, work: Callable[[Path], None], fresh: bool = False) -> None:
-        """Lets `work` write to a `.partial` path, and renames it. `fresh`: whether it cannot continue what is there."""
-        partial = path.with_name(f"{path.name}.partial")
+    def _write(path: Path, work: Callable[[Path], None], fresh: bool = False) -> None:
+        """Lets `work` write what is not there yet. `fresh`: whether it cannot continue what a killed run left."""
+        draft = path.with_name(f"{path.name}.partial")
 
-        def prepare() -> None:
+        def prepare() -> bool:
             path.parent.mkdir(parents=True, exist_ok=True)
-            if fresh and partial.exists():
-                _delete(partial)
+            if fresh and draft.exists():
+                shutil.rmtree(draft) if draft.is_dir() else draft.unlink()
+            return path.exists()
 
-        def rename() -> None:
-            if path.exists():  # killed before `rounds.json` was replaced
-                _delete(path)
-            partial.rename(path)
-
-        on_main(prepare)
-        work(partial)
-        this_process().wait_for_everyone()
-        on_main(rename)
-
-    # Pairs
-
-    def _pairs(self, number: int, done: list[str]) -> Dataset:
-        """The pairs of a round, which are collected if they are not there yet, with those that are replayed."""
-        path, key = self._path(number) / "pairs.jsonl", f"{number:02}/pairs.jsonl"
-        earlier = [read_pairs(self._path(n) / "pairs.jsonl") for n in range(1, number)]
-        if key not in done:
-            pairs = self._collect(self.policy(number - 1), number)
-            self._whole(path, lambda partial: on_main(lambda: write_pairs(pairs, partial)), fresh=True)
-            self._finish(key, done)
-        return replay([*earlier, read_pairs(path)], self.settings.replay_decay, self.settings.replay_pairs, number)
-
-    def _measure(self, number: int, done: list[str], results: list[dict[str, float]]) -> None:
-        if self._evaluation is None:
+        if on_main(prepare):
             return
-        path, key = self._path(number) / "evaluation.json", f"{number:02}/evaluation.json"
-        if key not in done:
-            results.append(self._evaluation(self.policy(number), path))
-            self._finish(key, done)
-        else:
-            results.append(on_main(lambda: read_json(path, "figures")["figures"]))
+        work(draft)
+        this_process().wait_for_everyone()
+        on_main(lambda: draft.rename(path))
+
+    def _pairs(self, number: int) -> Dataset:
+        """The pairs of a round, which are collected if they are not there yet, with those that are replayed."""
+
+        def collect(path: Path) -> None:
+            pairs = self.collect(self.policy(number - 1), number)
+            on_main(lambda: write_pairs(pairs, path))
+
+        self._write(self._path(number) / "pairs.jsonl", collect, fresh=True)
+        shards = [read_pairs(self._path(n) / "pairs.jsonl") for n in range(1, number + 1)]
+        return replay(shards, self.args.replay_decay, self.args.replay_pairs, number)
+
+    def _measure(self, number: int) -> list[dict[str, float]]:
+        if not self.num_samples:
+            return []
+        path = self._path(number) / "evaluation.json"
+        found = on_main(lambda: read_json(path, "figures")["figures"] if path.is_file() else None)
+        return [found if found is not None else self.evaluate(self.policy(number), path)]
 
 
-def _delete(path: Path) -> None:
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
+class MADPORounds(PreferenceRounds):
+    """
+    Rounds of MADPO. See [`MADPOTrainer`].
+
+    Args:
+        args, model, train_dataset, test_dataset, reward, num_samples, identity, show: See [`PreferenceRounds`].
+    """
+
+    def __init__(self, args: IterativeMADPOConfig, *inputs: Any, **options: Any):
+        super().__init__(args, *inputs, **options)
+        if args.reference == "round" and args.num_rounds > 1 and this_process().is_main_process:
+            warnings.warn(
+                f"reference='round' with num_rounds={args.num_rounds} holds the team back as little as one round with "
+                f"beta={args.beta / args.num_rounds:.3g} would. Raise beta, or set reference='initial'.",
+                stacklevel=2,
+            )
+
+    def train(self, this: Round, path: Path) -> None:
+        trainer = MADPOTrainer(
+            this.policy,
+            this.initial if self.args.reference == "initial" else None,
+            args=dataclasses.replace(self.args, output_dir=str(path), resume_from_checkpoint=None),
+            train_dataset=this.pairs,
+            quantization_config=get_quantization_config(self.model),
+            trust_remote_code=self.trust_remote_code,
+        )
+        self.fit(trainer, resume_from_checkpoint=_begun(path))
+        trainer.save_model()
+        delete_checkpoints(path)
+
+
+class MARLHFRounds(PreferenceRounds):
+    """
+    Rounds of MARLHF: a [`TeamRewardTrainer`] on the pairs of a round, then a [`MultiAgentGRPOTrainer`] on its rewards, with the true
+    reward beside them.
+
+    Args:
+        args, model, train_dataset, test_dataset, reward, num_samples, identity, show: See [`PreferenceRounds`].
+
+    Raises:
+        ValueError: If `start_team` is another team than the settings say, or the given reward model has another tokenizer.
+    """
+
+    def __init__(self, args: IterativeMARLHFConfig, *inputs: Any, **options: Any):
+        super().__init__(args, *inputs, **options)
+        base_model = str(self.model.model_name_or_path)
+        if args.start_team is not None:
+            saved = TeamDescription.read(find_team(args.start_team) / TEAM_FILE)
+            check_has_adapter(f"start_team={args.start_team!r}", saved)
+            base_model, workflow = saved.base_model, TeamSettings.of(args).make_workflow()
+            ours = type(workflow).__name__, workflow.num_turns, agents_of(workflow)
+            if ours != (saved.workflow, saved.num_turns, saved.agents):
+                raise ValueError(
+                    f"start_team={args.start_team!r} has workflow={saved.workflow}, num_turns={saved.num_turns} and agents "
+                    f"{saved.names}, but this run has {ours[0]}, {ours[1]} and {[agent.name for agent in workflow.agents]}, or "
+                    "other roles. Set workflow, num_turns, num_agents and roles as in the training of that team."
+                )
+            sharing = saved.settings.get("parameter_sharing", "shared")
+            if sharing != "shared":
+                raise ValueError(
+                    f"start_team={args.start_team!r} has parameter_sharing={sharing!r}, but MARLHF trains one adapter that all "
+                    "agents share. Start from a team with parameter_sharing='shared'."
+                )
+        if args.reward_model is not None:
+            with outside_zero3(args.deepspeed_plugin):
+                reward_model = TeamRewardModel.from_pretrained(args.reward_model, device="cpu")
+            reward_model.check_tokenizer(AutoTokenizer.from_pretrained(base_model))
+
+    def before_training(self) -> dict[str, Callable[[Round, Path], None]]:
+        return {"reward_model": self.train_reward_model} if self.args.reward_model is None else {}
+
+    def train_reward_model(self, this: Round, path: Path) -> None:
+        """Saves the reward model of a round, and what it is worth on pairs of held-out problems."""
+        training, held_out = hold_out_problems(this.pairs, self.args.held_out_problems, self.args.seed)
+        trainer = TeamRewardTrainer(
+            TeamDescription.read(this.policy / TEAM_FILE).base_model,
+            self._reward_config(path),
+            training,
+            held_out,
+            processing_class=AutoTokenizer.from_pretrained(this.policy),
+            quantization_config=get_quantization_config(self.model),
+        )
+        self.fit(trainer)
+        trainer.save_model()
+        metrics = trainer.evaluate()
+        trainer.log_metrics(f"reward model of round {this.number}", metrics)
+        trainer.save_metrics("eval", metrics, combined=False)
+
+    def train(self, this: Round, path: Path) -> None:
+        args = self.args
+        with outside_zero3(args.deepspeed_plugin):  # every process scores with the whole model
+            reward_model = TeamRewardModel.from_pretrained(args.reward_model or this.folder / "reward_model")
+        if args.deepspeed_plugin is not None:
+            # Accelerate keeps the plugin of the reward model's training and refuses another, until arguments are made
+            self._reward_config(path)
+            args.deepspeed_plugin.set_deepspeed_weakref()
+        gold = [named_reward(name) for name in self.reward]
+        of_round = copy.copy(args)  # not made anew: what it derived from its fields would be taken for given
+        of_round.output_dir, of_round.resume_from_checkpoint = str(path), None
+        of_round.reward_weights = [1.0] + [0.0] * len(gold)
+        base = load_base_model(
+            TeamDescription.read(this.policy / TEAM_FILE).base_model,
+            get_quantization_config(self.model),
+            args.model_init_kwargs or {},
+            None,
+        )
+        trainer = MultiAgentGRPOTrainer(
+            PeftModel.from_pretrained(base, str(this.policy), is_trainable=True),
+            [reward_model, *gold],
+            of_round,
+            self.train_dataset,
+            processing_class=AutoTokenizer.from_pretrained(this.policy, padding_side="left"),
+        )
+        if "ref" in trainer.model.peft_config:
+            # TRL's reference is the team of this round; KL is to be measured from the first one's
+            set_peft_model_state_dict(trainer.model, load_file(this.initial / ADAPTER_FILES[1]), adapter_name="ref")
+        self.fit(trainer, resume_from_checkpoint=_begun(path))
+        trainer.save_model()
+        trainer.team.close()
+        delete_checkpoints(path)
+
+    def _reward_config(self, path: Path) -> TeamRewardConfig:
+        """Configuration of a round's reward model: on the same devices and in the same types as the team."""
+        args = self.args
+        same = (
+            "bf16", "fp16", "use_cpu", "seed", "report_to", "logging_steps", "gradient_checkpointing",
+            "gradient_checkpointing_kwargs", "lr_scheduler_type", "disable_tqdm", "model_init_kwargs",
+        )  # fmt: skip
+        return TeamRewardConfig(
+            str(path),
+            per_device_train_batch_size=args.reward_batch_size,
+            learning_rate=args.reward_learning_rate,
+            num_train_epochs=args.reward_num_train_epochs,
+            max_length=args.reward_max_length,
+            save_strategy="no",
+            **{name: getattr(args, name) for name in same},
+        )
+
+
+def _begun(path: Path) -> bool | None:
+    """What a training whose folder may hold checkpoints is to resume from."""
+    return True if on_main(lambda: last_whole_checkpoint(path) is not None) else None
+
+
+# Replay
 
 
 def replay_weights(num_shards: int, decay: float) -> list[float]:
@@ -298,3 +675,72 @@ def replay(shards: Sequence[Dataset], decay: float, total: int | None = None, se
     # A shard without pairs does not know the type of its prompts
     parts = [shard.select(sorted(own)) for shard, own in zip(shards, drawn, strict=True) if own]
     return concatenate_datasets(parts) if parts else shards[-1].select([])
+
+
+# The team that a first round begins with
+
+
+def save_untrained_team(
+    path: str | Path,
+    model: str,
+    settings: TeamSettings | None = None,
+    peft_config: LoraConfig | None = None,
+    workflow: Workflow | str | None = None,
+    rewards: tuple[str, ...] = ("execution_reward",),
+    init_core_scale: float = SHPPOConfig.init_core_scale,
+    seed: int = 0,
+    model_init_kwargs: Mapping[str, Any] | None = None,
+) -> None:
+    """
+    Saves a team on an untrained model, with an adapter that changes nothing yet.
+
+    [`Team.from_pretrained`] and [`MADPOTrainer`] load it. Call it on one process.
+
+    Args:
+        path (`str` or `Path`): Folder to write.
+        model (`str`): Name or path of the base model.
+        settings ([`TeamSettings`], *optional*): Workflow, generation, and what agents share. The default workflow is `"single"`.
+        peft_config ([`~peft.LoraConfig`], *optional*): Defaults to LoRA of rank 16 on all linear layers.
+        workflow ([`Workflow`] or `str`, *optional*): The team's workflow, if it is not a built-in one.
+        rewards (`tuple[str, ...]`, *optional*, defaults to `("execution_reward",)`): Names of the team's rewards.
+        init_core_scale (`float`, *optional*, defaults to `0.3`): As in [`SHPPOConfig`].
+        seed (`int`, *optional*, defaults to `0`): Seed of the adapter and of the team's networks.
+        model_init_kwargs (`Mapping`, *optional*): Keyword arguments for the base model's `from_pretrained`.
+
+    Raises:
+        ValueError: If the settings do not fit the workflow, or the adapter does not support `settings.parameter_sharing`.
+    """
+    path, settings = Path(path), settings or TeamSettings()
+    played = settings.make_workflow(workflow)
+    config = peft_config or LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules="all-linear")
+    sharing = settings.parameter_sharing
+    if sharing != "shared":
+        check_peft_config(config)
+    base = load_base_model(model, None, model_init_kwargs or {}, "cpu")
+    if config.target_modules == "all-linear":
+        config = dataclasses.replace(config, target_modules=resolve_all_linear(base, experts=sharing == "shared"))
+    if sharing == "separate":
+        config = stack_config(config, len(played.agents))
+    described: dict[str, Any] = {"parameter_sharing": sharing}
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        adapted: PeftModel = get_peft_model(base, config)
+        if settings.has_latents:
+            described |= {"latent_scope": settings.latent_scope, "latent_size": settings.latent_size}
+            starts_at_zero = config.init_lora_weights in (True, "gaussian")
+            size = 2 * base.config.get_text_config().hidden_size
+            networks = {
+                "core_decoder": CoreDecoder(
+                    settings.latent_size, LoraCores(adapted).ranks, init_core_scale * starts_at_zero
+                ),
+                "latent_net": LatentNet(size, settings.latent_size, sigma_min=settings.sigma_min),
+            }
+            path.mkdir(parents=True, exist_ok=True)
+            weights = {f"{name}.{key}": x for name, net in networks.items() for key, x in net.state_dict().items()}
+            save_file(weights, path / MODULES_FILE, metadata={"format": "pt"})
+    adapted.save_pretrained(str(path))
+    tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.save_pretrained(path)
+    TeamDescription.of("", adapted, played, rewards, settings, described).write(path)

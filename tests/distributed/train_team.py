@@ -42,8 +42,7 @@ from marcog_trl import (
     save_untrained_team,
 )
 from marcog_trl.evaluation.evaluate import play_and_score
-from marcog_trl.preferences.candidates import Candidate
-from marcog_trl.preferences.pairs import as_dataset, describe_pair, identity, identity_of
+from marcog_trl.preferences.pairs import Candidate, as_dataset, describe_pair, identity, identity_of
 from marcog_trl.processes import on_main
 from marcog_trl.team.settings import TeamSettings
 from marcog_trl.trainers import SHPPO

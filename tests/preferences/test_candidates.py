@@ -3,7 +3,7 @@
 import pytest
 
 from marcog_trl.agents import Slot
-from marcog_trl.preferences.candidates import (
+from marcog_trl.preferences.pairs import (
     Candidate,
     candidates_of_lines,
     candidates_of_tree,

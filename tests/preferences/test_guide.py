@@ -31,6 +31,6 @@ def test_every_block_runs(tiny_model, tmp_path, monkeypatch):
     exec(code, names)
     assert names["trainer"].state.global_step > 0
     assert Team.from_pretrained("outputs/start", isolation="best_effort").settings.has_latents
-    assert names["report"]["problems"] == 1 and names["reward_model"].std > 0
+    assert names["reward_model"].std > 0
     assert "rewards/reward_model/mean" in names["rl_trainer"].state.log_history[-1]
     assert (tmp_path / "outputs" / "madpo" / "team.json").is_file()

@@ -11,10 +11,8 @@ from transformers import AutoTokenizer
 
 from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOTrainer
 from marcog_trl.agents import Slot
-from marcog_trl.preferences.reward_config import TeamRewardConfig
 from marcog_trl.preferences.reward_model import TeamRewardModel
-from marcog_trl.preferences.reward_report import reward_model_report
-from marcog_trl.preferences.reward_trainer import TeamRewardTrainer, hold_out_problems
+from marcog_trl.preferences.reward_trainer import TeamRewardConfig, TeamRewardTrainer, hold_out_problems
 from marcog_trl.preferences.transcript import transcript, transcript_of
 from marcog_trl.rollout.records import Row
 
@@ -86,26 +84,20 @@ class TestTraining:
             assert trainer.compute_loss(trainer.model, batch).item() == pytest.approx(expected, abs=1e-6)
 
     def test_learns_what_pairs_prefer_and_nothing_from_shuffled_ones(self, trained, tiny_model, tmp_path):
-        trainer, path = trained
-        report = reward_model_report(TeamRewardModel.from_pretrained(path), trainer.eval_dataset)
-        assert report["accuracy_interval"][0] > 0.5 and report["pairs"] == 24 and report["problems"] == 6
+        trainer, _ = trained
+        metrics = trainer.evaluate()  # 24 pairs of 6 problems
+        assert metrics["eval_accuracy"] > 0.9 and metrics["eval_margin"] > 0
         shuffled = make(
             tiny_model, tmp_path, *hold_out_problems(made.dataset(tiny_model, 24, shuffled=True), 0.25), max_steps=20
         )
         shuffled.train()
-        low, high = reward_model_report(shuffled.reward_model(), shuffled.eval_dataset)["accuracy_interval"]
-        assert low < 0.5 < high
+        assert 0.25 < shuffled.evaluate()["eval_accuracy"] < 0.75
 
     def test_defaults_to_a_lora_with_a_trained_head(self, trained):
         trainer, _ = trained
         names = teams.trainable(trainer)
         assert all("lora_" in name or "score.modules_to_save" in name for name in names)
         assert trainer.args.center_rewards_coefficient == 0.01 and trainer.args.max_length == 2048
-
-    def test_evaluates_on_held_out_pairs_and_logs_their_accuracy(self, trained):
-        trainer, _ = trained
-        metrics = trainer.evaluate()
-        assert metrics["eval_accuracy"] > 0.9 and metrics["eval_margin"] > 0
 
 
 class Scores(torch.nn.Module):

@@ -9,24 +9,14 @@ import torch
 from datasets import Dataset, Features, Value
 from safetensors.torch import load_file
 from transformers import TrainerCallback
+from trl import ModelConfig
 
-from marcog_trl import (
-    MADPOConfig,
-    MADPOTrainer,
-    Rounds,
-    RoundsSettings,
-    Team,
-    collect_preferences,
-    save_untrained_team,
-)
-from marcog_trl.preferences import rounds as rounds_module
+from marcog_trl import IterativeMADPOConfig, MADPOConfig, MADPORounds, MADPOTrainer, PreferenceRounds
+from marcog_trl.preferences.pairs import read_pairs
 from marcog_trl.preferences.rounds import replay, replay_weights
-from marcog_trl.team.settings import TeamSettings
-from marcog_trl.trainers.checkpointing import delete_checkpoints, last_whole_checkpoint
 
 
-def lengths(completions, replies, **kwargs):
-    return [sum(map(len, of_episode.values())) / 10 for of_episode in replies]
+LENGTHS = f"{Path(__file__).parents[1]}/helpers/lengths.py:lengths"
 
 
 class Killed(BaseException):
@@ -38,21 +28,23 @@ class KilledAtSave(TrainerCallback):
         raise Killed
 
 
-class Run:
-    """Rounds of a tiny team in a folder; every phase can be made to end in a kill, before or after its work."""
+def config(folder, **settings):
+    settings = {
+        "num_rounds": 2, "num_candidates": 3, "min_pairs": 2, "max_steps": 2, "per_device_train_batch_size": 4,
+        "learning_rate": 1e-2, "save_strategy": "steps", "save_steps": 1, "max_completion_length": 6, "report_to": "none",
+        "gradient_checkpointing": False, "bf16": False, "use_cpu": True, "disable_tqdm": True, "isolation": "best_effort",
+        **settings,
+    }  # fmt: skip
+    return IterativeMADPOConfig(str(folder), **settings)
+
+
+class Run(MADPORounds):
+    """Rounds of a tiny team with one more phase; every phase can be made to end in a kill, before or after its work."""
 
     def __init__(self, model, folder, kill=None, **settings):
-        self.model, self.folder, self.kill, self.done = model, Path(folder), kill, []
-        self.settings = RoundsSettings(**{"num_rounds": 2, "num_candidates": 3, "min_pairs": 2, **settings})
-
-    def rounds(self, identity=None):
-        return Rounds(
-            self.folder, self.settings, identity or {"seed": 0}, self.start, self.collect, self.train, self.evaluate,
-            {"reward_model": self.reward_model},
-        )  # fmt: skip
-
-    def run(self):
-        return self.rounds().run()
+        model = ModelConfig(model, use_peft=True, lora_target_modules=["all-linear"])
+        super().__init__(config(folder, **settings), model, teams.dataset(4), reward=[LENGTHS])
+        self.kill, self.done = kill, []
 
     def step(self, name):
         self.done.append(name)
@@ -60,34 +52,31 @@ class Run:
             raise Killed(name)
 
     def start(self, path):
-        save_untrained_team(path, self.model, TeamSettings(max_completion_length=6))
+        super().start(path)
         self.step("start")
 
     def collect(self, policy, number):
-        team = Team.from_pretrained(policy)
-        options = {"num_candidates": self.settings.num_candidates, "seed": number, "unit": "episode"}
-        pairs = collect_preferences(team, teams.dataset(4), reward_funcs=lengths, **options)
+        pairs = super().collect(policy, number)
         self.step(f"collect {number}")
         return pairs
+
+    def before_training(self):
+        return {"reward_model": self.reward_model}
 
     def reward_model(self, this, path):
         path.write_text(f"{len(this.pairs)} pairs")
         self.step(f"reward model {this.number}")
 
     def train(self, this, path):
-        args = MADPOConfig(
-            str(path), max_steps=2, per_device_train_batch_size=4, learning_rate=1e-2, report_to="none", save_steps=1,
-            gradient_checkpointing=False, disable_tqdm=True,
-        )  # fmt: skip
         assert (this.folder / "reward_model").read_text() == f"{len(this.pairs)} pairs"
-        callbacks = [KilledAtSave()] if self.kill == f"inside {this.number}" else []
-        trainer = MADPOTrainer(this.policy, this.initial, args, train_dataset=this.pairs, callbacks=callbacks)
-        begun = last_whole_checkpoint(path)
-        self.continued = begun is not None
-        trainer.train(resume_from_checkpoint=None if begun is None else str(begun))
-        trainer.save_model()
-        delete_checkpoints(path)
+        super().train(this, path)
         self.step(f"train {this.number}")
+
+    def fit(self, trainer, **options):
+        if self.kill == f"inside {int(Path(trainer.args.output_dir).parent.name.removeprefix('round_'))}":
+            trainer.add_callback(KilledAtSave())
+        self.continued = options["resume_from_checkpoint"]
+        super().fit(trainer, **options)
 
     def evaluate(self, policy, path):
         weight = load_file(policy / "adapter_model.safetensors")
@@ -127,16 +116,14 @@ class TestRuns:
         run, results = whole
         assert run.done == PHASES
         assert len(results) == 3 and len({result["norm"] for result in results}) == 3
-        written = json.loads((run.folder / "rounds.json").read_text())
-        assert written["finished"][-1] == "02/evaluation.json"
         assert not list(run.folder.rglob("*.partial")) and not list(run.folder.rglob("checkpoint-*"))
         pairs = result_of(run)
         assert pairs["pairs 1"] != pairs["pairs 2"]
-        assert run.rounds().last() == 2
+        assert run.last() == 2
 
     @pytest.mark.parametrize(
         "kill",
-        ["start", "evaluate round_00", "collect 1", "reward model 1", "train 1", "collect 2", "inside 1", "inside 2"],
+        ["start", "evaluate round_00", "collect 1", "reward model 1", "train 1", "collect 2", "inside 2"],
     )
     def test_a_killed_run_ends_with_the_same_pairs_and_weights(self, whole, tiny_model, tmp_path, kill):
         run, results = whole
@@ -152,22 +139,6 @@ class TestRuns:
         repeated = set(killed.done[:-1] if kill in PHASES else killed.done) & set(resumed.done)
         assert not repeated
 
-    def test_a_kill_between_renaming_and_noting(self, whole, tiny_model, tmp_path, monkeypatch):
-        run, results = whole
-        killed = Run(tiny_model, tmp_path / "run")
-
-        def finish(self, key, done, original=Rounds._finish):
-            if key == "01/policy":
-                raise Killed
-            original(self, key, done)
-
-        with monkeypatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(rounds_module.Rounds, "_finish", finish)
-            killed.run()
-        assert (tmp_path / "run" / "round_01" / "policy").is_dir()
-        assert Run(tiny_model, tmp_path / "run").run() == results
-        assert result_of(killed) == result_of(run)
-
     def test_more_rounds_can_follow(self, whole, tiny_model, tmp_path):
         short = Run(tiny_model, tmp_path / "run", num_rounds=1)
         short.run()
@@ -179,8 +150,8 @@ class TestRuns:
     def test_the_reference_is_the_initial_team(self, whole):
         run, _ = whole
         this = run.folder / "round_02"
-        pairs = rounds_module.read_pairs(this / "pairs.jsonl")
-        args = {"report_to": "none", "disable_tqdm": True, "per_device_train_batch_size": 4}
+        pairs = read_pairs(this / "pairs.jsonl")
+        args = {"report_to": "none", "disable_tqdm": True, "per_device_train_batch_size": 4, "bf16": False}
         initial = run.folder / "round_00" / "policy"
         config = MADPOConfig(str(run.folder / "again"), **args)
         trainer = MADPOTrainer(run.folder / "round_01" / "policy", initial, config, train_dataset=pairs)
@@ -194,10 +165,10 @@ class TestRuns:
 
 
 class TestBadInput:
-    def test_folder_of_another_run(self, whole):
+    def test_folder_of_another_run(self, whole, tiny_model):
         run, _ = whole
-        with pytest.raises(ValueError, match="holds rounds of another run: seed is 0, but 1 in this run"):
-            run.rounds({"seed": 1}).run()
+        with pytest.raises(ValueError, match=r"holds rounds of another run: beta is 0\.1, but 0\.5 in this run"):
+            Run(tiny_model, run.folder, beta=0.5).run()
 
     def test_too_few_pairs_in_the_first_round(self, tiny_model, tmp_path):
         run = Run(tiny_model, tmp_path / "run", min_pairs=1000)
@@ -213,7 +184,7 @@ class TestBadInput:
         run.collect = lambda policy, number: collect(policy, number).select(range(1 if number > 1 else 9))
         with pytest.warns(UserWarning, match=r"Round 2 has 1 pairs, .* The run ends with the team of round 1"):
             results = run.run()
-        assert len(results) == 2 and "train 2" not in run.done and run.rounds().last() == 1
+        assert len(results) == 2 and "train 2" not in run.done and run.last() == 1
 
     @pytest.mark.parametrize(
         ("settings", "message"),
@@ -221,11 +192,18 @@ class TestBadInput:
             ({"num_rounds": 0}, "num_rounds=0 must be at least 1"),
             ({"replay_decay": 1.5}, "replay_decay=1.5 must be"),
             ({"num_candidates": 1}, "num_candidates=1 makes no pair"),
+            ({"push_to_hub": True}, "push_to_hub=True is not supported in rounds"),
         ],
     )
-    def test_settings(self, settings, message):
+    def test_settings(self, tmp_path, settings, message):
         with pytest.raises(ValueError, match=message):
-            RoundsSettings(**settings).check_rounds()
+            config(tmp_path, **settings)
+
+    def test_rounds_that_do_not_say_how_they_train(self, tiny_model, tmp_path):
+        model = ModelConfig(tiny_model, use_peft=True, lora_target_modules=["all-linear"])
+        rounds = PreferenceRounds(config(tmp_path), model, teams.dataset(4), reward=[LENGTHS], num_samples=0)
+        with pytest.raises(NotImplementedError, match=r"Define train\(this, path\)"):
+            rounds.run()
 
 
 def shard(name, count):

@@ -7,35 +7,29 @@ from pathlib import Path
 import pytest
 
 from marcog_trl import Team
+from marcog_trl.cli import rounds
 
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 FLAGS = [
     "--isolation", "best_effort", "--report_to", "none", "--dataset_train_split", "train[:3]", "--dataset_test_split",
     "test[:2]", "--num_test_samples", "1", "--per_device_train_batch_size", "2", "--max_completion_length", "6", "--max_steps", "2",
-    "--num_candidates", "3", "--min_pairs", "1", "--bf16", "false", "--parameter_sharing", "latent", "--reward", "length",
+    "--num_candidates", "3", "--min_pairs", "1", "--bf16", "false", "--parameter_sharing", "latent",
+    "--reward", f"{RECIPES.parent}/tests/helpers/lengths.py:lengths",
 ]  # fmt: skip
-
-
-def length(completions, replies, **kwargs):
-    return [sum(map(len, texts.values())) / 10 for texts in replies]
 
 
 @pytest.fixture
 def train(tiny_model, tmp_path, monkeypatch, capfd):
     """`train(*flags)`: a run of train_madpo.py in this process; returns what it printed."""
-    from marcog_trl.cli import madpo, rounds
-    from marcog_trl.evaluation import evaluate
-
-    # A tiny random model solves nothing
-    for module in (evaluate, rounds):
-        monkeypatch.setattr(module, "named_reward", lambda name: length)
     monkeypatch.syspath_prepend(RECIPES)
     recipe = importlib.import_module("train_madpo").RECIPE
 
     def run(*argv):
         capfd.readouterr()
-        madpo.train(recipe, [*FLAGS, "--model_name_or_path", tiny_model, "--output_dir", str(tmp_path / "out"), *argv])
+        rounds.train(
+            recipe, [*FLAGS, "--model_name_or_path", tiny_model, "--output_dir", str(tmp_path / "out"), *argv]
+        )
         return capfd.readouterr().out
 
     return run

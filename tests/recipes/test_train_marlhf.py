@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from marcog_trl import save_untrained_team
-from marcog_trl.cli import marlhf
+from marcog_trl.cli import rounds
 from marcog_trl.cli.endings import interrupts
 from marcog_trl.cli.train import train as train_recipe
 from marcog_trl.team.settings import TeamSettings
@@ -24,21 +24,15 @@ FLAGS = [
 ]  # fmt: skip
 
 
-def lengths(completions, replies, **kwargs):
-    """A reward by which replies of a model that solves nothing can be told apart."""
-    return [sum(map(len, texts.values())) / 100 for texts in replies]
-
-
 @pytest.fixture
 def train(tiny_model, tmp_path, monkeypatch, capfd):
     """`train(*flags)`: a short run in this process; returns what it printed."""
     monkeypatch.syspath_prepend(RECIPES)
     recipe = importlib.import_module("train_marlhf").RECIPE
-    monkeypatch.setattr("marcog_trl.rewards._REWARDS", {"lengths": lengths})
     flags = [
         *FLAGS,
         "--reward",
-        "lengths",
+        f"{RECIPES.parent}/tests/helpers/lengths.py:lengths",
         "--model_name_or_path",
         tiny_model,
         "--use_cpu",
@@ -50,43 +44,38 @@ def train(tiny_model, tmp_path, monkeypatch, capfd):
         capfd.readouterr()
         with interrupts() as kept, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            marlhf.train(recipe, [*flags, *argv], kept)
+            rounds.train(recipe, [*flags, *argv], kept)
         return capfd.readouterr().out
 
     return run
 
 
-def test_rounds_with_the_true_reward_beside_the_model(train, tmp_path, monkeypatch):
-    played = []
-    trainer_class = marlhf.MultiAgentGRPOTrainer
-
-    class Noted(trainer_class):
-        def train(self, **kwargs):
-            super().train(**kwargs)
-            played.append(self)
-
-    monkeypatch.setattr(marlhf, "MultiAgentGRPOTrainer", Noted)
+def test_rounds_with_the_true_reward_beside_the_model(train, tmp_path):
     printed = train("--num_rounds", "2")
-    assert "Reward model of round 2" in printed and "round 2" in printed
-    folder = tmp_path / "out"
+    assert "reward model of round 2 metrics" in printed and "2 held-out problems, 1 samples each" in printed
+    folder, begins = tmp_path / "out", []
     for number in (1, 2):
-        report = json.loads((folder / f"round_{number:02}" / "reward_model" / "report.json").read_text())
-        assert report["pairs"] > 0 and report["problems"] == 1
-    first, _ = played
-    assert first.reward_weights.tolist() == [1, 0] and first.beta == 0.02
-    for trainer in played:
-        logs = [log for log in trainer.state.log_history if "rewards/reward_model/mean" in log]
-        assert len(logs) == 3 and all("rewards/lengths/mean" in log for log in logs)
-        page = (Path(trainer.args.output_dir).with_suffix("") / "report.html").read_text()
+        of_round = folder / f"round_{number:02}"
+        assert 0 <= json.loads((of_round / "reward_model" / "eval_results.json").read_text())["eval_accuracy"] <= 1
+        logs = [json.loads(line) for line in (of_round / "policy" / "metrics.jsonl").read_text().splitlines()]
+        logs = [log for log in logs if "rewards/reward_model/mean" in log]
+        assert len(logs) == 3
+        for log in logs:  # the true reward has weight 0
+            assert (
+                log["reward"] == pytest.approx(log["rewards/reward_model/mean"], abs=1e-5)
+                and log["rewards/lengths/mean"] > 0
+            )
+        begins.append(logs[0]["kl"])
+        page = (of_round / "policy" / "report.html").read_text()
         assert 'alt="Reward functions"' in page and 'alt="KL to the reference"' in page
     # KL is measured from the first team: in the second round it begins above 0
-    begins = [trainer.state.log_history[0]["kl"] for trainer in played]
     assert begins[0] == pytest.approx(0, abs=1e-6) and begins[1] > 1e-4
     with pytest.raises(SystemExit, match="holds rounds of another run: reward_batch_size is 8, but 4 in this run"):
         train("--num_rounds", "2", "--reward_batch_size", "4", "--resume_from_checkpoint", "true")
-    before = (folder / "adapter_model.safetensors").read_bytes()
+    policy = folder / "round_02" / "policy" / "adapter_model.safetensors"
+    before = policy.stat()
     train("--num_rounds", "2", "--resume_from_checkpoint", "true")
-    assert len(played) == 2 and (folder / "adapter_model.safetensors").read_bytes() == before
+    assert policy.stat() == before and policy.read_bytes() == (folder / "adapter_model.safetensors").read_bytes()
 
 
 def test_a_reward_model_that_is_given(train, tmp_path, tiny_model):

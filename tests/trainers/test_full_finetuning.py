@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from trl import GRPOConfig, GRPOTrainer
 
 from marcog_trl import MultiAgentGRPOConfig, MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOConfig
-from marcog_trl.preferences.marlhf_config import IterativeMARLHFConfig
+from marcog_trl.preferences.rounds import IterativeMARLHFConfig
 from marcog_trl.team.export import export_team
 from marcog_trl.team.hub import push_team
 from marcog_trl.team.team import Team
