@@ -68,7 +68,7 @@ class TestBestOfN:
         ("visible_tests", "replies", "best"),
         [
             (1, (WRONG, HALF, RIGHT), HALF),  # it passes all that may be seen
-            (0, (WRONG, HALF, RIGHT), RIGHT),
+            (None, (WRONG, HALF, RIGHT), RIGHT),
             (1, (WRONG, "no code", WRONG), WRONG),
         ],
     )
