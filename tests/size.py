@@ -19,8 +19,8 @@ import networkx
 
 
 ROOT = Path(__file__).parent.parent
-BUDGETS = {"marcog_trl": 24_200, "tests": 28_300, "recipes/benchmarks": 3_650}
-LARGEST_CIRCLE = 18  # files; the aim is 2
+BUDGETS = {"marcog_trl": 22_400, "tests": 26_700, "recipes/benchmarks": 3_660}
+LARGEST_CIRCLE = 9  # files; the aim is 2
 LAYOUT = {
     tokenize.COMMENT,
     tokenize.NL,

@@ -29,7 +29,7 @@ from marcog_trl.files import write_whole
 from marcog_trl.preferences.transcript import tokenizer_digest
 from marcog_trl.processes import this_process
 from marcog_trl.rewards.scoring import Scorer, is_over
-from marcog_trl.rollout.records import Row
+from marcog_trl.rollout.records import Episode, Row
 from marcog_trl.rollout.tree import Tree
 from marcog_trl.team.data_checks import check_dataset
 from marcog_trl.team.keyed_sampling import KeyedSampler
