@@ -57,6 +57,6 @@ class TestWarnings:
         monkeypatch.setenv("RANK", rank)
         with warnings_once():
             warn("of a library", FutureWarning)
-            warn("a reward function failed on process 1", filename=f"{_PACKAGE}/trainers/scoring.py")
+            warn("a reward function failed on process 1", filename=f"{_PACKAGE}/rewards/scoring.py")
         printed = capsys.readouterr().err
         assert printed.count("warning: ") == number and "failed on process 1" in printed

@@ -18,6 +18,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from marcog_trl import load_problems
 from marcog_trl.agents import Agent, Execute, Slot, Workflow
+from marcog_trl.evaluation.evaluate import play_and_score
 from marcog_trl.execution import Verdict
 from marcog_trl.trainers import (
     MultiAgentConfig,
@@ -512,7 +513,7 @@ class TestEarlyTermination:
             submit=lambda jobs: finished([Verdict("failed", 0, 1, ()) for _ in jobs])
         )
         problem = {"prompt": "def f(x):", **{name: column[0] for name, column in TESTED.items()}}
-        episodes = trainer.scorer.begin(trainer.team, [problem] * 4)()
+        episodes = play_and_score(trainer.team, trainer.scorer, [problem] * 4)()
         assert [len(prompts) for prompts, _ in calls] == [8, 4]
         assert [len(episode.turns) for episode in episodes] == [2, 1, 1, 2]
         assert [episode.turns[-1].rewards and episode.turns[-1].rewards["a"] for episode in episodes] == [

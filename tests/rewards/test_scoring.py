@@ -14,6 +14,8 @@ from marcog_trl import MultiAgentPPOTrainer, MultiAgentTrainer, evaluate_team
 from marcog_trl.execution import Verdict
 from marcog_trl.rewards import EpisodeMean, InfrastructureFailure
 from marcog_trl.rewards.requirements import needs_tests
+from marcog_trl.rewards.scoring import call_rewards
+from marcog_trl.rollout.records import Episode, Turn
 
 
 def problems(count=4):
@@ -59,6 +61,56 @@ def make(model, path, reward, lost=0, trainer_class=MultiAgentTrainer, **options
     trainer.team._executor = Executor(lost)
     teams.script(trainer)
     return trainer
+
+
+class TestCall:
+    """The function that training and evaluation call rewards with."""
+
+    def episodes(self):
+        def turn(k):
+            return Turn({"a": f"a{k}", "b": f"b{k}"}, f"solution {k}", [])
+
+        short, long = (
+            Episode({"prompt": f"problem {n}", "level": n}, turns=[turn(k) for k in range(n)]) for n in (1, 2)
+        )
+        return [short, long]
+
+    def call(self, *funcs, turn, **options):
+        return call_rewards(funcs, self.episodes(), turn, ["a", "b"], lambda: pytest.fail("no code is run"), **options)
+
+    def test_has_the_episodes_of_the_turn_and_their_columns(self):
+        def reward(prompts, completions, level, replies, previous_solution, given):
+            assert (prompts, completions, level, given) == (["problem 2"], ["solution 1"], [2], "also")
+            assert replies == [{"a": "a1", "b": "b1"}] and previous_solution == ["solution 0"]
+            return [3.0]
+
+        assert self.call(reward, turn=1, given="also").values.tolist() == [[3.0]]
+        assert self.call(reward, turn=2).values.shape == (0, 1)
+
+    def test_keeps_apart_what_functions_return(self):
+        async def by_agent(completions, **kwargs):
+            return [{"a": 1.0, "b": 2.0}, InfrastructureFailure("no service")]
+
+        def logs(completions, log_extra, log_metric):
+            log_extra("seen", completions)
+            log_metric("size", EpisodeMean([1.0, 2.0]))
+            return [0.5, None]
+
+        call = self.call(by_agent, logs, turn=0)
+        assert call.values[0].tolist() == [1.5, 0.5] and call.values[1].isnan().all()
+        assert call.by_agent == {(0, 0): {"a": 1.0, "b": 2.0}} and call.lost == {1: "no service"}
+        score = call.score(0, ["a", "b"], failed=False)
+        assert score.columns == {"seen": "solution 0"} and score.metrics == {"size": 1.0}
+        assert score.by_agent == {"a": (1.0, 0.5), "b": (2.0, 0.5)}
+
+    def test_keeps_errors_until_all_processes_know(self):
+        async def exits(completions, **kwargs):
+            raise SystemExit(3)
+
+        call = self.call(exits, lambda completions: 1 / 0, lambda completions: [1.0, 2.0], turn=0)
+        failed, divided = call.errors.values()
+        assert isinstance(failed, ZeroDivisionError) and "called exit" in str(divided)
+        assert call.values[:, 2].tolist() == [1.0, 2.0] and call.values[:, :2].isnan().all()
 
 
 def live_episodes(output):
