@@ -10,14 +10,14 @@ from marcog_trl.processes import sum_over_processes, this_process
 from marcog_trl.trainers.batch import TeamBatch
 
 
-def share_of_live_rows(loss_type: str, inputs: dict[str, Any], mask: torch.Tensor) -> torch.Tensor | None:
+def share_of_counted_rows(loss_type: str, inputs: dict[str, Any], mask: torch.Tensor) -> torch.Tensor | None:
     """
     Returns the factor of a micro-batch's policy and KL terms, so that unused rows do not dilute them. `None` if they do not.
     """
     if loss_type in ("grpo", "sapo", "dr_grpo", "luspo"):  # means over the rows of the micro-batch
-        return inputs["rows_per_live_row"]
+        return inputs["rows_per_counted_row"]
     if loss_type == "bnpo":  # a mean over the live tokens of the micro-batch, however few they are
-        return mask.any(1).float().mean() * inputs["rows_per_trained_row"]
+        return mask.any(1).float().mean() * inputs["rows_per_row_in_loss"]
     return None
 
 
@@ -55,8 +55,8 @@ def rows_to_train(batch: TeamBatch, output: dict[str, Any], parts: int) -> dict[
         torch.stack([batch.in_statistics.sum(), batch.in_loss.sum(), keep.sum()])
     )
     counts = {
-        "rows_per_live_row": total / counted.clamp(min=1),
-        "rows_per_trained_row": total / in_loss.clamp(min=1),
+        "rows_per_counted_row": total / counted.clamp(min=1),
+        "rows_per_row_in_loss": total / in_loss.clamp(min=1),
     }
     return output | counts
 
@@ -65,7 +65,7 @@ def rows_with_signal(inputs: dict[str, Any]) -> dict[str, Any]:
     """
     Returns a micro-batch without the rows whose advantages are all 0, and without columns that only pad the others. The sum of
     its policy loss does not change: what TRL divides it by is a number of the whole batch, or of rows, for which
-    `rows_per_live_row` makes up.
+    `rows_per_counted_row` makes up.
 
     For losses to which rows without an advantage add nothing. Every process runs every micro-batch, so where no row has an
     advantage, one with one token stays, which does not count in metrics.
@@ -91,4 +91,4 @@ def rows_with_signal(inputs: dict[str, Any]) -> dict[str, Any]:
         return value[:, :last] if value.dim() > 1 and value.size(1) == columns else value
 
     inputs = {name: cut(name, value) for name, value in inputs.items()}
-    return inputs | {"rows_per_live_row": inputs["rows_per_live_row"] * (len(inputs["advantages"]) / rows)}
+    return inputs | {"rows_per_counted_row": inputs["rows_per_counted_row"] * (len(inputs["advantages"]) / rows)}

@@ -79,7 +79,7 @@ from marcog_trl.trainers.data import (
 )
 from marcog_trl.trainers.data_order import CurriculumSampler, OrderOfEpoch, make_curriculum
 from marcog_trl.trainers.head import HeadOnReplies
-from marcog_trl.trainers.loss_scale import loss_window, rows_to_train, rows_with_signal, share_of_live_rows
+from marcog_trl.trainers.loss_scale import loss_window, rows_to_train, rows_with_signal, share_of_counted_rows
 from marcog_trl.trainers.optim import POLICY, ShardClipping, parameters_by_group, split_groups
 from marcog_trl.trainers.prompts import as_in_trl, check_prompts
 from marcog_trl.trainers.reward_functions import reward_functions
@@ -600,7 +600,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
             mask = loss_mask(inputs)
         if self.algorithm.penalizes_rewards:
             beta = 0.0
-        share = share_of_live_rows(self.loss_type, inputs, mask)
+        share = share_of_counted_rows(self.loss_type, inputs, mask)
         if share is not None:  # the policy and KL terms are linear in advantages and beta
             inputs = inputs | {"advantages": inputs["advantages"] * share}
             beta = beta * share.item()

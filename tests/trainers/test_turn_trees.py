@@ -106,7 +106,7 @@ class TestTree:
                 for key, value in output.items()
             }
             if loss_type == "grpo":
-                alone["rows_per_live_row"] = torch.tensor(1.0)
+                alone["rows_per_counted_row"] = torch.tensor(1.0)
             torch.testing.assert_close(loss, trainer._compute_loss(trainer.model, alone), rtol=1e-5, atol=1e-7)
 
     def test_a_masked_node_has_no_children_and_no_weight(self, tiny_model, tmp_path):
