@@ -80,7 +80,6 @@ SIGNATURES = {
         "get_train_dataloader": "",
         "get_eval_dataloader": "eval_dataset",
         "_get_train_sampler": "dataset",
-        "_get_eval_sampler": "eval_dataset",
         "_prepare_inputs": "generation_batch",
         "_generate": "prompts",
         "_generate_single_turn": "prompt_ids images multimodal_fields num_generations has_tool_images",
@@ -163,6 +162,7 @@ ATTRIBUTES = {
     deepspeed.ops: "__compatible_ops__",
     base_trainer: "_BaseTrainer",
     argparse: "_SubParsersAction",
+    argparse.ArgumentDefaultsHelpFormatter: "_get_help_string",
     argparse.ArgumentParser: "_actions _option_string_actions",
 }
 LISTED = {name for names in SIGNATURES.values() for name in names} | set(" ".join(ATTRIBUTES.values()).split())

@@ -56,6 +56,13 @@ class Credit:
     of_rows: torch.Tensor | None = None
     inputs: dict[str, torch.Tensor] = field(default_factory=dict)
 
+    def by_row(self, mask: torch.Tensor) -> torch.Tensor:
+        """Returns `of_rows`, `(B,)`. `mask` `(B, T)` is 1 on tokens in the loss."""
+        if self.of_rows is not None:
+            return self.of_rows
+        advantages = self.advantages
+        return advantages if advantages.dim() == 1 else (advantages * mask).sum(1) / mask.sum(1).clamp(min=1)
+
 
 class Algorithm:
     """

@@ -512,14 +512,10 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
             )
             output["old_per_token_logps"] = batch.logps
         credit = self.algorithm.credit(batch)
-        by_token = credit.advantages.dim() == 2
-        if credit.of_rows is not None or not by_token:
-            batch.advantages = credit.advantages if credit.of_rows is None else credit.of_rows
-        else:
-            batch.advantages = (credit.advantages * batch.mask).sum(1) / batch.mask.sum(1).clamp(min=1)
+        batch.advantages = credit.by_row(batch.mask)
         unit = "row" if self.loss_type == "grpo" else "token"
         weights = row_weights(batch, batch.mask, args.agent_loss_weighting, unit, args.turn_weights)
-        output["advantages"] = credit.advantages * (weights[:, None] if by_token else weights)
+        output["advantages"] = credit.advantages * (weights[:, None] if credit.advantages.dim() == 2 else weights)
         output["row_weight"] = weights
         output |= batch.inputs | credit.inputs
 
@@ -855,23 +851,17 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         named = eval_dataset is None or isinstance(eval_dataset, str)
         played = self.eval_dataset if eval_dataset is None else eval_dataset
         played = cast(dict, self.eval_dataset)[played] if isinstance(played, str) else played
-        if isinstance(played, IterableDataset):
-            # TRL repeats the problems of an `IterableDataset` here, and those of a `Dataset` in its sampler
-            with self._whole_problems():
-                return super().get_eval_dataloader(self._given("eval_dataset", played))
-        return super().get_eval_dataloader(
-            eval_dataset if named else self._given("eval_dataset", cast(Dataset, eval_dataset))
-        )
+        if not named or isinstance(played, IterableDataset):
+            eval_dataset = self._given("eval_dataset", cast(Dataset | IterableDataset, played))
+        with self._whole_problems():
+            return super().get_eval_dataloader(eval_dataset)
 
     def get_test_dataloader(self, test_dataset: Dataset | IterableDataset):
         test_dataset = self._given("test_dataset", test_dataset)
         if isinstance(test_dataset, IterableDataset):  # TRL repeats its problems in evaluation only
             return self.get_eval_dataloader(test_dataset)
-        return super().get_test_dataloader(test_dataset)
-
-    def _get_eval_sampler(self, eval_dataset: Dataset) -> Sampler:
         with self._whole_problems():
-            return super()._get_eval_sampler(eval_dataset)
+            return super().get_test_dataloader(test_dataset)
 
     def _given(self, name: str, dataset: Dataset | IterableDataset) -> Dataset | IterableDataset:
         """Checks a dataset, and leaves problems out of streams that cannot be used."""
