@@ -4,8 +4,7 @@ Counts the code of each room, without blanks, comments and docstrings, and finds
     python tests/size.py
 
 It fails if the package, the tests or the benchmarks exceed their budget, or if an import circle of the package, those of type
-annotations included, has more than two files and is not listed below. Lower a budget when code goes; a change that needs a higher
-one says why.
+annotations included, has more than two files. Lower a budget when code goes; a change that needs a higher one says why.
 """
 
 import ast
@@ -20,7 +19,7 @@ import networkx
 
 ROOT = Path(__file__).parent.parent
 BUDGETS = {"marcog_trl": 22_400, "tests": 26_700, "recipes/benchmarks": 3_660}
-LARGEST_CIRCLE = 9  # files; the aim is 2
+LARGEST_CIRCLE = 2  # files
 LAYOUT = {
     tokenize.COMMENT,
     tokenize.NL,

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
-from marcog_trl.agents import without_place
+from marcog_trl.agents import Workflow, without_place
 from marcog_trl.rollout.engine import encode_prompts
 from marcog_trl.rollout.records import Row
 from marcog_trl.team.merging import without_adapter
 from marcog_trl.team.modules import ForwardContext, TeamModule
+from marcog_trl.team.settings import TeamSettings
 from marcog_trl.team.shared_prompts import contiguous_states
-
-
-if TYPE_CHECKING:
-    from marcog_trl.team.team import Team
 
 
 class AgentContexts:
@@ -26,24 +23,41 @@ class AgentContexts:
     Selects what makes the agents of a team differ, apart from their prompts.
 
     Args:
-        team ([`Team`]): The team.
-        modules ([`TeamModule`]): Its modules.
+        model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]): The team's model, with `modules` attached.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Its tokenizer.
+        workflow ([`Workflow`]): The team's workflow.
+        settings ([`TeamSettings`]): The team's settings.
+        modules ([`TeamModule`]): The team's networks.
+        autocast (`Callable`): Returns a context that sets the precision of forward passes on prompts.
     """
 
-    def __init__(self, team: Team, modules: TeamModule):
-        self._team = team
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        workflow: Workflow,
+        settings: TeamSettings,
+        modules: TeamModule,
+        autocast: Callable[[], AbstractContextManager[None]],
+    ):
+        self._model = model
+        self._tokenizer = tokenizer
+        self._roles = [agent.role for agent in workflow.agents]
+        self._agents = [agent.name for agent in workflow.agents]
+        self._settings = settings
         self._modules = modules
+        self._autocast = autocast
 
     @torch.no_grad()
     def as_agent(
         self, agent: str, inputs: Mapping[str, torch.Tensor] | None
     ) -> AbstractContextManager[ForwardContext | None]:
-        if self._team.settings.parameter_sharing == "shared":
+        if self._settings.parameter_sharing == "shared":
             return nullcontext()
-        index = torch.tensor([self._team.agents.index(agent)], device=self._team.model.device)
-        if self._team.settings.parameter_sharing == "separate":
+        index = torch.tensor([self._agents.index(agent)], device=self._model.device)
+        if self._settings.parameter_sharing == "separate":
             return self._modules.rows(ForwardContext(agent=index, frozen=True))
-        if self._team.settings.latent_scope == "agent":
+        if self._settings.latent_scope == "agent":
             observations = self.role_observations[index]
         elif inputs is None:
             raise ValueError(
@@ -70,10 +84,10 @@ class AgentContexts:
 
     def as_before(self, rows: list[Row]) -> AbstractContextManager[ForwardContext]:
         """Makes the model act as the agents of these rows, with the latents that the rows have."""
-        if not self._team.settings.has_latents:
+        if not self._settings.has_latents:
             return self._modules.rows(self._forward_context(rows, None, prompt_states=False))
         weight = next(self._modules.parameters())
-        unused = torch.zeros(self._team.settings.latent_size, dtype=weight.dtype, device=weight.device)
+        unused = torch.zeros(self._settings.latent_size, dtype=weight.dtype, device=weight.device)
         latents = torch.stack([row.latent for row in rows] or [unused])
         return self._modules.rows(ForwardContext(z=latents, frozen=True))
 
@@ -81,13 +95,13 @@ class AgentContexts:
         self, rows: list[Row], noise: Callable[[list[Row]], torch.Tensor] | None, prompt_states: bool
     ) -> ForwardContext:
         """Returns the context of one generate call. Without rows, that of a dummy row."""
-        settings = self._team.settings
+        settings = self._settings
         by_prompt = settings.has_latents and settings.latent_scope == "observation"
         if prompt_states or by_prompt:
             self._observe(rows, by_prompt)
         if settings.parameter_sharing == "separate":
-            agents = [self._team.agents.index(row.slot.agent) for row in rows] or [0]
-            return ForwardContext(agent=torch.tensor(agents, device=self._team.model.device), frozen=True)
+            agents = [self._agents.index(row.slot.agent) for row in rows] or [0]
+            return ForwardContext(agent=torch.tensor(agents, device=self._model.device), frozen=True)
         if not settings.has_latents:
             return ForwardContext()
         observations = self._observations_of(rows)
@@ -100,7 +114,7 @@ class AgentContexts:
 
     def _observe(self, rows: list[Row], embeddings: bool) -> None:
         """Sets the state of the prompt on each row, and the observation if latents depend on the prompt."""
-        prompts = list({tuple(row.prompt_ids): None for row in rows}) or [(self._team.tokenizer.eos_token_id,)]
+        prompts = list({tuple(row.prompt_ids): None for row in rows}) or [(self._tokenizer.eos_token_id,)]
         ids = [list(prompt) for prompt in prompts]
         states = dict(zip(prompts, self._prompt_states(ids), strict=True))
         of_prompt = dict(zip(prompts, self._mean_embeddings(ids), strict=True)) if embeddings else {}
@@ -109,13 +123,13 @@ class AgentContexts:
             row.prompt_state = states[prompt]
             if embeddings:
                 # In one mean over all tokens, a long prompt would outweigh the role text: agents with one prompt would look alike
-                role = self._role_embeddings[self._team.agents.index(row.slot.agent)]
+                role = self._role_embeddings[self._agents.index(row.slot.agent)]
                 row.observation = torch.cat([(role + of_prompt[prompt]) / 2, states[prompt]])
 
     def _observations_of(self, rows: list[Row]) -> torch.Tensor:
         """Returns the observation `[o, h]` of each row, `(R, 2H)`. Without rows, that of a dummy row."""
-        if self._team.settings.latent_scope == "agent":  # a collective operation under ZeRO-3: also without rows
-            return self.role_observations[[self._team.agents.index(row.slot.agent) for row in rows] or [0]]
+        if self._settings.latent_scope == "agent":  # a collective operation under ZeRO-3: also without rows
+            return self.role_observations[[self._agents.index(row.slot.agent) for row in rows] or [0]]
         if not rows:
             return torch.zeros_like(self._role_embeddings[:1]).repeat(1, 2)
         return torch.stack([row.observation for row in rows])
@@ -125,16 +139,16 @@ class AgentContexts:
         Returns the final hidden state at the last token of each prompt, `(len(prompt_ids), H)`: that of the base model, or of the
         policy if it has no adapter.
         """
-        inputs = self._team.tokenizer.pad({"input_ids": prompt_ids}, padding_side="left", return_tensors="pt")
-        inputs = inputs.to(self._team.model.device)
+        inputs = self._tokenizer.pad({"input_ids": prompt_ids}, padding_side="left", return_tensors="pt")
+        inputs = inputs.to(self._model.device)
         with (
             torch.no_grad(),
             self._modules.rows(ForwardContext(last_state=True)) as context,
-            without_adapter(self._team.model),
-            contiguous_states(self._team.model),
-            self._team.autocast(),
+            without_adapter(self._model),
+            contiguous_states(self._model),
+            self._autocast(),
         ):
-            self._team.model(
+            self._model(
                 input_ids=inputs["input_ids"],
                 attention_mask=inputs["attention_mask"],
                 logits_to_keep=1,
@@ -145,16 +159,16 @@ class AgentContexts:
 
     def _mean_embeddings(self, ids: list[list[int]]) -> torch.Tensor:
         """Returns the mean of the frozen input embeddings of each list of token ids, `(len(ids), H)`."""
-        inputs = self._team.tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(self._team.model.device)
+        inputs = self._tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(self._model.device)
         mask = inputs["attention_mask"].unsqueeze(-1).float()
-        embeddings = self._team.model.get_input_embeddings()(inputs["input_ids"]).float()
+        embeddings = self._model.get_input_embeddings()(inputs["input_ids"]).float()
         return (embeddings * mask).sum(1) / mask.sum(1)
 
     @cached_property
     def _role_ids(self) -> list[list[int]]:
         return encode_prompts(
-            self._team.tokenizer,
-            [[{"role": "user", "content": without_place(agent.role)}] for agent in self._team.workflow.agents],
+            self._tokenizer,
+            [[{"role": "user", "content": without_place(role)}] for role in self._roles],
         )
 
     @cached_property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, cast
+from typing import Any, cast
 
 import torch
 from transformers import (
@@ -17,10 +17,6 @@ from transformers import (
 )
 from transformers.generation import BaseWatermarkingConfig
 from transformers.generation.configuration_utils import GenerationMode
-
-
-if TYPE_CHECKING:
-    from marcog_trl.team.team import Team
 
 
 # Options of `generate` that change what it samples, and that `GivenDraws` does not support, with the values that turn them off
@@ -41,14 +37,11 @@ def unsupported_option(config: GenerationConfig) -> str | None:
     return next((name for name, off in OTHER_OPTIONS.items() if getattr(config, name) not in off), None)
 
 
-def fast_draws(team: Team, rows: int) -> GivenDraws | None:
-    """Draws random numbers for the rows of a call, if that can replace `torch.multinomial` and is faster."""
-    model, config = team.model, team.generation_config
+def fast_draws(model: Any, config: GenerationConfig, rows: int) -> GivenDraws | None:
+    """Draws random numbers for the rows of a call of `generate`, if that can replace `torch.multinomial` and is faster."""
     if model.device.type != "cpu" or model.config.get_text_config().vocab_size <= SMALL_VOCABULARY:
         return None
-    if team.other_generation is not None or config.get_generation_mode() != GenerationMode.SAMPLE:
-        return None
-    if unsupported_option(config) is not None:
+    if config.get_generation_mode() != GenerationMode.SAMPLE or unsupported_option(config) is not None:
         return None
     return GivenDraws(torch.rand(max(1, rows), config.max_new_tokens, dtype=torch.float64), config)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from marcog_trl.agents import Workflow
 from marcog_trl.checks import nearest
@@ -17,21 +17,19 @@ from marcog_trl.rollout.engine import Generate
 from marcog_trl.rollout.records import Row
 
 
-if TYPE_CHECKING:
-    from marcog_trl.team.team import Team
-
-
 class OutsideAgents:
     """
     Asks endpoints for the replies of a stage, while the team's model generates the others.
 
     Args:
         workflow ([`Workflow`]): The team's workflow.
-        team ([`Team`]): The team.
+        system_prompt (`str`, *optional*): System message of every chat prompt that has none.
+        total (`Callable`): Sums an `int` over all processes.
     """
 
-    def __init__(self, workflow: Workflow, team: Team):
-        self._team = team
+    def __init__(self, workflow: Workflow, system_prompt: str | None, total: Callable[[int], int]):
+        self._system_prompt = system_prompt
+        self._total = total
         self._warned: set[str] = set()
         clients: dict[Endpoint, EndpointClient] = {}
         self._client_of = {
@@ -40,12 +38,16 @@ class OutsideAgents:
             if agent.endpoint is not None
         }
 
-    def beside(self, generate: Generate) -> Generate:
+    def beside(self, generate: Generate, masks_failures: bool) -> Generate:
         """
         Returns a function that generates a stage with `generate`, except for the replies of agents behind endpoints.
 
+        Args:
+            generate (`Callable`): Generates the replies of the team's own agents.
+            masks_failures (`bool`): Whether an episode is masked if an agent's endpoint fails, after one warning per agent.
+
         Raises:
-            EndpointError: On all processes, if an endpoint does not answer and the team does not mask such episodes.
+            EndpointError: On all processes, if an endpoint does not answer and `masks_failures` is `False`.
         """
         if not self._client_of:
             return generate
@@ -55,9 +57,9 @@ class OutsideAgents:
             with ThreadPoolExecutor(1) as pool:
                 asking = pool.submit(self._ask, rows)
                 # All processes generate, or none does
-                completion_ids, logprobs = generate(own) if self._team.total(len(own)) else ([], None)
+                completion_ids, logprobs = generate(own) if self._total(len(own)) else ([], None)
             asking.result()
-            self._check(rows)
+            self._check(rows, masks_failures)
             places = iter(range(len(own)))
             place_of = [None if row.outside is not None else next(places) for row in rows]
             return (
@@ -71,17 +73,15 @@ class OutsideAgents:
         """Sets `outside` on the rows of agents behind endpoints: one batch of requests per endpoint."""
         for client in dict.fromkeys(self._client_of.values()):
             asked = [row for row in rows if self._client_of.get(row.slot.agent) is client]
-            system_prompt = self._team.settings.system_prompt
-            chats = [messages_of(with_system_prompt(messages_of(row.prompt), system_prompt)) for row in asked]
+            chats = [messages_of(with_system_prompt(messages_of(row.prompt), self._system_prompt)) for row in asked]
             answers = client.ask(chats, share_equal=client.endpoint.temperature == 0)
             for row, answer in zip(asked, answers, strict=True):
                 row.outside = answer
 
-    def _check(self, rows: list[Row]) -> None:
-        """Raises an error on all processes if a reply is missing, or warns once per agent if the team masks such episodes."""
-        masks = self._team.masks_failures
+    def _check(self, rows: list[Row], masks_failures: bool) -> None:
+        """Raises an error on all processes if a reply is missing, or warns once per agent if such episodes are masked."""
         failed = list(dict.fromkeys(row.slot.agent for row in rows if row.unanswered))
-        if not masks and self._team.total(len(failed)):
+        if not masks_failures and self._total(len(failed)):
             raise EndpointError(
                 self._describe(failed[0], rows, "In training, on_reward_error='mask' leaves such episodes out.")
                 if failed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,24 +12,17 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 
-if TYPE_CHECKING:
-    from marcog_trl.team.team import Team
-
-
 # Inputs of the first forward pass of `generate` that have a row per prompt
 _INPUTS = ("input_ids", "attention_mask", "position_ids")
 
 
 @contextmanager
-def shared_prompts(team: Team) -> Iterator[None]:
+def shared_prompts(model: Any) -> Iterator[None]:
     """
-    Makes `generate` run every prompt through the team's model once, and copy its cache for the other rows with that prompt.
-    Results differ by rounding. It has no effect if each agent or row has weights of its own.
+    Makes `generate` run every prompt through the model once, and copy its cache for the other rows with that prompt. Results differ
+    by rounding. Not for a model whose rows have weights of their own.
     """
-    if team.settings.parameter_sharing != "shared":
-        yield
-        return
-    decoder = team.model.get_decoder()
+    decoder = model.get_decoder()
     row_of_prompt: torch.Tensor | None = None
 
     def before(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:

@@ -94,8 +94,10 @@ class Team:
         )
         self._executor = executor
         self._warned_of_context = False
-        self._outside = OutsideAgents(workflow, self)
-        self._contexts = None if modules is None else AgentContexts(self, modules)
+        self._outside = OutsideAgents(workflow, settings.system_prompt, self.total)
+        self._contexts = None
+        if modules is not None:
+            self._contexts = AgentContexts(model, tokenizer, workflow, settings, modules, self.autocast)
         self.tools: ToolLoop | None = None
         if any(agent.tools for agent in workflow.agents):
             from marcog_trl.team.tools import ToolLoop  # slow, and few teams need it
@@ -319,7 +321,7 @@ class Team:
             speaks = self.tools.around(begin, speak, self._contexts, tools_of)
         options = self.settings.chat_template_kwargs or {}
         return {
-            "generate": begin if reply is not None else self._outside.beside(speaks),
+            "generate": begin if reply is not None else self._outside.beside(speaks, self.masks_failures),
             "encode": lambda prompts: encode_prompts(
                 self.tokenizer, [with_system_prompt(p, self.settings.system_prompt) for p in prompts], **options
             ),
@@ -380,8 +382,17 @@ class Team:
     @contextmanager
     def generating(self, rows: list[Row], sampler: KeyedSampler | None = None) -> Iterator[None]:
         """Makes `generate` faster: rows share prompts, and a sampler or fewer random numbers replace `torch.multinomial`."""
-        draws = fast_draws(self, len(rows)) if sampler is None else sampler.draws(rows)
-        with shared_prompts(self), contiguous_states(self.model), nullcontext() if draws is None else self.greedy():
+        draws = None
+        if sampler is not None:
+            draws = sampler.draws(rows)
+        elif self.other_generation is None:
+            draws = fast_draws(self.model, self.generation_config, len(rows))
+        share_weights = self.settings.parameter_sharing == "shared"
+        with (
+            shared_prompts(self.model) if share_weights else nullcontext(),
+            contiguous_states(self.model),
+            nullcontext() if draws is None else self.greedy(),
+        ):
             if draws is not None:
                 self.generation_config.watermarking_config = draws
             yield

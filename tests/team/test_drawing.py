@@ -151,20 +151,24 @@ class TestWhere:
     def test_multinomial_is_replaced(self, options, vocab_size, device, replaced):
         text = SimpleNamespace(vocab_size=vocab_size)
         config = SimpleNamespace(get_text_config=lambda: text)
-        team = SimpleNamespace(
-            model=SimpleNamespace(device=torch.device(device), config=config),
-            generation_config=GenerationConfig(**{"do_sample": True, "max_new_tokens": 4, **options}),
-            other_generation=None,
-        )
+        model = SimpleNamespace(device=torch.device(device), config=config)
+        sampling = GenerationConfig(**{"do_sample": True, "max_new_tokens": 4, **options})
         state = torch.random.get_rng_state()
-        given = fast_draws(team, 3)
+        given = fast_draws(model, sampling, 3)
         assert torch.equal(state, torch.random.get_rng_state()) is not replaced
         if replaced:
             assert given.draws.shape == (3, 4) and 0 <= given.draws.min() and given.draws.max() < 1
         else:
             assert given is None
-        team.other_generation = "use_transformers_continuous_batching"
-        assert fast_draws(team, 3) is None
+
+    @pytest.mark.parametrize("other", [None, "use_transformers_continuous_batching"])
+    def test_a_backend_of_its_own_draws_its_own_numbers(self, tiny_model, tmp_path, always, monkeypatch, other):
+        team = teams.make(tiny_model, tmp_path, MultiAgentTrainer).team
+        monkeypatch.setattr(type(team), "other_generation", other)
+        state = torch.random.get_rng_state()
+        with team.generating([]):
+            assert (team.generation_config.watermarking_config is None) is (other is not None)
+        assert torch.equal(state, torch.random.get_rng_state()) is (other is not None)
 
 
 class TestTraining:

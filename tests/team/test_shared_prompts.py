@@ -56,7 +56,7 @@ class TestReplies:
         seen = watch(trainer)
         shared, _ = generated(trainer)
         prompts, _ = seen[0]
-        monkeypatch.setattr(team_module, "shared_prompts", lambda team: torch.no_grad())
+        monkeypatch.setattr(team_module, "shared_prompts", lambda model: torch.no_grad())
         seen.clear()
         separate, _ = generated(trainer)
         assert prompts == 3 < seen[0][0]
@@ -71,7 +71,7 @@ class TestReplies:
     def test_the_critic_has_the_states_of_every_row(self, tiny_model, tmp_path, monkeypatch):
         trainer = make(tiny_model, tmp_path, MultiAgentPPOTrainer)
         replies, rows = generated(trainer, token_states=True)
-        monkeypatch.setattr(team_module, "shared_prompts", lambda team: torch.no_grad())
+        monkeypatch.setattr(team_module, "shared_prompts", lambda model: torch.no_grad())
         others, expected = generated(trainer, token_states=True)
         assert replies == others
         for row, other in zip(rows, expected, strict=True):
@@ -103,7 +103,7 @@ class TestWhere:
             {"past_key_values": StaticCache(trainer.model.config, max_cache_len=8)},
             {"past_key_values": DynamicCache(), "position_ids": torch.arange(3)[None]},  # one row for all
         )
-        with torch.no_grad(), shared_prompts(trainer.team):
+        with torch.no_grad(), shared_prompts(trainer.team.model):
             for other in others:
                 assert len(trainer.model(input_ids=ids, **other).logits) == 3
         assert seen == [(3, 3)] * 3
