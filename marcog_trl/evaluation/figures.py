@@ -26,16 +26,16 @@ def describe_episode(episode: Episode, reward_names: Sequence[str], eos_token_id
         spoken = agents.setdefault(row.slot.agent, {"replies": 0, "tokens": 0, "truncated": 0})
         spoken["replies"] += 1
         spoken["tokens"] += row.num_tokens
-        if row.outside is None:
+        if row.completion is None:
             spoken["truncated"] += not set(row.completion_ids[-1:]) & set(eos_token_ids)
             continue
-        spoken["truncated"] += row.outside.truncated
+        spoken["truncated"] += row.completion.truncated
         for name, paid in (
-            ("prompt_tokens", row.outside.prompt_tokens),
-            ("seconds", row.outside.seconds),
+            ("prompt_tokens", row.completion.prompt_tokens),
+            ("seconds", row.completion.seconds),
             ("requests", 1),
         ):
-            spoken[name] = spoken.get(name, 0) + paid * row.outside.sent
+            spoken[name] = spoken.get(name, 0) + paid * row.completion.sent
     components = {
         f"rewards/{name}": value
         for name, value in zip(reward_names, turn.score.values, strict=True)

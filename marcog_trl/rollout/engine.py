@@ -235,7 +235,8 @@ class _Engine:
         completion_ids, logprobs = self.generate(rows)
         texts = self.decode(completion_ids) if rows else []
         for i, row in enumerate(rows):
-            row.completion_ids, row.text = completion_ids[i], texts[i] if row.outside is None else row.outside.text
+            row.completion_ids = completion_ids[i]
+            row.text = texts[i] if row.completion is None else row.completion.text
             if row.messages is not None:
                 row.text = row.last_message
             row.logprobs = None if logprobs is None else logprobs[i]

@@ -41,7 +41,7 @@ class Row:
         messages (`list[dict]`, *optional*): What the agent wrote and its tools returned, as chat messages, if it has tools.
         tool_mask (`list[int]`, *optional*): 1 for each completion token that the model wrote, 0 for those of results of
             tools. `None` if the model wrote all of them.
-        outside (`Completion`, *optional*): What the endpoint returned, if the agent speaks through one. The row then has no
+        completion (`Completion`, *optional*): What the endpoint returned, if the agent speaks through one. The row then has no
             tokens of the team's model.
         prompt_state (`torch.Tensor` of shape `(H,)`, *optional*): State of the base model at the end of the prompt.
         observation (`torch.Tensor` of shape `(2H,)`, *optional*): What the agent's latent depends on.
@@ -57,7 +57,7 @@ class Row:
     completion_ids: list[int] = field(default_factory=list)
     logprobs: list[float] | None = None
     text: str = ""
-    outside: Completion | None = None
+    completion: Completion | None = None
     messages: list[dict[str, Any]] | None = None
     tool_mask: list[int] | None = None
     prompt_state: Any = field(default=None, repr=False, compare=False)
@@ -69,12 +69,12 @@ class Row:
     @property
     def unanswered(self) -> bool:
         """Whether the reply is missing, because the agent's endpoint failed."""
-        return self.outside is not None and self.outside.error is not None
+        return self.completion is not None and self.completion.error is not None
 
     @property
     def num_tokens(self) -> int:
         """Length of the reply, in tokens of the model that wrote it."""
-        return sum(self.mask) if self.outside is None else self.outside.completion_tokens
+        return sum(self.mask) if self.completion is None else self.completion.completion_tokens
 
     @property
     def mask(self) -> list[int]:

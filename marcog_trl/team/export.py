@@ -252,7 +252,7 @@ def _mean_latents(
         replies = []
         for start in range(0, len(own), _PROBLEMS_AT_ONCE):
             for episode in team.play(own[start : start + _PROBLEMS_AT_ONCE]):
-                replies += [(row, row.latent) for row in episode.rows if row.outside is None]
+                replies += [(row, row.latent) for row in episode.rows if row.completion is None]
     own_agents = team.own_agents
     agent = torch.tensor([own_agents.index(row.slot.agent) for row, _ in replies], device=device)
     latents = torch.stack([z for _, z in replies])

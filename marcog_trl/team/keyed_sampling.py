@@ -11,7 +11,7 @@ import torch
 from transformers import GenerationConfig
 
 from marcog_trl.rollout.records import Row
-from marcog_trl.team.drawing import GivenDraws, unsupported_option
+from marcog_trl.team.token_sampling import GivenDraws, unsupported_option
 
 
 class KeyedSampler:

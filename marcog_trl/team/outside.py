@@ -17,7 +17,7 @@ from marcog_trl.rollout.engine import Generate
 from marcog_trl.rollout.records import Row
 
 
-class OutsideAgents:
+class EndpointAgents:
     """
     Asks endpoints for the replies of a stage, while the team's model generates the others.
 
@@ -61,7 +61,7 @@ class OutsideAgents:
             asking.result()
             self._check(rows, masks_failures)
             places = iter(range(len(own)))
-            place_of = [None if row.outside is not None else next(places) for row in rows]
+            place_of = [None if row.completion is not None else next(places) for row in rows]
             return (
                 [[] if place is None else completion_ids[place] for place in place_of],
                 None if logprobs is None else [[] if place is None else logprobs[place] for place in place_of],
@@ -70,13 +70,13 @@ class OutsideAgents:
         return speak
 
     def _ask(self, rows: list[Row]) -> None:
-        """Sets `outside` on the rows of agents behind endpoints: one batch of requests per endpoint."""
+        """Sets `completion` on the rows of agents behind endpoints: one batch of requests per endpoint."""
         for client in dict.fromkeys(self._client_of.values()):
             asked = [row for row in rows if self._client_of.get(row.slot.agent) is client]
             chats = [messages_of(with_system_prompt(messages_of(row.prompt), self._system_prompt)) for row in asked]
             answers = client.ask(chats, share_equal=client.endpoint.temperature == 0)
             for row, answer in zip(asked, answers, strict=True):
-                row.outside = answer
+                row.completion = answer
 
     def _check(self, rows: list[Row], masks_failures: bool) -> None:
         """Raises an error on all processes if a reply is missing, or warns once per agent if such episodes are masked."""
@@ -97,7 +97,7 @@ class OutsideAgents:
                 warnings.warn(self._describe(agent, rows, then), stacklevel=2)
 
     def _describe(self, agent: str, rows: list[Row], then: str) -> str:
-        asked = [row.outside for row in rows if row.slot.agent == agent and row.outside is not None]
+        asked = [row.completion for row in rows if row.slot.agent == agent and row.completion is not None]
         errors = [answer.error for answer in asked if answer.error is not None]
         return self._client_of[agent].describe(f"The endpoint of agent {agent!r}", errors, len(asked), then)
 

@@ -27,12 +27,12 @@ from marcog_trl.team.agent_contexts import AgentContexts, keep_token_states
 from marcog_trl.team.answer import Answer
 from marcog_trl.team.data_checks import fault_in, needed_columns
 from marcog_trl.team.description import TeamDescription
-from marcog_trl.team.drawing import fast_draws
 from marcog_trl.team.keyed_sampling import KeyedSampler
 from marcog_trl.team.modules import ATTRIBUTE, TeamModule
-from marcog_trl.team.outside import OutsideAgents
+from marcog_trl.team.outside import EndpointAgents
 from marcog_trl.team.settings import TeamSettings
 from marcog_trl.team.shared_prompts import contiguous_states, shared_prompts
+from marcog_trl.team.token_sampling import fast_draws
 
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Team:
         )
         self._executor = executor
         self._warned_of_context = False
-        self._outside = OutsideAgents(workflow, settings.system_prompt, self.total)
+        self._outside = EndpointAgents(workflow, settings.system_prompt, self.total)
         self._contexts = None
         if modules is not None:
             self._contexts = AgentContexts(model, tokenizer, workflow, settings, modules, self.autocast)

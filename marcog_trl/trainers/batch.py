@@ -118,7 +118,7 @@ class TeamBatch:
             slots=tuple(slots),
             spread_siblings=spread_siblings,
             training=training,
-            rows=[None if row is None or row.outside is not None else row for row in rows],
+            rows=[None if row is None or row.completion is not None else row for row in rows],
             replies=rows,
             agent=torch.tensor([agents.index(slot.agent) for slot in of_slot], device=device),
             turn=turn.to(device),

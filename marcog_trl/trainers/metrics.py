@@ -95,7 +95,7 @@ def endpoint_metrics(batch: TeamBatch, outside: Sequence[str]) -> Sums:
     """
     sums: Sums = {}
     for agent in outside:
-        answers = [row.outside for row in batch.replies if row is not None and row.slot.agent == agent]
+        answers = [row.completion for row in batch.replies if row is not None and row.slot.agent == agent]
         sent = [answer for answer in answers if answer is not None and answer.sent and answer.error is None]
         columns: dict[str, list[float]] = {
             "seconds": [answer.seconds for answer in sent],

@@ -10,8 +10,8 @@ from transformers import GenerationConfig
 from marcog_trl import MultiAgentGRPOTrainer, MultiAgentTrainer
 from marcog_trl.agents import Slot
 from marcog_trl.rollout.records import Row
-from marcog_trl.team import drawing
-from marcog_trl.team.drawing import GivenDraws, fast_draws
+from marcog_trl.team import token_sampling
+from marcog_trl.team.token_sampling import GivenDraws, fast_draws
 
 
 ROWS = 4000
@@ -21,7 +21,7 @@ PROMPT = list(range(20, 40))
 @pytest.fixture
 def always(monkeypatch):
     """Replaces `torch.multinomial` at any size of the vocabulary."""
-    monkeypatch.setattr(drawing, "SMALL_VOCABULARY", 0)
+    monkeypatch.setattr(token_sampling, "SMALL_VOCABULARY", 0)
 
 
 def draw(draws, scores, **sampling):
