@@ -49,8 +49,8 @@ from marcog_trl.evaluation.evaluate import check_evaluation, evaluate_team
 from marcog_trl.problems import load_problems
 from marcog_trl.processes import this_process
 from marcog_trl.report.console import print_evaluation
+from marcog_trl.team.agent_contexts import without_adapter
 from marcog_trl.team.base_models import check_model
-from marcog_trl.team.merging import without_adapter
 from marcog_trl.team.settings import TeamSettings
 from marcog_trl.team.team import Team
 from marcog_trl.trainers.reward_functions import named_reward

@@ -8,11 +8,11 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from peft import PeftModel
 
 from marcog_trl.agents import Workflow, without_place
 from marcog_trl.rollout.engine import encode_prompts
 from marcog_trl.rollout.records import Row
-from marcog_trl.team.merging import without_adapter
 from marcog_trl.team.modules import ForwardContext, TeamModule
 from marcog_trl.team.settings import TeamSettings
 from marcog_trl.team.shared_prompts import contiguous_states
@@ -180,6 +180,11 @@ class AgentContexts:
     def role_observations(self) -> torch.Tensor:
         """Observation of each agent's role text alone, `(N, 2H)`. Cached, because the base model is frozen."""
         return torch.cat([self._role_embeddings, self._prompt_states(self._role_ids)], dim=-1)
+
+
+def without_adapter(model: Any) -> AbstractContextManager[Any]:
+    """Makes a model act as before training. One that is trained as a whole does not change."""
+    return model.disable_adapter() if isinstance(model, PeftModel) else nullcontext()
 
 
 def keep_token_states(rows: list[Row], completion_ids: list[list[int]], states: list[torch.Tensor]) -> None:

@@ -111,17 +111,6 @@ def _trained_agents(workflow: Workflow, given: Any) -> list[str]:
     return [agent for agent in agents if agent in names]
 
 
-def check_zero3(model: Any, args: Any) -> None:
-    """Refuses settings that ZeRO-3 does not support, and sets non-reentrant gradient checkpointing for it."""
-    if args.merge_for_generation and not args.full_finetuning:
-        quantised = getattr(model.get_base_model(), "is_quantized", False)
-        zero3 = args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3
-        for what, found in (("a quantised base model", quantised), ("ZeRO-3, which shards the weights", zero3)):
-            if found:
-                raise ValueError(f"merge_for_generation=True does not support {what}. Set merge_for_generation=False.")
-    checkpoint_without_reentry(args)
-
-
 def checkpoint_without_reentry(args: Any) -> None:
     """Replaces the reentrant gradient checkpointing that TRL sets for ZeRO-3."""
     if args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3 and args.gradient_checkpointing:

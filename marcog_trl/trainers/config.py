@@ -142,15 +142,7 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
         full_finetuning (`bool`, *optional*, defaults to `False`):
             Whether to train all weights of the model, as TRL does without `peft_config`, in place of a LoRA adapter. Needs the
             memory of a gradient and an optimizer state for every weight, and, if `beta` is not 0, of TRL's reference model.
-            Does not support `peft_config`, quantised models or `merge_for_generation`.
-
-        > Parameters that control generation
-
-        merge_for_generation (`bool`, *optional*, defaults to `False`):
-            Whether to merge the adapter into a copy of the adapted weights for generation, which makes generation as fast
-            as with the base model. In bfloat16 the merged weights are rounded, so the sampling policy differs slightly from
-            the trained one, as with vLLM. Needs an adapter that all agents share. Does not support quantised base models
-            or ZeRO-3.
+            Does not support `peft_config`, or quantised models.
 
         > Parameters that control the logging
 
@@ -312,11 +304,6 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
         default=False, metadata={"help": "Whether to train all weights of the model, in place of a LoRA adapter."}
     )
 
-    # Parameters that control generation
-    merge_for_generation: bool = field(
-        default=False, metadata={"help": "Whether to merge the adapter into a copy of the weights for generation."}
-    )
-
     # Parameters that control the report
     write_report: bool = field(
         default=False, metadata={"help": "Whether to write report.html, with pictures of the run, to output_dir."}
@@ -346,16 +333,6 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
             raise ValueError(
                 "write_report=True needs logged metrics, but logging_strategy='no' logs nothing. Set "
                 "logging_strategy='steps', or write_report=False."
-            )
-        if self.merge_for_generation and (self.use_vllm or self.use_transformers_continuous_batching):
-            name = "use_vllm" if self.use_vllm else "use_transformers_continuous_batching"
-            raise ValueError(
-                f"merge_for_generation=True does not support {name}=True: it merges for `generate` only. Set one of them to "
-                "False."
-            )
-        if self.merge_for_generation and self.full_finetuning:
-            raise ValueError(
-                "merge_for_generation=True merges an adapter, but full_finetuning=True trains none. Set one of them to False."
             )
         self._check_generation()
         for name in ("generation_kwargs", "chat_template_kwargs"):
@@ -784,12 +761,11 @@ class SHPPOConfig(MultiAgentPPOConfig):
                 "parameter_sharing='latent' does not support reentrant gradient checkpointing: all layers decode their cores "
                 "from one latent. Set gradient_checkpointing_kwargs={'use_reentrant': False}."
             )
-        for name in ("merge_for_generation", "use_transformers_continuous_batching"):
-            if getattr(self, name) and self.parameter_sharing != "shared":
-                raise ValueError(
-                    f"{name}=True does not support parameter_sharing={self.parameter_sharing!r}: all rows must use one "
-                    f"adapter. Set {name}=False, or parameter_sharing='shared'."
-                )
+        if self.use_transformers_continuous_batching and self.parameter_sharing != "shared":
+            raise ValueError(
+                f"use_transformers_continuous_batching=True does not support parameter_sharing={self.parameter_sharing!r}: all "
+                "rows must use one adapter. Set use_transformers_continuous_batching=False, or parameter_sharing='shared'."
+            )
 
     def _check_vllm(self) -> None:
         """Refuses settings that vLLM does not support with one LoRA adapter per agent."""

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 WEIGHTS, ADAPTER, MODULES = "base weights", "adapter", "critic and latent networks"
 GRADIENTS, OPTIMIZER, CACHE, LOGITS, ACTIVATIONS = "gradients", "optimizer", "KV cache", "logits", "activations"
-MERGED, STATES, REFERENCE = "merged weights", "states for the critic", "reference model"
+STATES, REFERENCE = "states for the critic", "reference model"
 
 
 class Ledger(TorchDispatchMode):

@@ -15,7 +15,6 @@ from typing import Any, cast
 
 import torch
 from peft import PeftConfig, PeftModel, get_peft_model
-from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import (
@@ -41,7 +40,6 @@ from marcog_trl.trainers.ledger import (
     CACHE,
     GRADIENTS,
     LOGITS,
-    MERGED,
     MODULES,
     OPTIMIZER,
     REFERENCE,
@@ -121,8 +119,6 @@ class StepTrace:
         self.trained = sum(p.numel() for p in self._trainable())
         self.trained_itemsize = self._trainable()[0].element_size()
         self.guesses_optimizer = False
-        layers = [m.get_base_layer() for m in self.model.modules() if isinstance(m, BaseTunerLayer)]
-        self._adapted = sum(p.numel() for layer in layers for p in layer.parameters())
         head = base.get_output_embeddings()
         quantised = [
             m for m in base.modules() if isinstance(m, nn.Linear) and m is not head and not m.weight.requires_grad
@@ -199,15 +195,10 @@ class StepTrace:
     def _generation(self, ledger: Ledger, shape: StepShape) -> dict[str, int]:
         """The larger of the peaks at the prompts and at the last token."""
         rows, replies = shape.speaking, max(2, shape.completion_tokens)
-        merged = nullcontext()
         self.model.eval()
-        if self.args.merge_for_generation:
-            with ledger.of(MERGED):
-                copies = torch.empty(self._adapted, dtype=self.numerics.dtype)  # noqa: F841  # alive until this method ends
-            merged = cast(Any, self.model.disable_adapter())
         cache = DynamicCache(config=self.model.config)
         states: list[torch.Tensor] = []
-        with merged, self._as_agents(rows, states):
+        with self._as_agents(rows, states):
             ledger.forget_peaks()
             self._speak(ledger, cache, rows, shape.prompt_tokens, shape.prompt_tokens)
             prompts = self._parts(ledger.peak, _bytes(cache))

@@ -327,13 +327,7 @@ class Setup:
             found = self._with_smaller_micro_batch(share)
         else:
             found = None
-        if (
-            found is None
-            and self.quantization is None
-            and self.machine.zero_stage < 3
-            and not args.merge_for_generation
-            and not args.full_finetuning
-        ):
+        if found is None and self.quantization is None and self.machine.zero_stage < 3 and not args.full_finetuning:
             quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=self.dtype)
             return {"load_in_4bit": True}, replace(self, quantization=quantization)
         return found

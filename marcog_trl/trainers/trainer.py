@@ -63,7 +63,7 @@ from marcog_trl.trainers.argument_checks import (
     check_curriculum,
     check_optimizer,
     check_workflow,
-    check_zero3,
+    checkpoint_without_reentry,
     held_by,
 )
 from marcog_trl.trainers.batch import TeamBatch
@@ -283,7 +283,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
             self.scale_rewards = "none"  # TRL does not know this value, and its advantages are replaced
         # TRL warns that rollout functions are experimental if they are passed to its constructor
         self.rollout_func = self._rollout
-        check_zero3(self.model, args)
+        checkpoint_without_reentry(args)
         self.team = TrainingTeam(
             self,
             workflow=self.workflow,

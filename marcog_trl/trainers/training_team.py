@@ -12,7 +12,6 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.models import unwrap_model_for_generation
 
 from marcog_trl.rollout.records import Episode, Row
-from marcog_trl.team.merging import merged_adapter
 from marcog_trl.team.team import Team
 
 
@@ -66,7 +65,6 @@ class TrainingTeam(Team):
             most = max(gather_object([len(prompt_ids)]))
             prompt_ids += [[self.tokenizer.eos_token_id]] * (most - len(prompt_ids))
         with (
-            self.merged(),
             self._kept_as_it_is() if trainer.use_transformers_continuous_batching else nullcontext(),
             self.generating(rows),
             self._telling(rows),
@@ -138,21 +136,14 @@ class TrainingTeam(Team):
     @contextmanager
     def _unwrapped(self) -> Iterator[Any]:
         trainer, args = self._trainer, self._trainer.args
-        with (
-            self.merged(),
-            unwrap_model_for_generation(
-                trainer.model_wrapped,
-                trainer.accelerator,
-                gather_deepspeed3_params=args.ds3_gather_for_generation,
-                generation_kwargs=trainer.generation_kwargs,
-                gradient_checkpointing_kwargs=cast(dict | None, args.gradient_checkpointing_kwargs),
-            ) as model,
-        ):
+        with unwrap_model_for_generation(
+            trainer.model_wrapped,
+            trainer.accelerator,
+            gather_deepspeed3_params=args.ds3_gather_for_generation,
+            generation_kwargs=trainer.generation_kwargs,
+            gradient_checkpointing_kwargs=cast(dict | None, args.gradient_checkpointing_kwargs),
+        ) as model:
             yield model
-
-    def merged(self) -> AbstractContextManager[None]:
-        """Merges the adapter into the weights for generation, if `merge_for_generation` is set."""
-        return merged_adapter(self.model) if self._trainer.args.merge_for_generation else nullcontext()
 
     @contextmanager
     def gathered(self) -> Iterator[None]:

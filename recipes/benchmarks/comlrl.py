@@ -13,7 +13,7 @@ on both sides.
 
 The two differ in what they train: CoMLRL trains all parameters of one model per agent, and generates for one agent and one
 history at a time; `MultiAgentGRPOTrainer` trains one LoRA of rank 16 on a base that the agents share, and generates for all
-agents, problems and histories of a batch at once, with the LoRA merged meanwhile (`merge_for_generation`).
+agents, problems and histories of a batch at once.
 
 Cases:
 
@@ -206,7 +206,6 @@ def our_trainer(setting, tokenizer, problems):
         steps_per_generation=setting["steps"] * (rows // micro),
         num_generations=setting["num_generations"],
         max_completion_length=setting["new_tokens"],
-        merge_for_generation=True,
         generation_kwargs={"suppress_tokens": tokenizer.all_special_ids},
         num_train_epochs=setting["epochs"],
         learning_rate=1e-5,

@@ -12,7 +12,7 @@ Parts:
 * `config`: a step of recipes/configs/qwen2.5-coder-1.5b.yaml.
 * `steps`: a step and its phases beside TRL's GRPO, with 2, 4 and 8 agents.
 * `settings`: without gradient checkpointing, with a larger micro-batch, a 4-bit base, and ZeRO-2.
-* `generation`: tokens per second of transformers, of merged weights, of continuous batching, and, where installed, of vLLM.
+* `generation`: tokens per second of transformers, of continuous batching, and, where installed, of vLLM.
 * `resume`: whether a run that continues from a checkpoint ends with the weights of an uninterrupted one.
 * `distributed`: the runs of tests/distributed with one process on the accelerator.
 * `sandbox`: programs judged per second on the machine's cores.
@@ -65,7 +65,6 @@ SETTINGS = {
 GENERATION = {
     "transformers, SHPPO": {},
     "transformers, one shared adapter": {"kind": "magrpo"},
-    "merged weights": {"kind": "magrpo", "options": {"merge_for_generation": True}},
     "continuous batching": {
         "kind": "magrpo", "needs_accelerator": True, "options": {"use_transformers_continuous_batching": True},
     },
@@ -227,7 +226,6 @@ def plan_step(task, device):
     args.model_init_kwargs = {"dtype": dtype_of(device)}
     algorithm = trainer_class.algorithm_class(args, same_prompt_team(task["agents"]))
     fit_batches(args, algorithm.tree(training=True), algorithm.tree(training=False))
-    args.merge_for_generation = task.get("options", {}).get("merge_for_generation", False)
     machine = Machine(on_gpu=device != "cpu", zero_stage=task.get("zero_stage", 0))
     config = random_config(make_tokenizer(), **SHAPES[task["shape"]])
     quantised = quantization() if task.get("quantised") else None

@@ -20,7 +20,7 @@ RUNS = {
     ),
     "ddp": tuple("ppo agent observation single siblings some tree tools counterfactual full resumed best".split()),
     "zero2": ("ppo", "agent", "observation", "full", "resumed"),
-    "zero3": tuple("ppo agent observation checkpointing separate some tree full resumed resumed_full merged".split()),
+    "zero3": tuple("ppo agent observation checkpointing separate some tree full resumed resumed_full".split()),
 }
 MODES = {
     "one": (1, "NO", None),
@@ -32,7 +32,7 @@ MODES = {
 SAME_AS = {"checkpointing": "unclipped"}
 RUNS["one"] += ("unclipped",)
 RUNS = {mode: (*runs, "madpo", "reward_model") for mode, runs in RUNS.items()}
-OTHERS = ("resumed", "resumed_full", "best", "merged")
+OTHERS = ("resumed", "resumed_full", "best")
 RECORDED = [(mode, run) for mode, runs in RUNS.items() for run in runs if run not in OTHERS]
 # Metrics of the whole generation batch, which does not depend on how it is split into micro-batches
 GLOBAL = ("loss", "grad_norm", "reward", "reward_std", "episodes/masked", "latent/sigma", "latent/core_norm")
@@ -194,10 +194,3 @@ def test_best_model_is_loaded_at_the_end(results, mode):
         assert torch.equal(tensor, modules[team] if team else adapter[name.replace(".default", "")]), name
     last = load_file(folder / "best" / "checkpoint-3" / "team_modules.safetensors")
     assert difference(last, modules) > 0
-
-
-def test_merging_is_refused_where_weights_are_sharded(results):
-    message = (
-        "merge_for_generation=True does not support ZeRO-3, which shards the weights. Set merge_for_generation=False."
-    )
-    assert load(results("zero3"), "merged") == {"error": message}

@@ -312,15 +312,6 @@ def best(model, folder, name):
     return result_of(trainer)
 
 
-def merged(model, folder, name):
-    """Where every process holds a part of the weights, there is nothing to merge into."""
-    try:
-        make_trainer(model, folder, MultiAgentPPOTrainer, MultiAgentPPOConfig, {"merge_for_generation": True})
-    except ValueError as error:
-        return {"error": str(error)}
-    return {}
-
-
 def make_pairs(team, size=0, count=8):
     """Pairs of random replies with latents of this size, the same on every process. `team` is the team's identity."""
     dice = random.Random(0)
@@ -399,7 +390,7 @@ def madpo(model, folder, name):
 def main():
     model, out, *runs = sys.argv[1:]
     for name in runs:
-        special = {function.__name__: function for function in (resumed, best, merged, madpo, reward_model)}
+        special = {function.__name__: function for function in (resumed, best, madpo, reward_model)}
         run = {**special, "resumed_full": resumed}.get(name, recorded)
         result = run(model, Path(out) / name, name)
         if int(os.environ.get("RANK", 0)) == 0:

@@ -44,7 +44,6 @@ class TestReplies:
         "options",
         [
             {},
-            {"merge_for_generation": True},
             {"generation_kwargs": {"num_beams": 3, "do_sample": False}},
             {"generation_kwargs": {"prefill_chunk_size": 2}},
             {"generation_kwargs": {"repetition_penalty": 2.0}},

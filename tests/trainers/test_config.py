@@ -109,7 +109,6 @@ CONTRADICTIONS = [
     (MultiAgentPPOConfig, {"generation_kwargs": {"a": {1}}}, "generation_kwargs=.* team.json"),
     (MultiAgentPPOConfig, {"generation_kwargs": {"num_return_sequences": 2}}, "num_return_sequences=2"),
     (MultiAgentPPOConfig, {"generation_kwargs": {"guidance_scale": 2.0}}, r"guidance_scale=2\.0"),
-    (MultiAgentPPOConfig, {"merge_for_generation": True, "use_vllm": True}, "merge_for_generation=True .*use_vllm"),
     (MultiAgentGRPOConfig, {"joint_mode": "cross", "num_turns": 2}, "joint_mode='cross' .*num_turns=2"),
     (MultiAgentGRPOConfig, {"num_generations": 1}, "num_generations=1"),
     (SHPPOConfig, {"use_vllm": True}, "latent_scope='observation'"),
@@ -125,7 +124,6 @@ CONTRADICTIONS = [
         "vllm_enable_sleep_mode=True",
     ),
     (SHPPOConfig, {"use_transformers_continuous_batching": True}, "continuous_batching=True .*'latent'"),
-    (SHPPOConfig, {"merge_for_generation": True}, "merge_for_generation=True .*'latent'"),
     (
         SHPPOConfig,
         {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},

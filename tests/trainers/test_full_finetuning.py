@@ -217,8 +217,6 @@ class TestRefusals:
             make(tiny_model, tmp_path, model_init_kwargs={"dtype": "bfloat16"})
 
     def test_settings_of_adapters(self):
-        with pytest.raises(ValueError, match="merges an adapter, but full_finetuning=True trains none"):
-            MultiAgentGRPOConfig("team", full_finetuning=True, merge_for_generation=True)
         with pytest.raises(ValueError, match="full_finetuning=True is not supported by SHPPO: its latents act inside"):
             SHPPOConfig("team", full_finetuning=True)
         with pytest.raises(ValueError, match="full_finetuning=True is not supported in rounds"):

@@ -36,13 +36,13 @@ class TestAgainstRuns:
         ("trainer_class", "options"),
         [
             (MultiAgentPPOTrainer, {}),
-            (MultiAgentPPOTrainer, {"merge_for_generation": True, "gradient_accumulation_steps": 2}),
+            (MultiAgentPPOTrainer, {"gradient_accumulation_steps": 2}),
             (MultiAgentGRPOTrainer, {"bf16": True, "model_init_kwargs": {"dtype": "bfloat16"}}),
             (SHPPOTrainer, {"gradient_checkpointing": True, "beta": 0.02}),
             (SHPPOTrainer, {"parameter_sharing": "separate", "per_device_train_batch_size": 2}),
             (SHPPOTrainer, {"latent_distance": "minmax", "policy_gradient_to_latent": True, "critic": "agent"}),
         ],
-        ids=["ppo", "merged", "bf16", "checkpointing", "separate", "latent"],
+        ids=["ppo", "accumulation", "bf16", "checkpointing", "separate", "latent"],
     )
     def test_peak(self, tiny_model, tmp_path, trainer_class, options):
         options = FULL | {"workflow": SamePrompt(), "data": teams.dataset(8), **options}
