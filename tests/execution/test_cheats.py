@@ -713,11 +713,13 @@ def test_forks_and_threads_together():
 
 
 def kill_children(worker, pids):
-    """Kills children while the worker is stopped, so that it sees all of them die at once."""
+    """Kills children while they and the worker are stopped: it sees all of them die at once, and none sees another die."""
     os.kill(worker, signal.SIGSTOP)
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):  # a child of the last job may be ending by itself
-            os.kill(pid, signal.SIGKILL)
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):  # a child of the last job may be ending by itself
+                os.kill(pid, number)
+    assert gone(pids)
     os.kill(worker, signal.SIGCONT)
 
 
