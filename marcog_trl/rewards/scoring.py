@@ -456,15 +456,16 @@ class Scorer:
         failed = self._settle(call)
         if failed:
             call.values.fill_(torch.nan)
+        weights = self._weights().tolist()
         for i in range(len(call.episodes)):
-            self._note(call, i, failed)
+            self._note(call, i, weights, failed)
         if this_process().is_main_process:
             self._warn(call, failed)
         return call.metrics
 
-    def _note(self, call: RewardCall, i: int, failed: bool) -> None:
-        """Stores the rewards of the i-th episode of the call in the episode."""
-        episode, values, weights = call.episodes[i], call.values[i], self._weights().cpu()
+    def _note(self, call: RewardCall, i: int, weights: Sequence[float], failed: bool) -> None:
+        """Stores the rewards of the i-th episode of the call in the episode. `weights`: of the functions, `(F,)`."""
+        episode, values = call.episodes[i], call.values[i]
         turn = episode.turns[call.turn]
         turn.score = call.score(i, self._agents, failed)
         if self.runs_tests and turn.tested is not None and turn.tested[1].status == "infrastructure":
@@ -478,7 +479,7 @@ class Scorer:
             by_agent = call.by_agent.get((f, i))
             if by_agent is not None:
                 for agent in self._agents:
-                    own[agent] += float(weights[f]) * by_agent[agent]
+                    own[agent] += weights[f] * by_agent[agent]
             elif not math.isnan(value):
                 shared += float(weights[f] * values[f])
         scale, shift = self.settings.reward_scale, self.settings.reward_shift

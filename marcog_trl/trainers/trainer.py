@@ -263,7 +263,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
                 environment_factory=environment_factory,
             )
         if environment_factory is not None:
-            # The methods of environments are tools of the only agent, which every row replaces by those of its own
+            # The agent's tools are the methods of the environments. Each row calls those of its own environment
             known = {tool.__name__ for agent in self.workflow.agents for tool in agent.tools}
             methods = {tool.__name__: tool for tool in self.tools if tool.__name__ not in known}
             self.workflow = with_tools(self.workflow, list(methods.values()))
