@@ -52,6 +52,7 @@ from marcog_trl.trainers.argument_checks import checkpoint_without_reentry
 from marcog_trl.trainers.checkpointing import check_same_team
 from marcog_trl.trainers.metrics import WindowMeans
 from marcog_trl.trainers.sharing import Sharing
+from marcog_trl.trainers.trainer import lent
 
 
 ALIKE = 0.1  # cosine distance of two agents' mean latents below which cores hardly tell them apart
@@ -370,30 +371,26 @@ class MADPOTrainer(Sharing, DPOTrainer):
         rows = _take_rows(inputs)
         episodes = self._episodes(model, rows)
         mask = inputs["completion_mask"]
-        with self._tokens_weighed(mask):
+        with lent(self, **self._weighed_by_tokens(mask)):
             loss = super()._compute_loss(episodes, inputs, return_outputs)
         self._log_agents(rows, episodes.row_logps)
         self._pool_token_means(mask)
         return loss
 
-    @contextmanager
-    def _tokens_weighed(self, mask: torch.Tensor) -> Iterator[None]:
+    def _weighed_by_tokens(self, mask: torch.Tensor) -> dict[str, list]:
         """
-        Around TRL's loss, whose `"sft"` is a mean over the chosen tokens of a micro-batch: makes it their sum over the number that
-        such a micro-batch has on average, so that the loss does not depend on how pairs are split. `mask`: `(2B, L)`.
+        Returns the loss types and weights for TRL's loss of a micro-batch with this mask, `(2B, L)`. Its `"sft"` is a mean over the
+        chosen tokens of the micro-batch: weighed by their number over that of such a micro-batch on average, so that the loss does
+        not depend on how pairs are split.
         """
-        types, weights = self.loss_types, self.loss_weights
+        if "sft" not in self.loss_types:
+            return {}
         tokens = mask.chunk(2)[0].sum().item()
-        if "sft" in types and tokens:
-            share = tokens / (len(mask) / 2 * self._chosen_tokens[self._mode])
-            self.loss_weights = [w * share if name == "sft" else w for name, w in zip(types, weights, strict=True)]
-        elif "sft" in types:  # the mean over no tokens is NaN, also with a weight of 0
-            self.loss_weights = [0.0 if name == "sft" else w for name, w in zip(types, weights, strict=True)]
-            self.loss_types = ["sigmoid" if name == "sft" else name for name in types]
-        try:
-            yield
-        finally:
-            self.loss_types, self.loss_weights = types, weights
+        share = tokens and tokens / (len(mask) / 2 * self._chosen_tokens[self._mode])
+        # The mean over no tokens is NaN, also with a weight of 0
+        types = ["sigmoid" if name == "sft" and not tokens else name for name in self.loss_types]
+        weights = zip(self.loss_types, self.loss_weights, strict=True)
+        return {"loss_types": types, "loss_weights": [w * share if name == "sft" else w for name, w in weights]}
 
     # Log
 
