@@ -1,5 +1,7 @@
 """Reinforcement learning of teams of LLM agents, as a plugin of Hugging Face TRL."""
 
+# ruff: noqa: F401 -- names for type checkers
+
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -82,53 +84,7 @@ _MODULES = {
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = [
-    "Agent",
-    "Centralized",
-    "ClassTeam",
-    "Collaboration",
-    "Consult",
-    "Discussion",
-    "Endpoint",
-    "Execute",
-    "IterativeMADPOConfig",
-    "IterativeMARLHFConfig",
-    "MADPOConfig",
-    "MADPORounds",
-    "MADPOTrainer",
-    "MARLHFRounds",
-    "MultiAgentConfig",
-    "MultiAgentGRPOConfig",
-    "MultiAgentGRPOTrainer",
-    "MultiAgentPPOConfig",
-    "MultiAgentPPOTrainer",
-    "MultiAgentTrainer",
-    "Pipeline",
-    "PreferenceRounds",
-    "Round",
-    "SHPPOConfig",
-    "SHPPOTrainer",
-    "Single",
-    "Slot",
-    "Team",
-    "TeamRewardConfig",
-    "TeamRewardModel",
-    "TeamRewardTrainer",
-    "Workflow",
-    "class_reward",
-    "collaboration_reward",
-    "collect_preferences",
-    "delta_reward",
-    "divided_work_reward",
-    "evaluate_team",
-    "execution_reward",
-    "graded_reward",
-    "hold_out_problems",
-    "load_problems",
-    "make_workflow",
-    "python_tool",
-    "save_untrained_team",
-]
+__all__ = list(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
