@@ -58,6 +58,7 @@ def single_agent(
     workflow: Workflow | str | None = None,
     base_model: str | None = None,
     trust_remote_code: bool = False,
+    model_init_kwargs: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Team:
     """
@@ -70,6 +71,7 @@ def single_agent(
         path (`str`): Folder of the saved team, or a repository on the Hub.
         workflow, trust_remote_code: As in [`Team.from_pretrained`]. The workflow is asked for the number of its replies.
         base_model (`str`, *optional*): Name or path of the base model. Defaults to the one that the team was saved with.
+        model_init_kwargs (`Mapping`, *optional*): Keyword arguments for the base model's `from_pretrained`.
         **settings: Fields of [`TeamSettings`] that override the saved ones, such as `temperature`.
             `max_completion_length` is the length of one reply of the team, and `roles` may have a text for the single agent,
             `solver`.
@@ -102,4 +104,6 @@ def single_agent(
         parameter_sharing="shared",
     )
     tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
-    return untrained_team(base_model or saved.base_model, of_one, tokenizer=tokenizer)
+    return untrained_team(
+        base_model or saved.base_model, of_one, tokenizer=tokenizer, model_init_kwargs=model_init_kwargs
+    )
