@@ -18,6 +18,7 @@ import math
 import random
 import shutil
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
@@ -233,7 +234,7 @@ class Round:
     pairs: Dataset
 
 
-class PreferenceRounds:
+class PreferenceRounds(ABC):
     """
     Runs rounds, and continues those that were begun, on all processes together. Subclasses say how a round trains.
 
@@ -324,9 +325,9 @@ class PreferenceRounds:
         """Phases between collection and training, by the name of what they write: each gets the round and the path to write."""
         return {}
 
+    @abstractmethod
     def train(self, this: Round, path: Path) -> None:
         """Saves the trained team. The path may hold what a killed run left."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how a round trains. Define train(this, path).")
 
     def start(self, path: Path) -> None:
         """Saves the team that the first round begins with. Called on one process."""
