@@ -133,27 +133,6 @@ class TestModel:
         assert call["attention_mask"].sum(1).tolist() == [5, 2, 3, 4]
         assert call["fused_lm_head"] and call["use_cache"] is False
 
-    def test_the_head_sees_what_predicts_tokens_of_replies(self):
-        model = Words()
-        output, _ = through(model, collate(ONE))
-        [call] = model.calls
-        assert call["labels"].tolist() == [[12, 13, 1, 1, 14, 21, 22, 1]]
-        assert output.log_probs[0].tolist() == [0, -11, -12, -13, 0, -20]
-        assert model.decoder(call["input_ids"]).last_hidden_state.shape == (4, 5, 1)  # again all of them
-
-    def test_every_token_is_predicted_the_last_one_too(self):
-        two = pair([row("a", completion=[12, 1])], [row("a", completion=[1])])
-        output, episodes = through(Words(4), collate(two, agents=["a"]))
-        assert output.log_probs.sum(1).tolist() == pytest.approx([-2.772589, -1.386294], abs=1e-6)
-        assert episodes.row_logps.flatten().tolist() == pytest.approx([-2.772589, -1.386294], abs=1e-6)
-
-    def test_what_comes_out_stands_where_trl_looks_for_it(self):
-        batch = collate(ONE)
-        output, _ = through(Words(), batch)
-        assert output.log_probs.tolist() == [[0, -11, -12, -13, 0, -20], [0, -11, 0, -20, -21, -22]]
-        assert output.entropy.tolist() == [[0, 11, 12, 13, 0, 20], [0, 11, 0, 20, 21, 22]]
-        assert torch.equal(output.is_top1, batch["completion_mask"][:, 1:].bool())
-
     def test_turns_are_discounted(self):
         rows = [row("a"), row("a", turn=1)]
         examples, _ = make_examples([pair(rows, rows[:1])], ["a"], gamma_turn=0.5)

@@ -61,11 +61,6 @@ def test_latents_are_the_means_that_evaluation_uses(load_team, pairs):
         assert len(row["latent"]) == team.settings.latent_size
 
 
-def test_teams_without_latents_have_none(load_team):
-    pairs = collect(load_team("separate"), 1)
-    assert pairs[0]["chosen"][0]["latent"] == [] and json.loads(pairs[0]["team"])["latents"] is None
-
-
 def test_the_same_call_gives_the_same_pairs(load_team, pairs):
     team = load_team("latent")
     torch.manual_seed(7)
@@ -120,10 +115,6 @@ class TestTrees:
         options = {"num_candidates": 2, "pairing": "all", "unit": "turn"}
         assert collect(team, batch_size=4, **options).to_list() == collect(team, **options).to_list()
 
-    def test_whole_episodes_are_compared_where_asked_for(self, load_team):
-        pairs = collect(load_team(num_turns=2), 2, unit="episode")
-        assert {tuple(row["turn"] for row in pair["chosen"]) for pair in pairs} == {(0, 0, 1, 1)}
-
 
 class TestBadInput:
     def test_equal_returns_give_an_empty_dataset(self, load_team):
@@ -145,12 +136,3 @@ class TestBadInput:
     def test_arguments_are_checked_before_anything_is_played(self, load_team, options, message):
         with pytest.raises(ValueError, match=message):
             collect(load_team(), **options)
-
-    def test_a_damaged_file_is_named(self, tmp_path):
-        (tmp_path / "pairs.jsonl").write_text('{"task_id": "a"')
-        with pytest.raises(ValueError, match=r"pairs.jsonl' does not hold pairs"):
-            read_pairs(tmp_path / "pairs.jsonl")
-
-    def test_a_trainer_is_no_team(self):
-        with pytest.raises(TypeError, match="Team"):
-            collect("outputs/team")

@@ -62,10 +62,6 @@ def test_rewards_of_agents_are_shown_where_they_differ(capsys):
     assert "helper 0.250  main 0.750  entropy" in line
 
 
-def test_what_was_not_logged_is_left_out(capsys):
-    assert lines(capsys, {"grad_norm": 1.0}, {"reward": None, "entropy": 0.5}) == ["", "entropy 0.500"]
-
-
 def test_a_trainer_on_preferences_shows_its_accuracy(capsys):
     of_madpo = {"loss": 0.5, "rewards/accuracies": 0.75, "rewards/margins": 0.25, "entropy": 0.1}
     of_reward_model = {"loss": 0.5, "accuracy": 0.75, "margin": 0.25}
@@ -89,14 +85,6 @@ def test_what_a_trainer_does_is_said_after_silence(clock, capsys):
     assert line.startswith("step 4 of 20  reward")
 
 
-def test_other_processes_print_nothing(clock, capsys):
-    console = begun(main=False)
-    clock.now += 100
-    console.tell("judging 8 episodes")
-    console.on_log(None, state(main=False), None, logs=log())
-    assert capsys.readouterr().out == ""
-
-
 def test_a_trainer_tells_what_it_does(tiny_model, tmp_path):
     trainer = teams.make(
         tiny_model, tmp_path, workflow=teams.Chain(), gradient_accumulation_steps=2, per_device_train_batch_size=4,
@@ -113,13 +101,3 @@ def test_a_trainer_tells_what_it_does(tiny_model, tmp_path):
         "learning from part 1 of 2 of the replies",
         "learning from part 2 of 2 of the replies",
     ]
-
-
-def test_a_trainer_prints_a_line_for_each_of_its_logs(tiny_model, tmp_path, capsys):
-    trainer = teams.make(tiny_model, tmp_path, workflow=teams.Pair(), max_steps=2)
-    teams.script(trainer)
-    trainer.add_callback(ConsoleCallback())
-    trainer.train()
-    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
-    assert [line.split("  ")[0] for line in printed] == ["step 1 of 2", "step 2 of 2", "step 2 of 2"]
-    assert "tokens/s" in printed[0] and "entropy" in printed[0] and "trained in" in printed[2]

@@ -144,11 +144,6 @@ class TestPlay:
             # A prefix brings a fresh play to the same point
             assert replay(workflow, problem, episode.responses[:1]) == requests[:2]
 
-    def test_a_record_that_is_too_long_is_refused(self):
-        [episode], *_ = run(make_workflow("single"), 1)
-        with pytest.raises(ValueError, match=r"2 responses are given, but Single\.play ended after 1"):
-            replay(make_workflow("single"), problems(1)[0], [*episode.responses, {"solver": "more"}])
-
     def test_rows_carry_slot_stage_texts_and_history(self):
         episodes, _, _ = run(make_workflow("collaboration", num_turns=2, feedback="plain"), 2)
         rows = episodes[1].rows
@@ -190,20 +185,6 @@ class TestPlay:
         seen.clear()
         run(Review(), 3, score=score)
         assert seen == [(0, [1, 1, 1]), (1, [1, 2, 1])]
-
-    def test_equal_prompts_are_tokenized_once(self):
-        encoded = []
-
-        def encode(prompts):
-            encoded.append(prompts)
-            return Model.encode(prompts)
-
-        model = Model()
-        workflow = make_workflow("single", roles={"solver": ""})
-        episodes = play(workflow, problems(2) * 3, model.generate, encode, model.decode)
-        assert encoded == [["Write f, problem 0.", "Write f, problem 1."]]
-        episodes[0].rows[0].prompt_ids.append(0)
-        assert episodes[2].rows[0].prompt_ids == Model.encode(["Write f, problem 0."])[0]
 
     def test_takes_part_in_the_stages_of_other_processes(self):
         # Elsewhere, an episode of Debate goes on for one stage more than here
@@ -267,10 +248,6 @@ class TestSlots:
         assert [row.slot for row in hard.rows] == [*first, Slot("c", act=1), *last]
         assert [len(episode.turns) for episode in (easy, hard)] == [2, 2]
         assert easy.turns[0].solution == "c 1.0" and hard.turns[0].solution == "c 2.0"
-
-    def test_slots_of_a_turn_that_is_over_stay_empty(self):
-        [episode], *_ = run(Opened(), 1)
-        assert [row.slot for row in episode.rows] == [Slot("c"), Slot("r", turn=1), Slot("c", turn=1)]
 
     @pytest.mark.parametrize("workflow", [Retry(), Opened()])
     def test_a_fork_fills_the_same_slots(self, workflow):
@@ -475,17 +452,6 @@ class TestReturnedSolution:
             [episode] = play(Best(), problems(1), model.generate, ends=ends, **options)
             assert [turn.solution for turn in episode.turns] == expected
 
-    def test_of_the_forks_of_a_tree(self):
-        model = Model()
-        levels = play_tree(
-            Best(), problems(2), model.generate, model.encode, model.decode, tree_of(Best()), executor=Executor
-        )
-        for episode in levels[-1]:
-            last = [row.text for row in episode.rows if row.slot.turn == len(episode.turns) - 1]
-            hard = episode.problem["hard"]
-            assert episode.turns[-1].solution == (f"from {last[0]}" if hard else f"best of {last[0]} and {last[1]}")
-        assert {len(episode.turns) for episode in levels[-1]} == {1, 2}
-
     def test_of_every_joint_action(self):
         class Once(Workflow):
             agents = Best.agents
@@ -645,18 +611,6 @@ class TestEncodePrompts:
             "def f(x):\n\nAnswer:\nreturn\n\nAnswer:\n",
             "assert",
         ]
-
-    def test_special_tokens_come_from_the_template_or_from_the_tokenizer(self, tiny_model):
-        tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-        begin = ("<|system|>", tokenizer.convert_tokens_to_ids("<|system|>"))
-        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-            single=f"{begin[0]} $A", special_tokens=[begin]
-        )
-        chat, text = encode_prompts(tokenizer, [self.CHAT[:1], "assert"])
-        assert tokenizer.decode(chat) == "<|user|>def f(x):<|end|><|assistant|>"
-        assert tokenizer.decode(text) == "<|system|>assert"
-        tokenizer.chat_template = None
-        assert tokenizer.decode(encode_prompts(tokenizer, [self.CHAT[:1]])[0]) == "<|system|>def f(x):\n\nAnswer:\n"
 
     def test_template_arguments_are_passed_on(self, tiny_model):
         tokenizer = AutoTokenizer.from_pretrained(tiny_model)

@@ -105,19 +105,6 @@ class TestTree:
         assert path == [[e // 4, 2 + e // 2, 6 + e // 2, 10 + e] for e in range(8)]
         assert tree.episodes_of_row[:3] == [[0, 1], [2, 3], [0, 0]]  # of the first turn, which has four
 
-    def test_agents_of_a_stage_lie_side_by_side(self):
-        stages = [(Slot("a"), Slot("b")), (Slot("c"),)]
-        tree = Tree.of_stages(stages, [2, 3])
-        assert [slot.agent for slot in tree.slots] == [*"aabb", *"cccccc"]
-        assert tree.siblings == [2, 2, 3, 3]
-        assert tree.path([Slot("a"), Slot("b"), Slot("c")])[4] == [1, 3, 8]
-
-    def test_lines_are_trees_that_branch_once(self):
-        lines = Tree.of_turns(Chain(), [3, 1])
-        assert [(slot.agent, slot.turn) for slot in lines.slots[::3]] == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
-        assert lines.siblings == [3] * 4 and lines.joint_actions == [3, 3]
-        assert lines.path(Chain().slots) == [[g, 3 + g, 6 + g, 9 + g] for g in range(3)]
-
     def test_agents_that_skip_do_not_stop_the_branches(self):
         tree = Tree.of_stages(STAGES, [2, 2, 2, 1])
         turns, prompts = numbered(Chain(), [PROBLEM | {"short": True}, PROBLEM], tree)

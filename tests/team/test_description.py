@@ -86,18 +86,6 @@ class TestResume:
         for key, expected in teams.trainable(trainer).items():
             assert torch.equal(weights[key], expected), key
 
-    def test_starts_from_the_checkpoint_s_modules(self, run, tiny_model, tmp_path):
-        """Not from fresh ones that happen to lead to the same."""
-        name, _, checkpoint = run
-        fresh = make(tiny_model, tmp_path, name)
-        start = {key: tensor.clone() for key, tensor in fresh.modules.state_dict().items()}
-        fresh._load_from_checkpoint(str(checkpoint))
-        saved = load_file(checkpoint / "team_modules.safetensors") if start else {}
-        assert saved.keys() == start.keys()
-        for key, tensor in fresh.modules.state_dict().items():
-            assert torch.equal(tensor, saved[key])
-            assert not torch.equal(tensor, start[key])
-
 
 class TestFiles:
     def test_describe_the_team(self, run, tiny_model):
@@ -124,13 +112,6 @@ class TestFiles:
         with torch.no_grad():
             torch.testing.assert_close(trainer.model(ids).logits, adapter.eval()(ids).logits)
         assert AutoTokenizer.from_pretrained(tmp_path).chat_template
-
-    def test_the_model_card_cites_the_paper(self, run):
-        _, trainer, checkpoint = run
-        card = (checkpoint.parent / "README.md").read_text()
-        key = "guo2025heterogeneous" if isinstance(trainer, SHPPOTrainer) else "yu2022surprising"
-        assert key in card and type(trainer)._paper["title"] in card
-        assert "marcog-trl" in card and type(trainer)._tag_names[-1] in card
 
 
 class TestBestModel:
@@ -207,10 +188,6 @@ class TestWrongCheckpoint:
         team = json.loads((checkpoint / "team.json").read_text())
         (copy / "team.json").write_text(json.dumps({**team, "format_version": 3}, indent=2) + "\n")
         self.refused(make(tiny_model, tmp_path / "run"), copy, r"has format_version=3\. This version reads 1 and 2")
-
-    def test_of_no_team_is_refused(self, tiny_model, tmp_path):
-        trainer = make(tiny_model, tmp_path)
-        self.refused(trainer, tmp_path, "it has no team.json, so it is not a checkpoint of a team")
 
     @pytest.mark.parametrize(
         ("resume", "message"),

@@ -155,15 +155,6 @@ class TestDistance:
         report = trainer.export_agents(tmp_path / "agents")
         assert all(own["kl_per_token"] < 1e-8 and own["tokens"] > 0 for own in report.values())
 
-    def test_problems_are_those_of_training_unless_others_are_given(self, tiny_model, tmp_path):
-        trainer = make("observation", tiny_model, tmp_path)
-        asked = []
-        play = trainer.team.play
-        trainer.team.play = lambda problems: asked.extend(p["prompt"] for p in problems) or play(problems)
-        trainer.export_agents(tmp_path / "agents")
-        trainer.export_agents(tmp_path / "agents", [{"prompt": "another"}])
-        assert asked == [*trainer.train_dataset["prompt"], "another"]
-
     def test_the_trainer_goes_on_as_if_nothing_had_been(self, tiny_model, tmp_path):
         def run(path, exports):
             trainer = make("observation", tiny_model, path, max_steps=2, data=teams.dataset(8))

@@ -3,7 +3,6 @@
 import json
 import re
 import runpy
-import shlex
 import shutil
 import subprocess
 import sys
@@ -131,12 +130,6 @@ class TestExportTeam:
         assert "_run.lock" not in files
         assert [path.name for path in written[0].parent.iterdir()] == ["team"]
 
-    def test_it_loads_as_the_same_team(self, written):
-        path, trainer = written
-        loaded = Team.from_pretrained(path, isolation="best_effort")
-        weights = loaded.own_weights()
-        assert all(torch.equal(weights[name], tensor) for name, tensor in trainer.own_weights().items())
-
     def test_a_team_without_a_trainers_card_gets_one(self, tiny_model, tmp_path):
         trainer = make(tiny_model, tmp_path / "run", parameter_sharing="separate")
         trainer.save_model()
@@ -199,15 +192,6 @@ class TestCard:
         assert "@article{guo2025heterogeneous" in card and "vonwerra2020trl" in card and "TRL: 1." in card
         assert "It gives the same outputs as the agent in the team." in card and "KL per token" not in card
 
-    def test_says_with_what_settings_if_it_was_trained(self, saved, written, tiny_model, tmp_path):
-        for folder in (saved, written[0]):
-            card = (folder / "README.md").read_text()
-            assert card.count("| optimizer steps | 1 |") == card.count("| `latent_learning_rate` | 0.003 |") == 1
-            assert card.index("## Training procedure") < card.index("optimizer steps") < card.index("### Framework")
-        trainer = make(tiny_model, tmp_path)
-        trainer.create_model_card("run")
-        assert "optimizer steps" not in (tmp_path / "README.md").read_text()
-
     def test_links_to_the_run_in_a_tracker_and_keeps_the_link(self, tiny_model, tmp_path, monkeypatch):
         monkeypatch.setattr(wandb, "run", SimpleNamespace(url="https://wandb.ai/someone/runs/1"))
         trainer = make(tiny_model, tmp_path)
@@ -219,11 +203,6 @@ class TestCard:
             "Logs of the run: [Weights & Biases](https://wandb.ai/someone/runs/1)."
             in (tmp_path / "README.md").read_text()
         )
-
-    def test_without_exported_agents_it_does_not_speak_of_them(self, saved):
-        card = (saved / "README.md").read_text()
-        assert 'Team.from_pretrained(".")' in card and "| helper | Another" in card
-        assert "vllm serve" not in card and "PeftModel" not in card and "agents/helper" not in card
 
     def test_can_be_written_again(self, written, tmp_path):
         (tmp_path / "team").mkdir()
@@ -253,21 +232,6 @@ class TestCard:
         for agent, own in report.items():
             assert re.search(rf"\| {agent} \|.*\| {own['kl_per_token']:.2g} \({own['tokens']} tokens\) \|", card)
 
-    def test_does_not_speak_of_other_agents_that_were_exported_before(self, tiny_model, tmp_path):
-        teams.make(tiny_model, tmp_path, workflow=teams.Pair("ab")).export_agents(tmp_path / "agents")
-        trainer = teams.make(tiny_model, tmp_path, workflow=teams.Pair("ac"))
-        trainer.create_model_card("run")
-        write_card(tmp_path, team=trainer.team.description.to_dict())
-        assert "vllm" not in (tmp_path / "README.md").read_text()
-
-    def test_roles_of_several_lines_stay_in_their_cell(self, tiny_model, tmp_path):
-        workflow = teams.Pair()
-        workflow.agents = (teams.Agent("a", "First | second\nthird"), teams.Agent("b", "Other"))
-        trainer = teams.make(tiny_model, tmp_path, workflow=workflow)
-        trainer.create_model_card("run")
-        write_card(tmp_path, team=trainer.team.description.to_dict())
-        assert "| a | First \\| second third |" in (tmp_path / "README.md").read_text()
-
     def test_of_one_agent(self, tiny_model, tmp_path):
         trainer = teams.make(tiny_model, tmp_path, teams.MultiAgentGRPOTrainer)
         trainer.save_model()
@@ -279,18 +243,6 @@ class TestCard:
         assert "--max-loras 1 --max-lora-rank 8 \\\n    --lora-modules solver=agents/solver\n" in card
         assert "prompt = 'def add(a, b):  # the sum of a and b'\n" in card and "All agents use" not in card
         assert "tokenizer(prompt, return_tensors" in card  # plain text of a user's dataset is continued
-
-    def test_of_one_agent_that_is_asked_for_code(self, tiny_model, tmp_path):
-        roles, system_prompt = {"solver": "{problem}\n\nWrite it."}, "Be brief."
-        trainer = teams.make(
-            tiny_model, tmp_path, teams.MultiAgentGRPOTrainer, roles=roles, system_prompt=system_prompt
-        )
-        trainer.save_model()
-        trainer.export_agents(tmp_path / "agents")
-        trainer.create_model_card("run")
-        card = (tmp_path / "README.md").read_text()
-        assert "prompt = 'def add(a, b):  # the sum of a and b\\n\\nWrite it.'\n" in card
-        assert """[{"role": "system", "content": 'Be brief.'}, {"role": "user", "content": prompt}]""" in card
 
     def test_of_somebody_else_is_not_touched(self, saved, tmp_path):
         (tmp_path / "README.md").write_text("# Mine\n")
@@ -329,26 +281,6 @@ class TestPushTeam:
         }
         assert len(online.commits) == 2
 
-    @pytest.mark.parametrize("name", ["team.json", "agents/export.json", "results.json"])
-    @pytest.mark.parametrize(
-        ("content", "message"), [("{", "is not valid JSON: "), ("[]", r"must contain a mapping.*, but has \[\]")]
-    )
-    def test_a_file_that_cannot_be_read_is_named(self, online, written, tmp_path, name, content, message):
-        shutil.copytree(written[0], tmp_path / "team")
-        (tmp_path / "team" / name).write_text(content)
-        with pytest.raises(ValueError, match=rf"team/{name}' {message}.* Use a file that marcog_trl wrote"):
-            push_team(tmp_path / "team", "someone/team")
-        assert not online.created
-
-    def test_the_way_to_push_again_is_one_for_a_shell(self, online, written, tmp_path):
-        path = tmp_path / "my team's"
-        shutil.copytree(written[0], path)
-        online.refuses_commits = True
-        with pytest.raises(PushError) as raised:
-            push_team(path, "someone/team")
-        words = shlex.split(str(raised.value).partition("To push it again: ")[2])
-        assert words == ["python", "recipes/export.py", "--output_dir", str(path), "--push", "someone/team"]
-
     @pytest.mark.parametrize("reason", ["rights", "room", "network"])
     def test_a_failure_is_clear_keeps_everything_and_can_be_mended(self, online, written, monkeypatch, reason):
         before = {name: content for name, content in files_of(written[0]).items() if name != "README.md"}
@@ -373,25 +305,6 @@ class TestPushTeam:
         online.refuses_commits = False
         push_team(written[0], "someone/team")
         assert REPOSITORY <= set(online.repos["someone/team"])
-
-    def test_refuses_what_is_no_team_before_it_asks_the_hub(self, online, saved, written, tmp_path):
-        with pytest.raises(
-            ValueError, match=r"has no team\.json\. Use a folder that recipes/export\.py or push_agents_to_hub"
-        ):
-            push_team(tmp_path, "someone/team")
-        with pytest.raises(ValueError, match=r"has no agents/export\.json"):
-            push_team(saved, "someone/team")
-        shutil.copytree(written[0], tmp_path / "lacking")
-        (tmp_path / "lacking" / "agents" / "main" / "adapter_model.safetensors").unlink()
-        with pytest.raises(
-            ValueError, match=r"lacking' has no agents/main/adapter_model\.safetensors\. Use a folder that"
-        ):
-            push_team(tmp_path / "lacking", "someone/team")
-        with pytest.raises(ValueError, match=r"repo_id='team' has no owner\. Use 'user/team'\."):
-            push_team(written[0], "team")
-        with pytest.raises(ValueError, match="a b"):
-            push_team(written[0], "someone/a b")
-        assert not online.created
 
     def test_an_agents_push_saves_first_and_then_pushes(self, online, tiny_model, tmp_path):
         write_results(tmp_path)
@@ -451,38 +364,6 @@ class TestRecipe:
         assert f"Pushed: {online.url}/someone/team/commit/" in capsys.readouterr().out
         assert online.commits == [sorted(files_of(out))]
 
-    def test_says_what_is_wrong(self, recipe, saved, tmp_path):
-        out = tmp_path / "out"
-        with pytest.raises(SystemExit, match=r"error: There is nothing to export or push\. Set --adapter"):
-            recipe("--output_dir", out)
-        with pytest.raises(
-            SystemExit, match=r"error: '.*/out' has no team\.json\. Use a folder that recipes/export\.py or"
-        ):
-            recipe("--output_dir", out, "--push", "someone/team")
-        with pytest.raises(SystemExit, match=r"error: '.*' exists already\. Use a new folder\."):
-            recipe("--output_dir", saved, "--adapter", saved, "--isolation", "best_effort")
-        with pytest.raises(SystemExit, match=r"error: repo_id='noowner' has no owner\. Use 'user/noowner'\."):
-            recipe("--output_dir", out, "--adapter", saved, "--isolation", "best_effort", "--push", "noowner")
-        assert not out.exists()
-        with pytest.raises(SystemExit, match=r"error: .*foo"):
-            recipe("--output_dir", out, "--adapter", saved, "--foo", 1)
-        with pytest.raises(SystemExit, match=r"error: .*nothere\.yaml"):
-            recipe("--config", tmp_path / "nothere.yaml")
-
-    def test_two_processes_say_it_once(self, hub, saved, tmp_path):
-        launch = ["-m", "accelerate.commands.launch", "--config_file", ROOT / "recipes/ddp.yaml", "--num_processes", 2]
-        command = [*launch, ROOT / "recipes" / "export.py", "--adapter", saved, "--isolation", "best_effort"]
-        variables = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-        done = run(hub, tmp_path, *command, "--output_dir", tmp_path / "out", "--push", "someone/team", **variables)
-        assert done.returncode == 0, done.stderr[-3000:]
-        assert done.stdout.count("helper: the agent itself") == done.stdout.count("Pushed: ") == 1
-        assert len(hub.commits) == 1
-        done = run(hub, tmp_path, *command, "--output_dir", "/proc/team", **variables)
-        assert (
-            done.returncode
-            and "Traceback" not in done.stderr.partition("ChildFailedError")[0].rpartition("error: ")[0]
-        )
-
 
 class TestLoading:
     @pytest.fixture
@@ -520,18 +401,6 @@ class TestPushToHub:
             PushError, match=r"You have no rights .* -- Log in with a token with write access .* push_to_hub=False"
         ):
             make(tiny_model, tmp_path, push_to_hub=True, hub_model_id="someone/team")
-
-    def test_a_failure_later_says_how_to_push_again(self, online, tiny_model, tmp_path, monkeypatch):
-        trainer = make(tiny_model, tmp_path, hub_model_id="someone/team")
-        monkeypatch.setenv("HF_TOKEN", "hf_stranger")
-        with pytest.raises(
-            PushError, match=r"^The push to 'someone/team' failed: [^']*no rights.* -- .* To push it again"
-        ):
-            trainer.push_to_hub()
-        assert REPOSITORY <= set(files_of(tmp_path))
-        monkeypatch.setenv("HF_TOKEN", hub_server.TOKEN)
-        push_team(tmp_path, "someone/team")
-        assert REPOSITORY <= set(online.repos["someone/team"])
 
 
 def test_a_recipe_whose_last_push_fails_keeps_its_results(hub, tiny_model, tmp_path):

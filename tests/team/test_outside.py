@@ -9,9 +9,8 @@ from chat_server import endpoint as endpoint  # a fixture
 from chat_server import environment as environment  # a fixture
 from datasets import Dataset
 
-from marcog_trl import Agent, Centralized, Endpoint, MultiAgentGRPOTrainer, SHPPOTrainer, Team, evaluate_team
+from marcog_trl import MultiAgentGRPOTrainer, SHPPOTrainer, Team, evaluate_team
 from marcog_trl.cli import evaluate as evaluate_command
-from marcog_trl.cli import export as export_command
 from marcog_trl.cli import solve as solve_command
 from marcog_trl.endpoints import EndpointError
 from marcog_trl.evaluation.baselines import single_agent, untrained_team
@@ -146,23 +145,3 @@ def test_exports_have_no_adapter_for_it(tiny_model, tmp_path, endpoint, trainer,
     trainer.create_model_card("team")
     assert "`planner` is `big` behind an endpoint" in (tmp_path / "team" / "README.md").read_text()
     assert Team.from_pretrained(tmp_path / "team").outside == ["planner"]
-
-
-def test_the_export_command_says_so(saved, endpoint, tmp_path, capsys):
-    export_command.main(["--team", str(saved), "--output_dir", str(tmp_path / "export"), "--isolation", "best_effort"])
-    assert "planner: no adapter, because the agent speaks through an endpoint" in capsys.readouterr().out
-    card = (tmp_path / "export" / "README.md").read_text()
-    assert "A team of 2 LLM agents, of which 1 shares one base model" in card
-    assert "| planner |" in card and "none: speaks through an endpoint" in card
-    assert 'adapter_name="coder"' in card and 'adapter_name="planner"' not in card
-    assert (tmp_path / "export" / "agents" / "coder" / "adapter_model.safetensors").is_file()
-
-
-def test_declarations_are_checked(endpoint):
-    workflow = teams.Pair()
-    workflow.agents = (Agent("a", "a"), Agent("b", "b", endpoint=endpoint.url))
-    with pytest.raises(TypeError, match=r"Pair.agents has endpoint='http.*Use Endpoint\("):
-        workflow.validate()
-    workflow.agents = (Agent("a", "a"), Agent("b", "b", Endpoint("big", endpoint.url)))
-    with pytest.raises(ValueError, match=r"centralized=True has one agent, which speaks for all, but \['b'\]"):
-        Centralized(workflow)

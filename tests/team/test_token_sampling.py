@@ -121,10 +121,6 @@ class TestDistribution:
             assert possible.gather(1, tokens).all()
         assert (draw(torch.zeros(200, 1, dtype=torch.float64), scores) == possible.int().argmax(1, keepdim=True)).all()
 
-    def test_every_token_has_a_number_of_its_own(self):
-        draws = torch.tensor([[0.1, 0.9, torch.nan], [torch.nan, torch.nan, torch.nan]], dtype=torch.float64)
-        assert draw(draws, torch.tensor([[0.0, 0.1]]).expand(2, -1)).tolist() == [[0, 1, 1], [1, 1, 1]]
-
     @pytest.mark.parametrize("wrong", [math.nan, math.inf])
     def test_scores_that_are_no_numbers_are_refused(self, wrong):
         with pytest.raises(ValueError, match=r"scores of the next token contain NaN or infinity\. Check its weights"):
@@ -160,15 +156,6 @@ class TestWhere:
             assert given.draws.shape == (3, 4) and 0 <= given.draws.min() and given.draws.max() < 1
         else:
             assert given is None
-
-    @pytest.mark.parametrize("other", [None, "use_transformers_continuous_batching"])
-    def test_a_backend_of_its_own_draws_its_own_numbers(self, tiny_model, tmp_path, always, monkeypatch, other):
-        team = teams.make(tiny_model, tmp_path, MultiAgentTrainer).team
-        monkeypatch.setattr(type(team), "other_generation", other)
-        state = torch.random.get_rng_state()
-        with team.generating([]):
-            assert (team.generation_config.watermarking_config is None) is (other is not None)
-        assert torch.equal(state, torch.random.get_rng_state()) is (other is not None)
 
 
 class TestTraining:

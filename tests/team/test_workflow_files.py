@@ -8,15 +8,13 @@ from pathlib import Path
 import hub_server
 import pytest
 import teams
-import torch
 
 from marcog_trl import MultiAgentGRPOTrainer, SHPPOTrainer, Team
 from marcog_trl.cli.main import main
-from marcog_trl.evaluation.baselines import single_agent, untrained_team
+from marcog_trl.evaluation.baselines import single_agent
 from marcog_trl.evaluation.evaluate import evaluate_team
 from marcog_trl.team.export import export_team
 from marcog_trl.team.hub import push_team
-from marcog_trl.team.settings import TeamSettings
 
 
 FILE = """from pathlib import Path
@@ -192,12 +190,6 @@ class TestBaselines:
         assert team.agents == ["solver"] and team.settings.max_completion_length == 3 * 6
         assert single_agent(folder, workflow="my_team.py:Duo", **EXECUTION).settings.max_completion_length == 3 * 6
 
-    def test_an_untrained_team_may_have_one(self, tiny_model, file):
-        team = untrained_team(
-            tiny_model, TeamSettings(workflow="my_team.py:Duo", max_completion_length=6, **EXECUTION)
-        )
-        assert team.agents == ["a0", "a1"] and len(team.solve(PROBLEM).messages) == 3
-
     def test_a_reward_of_one_s_own_is_given_or_replaced(self, folder):
         team = Team.from_pretrained(folder, trust_remote_code=True, **EXECUTION)
         with pytest.raises(
@@ -276,25 +268,6 @@ class TestShare:
             "The workflow is Python code in `my_team.py`, which `trust_remote_code=True` runs. Read it first." in card
         )
         assert 'Team.from_pretrained("user/team", trust_remote_code=True)' in card
-
-    def test_other_cards_do_not_speak_of_trust(self, tiny_model, tmp_path):
-        trainer = make(tiny_model, tmp_path, workflow="collaboration")
-        trainer.save_model()
-        trainer.create_model_card("team")
-        card = (tmp_path / "README.md").read_text()
-        assert "trust_remote_code" not in card and "\n## The whole team\n\n```python\n" in card
-
-    def test_an_export_has_the_file_that_it_was_loaded_with(self, tiny_model, file):
-        from marcog_trl import make_workflow
-
-        make(tiny_model, "team", workflow=make_workflow("my_team.py:Duo")).save_model()
-        assert not Path("team/my_team.py").exists()
-        team = Team.from_pretrained("team", workflow="my_team.py:Duo", **EXECUTION)
-        export_team(team, "team", "exported")
-        loaded = Team.from_pretrained("exported", trust_remote_code=True, **EXECUTION)
-        assert loaded.agents == ["a0", "a1"]
-        for name, tensor in loaded.own_weights().items():
-            assert torch.equal(tensor, team.own_weights()[name])
 
     def test_a_checkpoint_is_pushed_with_it(self, tiny_model, file, monkeypatch):
         with hub_server.serve() as hub:
