@@ -8,7 +8,6 @@ two minutes on two cores and needs no network. Models are cached.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import itertools
 import json
@@ -23,10 +22,10 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 import transformers
@@ -45,7 +44,6 @@ from transformers import (
     TrainingArguments,
 )
 
-from marcog_trl.agents import Agent
 from marcog_trl.problems import builtin
 from marcog_trl.problems.builtin import SIZES, STEPS, Step, generate, write_aux, write_main
 from marcog_trl.rollout.engine import encode_prompts
@@ -125,23 +123,6 @@ def build_default_model(seed: int = 0, cache_dir: str | os.PathLike | None = Non
         OSError: If the folder is not writable.
     """
     build = BuildSettings(seed=seed, **settings)
-    return build_once(MODEL_NAME, build, _key(build), "marcog_trl.embedded", cache_dir)
-
-
-def build_once(name: str, build: BuildSettings, key: str, module: str, cache_dir: str | os.PathLike | None) -> str:
-    """
-    Build an embedded model, unless it is in the cache.
-
-    Args:
-        name (`str`): Name of the model.
-        build ([`BuildSettings`]): Its settings.
-        key (`str`): Hash of everything that determines it.
-        module (`str`): Module that builds it: `python -m module SETTINGS FOLDER`.
-        cache_dir (`str`, *optional*): As in [`build_default_model`].
-
-    Returns:
-        `str`: Path of model and tokenizer.
-    """
     cache = Path(cache_dir or os.environ.get("MARCOG_TRL_CACHE") or _own_cache()).absolute()
     try:
         cache.mkdir(parents=True, exist_ok=True)
@@ -149,16 +130,18 @@ def build_once(name: str, build: BuildSettings, key: str, module: str, cache_dir
         raise OSError(
             f"Cannot create the folder of embedded models: {error}. Set MARCOG_TRL_CACHE to another folder."
         ) from error
-    target = cache / f"{name}-{build.seed}-{key}"
+    target = cache / f"{MODEL_NAME}-{seed}-{_key(build)}"
     with FileLock(f"{target}.lock"):
         if not target.is_dir():
             draft = Path(f"{target}.draft")
             try:
-                print(f"Building the embedded model {name!r} (once, some minutes) in {target}", file=sys.stderr)
+                print(f"Building the embedded model {MODEL_NAME!r} (once, some minutes) in {target}", file=sys.stderr)
                 draft.mkdir(mode=0o700, exist_ok=True)  # a build that was killed leaves one
-                command = [sys.executable, "-m", module, json.dumps(asdict(build)), str(draft)]
+                command = [sys.executable, "-m", "marcog_trl.embedded", json.dumps(asdict(build)), str(draft)]
                 if _run_builder(command) != 0:
-                    raise RuntimeError(f"Building the embedded model {name!r} failed. Its output above says why.")
+                    raise RuntimeError(
+                        f"Building the embedded model {MODEL_NAME!r} failed. Its output above says why."
+                    )
                 draft.rename(target)
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
@@ -177,22 +160,6 @@ def _run_builder(command: list[str]) -> int:
         finally:
             process.kill()
             process.wait()  # what it writes is deleted next
-
-
-def build_from_arguments(settings_class: type[BuildSettings], train: Callable[[Any, str], None]) -> None:
-    """
-    The builder's process: reads settings and folder from the command line, and trains the model.
-
-    Args:
-        settings_class (`type[BuildSettings]`): Class of the settings.
-        train (`Callable`): `train(settings, folder)` trains the model and saves it.
-    """
-    parser = argparse.ArgumentParser(description="Build an embedded model; see build_once.")
-    parser.add_argument("settings", help=f"fields of {settings_class.__name__}, as JSON")
-    parser.add_argument("folder", help="output folder of model and tokenizer")
-    arguments = parser.parse_args()
-    _end_with_caller()
-    train(settings_class(**json.loads(arguments.settings)), arguments.folder)
 
 
 def _end_with_caller() -> None:
@@ -250,13 +217,8 @@ def load_default_model(
 def _key(settings: BuildSettings) -> str:
     """Hash of everything that determines the default model."""
     requests = next(Collaboration(roles=ROLES).play({"prompt": "", "entry_point": ""}))
-    return hash_of(asdict(settings), requests, (__file__, builtin.__file__))
-
-
-def hash_of(settings: dict[str, Any], prompts: Any, modules: Iterable[str | None]) -> str:
-    """Hash of what determines a model: settings, prompts, source code and versions."""
-    sources = [Path(str(module)).read_text() for module in modules]
-    parts = [settings, prompts, torch.__version__, transformers.__version__, *sources]
+    sources = [Path(str(module)).read_text() for module in (__file__, builtin.__file__)]
+    parts = [asdict(settings), requests, torch.__version__, transformers.__version__, *sources]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -299,16 +261,12 @@ def make_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerBase
     trained = Qwen2Tokenizer(
         unk_token="<|pad|>", eos_token="<|end|>", pad_token="<|pad|>", padding_side="left"
     ).train_new_from_iterator(texts, vocab_size, new_special_tokens=special, show_progress=False)
-    workflow = Collaboration(roles=ROLES)
+    roles = [agent.role for agent in Collaboration(roles=ROLES).agents]
+    sentences = [sentence for role in roles for sentence in re.split(r"(?<=\.) ", role)]
     phrases = [phrase.strip() for step in STEPS.values() for phrase in step.text.split("{k}")]
-    add_wholes(trained, [*sentences_of(workflow.agents), *phrases])
+    add_wholes(trained, [*sentences, *phrases])
     trained.chat_template = CHAT_TEMPLATE
     return trained
-
-
-def sentences_of(agents: Sequence[Agent]) -> list[str]:
-    """The sentences of the agents' role texts."""
-    return [sentence for agent in agents for sentence in re.split(r"(?<=\.) ", agent.role)]
 
 
 def add_wholes(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> None:
@@ -454,5 +412,6 @@ def _examples(
     return examples[: settings.steps * settings.batch_size]
 
 
-if __name__ == "__main__":
-    build_from_arguments(BuildSettings, _train)
+if __name__ == "__main__":  # the builder: its settings as JSON, and the folder to write
+    _end_with_caller()
+    _train(BuildSettings(**json.loads(sys.argv[1])), sys.argv[2])
