@@ -37,7 +37,7 @@ from marcog_trl.preferences.madpo_config import DIFFERENCES, MADPOConfig
 from marcog_trl.preferences.pairs import check_identity, identity
 from marcog_trl.team.description import ADAPTER_FILES, MODULES_FILE, TEAM_FILE, TeamDescription
 from marcog_trl.team.loading import (
-    check_files,
+    check_adapter,
     check_has_adapter,
     check_layers,
     find_team,
@@ -137,7 +137,7 @@ class MADPOTrainer(Sharing, DPOTrainer):
         settings, _ = settings_with(self._start, saved, {}, workflow, trust_remote_code)
         self.workflow = settings.make_workflow(workflow)
         self.agents = [agent.name for agent in self.workflow.agents]
-        check_files(self._start, saved, settings.parameter_sharing == "separate")
+        check_adapter(self._start, saved)
         self._reference = self._start if ref_model is None else find_team(ref_model)
         check_same_team(f"ref_model={str(ref_model)!r}", self._reference, saved, but=("trainer",))
         self._problems = _prompts_of(train_dataset)

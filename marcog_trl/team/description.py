@@ -8,7 +8,6 @@ networks, if the team has them, under the keys of [`TeamModule`]. If the workflo
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.metadata import version
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from marcog_trl.agents import Tools, Workflow, WorkflowFile
-from marcog_trl.files import write_json, write_whole
+from marcog_trl.files import read_json, write_json, write_whole
 from marcog_trl.workflows.from_file import names_file
 
 
@@ -122,31 +121,13 @@ class TeamDescription:
         Raises:
             ValueError: If the file is not valid, or has another format version.
         """
-        try:
-            content = json.loads(path.read_text())
-        except ValueError as error:  # also raised for invalid UTF-8
-            raise ValueError(f"{str(path)!r} is not valid JSON: {error}. {USE_SAVED_TEAM}") from error
-        found = content.get("format_version") if isinstance(content, dict) else None
+        needed = ("format_version", "trainer", "base_model", "agents", "workflow", "rewards", "settings")
+        content = read_json(path, *needed)
+        found = content["format_version"]
         if found not in (1, TEAM_FORMAT):
             raise ValueError(f"{str(path)!r} has format_version={found}. This version reads 1 and {TEAM_FORMAT}.")
-        for key in ("trainer", "base_model", "agents", "workflow", "rewards", "settings"):
-            if key not in content:
-                raise ValueError(f"{str(path)!r} has no {key!r}. {USE_SAVED_TEAM}")
-        if not isinstance(content["settings"], dict):
-            raise ValueError(
-                f"{str(path)!r} has settings={content['settings']!r:.100}, which is not a mapping. {USE_SAVED_TEAM}"
-            )
-        agents = content["agents"] if isinstance(content["agents"], list) else []
-        if not agents or not all(
-            isinstance(agent, dict) and all(isinstance(agent.get(key), str) for key in ("name", "role"))
-            for agent in agents
-        ):
-            raise ValueError(
-                f"{str(path)!r} has agents={content['agents']!r:.100}, which is not a list of names and role texts. "
-                f"{USE_SAVED_TEAM}"
-            )
         known = {f.name for f in fields(cls)} - {"source_file"}
-        described = {"num_turns": 1, "modules": {}, "versions": {}} | content
+        described: dict[str, Any] = {"num_turns": 1, "modules": {}, "versions": {}} | content
         settings = {name: value for name, value in content["settings"].items() if name not in _MACHINE_SETTINGS}
         if found == 1 and settings.get("visible_tests") == 0:
             settings["visible_tests"] = None  # all of them, which 0 meant in format 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,8 @@ from marcog_trl.agents import Workflow, with_tools
 from marcog_trl.checks import nearest
 from marcog_trl.heterogeneity import CoreDecoder, LatentNet, LoraCores
 from marcog_trl.processes import this_process
-from marcog_trl.team.base_models import check_model
 from marcog_trl.team.description import (
     ADAPTER_FILES,
-    MODEL_FILES,
     MODULES_FILE,
     TEAM_FILE,
     USE_SAVED_TEAM,
@@ -56,58 +54,29 @@ def load_team(
     settings, others = settings_with(path, saved, overrides, workflow, trust_remote_code)
     given, workflow = workflow is not None, with_tools(settings.make_workflow(workflow), tools)
     check_tools_of(path, saved, workflow)
-    if workflow.needs_tests:
-        executor = settings.make_executor()  # first, because it raises on machines without isolation
-    else:
-        executor = None
+    # First, because it raises on machines without isolation
+    executor = settings.make_executor() if workflow.needs_tests else None
     described = _describe(path, saved, settings, workflow, overrides, others, base_model, given)
-    check_files(path, saved, settings.parameter_sharing == "separate")
     tokenizer = load_tokenizer(path)
+    if saved.full_finetuning and base_model is not None:
+        raise ValueError(
+            f"base_model={base_model!r} does not apply to {str(path)!r}, which has all weights of its model. Leave it out."
+        )
+    base = str(path) if saved.full_finetuning else described.base_model
     modules = None
-    if saved.full_finetuning:
-        if base_model is not None:
-            raise ValueError(
-                f"base_model={base_model!r} does not apply to {str(path)!r}, which has all weights of its model. Leave it out."
-            )
-        check_model("path", str(path), **model_init_kwargs)
-        model = load_base_model(str(path), quantization_config, model_init_kwargs, device)
-    else:
-        model = _load_with_adapter(path, saved, base_model, quantization_config, model_init_kwargs, device)
-        with _reading_weights(path, described.base_model):
+    with reading(f"{str(path)!r}, on the base model {base!r},", "Set base_model to the model that it was trained on."):
+        model = load_base_model(base, quantization_config, model_init_kwargs, device)
+        if not saved.full_finetuning:
+            check_adapter(path, saved)
+            warn_of_quantization(path, saved, model)
+            with warnings.catch_warnings():
+                # `check_layers` raises instead
+                warnings.filterwarnings("ignore", message="Found missing adapter keys")
+                model = PeftModel.from_pretrained(model, str(path))
+            check_layers(model, path / ADAPTER_FILES[1])
             modules = load_modules(path, model, settings, described.names)
     model.requires_grad_(False).eval()
     return cls(model, tokenizer, workflow, settings, described, modules, executor)
-
-
-def _load_with_adapter(
-    path: Path,
-    saved: TeamDescription,
-    base_model: str | None,
-    quantization_config: Any,
-    model_init_kwargs: dict[str, Any],
-    device: Any,
-) -> PeftModel:
-    """Loads the base model of a team, and the team's adapter on it."""
-    base = base_model or saved.base_model
-    try:
-        check_model("base_model", base, tokenizer=False, **model_init_kwargs)  # the team has its own
-    except ValueError as error:
-        raise ValueError(f"{error} It is the base model of {str(path)!r}. Set base_model to its path.") from error
-    model = load_base_model(base, quantization_config, model_init_kwargs, device)
-    warn_of_quantization(path, saved, model)
-    with _reading_weights(path, base):
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Found missing adapter keys")  # `check_layers` raises instead
-            model = PeftModel.from_pretrained(model, str(path))
-        check_layers(model, path / ADAPTER_FILES[1])
-    return model
-
-
-def _reading_weights(path: Path, base: str) -> AbstractContextManager[None]:
-    return reading(
-        f"The weights of {str(path)!r}, on the base model {base!r},",
-        "Set base_model to the model that they were trained on.",
-    )
 
 
 def load_base_model(name: str, quantization_config: Any, model_init_kwargs: Mapping[str, Any], device: Any) -> Any:
@@ -122,7 +91,7 @@ def load_base_model(name: str, quantization_config: Any, model_init_kwargs: Mapp
 
 def load_tokenizer(path: Path) -> Any:
     """Loads the tokenizer of a saved team."""
-    with reading(path / "tokenizer.json"):
+    with reading(f"The tokenizer of {str(path)!r}", USE_SAVED_TEAM):
         tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
     names = tokenizer.vocab_files_names.values()
     # transformers builds an empty tokenizer if the vocabulary is missing
@@ -223,21 +192,10 @@ def _describe(
     given: bool,
 ) -> TeamDescription:
     """Describes the loaded team, and checks that it fits the saved one. `given`: whether the caller passed a workflow."""
-    found = [agent.name for agent in workflow.agents]
     if not given and saved.workflow != type(workflow).__name__:
         raise ValueError(
             f"{str(path)!r} was trained with the workflow {saved.workflow}, which is not in the folder. Pass it: "
             f"workflow={saved.workflow}(), or workflow='my_team.py:{saved.workflow}' (--workflow)."
-        )
-    if not others and saved.names != found:
-        if given:
-            raise ValueError(
-                f"The given workflow has the agents {found}, but the team in {str(path)!r} has {saved.names}. Use the workflow "
-                "that the team was trained with."
-            )
-        raise ValueError(
-            f"{str(path / TEAM_FILE)!r} has the agents {saved.names}, but its workflow {type(workflow).__name__} has {found}. "
-            f"{USE_SAVED_TEAM}"
         )
     current = {name: getattr(settings, name, value) for name, value in saved.settings.items()}
     current |= {name: getattr(settings, name) for name in ("num_agents", "roles") if name in others}
@@ -251,23 +209,15 @@ def _describe(
         settings=current,
         source_file=(workflow.source_file if names_file(settings.workflow) else None) or saved.source_file,
     )
-    replaced = {name: value for name, value in overrides.items() if value != saved.settings.get(name)}
     but = tuple(name for name, given in (("agents", others), ("base_model", base_model)) if given)
-    but += ("num_turns",) if "num_turns" in replaced else ()
-    difference = saved.difference(described, but)
-    if difference is None:
-        return described
-    key, its, ours = difference
-    if replaced.keys() & saved.settings.keys():
-        changed = ", ".join(f"{name}={value!r}" for name, value in replaced.items() if name in saved.settings)
+    but += ("num_turns",) if "num_turns" in overrides else ()
+    if (difference := saved.difference(described, but)) is not None:
+        key, its, ours = difference
         raise ValueError(
-            f"{str(path)!r} was saved with {key}={its!r}. With {changed} it would be {ours!r}, which does not fit the weights. "
-            "Leave these settings out."
+            f"{str(path)!r} was saved with {key}={its!r}, but is loaded with {ours!r}, which does not fit the weights. Use the "
+            "workflow and the settings of the training. For other role texts, pass roles={'main': ...} or --agents agents.yaml."
         )
-    raise ValueError(
-        f"{str(path / TEAM_FILE)!r} is inconsistent: {key} is {its!r}, but its settings give {ours!r}. {USE_SAVED_TEAM} For "
-        "other role texts, pass roles={'main': ...} or --agents agents.yaml."
-    )
+    return described
 
 
 def check_tools_of(path: Path, saved: TeamDescription, workflow: Workflow) -> None:
@@ -318,32 +268,17 @@ def _of_agents(saved: Mapping[str, Any], overrides: Mapping[str, Any], kept: dic
     return kept
 
 
-def check_files(path: Path, saved: TeamDescription, separate: bool) -> None:
+def check_adapter(path: Path, saved: TeamDescription) -> None:
     """
-    Checks the files of a saved team.
+    Checks that the adapter in a folder is the one of the team there.
 
     Raises:
-        ValueError: If a file is missing, cannot be read, or belongs to another base model.
+        ValueError: If it belongs to another base model.
     """
-    if saved.full_finetuning:
-        if not any((path / name).is_file() for name in MODEL_FILES):
-            raise ValueError(f"{str(path)!r} has no {MODEL_FILES[0]}. {USE_SAVED_TEAM}")
-        return  # `check_model` reads them
-    folders = [path / "agents" / name for name in saved.own_agents] if separate else []
-    for folder in (path, *folders):
-        for name in ADAPTER_FILES:
-            if not (folder / name).is_file():
-                raise ValueError(f"{str(folder)!r} has no {name}. {USE_SAVED_TEAM}")
-    for file in (*(folder / ADAPTER_FILES[1] for folder in (path, *folders)), path / MODULES_FILE):
-        if file.is_file():
-            with reading(file), safe_open(file, "pt"):
-                pass
-    with reading(path / ADAPTER_FILES[0]):
-        config = PeftConfig.from_pretrained(str(path))
+    config = PeftConfig.from_pretrained(str(path))
     if config.base_model_name_or_path != saved.base_model:
         raise ValueError(
-            f"The adapter in {str(path)!r} is for {config.base_model_name_or_path!r}, but {TEAM_FILE} names the base model "
-            f"{saved.base_model!r}. {USE_SAVED_TEAM}"
+            f"the adapter is for {config.base_model_name_or_path!r}, but {TEAM_FILE} names the base model {saved.base_model!r}"
         )
 
 
@@ -382,14 +317,13 @@ def check_layers(model: Any, file: Path) -> None:
 
 
 @contextmanager
-def reading(what: Path | str, instead: str = "") -> Iterator[None]:
-    """Turns any error of a library into a `ValueError` of one line that says what cannot be read."""
+def reading(what: str, instead: str) -> Iterator[None]:
+    """Turns any error of a library into a `ValueError` of one line that says what cannot be loaded."""
     try:
         yield
     except Exception as error:
         why = " ".join(str(error).split())[:300] if str(error).strip() else type(error).__name__
-        what = repr(str(what)) if isinstance(what, Path) else what
-        raise ValueError(f"{what} cannot be read: {why.rstrip('.')}. {instead or USE_SAVED_TEAM}") from error
+        raise ValueError(f"{what} cannot be loaded: {why.rstrip('.')}. {instead}") from error
 
 
 def find_team(path: str | Path) -> Path:

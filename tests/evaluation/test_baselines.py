@@ -2,6 +2,7 @@
 
 import pytest
 import teams
+import torch
 
 from marcog_trl import MultiAgentPPOTrainer
 from marcog_trl.evaluation.baselines import single_agent, untrained_team
@@ -40,6 +41,10 @@ class TestSingleAgent:
     def test_settings_are_those_of_the_team(self, saved):
         team = single_agent(saved, max_completion_length=9, num_turns=1, **EXECUTION)
         assert team.workflow.num_turns == 1 and team.settings.max_completion_length == 2 * 9
+
+    def test_its_model_is_loaded_as_asked_for(self, saved):
+        team = single_agent(saved, model_init_kwargs={"dtype": "bfloat16"}, **EXECUTION)
+        assert team.model.dtype == torch.bfloat16
 
     def test_is_asked_for_the_code_unless_it_has_another_text(self, saved):
         problem = dict(TESTED[0])

@@ -105,12 +105,9 @@ class TestFromPretrained:
 
     def test_settings_that_make_another_team_are_named(self, saved):
         if saved[0].args.to_dict().get("parameter_sharing") == "latent":
-            with pytest.raises(
-                ValueError, match=r"was saved with modules=.* With latent_size=3 it would be .* Leave these"
-            ):
+            with pytest.raises(ValueError, match=r"was saved with modules=.*'latent_size': 3"):
                 Team.from_pretrained(saved[1], latent_size=3)
-            message = r"The given workflow has the agents .*, but the team in .* has \['helper', 'main'\]\. Use the"
-            with pytest.raises(ValueError, match=message):
+            with pytest.raises(ValueError, match=r"was saved with agents=.*'planner'"):
                 Team.from_pretrained(saved[1], workflow="pipeline")
 
     def test_refuses_what_is_no_team_of_this_format(self, saved, tmp_path):

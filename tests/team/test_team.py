@@ -21,11 +21,6 @@ TESTED = teams.dataset(2, test=[["assert f"]] * 2, test_format=["asserts"] * 2, 
 PROBLEM = {"prompt": "def f(x):\n    '''Twice x.'''\n", "entry_point": "f"}
 TESTS = {"test": ["assert f(1) == 2"], "test_format": "asserts"}
 
-DESCRIPTION = {
-    "format_version": 1, "trainer": "SHPPOTrainer", "base_model": "m", "agents": [{"name": "a", "role": "b"}],
-    "workflow": "Single", "rewards": [], "settings": {},
-}  # fmt: skip
-
 
 @pytest.fixture(scope="module")
 def saved(tiny_model, tmp_path_factory):
@@ -169,41 +164,18 @@ class TestBadInput:
             load("nobody/nothing")
 
     @pytest.mark.parametrize(
-        ("sharing", "missing", "message"),
-        [
-            (
-                "latent",
-                "adapter_config.json",
-                r"has no adapter_config\.json\. Use a folder that a trainer's save_model wrote",
-            ),
-            ("latent", "adapter_model.safetensors", r"has no adapter_model\.safetensors"),
-            ("latent", "tokenizer.json", r"has no tokenizer: all of .*tokenizer\.json.* are missing"),
-            ("separate", "agents/main/adapter_model.safetensors", r"agents/main' has no adapter_model\.safetensors"),
-        ],
+        "missing", ["adapter_config.json", "adapter_model.safetensors", "team_modules.safetensors", "tokenizer.json"]
     )
-    def test_a_team_that_lacks_a_file_is_refused(self, saved, load, tmp_path, sharing, missing, message):
-        shutil.copytree(saved("collaboration", parameter_sharing=sharing), tmp_path / "team")
+    def test_a_team_that_lacks_a_file_is_refused(self, saved, load, tmp_path, missing):
+        shutil.copytree(saved("collaboration"), tmp_path / "team")
         (tmp_path / "team" / missing).unlink()
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=missing.partition(".")[0]):
             load(tmp_path / "team")
 
-    @pytest.mark.parametrize(
-        ("content", "message"),
-        [
-            ("{", r"team\.json' is not valid JSON: .*\. Use a folder that"),
-            ("[]", "has format_version=None\\. This version reads 1"),
-            (
-                json.dumps({**DESCRIPTION, "agents": None}),
-                "has agents=None, which is not a list of names and role texts. Use",
-            ),
-            (json.dumps({**DESCRIPTION, "agents": ["a"]}), r"has agents=\['a'\], which is not a list of names"),
-            (json.dumps({**DESCRIPTION, "settings": []}), r"has settings=\[\], which is not a mapping"),
-            ('{"format_version": 1, "trainer": "SHPPOTrainer"}', r"team\.json' has no 'base_model'\. Use a folder"),
-        ],
-    )
-    def test_a_description_that_cannot_be_read_is_refused(self, load, tmp_path, content, message):
+    @pytest.mark.parametrize("content", ["{", "[]", '{"format_version": 3}', '{"format_version": 2}'])
+    def test_a_description_that_cannot_be_read_is_refused(self, load, tmp_path, content):
         (tmp_path / "team.json").write_text(content)
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=r"team\.json"):
             load(tmp_path)
 
     def test_a_base_model_that_is_gone_can_be_given(self, saved, load, tiny_model, tmp_path):
@@ -211,10 +183,7 @@ class TestBadInput:
         for name, key in (("team.json", "base_model"), ("adapter_config.json", "base_model_name_or_path")):
             content = json.loads((tmp_path / "team" / name).read_text())
             (tmp_path / "team" / name).write_text(json.dumps({**content, key: "/nowhere/model"}))
-        with pytest.raises(
-            ValueError,
-            match=r"base_model='/nowhere/model' is not a folder, .* It is the base model of .*\. Set base_model to its path\.",
-        ):
+        with pytest.raises(ValueError, match=r"base model '/nowhere/model', cannot be loaded: .* Set base_model"):
             load(tmp_path / "team")
         assert load(tmp_path / "team", base_model=tiny_model).agents == ["helper", "main"]
 
@@ -252,7 +221,7 @@ class TestFilesThatDoNotFit:
         config.update(change)
         config.layer_types = ["full_attention"] * config.num_hidden_layers
         AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "base")
-        message = r"The weights of '.*/team', on the base model '.*/base', cannot be read: .* Set base_model to the model that they"
+        message = r"team', on the base model '.*/base', cannot be loaded: .* Set base_model"
         with pytest.raises(ValueError, match=message):
             load(
                 team(trainer_class=trainer_class, lora={"target_modules": ["q_proj", "v_proj"]}),
@@ -263,7 +232,7 @@ class TestFilesThatDoNotFit:
         path = team()
         settings = json.loads((path / "team.json").read_text())["settings"]
         edit(path / "team.json", settings={**settings, "latent_size": 3})
-        with pytest.raises(ValueError, match=r"team\.json' is inconsistent|The weights of '.*/team'"):
+        with pytest.raises(ValueError, match=r"latent_size|cannot be loaded"):
             load(path)
 
     def test_unknown_settings_are_refused(self, team, load):
