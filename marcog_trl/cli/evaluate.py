@@ -39,10 +39,10 @@ from typing import Any
 
 from marcog_trl.checks import Range, check_number
 from marcog_trl.cli.arguments import SavedTeamArguments, column_names
-from marcog_trl.cli.endings import interrupts, one_line
+from marcog_trl.cli.console import interrupts, one_line
 from marcog_trl.cli.other_projects import nearest_setting
 from marcog_trl.cli.parsing import Parser, parse_override
-from marcog_trl.cli.showing import hide_bars_of_libraries
+from marcog_trl.cli.progress import hide_bars_of_libraries
 from marcog_trl.endpoints import EndpointError
 from marcog_trl.evaluation.baselines import single_agent, untrained_team
 from marcog_trl.evaluation.evaluate import check_evaluation, evaluate_team
@@ -199,9 +199,9 @@ def main(argv: Sequence[str]) -> int:
         SystemExit: With one line, if anything in the command line, the data or the model is wrong.
     """
     hide_bars_of_libraries()
-    with interrupts() as kept, one_line(ValueError, OSError, EndpointError):
+    with interrupts() as status, one_line(ValueError, OSError, EndpointError):
         (args,) = Parser(EvaluationArguments, prog="marcog-trl evaluate", description=__doc__).parse(argv)
-        kept.now = lambda: _kept_by(args.output)
+        status.now = lambda: _kept_by(args.output)
         with redirect_stdout(sys.stderr):  # libraries print there too
             team, figures, number = measure(args)
     if this_process().is_main_process:

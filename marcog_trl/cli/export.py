@@ -25,9 +25,9 @@ from typing import Any
 
 from marcog_trl.checks import COUNT, check_number
 from marcog_trl.cli.arguments import SavedTeamArguments, column_names
-from marcog_trl.cli.endings import interrupts, one_line
+from marcog_trl.cli.console import interrupts, one_line
 from marcog_trl.cli.parsing import Parser
-from marcog_trl.cli.showing import hide_bars_of_libraries
+from marcog_trl.cli.progress import hide_bars_of_libraries
 from marcog_trl.endpoints import EndpointError
 from marcog_trl.problems import load_problems
 from marcog_trl.processes import this_process
@@ -97,12 +97,14 @@ def main(argv: Sequence[str]) -> int:
     """
     writes = True
     hide_bars_of_libraries()
-    with interrupts() as kept, one_line(ValueError, OSError, EndpointError, PushError):
+    with interrupts() as status, one_line(ValueError, OSError, EndpointError, PushError):
         (args,) = Parser(ExportArguments, prog="marcog-trl export", description=__doc__).parse(argv)
         if args.adapter is not None:
             with redirect_stdout(sys.stderr):  # libraries print there too
                 report, writes = _export(args)
-            kept.now = lambda: f"The export is in {args.output_dir}. Push it with --push user/team, without --adapter."
+            status.now = lambda: (
+                f"The export is in {args.output_dir}. Push it with --push user/team, without --adapter."
+            )
             for agent, own in report.items() if writes else ():
                 if not own:
                     print(f"{agent}: no adapter, because the agent speaks through an endpoint")

@@ -14,7 +14,7 @@ from accelerate.commands.launch import launch_command, launch_command_parser
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from marcog_trl.cli.endings import INTERRUPTED
+from marcog_trl.cli.console import INTERRUPTED
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from marcog_trl.checks import nearest
-from marcog_trl.cli.endings import interrupts, warnings_once
+from marcog_trl.cli.console import interrupts, warnings_once
 
 
 # Command -> the module whose `main(argv)` runs it, and what it does

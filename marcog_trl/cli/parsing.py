@@ -18,7 +18,7 @@ from trl import ModelConfig, TrlParser
 import marcog_trl
 from marcog_trl.checks import COUNT, Range, check_number
 from marcog_trl.cli.arguments import TeamArguments
-from marcog_trl.cli.endings import say
+from marcog_trl.cli.console import log
 from marcog_trl.cli.other_projects import FLAGS, check_names, convert, field_of, flatten, merge, nearest_setting
 from marcog_trl.cli.recipe import TrainingRecipe
 from marcog_trl.embedded import MODEL_NAME, ROLES, build_default_model
@@ -253,7 +253,7 @@ def _read_settings(
     check_names(named, known | _FAMILY, f"the file {path} of --config")
     ours, labels = convert(merge(settings, over), known)
     if labels:
-        say(f"Labels of CoMLRL, which have no effect here: {', '.join(labels)}")
+        log(f"Labels of CoMLRL, which have no effect here: {', '.join(labels)}")
     for name in [name for name in ours if name.startswith("env.")]:
         os.environ[name.removeprefix("env.")] = str(ours.pop(name))
     return {name: value for name, value in ours.items() if name in known or name == "samples_per_step"}, by_user
@@ -288,7 +288,7 @@ def _train_all_weights(model: ModelConfig, given: Collection[str]) -> None:
         raise ValueError("full_finetuning=True trains no adapter. Remove use_peft, or set --full_finetuning false.")
     unused = sorted(name for name in given if name.startswith("lora_"))
     if unused:
-        say(f"{', '.join(unused)} have no effect with full_finetuning=True, which trains all weights.")
+        log(f"{', '.join(unused)} have no effect with full_finetuning=True, which trains all weights.")
     model.use_peft = False
 
 

@@ -26,7 +26,7 @@ from trl import get_peft_config, get_quantization_config
 
 import marcog_trl
 from marcog_trl.checks import COUNT, check_number
-from marcog_trl.cli.endings import error_line
+from marcog_trl.cli.console import error_line
 from marcog_trl.cli.parsing import Parser, read_training_arguments
 from marcog_trl.cli.recipe import TEAM, TrainingRecipe
 from marcog_trl.rollout.rehearsal import rehearse, widest_stage

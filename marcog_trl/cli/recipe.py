@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from marcog_trl.cli.endings import begin, interrupts, warnings_once
+from marcog_trl.cli.console import begin, interrupts, warnings_once
 from marcog_trl.cli.other_projects import RECIPES
 
 
@@ -61,6 +61,6 @@ class TrainingRecipe:
         Args:
             argv (`list[str]`, *optional*): The command line; defaults to the process's own.
         """
-        with warnings_once(), interrupts() as kept:
+        with warnings_once(), interrupts() as status:
             begin("Loading PyTorch and TRL")
-            importlib.import_module(f"marcog_trl.cli.{self.module}").train(self, argv, kept)
+            importlib.import_module(f"marcog_trl.cli.{self.module}").train(self, argv, status)

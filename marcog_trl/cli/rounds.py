@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from marcog_trl.cli.arguments import TeamArguments
-from marcog_trl.cli.endings import Kept, one_line
-from marcog_trl.cli.next_steps import SavedTeam, print_next_steps
+from marcog_trl.cli.console import RunStatus, one_line
+from marcog_trl.cli.next_steps import next_steps
 from marcog_trl.cli.parsing import read_training_arguments
+from marcog_trl.cli.progress import hide_bars_of_libraries, show
 from marcog_trl.cli.recipe import TrainingRecipe
-from marcog_trl.cli.showing import hide_bars_of_libraries, show
 from marcog_trl.cli.train import check_run, resume_choice
 from marcog_trl.preferences.rounds import (
     ROUNDS_FILE,
@@ -35,19 +35,19 @@ from marcog_trl.trainers.checkpointing import check_disks, only_run_in
 _DATA = ("dataset_name", "dataset_train_split", "dataset_test_split", "dataset_columns")
 
 
-def train(recipe: TrainingRecipe, argv: Sequence[str] | None = None, kept: Kept | None = None) -> None:
+def train(recipe: TrainingRecipe, argv: Sequence[str] | None = None, status: RunStatus | None = None) -> None:
     """
     Runs the rounds of a recipe, and saves the last team.
 
     Args:
         recipe ([`TrainingRecipe`]): The recipe.
         argv (`list[str]`, *optional*): The command line; defaults to the process's own.
-        kept ([`Kept`], *optional*): Told what an interruption leaves behind.
+        status ([`RunStatus`], *optional*): Told what an interruption leaves behind.
 
     Raises:
         SystemExit: With one line, if anything in the command line, the data, the model or the output folder is wrong.
     """
-    kept = kept or Kept()
+    status = status or RunStatus()
     hide_bars_of_libraries()
     with ExitStack() as stack, one_line(ValueError, TypeError, OSError):
         script, args, model = read_training_arguments(recipe, argv)
@@ -68,7 +68,7 @@ def train(recipe: TrainingRecipe, argv: Sequence[str] | None = None, kept: Kept 
         check_disks(args, must_share=True)
         on_main(lambda: _check_folder(folder, resume_choice(args.resume_from_checkpoint), script.overwrite_output_dir))
         check_run(script, args, model)
-        kept.now = lambda: (
+        status.now = lambda: (
             f"Finished rounds are in {folder}. The same command with --resume_from_checkpoint true continues them."
         )
         results = rounds.run()
@@ -119,5 +119,6 @@ def _finish(
         print(f"Results: {rounds.folder / 'results.json'}")
     folder = rounds.folder if script.save_final_model else policy
     print(f"Team: {folder}")
-    saved = SavedTeam(str(folder), TeamDescription.read(folder / TEAM_FILE), rounds.args.isolation)
-    print_next_steps(saved, script, test)
+    team = TeamDescription.read(folder / TEAM_FILE)
+    steps = next_steps(str(folder), team, script, rounds.args.isolation, test)
+    print("", *(f"{what}: {command}" for what, command in steps.items()), sep="\n")

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from marcog_trl.cli.arguments import SavedTeamArguments
-from marcog_trl.cli.endings import error_line
+from marcog_trl.cli.console import error_line
 from marcog_trl.cli.parsing import Parser
-from marcog_trl.cli.showing import hide_bars_of_libraries
+from marcog_trl.cli.progress import hide_bars_of_libraries
 from marcog_trl.endpoints import EndpointError
 from marcog_trl.execution.__main__ import read_file
 from marcog_trl.execution.formats import guess_format, split_asserts

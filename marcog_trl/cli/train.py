@@ -6,28 +6,26 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
-import torch
 from datasets import Dataset
 from huggingface_hub import get_token
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
-from transformers import SchedulerType, get_scheduler
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 import marcog_trl
 from marcog_trl.cli.arguments import TeamArguments
-from marcog_trl.cli.endings import Kept, begin, error_line, one_line
-from marcog_trl.cli.next_steps import SavedTeam, evaluation, print_next_steps
+from marcog_trl.cli.console import RunStatus, begin, error_line, one_line
+from marcog_trl.cli.next_steps import next_steps
 from marcog_trl.cli.parsing import read_training_arguments
+from marcog_trl.cli.progress import hide_bars_of_libraries, show
 from marcog_trl.cli.recipe import TrainingRecipe
-from marcog_trl.cli.showing import hide_bars_of_libraries, show
 from marcog_trl.endpoints import EndpointError
 from marcog_trl.evaluation.evaluate import evaluate_problems
 from marcog_trl.preferences.reward_model import TeamRewardModel, is_team_reward_model
@@ -71,7 +69,7 @@ class _Run:
 def train(
     recipe: TrainingRecipe,
     argv: Sequence[str] | None = None,
-    kept: Kept | None = None,
+    status: RunStatus | None = None,
     trainer_class: Callable[..., Any] | None = None,
     reward_funcs: Any = None,
 ) -> None:
@@ -81,14 +79,14 @@ def train(
     Args:
         recipe ([`TrainingRecipe`]): The recipe.
         argv (`list[str]`, *optional*): The command line; defaults to the process's own.
-        kept ([`Kept`], *optional*): Told what an interruption leaves behind.
+        status ([`RunStatus`], *optional*): Told what an interruption leaves behind.
         trainer_class (`Callable`, *optional*): Defaults to the recipe's trainer.
         reward_funcs (`Callable`, *optional*): A reward function in place of those that the command line names.
 
     Raises:
         SystemExit: With one line, if anything in the command line, the data, the model or the output folder is wrong.
     """
-    kept = kept or Kept()
+    status = status or RunStatus()
     name, started = "", time.perf_counter()
     recipe = replace(recipe, defaults={**DEFAULTS, **recipe.defaults})
     hide_bars_of_libraries()
@@ -124,10 +122,10 @@ def train(
         except OSError as error:  # a model that is not there, or no folder for the embedded one
             sys.exit(error_line(error, name and f"while loading {name!r}: "))
         with one_line(EndpointError, PushError):
-            _run(_Run(script, trainer, test_dataset, checkpoint, started), kept)
+            _run(_Run(script, trainer, test_dataset, checkpoint, started), status)
 
 
-def _run(run: _Run, kept: Kept) -> None:
+def _run(run: _Run, status: RunStatus) -> None:
     script, trainer = run.script, run.trainer
     args, output_dir = trainer.args, Path(cast(str, trainer.args.output_dir))
     if script.num_test_samples:
@@ -135,14 +133,13 @@ def _run(run: _Run, kept: Kept) -> None:
         _evaluate(run, "untrained")
     if script.overwrite_output_dir:
         delete_checkpoints(output_dir, args.save_on_each_node)
-    kept.now = lambda: _kept_by_training(trainer)
+    status.now = lambda: _kept_by_training(trainer)
     show(trainer, script.console)
     trainer.train(resume_from_checkpoint=run.checkpoint)
     if script.save_final_model:
         trainer.save_model(args.output_dir, _internal_call=True)  # without a push, which comes last
-        kept.now = lambda: (
-            f"The trained team is in {output_dir}. Measure it with: {evaluation(saved(trainer), script)}"
-        )
+        measure = _next_steps(run)["Evaluate"]
+        status.now = lambda: f"The trained team is in {output_dir}. Measure it with: {measure}"
     if script.num_test_samples:
         trainer.accelerator.print("Evaluating the trained team ...")
         _evaluate(run, "trained")
@@ -180,13 +177,13 @@ def _write_results(run: _Run, output_dir: Path) -> None:
         solved = [record["greedy"]["status"] == "passed" for record in run.records.get("trained", ())]
         # Problems that the trained team solves come first
         order = sorted(range(len(run.test_dataset)), key=lambda i: not (solved and solved[i]))
-        problems = (run.test_dataset[i] for i in order)
-        print_next_steps(saved(trainer), script, problems)
+        steps = _next_steps(run, (run.test_dataset[i] for i in order))
+        print("", *(f"{what}: {command}" for what, command in steps.items()), sep="\n")
 
 
-def saved(trainer: MultiAgentTrainer) -> SavedTeam:
-    """The team in the output folder of a trainer."""
-    return SavedTeam(str(trainer.args.output_dir), trainer.team.description, trainer.args.isolation)
+def _next_steps(run: _Run, problems: Iterable[Mapping[str, Any]] = ()) -> dict[str, str]:
+    args = run.trainer.args
+    return next_steps(str(args.output_dir), run.trainer.team.description, run.script, args.isolation, problems)
 
 
 def _kept_by_training(trainer: MultiAgentTrainer) -> str:
@@ -230,7 +227,7 @@ def set_max_steps(args: MultiAgentConfig, num_replies: float | None) -> None:
 
 def check_run(script: TeamArguments, args: MultiAgentConfig, model: ModelConfig) -> None:
     """
-    Checks accounts, packages and the files of models, before any work is done.
+    Checks accounts and the files of models, before any work is done.
 
     Args:
         script ([`TeamArguments`]): The recipe's arguments.
@@ -238,23 +235,9 @@ def check_run(script: TeamArguments, args: MultiAgentConfig, model: ModelConfig)
         model ([`~trl.ModelConfig`]): The model, as [`read_training_arguments`] returns it.
 
     Raises:
-        ValueError: If there is no account for Weights & Biases or the Hub, a package or a setting of the scheduler is missing,
-            or a model cannot be loaded.
+        ValueError: If there is no account for Weights & Biases or the Hub, or a model cannot be loaded.
     """
     _check_accounts(args)
-    try:
-        get_scheduler(
-            args.lr_scheduler_type,
-            torch.optim.SGD([torch.zeros(1)]),
-            num_warmup_steps=0,
-            num_training_steps=1,
-            scheduler_specific_kwargs=cast(dict, args.lr_scheduler_kwargs),
-        )
-    except (TypeError, ValueError) as error:  # of the scheduler's own arguments
-        raise ValueError(
-            f"lr_scheduler_type={SchedulerType(args.lr_scheduler_type).value!r} does not accept "
-            f"lr_scheduler_kwargs={args.lr_scheduler_kwargs!r}: {error}."
-        ) from error
     for name in script.reward:
         # a reward model of TRL; others are functions, or reward models of teams
         if "/" in name and not names_file(name) and not is_team_reward_model(name):

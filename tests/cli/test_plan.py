@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from marcog_trl.cli.plan import main
 
@@ -61,15 +60,6 @@ def test_prompts_of_the_data(tiny_model, capsys):
     assert "100 M" not in printed and "critic" not in printed
     tokens = int(printed.split("at most ")[1].split(" tokens")[0].replace(",", ""))
     assert tokens > 8 * 512  # the prompts have some, too
-
-
-@pytest.mark.skipif(torch.accelerator.is_available(), reason="plans for a GPU")
-def test_the_process_on_a_cpu(shape, capsys):
-    assert main(small(shape, "--prompt-tokens", "400")) == 0
-    printed = capsys.readouterr().out
-    sums = next(line for line in printed.splitlines() if line.startswith("│ sum"))
-    tensors = max(float(cell) for cell in sums.strip("│").split("│")[1:])
-    assert float(printed.split("a process takes ")[1].split(" GiB")[0]) == pytest.approx(tensors + 0.65, abs=0.06)
 
 
 def test_several_processes(shape, capsys):

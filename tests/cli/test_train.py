@@ -72,7 +72,7 @@ class TestTrain:
 
         before = parsing.Parser.parse
         monkeypatch.setattr(parsing.Parser, "parse", parse)
-        for name in ("write_results", "print_table", "print_next_steps", "evaluation"):
+        for name in ("write_results", "print_table", "next_steps"):
             monkeypatch.setattr(training, name, MagicMock())
         monkeypatch.setattr(training, "evaluate_problems", lambda *args, **options: ({}, []))
         for flags in ([], ["--load_in_4bit", "--dataset_test_split", "train[:2]", "--allow_overlap"]):
@@ -80,9 +80,7 @@ class TestTrain:
         assert {f.name for cls in (TeamArguments, ModelConfig) for f in fields(cls)} <= read
 
     def test_what_is_not_there_is_one_line(self, train, monkeypatch):
-        with pytest.raises(
-            SystemExit, match=r"^error: model_name_or_path='/nowhere' is not a folder, and not a model"
-        ):
+        with pytest.raises(SystemExit, match=r"^error: model_name_or_path='/nowhere' cannot be loaded"):
             train(MultiAgentPPOTrainer, "--model_name_or_path", "/nowhere")
         monkeypatch.setenv("MARCOG_TRL_CACHE", "/proc/nowhere")
         with pytest.raises(SystemExit, match=r"'/proc/nowhere'\. Set MARCOG_TRL_CACHE to another folder") as ended:

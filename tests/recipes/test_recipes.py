@@ -16,7 +16,7 @@ import pytest
 
 from marcog_trl import MultiAgentPPOTrainer
 from marcog_trl.cli import train as training
-from marcog_trl.cli.endings import interrupts
+from marcog_trl.cli.console import interrupts
 from marcog_trl.cli.main import main as command_line
 from marcog_trl.trainers.checkpointing import LOCK_FILE
 

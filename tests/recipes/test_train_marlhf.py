@@ -9,7 +9,7 @@ import pytest
 
 from marcog_trl import save_untrained_team
 from marcog_trl.cli import rounds
-from marcog_trl.cli.endings import interrupts
+from marcog_trl.cli.console import interrupts
 from marcog_trl.cli.train import train as train_recipe
 from marcog_trl.team.settings import TeamSettings
 

@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 
-from marcog_trl.cli.endings import _PACKAGE, warnings_once
+from marcog_trl.cli.console import _PACKAGE, warnings_once
 
 
 def warn(text, category=UserWarning, filename="/site-packages/library/file.py"):
@@ -30,7 +30,7 @@ class TestWarnings:
             warn("ours", FutureWarning)
         assert warnings.showwarning is before
         lines = capsys.readouterr().err.splitlines()
-        assert lines[0].startswith("warning: old name (FutureWarning in ") and "test_endings.py:" in lines[0]
+        assert lines[0].startswith("warning: old name (FutureWarning in ") and "test_console.py:" in lines[0]
         assert lines[1] == "warning: ours" and lines[2].startswith("warning: ours (FutureWarning in ")
         assert len(lines) == 3
 

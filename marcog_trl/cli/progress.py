@@ -8,7 +8,7 @@ import datasets
 from transformers import PrinterCallback, ProgressCallback, Trainer
 from transformers.utils.logging import disable_progress_bar
 
-from marcog_trl.cli.endings import is_main
+from marcog_trl.cli.console import is_main
 from marcog_trl.report.console import ConsoleCallback
 from marcog_trl.trainers.trainer import MultiAgentTrainer
 

@@ -20,7 +20,7 @@ _OLD_NAMES = re.compile(r"`(is_)?gradient_checkpointing\w*` is deprecated")
 INTERRUPTED = 130  # exit status of a program that Ctrl-C ended
 
 
-class Kept:
+class RunStatus:
     """What Ctrl-C leaves behind, and how to continue: `now` is replaced as the run proceeds."""
 
     def __init__(self) -> None:
@@ -28,14 +28,14 @@ class Kept:
 
 
 @contextmanager
-def interrupts() -> Iterator[Kept]:
+def interrupts() -> Iterator[RunStatus]:
     """Ends the program at Ctrl-C with one line that says what is kept."""
-    kept = Kept()
+    status = RunStatus()
     before = signal.signal(signal.SIGINT, _interrupt_once)
     try:
-        yield kept
+        yield status
     except KeyboardInterrupt:
-        say(f"Interrupted. {kept.now()}")
+        log(f"Interrupted. {status.now()}")
         sys.exit(INTERRUPTED)
     finally:
         if signal.getsignal(signal.SIGINT) is _interrupt_once:
@@ -101,7 +101,7 @@ def begin(line: str) -> None:
         print(f"{line} ...", flush=True)
 
 
-def say(line: str) -> None:
+def log(line: str) -> None:
     """Prints a line to standard error, below a progress bar that may be there; on the main process."""
     if is_main():
         print(f"\n{line}", file=sys.stderr)
