@@ -334,9 +334,7 @@ class TestBadInput:
             return pair if index else {"rejected": [rows[0], {**rows[1], "completion_ids": [5] * 30}]}
 
         pairs = make_pairs().map(longer, with_indices=True)
-        with pytest.warns(
-            UserWarning, match="1 of 8 pairs of train_dataset have a row of more than max_length=32 tokens"
-        ):
+        with pytest.warns(UserWarning, match="1 of 8 pairs of train_dataset have a row of more than"):
             trainer = make_trainer(pairs=pairs, max_length=32)
         assert len(trainer.train_dataset) == 7
         with pytest.raises(ValueError, match=r"8 of 8 pairs .* Set a larger max_length"):
@@ -345,9 +343,7 @@ class TestBadInput:
     def test_no_saved_team(self, make_trainer, tiny_model, tmp_path):
         whole = tmp_path / "whole"
         teams.make(tiny_model, whole, workflow=teams.Pair(), full_finetuning=True, peft_config=None).save_model()
-        with pytest.raises(
-            ValueError, match=r"has all weights of its model and no adapter, which this training continues"
-        ):
+        with pytest.raises(ValueError, match="has all weights of its model and no adapter, which this training"):
             make_trainer(folder=whole)
         with pytest.raises(ValueError, match=r"has no team\.json"):
             make_trainer(folder=tiny_model)

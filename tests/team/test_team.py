@@ -158,9 +158,7 @@ class TestBadInput:
     def test_what_is_no_team_is_refused(self, load, tmp_path):
         with pytest.raises(ValueError, match=r"has no team\.json"):
             load(tmp_path)
-        with pytest.raises(
-            ValueError, match="'nobody/nothing' is not a folder, and the Hub did not return such a repository: "
-        ):
+        with pytest.raises(ValueError, match="'nobody/nothing' is not a folder, and the Hub did not return such"):
             load("nobody/nothing")
 
     @pytest.mark.parametrize(
@@ -247,10 +245,7 @@ class TestFilesThatDoNotFit:
     def test_a_quantised_base_is_missed_and_can_be_given(self, team, load):
         path = team()
         edit(path / "team.json", quantization_config={"load_in_4bit": True})
-        with pytest.warns(
-            UserWarning,
-            match=r"on a quantised base model \(\{'load_in_4bit': True\}\), but is loaded without quantisation",
-        ):
+        with pytest.warns(UserWarning, match=r"on a quantised base model \(\{'load_in_4bit': True\}\), but is"):
             load(path)
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=".*on a quantised base")

@@ -107,9 +107,7 @@ class TestSave:
     def test_an_instance_is_not_saved_and_has_to_be_given(self, tiny_model, tmp_path):
         trainer = teams.make(tiny_model, tmp_path, workflow=teams.Pair())
         trainer.save_model()
-        with pytest.raises(
-            ValueError, match=r"the workflow Pair, which is not in the folder\. Pass it: workflow=Pair\(\)"
-        ) as error:
+        with pytest.raises(ValueError, match=r"the workflow Pair, which is not in the folder\. Pass it") as error:
             Team.from_pretrained(tmp_path)
         one_line(error)
         assert Team.from_pretrained(tmp_path, workflow=teams.Pair()).agents == ["a", "b"]
@@ -117,11 +115,7 @@ class TestSave:
 
 class TestLoad:
     def test_needs_trust_and_runs_nothing_without_it(self, folder):
-        with pytest.raises(
-            ValueError,
-            match=r"'team' has its workflow in my_team\.py, and to load it runs this file\. Read the file, then set "
-            r"trust_remote_code=True \(--trust_remote_code\), or pass your copy of it: workflow='my_team\.py:Duo'",
-        ) as error:
+        with pytest.raises(ValueError, match=r"'team' has its workflow in my_team\.py, and to load it") as error:
             Team.from_pretrained(folder)
         one_line(error)
         with pytest.raises(ValueError, match="Read the file, then set trust_remote_code=True"):
@@ -152,9 +146,7 @@ class TestLoad:
 
     def test_a_file_that_is_gone_is_missed(self, folder):
         (Path(folder) / "my_team.py").unlink()
-        with pytest.raises(
-            ValueError, match=r"'team' has no my_team\.py, which defines its workflow\. Restore it, or pass"
-        ) as error:
+        with pytest.raises(ValueError, match=r"'team' has no my_team\.py, which defines its workflow") as error:
             Team.from_pretrained(folder, trust_remote_code=True)
         one_line(error)
         assert Team.from_pretrained(folder, workflow="my_team.py:Duo").agents == ["a0", "a1"]
@@ -189,9 +181,7 @@ class TestBaselines:
 
     def test_a_reward_of_one_s_own_is_given_or_replaced(self, folder):
         team = Team.from_pretrained(folder, trust_remote_code=True, **EXECUTION)
-        with pytest.raises(
-            ValueError, match=r"with a reward of its own: Reward 'letters' is unknown.*--reward execution_reward"
-        ):
+        with pytest.raises(ValueError, match=r"with a reward of its own: Reward 'letters' is unknown.*--reward"):
             evaluate_team(team, DATA.select([0]), 1)
         assert "rewards/letters" in evaluate_team(team, DATA.select([0]), 1, reward_funcs=teams.letters)
         few = [
