@@ -29,7 +29,7 @@ from marcog_trl.checks import COUNT, check_number
 from marcog_trl.cli.console import error_line
 from marcog_trl.cli.parsing import Parser, read_training_arguments
 from marcog_trl.cli.recipe import TEAM, TrainingRecipe
-from marcog_trl.rollout.rehearsal import rehearse, widest_stage
+from marcog_trl.rollout.prompts import measure_prompts, widest_stage
 from marcog_trl.team.base_models import check_model
 from marcog_trl.trainers.algorithm import PROBLEMS_TO_PLAY
 from marcog_trl.trainers.argument_checks import check_full_finetuning
@@ -115,7 +115,7 @@ def make_plan(options: PlanArguments, argv: list[str]) -> tuple[str, Plan]:
             ) from error
         problems = train.select(range(min(PROBLEMS_TO_PLAY, len(train))))
         tokenizer = AutoTokenizer.from_pretrained(name, **where)
-        prompt_tokens, width, alike = rehearse(
+        prompt_tokens, width, alike = measure_prompts(
             workflow, problems, tokenizer, args.max_completion_length, args.chat_template_kwargs, args.system_prompt
         )
     algorithm.check(problems)

@@ -292,7 +292,7 @@ def play_and_score(
         problems (`Sequence[Mapping]` of length E): Dataset rows with tests.
         groups (`Sequence[Sequence[int]]`, *optional*): Indices of the episodes to pass to reward functions together. All
             processes need the same number and sizes of groups. Defaults to one group of all episodes.
-        **options: Arguments of [`Team.playing`].
+        **options: Arguments of [`Team.engine_functions`].
 
     Returns:
         `Callable[[], list[Episode]]`: Waits for the verdicts, scores the episodes, and returns them, with rewards and the

@@ -37,8 +37,8 @@ def play(
     decode: Callable[[list[list[int]]], list[str]],
     executor: Callable[[], CodeExecutor] = shared_executor,
     score: Callable[[list[Episode], int], object] | None = None,
-    total: Callable[[int], int] = int,
-    ends: Callable[[Episode], bool] | None = None,
+    sum_over_processes: Callable[[int], int] = int,
+    is_over: Callable[[Episode], bool] | None = None,
 ) -> list[Episode]:
     """
     Play one episode of a workflow per problem.
@@ -53,9 +53,9 @@ def play(
             are some. Defaults to the shared executor.
         score (`Callable`, *optional*): `score(episodes, turn)`, called once at the end of each turn. It sets the `rewards`
             of that turn in the episodes that played it.
-        total (`Callable`, *optional*): Sums an `int` over all processes (a collective operation), so that all processes
+        sum_over_processes (`Callable`, *optional*): Sums an `int` over all processes (a collective operation), so that all processes
             make the same number of generate calls. By default there is one process.
-        ends (`Callable`, *optional*): `ends(episode)`, called after the scoring of each turn except the last. Whether the
+        is_over (`Callable`, *optional*): `is_over(episode)`, called after the scoring of each turn except the last. Whether the
             episode ends here, even if its workflow would go on.
 
     Returns:
@@ -68,7 +68,7 @@ def play(
     """
     return play_tree(
         workflow, problems, generate, encode, decode, Tree.of_turns(workflow, [1] * workflow.num_turns), executor, score,
-        total, ends,
+        sum_over_processes, is_over,
     )[-1]  # fmt: skip
 
 
@@ -81,14 +81,14 @@ def play_tree(
     tree: Tree,
     executor: Callable[[], CodeExecutor] = shared_executor,
     score: Callable[[list[Episode], int], object] | None = None,
-    total: Callable[[int], int] = int,
-    ends: Callable[[Episode], bool] | None = None,
+    sum_over_processes: Callable[[int], int] = int,
+    is_over: Callable[[Episode], bool] | None = None,
 ) -> list[list[Episode]]:
     """
     Play a tree of episodes per problem. All episodes are played together, level by level.
 
     Args:
-        workflow, generate, encode, decode, executor, score, total, ends: See [`play`]. `score` receives all episodes of a
+        workflow, generate, encode, decode, executor, score, sum_over_processes, is_over: See [`play`]. `score` receives all episodes of a
             turn. An episode that ended earlier has fewer turns, and occurs once per descendant that it could have had. Where
             the next turn branches, masked episodes end, too.
         problems (`Sequence[Mapping]` of length P): Dataset rows, without repetition.
@@ -102,7 +102,7 @@ def play_tree(
         TypeError, ValueError: As [`play`]. `ValueError` also if agents do not speak at the same moment in cross mode.
     """
     workflow.validate()
-    engine = _Engine(generate, encode, decode, executor, total)
+    engine = _Engine(generate, encode, decode, executor, sum_over_processes)
     players = [EpisodePlayer(workflow, problem, index) for index, problem in enumerate(problems)]
     turns: list[list[Episode]] = []
     for turn in range(workflow.num_turns):
@@ -122,7 +122,7 @@ def play_tree(
         if turn < workflow.num_turns - 1:
             branches = tree.branches[turn + 1] > 1
             for player in players:
-                over = player.goes_on(turn) and ends is not None and ends(player.episode)
+                over = player.goes_on(turn) and is_over is not None and is_over(player.episode)
                 if over or (branches and player.episode.masked):
                     player.stop()
     for player in players:
@@ -146,7 +146,7 @@ class _Engine:
     encode: Callable[[list[Prompt]], list[list[int]]]
     decode: Callable[[list[list[int]]], list[str]]
     executor: Callable[[], CodeExecutor]
-    total: Callable[[int], int]
+    sum_over_processes: Callable[[int], int]
     stage: int = 0
 
     def advance(self, players: list[EpisodePlayer]) -> None:
@@ -187,7 +187,7 @@ class _Engine:
             players = _forks(players, level.replies)
         while True:
             speaking = [player for player in players if player.speaks_in(level)]
-            if self.total(len(speaking)) == 0:
+            if self.sum_over_processes(len(speaking)) == 0:
                 return players
             for player in speaking if level.is_stage else ():
                 if not set(player.next_slots()) <= set(level.slots):
@@ -202,7 +202,7 @@ class _Engine:
     def play_cross(self, players: list[EpisodePlayer], level: Level) -> list[EpisodePlayer]:
         """Play a level of one stage, with several replies per request. Returns the episodes of all combinations."""
         speaking = [player for player in players if player.speaks_in(level)]
-        rows = iter(self._speak(speaking, level.replies) if self.total(len(speaking)) else [])
+        rows = iter(self._speak(speaking, level.replies) if self.sum_over_processes(len(speaking)) else [])
         forks: list[EpisodePlayer] = []
         for player in players:
             branches = _forks([player], level.branches)

@@ -14,11 +14,9 @@ from pathlib import Path
 
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.utils import validate_repo_id
-from transformers.utils import CONFIG_NAME
 
-from marcog_trl.files import read_json
 from marcog_trl.team.card import AGENTS_FOLDER, CARD_FILE, EXPORT_FILE, write_card
-from marcog_trl.team.description import ADAPTER_FILES, MODEL_FILES, TEAM_FILE, TeamDescription
+from marcog_trl.team.description import ADAPTER_FILES, TEAM_FILE, TeamDescription
 from marcog_trl.team.export import root_files
 
 
@@ -58,15 +56,8 @@ def push_team(
     check_repo_id(repo_id)
     folder = Path(folder)
     needed = [TEAM_FILE, CARD_FILE]
-    description = None
-    if (folder / TEAM_FILE).is_file():
-        read_json(folder / TEAM_FILE, "agents")
-        description = TeamDescription.read(folder / TEAM_FILE)
-    if description is not None and description.full_finetuning:
-        needed += [CONFIG_NAME, next((name for name in MODEL_FILES if (folder / name).is_file()), MODEL_FILES[0])]
-    elif description is not None:
-        folders = ("", *(f"{AGENTS_FOLDER}/{name}/" for name in description.own_agents))
-        needed += [f"{AGENTS_FOLDER}/{EXPORT_FILE}", *(of + name for of in folders for name in ADAPTER_FILES)]
+    if (folder / TEAM_FILE).is_file() and not TeamDescription.read(folder / TEAM_FILE).full_finetuning:
+        needed += [f"{AGENTS_FOLDER}/{EXPORT_FILE}", *ADAPTER_FILES]
     for name in needed:
         if not (folder / name).is_file():
             raise ValueError(

@@ -62,12 +62,13 @@ def load_team(
         raise ValueError(
             f"base_model={base_model!r} does not apply to {str(path)!r}, which has all weights of its model. Leave it out."
         )
+    if not saved.full_finetuning:
+        check_adapter(path, saved)
     base = str(path) if saved.full_finetuning else described.base_model
     modules = None
     with reading(f"{str(path)!r}, on the base model {base!r},", "Set base_model to the model that it was trained on."):
         model = load_base_model(base, quantization_config, model_init_kwargs, device)
         if not saved.full_finetuning:
-            check_adapter(path, saved)
             warn_of_quantization(path, saved, model)
             with warnings.catch_warnings():
                 # `check_layers` raises instead
@@ -273,12 +274,16 @@ def check_adapter(path: Path, saved: TeamDescription) -> None:
     Checks that the adapter in a folder is the one of the team there.
 
     Raises:
-        ValueError: If it belongs to another base model.
+        ValueError: If a file of it is missing, or it belongs to another base model.
     """
+    for name in ADAPTER_FILES:  # PEFT would look for a repository of the folder's name
+        if not (path / name).is_file():
+            raise ValueError(f"{str(path)!r} has no {name}. {USE_SAVED_TEAM}")
     config = PeftConfig.from_pretrained(str(path))
     if config.base_model_name_or_path != saved.base_model:
         raise ValueError(
-            f"the adapter is for {config.base_model_name_or_path!r}, but {TEAM_FILE} names the base model {saved.base_model!r}"
+            f"The adapter in {str(path)!r} is for {config.base_model_name_or_path!r}, but {TEAM_FILE} names the base model "
+            f"{saved.base_model!r}. {USE_SAVED_TEAM}"
         )
 
 

@@ -15,7 +15,7 @@ from marcog_trl.checks import COUNT, NOT_NEGATIVE, POSITIVE, UNIT, Range, check_
 from marcog_trl.execution import CodeExecutor
 from marcog_trl.execution.isolation import ISOLATION_LEVELS, IsolationLevel
 from marcog_trl.execution.jobs import LEAST_MEMORY_MB
-from marcog_trl.team.outside import use_endpoints
+from marcog_trl.team.endpoint_agents import use_endpoints
 from marcog_trl.workflows import Centralized, ClassTeam, Rounds, construct, workflow_class
 from marcog_trl.workflows.expert import ExpertEdits
 from marcog_trl.workflows.feedback import FEEDBACK_MODES

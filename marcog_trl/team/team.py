@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -27,9 +27,9 @@ from marcog_trl.team.agent_contexts import AgentContexts, keep_token_states
 from marcog_trl.team.answer import Answer
 from marcog_trl.team.data_checks import fault_in, needed_columns
 from marcog_trl.team.description import TeamDescription
+from marcog_trl.team.endpoint_agents import EndpointAgents
 from marcog_trl.team.keyed_sampling import KeyedSampler
 from marcog_trl.team.modules import ATTRIBUTE, TeamModule
-from marcog_trl.team.outside import EndpointAgents
 from marcog_trl.team.settings import TeamSettings
 from marcog_trl.team.shared_prompts import contiguous_states, shared_prompts
 from marcog_trl.team.token_sampling import fast_draws
@@ -94,7 +94,7 @@ class Team:
         )
         self._executor = executor
         self._warned_of_context = False
-        self._outside = EndpointAgents(workflow, settings.system_prompt, self.total)
+        self._outside = EndpointAgents(workflow, settings.system_prompt, self.sum_over_processes)
         self._contexts = None
         if modules is not None:
             self._contexts = AgentContexts(model, tokenizer, workflow, settings, modules, self.autocast)
@@ -102,7 +102,7 @@ class Team:
         if any(agent.tools for agent in workflow.agents):
             from marcog_trl.team.tools import ToolLoop  # slow, and few teams need it
 
-            self.tools = ToolLoop(model, tokenizer, workflow, settings, self.total)
+            self.tools = ToolLoop(model, tokenizer, workflow, settings, self.sum_over_processes)
 
     @classmethod
     def from_pretrained(
@@ -181,20 +181,13 @@ class Team:
             [`Answer`], or a list of them in the order of `problems`.
 
         Raises:
-            TypeError: If `problems` are not problems.
             ValueError: If problems lack what the workflow needs, or have invalid tests. The error lists all of them.
         """
         if isinstance(problems, Mapping | str):
             return self.solve([problems], greedy, batch_size)[0]
-        if not isinstance(problems, Iterable):
-            raise TypeError(f"problems={problems!r} is not a problem, nor a list of them. Pass a dict or a text.")
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size} must be positive. Set batch_size=128.")
-        rows = []
-        for i, problem in enumerate(problems):
-            if not isinstance(problem, Mapping | str):
-                raise TypeError(f"problems[{i}]={problem!r:.80} is not a problem. Pass a dict or a text.")
-            rows.append({"prompt": problem} if isinstance(problem, str) else dict(problem))
+        rows = [{"prompt": problem} if isinstance(problem, str) else dict(problem) for problem in problems]
         needed = needed_columns(self.workflow, ())
         tested = dict.fromkeys(("test", "test_format"), "a problem with tests")
         faults = [fault_in(row, self.workflow, tested | needed if row.get("test") else needed) for row in rows]
@@ -246,7 +239,7 @@ class Team:
         self,
         problems: Sequence[Mapping[str, Any]],
         score: Callable[[list[Episode], int], object] | None = None,
-        ends: Callable[[Episode], bool] | None = None,
+        is_over: Callable[[Episode], bool] | None = None,
         **options: Any,
     ) -> list[Episode]:
         """
@@ -256,28 +249,30 @@ class Team:
 
         Args:
             problems (`Sequence[Mapping]` of length E): Dataset rows.
-            score, ends (`Callable`, *optional*): See [`~marcog_trl.rollout.engine.play`].
-            **options: Arguments of [`Team.playing`].
+            score, is_over (`Callable`, *optional*): See [`~marcog_trl.rollout.engine.play`].
+            **options: Arguments of [`Team.engine_functions`].
 
         Returns:
             `list[Episode]`: E episodes, in the order of `problems`.
         """
         with torch.no_grad(), self.gathered():
-            return play(self.workflow, problems, score=score, ends=ends, **self.playing(**options))
+            return play(self.workflow, problems, score=score, is_over=is_over, **self.engine_functions(**options))
 
     def play_tree(
         self,
         problems: Sequence[Mapping[str, Any]],
         tree: Tree,
         score: Callable[[list[Episode], int], object] | None = None,
-        ends: Callable[[Episode], bool] | None = None,
+        is_over: Callable[[Episode], bool] | None = None,
         **options: Any,
     ) -> list[list[Episode]]:
         """Play a tree of episodes per problem: see [`Team.play`] and [`~marcog_trl.rollout.engine.play_tree`]."""
         with torch.no_grad(), self.gathered():
-            return play_tree(self.workflow, problems, tree=tree, score=score, ends=ends, **self.playing(**options))
+            return play_tree(
+                self.workflow, problems, tree=tree, score=score, is_over=is_over, **self.engine_functions(**options)
+            )
 
-    def playing(
+    def engine_functions(
         self,
         noise: Callable[[list[Row]], torch.Tensor] | None = None,
         prompt_states: bool = False,
@@ -299,7 +294,7 @@ class Team:
             tools_of (`Callable`, *optional*): Returns the tools of a row, in place of those of its agent.
 
         Returns:
-            `dict[str, Any]`: `generate`, `encode`, `decode`, `executor` and `total`.
+            `dict[str, Any]`: `generate`, `encode`, `decode`, `executor` and `sum_over_processes`.
         """
         speak = self.generate if sampler is None else lambda rows: (self._generate(rows, sampler), None)
         if reply is not None:
@@ -327,7 +322,7 @@ class Team:
             ),
             "decode": functools.partial(self.tokenizer.batch_decode, skip_special_tokens=True),
             "executor": lambda: self.executor,
-            "total": self.total,
+            "sum_over_processes": self.sum_over_processes,
         }
 
     def generate(self, rows: list[Row]) -> tuple[list[list[int]], list[list[float]] | None]:
@@ -407,7 +402,7 @@ class Team:
         finally:
             self.model.train(was_training)
 
-    def total(self, count: int) -> int:
+    def sum_over_processes(self, count: int) -> int:
         """Sum over all processes."""
         return int(reduce(torch.tensor(count, device=self.model.device), reduction="sum").item())
 

@@ -46,7 +46,7 @@ class ToolLoop(GRPOTrainer):
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Its tokenizer. Gets a response template if it has none.
         workflow ([`Workflow`]): The team's workflow.
         settings ([`TeamSettings`]): The team's settings.
-        total (`Callable`): Sums an `int` over all processes.
+        sum_over_processes (`Callable`): Sums an `int` over all processes.
 
     Raises:
         ValueError: If the chat template does not support tools, or cannot describe one of them.
@@ -62,7 +62,9 @@ class ToolLoop(GRPOTrainer):
     vllm_generation: Any = None
     _is_vlm = False
 
-    def __init__(self, model: Any, tokenizer: Any, workflow: Workflow, settings: Any, total: Callable[[int], int]):
+    def __init__(
+        self, model: Any, tokenizer: Any, workflow: Workflow, settings: Any, sum_over_processes: Callable[[int], int]
+    ):
         check_tools(workflow)
         if not supports_tool_calling(tokenizer):
             raise ValueError(
@@ -85,7 +87,7 @@ class ToolLoop(GRPOTrainer):
         limit = settings.max_tool_calling_iterations
         self.max_tool_calling_iterations = sys.maxsize if limit is None else limit
         self._of_agent = {agent.name: agent.tools for agent in workflow.agents}
-        self._total = total
+        self._sum = sum_over_processes
         if any(inspect.iscoroutinefunction(tool) for tools in self._of_agent.values() for tool in tools):
             _, self.async_loop, ready = start_event_loop_in_daemon(name="marcog_trl-tools")
             ready.wait()
@@ -191,7 +193,7 @@ class ToolLoop(GRPOTrainer):
                 rows[i].messages, rows[i].tool_mask, completion_ids[i] = messages[k], masks[k], replies[k]
                 if logprobs is not None:
                     logprobs[i] = scores[k]
-        while self._total(0):  # tools were called on another process
+        while self._sum(0):  # tools were called on another process
             speak([])
         return completion_ids, logprobs
 
@@ -200,7 +202,7 @@ class ToolLoop(GRPOTrainer):
         Generates with the team. It does not call `super()`, which would need a trainer: this class would go if TRL's loop were a
         function that takes what generates.
         """
-        self._total(len(prompt_ids))
+        self._sum(len(prompt_ids))
         assert self._speak is not None
         return self._speak([ids.continued() for ids in prompt_ids])
 

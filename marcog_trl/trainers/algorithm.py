@@ -24,8 +24,8 @@ from peft import LoraConfig, PeftConfig
 from torch import nn
 
 from marcog_trl.agents import Slot, Workflow
+from marcog_trl.rollout.prompts import stages_of
 from marcog_trl.rollout.records import Row
-from marcog_trl.rollout.rehearsal import stages_of
 from marcog_trl.rollout.tree import Tree
 from marcog_trl.team.modules import ForwardContext, TeamModule
 from marcog_trl.trainers.adapter_targets import adapter_config
@@ -119,7 +119,7 @@ class Algorithm:
 
     def begin_rollout(self, step: int, training: bool, process: int) -> dict[str, Any]:
         """
-        Returns the options of [`Team.playing`].
+        Returns the options of [`Team.engine_functions`].
 
         Args:
             step (`int`): Optimizer steps so far.

@@ -16,7 +16,7 @@ from peft import PeftConfig
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedConfig
 from transformers.training_args import OptimizerNames
 
-from marcog_trl.rollout.rehearsal import rehearse
+from marcog_trl.rollout.prompts import measure_prompts
 from marcog_trl.rollout.tree import Tree
 from marcog_trl.trainers.adapter_targets import outside_zero3
 from marcog_trl.trainers.algorithm import PROBLEMS_TO_PLAY, Algorithm
@@ -379,7 +379,7 @@ def plan_trainer(trainer: MultiAgentTrainer, gpu_memory: float | None = None) ->
         zero_stage=0 if plugin is None else plugin.zero_stage,
     )
     problems = [row for row, _ in zip(cast(Iterable, trainer.train_dataset), range(PROBLEMS_TO_PLAY), strict=False)]
-    prompt_tokens, width, alike = rehearse(
+    prompt_tokens, width, alike = measure_prompts(
         trainer.workflow,
         problems,
         trainer._tokenizer,

@@ -189,7 +189,7 @@ class TestPlay:
     def test_takes_part_in_the_stages_of_other_processes(self):
         # Elsewhere, an episode of Debate goes on for one stage more than here
         others = iter([2, 2, 1, 0])
-        episodes, model, _ = run(Debate(), 1, total=lambda count: count + next(others))
+        episodes, model, _ = run(Debate(), 1, sum_over_processes=lambda count: count + next(others))
         assert [len(rows) for rows in model.stages] == [1, 1, 0]
         assert [row.slot for row in episodes[0].rows] == [Slot("pro"), Slot("con")]
 
@@ -321,27 +321,12 @@ class TestErrors:
             ),
             (flawed(Execute([])), ValueError, "yielded Execute without jobs"),
             (flawed({}), TypeError, "yielded {}. Yield a non-empty dict"),
-            (flawed("hello"), TypeError, "yielded 'hello'. Yield a non-empty dict"),
             (flawed(), ValueError, "asked no agent. Let it yield"),
             (flawed({"a": ""}), ValueError, "asked agent 'a' with an invalid prompt: its prompt='' is blank"),
-            (flawed({"a": " \n"}), ValueError, "is blank"),
-            (flawed({"a": None}), ValueError, "neither text nor a list of chat messages"),
-            (flawed({"a": []}), ValueError, "neither text nor a list of chat messages"),
-            (flawed({"a": ["?"]}), ValueError, "neither text nor a list of chat messages"),
             (flawed({"a": [{"role": "user"}]}), ValueError, "has no text as its 'content'"),
-            (flawed({"a": [{"role": "user", "content": None}]}), ValueError, "has no text as its 'content'"),
-            (flawed({"a": [{"content": "?"}]}), ValueError, "has no 'role'"),
             (flawed({Slot("a", 3): "?"}), ValueError, "asked for Slot.agent='a', turn=3, act=0., which is not in its"),
             (flawed({"a": "?"}, {Slot("a"): "?"}), ValueError, "asked for Slot.*was filled or skipped before"),
             (flawed({"a": "?", Slot("a", 1): "?"}, slots=[Slot("a"), Slot("a", 1)], num_turns=2), ValueError, "twice"),
-            (flawed(5), TypeError, "yielded 5"),
-            # A reply whose slot belongs to a turn that is over
-            (
-                flawed({"a": "?"}, {"a": "?"}, {"b": "?"}, slots=[Slot("a"), Slot("b"), Slot("a", 1)], num_turns=2),
-                ValueError,
-                "asked agent 'b' for one more reply than its slots",
-            ),
-            (flawed({"a": "?"}, {"b": "?"}, slots=[Slot("a"), Slot("b", 1)]), ValueError, "num_turns=1"),
             # Turns are consecutive, or the reward of the last would not be found
             (
                 flawed({"a": "?"}, {"b": "?"}, slots=[Slot("a"), Slot("a", 1), Slot("b", 2)], num_turns=3),
@@ -382,15 +367,10 @@ def workflow_with(**methods):
     ("methods", "message"),
     [
         ({"play": lambda self, problem: {"a": "?"}}, r"Odd.play returned \{'a': '\?'\}, since it has no `yield`"),
-        ({"play": lambda self, problem: None}, "Odd.play returned None"),
         ({"solution": lambda self, problem, replies: None}, "Odd.solution returned None. Return the solution as text"),
-        ({"solution": lambda self, problem, replies: replies}, "Odd.solution returned {'a': "),
         ({"parts": lambda self, problem, replies: None}, "Odd.parts returned None"),
-        ({"play": Workflow.play}, "Odd has no method 'play'"),
         ({"play": returns({"a": "x"})}, "Odd.play returned {'a': 'x'}. Return the solution as text"),
-        ({"solution": Workflow.solution}, r"Odd.play returns no solution, and Odd has no method 'solution'"),
         ({"solution": Workflow.solution, "play": maybe}, r"Odd.play returned no solution, and Odd has no method"),
-        ({"solution": Workflow.solution, "num_turns": 2}, "Odd has no method 'solution', which num_turns=2 needs"),
     ],
 )
 def test_methods_that_return_something_else_are_named(methods, message):
@@ -426,9 +406,9 @@ class TestReturnedSolution:
             ["best of a 1.4 and b 1.5"],
             ["from a 1.6", "from a 2.2"],
         ]
-        assert [[turn.solution for turn in episode.turns] for episode in run(Best(), 1, ends=lambda _: True)[0]] == [
-            ["best of a 1.0 and b 1.1"]
-        ]
+        assert [
+            [turn.solution for turn in episode.turns] for episode in run(Best(), 1, is_over=lambda _: True)[0]
+        ] == [["best of a 1.0 and b 1.1"]]
 
     def test_of_two_turns(self):
         """Also where an episode ends before `play` returns."""
@@ -439,11 +419,11 @@ class TestReturnedSolution:
 
         model = Model()
         options = {"encode": model.encode, "decode": model.decode, "executor": Never}
-        for ends, expected in (
+        for is_over, expected in (
             (None, ["from a 1.0", "best of a 2.0 and b 2.1"]),
             (lambda episode: True, ["from a 3.0"]),
         ):
-            [episode] = play(Best(), problems(1), model.generate, ends=ends, **options)
+            [episode] = play(Best(), problems(1), model.generate, is_over=is_over, **options)
             assert [turn.solution for turn in episode.turns] == expected
 
     def test_of_every_joint_action(self):

@@ -6,7 +6,7 @@ import pytest
 
 from marcog_trl.agents import Agent, Slot, Workflow
 from marcog_trl.rollout.engine import play, play_tree
-from marcog_trl.rollout.rehearsal import stages_of
+from marcog_trl.rollout.prompts import stages_of
 from marcog_trl.rollout.tree import Tree
 from marcog_trl.workflows import make_workflow
 

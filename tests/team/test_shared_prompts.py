@@ -1,15 +1,12 @@
-import copy
-
 import pytest
 import teams
 import torch
-from transformers import DynamicCache, StaticCache
 
 from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOTrainer
 from marcog_trl.agents import Slot
 from marcog_trl.rollout.records import Row
 from marcog_trl.team import team as team_module
-from marcog_trl.team.shared_prompts import contiguous_states, shared_prompts
+from marcog_trl.team.shared_prompts import contiguous_states
 
 
 PROMPTS = [[5, 6, 7], [8, 9], [5, 6, 7], [5, 6, 7], [8, 9], [11]]
@@ -35,7 +32,7 @@ def generated(trainer, prompts=PROMPTS, **options):
     """Replies, and rows with their states, that TRL generates for the trainer."""
     rows = rows_of(prompts, "a")
     torch.manual_seed(0)
-    generate = trainer.team.playing(**options)["generate"]
+    generate = trainer.team.engine_functions(**options)["generate"]
     return generate(rows)[0], rows
 
 
@@ -92,21 +89,6 @@ class TestWhere:
         seen = watch(trainer)
         replies, _ = generated(trainer)
         assert seen[0] == (6, 3) and len(replies) == 6
-
-    def test_other_forward_passes_are_as_before(self, tiny_model, tmp_path):
-        trainer = make(tiny_model, tmp_path)
-        decoder, ids, seen = trainer.model.get_decoder(), torch.tensor([[5, 6, 7]] * 3), watch(trainer)
-        hooks = copy.copy(decoder._forward_hooks), copy.copy(decoder._forward_pre_hooks)
-        others = (
-            {"use_cache": False},
-            {"past_key_values": StaticCache(trainer.model.config, max_cache_len=8)},
-            {"past_key_values": DynamicCache(), "position_ids": torch.arange(3)[None]},  # one row for all
-        )
-        with torch.no_grad(), shared_prompts(trainer.team.model):
-            for other in others:
-                assert len(trainer.model(input_ids=ids, **other).logits) == 3
-        assert seen == [(3, 3)] * 3
-        assert (decoder._forward_hooks, decoder._forward_pre_hooks) == hooks
 
 
 def test_the_head_reads_states_that_are_contiguous(tiny_model, tmp_path):

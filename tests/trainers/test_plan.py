@@ -13,7 +13,7 @@ from trl.kernels import chunked_logprob
 from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
 
 from marcog_trl import MultiAgentGRPOConfig, MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOConfig, SHPPOTrainer
-from marcog_trl.rollout.rehearsal import rehearse, widest_stage
+from marcog_trl.rollout.prompts import measure_prompts, widest_stage
 from marcog_trl.trainers.data import fit_batches
 from marcog_trl.trainers.ledger import ACTIVATIONS, ADAPTER, CACHE, GRADIENTS, LOGITS, OPTIMIZER, WEIGHTS, Ledger
 from marcog_trl.trainers.memory import GENERATION, HEAD, UPDATE, TritonHead
@@ -272,12 +272,12 @@ def test_log_probabilities_need_less_on_a_gpu():
 def test_rehearsal(tiny_model):
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     problems = [{"prompt": "def f(x):"}, {"prompt": "def longer(x, y, z):"}]
-    alone, width, alike = rehearse(teams.Pair(), problems, tokenizer, 50)
+    alone, width, alike = measure_prompts(teams.Pair(), problems, tokenizer, 50)
     longest = max(len(tokenizer(f"def longer(x, y, z): {name}0")["input_ids"]) for name in "ab")
     assert width == 2 and alone == longest and not alike
-    assert rehearse(SamePrompt(), problems, tokenizer, 50)[1:] == (2, True)
+    assert measure_prompts(SamePrompt(), problems, tokenizer, 50)[1:] == (2, True)
     # The second agent reads the first one's reply
-    after, width, alike = rehearse(teams.Chain(), problems, tokenizer, 50)
+    after, width, alike = measure_prompts(teams.Chain(), problems, tokenizer, 50)
     assert width == 1 and not alike and 40 < after - alone < 150
 
 

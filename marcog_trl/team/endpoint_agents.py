@@ -24,12 +24,12 @@ class EndpointAgents:
     Args:
         workflow ([`Workflow`]): The team's workflow.
         system_prompt (`str`, *optional*): System message of every chat prompt that has none.
-        total (`Callable`): Sums an `int` over all processes.
+        sum_over_processes (`Callable`): Sums an `int` over all processes.
     """
 
-    def __init__(self, workflow: Workflow, system_prompt: str | None, total: Callable[[int], int]):
+    def __init__(self, workflow: Workflow, system_prompt: str | None, sum_over_processes: Callable[[int], int]):
         self._system_prompt = system_prompt
-        self._total = total
+        self._sum = sum_over_processes
         self._warned: set[str] = set()
         clients: dict[Endpoint, EndpointClient] = {}
         self._client_of = {
@@ -57,7 +57,7 @@ class EndpointAgents:
             with ThreadPoolExecutor(1) as pool:
                 asking = pool.submit(self._ask, rows)
                 # All processes generate, or none does
-                completion_ids, logprobs = generate(own) if self._total(len(own)) else ([], None)
+                completion_ids, logprobs = generate(own) if self._sum(len(own)) else ([], None)
             asking.result()
             self._check(rows, masks_failures)
             places = iter(range(len(own)))
@@ -81,7 +81,7 @@ class EndpointAgents:
     def _check(self, rows: list[Row], masks_failures: bool) -> None:
         """Raises an error on all processes if a reply is missing, or warns once per agent if such episodes are masked."""
         failed = list(dict.fromkeys(row.slot.agent for row in rows if row.unanswered))
-        if not masks_failures and self._total(len(failed)):
+        if not masks_failures and self._sum(len(failed)):
             raise EndpointError(
                 self._describe(failed[0], rows, "In training, on_reward_error='mask' leaves such episodes out.")
                 if failed

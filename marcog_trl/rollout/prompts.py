@@ -12,7 +12,7 @@ from marcog_trl.rollout.engine import encode_prompts
 from marcog_trl.rollout.player import EpisodePlayer
 
 
-def rehearse(
+def measure_prompts(
     workflow: Workflow,
     problems: Iterable[Mapping[str, Any]],
     tokenizer: Any,

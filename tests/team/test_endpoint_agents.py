@@ -10,9 +10,6 @@ from chat_server import environment as environment  # a fixture
 from datasets import Dataset
 
 from marcog_trl import MultiAgentGRPOTrainer, SHPPOTrainer, Team, evaluate_team
-from marcog_trl.cli import evaluate as evaluate_command
-from marcog_trl.cli import solve as solve_command
-from marcog_trl.endpoints import EndpointError
 from marcog_trl.evaluation.baselines import single_agent, untrained_team
 from marcog_trl.preferences import collect_preferences
 from marcog_trl.team.settings import TeamSettings
@@ -61,15 +58,6 @@ def test_a_loaded_team_asks_its_endpoint(saved, endpoint):
     team.close()
 
 
-def test_a_system_prompt_reaches_the_endpoint(saved, endpoint):
-    team = Team.from_pretrained(saved, system_prompt="Be brief.")
-    [episode] = team.play([PROBLEM])
-    [(_, _, body)] = endpoint.requests
-    assert [message["role"] for message in body["messages"]] == ["system", "user"]
-    assert body["messages"][0]["content"] == "Be brief."
-    assert team.tokenizer.decode(episode.rows[1].prompt_ids).startswith("<|system|>Be brief.<|end|>")
-
-
 def test_the_endpoint_can_be_moved_or_left_out(saved, endpoint):
     endpoint.seen.clear()
     moved = {"planner": {"model": "small", "base_url": endpoint.url.replace("127.0.0.1", "localhost")}}
@@ -110,20 +98,6 @@ def test_a_team_of_endpoints_is_measured_without_its_model(tiny_model, endpoint)
     assert (figures["agents/coder/tokens"], figures["agents/coder/truncated"]) == (9, 0)
     assert figures["tokens_per_problem"] == 2 * 2 * 9
     team.close()
-
-
-def test_an_evaluation_fails_with_the_endpoint(tiny_model, saved, endpoint, capsys):
-    endpoint.answer = lambda text, attempt: (404, "{}", {})
-    team = Team.from_pretrained(saved)
-    with pytest.raises(EndpointError, match=r"The endpoint of agent 'planner' .* did not answer 1 of 1 questions"):
-        team.play([PROBLEM])
-    for command, flags in ((evaluate_command, ["--num_samples", "1"]), (solve_command, ["--problem", "problem.py"])):
-        (saved / "problem.py").write_text('def f(x):\n    """Adds 1."""\n')
-        flags = [flag if flag != "problem.py" else str(saved / flag) for flag in flags]
-        with pytest.raises(SystemExit) as end:
-            command.main(["--team", str(saved), "--isolation", "best_effort", *flags])
-        said = f"{end.value.code} {capsys.readouterr().err}"
-        assert "error: The endpoint of agent 'planner'" in said and "Traceback" not in said
 
 
 @pytest.mark.parametrize(
