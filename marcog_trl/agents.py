@@ -240,27 +240,15 @@ class Workflow:
         Check the declaration of the workflow.
 
         Raises:
-            TypeError: If `play` is missing, `solution` is missing although there are several turns or `play` returns nothing,
-                an agent is not an [`Agent`], or a slot not a [`Slot`].
-            ValueError: If there are no agents, two agents share a name, `num_turns` is below 1, or a slot has an unknown
-                agent, has an invalid turn or is repeated.
+            TypeError: If `play` is missing, or `solution` is missing although there are several turns or `play` returns nothing.
+            ValueError: If there are no agents, two agents share a name, an agent has both tools and an endpoint, `num_turns`
+                is below 1, or a slot has an unknown agent, has an invalid turn or is repeated.
         """
         title = type(self).__name__
-        _check_entries(f"{title}.agents", self.agents, Agent("main", "Write the function."))
         names = [agent.name for agent in self.agents]
         if not names:
             raise ValueError(f"{title}.agents=() has no agent. Set agents=(Agent('solver', 'Write the function.'),).")
         for agent in self.agents:
-            if not isinstance(agent.name, str) or not agent.name or not isinstance(agent.role, str):
-                raise TypeError(f"{title}.agents has {agent}. Use text for the name and the role.")
-            if agent.endpoint is not None and not isinstance(agent.endpoint, Endpoint):
-                raise TypeError(
-                    f"{title}.agents has endpoint={agent.endpoint!r}. Use Endpoint('gpt-4o-mini', 'http://localhost:8000/v1'), "
-                    "for example, from marcog_trl."
-                )
-            for tool in agent.tools:
-                if not callable(tool):
-                    raise TypeError(f"Agent {agent.name!r} has the tool {tool!r:.80}. Use functions as tools.")
             if agent.tools and agent.endpoint is not None:
                 raise ValueError(
                     f"Agent {agent.name!r} has tools and an endpoint, which cannot call them. Remove one of both."
@@ -272,7 +260,6 @@ class Workflow:
                 f"own: {[f'{name}{names[:i].count(name) + 1}' if name in repeated else name for i, name in enumerate(names)]}."
             )
         check_number(f"{title}.num_turns", self.num_turns, COUNT, whole=True, default=1)
-        _check_entries(f"{title}.slots", self.slots, Slot(names[0]))
         if not self.slots:
             raise ValueError(f"{title}.slots=() lets no agent speak. Set slots=({Slot(names[0])},).")
         for slot in self.slots:
@@ -324,16 +311,6 @@ def with_tools(workflow: Workflow, tools: Any) -> Workflow:
     workflow.agents = (replace(agent, tools=(*agent.tools, *tools)),)
     workflow.validate()
     return workflow
-
-
-def _check_entries(name: str, entries: Any, example: Any) -> None:
-    if isinstance(entries, str) or not isinstance(entries, Sequence):
-        raise TypeError(f"{name}={entries!r} is not a tuple. Set it to ({example},).")
-    for i, entry in enumerate(entries):
-        if not isinstance(entry, type(example)):
-            raise TypeError(
-                f"{name}[{i}]={entry!r} is a {type(entry).__name__}. Use {type(example).__name__}s, such as {example}."
-            )
 
 
 # Prompts

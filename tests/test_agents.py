@@ -47,24 +47,6 @@ def test_wrong_declarations_are_refused(attributes, message):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("attributes", "message"),
-    [
-        ({"agents": ("a", "b")}, r"Duet.agents\[0\]='a' is a str. Use Agents, such as Agent\(name='main'"),
-        ({"agents": "ab"}, "Duet.agents='ab' is not a tuple"),
-        ({"agents": (Agent(1, "Write."),)}, "agents has Agent.name=1, .*Use text for the name and the role"),
-        ({"agents": (Agent,)}, r"agents\[0\]=<class .* is a type. Use Agents"),
-        ({"slots": ("a", "b")}, r"slots\[0\]='a' is a str. Use Slots, such as Slot\(agent='a'"),
-    ],
-)
-def test_what_is_no_agent_and_no_slot_is_refused(attributes, message):
-    workflow = Duet()
-    for name, value in attributes.items():
-        setattr(workflow, name, value)
-    with pytest.raises(TypeError, match=message):
-        workflow.validate()
-
-
 @pytest.mark.parametrize("value", ["2", 2.0, None, True])
 def test_a_number_of_turns_that_is_no_whole_number_is_refused(value):
     workflow = Duet()

@@ -16,7 +16,6 @@ import yaml
 from trl import ModelConfig, TrlParser
 
 import marcog_trl
-from marcog_trl.checks import COUNT, Range, check_number
 from marcog_trl.cli.arguments import TeamArguments
 from marcog_trl.cli.console import log
 from marcog_trl.cli.other_projects import FLAGS, check_names, convert, field_of, flatten, merge, nearest_setting
@@ -193,7 +192,7 @@ def read_training_arguments(
     if isinstance(args, MultiAgentConfig) and args.full_finetuning:
         _train_all_weights(model, set_by_user | settings.keys())
     else:
-        _check_model(model, parser)
+        _check_model(model)
     _use_embedded_model(args, model)
     loading = {
         "dtype": model.dtype,
@@ -270,10 +269,8 @@ def _read_file(path: str, recipe: TrainingRecipe) -> dict[str, Any]:
     return flatten(content, recipe.sections, origin)
 
 
-def _check_model(model: ModelConfig, parser: TrlParser) -> None:
+def _check_model(model: ModelConfig) -> None:
     """Refuses values that TRL's ModelConfig accepts and a team does not."""
-    for name, allowed in (("lora_r", COUNT), ("lora_alpha", COUNT), ("lora_dropout", Range(0, 1, below=True))):
-        check_number(name, getattr(model, name), allowed, whole=name != "lora_dropout", default=16)
     if not model.use_peft:
         raise ValueError(
             "use_peft=False would train no adapter. Set --use_peft true, or --full_finetuning true to train all weights."

@@ -14,9 +14,6 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from datasets import Dataset
-from huggingface_hub import get_token
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 import marcog_trl
@@ -227,7 +224,7 @@ def set_max_steps(args: MultiAgentConfig, num_replies: float | None) -> None:
 
 def check_run(script: TeamArguments, args: MultiAgentConfig, model: ModelConfig) -> None:
     """
-    Checks accounts and the files of models, before any work is done.
+    Checks the account of Weights & Biases and the files of models, before any work is done.
 
     Args:
         script ([`TeamArguments`]): The recipe's arguments.
@@ -235,9 +232,9 @@ def check_run(script: TeamArguments, args: MultiAgentConfig, model: ModelConfig)
         model ([`~trl.ModelConfig`]): The model, as [`read_training_arguments`] returns it.
 
     Raises:
-        ValueError: If there is no account for Weights & Biases or the Hub, or a model cannot be loaded.
+        ValueError: If there is no account for Weights & Biases, or a model cannot be loaded.
     """
-    _check_accounts(args)
+    _check_wandb(args)
     for name in script.reward:
         # a reward model of TRL; others are functions, or reward models of teams
         if "/" in name and not names_file(name) and not is_team_reward_model(name):
@@ -253,7 +250,7 @@ def _reward(name: str, args: MultiAgentConfig) -> Any:
         return TeamRewardModel.from_pretrained(name)
 
 
-def _check_accounts(args: MultiAgentConfig) -> None:
+def _check_wandb(args: MultiAgentConfig) -> None:
     if "wandb" in cast(list[str], args.report_to):
         import wandb
 
@@ -262,17 +259,4 @@ def _check_accounts(args: MultiAgentConfig) -> None:
         if wandb.setup().settings.mode == "online" and not wandb.login(prompt=False, verify=False):
             raise ValueError(
                 "report_to='wandb' needs an account. Run `wandb login`, set WANDB_MODE=offline, or set --report_to none."
-            )
-    if args.push_to_hub:
-        name = args.hub_model_id or Path(str(args.output_dir)).absolute().name
-        try:
-            validate_repo_id(name)
-        except HFValidationError:
-            raise ValueError(
-                f"push_to_hub=True has no valid name for the repository: {name!r}. Set --hub_model_id user/team."
-            ) from None
-        if not (args.hub_token or get_token()):
-            raise ValueError(
-                f"push_to_hub=True needs a token with write access, to push to {name!r}. Run `hf auth login`, or set "
-                "--push_to_hub false."
             )
