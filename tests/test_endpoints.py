@@ -5,7 +5,7 @@ from chat_server import completion
 from chat_server import endpoint as endpoint  # a fixture
 from chat_server import environment as environment  # a fixture
 
-from marcog_trl.endpoints import Completion, Endpoint, EndpointClient
+from marcog_trl.endpoints import Endpoint, EndpointClient
 
 
 def chats(*texts):
@@ -51,9 +51,3 @@ def test_nothing_is_sent_to_an_endpoint_that_is_down(endpoint):
     assert [answer.sent for answer in answers] == [True, True, False, False, False]
     assert all(answer.error is not None and answer.text == "" for answer in answers)
     assert client.ask([], share_equal=False) == []
-
-
-def test_an_endpoint_is_a_value():
-    assert Endpoint("big", timeout=3.0) == Endpoint("big", timeout=3.0) != Endpoint("big")
-    assert len({Endpoint("big"), Endpoint("big"), Endpoint("small")}) == 2
-    assert Completion() == Completion()

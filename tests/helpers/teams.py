@@ -1,5 +1,6 @@
 """Small teams, trainers in one line, and rollouts from a script, for all tests."""
 
+import inspect
 import zlib
 from collections import Counter
 from contextlib import nullcontext
@@ -8,6 +9,7 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import TrainerCallback
+from trl import GRPOTrainer
 
 from marcog_trl.agents import Agent, Slot, Workflow
 from marcog_trl.rollout.records import Row
@@ -29,6 +31,11 @@ CONFIGS = {
     MultiAgentPPOTrainer: MultiAgentPPOConfig,
     SHPPOTrainer: SHPPOConfig,
 }
+# A training of a few short steps, on any machine, that writes nothing
+QUIET = {
+    "logging_steps": 1, "save_strategy": "no", "report_to": "none", "gradient_checkpointing": False, "use_cpu": True,
+    "bf16": False, "disable_tqdm": True, "lr_scheduler_type": "constant",
+}  # fmt: skip
 VOCABULARY = 300  # of the tiny model, special tokens and the rarest left out
 EOS = 1
 
@@ -92,22 +99,8 @@ def make(model, path, trainer=MultiAgentPPOTrainer, reward=letters, data=..., lo
 
     LoRA's B is random by default, so that the adapter acts and all of it has a gradient from the first step on.
     """
-    arguments = {
-        name: options.pop(name)
-        for name in (
-            "workflow",
-            "eval_dataset",
-            "callbacks",
-            "peft_config",
-            "processing_class",
-            "optimizers",
-            "quantization_config",
-            "tools",
-            "environment_factory",
-            "algorithm",
-        )
-        if name in options and not (name == "workflow" and isinstance(options[name], str))
-    }
+    names = inspect.signature(GRPOTrainer).parameters.keys() | {"workflow", "algorithm"}
+    arguments = {name: options.pop(name) for name in names & options.keys() if not isinstance(options[name], str)}
     arguments.setdefault("peft_config", lora_config(**(lora or {})))
     config = {
         "max_steps": 1,
@@ -115,17 +108,10 @@ def make(model, path, trainer=MultiAgentPPOTrainer, reward=letters, data=..., lo
         "num_generations": 2,
         "max_completion_length": 6,
         "learning_rate": 1e-2,
-        "lr_scheduler_type": "constant",
         "max_grad_norm": 1e9,
         "weight_decay": 0.0,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": "none",
-        "gradient_checkpointing": False,
-        "use_cpu": True,
-        "bf16": False,
-        "disable_tqdm": True,
         "shuffle_dataset": False,
+        **QUIET,
         **options,
     }
     if issubclass(trainer, MultiAgentPPOTrainer):

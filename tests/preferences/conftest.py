@@ -73,12 +73,7 @@ def make_trainer(saved_team, make_pairs, tmp_path):
             "max_steps": 2,
             "per_device_train_batch_size": 4,
             "learning_rate": 1e-2,
-            "lr_scheduler_type": "constant",
-            "logging_steps": 1,
-            "save_strategy": "no",
-            "report_to": "none",
-            "gradient_checkpointing": False,
-            "disable_tqdm": True,
+            **teams.QUIET,
             **options,
         }
         return MADPOTrainer(

@@ -50,11 +50,6 @@ class TestExamples:
         ids = [[[r["ids"] for r in e[side]] for side in ("chosen_rows", "rejected_rows")] for e in examples]
         assert ids == [[[[10, 11, 12, 13, 1]], [[10, 11, 14]]], [[[20, 21, 22, 1]], [[20, 1]]]]
 
-    def test_an_agent_without_a_winner_has_no_loss(self):
-        scores = ((1.0, 0.1 + 0.2), (0.0, 0.3))
-        examples, _ = make_examples([pair(ONE["chosen"], ONE["rejected"], scores)], ["a", "b"], margin="agent")
-        assert len(examples) == 1
-
     def test_long_rows_drop_their_pair(self):
         examples, too_long = make_examples(
             [ONE, pair([row("a")], [row("a", completion=[3])])], ["a", "b"], max_length=4

@@ -172,8 +172,7 @@ def test_one_agent_with_one_turn_is_dpo(tiny_model, tmp_path):
         team, teams.dataset(6), num_candidates=4, reward_funcs=teams.letters, pairs_per_problem=2
     )
     options = {
-        "max_steps": 4, "per_device_train_batch_size": 3, "learning_rate": 1e-2, "report_to": "none", "logging_steps": 1,
-        "save_strategy": "no", "gradient_checkpointing": False, "disable_tqdm": True, "use_cpu": True, "bf16": False,
+        "max_steps": 4, "per_device_train_batch_size": 3, "learning_rate": 1e-2, **teams.QUIET
     }  # fmt: skip
     ours = MADPOTrainer(folder, args=MADPOConfig(str(tmp_path / "ours"), **options), train_dataset=pairs)
     texts = Dataset.from_list(

@@ -15,10 +15,6 @@ def length(completions, **kwargs):
     return [len(text) / 10 for text in completions]
 
 
-def by_agent(completions, replies, **kwargs):
-    return [{agent: float(len(text)) for agent, text in of_episode.items()} for of_episode in replies]
-
-
 def constant(completions, **kwargs):
     return [1.0] * len(completions)
 
@@ -88,14 +84,6 @@ def test_pairs_survive_every_format(pairs, tmp_path):
     ]
     for other in loaded:
         assert other.to_list() == pairs.to_list() and other.features == pairs.features
-
-
-def test_scores_of_agents_are_their_own(load_team):
-    [pair] = collect(load_team(), 1, by_agent, pairing="best_worst")
-    decode = load_team().tokenizer.decode
-    for side in ("chosen", "rejected"):
-        lengths = [float(len(decode(row["completion_ids"], skip_special_tokens=True))) for row in pair[side]]
-        assert pair[f"{side}_agent_scores"] == lengths
 
 
 class TestTrees:

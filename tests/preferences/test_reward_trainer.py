@@ -18,19 +18,7 @@ from marcog_trl.rollout.records import Row
 
 
 def make(model, path, pairs, held_out=None, **options):
-    config = {
-        "per_device_train_batch_size": 8,
-        "learning_rate": 1e-2,
-        "max_steps": 2,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": "none",
-        "gradient_checkpointing": False,
-        "use_cpu": True,
-        "bf16": False,
-        "disable_tqdm": True,
-        **options,
-    }
+    config = {"per_device_train_batch_size": 8, "learning_rate": 1e-2, "max_steps": 2, **teams.QUIET, **options}
     return TeamRewardTrainer(model, TeamRewardConfig(str(path), **config), pairs, held_out)
 
 
@@ -59,12 +47,6 @@ class TestTranscript:
         )
         messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "<|end|>"}]
         assert transcript(tokenizer, messages, []).count(tokenizer.eos_token_id) == 2 + 1  # not the problem's own
-
-    def test_works_without_a_chat_template(self, tiny_model):
-        tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-        tokenizer.chat_template = None
-        ids = transcript(tokenizer, "def f(x):", [made.reply("a", [40, 1])])
-        assert tokenizer.decode(ids) == f"def f(x):\n\nAnswer:\n[a · 1] {tokenizer.decode([40])}<|end|>\n<|end|>"
 
     def test_begins_with_the_turns_before(self, tiny_model):
         tokenizer = AutoTokenizer.from_pretrained(tiny_model)
@@ -123,10 +105,6 @@ class TestBadInput:
     def test_pairs_of_another_tokenizer(self, tiny_model, tmp_path):
         with pytest.raises(ValueError, match="train_dataset has token ids of another tokenizer than the reward"):
             make(tiny_model, tmp_path, made.dataset(None))
-
-    def test_splits_that_share_problems(self, tiny_model, tmp_path):
-        with pytest.raises(ValueError, match=r"share 2 problems, such as 'f0'\. Use hold_out_problems"):
-            make(tiny_model, tmp_path, made.dataset(tiny_model, 2), made.dataset(tiny_model, 2))
 
     def test_long_pairs_are_counted_and_left_out(self, tiny_model, tmp_path):
         long = made.pair("g", [made.reply("a", [50] * 200)], [made.reply("a", [51])], model=tiny_model)

@@ -247,7 +247,7 @@ class TestWholeFolders:
 
 # Several processes: this file is what they run
 
-PARALLEL = {"ddp": ["observation"], "zero3": ["observation", "agent", "separate", "ppo"]}
+PARALLEL = {"zero3": ["observation", "agent", "separate", "ppo"]}
 
 
 def sharding_all(config_class):

@@ -21,6 +21,8 @@ from safetensors.torch import load, load_file
 from transformers import set_seed
 
 from marcog_trl import SHPPOTrainer
+from marcog_trl.cli.recipe import TEAM, TrainingRecipe
+from marcog_trl.cli.train import train
 from marcog_trl.team.card import write_card
 from marcog_trl.team.export import export_agents, export_team
 from marcog_trl.team.hub import PushError, push_team
@@ -396,19 +398,20 @@ class TestPushToHub:
             make(tiny_model, tmp_path, push_to_hub=True, hub_model_id="someone/team")
 
 
-def test_a_recipe_whose_last_push_fails_keeps_its_results(hub, tiny_model, tmp_path):
-    hub.refuses_commits = True
+def test_a_recipe_whose_last_push_fails_keeps_its_results(online, tiny_model, tmp_path):
+    online.refuses_commits = True
     out = tmp_path / "run"
-    options = ["--model_name_or_path", tiny_model, "--max_steps", 1, "--num_samples", 0, "--logging_steps", 1]
-    options += ["--num_generations", 2, "--max_completion_length", 4, "--per_device_train_batch_size", 8]
-    options += ["--push_to_hub", "true", "--hub_model_id", "someone/team", "--output_dir", out]
-    recipe = ROOT / "recipes" / "train_shppo.py"
-    done = run(hub, tmp_path / "home", recipe, *options, DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="")
-    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr[-3000:]
-    error = done.stderr.splitlines()[-1]
+    flags = (
+        f"--model_name_or_path {tiny_model} --max_steps 1 --num_test_samples 0 --logging_steps 1 --num_generations 2 "
+    )
+    flags += "--max_completion_length 4 --per_device_train_batch_size 8 --report_to none --bf16 false --isolation best_effort "
+    flags += f"--push_to_hub true --hub_model_id someone/team --output_dir {out}"
+    with pytest.raises(SystemExit) as ended:
+        train(TrainingRecipe("SHPPOTrainer", None, ("shppo",), TEAM), flags.split())
+    error = ended.value.code
     assert error.startswith("error: The push to 'someone/team' failed: ") and "The storage is full" in error
     assert error.endswith(f"To push it again: python recipes/export.py --output_dir {out} --push someone/team")
-    assert REPOSITORY | {"results.json", "report.html"} <= set(files_of(out)) and not hub.commits
+    assert REPOSITORY | {"results.json", "report.html"} <= set(files_of(out)) and not online.commits
 
 
 SCRIPT = """
@@ -416,11 +419,6 @@ import sys
 import teams
 from marcog_trl import SHPPOTrainer
 
-model, path, ends_with_push, scope = sys.argv[1:]
-options = {"push_to_hub": True, "hub_model_id": "someone/team", "latent_scope": scope}
-if ends_with_push == "False":
-    options |= {"save_strategy": "steps", "save_steps": 1, "hub_strategy": "every_save", "hub_always_push": True}
-    options |= {"max_steps": 2, "per_device_train_batch_size": 4}
 data = teams.dataset(4, entry_point=["f"] * 4)
 
 
@@ -428,10 +426,12 @@ def reward(completions, replies, **kwargs):
     return teams.letters(["".join(texts.values()) for texts in replies])
 
 
-trainer = teams.make(model, path, SHPPOTrainer, workflow="collaboration", data=data, reward=reward, **options)
+trainer = teams.make(
+    sys.argv[1], sys.argv[2], SHPPOTrainer, workflow="collaboration", data=data, reward=reward, push_to_hub=True,
+    hub_model_id="someone/team", latent_scope="agent", save_strategy="steps", save_steps=1, hub_strategy="every_save",
+    hub_always_push=True, max_steps=2, per_device_train_batch_size=4,
+)
 trainer.train()
-if ends_with_push == "True":
-    trainer.push_to_hub(dataset_name="builtin")
 """
 
 
@@ -463,12 +463,14 @@ def test_a_trainers_push_takes_agents_away_that_it_does_not_have(online, tiny_mo
     assert set(online.repos["someone/team"]) == {*before, "notes.md"}
 
 
-def test_a_pushed_team_is_whole(hub, tiny_model, tmp_path):
-    done = run(hub, tmp_path / "home", "-c", SCRIPT, tiny_model, tmp_path / "run", True, "observation")
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert hub.created[0]["name"] == "team"
-    files = hub.repos["someone/team"]
-    assert REPOSITORY <= set(files) and hub.commits
+def test_a_pushed_team_is_whole(online, tiny_model, tmp_path):
+    trainer = make(tiny_model, tmp_path / "run", push_to_hub=True, hub_model_id="someone/team")
+    trainer.train()
+    trainer.push_to_hub(dataset_name="builtin")
+    trainer.executor.close()
+    assert online.created[0]["name"] == "team"
+    files = online.repos["someone/team"]
+    assert REPOSITORY <= set(files) and online.commits
     pulled = tmp_path / "pulled"
     unpack(files, pulled)
     card = (pulled / "README.md").read_text()
@@ -484,20 +486,13 @@ def test_a_pushed_team_is_whole(hub, tiny_model, tmp_path):
 
 
 class TestEverySave:
-    @pytest.mark.parametrize("mode", ["one", "ddp", "zero3"])
-    def test_every_push_is_of_one_step_with_any_number_of_processes(self, hub, tiny_model, tmp_path, mode):
+    @pytest.mark.parametrize("mode", ["ddp", pytest.param("zero3", marks=pytest.mark.slow)])
+    def test_every_push_is_of_one_step_with_several_processes(self, hub, tiny_model, tmp_path, mode):
         (tmp_path / "script.py").write_text(SCRIPT)
-        launch = [
-            "-m",
-            "accelerate.commands.launch",
-            "--config_file",
-            ROOT / f"recipes/{mode}.yaml",
-            "--num_processes",
-            2,
-        ]
-        command = [tmp_path / "script.py", tiny_model, tmp_path / "run", False, "agent"]
+        launch = f"-m accelerate.commands.launch --config_file {ROOT}/recipes/{mode}.yaml --num_processes 2".split()
         variables = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-        done = run(hub, tmp_path / "home", *(launch if mode != "one" else []), *command, **variables)
+        command = [*launch, tmp_path / "script.py", tiny_model, tmp_path / "run"]
+        done = run(hub, tmp_path / "home", *command, **variables)
         assert done.returncode == 0, done.stderr[-3000:]
         pushed = [files for files in hub.states if "team.json" in files]
         assert len({files["adapter_model.safetensors"] for files in pushed}) == 2  # steps

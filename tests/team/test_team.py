@@ -95,12 +95,6 @@ class TestSolve:
         with plain.model.disable_adapter():
             assert [m["reply"] for m in plain.solve(PROBLEM).messages] != replies
 
-    def test_a_prompt_beyond_the_context_is_said_once(self, saved, load):
-        team = load(saved("collaboration"), max_completion_length=1)
-        with pytest.warns(UserWarning, match=r"exceeds the model's context of 1024 tokens") as caught:
-            team.solve([{"prompt": "def f(x): " * 400, "entry_point": "f"}] * 2, batch_size=1)
-        assert len([warning for warning in caught if "context" in str(warning.message)]) == 1
-
     def test_a_prompt_alone_is_a_problem_of_a_single_agent(self, saved, load):
         team = load(saved("single", MultiAgentPPOTrainer))
         assert len(team.solve("Say something.").messages) == 1
