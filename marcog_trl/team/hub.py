@@ -16,7 +16,7 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelet
 from huggingface_hub.utils import validate_repo_id
 
 from marcog_trl.team.card import AGENTS_FOLDER, CARD_FILE, EXPORT_FILE, write_card
-from marcog_trl.team.description import ADAPTER_FILES, TEAM_FILE, TeamDescription
+from marcog_trl.team.description import ADAPTER_FILES, MODEL_FILES, TEAM_FILE, TeamDescription
 from marcog_trl.team.export import root_files
 
 
@@ -56,8 +56,11 @@ def push_team(
     check_repo_id(repo_id)
     folder = Path(folder)
     needed = [TEAM_FILE, CARD_FILE]
-    if (folder / TEAM_FILE).is_file() and not TeamDescription.read(folder / TEAM_FILE).full_finetuning:
-        needed += [f"{AGENTS_FOLDER}/{EXPORT_FILE}", *ADAPTER_FILES]
+    if (folder / TEAM_FILE).is_file():
+        if TeamDescription.read(folder / TEAM_FILE).full_finetuning:
+            needed.append(next((name for name in MODEL_FILES if (folder / name).is_file()), MODEL_FILES[0]))
+        else:
+            needed += [f"{AGENTS_FOLDER}/{EXPORT_FILE}", *ADAPTER_FILES]
     for name in needed:
         if not (folder / name).is_file():
             raise ValueError(

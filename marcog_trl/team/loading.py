@@ -66,7 +66,8 @@ def load_team(
         check_adapter(path, saved)
     base = str(path) if saved.full_finetuning else described.base_model
     modules = None
-    with reading(f"{str(path)!r}, on the base model {base!r},", "Set base_model to the model that it was trained on."):
+    hint = USE_SAVED_TEAM if saved.full_finetuning else "Set base_model to the model that it was trained on."
+    with reading(f"{str(path)!r}, on the base model {base!r},", hint):
         model = load_base_model(base, quantization_config, model_init_kwargs, device)
         if not saved.full_finetuning:
             warn_of_quantization(path, saved, model)
