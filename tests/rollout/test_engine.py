@@ -4,7 +4,6 @@ import itertools
 import operator
 
 import pytest
-from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from marcog_trl.agents import Agent, Consult, Execute, Slot, Workflow
@@ -473,10 +472,6 @@ class TestSpecialTokensInText:
             said, reply, told = (message["content"] for message in chat)
             assert tokenizer.decode(ids) == (expected or f"{said}\n\nAnswer:\n{reply}\n\n{told}\n\nAnswer:\n")
 
-    def test_in_text_that_a_workflow_writes(self, tokenizer):
-        [ids] = encode_prompts(tokenizer, [self.SPELLED])
-        assert self.special(tokenizer, ids) == [] and tokenizer.decode(ids) == self.SPELLED
-
     def test_a_dataset_prompt_that_is_asked_word_for_word_is_tokenized_as_in_trl(self, tokenizer):
         formatted = tokenizer.apply_chat_template(
             [{"role": "user", "content": "def f(x):"}], add_generation_prompt=True, tokenize=False
@@ -500,15 +495,6 @@ class TestSpecialTokensInText:
         )
         play(workflow_with(), [{"prompt": "?"}, {"prompt": "<|end|>"}], model.generate, encode, model.decode)
         assert asked["?"] == tokenizer("?")["input_ids"]
-
-    def test_what_the_tokenizer_puts_around_text_stays_around_it(self, tokenizer):
-        begin, end = ((name, tokenizer.convert_tokens_to_ids(name)) for name in ("<|system|>", "<|pad|>"))
-        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-            single=f"{begin[0]} $A {end[0]}", special_tokens=[begin, end]
-        )
-        [ids] = encode_prompts(tokenizer, ["<|end|>a<|end|>"])
-        assert tokenizer.decode(ids) == "<|system|><|end|>a<|end|><|pad|>"
-        assert self.special(tokenizer, ids) == ["<|system|>", "<|pad|>"]
 
     def test_added_tokens_around_messages_count_though_they_are_not_called_special(self, tokenizer):
         tokenizer.add_tokens(["[U]", "[A]", "<think>", "</think>", "<tool>"])
