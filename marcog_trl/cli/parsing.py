@@ -16,6 +16,7 @@ import yaml
 from trl import ModelConfig, TrlParser
 
 import marcog_trl
+from marcog_trl.checks import COUNT, check_number
 from marcog_trl.cli.arguments import TeamArguments
 from marcog_trl.cli.console import log
 from marcog_trl.cli.other_projects import FLAGS, check_names, convert, field_of, flatten, merge, nearest_setting
@@ -271,6 +272,7 @@ def _read_file(path: str, recipe: TrainingRecipe) -> dict[str, Any]:
 
 def _check_model(model: ModelConfig) -> None:
     """Refuses values that TRL's ModelConfig accepts and a team does not."""
+    check_number("lora_r", model.lora_r, COUNT, whole=True, default=16)
     if not model.use_peft:
         raise ValueError(
             "use_peft=False would train no adapter. Set --use_peft true, or --full_finetuning true to train all weights."
