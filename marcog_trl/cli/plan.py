@@ -34,7 +34,7 @@ from marcog_trl.team.base_models import check_model
 from marcog_trl.trainers.algorithm import PROBLEMS_TO_PLAY
 from marcog_trl.trainers.argument_checks import check_full_finetuning
 from marcog_trl.trainers.data import fit_batches
-from marcog_trl.trainers.plan import CUDA_CONTEXT, GIB, PROCESS, Machine, Plan, Setup
+from marcog_trl.trainers.plan import CUDA_CONTEXT, GIB, PROCESS, Machine, MemoryPlan, Setup
 
 
 RECIPES = {
@@ -82,7 +82,7 @@ def main(argv: Sequence[str]) -> int:
     return 1 if plan.fits is False else 0
 
 
-def make_plan(options: PlanArguments, argv: list[str]) -> tuple[str, Plan]:
+def make_plan(options: PlanArguments, argv: list[str]) -> tuple[str, MemoryPlan]:
     """
     Plans the run of a recipe's command line. Returns the model's name and the plan.
 
@@ -95,6 +95,8 @@ def make_plan(options: PlanArguments, argv: list[str]) -> tuple[str, Plan]:
     if on_gpu:  # where TRL computes in bfloat16 unless told otherwise
         recipe = replace(recipe, defaults={"bf16": True, **recipe.defaults})
     script, args, model = read_training_arguments(recipe, argv)
+    if options.gpu_memory is None and args.use_cpu:
+        machine = replace(machine, on_gpu=False)
     name = model.model_name_or_path
     if name is None:
         raise ValueError("There is no model to plan for. Pass --config file.yaml, or --model_name_or_path NAME.")
@@ -148,7 +150,7 @@ def _fit_batches(algorithm: Any, num_processes: int) -> None:
         ) from None
 
 
-def show(name: str, plan: Plan) -> None:
+def show(name: str, plan: MemoryPlan) -> None:
     """Prints a plan."""
     console, machine, rollout = Console(highlight=False, soft_wrap=True), plan.machine, plan.rollout
     share = plan.trained / plan.parameters

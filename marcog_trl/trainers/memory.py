@@ -1,14 +1,16 @@
 """
-How much memory a training step takes, found by running it on tensors without data.
+How much memory a training step takes: what is held is added up, and what comes and goes is found by a step without data.
 
-The model's own code runs on fake tensors, which have shapes and dtypes only, and a ledger counts the bytes of those that are
-alive. So gradient checkpointing, autocast, adapters, cores, and the architecture itself count as they are. This module knows
+The model's own code runs once on fake tensors, which have shapes and dtypes only, and a tracker counts the bytes of those that
+are alive. So gradient checkpointing, autocast, adapters, cores, and the architecture itself count as they are. This module knows
 nothing of batches and processes: see [`marcog_trl.trainers.plan`].
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import weakref
+from collections import Counter
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
@@ -17,39 +19,60 @@ import torch
 from peft import PeftConfig, PeftModel, get_peft_model
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import (
-    BitsAndBytesConfig,
-    DynamicCache,
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    PreTrainedModel,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-    Trainer,
-)
-from transformers.cache_utils import DynamicLayer
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import BitsAndBytesConfig, DynamicCache, PreTrainedModel, Trainer
 from trl.kernels.chunked_logprob import TOKEN_CHUNK_SIZE
 from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE, add_fused_lm_head
 
 from marcog_trl.team.modules import ATTRIBUTE, ForwardContext
 from marcog_trl.trainers.algorithm import Algorithm
-from marcog_trl.trainers.ledger import (
-    ACTIVATIONS,
-    ADAPTER,
-    CACHE,
-    GRADIENTS,
-    LOGITS,
-    MODULES,
-    OPTIMIZER,
-    REFERENCE,
-    STATES,
-    WEIGHTS,
-    Ledger,
-)
 
 
-PHASES = GENERATION, HEAD, UPDATE = "generation", "log-probabilities", "update"
+PHASES = GENERATION, UPDATE = "generation", "update"
+WEIGHTS, ADAPTER, MODULES = "base weights", "adapter", "critic and latent networks"
+GRADIENTS, OPTIMIZER, REFERENCE = "gradients", "optimizer", "reference model"
+CACHE, STATES, ACTIVATIONS = "KV cache", "states for the critic", "activations, logits"
+# Numbers that an optimizer keeps for each one that it trains
+OPTIMIZER_STATES = {torch.optim.AdamW: 2, torch.optim.SGD: 0, torch.optim.RMSprop: 1, torch.optim.Adagrad: 1}
+
+
+class MemoryTracker(TorchDispatchMode):
+    """
+    Counts the bytes of the tensors that are made inside the context and are alive. Views count once.
+
+    Attributes:
+        live (`int`): Bytes now.
+        peak (`int`): The most bytes since the last `forget_peak`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self._known: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        output = func(*args, **(kwargs or {}))
+        self.add(tensor for tensor in pytree.tree_leaves(output) if isinstance(tensor, torch.Tensor))
+        return output
+
+    def add(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Counts tensors that were made outside, or are new."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            if key not in self._known:
+                self._known[key] = storage.nbytes()
+                self.live += storage.nbytes()
+                self.peak = max(self.peak, self.live)
+                weakref.finalize(storage, self._drop, key)
+
+    def _drop(self, key: int) -> None:
+        self.live -= self._known.pop(key)
+
+    def forget_peak(self) -> None:
+        """Starts to look for a new peak from what is alive now."""
+        self.peak = self.live
 
 
 @dataclass(frozen=True)
@@ -93,7 +116,7 @@ class Numerics:
     quantization: BitsAndBytesConfig | None = None
 
 
-class StepTrace:
+class DryStep:
     """
     A training step without data.
 
@@ -114,16 +137,15 @@ class StepTrace:
     ):
         self.algorithm, self.args, self.numerics = cast(Any, algorithm), cast(Any, algorithm.args), numerics
         self.parameters = sum(p.numel() for p in base.parameters())
+        self._own_weights = sum(p.nbytes for p in base.parameters())
         self._causal_lm = base
         self.model = self._make_policy(base, peft_config)
-        self.trained = sum(p.numel() for p in self._trainable())
-        self.trained_itemsize = self._trainable()[0].element_size()
-        self.guesses_optimizer = False
-        head = base.get_output_embeddings()
-        quantised = [
-            m for m in base.modules() if isinstance(m, nn.Linear) and m is not head and not m.weight.requires_grad
-        ]
-        self._quantised = [m.weight.numel() for m in quantised] if numerics.quantization is not None else []
+        trainable = [p for p in self.model.parameters() if p.requires_grad]
+        self.trained, self.trained_itemsize = sum(p.numel() for p in trainable), trainable[0].element_size()
+        self._trained_bytes = sum(p.nbytes for p in trainable)
+        optimizer, _ = Trainer.get_optimizer_cls_and_kwargs(self.args, cast(PreTrainedModel, self.model))
+        self.guesses_optimizer = optimizer not in OPTIMIZER_STATES
+        self._optimizer_states = OPTIMIZER_STATES.get(optimizer, OPTIMIZER_STATES[torch.optim.AdamW])
 
     def _make_policy(self, base: PreTrainedModel, peft_config: PeftConfig | None) -> Any:
         args = self.args
@@ -141,137 +163,109 @@ class StepTrace:
             modules.attach(base)
         return model
 
-    def phases(self, shape: StepShape) -> dict[str, dict[str, int]]:
+    def memory(self, shape: StepShape) -> dict[str, dict[str, int]]:
         """Bytes by part, `{phase: {part: bytes}}`, at the peaks of [`PHASES`]."""
-        with FakeTensorMode(), Ledger() as ledger:
-            self._hold(ledger)
-            with ledger.of(OPTIMIZER):
-                optimizer = self._step_optimizer()
-            generation = self._generation(ledger, shape)
-            head, update = self._update(ledger, shape, optimizer)
-        return {phase: self._packed(p) for phase, p in zip(PHASES, (generation, head, update), strict=True)}
+        held, unpacked = self._held()
+        with FakeTensorMode(), MemoryTracker() as tracker:
+            _materialize(self.model)
+            found = {GENERATION: self._generation(tracker, shape), UPDATE: self._update(tracker, shape)}
+        for parts in found.values():
+            parts[ACTIVATIONS] += unpacked
+        return {phase: {part: size for part, size in (held | parts).items() if size} for phase, parts in found.items()}
 
-    def _hold(self, ledger: Ledger) -> None:
-        """Replaces the tensors of the model by fake ones. Tied ones stay tied."""
-        made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    def _held(self) -> tuple[Counter[str], int]:
+        """Bytes that are there all the time, by part, and those of a quantised layer as it is used."""
+        parts: Counter[str] = Counter()
         trained = ADAPTER if isinstance(self.model, PeftModel) else WEIGHTS
+        for name, tensor in (*self.model.named_parameters(), *self.model.named_buffers()):
+            part = MODULES if ATTRIBUTE in name.split(".") else trained if tensor.requires_grad else WEIGHTS
+            parts[part] += tensor.nbytes
         if self.args.beta != 0.0 and trained == WEIGHTS:  # TRL's reference is a model of its own, like the policy
-            with ledger.of(REFERENCE):
-                own = [p for name, p in self._causal_lm.named_parameters() if not name.startswith(f"{ATTRIBUTE}.")]
-                self._reference = [torch.empty(p.shape, dtype=p.dtype) for p in own]
-        for path, module in self.model.named_modules():
-            for held in (module._parameters, module._buffers):
-                for name, tensor in held.items():
-                    if tensor is None:
-                        continue
-                    if id(tensor) not in made:
-                        kind = trained if tensor.requires_grad else WEIGHTS
-                        with ledger.of(MODULES if ATTRIBUTE in path.split(".") else kind):
-                            fake: torch.Tensor = torch.empty(tensor.shape, dtype=tensor.dtype)
-                        if isinstance(tensor, nn.Parameter):
-                            fake = nn.Parameter(fake, tensor.requires_grad)
-                        made[id(tensor)] = tensor, fake
-                    held[name] = made[id(tensor)][1]  # type: ignore[assignment]
-
-    def _trainable(self) -> list[nn.Parameter]:
-        return [p for p in self.model.parameters() if p.requires_grad]
-
-    def _step_optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer after its first step, when it has its state."""
-        cls, options = Trainer.get_optimizer_cls_and_kwargs(self.args, cast(PreTrainedModel, self.model))
-        self.guesses_optimizer = not cls.__module__.startswith("torch.")  # others have kernels that need data
-        if self.guesses_optimizer:
-            cls, options = torch.optim.AdamW, {}
-        optimizer = cls(self._trainable(), **options)
-        for parameter in self._trainable():
-            parameter.grad = torch.zeros_like(parameter)
-        optimizer.step()
-        optimizer.zero_grad()
-        return optimizer
+            parts[REFERENCE] = self._own_weights
+        parts[OPTIMIZER] = self._optimizer_states * self._trained_bytes
+        quantization = self.numerics.quantization
+        if quantization is None:
+            return parts, 0
+        # In 4 bits: half a byte, and what scales a block of 64
+        scale = 1 / 64 + 4 / 64 / 256 if quantization.bnb_4bit_use_double_quant else 4 / 64
+        each, size = 0.5 + scale if quantization.load_in_4bit else 1.0, self.numerics.dtype.itemsize
+        head = self._causal_lm.get_output_embeddings()
+        linear = [m for m in self._causal_lm.modules() if isinstance(m, nn.Linear) and m is not head]
+        quantised = [m.weight.numel() for m in linear if not m.weight.requires_grad]
+        parts[WEIGHTS] -= round(sum(quantised) * (size - each))
+        return parts, max(quantised) * size
 
     # Generation
 
     @torch.no_grad()
-    def _generation(self, ledger: Ledger, shape: StepShape) -> dict[str, int]:
+    def _generation(self, tracker: MemoryTracker, shape: StepShape) -> dict[str, int]:
         """The larger of the peaks at the prompts and at the last token."""
         rows, replies = shape.speaking, max(2, shape.completion_tokens)
         self.model.eval()
-        cache = DynamicCache(config=self.model.config)
-        states: list[torch.Tensor] = []
-        with self._as_agents(rows, states):
-            ledger.forget_peaks()
-            self._speak(ledger, cache, rows, shape.prompt_tokens, shape.prompt_tokens)
-            prompts = self._parts(ledger.peak, _bytes(cache))
-            with ledger.of(STATES):
-                if states:
-                    states += [states[0].new_empty(rows, replies - 1, states[0].size(-1))]
-            _fill(cache, replies - 2)
-            ledger.forget_peaks()
-            self._speak(ledger, cache, rows, 1, shape.prompt_tokens + replies - 1)
-            last = self._parts(ledger.peak, _bytes(cache))
+        keeps_states = self.modules is not None and self.modules.value_head is not None
+        states = 0
+        if keeps_states and self.algorithm.generates_with_hooks:
+            states = rows * self.model.config.get_text_config().hidden_size * self.numerics.dtype.itemsize
+        with self._as_agents(rows):
+            prompts = self._speak(tracker, rows, 0, shape.prompt_tokens) | {STATES: states}
+            last = self._speak(tracker, rows, shape.prompt_tokens + replies - 2, 1) | {STATES: states * replies}
         return max(prompts, last, key=lambda parts: sum(parts.values()))
 
-    def _speak(self, ledger: Ledger, cache: DynamicCache, rows: int, tokens: int, seen: int) -> None:
-        """One forward pass of `generate`, and the choice of the next token."""
-        args = self.args
-        ids, mask = (torch.zeros(rows, size, dtype=torch.long) for size in (tokens, seen))
-        output = self.model(
-            input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True, logits_to_keep=1
-        )
-        with ledger.of(LOGITS):
-            scores = output.logits[:, -1].to(torch.float32, copy=True)
-            warpers = LogitsProcessorList()
-            if args.temperature != 1.0:
-                warpers.append(TemperatureLogitsWarper(args.temperature))
-            if args.top_k:
-                warpers.append(TopKLogitsWarper(args.top_k))
-            if args.top_p < 1.0:
-                warpers.append(TopPLogitsWarper(args.top_p))
-            if args.min_p is not None:
-                warpers.append(MinPLogitsWarper(args.min_p))
-            scores = cast(Any, warpers)(ids, scores)
-            probabilities = scores.softmax(-1)
-            torch.empty_like(probabilities)  # what `torch.multinomial` makes inside
+    def _speak(self, tracker: MemoryTracker, rows: int, seen: int, tokens: int) -> dict[str, int]:
+        """One forward pass of `generate` on tokens that follow those that were seen, and the choice of the next token."""
+        before, cache = tracker.live, DynamicCache(config=self.model.config)
+        if seen:
+            self._read(cache, rows, 0, seen)
+        tracker.forget_peak()
+        logits = self._read(cache, rows, seen, tokens)
+        scores = logits.to(torch.float32, copy=True)
+        if self.args.temperature != 1.0 or self.args.top_k or self.args.top_p < 1.0 or self.args.min_p is not None:
+            scores, _ = scores / 2, scores.sort()  # top_p sorts, and takes the most of what changes scores
+        probabilities = scores.softmax(-1)
+        torch.empty_like(probabilities)  # what `torch.multinomial` makes inside
+        del logits, scores, probabilities
+        cached = tracker.live - before
+        return {CACHE: cached, ACTIVATIONS: tracker.peak - before - cached}
 
-    def _as_agents(self, rows: int, states: list[torch.Tensor]) -> AbstractContextManager[Any]:
-        """The team's modules act as in a rollout; `states` receives what the critic keeps."""
+    def _read(self, cache: DynamicCache, rows: int, seen: int, tokens: int) -> torch.Tensor:
+        """Returns the logits of the last token."""
+        ids, mask = (torch.zeros(rows, length, dtype=torch.long) for length in (tokens, seen + tokens))
+        return self.model(
+            input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True, logits_to_keep=1
+        ).logits[:, -1]
+
+    def _as_agents(self, rows: int) -> AbstractContextManager[Any]:
+        """The team's modules act as in a rollout."""
         if self.modules is None:
             return nullcontext()
         given = self._rows(rows)
-        context = ForwardContext(z=given.get("z"), agent=given.get("agent"), frozen=True)
-        if self.modules.value_head is not None and self.algorithm.generates_with_hooks:
-            context.states = states
-        return self.modules.rows(context)
+        return self.modules.rows(ForwardContext(z=given.get("z"), agent=given.get("agent"), frozen=True))
 
     # Update
 
-    def _update(
-        self, ledger: Ledger, shape: StepShape, optimizer: torch.optim.Optimizer
-    ) -> tuple[dict[str, int], dict[str, int]]:
-        """The peaks of a micro-batch's log-probabilities, and of the rest of its forward and backward pass."""
+    def _update(self, tracker: MemoryTracker, shape: StepShape) -> dict[str, int]:
+        """The peak of the forward and backward pass of a micro-batch."""
         if self.args.gradient_checkpointing:
             options = {"use_reentrant": False, **(self.args.gradient_checkpointing_kwargs or {})}
             self.model.gradient_checkpointing_enable({**options, "preserve_rng_state": False})
             if isinstance(self.model, PeftModel):
                 self.model.enable_input_require_grads()
         self.model.train()
-        if shape.accumulates:
-            with ledger.of(GRADIENTS):
-                for parameter in self._trainable():
-                    parameter.grad = torch.zeros_like(parameter)
-        else:
-            for parameter in self._trainable():
-                parameter.register_post_accumulate_grad_hook(ledger.made_gradient)
-        ledger.forget_peaks()
+        for parameter in self.model.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+        before = tracker.live
+        tracker.forget_peak()
         precision = self.numerics.autocast
         with nullcontext() if precision is None else torch.autocast("cpu", precision):
-            loss = self._loss(ledger, shape)
+            loss = self._loss(shape)
         loss.backward()
-        del loss
-        optimizer.zero_grad()
-        return self._parts(ledger.peaks[LOGITS]), self._parts(ledger.peaks[ACTIVATIONS])
+        activations = tracker.peak - before
+        # Without those of an earlier micro-batch, gradients take the place of the activations that they are made of
+        earlier = self._trained_bytes if shape.accumulates else max(0, self._trained_bytes - activations)
+        return {ACTIVATIONS: activations, GRADIENTS: earlier}
 
-    def _loss(self, ledger: Ledger, shape: StepShape) -> torch.Tensor:
+    def _loss(self, shape: StepShape) -> torch.Tensor:
         """A loss that uses what the trainer's uses."""
         rows, keep = shape.micro_batch, shape.completion_tokens
         context = self._update_context(shape)
@@ -281,16 +275,11 @@ class StepTrace:
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         causal_lm = self._causal_lm
 
-        def enter_head(decoder: nn.Module, args: Any, output: Any) -> None:
-            ledger.kind = LOGITS
-            output[0].register_hook(leave_head)
+        def choose(decoder: nn.Module, args: Any, output: Any) -> None:
             states = output.last_hidden_state[:, -keep - 1 : -1]  # the trainer's head sees what predicts replies alone
             output.last_hidden_state = states.reshape(1, -1, states.size(-1))
 
-        def leave_head(gradient: torch.Tensor) -> None:
-            ledger.kind = ACTIVATIONS
-
-        handle = causal_lm.get_decoder().register_forward_hook(enter_head)
+        handle = causal_lm.get_decoder().register_forward_hook(choose)
         with nullcontext() if self.modules is None or context is None else self.modules.rows(context):
             if self.numerics.on_gpu:
                 hidden = causal_lm.get_decoder()(**inputs, use_cache=False).last_hidden_state
@@ -335,30 +324,21 @@ class StepTrace:
         made = {name: torch.zeros(size) for name, size in shapes.items()}
         return {name: tensor.long() if name == "agent" else tensor for name, tensor in made.items()}
 
-    # Parts
 
-    def _parts(self, peak: Mapping[str, int], cached: int = 0) -> dict[str, int]:
-        """The parts of a peak, which may hold tensors of the cache that were new at that moment."""
-        parts = {kind: size for kind, size in peak.items() if size}
-        parts[ACTIVATIONS] = parts.get(ACTIVATIONS, 0) - cached
-        return parts | ({CACHE: cached} if cached else {})
-
-    def _packed(self, parts: dict[str, int]) -> dict[str, int]:
-        """With the bytes of quantised weights in place of those that the trace held."""
-        quantization = self.numerics.quantization
-        if quantization is None:
-            return parts
-        if quantization.load_in_4bit:  # half a byte, and what scales a block of 64
-            scale = 1 / 64 + 4 / 64 / 256 if quantization.bnb_4bit_use_double_quant else 4 / 64
-            each = 0.5 + scale
-        else:
-            each = 1.0
-        size = self.numerics.dtype.itemsize
-        saved = sum(self._quantised) * (size - each)
-        unpacked = max(self._quantised) * size  # one layer at a time, as it is used
-        return parts | {
-            WEIGHTS: round(parts[WEIGHTS] - saved), ACTIVATIONS: parts.get(ACTIVATIONS, 0) + unpacked
-        }  # fmt: skip
+def _materialize(model: nn.Module) -> None:
+    """Replaces tensors on the meta device by those of the mode. Tied ones stay tied."""
+    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            for name, tensor in held.items():
+                if tensor is None:
+                    continue
+                if id(tensor) not in made:
+                    new: torch.Tensor = torch.empty(tensor.shape, dtype=tensor.dtype)
+                    if isinstance(tensor, nn.Parameter):
+                        new = nn.Parameter(new, tensor.requires_grad)
+                    made[id(tensor)] = tensor, new
+                held[name] = made[id(tensor)][1]  # type: ignore[assignment]
 
 
 class TritonHead(torch.autograd.Function):
@@ -391,21 +371,3 @@ def _tile(hidden: torch.Tensor, weight: torch.Tensor) -> None:
     part = weight[:_CHUNKED_LOGPROB_CHUNK_SIZE].to(dtype)
     tile = hidden.new_empty(min(hidden.size(0), TOKEN_CHUNK_SIZE), part.size(0), dtype=dtype)
     del tile, part
-
-
-def _tensors(cache: DynamicCache) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
-    """Keys and values of the layers that keep them, by the layer's index."""
-    layers = {index: layer for index, layer in enumerate(cache.layers) if isinstance(layer, DynamicLayer)}
-    return {index: cast(Any, (layer.keys, layer.values)) for index, layer in layers.items()}
-
-
-def _fill(cache: DynamicCache, tokens: int) -> None:
-    """Adds tokens to all layers."""
-    for index, (keys, values) in _tensors(cache).items():
-        size = *keys.shape[:2], tokens
-        cache.update(keys.new_empty(*size, keys.size(-1)), values.new_empty(*size, values.size(-1)), index)
-
-
-def _bytes(cache: DynamicCache) -> int:
-    """Bytes of a cache."""
-    return sum(tensor.untyped_storage().nbytes() for pair in _tensors(cache).values() for tensor in pair)

@@ -7,6 +7,7 @@ The memory of a step is that of [`marcog_trl.trainers.memory`], spread over the 
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -20,9 +21,19 @@ from marcog_trl.rollout.prompts import measure_prompts
 from marcog_trl.rollout.tree import Tree
 from marcog_trl.trainers.adapter_targets import outside_zero3
 from marcog_trl.trainers.algorithm import PROBLEMS_TO_PLAY, Algorithm
-from marcog_trl.trainers.ledger import ACTIVATIONS, CACHE, GRADIENTS, LOGITS, OPTIMIZER, REFERENCE, WEIGHTS
-from marcog_trl.trainers.memory import GENERATION, UPDATE, Numerics, StepShape, StepTrace
-from marcog_trl.trainers.trainer import MultiAgentTrainer
+from marcog_trl.trainers.memory import (
+    ACTIVATIONS,
+    CACHE,
+    GENERATION,
+    GRADIENTS,
+    OPTIMIZER,
+    REFERENCE,
+    UPDATE,
+    WEIGHTS,
+    DryStep,
+    Numerics,
+    StepShape,
+)
 
 
 GIB = 2**30
@@ -79,7 +90,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Plan:
+class MemoryPlan:
     """
     What a run needs.
 
@@ -193,7 +204,7 @@ class Setup:
             alike=self.alike,
         )
 
-    def trace(self) -> tuple[StepTrace, dict[str, dict[str, int]]]:
+    def trace(self) -> tuple[DryStep, dict[str, dict[str, int]]]:
         """
         The step, and its memory on one of the processes.
 
@@ -208,9 +219,9 @@ class Setup:
                     trust_remote_code=self.args.trust_remote_code,
                     attn_implementation="eager" if self._given("attn_implementation") == "eager" else None,
                 )
-            step = StepTrace(copy.copy(self.algorithm), base, self.peft_config, self._numerics())
+            step = DryStep(copy.copy(self.algorithm), base, self.peft_config, self._numerics())
             try:
-                memory = step.phases(self.shape())
+                memory = step.memory(self.shape())
             except RuntimeError as error:
                 raise ValueError(
                     f"A model of type {self.config.model_type!r} in {self.dtype} cannot be planned, since its code needs tensors "
@@ -224,43 +235,34 @@ class Setup:
         trained = mixed if deepspeed else torch.bfloat16 if self.quantization is not None else None
         return Numerics(self.dtype, None if deepspeed else mixed, trained, self.machine.on_gpu, self.quantization)
 
-    def _shard(self, step: StepTrace, memory: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+    def _shard(self, step: DryStep, memory: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
         """Spreads the parts over the processes, and adds what DeepSpeed, DDP and vLLM hold."""
-        processes, stage = self.machine.num_processes, self.machine.zero_stage
+        processes, stage, args = self.machine.num_processes, self.machine.zero_stage, self.args
         size = step.trained_itemsize
         for phase, parts in memory.items():
-            if stage:
-                parts[OPTIMIZER] = (
-                    parts[OPTIMIZER] * 4 // size + step.trained * 4
-                ) // processes  # with float32 masters
-                if phase != GENERATION:
+            if stage:  # with float32 masters
+                parts[OPTIMIZER] = (parts.get(OPTIMIZER, 0) * 4 // size + step.trained * 4) // processes
+                if phase == UPDATE:
                     parts[GRADIENTS] = step.trained * size // processes
                 if stage == 3 or phase == UPDATE:  # ZeRO-2 makes it with the first gradient of a parameter
                     parts["reduce bucket"] = REDUCE_BUCKET * size
-            elif processes > 1 and phase != GENERATION:
+            elif processes > 1 and phase == UPDATE:
                 parts["buckets of DDP"] = step.trained * size
             if stage == 3:
-                whole = parts[WEIGHTS]
-                parts[WEIGHTS] = whole // processes
-                gathers_all = phase == GENERATION and self.args.ds3_gather_for_generation
-                live = LIVE_PARAMETERS * self.dtype.itemsize
-                if REFERENCE in parts:
-                    parts[REFERENCE] //= processes
+                whole, live = parts[WEIGHTS], LIVE_PARAMETERS * self.dtype.itemsize
+                parts |= {part: parts[part] // processes for part in (WEIGHTS, REFERENCE) if part in parts}
+                gathers_all = phase == GENERATION and args.ds3_gather_for_generation
                 parts["gathered weights"] = whole if gathers_all else min(whole, live)
-        if self.args.use_vllm:
-            self._add_vllm(memory)
+        if args.use_vllm:
+            for part in (CACHE, ACTIVATIONS):
+                memory[GENERATION].pop(part, None)
+            if args.vllm_mode == "colocate" and self.machine.gpu_memory is not None:
+                share = round(args.vllm_gpu_memory_utilization * self.machine.gpu_memory * GIB)
+                for phase in (GENERATION,) if args.vllm_enable_sleep_mode else memory:
+                    memory[phase]["vLLM"] = share
         return memory
 
-    def _add_vllm(self, memory: dict[str, dict[str, int]]) -> None:
-        parts = memory[GENERATION]
-        for name in (CACHE, LOGITS, ACTIVATIONS):
-            parts.pop(name, None)
-        if self.args.vllm_mode == "colocate" and self.machine.gpu_memory is not None:
-            share = round(self.args.vllm_gpu_memory_utilization * self.machine.gpu_memory * GIB)
-            for phase in (GENERATION,) if self.args.vllm_enable_sleep_mode else memory:
-                memory[phase]["vLLM"] = share
-
-    def notes(self, step: StepTrace) -> list[str]:
+    def notes(self, step: DryStep) -> list[str]:
         """What the figures leave out."""
         args, notes = self.args, []
         if step.guesses_optimizer:
@@ -283,7 +285,7 @@ class Setup:
             notes.append("On CPU, the C library may keep half as much again. MALLOC_MMAP_THRESHOLD_=65536 avoids it.")
         return notes
 
-    def plan(self) -> Plan:
+    def plan(self) -> MemoryPlan:
         """Plans the run. If it does not fit, looks for what to change."""
         step, memory = self.trace()
         processes, rows_of_problem = self.machine.num_processes, len(self.tree.slots)
@@ -297,117 +299,88 @@ class Setup:
             "evaluations": problems * sum(self.tree.joint_actions),
         }
         steps = self.args.steps_per_generation * self.args.num_iterations / self.args.gradient_accumulation_steps
-        plan = Plan(step.parameters, step.trained, memory, rollout, steps, self.machine, [], self.notes(step))
+        plan = MemoryPlan(step.parameters, step.trained, memory, rollout, steps, self.machine, [], self.notes(step))
         return replace(plan, changes=self._changes(plan)) if plan.fits is False else plan
 
     # What to change
 
-    def _changes(self, plan: Plan) -> list[Change]:
+    def _changes(self, plan: MemoryPlan) -> list[Change]:
         """Changes that make the run fit, or as many as there are."""
         capacity = cast(float, self.machine.capacity)
         setup, memory, changes = self, plan.memory, list[Change]()
-        while peak_of(memory) > capacity and (found := setup._next_change(memory, capacity)) is not None:
+        while peak_of(memory) > capacity and (found := setup._next_change(memory)) is not None:
             settings, setup = found
             _, memory = setup.trace()
+            if changes and changes[-1].settings.keys() == settings.keys():  # halved once more
+                changes.pop()
             changes.append(Change(settings, peak_of(memory)))
         return changes
 
-    def _next_change(self, memory: dict[str, dict[str, int]], capacity: float) -> tuple[dict[str, Any], Setup] | None:
+    def _next_change(self, memory: dict[str, dict[str, int]]) -> tuple[dict[str, Any], Setup] | None:
         """The change that costs least, with its settings as a user writes them."""
-        args = self.args
+        args, micro = self.args, self.args.per_device_train_batch_size
+        steps, accumulation = args.steps_per_generation, args.gradient_accumulation_steps
         if self.dtype == torch.float32 and self.machine.on_gpu:
             options = {**(args.model_init_kwargs or {}), "dtype": "bfloat16"}
             return {"dtype": "bfloat16", "bf16": True}, self.with_args(model_init_kwargs=options, bf16=True)
-        phase = max(memory, key=lambda phase: sum(memory[phase].values()))
-        varying = sum(memory[phase].get(name, 0) for name in (ACTIVATIONS, LOGITS, CACHE))
-        share = (capacity - sum(memory[phase].values()) + varying) / varying  # what of it fits beside the rest
-        if share > 0 and phase == GENERATION and not args.use_vllm:
-            found = self._with_fewer_problems(share)
-        elif share > 0 and phase != GENERATION:
-            found = self._with_smaller_micro_batch(share)
-        else:
-            found = None
-        if found is None and self.quantization is None and self.machine.zero_stage < 3 and not args.full_finetuning:
-            quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=self.dtype)
-            return {"load_in_4bit": True}, replace(self, quantization=quantization)
-        return found
-
-    def _with_fewer_problems(self, share: float) -> tuple[dict[str, Any], Setup] | None:
-        """A rollout with this share of the problems, where there are several."""
-        rows_of_problem, micro = len(self.tree.slots), self.args.per_device_train_batch_size
-        problems = self.rows // rows_of_problem
-        fewer = _largest_divisor(problems, problems * share)
-        rows = fewer * rows_of_problem
-        if fewer == problems or rows % micro:
+        if sum(memory[GENERATION].values()) < sum(memory[UPDATE].values()):
+            if not args.gradient_checkpointing:
+                return {"gradient_checkpointing": True}, self.with_args(gradient_checkpointing=True)
+            if micro % 2 == 0:
+                settings = {"per_device_train_batch_size": micro // 2, "gradient_accumulation_steps": accumulation * 2}
+                return settings, self.with_args(**settings, steps_per_generation=steps * 2)
+        elif not args.use_vllm and steps % 2 == 0 and self.rows % (2 * len(self.tree.slots)) == 0:
+            settings = {"generation_batch_size": self.rows // 2 * self.machine.num_processes}
+            return settings, self.with_args(steps_per_generation=steps // 2)
+        if self.quantization is not None or self.machine.zero_stage == 3 or args.full_finetuning:
             return None
-        settings = {"generation_batch_size": rows * self.machine.num_processes}
-        return settings, self.with_args(steps_per_generation=rows // micro)
-
-    def _with_smaller_micro_batch(self, share: float) -> tuple[dict[str, Any], Setup] | None:
-        """As many rows in a step, but only this share of them at once; first with gradient checkpointing."""
-        args = self.args
-        if not args.gradient_checkpointing:
-            return {"gradient_checkpointing": True}, self.with_args(gradient_checkpointing=True)
-        micro = args.per_device_train_batch_size
-        smaller = _largest_divisor(micro, micro * share)
-        if smaller == micro:
-            return None
-        factor = micro // smaller
-        settings = {
-            "per_device_train_batch_size": smaller,
-            "gradient_accumulation_steps": args.gradient_accumulation_steps * factor,
-        }
-        return settings, self.with_args(**settings, steps_per_generation=args.steps_per_generation * factor)
+        quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=self.dtype)
+        return {"load_in_4bit": True}, replace(self, quantization=quantization)
 
 
-def _largest_divisor(number: int, most: float) -> int:
-    """The largest divisor of a number that is at most `most`; at least 1."""
-    return max(divisor for divisor in range(1, number + 1) if number % divisor == 0 and divisor <= max(1, most))
+# A run whose model is loaded
 
 
-# From a trainer
+def plan_run(
+    algorithm: Algorithm,
+    base: Any,
+    peft_config: PeftConfig | None,
+    problems: Iterable[Mapping[str, Any]],
+    tokenizer: Any,
+    gpu_memory: float | None,
+    on_gpu: bool,
+) -> MemoryPlan:
+    """
+    Plans a run of this machine.
 
+    Args:
+        algorithm ([`Algorithm`]): The trainer's.
+        base ([`~transformers.PreTrainedModel`]): The base model.
+        peft_config ([`~peft.PeftConfig`], *optional*): The adapter. Without one, all weights are trained.
+        problems (`Iterable[dict]`): Training problems, on which prompts are measured.
+        tokenizer (`PreTrainedTokenizerBase`): The tokenizer.
+        gpu_memory (`float`, *optional*): See [`Machine`].
+        on_gpu (`bool`): Whether a GPU trains.
 
-def plan_trainer(trainer: MultiAgentTrainer, gpu_memory: float | None = None) -> Plan:
-    """Plans the run of a trainer; see [`MultiAgentTrainer.plan`]."""
-    args, base = cast(Any, trainer.args), cast(Any, trainer._causal_lm)
-    plugin = args.deepspeed_plugin
-    machine = Machine(
-        gpu_memory=gpu_memory,
-        on_gpu=gpu_memory is not None or trainer.accelerator.device.type != "cpu",
-        num_processes=args.world_size,
-        zero_stage=0 if plugin is None else plugin.zero_stage,
-    )
-    problems = [row for row, _ in zip(cast(Iterable, trainer.train_dataset), range(PROBLEMS_TO_PLAY), strict=False)]
-    prompt_tokens, width, alike = measure_prompts(
-        trainer.workflow,
-        problems,
-        trainer._tokenizer,
-        args.max_completion_length,
-        args.chat_template_kwargs,
-        args.system_prompt,
+    Returns:
+        [`MemoryPlan`].
+    """
+    args, workflow = copy.copy(algorithm.args), algorithm.workflow
+    zero_stage = 0 if args.deepspeed_plugin is None else args.deepspeed_plugin.zero_stage
+    first = list(itertools.islice(problems, PROBLEMS_TO_PLAY))
+    measured = measure_prompts(
+        workflow, first, tokenizer, args.max_completion_length, args.chat_template_kwargs, args.system_prompt
     )
     described = base.config.to_dict()
     stored = described.pop("quantization_config", None)
-    algorithm = type(trainer.algorithm)(copy.copy(args), trainer.workflow)
-    algorithm.check(problems)
-    setup = Setup(
-        algorithm,
-        type(base.config).from_dict(described),
-        _adapter_of(trainer),
-        machine,
-        prompt_tokens,
-        width,
-        alike,
-        None if stored is None else BitsAndBytesConfig.from_dict(stored),
-    )
+    quantization = None if stored is None else BitsAndBytesConfig.from_dict(stored)
+    planned = type(algorithm)(args, workflow)
+    planned.check(first)
+    if peft_config is not None:
+        peft_config = copy.deepcopy(peft_config)
+        peft_config.inference_mode = False
+    machine = Machine(gpu_memory, on_gpu, args.world_size, zero_stage)
+    config = type(base.config).from_dict(described)
+    setup = Setup(planned, config, peft_config, machine, *measured, quantization)
     loaded = {"dtype": base.dtype, "attn_implementation": base.config._attn_implementation}
     return setup.with_args(model_init_kwargs=loaded).plan()
-
-
-def _adapter_of(trainer: MultiAgentTrainer) -> PeftConfig | None:
-    if trainer.args.full_finetuning:
-        return None
-    peft_config = copy.deepcopy(trainer.model.peft_config["default"])
-    peft_config.inference_mode = False
-    return peft_config

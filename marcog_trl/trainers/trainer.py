@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from accelerate.utils import is_peft_model
@@ -81,14 +81,11 @@ from marcog_trl.trainers.data_order import CurriculumSampler, OrderOfEpoch, make
 from marcog_trl.trainers.head import HeadOnReplies
 from marcog_trl.trainers.loss_scale import loss_window, rows_to_train, rows_with_signal, share_of_counted_rows
 from marcog_trl.trainers.optim import POLICY, ShardClipping, parameters_by_group, split_groups
+from marcog_trl.trainers.plan import MemoryPlan, plan_run
 from marcog_trl.trainers.prompts import as_in_trl, check_prompts
 from marcog_trl.trainers.reward_functions import reward_functions
 from marcog_trl.trainers.sharing import Sharing
 from marcog_trl.trainers.training_team import TrainingTeam
-
-
-if TYPE_CHECKING:
-    from marcog_trl.trainers.plan import Plan
 
 
 @dataclass
@@ -376,7 +373,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         with self.team.use_agent(agent, inputs):
             yield
 
-    def plan(self, gpu_memory: float | None = None) -> Plan:
+    def plan(self, gpu_memory: float | None = None) -> MemoryPlan:
         """
         Computes what the run needs: parameters, memory by part, rows, tokens and calls of the evaluator.
 
@@ -385,11 +382,12 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
                 default, plans for this machine.
 
         Returns:
-            [`~marcog_trl.trainers.plan.Plan`].
+            [`~marcog_trl.trainers.plan.MemoryPlan`].
         """
-        from marcog_trl.trainers.plan import plan_trainer
-
-        return plan_trainer(self, gpu_memory)
+        adapter = None if self.args.full_finetuning else self.model.peft_config["default"]
+        on_gpu = gpu_memory is not None or self.accelerator.device.type != "cpu"
+        problems = cast(Iterable, self.train_dataset)
+        return plan_run(self.algorithm, self._causal_lm, adapter, problems, self._tokenizer, gpu_memory, on_gpu)
 
     # Play
 

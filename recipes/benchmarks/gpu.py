@@ -229,7 +229,7 @@ def plan_step(task, device):
     machine = Machine(on_gpu=device != "cpu", zero_stage=task.get("zero_stage", 0))
     config = random_config(make_tokenizer(), **SHAPES[task["shape"]])
     quantised = quantization() if task.get("quantised") else None
-    setup = Setup(algorithm, config, lora(task), machine, task["prompt"], task["agents"], quantised)
+    setup = Setup(algorithm, config, lora(task), machine, task["prompt"], task["agents"], True, quantised)
     plan = setup.plan()
     memory = {phase: {part: size / GIB for part, size in parts.items()} for phase, parts in plan.memory.items()}
     return {"plan_gib": plan.peak / GIB, "plan": memory}

@@ -62,6 +62,15 @@ def test_prompts_of_the_data(tiny_model, capsys):
     assert tokens > 8 * 512  # the prompts have some, too
 
 
+def test_the_process_on_a_cpu(shape, capsys):
+    """Also of a machine that has a GPU, if the run does not use it."""
+    assert main(small(shape, "--prompt-tokens", "400", "--use_cpu", "true")) == 0
+    printed = capsys.readouterr().out
+    sums = next(line for line in printed.splitlines() if line.startswith("│ sum"))
+    tensors = max(float(cell) for cell in sums.strip("│").split("│")[1:])
+    assert float(printed.split("a process takes ")[1].split(" GiB")[0]) == pytest.approx(tensors + 0.65, abs=0.06)
+
+
 def test_several_processes(shape, capsys):
     several = ("--num-processes", "4", "--zero-stage", "2", "--generation_batch_size", "128")
     assert main(small(shape, "--prompt-tokens", "100", "--gradient_accumulation_steps", "1", *several)) == 0

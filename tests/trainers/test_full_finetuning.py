@@ -1,15 +1,14 @@
 """All weights are trained in place of an adapter: as TRL would, and with what is saved, loaded, exported and planned."""
 
-import gc
 import json
 
 import pytest
 import teams
 import torch
 from huggingface_hub import ModelCard
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from marcog_trl import MultiAgentGRPOConfig, MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOConfig
@@ -17,7 +16,6 @@ from marcog_trl.preferences.rounds import IterativeMARLHFConfig
 from marcog_trl.team.export import export_team
 from marcog_trl.team.hub import push_team
 from marcog_trl.team.team import Team
-from marcog_trl.trainers.ledger import ADAPTER, REFERENCE, WEIGHTS, Ledger
 
 
 TRAINERS = (MultiAgentGRPOTrainer, MultiAgentPPOTrainer)
@@ -178,40 +176,7 @@ class TestSaved:
             Team.from_pretrained(saved[1], base_model=tiny_model)
 
 
-class TestPlan:
-    @pytest.mark.parametrize("options", [{}, {"beta": 0.02, "gradient_accumulation_steps": 2}, {"bf16": True}])
-    def test_peak(self, tiny_model, tmp_path, options):
-        trainer = make(tiny_model, tmp_path, max_steps=2, data=teams.dataset(8), **options)
-        plan = trainer.plan()
-        gc.collect()
-        with Ledger() as ledger:
-            ledger.add([*trainer.model.parameters(), *trainer.model.buffers()])
-            if trainer.ref_model is not None:
-                ledger.add([*trainer.ref_model.parameters(), *trainer.ref_model.buffers()])
-            trainer.train()
-        assert plan.peak == pytest.approx(ledger.peak.total(), rel=0.15)
-        parts = plan.memory["update"]
-        assert ADAPTER not in parts and plan.trained > plan.parameters  # with the value head
-        assert (REFERENCE in parts) == (trainer.ref_model is not None)
-        assert parts.get(REFERENCE, parts[WEIGHTS]) == pytest.approx(parts[WEIGHTS], rel=0.01)
-
-
 class TestRefusals:
-    def test_with_an_adapter(self, tiny_model, tmp_path):
-        with pytest.raises(
-            ValueError, match=r"full_finetuning=True does not support peft_config: .* set full_finetuning="
-        ):
-            make(tiny_model, tmp_path, peft_config=LoraConfig(task_type="CAUSAL_LM"))
-        adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), LoraConfig(task_type="CAUSAL_LM"))
-        with pytest.raises(ValueError, match="full_finetuning=True does not support a model that has an adapter"):
-            make(adapted, tmp_path)
-
-    def test_with_a_quantised_model(self, tiny_model, tmp_path):
-        bits = BitsAndBytesConfig(load_in_4bit=True)
-        for options in ({"quantization_config": bits}, {"model_init_kwargs": {"quantization_config": bits.to_dict()}}):
-            with pytest.raises(ValueError, match="full_finetuning=True does not support a quantised model"):
-                make(tiny_model, tmp_path, **options)
-
     def test_warns_of_weights_with_few_bits(self, tiny_model, tmp_path):
         with pytest.warns(UserWarning, match=r"weights in bfloat16 loses updates .* Leave dtype at float32"):
             make(tiny_model, tmp_path, model_init_kwargs={"dtype": "bfloat16"})
