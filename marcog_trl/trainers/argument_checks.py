@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
+from transformers.integrations import get_reporting_integration_callbacks
 
 from marcog_trl.agents import Workflow
 from marcog_trl.team.tools import check_tools
@@ -31,9 +32,19 @@ def check_arguments(
     for name, value in unsupported.items():
         if value is not None:
             raise ValueError(f"{trainer_class.__name__} does not support {name}. Write a Workflow instead.")
+    check_report_to(args)
     if args.full_finetuning:
         check_full_finetuning(model, args, peft_config, quantization_config)
     return args
+
+
+def check_report_to(args: Any) -> None:
+    """Refuses trackers that are unknown or not installed. The Trainer finds out once the model is loaded."""
+    try:
+        for callback in get_reporting_integration_callbacks(args.report_to):
+            callback()
+    except (ValueError, ImportError, RuntimeError) as error:
+        raise ValueError(f"report_to={args.report_to!r} cannot be used: {error}") from error
 
 
 def check_full_finetuning(model: Any, args: Any, peft_config: Any, quantization_config: Any) -> None:
