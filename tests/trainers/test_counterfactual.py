@@ -178,63 +178,6 @@ class TestRuns:
 
 
 class TestBadInput:
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"credit": "shapley"}, "credit='shapley' is unknown. Use one of 'group', 'counterfactual'."),
-            (
-                {"credit": "group", "fanout": [2, 2]},
-                r"fanout=\[2, 2\] needs credit='counterfactual'\. Set it, or leave",
-            ),
-            (
-                {"fanout": [2, 4]},
-                r"fanout=\[2, 4\] plays 8 episodes of each problem, but num_generations=4\. Set num_generations=8\.",
-            ),
-            ({"fanout": [4, 0]}, r"fanout=\[4, 0\]: every entry must be .*at least 1"),
-            (
-                {"fanout": [2, 2, 1]},
-                r"fanout=\[2, 2, 1\] has 3 entries, but an episode of Chain has 2 stages: a, b\. Set fanout=\[2, 2\] and "
-                r"num_generations=4, for example\.",
-            ),
-            (
-                {"max_joint_actions": 3},
-                r"max_joint_actions=3 is below the 4 joint actions per problem of fanout=\[2, 2\]\. Set max_joint_actions=4",
-            ),
-            (
-                {"generation_batch_size": 8},
-                r"cannot hold whole problems of 6 rows \(2 \+ 4\)\. Set generation_batch_size=",
-            ),
-            ({"joint_mode": "cross"}, "joint_mode='cross' does not support credit='counterfactual'"),
-            ({"turn_tree": True}, "turn_tree=True does not support credit='counterfactual', .* Set turn_tree=False"),
-            ({"advantage": "max"}, "advantage='max' does not support credit='counterfactual'"),
-            ({"num_generations": 1, "fanout": None}, "num_generations=1"),
-        ],
-    )
-    def test_is_refused(self, tiny_model, tmp_path, options, message):
-        options = {"credit": "counterfactual", "fanout": [2, 2], "num_generations": 4, **options}
-        with pytest.raises(ValueError, match=message):
-            teams.make(
-                tiny_model, tmp_path, MultiAgentGRPOTrainer, workflow=teams.Chain(),
-                **{"per_device_train_batch_size": 2, **options},
-            )  # fmt: skip
-
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"critic_mix": 1.5}, r"critic_mix=1\.5 must be a number in \[0, 1\], or 'auto'\."),
-            ({"critic_mix": "best"}, "critic_mix='best' must be a number"),
-            ({"critic_mix": "auto", "critic": "none"}, "does not support critic='none'. Set critic='team'"),
-            ({"critic_mix": 0.5, "credit": "group"}, "does not support credit='group'"),
-            ({"num_generations": 1}, "compares replies, but num_generations=1. Set num_generations=4, or"),
-        ],
-    )
-    def test_is_refused_with_a_critic(self, tiny_model, tmp_path, options, message):
-        with pytest.raises(ValueError, match=message):
-            teams.make(
-                tiny_model, tmp_path, MultiAgentPPOTrainer, workflow=teams.Chain(),
-                **{"credit": "counterfactual", **options},
-            )  # fmt: skip
-
     def test_a_stage_without_siblings_warns(self, tiny_model, tmp_path):
         with pytest.warns(UserWarning, match=r"fanout=\[4, 1\] gives b one reply in each context"):
             branching(tiny_model, tmp_path, fanout=None, num_generations=4, per_device_train_batch_size=8)

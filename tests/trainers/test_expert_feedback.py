@@ -76,19 +76,3 @@ def test_a_server_that_dies_costs_its_feedback_only(tiny_model, tmp_path, monkey
             for prompt in later
         )
     assert len([w for w in caught if server.url in str(w.message)]) == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "feedback='expert_edits' needs a model to ask, but expert_model=None"),
-        ({"expert_model": "any"}, "OPENAI_API_KEY"),
-    ],
-)
-def test_what_is_missing_is_said_before_training(tiny_model, tmp_path, monkeypatch, columns, options, message):
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with pytest.raises(ValueError, match=message):
-        teams.make(
-            tiny_model, tmp_path, MultiAgentGRPOTrainer, workflow="collaboration", num_turns=2,
-            feedback="expert_edits", data=teams.dataset(2, **columns), isolation="best_effort", **options,
-        )  # fmt: skip

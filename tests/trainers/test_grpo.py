@@ -152,41 +152,6 @@ class TestSingleAgent:
         assert runs[1] == pytest.approx(runs[0], rel=1e-4, abs=1e-7)
 
 
-class TestBadInput:
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"advantage": "median"}, "advantage='median' is unknown. Use one of 'mean', 'rloo', 'max', 'none'."),
-            ({"scale_rewards": "turn"}, "scale_rewards='turn' is unknown. Use one of 'none', "),
-            (
-                {"num_generations": 1},
-                "advantage='mean' .* compares the replies of a group, but num_generations=1. Set num_generations=4",
-            ),
-            (
-                {"multi_objective_aggregation": "normalize_then_sum", "advantage": "rloo"},
-                "advantage='rloo' does not support multi_objective_aggregation='normalize_then_sum'",
-            ),
-            ({"turn_weights": [1.0, -1.0]}, r"turn_weights=\[1.0, -1.0\]: every entry must be at least 0"),
-        ],
-    )
-    def test_is_refused(self, tmp_path, options, message):
-        with pytest.raises(ValueError, match=message):
-            MultiAgentGRPOConfig(str(tmp_path), report_to="none", **options)
-
-    def test_weights_are_as_many_as_turns(self, tiny_model, tmp_path):
-        with pytest.raises(
-            ValueError, match=r"turn_weights=\[1.0\] has 1 weights for num_turns=2\. Set turn_weights=\[1.0, 1.0\]"
-        ):
-            teams.make(
-                tiny_model, tmp_path, MultiAgentGRPOTrainer, workflow=teams.Pair(num_turns=2), turn_weights=[1.0]
-            )
-
-    def test_several_turns_are_not_normalised_first(self, tmp_path):
-        options = {"workflow": teams.Pair(num_turns=2), "multi_objective_aggregation": "normalize_then_sum"}
-        with pytest.raises(ValueError, match="needs episodes of one turn, but Pair has num_turns=2"):
-            teams.make("nobody/no-such-model", tmp_path, MultiAgentGRPOTrainer, **options)
-
-
 def test_a_team_trains_and_comes_back(tiny_model, tmp_path):
     data = teams.dataset(2, test=[["assert f"]] * 2, test_format=["asserts"] * 2, entry_point=["f"] * 2)
     trainer = teams.make(

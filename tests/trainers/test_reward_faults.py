@@ -196,30 +196,6 @@ class TestTimeout:
         with pytest.raises(TimeoutError, match="the judge did not answer"):
             trainer.train()
 
-    def test_without_a_coroutine_function_it_is_refused(self, tiny_model, tmp_path):
-        message = (
-            r"reward_timeout=2\.0 limits only coroutine functions, and there is none\. Write the reward as `async def`"
-        )
-        with pytest.raises(ValueError, match=message):
-            make(tiny_model, tmp_path, reward=teams.letters, reward_timeout=2.0)
-
-
-class TestConfig:
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"on_reward_error": "skip"}, "on_reward_error='skip' is unknown. Use one of 'raise', 'mask'."),
-            ({"reward_timeout": 0}, "reward_timeout=0 must be greater than 0."),
-        ],
-    )
-    def test_errors_say_what_works(self, tmp_path, options, message):
-        with pytest.raises(ValueError, match=message):
-            teams.CONFIGS[MultiAgentPPOTrainer](str(tmp_path), use_cpu=True, bf16=False, **options)
-
-    def test_the_default_stops_without_a_limit(self, tmp_path):
-        args = teams.CONFIGS[MultiAgentPPOTrainer](str(tmp_path), use_cpu=True, bf16=False)
-        assert (args.on_reward_error, args.reward_timeout) == ("raise", None)
-
 
 def with_tests(count=4):
     return teams.dataset(

@@ -12,17 +12,16 @@ import pytest
 import teams
 import torch
 from datasets import Dataset, IterableDataset
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from marcog_trl import load_problems
-from marcog_trl.agents import Agent, Execute, Slot, Workflow
+from marcog_trl.agents import Execute
 from marcog_trl.evaluation.evaluate import play_and_score
 from marcog_trl.execution import Verdict
 from marcog_trl.trainers import (
     MultiAgentConfig,
-    MultiAgentGRPOTrainer,
     MultiAgentPPOConfig,
     MultiAgentPPOTrainer,
     MultiAgentTrainer,
@@ -589,157 +588,12 @@ class TestOverlap:
         assert trainer._metrics["train"]["episodes/masked"] == [2 / 8]
 
 
-class Silent(Workflow):
-    agents = ()
-
-
-class Stutter(Workflow):
-    agents = (Agent("main", ""),)
-    slots = (Slot("main"), Slot("main"))
-
-
-class Twins(Workflow):
-    agents = (Agent("main", ""), Agent("main", ""))
-
-
 def problems(**columns):
     columns = {"prompt": ["?"] * 8, **columns}
     return Dataset.from_dict({name: values for name, values in columns.items() if values is not None})
 
 
 TESTED = {"test": [["assert f"]] * 8, "test_format": ["asserts"] * 8, "entry_point": ["f"] * 8}
-
-
-class TestBadInput:
-    """One line that says what is wrong and what works, before any work starts: the model does not exist."""
-
-    @pytest.mark.parametrize("trainer_class", [MultiAgentPPOTrainer, SHPPOTrainer])
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            (
-                {"generation_batch_size": 16, "workflow": teams.Chain("abc", num_turns=2)},
-                r"generation_batch_size=16 cannot hold whole problems of 12 rows \(num_generations=2 x 6 slots\)\. Set "
-                "generation_batch_size=24",
-            ),
-            (
-                {"steps_per_generation": 1, "workflow": teams.Chain("abc")},
-                r"generation_batch_size=8 .* Set generation_batch_size=24\.",
-            ),
-            (
-                {"per_device_eval_batch_size": 4, "workflow": teams.Chain("abc")},
-                "per_device_eval_batch_size=4 cannot hold whole problems of 3 rows .num_generations_eval=1 x 3 slots.. "
-                "Set per_device_eval_batch_size=6",
-            ),
-            (
-                {"data": problems().select(range(3))},
-                "train_dataset has 3 problems, .* generation_batch_size=8 rows needs 4",
-            ),
-            ({"workflow": Silent()}, "Silent.agents=.. has no agent"),
-            ({"workflow": Twins()}, "Twins.agents=.*2 agents named 'main'"),
-            (
-                {"workflow": "debate"},
-                "workflow='debate' is unknown. Use one of 'single', 'collaboration', 'pipeline', 'discussion'",
-            ),
-            ({"num_agents": 3}, "num_agents=3 is not an option of workflow='single'"),
-            ({"num_agents": 1, "workflow": "collaboration"}, "num_agents=1 leaves no helper. Set num_agents=2"),
-            ({"data": None}, "train_dataset is a NoneType. Pass a Dataset with a column 'prompt'"),
-            ({"data": [{"prompt": "?"}]}, "train_dataset is a list. Pass a Dataset"),
-            (
-                {"data": problems(prompt=None, question=["?"])},
-                "train_dataset has no column 'prompt', only .'question'.",
-            ),
-            (
-                {"data": problems(prompt=["?", "", "?"])},
-                r"train_dataset has a problem that cannot be used: row 1: it has no 'prompt', which every episode needs\. Correct",
-            ),
-            ({"data": problems().select([])}, "train_dataset is empty. Pass at least one problem"),
-            (
-                {"data": problems(turn=[0] * 8), "workflow": teams.Pair()},
-                "train_dataset has a column 'turn', .* Use rename_column.'turn'",
-            ),
-            ({"eval_dataset": problems().select([])}, "eval_dataset is empty"),
-            (
-                {"eval_dataset": {"hard": problems(prompt=None, question=["?"])}},
-                r"eval_dataset\['hard'\] has no column 'prompt'",
-            ),
-            ({"reward": "execution_reward"}, "no column 'test', which reward execution_reward needs"),
-            (
-                {
-                    "reward": "execution_reward",
-                    "data": problems(test=[["assert f"]] * 7 + [[]], test_format=["asserts"] * 8),
-                },
-                r"row 7: it has no 'test', which reward execution_reward needs\. Correct or drop",
-            ),
-            (
-                {"reward": [teams.letters, "collaboration_reward"], "data": problems(test=[["assert f"]] * 8)},
-                "no column 'test_format', which reward collaboration_reward needs",
-            ),
-            ({"workflow": "collaboration", "num_turns": 2}, "no column 'test', which workflow Collaboration needs"),
-            (
-                {
-                    "workflow": "collaboration",
-                    "num_generations": 4,
-                    "data": problems(**TESTED | {"entry_point": None}),
-                },
-                "no column 'entry_point', which workflow Collaboration needs",
-            ),
-            (
-                {"reward": "collaboration_reward", "data": problems(**TESTED | {"entry_point": None})},
-                "no column 'entry_point', which reward collaboration_reward needs",
-            ),
-            ({"workflow": Stutter()}, r"Stutter.slots has Slot\(.*\) 2 times. For another reply .* Slot\(.*act=1\)"),
-            (
-                {"workflow": "pipeline", "data": problems(**TESTED), "eval_dataset": problems(), "num_generations": 1},
-                "eval_dataset has no column 'test', which workflow Pipeline needs",
-            ),
-            ({"reward": "execution_rewards"}, "Reward 'execution_rewards' is unknown. Use one of"),
-            (
-                {"reward": "accuracy"},
-                "Reward 'accuracy' is unknown. Use one of .* It is not a reward model either: reward_funcs='accuracy'",
-            ),
-            ({"reward": None}, r"reward_funcs is missing\. Pass 'execution_reward'"),
-            (
-                {"loss_type": "dr_grpo", "workflow": teams.Pair()},
-                "loss_type='dr_grpo' does not support agent_loss_weighting='agent'. Use loss_type='dapo' or 'grpo', or",
-            ),
-            (
-                {"peft_config": LoraConfig(task_type="CAUSAL_LM", inference_mode=True)},
-                "peft_config.inference_mode=True freezes the adapter. Set inference_mode=False.",
-            ),
-        ],
-    )
-    def test_is_refused(self, tmp_path, trainer_class, options, message):
-        options = {"data": problems(), "peft_config": None, **options}
-        with pytest.raises((ValueError, TypeError), match=message) as error:
-            teams.make("nobody/no-such-model", tmp_path, trainer=trainer_class, **options)
-        assert "\n" not in str(error.value)
-
-    def test_what_a_workflow_does_is_refused(self, tmp_path):
-        args = MultiAgentPPOConfig(str(tmp_path), report_to="none")
-        with pytest.raises(ValueError, match=r"MultiAgentPPOTrainer does not support rollout_func\. Write a Workflow"):
-            MultiAgentPPOTrainer("nobody/no-such-model", teams.letters, args, problems(), rollout_func=print)
-
-    def test_another_trainer_s_configuration_is_refused(self, tmp_path):
-        args = GRPOConfig(str(tmp_path), report_to="none", use_cpu=True, bf16=False)
-        with pytest.raises(
-            TypeError, match="args is a GRPOConfig, but MultiAgentPPOTrainer needs a MultiAgentPPOConfig"
-        ):
-            MultiAgentPPOTrainer("nobody/no-such-model", teams.letters, args, problems())
-        args = MultiAgentPPOConfig(str(tmp_path), report_to="none")
-        with pytest.raises(TypeError, match="args is a MultiAgentPPOConfig, but SHPPOTrainer needs a SHPPOConfig"):
-            SHPPOTrainer("nobody/no-such-model", teams.letters, args, problems())
-
-    def test_an_adapter_that_cannot_be_trained_is_refused(self, tiny_model, tmp_path):
-        base = AutoModelForCausalLM.from_pretrained(tiny_model)
-        other = get_peft_model(base, teams.lora_config(), adapter_name="helper")
-        with pytest.raises(ValueError, match=r"but model has only the adapters \['helper'\]"):
-            teams.make(other, tmp_path, peft_config=None)
-        other.save_pretrained(tmp_path / "adapter")
-        base = AutoModelForCausalLM.from_pretrained(tiny_model)
-        frozen = PeftModel.from_pretrained(base, tmp_path / "adapter" / "helper")
-        with pytest.raises(ValueError, match=r"adapter is frozen\. Use .*is_trainable=True"):
-            teams.make(frozen, tmp_path, peft_config=None)
 
 
 class TestGroupCredit:
@@ -803,11 +657,6 @@ class TestFeatures:
         assert streamed == expected
         assert streamed[0] == [list("aabb"), list("ccdd")]
         assert streamed[1] == list("abcdef")
-
-    def test_a_stream_that_knows_its_columns_is_checked(self, tmp_path):
-        data = problems(prompt=None, question=["?"]).to_iterable_dataset()
-        with pytest.raises(ValueError, match=r"train_dataset has no column 'prompt', only \['question'\]"):
-            teams.make("nobody/no-such-model", tmp_path, data=data)
 
     @pytest.mark.parametrize("trainer_class", [MultiAgentPPOTrainer, SHPPOTrainer])
     @pytest.mark.parametrize(
@@ -988,72 +837,10 @@ class TestLayout:
             trainer.train()
 
 
-class TestOptimizers:
-    """An optimizer of the user's, which was made before the trainer."""
-
-    @pytest.mark.parametrize("trainer_class", [MultiAgentGRPOTrainer, MultiAgentPPOTrainer])
-    def test_one_of_the_model_before_its_adapter_is_refused(self, tiny_model, tmp_path, trainer_class):
-        model = AutoModelForCausalLM.from_pretrained(tiny_model)
-        optimizers = torch.optim.AdamW(model.parameters(), lr=1e-2), None
-        processing_class = AutoTokenizer.from_pretrained(tiny_model)
-        with pytest.raises(ValueError, match=r"holds no trainable parameter of the adapter\. Add the adapter"):
-            teams.make(model, tmp_path, trainer_class, optimizers=optimizers, processing_class=processing_class)
-
-    @pytest.mark.parametrize(
-        ("trainer_class", "options", "missing"),
-        [
-            (MultiAgentGRPOTrainer, {}, None),
-            (MultiAgentPPOTrainer, {"critic": "none"}, None),
-            (MultiAgentPPOTrainer, {}, "value_head"),
-            (SHPPOTrainer, {}, "core_decoder, inference_net, latent_net, value_head"),
-            (SHPPOTrainer, {"parameter_sharing": "shared"}, "value_head"),
-        ],
-    )
-    def test_one_that_lacks_the_team_s_modules_is_refused(self, tiny_model, tmp_path, trainer_class, options, missing):
-        model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), teams.lora_config())
-        trainable = [p for p in model.parameters() if p.requires_grad]
-        options |= {"optimizers": (torch.optim.SGD(trainable, lr=0.5), None), "workflow": teams.Pair()}
-        options |= {"peft_config": None, "processing_class": AutoTokenizer.from_pretrained(tiny_model)}
-        if missing is not None:
-            with pytest.raises(ValueError, match=f"The optimizer lacks the team's {missing}, .* Leave optimizers out"):
-                teams.make(model, tmp_path, trainer_class, **options)
-            return
-        trainer = teams.make(model, tmp_path, trainer_class, **options)
-        before = teams.trainable(trainer)
-        trainer.train()
-        assert not any(torch.equal(tensor, before[name]) for name, tensor in teams.trainable(trainer).items())
-
-
-@pytest.mark.parametrize(
-    "options", [{"num_turns": 3}, {"num_agents": 4}, {"roles": {"a": "Be brief."}}, {"visible_tests": 2}]
-)
-def test_settings_that_contradict_a_workflow_instance_are_refused(tmp_path, options):
-    """Before any model is looked for: this one does not exist."""
-    with pytest.raises(ValueError, match=f"{next(iter(options))}=.* contradicts the given workflow Pair"):
-        teams.make("nobody/no-such-model", tmp_path, workflow=teams.Pair(num_turns=2), **options)
-
-
 def test_settings_follow_a_workflow_instance(tiny_model, tmp_path):
     trainer = teams.make(tiny_model, tmp_path, workflow=teams.Pair(num_turns=2), roles={"a": "You are a."})
     team = trainer.team.description.to_dict()
     assert team["num_turns"] == team["settings"]["num_turns"] == 2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"args": MultiAgentPPOConfig}, "args is the class MultiAgentPPOConfig"),
-        ({"workflow": teams.Pair}, "workflow=<class .*Pair'> is not a workflow"),
-        ({"workflow": 5}, "workflow=5 is not a workflow"),
-        ({"reward_funcs": 5}, "reward_funcs has 5, which is not a reward"),
-        ({"reward_funcs": [dict]}, "reward_funcs has <class 'dict'>, which is not a reward"),
-    ],
-)
-def test_arguments_of_a_wrong_type_are_refused(tmp_path, arguments, message):
-    args = MultiAgentPPOConfig(tmp_path, report_to="none", use_cpu=True)
-    given = {"model": "nobody/no-such-model", "reward_funcs": teams.letters, "args": args, **arguments}
-    with pytest.raises(TypeError, match=message):
-        MultiAgentPPOTrainer(**given, train_dataset=teams.dataset())
 
 
 def test_a_prompt_beyond_the_context_is_said_once(tiny_model, tmp_path):

@@ -215,45 +215,6 @@ class TestTreeReturns:
 
 
 class TestBadInput:
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"joint_mode": "all"}, "joint_mode='all' is unknown. Use one of 'align', 'cross'."),
-            (
-                {"workflow": teams.Pair([*"abcde"]), "joint_mode": "cross"},
-                r"joint_mode='cross' supports at most 4 agents, but Pair has 5\. Set joint_mode='align'\.",
-            ),
-            (
-                {"workflow": teams.Chain(), "joint_mode": "cross"},
-                r"reply at the same time, but Chain asks \['a'\] first and others later\. Set joint_mode='align'\.",
-            ),
-            (
-                {"workflow": teams.Short(), "joint_mode": "cross"},
-                r"needs the same agents in every turn, but Short.slots differ between turns 0 and 1\. Set joint_mode='align'\.",
-            ),
-            (
-                {"workflow": teams.Pair(), "joint_mode": "cross", "num_generations": 6, "max_joint_actions": 30},
-                "max_joint_actions=30 is below the 36 joint actions per problem of joint_mode='cross' with "
-                "num_generations=6, 2 agents and num_turns=1. Set max_joint_actions=36, or a smaller num_generations.",
-            ),
-            (
-                {"workflow": teams.Pair(num_turns=3), "turn_tree": True, "num_generations": 4, "max_joint_actions": 83},
-                "max_joint_actions=83 is below the 84 joint actions .*joint_mode='align'",
-            ),
-            (
-                {"workflow": "collaboration", "num_turns": 2, "joint_mode": "cross"},
-                "joint_mode='cross' with num_turns=2 needs turn_tree=True, .* Set turn_tree=True, or num_turns=1.",
-            ),
-            (
-                {"workflow": teams.Pair(num_turns=2), "turn_tree": True, "generation_batch_size": 8},
-                r"generation_batch_size=8 cannot hold whole problems of 12 rows \(num_generations=2 x 6 groups of a tree\)",
-            ),
-        ],
-    )  # fmt: skip
-    def test_is_refused(self, tiny_model, tmp_path, options, message):
-        with pytest.raises(ValueError, match=message):
-            teams.make(tiny_model, tmp_path, MultiAgentGRPOTrainer, **options)
-
     def test_agents_that_speak_later_are_refused_when_they_do(self, tiny_model, tmp_path):
         class Late(teams.Pair):
             """The second turn is a chain."""
