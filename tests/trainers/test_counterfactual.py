@@ -111,30 +111,6 @@ class TestAdvantages:
 
 
 class TestRuns:
-    @pytest.mark.parametrize(
-        ("trainer_class", "names", "num_turns", "fanout", "rows", "options"),
-        [
-            (MultiAgentGRPOTrainer, "ab", 2, (2, 1, 2, 2), 16, {"scale_rewards": "agent"}),
-            (MultiAgentGRPOTrainer, "abc", 1, (2, 2, 2), 14, {}),
-            (MultiAgentPPOTrainer, "ab", 2, (2, 2, 1, 1), 14, {"critic_mix": "auto", "lam": 0.9}),
-            (MultiAgentPPOTrainer, "abc", 1, (2, 2, 2), 14, {"kl_penalty": "reward", "beta": 0.1}),
-            (SHPPOTrainer, "ab", 2, (2, 2, 1, 2), 18, {"critic_mix": 0.5}),
-            (SHPPOTrainer, "abc", 1, (2, 2, 2), 14, {"latent_scope": "agent"}),
-        ],
-    )
-    @pytest.mark.filterwarnings("ignore:fanout")
-    def test_every_trainer_learns(self, tiny_model, tmp_path, trainer_class, names, num_turns, fanout, rows, options):
-        trainer = branching(
-            tiny_model, tmp_path, trainer_class, fanout, workflow=teams.Chain(names, num_turns), max_steps=2,
-            per_device_train_batch_size=rows, agent_loss_weighting="agent", **options,
-        )  # fmt: skip
-        before = teams.trainable(trainer)
-        trainer.train()
-        still = [name for name, tensor in teams.trainable(trainer).items() if torch.equal(before[name], tensor)]
-        assert not still
-        assert all(torch.isfinite(torch.tensor(teams.logged(trainer, "loss"))))
-        assert len(teams.logged(trainer, "agents/a/advantage_variance")) == 2
-
     def test_branches_cost_less_than_lines(self, tiny_model, tmp_path):
         lines = teams.make(
             tiny_model, tmp_path / "lines", MultiAgentGRPOTrainer, workflow=teams.Chain(), num_generations=8,
@@ -156,25 +132,6 @@ class TestRuns:
         metrics = trainer.evaluate()
         assert [len(prompts) for prompts, _ in calls] == [4, 4, 2, 2]
         assert metrics["eval_ledger/evaluations"] == 3.0  # per batch: 4 and 2
-
-    @pytest.mark.parametrize("trainer_class", [MultiAgentGRPOTrainer, MultiAgentPPOTrainer])
-    def test_a_run_resumes_exactly(self, tiny_model, tmp_path, trainer_class):
-        share = {"critic_mix": "auto"} if trainer_class is MultiAgentPPOTrainer else {}
-        weights = []
-        for path, checkpoint in ((tmp_path / "a", None), (tmp_path / "b", str(tmp_path / "a" / "checkpoint-2"))):
-            trainer = branching(
-                tiny_model, path, trainer_class, max_steps=4, save_strategy="steps", save_steps=2, **share
-            )
-            trainer.train(resume_from_checkpoint=checkpoint)
-            weights.append(teams.trainable(trainer))
-            if share:
-                assert trainer.state.stateful_callbacks["critic_mix"][0][2] == 4.0
-        for name, tensor in weights[0].items():
-            torch.testing.assert_close(tensor, weights[1][name], rtol=0, atol=0)
-
-    def test_a_plan_counts_branches(self, tiny_model, tmp_path):
-        plan = branching(tiny_model, tmp_path, fanout=(2, 4), per_device_train_batch_size=10).plan()
-        assert plan.rollout["rows"] == 10 and plan.rollout["evaluations"] == 8
 
 
 class TestBadInput:

@@ -67,13 +67,6 @@ def test_an_agent_behind_an_endpoint_speaks_and_is_not_trained(tiny_model, tmp_p
     assert teams.logged(trainer, "agents/b/reward") and teams.logged(trainer, "agents/b/prompt_tokens") == [10]
 
 
-def test_its_rows_have_no_tokens_in_the_batch(tiny_model, tmp_path, endpoint):
-    trainer, _, _ = make(tiny_model, tmp_path, endpoint)
-    batch = teams.generation_batch(trainer)
-    assert batch["agent"].tolist() == [0] * 4  # of 8 rows
-    assert batch["tool_mask"].any(1).all()
-
-
 def test_the_gradient_is_that_of_a_team_in_which_it_is_silent(tiny_model, tmp_path, endpoint):
     class Silent(Advised):
         def play(self, problem):

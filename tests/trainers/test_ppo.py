@@ -14,7 +14,6 @@ from trl.generation.vllm_generation import VLLMGeneration
 from marcog_trl import MultiAgentPPOTrainer, SHPPOTrainer
 from marcog_trl.agents import Slot
 from marcog_trl.team.vllm import LanguageModelGeneration
-from marcog_trl.trainers.credit import row_rewards
 
 
 TRAINERS = [MultiAgentPPOTrainer, SHPPOTrainer]
@@ -138,44 +137,6 @@ class TestCredit:
         b = 0.5 + 0.5 * -1.0
         a0, a1 = 1 + 0.5 * (value + 0.4 * (2 - value)), 2.0
         torch.testing.assert_close(output["returns"], torch.tensor([[a0, a0, 0], [b, b, b], [a1, 0, 0]]))
-
-    def test_a_turn_s_reward_stands_on_the_agent_s_last_act(self, tiny_model, tmp_path):
-        data = Dataset.from_dict({"prompt": ["def f(x):", "more f(x):"]})
-        trainer = teams.make(
-            tiny_model,
-            tmp_path,
-            reward=lambda turn, completions, **kwargs: [1.0 + turn[0]] * len(completions),
-            data=data,
-            workflow=teams.Short(),
-            num_generations=1,
-            per_device_train_batch_size=10,
-        )
-        teams.script(trainer)
-        rewards = []
-        teams.change_credit(trainer, lambda batch, credit: rewards.extend(row_rewards(batch).tolist()))
-        teams.generation_batch(trainer)
-        # Slots a, b, a again, a1, b1: the first problem plays two of them
-        assert rewards == [1, 1, 0, 0, 0, 0, 1, 1, 2, 2]
-
-    def test_a_critic_that_is_absent_leaves_the_group_s_mean_return(self, tiny_model, tmp_path):
-        rewards = iter([[1.0, 3.0, 0.0, -2.0], [5.0, 1.0, 0.0, 8.0]])
-        trainer = self.make(
-            tiny_model,
-            tmp_path,
-            reward=lambda completions, **kwargs: next(rewards),
-            critic="none",
-            gamma=1.0,
-            num_generations=2,
-            per_device_train_batch_size=16,
-        )
-        teams.script(trainer)
-        output = teams.generation_batch(trainer)
-        mask = output["completion_mask"].bool()
-        # Returns of turn 0, with γ_turn = 1/2: 3.5, 3.5 | 0, 2; of turn 1: 5, 1 | 0, 8
-        expected = [0, 0, 0, 0, 2, -2, 2, -2, -1, 1, -1, 1, -4, 4, -4, 4]
-        for row, live, value in zip(output["advantages"] / output["row_weight"][:, None], mask, expected, strict=True):
-            torch.testing.assert_close(row[live], torch.full_like(row[live], value))
-        assert "old_values" not in output and trainer.modules.value_head is None
 
     @pytest.mark.parametrize("options", [{"critic": "none"}, {"critic": "agent", "lam": 1.0}])
     def test_the_turn_discount_counts_turns_and_not_rows(self, tiny_model, tmp_path, options):
@@ -474,19 +435,6 @@ class TestDeadRows:
         )
         assert_equal_gradients(spare, plain)
 
-    def test_a_batch_that_is_masked_as_a_whole_updates_nothing(self, tiny_model, tmp_path):
-        trainer = teams.make(
-            tiny_model,
-            tmp_path,
-            SHPPOTrainer,
-            reward=lambda completions, **kwargs: [None] * len(completions),
-            workflow=teams.Pair(),
-        )
-        before = teams.trainable(trainer)
-        trainer.train()
-        assert all(torch.equal(tensor, before[name]) for name, tensor in teams.trainable(trainer).items())
-        assert teams.logged(trainer, "episodes/masked") == [1]
-
     def test_truncated_completions_can_be_masked(self, tiny_model, tmp_path):
         """In any turn: the reward of a turn that is cut off is not earned by another row."""
         trainer = teams.make(
@@ -567,55 +515,6 @@ class TestCritic:
         assert expected.std() > 0.01
         torch.testing.assert_close(old, expected, rtol=0, atol=2e-5)
 
-    def test_explained_variance_is_that_of_the_logging_window(self, tiny_model, tmp_path):
-        """A mean of ratios would be ruined by one batch whose returns hardly differ."""
-        returns, values = [], []
-        offsets = iter([0.0, 10.0])
-
-        def reward(completions, **kwargs):
-            offset = next(offsets)
-            return [offset + 0.01 * reward for reward in teams.letters(completions)]
-
-        trainer = teams.make(tiny_model, tmp_path, reward=reward, max_steps=2, logging_steps=2, learning_rate=0.0)
-        teams.hold_critic(trainer)
-        teams.script(trainer)
-        credit_of, context_of = trainer.algorithm.credit, trainer.algorithm.context
-
-        def guess(batch):
-            trainer.modules.value_head.forward = None  # nothing is computed in the update
-            steps = torch.linspace(-0.5, 0.3, batch.mask.numel()).view_as(batch.mask)
-            batch.values = batch.returns.mean().round() + steps
-            credit = credit_of(batch)
-            returns.append(credit.inputs["returns"][batch.mask.bool()])
-            values.append(credit.inputs["old_values"][batch.mask.bool()])
-            return credit
-
-        trainer.algorithm.credit = guess
-        trainer.algorithm.context = lambda inputs, keep, part: context_of(inputs, 0, part)
-        trainer.train()
-        returns, values = torch.cat(returns), torch.cat(values)
-        error = returns - values
-        expected = 1 - error.var(correction=0) / returns.var(correction=0)
-        assert expected > 0.99
-        assert teams.logged(trainer, "critic/explained_variance") == [pytest.approx(expected.item(), rel=1e-4)]
-        assert teams.logged(trainer, "critic/residual_mean") == [pytest.approx(error.mean().item(), rel=1e-4)]
-
-    def test_states_are_kept_for_rollouts_alone(self, tiny_model, tmp_path):
-        """Of a long evaluation they would fill the memory, and nothing reads them there."""
-        trainer = teams.make(tiny_model, tmp_path, workflow=teams.Pair())
-        kept, inputs_of = [], trainer.algorithm.inputs
-
-        def watch(batch):
-            kept.extend(row.token_states is not None for row in batch.rows)
-            return inputs_of(batch)
-
-        trainer.algorithm.inputs = watch
-        trainer.model.eval()
-        (episode,) = trainer.team.play([teams.dataset(1)[0]])
-        assert all(row.token_states is None for row in episode.rows)
-        trainer.train()
-        assert kept and all(kept)
-
     @pytest.mark.parametrize("critic", ["team", "agent"])
     def test_no_reply_changes_its_own_value(self, tiny_model, tmp_path, critic):
         """In a chain, where later prompts contain it: the values of a and b before and along a's other reply."""
@@ -666,20 +565,6 @@ class TestCritic:
         # From the next batch on, each dimension is standardized
         found = trainer.modules.value_head.states.standardize(output["critic_state"])
         torch.testing.assert_close(found, torch.zeros_like(found), rtol=0, atol=1e-2)
-
-    @pytest.mark.parametrize("backprop", [False, True])
-    def test_the_value_loss_reaches_the_policy_only_if_asked(self, tiny_model, tmp_path, backprop):
-        watch = teams.Watch()
-        trainer = teams.make(
-            tiny_model, tmp_path, workflow=teams.Pair(), critic_backprop=backprop, callbacks=[watch], vf_coef=0.5
-        )
-        teams.randomize(trainer.modules)
-        teams.script(trainer)
-        teams.change_credit(trainer, teams.without_advantages)
-        trainer.train()
-        [gradients] = watch.gradients
-        assert all(gradient.any() for name, gradient in gradients.items() if "value_head" in name)
-        assert any(gradient.any() for name, gradient in gradients.items() if "lora" in name) == backprop
 
     def explained(self, model, path, size, **options):
         """The explained variance of each step of a run in which every other prompt earns something."""
@@ -847,10 +732,3 @@ class TestOptimizer:
 
         for scaled, expected in zip(run(True), run(False), strict=True):
             assert scaled == pytest.approx(expected, rel=2e-2)  # of forward passes in half precision
-
-    def test_every_agent_s_share_of_the_gradient_is_logged(self, tiny_model, tmp_path):
-        trainer = teams.make(tiny_model, tmp_path, workflow=teams.Pair(), max_steps=2)
-        trainer.train()
-        shares = [teams.logged(trainer, f"agents/{agent}/gradient_share") for agent in "ab"]
-        assert [sum(pair) for pair in zip(*shares, strict=True)] == pytest.approx([1, 1])
-        assert all(0 < share < 1 for pair in shares for share in pair)

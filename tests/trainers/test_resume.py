@@ -60,7 +60,7 @@ FEW = {
 
 
 class TestKilledRun:
-    @pytest.mark.parametrize("mode", FEW)
+    @pytest.mark.parametrize("mode", ["one", pytest.param("ddp", marks=pytest.mark.slow)])
     def test_ends_as_the_uninterrupted_one(self, tiny_model, tmp_path, mode):
         series = kill_team(tiny_model, tmp_path / mode, FEW[mode], mode)
         assert [len(one["kills"]) for one in series] == [2] * len(FEW[mode])

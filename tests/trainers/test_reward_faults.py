@@ -22,6 +22,7 @@ from transformers import TrainerCallback
 
 from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOTrainer
 from marcog_trl.execution import Job
+from marcog_trl.rewards.scoring import check_rewards
 
 
 ROOT = Path(__file__).parents[2]
@@ -43,9 +44,7 @@ def exits(completions):
 FAULTS = {
     "raises": (raises, "a defect of the user's"),
     "exits": (exits, r"reward function 'faulty' called exit: SystemExit\('enough'\)"),
-    "wrong length": (lambda completions: [1.0], "'faulty' returned 1 rewards for 4 episodes"),
     "infinity": (lambda completions: [1.0, 2.0, float("inf"), 0.0], "'faulty' returned inf for episode 2"),
-    "strings": (lambda completions: ["1.0"] * len(completions), "'faulty' returned '1.0' for episode 0"),
     "hangs": (hangs, "'faulty' took longer than reward_timeout=0.3 seconds. Set a longer"),
 }
 
@@ -76,9 +75,33 @@ def make(model, path, trainer_class=MultiAgentPPOTrainer, **options):
     return trainer
 
 
+def test_nan_is_a_reward_that_does_not_apply():
+    rewards = check_rewards("nan", [1.0, math.nan, torch.tensor(math.nan), None], 4, ["solver"])
+    assert rewards == [1.0, None, None, None]
+
+
 @pytest.mark.parametrize(
-    ("name", "asynchronous"),
-    [(name, asynchronous) for name in FAULTS for asynchronous in (False, True) if asynchronous or name != "hangs"],
+    ("rewards", "message"),
+    [
+        ([1.0], "returned 1 rewards for 4 episodes"),
+        ([1.0] * 5, "returned 5 rewards for 4 episodes"),
+        (None, "returned None"),
+        ([{"a": 1.0, "b": math.nan}] * 4, "returned NaN for episode 0"),
+        ([1.0, 1.0, {"a": 1.0}, 1.0], "for episode 2.*'a', 'b'"),
+        ([1.0, 1.0, 1.0, {"a": 1.0, "b": 1.0, "c": 1.0}], "for episode 3"),
+        ([1.0, 1.0, 1.0, {"a": 1.0, "b": None}], "for episode 3"),
+        (["good"] * 4, "returned 'good' for episode 0"),
+        ([1.0, 1.0, math.inf, 1.0], "returned inf for episode 2"),
+    ],
+)
+def test_a_wrong_answer_names_the_function_and_the_episode(rewards, message):
+    with pytest.raises(ValueError, match=f"reward function 'broken' .*{message}") as error:
+        check_rewards("broken", rewards, 4, ["a", "b"])
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "asynchronous"), [("raises", False), ("exits", False), ("infinity", True), ("hangs", True)]
 )
 class TestOneProcess:
     def test_raise_stops_with_the_error(self, tiny_model, tmp_path, name, asynchronous):
@@ -223,24 +246,6 @@ class TestExecution:
         trainer.team._executor = Broken()
         with pytest.raises(RuntimeError, match="no worker could be started"):
             trainer.train()
-
-    def test_a_full_disk_in_a_program_is_its_own_affair(self, tmp_path):
-        """Programs have no folder to fill; what they keep in memory files counts as their memory."""
-        from marcog_trl.execution import CodeExecutor
-
-        fill = (
-            "import os\n"
-            "def f(x):\n"
-            "    file = os.memfd_create('scratch')\n"
-            "    for _ in range(4096):\n"
-            "        os.write(file, bytes(1 << 20))\n"
-            "    return x\n"
-        )
-        with CodeExecutor(num_workers=1, isolation="best_effort", timeout=20.0) as executor:
-            bad, good = executor.run(
-                [Job(fill, ["assert f(1) == 1"]), Job("def f(x): return x", ["assert f(1) == 1"])]
-            )
-        assert bad.status != "passed" and good.status == "passed"
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")
     def test_workers_do_without_scratch_space(self, tmp_path):

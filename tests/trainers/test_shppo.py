@@ -48,33 +48,6 @@ class SameAsked(teams.Pair):
 
 
 class TestGradients:
-    @pytest.mark.parametrize("mode", MODES)
-    def test_every_trainable_tensor_has_one_within_two_steps(self, tiny_model, tmp_path, mode):
-        """From an ordinary start: LoRA's B and the last layer of the value head are zeros."""
-        watch = teams.Watch()
-        trainer = teams.make(
-            tiny_model,
-            tmp_path,
-            SHPPOTrainer,
-            callbacks=[watch],
-            lora={"init_lora_weights": True},
-            max_steps=2,
-            **{"workflow": teams.Pair(), **MODES[mode]},
-        )
-        before = teams.trainable(trainer)
-        trainer.train()
-        names = set(before)
-        assert any("core_decoder" in name for name in names) == (mode not in ("separate", "shared"))
-        reached = {name for step in watch.gradients for name, gradient in step.items() if gradient.any()}
-        assert names - reached == set()
-        unmoved = [name for name, tensor in teams.trainable(trainer).items() if torch.equal(tensor, before[name])]
-        assert not unmoved
-        if mode == "separate":
-            for name, gradient in watch.gradients[1].items():
-                if "lora_" in name:
-                    blocks = gradient.chunk(2, dim=0 if "lora_A" in name else 1)
-                    assert all(block.any() for block in blocks), name
-
     @pytest.mark.parametrize(
         ("loss", "options", "reached"),
         [
@@ -263,34 +236,6 @@ class TestLatents:
         mu, _ = trainer.modules.latent_net(batch["team_obs"])
         assert (mu[:, 0] - batch["z"]).abs().max() > 0.05  # while LatentNet moved on
 
-    def test_follow_latent_net_with_their_own_noise_where_the_policy_trains_it(self, tiny_model, tmp_path):
-        trainer = teams.make(
-            tiny_model,
-            tmp_path,
-            SHPPOTrainer,
-            workflow=teams.Pair(),
-            max_steps=2,
-            num_iterations=2,
-            latent_learning_rate=0.1,
-            policy_gradient_to_latent=True,
-        )
-        seen = watched_latents(trainer)
-        nets, batches = [], []
-        update = trainer._compute_loss
-
-        def compute_loss(model, inputs):
-            batches.append(inputs)
-            with torch.no_grad():
-                nets.append(trainer.modules.latent_net(inputs["obs"]))
-            return update(model, inputs)
-
-        trainer._compute_loss = compute_loss
-        trainer.train()
-        for z, (mu, sigma), batch in zip(seen["update"], nets, batches, strict=True):
-            torch.testing.assert_close(z, mu + sigma * batch["eps"])
-        assert torch.equal(batches[0]["eps"], batches[1]["eps"])
-        assert (seen["update"][0] - seen["update"][1]).abs().max() > 0.05
-
     @pytest.mark.parametrize("scope", ["observation", "agent"])
     def test_depend_on_the_role_and_in_observation_scope_on_the_prompt(self, tiny_model, tmp_path, scope):
         trainer = teams.make(
@@ -418,37 +363,6 @@ class TestTeam:
         seven.modules.load_state_dict(pair.modules.state_dict())
         seven.train()
         assert len(teams.logged(seven, "latent/loss")) == 1
-
-    @pytest.mark.parametrize(
-        "given", [{"num_beams": 3}, {"num_beams": 2, "do_sample": False}, {"use_cache": False}], ids=str
-    )
-    @pytest.mark.parametrize("options", [{}, {"latent_scope": "agent"}, {"parameter_sharing": "separate"}], ids=str)
-    def test_the_beams_of_a_reply_are_its_agent_s(self, tiny_model, tmp_path, given, options):
-        trainer = teams.make(
-            tiny_model, tmp_path, SHPPOTrainer, workflow=teams.Chain(), generation_kwargs=given, max_steps=2, **options
-        )
-        trainer.train()
-        assert len(teams.logged(trainer, "loss")) == 2
-        with trainer.team.greedy():
-            trainer.model.eval()
-            assert len(trainer.team.play([teams.dataset(1)[0]])[0].rows) == 2
-
-    def test_other_adapters_work_where_there_are_no_latents(self, tiny_model, tmp_path):
-        for trainer_class, options in ((MultiAgentPPOTrainer, {}), (SHPPOTrainer, {"parameter_sharing": "shared"})):
-            trainer = teams.make(
-                tiny_model, tmp_path, trainer_class, lora={"use_dora": True}, workflow=teams.Pair(), **options
-            )
-            before = teams.trainable(trainer)
-            trainer.train()
-            after = teams.trainable(trainer)
-            assert not [name for name in before if "lora" in name and torch.equal(before[name], after[name])]
-
-    def test_rank_patterns_work(self, tiny_model, tmp_path):
-        trainer = teams.make(
-            tiny_model, tmp_path, SHPPOTrainer, lora={"rank_pattern": {"q_proj": 2}}, workflow=teams.Pair()
-        )
-        trainer.train()
-        assert {2, 4} == set(trainer.modules.core_decoder.ranks)
 
     def test_how_differently_agents_behave_is_logged(self, tiny_model, tmp_path):
         trainer = teams.make(tiny_model, tmp_path, SHPPOTrainer, workflow=SameAsked(), max_steps=2)

@@ -90,25 +90,6 @@ class TestTree:
         found = output["advantages"].view(2, 6, 2)
         assert found[:, 0].tolist() == found[:, 1].tolist() == [[1.0 + 0.5 * 2.0, 3.0], [0.0 + 0.5 * 2.0, 6.0]]
 
-    def test_dead_branches_do_not_change_the_loss(self, tiny_model, tmp_path):
-        """Of a tree whose second problem ends early, the gradient is that of the live rows alone."""
-        for loss_type in ("dapo", "grpo"):
-            trainer, _ = tree(
-                tiny_model, tmp_path / loss_type, [FIRST, SECOND[:4]], early_termination_threshold=2.0,
-                loss_type=loss_type,
-            )  # fmt: skip
-            output = teams.generation_batch(trainer)
-            trainer.current_gradient_accumulation_steps = 1
-            loss = trainer._compute_loss(trainer.model, output)
-            live = (output["completion_mask"] * output["tool_mask"]).any(1)
-            alone = {
-                key: value[live] if isinstance(value, torch.Tensor) and value.dim() and len(value) == 24 else value
-                for key, value in output.items()
-            }
-            if loss_type == "grpo":
-                alone["rows_per_counted_row"] = torch.tensor(1.0)
-            torch.testing.assert_close(loss, trainer._compute_loss(trainer.model, alone), rtol=1e-5, atol=1e-7)
-
     def test_a_masked_node_has_no_children_and_no_weight(self, tiny_model, tmp_path):
         first = [1.0, None, 0.0, 6.0]
         second = [4.0, 0.0, None, None, 5.0, None]  # of the three nodes that have children
@@ -131,17 +112,6 @@ class TestTree:
         metrics = trainer.evaluate()
         assert [len(prompts) for prompts, _ in calls] == [4, 4]
         assert metrics["eval_agents/a/return"] == pytest.approx((2.5 + 3.0 + 4.0 + 4.0) / 4)
-
-    def test_trains_every_parameter(self, tiny_model, tmp_path):
-        trainer = teams.make(
-            tiny_model, tmp_path, MultiAgentGRPOTrainer, workflow=Memory(), turn_tree=True, max_steps=2,
-            per_device_train_batch_size=6, gradient_accumulation_steps=2, turn_weights=[1.0, 0.5],
-        )  # fmt: skip
-        before = teams.trainable(trainer)
-        trainer.train()
-        moved = [not torch.equal(before[name], tensor) for name, tensor in teams.trainable(trainer).items()]
-        assert moved and all(moved)
-        assert teams.logged(trainer, "episodes/turns") == [2.0, 2.0]
 
 
 class TestCross:

@@ -124,14 +124,6 @@ def test_agents_differ_and_batches_may_have_any_size(tiny_model, tmp_path, mode)
             torch.testing.assert_close(trainer.model(**three).logits, logits["a"][:1].repeat(3, 1, 1))
 
 
-@pytest.mark.parametrize("mode", TOLD_APART)
-def test_agents_are_trained_with_beams(tiny_model, tmp_path, mode):
-    """The beams of a prompt are rows beside each other, and all of them are its agent's."""
-    trainer = make(tiny_model, tmp_path, mode, generation_kwargs={"num_beams": 2}, max_steps=2)
-    trainer.train()
-    assert trainer.state.global_step == 2
-
-
 def warned(call):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
