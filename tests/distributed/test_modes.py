@@ -14,13 +14,14 @@ from safetensors.torch import load_file
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("train_team.py")
-RUNS = {
-    "one": tuple(
-        "ppo agent observation separate single siblings some tree tools counterfactual full resumed best".split()
-    ),
-    "ddp": tuple("ppo agent observation single siblings some tree tools counterfactual full resumed best".split()),
-    "zero2": ("ppo", "agent", "observation", "full", "resumed"),
-    "zero3": tuple("ppo agent observation checkpointing separate some tree full resumed resumed_full".split()),
+# In every suite, and in the slow one
+FEW = ("ppo", "observation", "siblings", "tree", "resumed")
+MORE = "agent separate single some tools counterfactual full checkpointing unclipped resumed_full best madpo reward_model".split()
+ABSENT = {  # under ZeRO, runs need what it does not support, or take as long as all others
+    "one": ("checkpointing", "resumed_full"),
+    "ddp": ("checkpointing", "unclipped", "separate", "resumed_full"),
+    "zero2": "siblings tree separate single some tools counterfactual checkpointing unclipped resumed_full best".split(),
+    "zero3": "siblings single tools counterfactual unclipped best".split(),
 }
 MODES = {
     "one": (1, "NO", None),
@@ -28,12 +29,22 @@ MODES = {
     "zero2": (2, "DEEPSPEED", 2),
     "zero3": (2, "DEEPSPEED", 3),
 }
+RUNS = {mode: [run for run in (*FEW, *MORE) if run not in ABSENT[mode]] for mode in MODES}
 # Gradient checkpointing changes nothing
 SAME_AS = {"checkpointing": "unclipped"}
-RUNS["one"] += ("unclipped",)
-RUNS = {mode: (*runs, "madpo", "reward_model") for mode, runs in RUNS.items()}
 OTHERS = ("resumed", "resumed_full", "best")
-RECORDED = [(mode, run) for mode, runs in RUNS.items() for run in runs if run not in OTHERS]
+
+
+def cases(*names, modes=MODES):
+    """The modes and runs of these names, or of all that are recorded; most of them are slow."""
+    return [
+        pytest.param(mode, run, marks=[] if run in FEW and mode != "zero3" else pytest.mark.slow)
+        for mode in modes
+        for run in RUNS[mode]
+        if (run in names if names else run not in OTHERS)
+    ]
+
+
 # Metrics of the whole generation batch, which does not depend on how it is split into micro-batches
 GLOBAL = ("loss", "grad_norm", "reward", "reward_std", "episodes/masked", "latent/sigma", "latent/core_norm")
 GLOBAL += ("critic/return_mean", "critic/explained_variance", "agents/critic/reward", "agents/writer/return")
@@ -46,21 +57,22 @@ GLOBAL += ("ledger/generated_tokens", "ledger/evaluations")
 
 @pytest.fixture(scope="session")
 def results(tiny_model, tmp_path_factory):
-    """`results(mode)`: folder with what the runs of a mode wrote; every mode is launched once."""
+    """`results(mode, run)`: folder with what the run wrote; those of a mode that are slow, or are not, are launched together."""
     folder = tmp_path_factory.mktemp("modes")
 
     @functools.cache
-    def launch(mode: str) -> Path:
-        out = folder / mode
+    def launch(mode: str, few: bool) -> Path:
+        out = folder / f"{mode}-{'few' if few else 'more'}"
         out.mkdir()
         command = [sys.executable]
         if mode != "one":
             command += ["-m", "accelerate.commands.launch", "--config_file", str(ROOT / "recipes" / f"{mode}.yaml")]
             command += ["--num_processes", "2"]
+        runs = [run for run in RUNS[mode] if (run in FEW) == few]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
         with open(out / "log.txt", "w") as log:
             process = subprocess.Popen(
-                [*command, str(SCRIPT), tiny_model, str(out), *RUNS[mode]],
+                [*command, str(SCRIPT), tiny_model, str(out), *runs],
                 cwd=ROOT,
                 env=environment,
                 stdout=log,
@@ -77,11 +89,11 @@ def results(tiny_model, tmp_path_factory):
         assert code == 0, f"{mode} ended with {code}:\n{(out / 'log.txt').read_text()[-5000:]}"
         return out
 
-    return launch
+    return lambda mode, run: launch(mode, run in FEW)
 
 
-def load(folder: Path, run: str) -> dict:
-    return torch.load(folder / f"{run}.pt")
+def load(results, mode: str, run: str) -> dict:
+    return torch.load(results(mode, run) / f"{run}.pt")
 
 
 def difference(weights: dict, others: dict) -> float:
@@ -89,17 +101,17 @@ def difference(weights: dict, others: dict) -> float:
     return max((tensor - others[name]).abs().max().item() for name, tensor in weights.items())
 
 
-@pytest.mark.parametrize(("mode", "run"), RECORDED)
+@pytest.mark.parametrize(("mode", "run"), cases())
 def test_every_trainable_tensor_moves(results, mode, run):
-    result = load(results(mode), run)
+    result = load(results, mode, run)
     assert result["mode"] == MODES[mode]
     still = [name for name, distance in result["moved"].items() if distance < 1e-5]
     assert not still
 
 
-@pytest.mark.parametrize(("mode", "run"), [case for case in RECORDED if case[0] != "one"])
+@pytest.mark.parametrize(("mode", "run"), cases(modes=("ddp", "zero2", "zero3")))
 def test_processes_together_do_what_one_does(results, mode, run):
-    one, several = load(results("one"), SAME_AS.get(run, run)), load(results(mode), run)
+    one, several = load(results, "one", SAME_AS.get(run, run)), load(results, mode, run)
     # Adam enlarges rounding where a weight has hardly any gradient, as most rows of the embeddings
     assert difference(one["weights"], several["weights"]) < (5e-5 if run == "full" else 1e-5)
     assert len(one["logs"]) == len(several["logs"]) >= 3
@@ -109,9 +121,9 @@ def test_processes_together_do_what_one_does(results, mode, run):
                 assert logged[name] == pytest.approx(expected[name], abs=1e-5, rel=1e-4), name
 
 
-@pytest.mark.parametrize(("mode", "run"), [*((mode, "resumed") for mode in RUNS), ("zero3", "resumed_full")])
+@pytest.mark.parametrize(("mode", "run"), cases("resumed", "resumed_full"))
 def test_resumed_run_continues_the_uninterrupted_one(results, mode, run):
-    result = load(results(mode), run)
+    result = load(results, mode, run)
     whole, resumed = result["whole"], result["resumed"]
     losses, again = ([log["loss"] for log in run["logs"] if "loss" in log] for run in (whole, resumed))
     assert len(losses) == len(again) == 4
@@ -120,35 +132,34 @@ def test_resumed_run_continues_the_uninterrupted_one(results, mode, run):
     assert difference(whole["weights"], resumed["weights"]) < 1e-6
 
 
-@pytest.mark.parametrize("mode", RUNS)
-def test_madpo_resumes_and_saves_whole_tensors(results, mode):
-    folder, result = results(mode), load(results(mode), "madpo")
+@pytest.mark.parametrize(("mode", "run"), cases("madpo"))
+def test_madpo_resumes_and_saves_whole_tensors(results, mode, run):
+    folder, result = results(mode, run) / run, load(results, mode, run)
     assert difference(result["weights"], result["resumed"]["weights"]) < 1e-6
-    saved = load_file(folder / "madpo" / "adapter_model.safetensors")
+    saved = load_file(folder / "adapter_model.safetensors")
     expected = {n.replace(".default", ""): x for n, x in result["weights"].items() if "marcog_team" not in n}
     assert difference(expected, saved) < 1e-6
-    modules = load_file(folder / "madpo" / "team_modules.safetensors")
-    start = load_file(folder / "madpo" / "start" / "team_modules.safetensors")
+    modules = load_file(folder / "team_modules.safetensors")
+    start = load_file(folder / "start" / "team_modules.safetensors")
     assert modules.keys() == start.keys()
     for name, tensor in modules.items():
         assert torch.equal(tensor, start[name]) == name.startswith("latent_net"), name
 
 
-@pytest.mark.parametrize("mode", RUNS)
-def test_a_reward_model_scores_as_it_did_in_training(results, mode):
-    one, result = load(results("one"), "reward_model"), load(results(mode), "reward_model")
+@pytest.mark.parametrize(("mode", "run"), cases("reward_model"))
+def test_a_reward_model_scores_as_it_did_in_training(results, mode, run):
+    one, result = load(results, "one", run), load(results, mode, run)
     assert len(set(result["scores"])) == 8
     assert result["saved"] == pytest.approx(result["scores"], abs=1e-6)
     for name in ("scores", "mean", "std"):
         assert result[name] == pytest.approx(one[name], abs=1e-5)
 
 
-@pytest.mark.parametrize("mode", RUNS)
-def test_saved_tensors_are_whole(results, mode):
-    folder = results(mode)
-    weights = load(folder, "observation")["weights"]
-    adapter = load_file(folder / "observation" / "adapter_model.safetensors")
-    modules = load_file(folder / "observation" / "team_modules.safetensors")
+@pytest.mark.parametrize(("mode", "run"), cases("observation"))
+def test_saved_tensors_are_whole(results, mode, run):
+    folder, weights = results(mode, run) / run, load(results, mode, run)["weights"]
+    adapter = load_file(folder / "adapter_model.safetensors")
+    modules = load_file(folder / "team_modules.safetensors")
     buffers = {name: modules.pop(name) for name in list(modules) if name.endswith((".batches", ".mean", ".square"))}
     assert len(buffers) == 6 and all(tensor.any() for tensor in buffers.values())
     expected = {name.replace(".default", ""): tensor for name, tensor in weights.items() if "marcog_team" not in name}
@@ -158,39 +169,36 @@ def test_saved_tensors_are_whole(results, mode):
     assert {name.split(".")[0] for name in modules} == {"value_head", "core_decoder", "latent_net", "inference_net"}
 
 
-@pytest.mark.parametrize("mode", RUNS)
-def test_all_weights_are_saved_whole(results, mode):
-    folder = results(mode)
-    weights = {name: x for name, x in load(folder, "full")["weights"].items() if "marcog_team" not in name}
+@pytest.mark.parametrize(("mode", "run"), cases("full"))
+def test_all_weights_are_saved_whole(results, mode, run):
+    weights = {name: x for name, x in load(results, mode, run)["weights"].items() if "marcog_team" not in name}
     assert "model.embed_tokens.weight" in weights
-    saved = load_file(folder / "full" / "model.safetensors")
+    saved = load_file(results(mode, run) / run / "model.safetensors")
     saved.pop("lm_head.weight", None)  # the embeddings, which ZeRO-2 saves twice
     assert difference(weights, saved) == 0
 
 
-@pytest.mark.parametrize("mode", ["one", "zero3"])
-def test_separate_adapters_are_saved_whole(results, mode):
-    folder = results(mode)
-    stacked = load_file(folder / "separate" / "adapter_model.safetensors")
+@pytest.mark.parametrize(("mode", "run"), cases("separate"))
+def test_separate_adapters_are_saved_whole(results, mode, run):
+    folder = results(mode, run) / run
+    stacked = load_file(folder / "adapter_model.safetensors")
     for index, agent in enumerate(("writer", "critic")):
-        own = load_file(folder / "separate" / "agents" / agent / "adapter_model.safetensors")
+        own = load_file(folder / "agents" / agent / "adapter_model.safetensors")
         assert own.keys() == stacked.keys()
         for name, tensor in own.items():
             block = stacked[name].chunk(2, dim=0 if "lora_A" in name else 1)[index]
             assert torch.equal(tensor, block)
 
 
-@pytest.mark.parametrize("mode", ["one", "ddp"])
-def test_best_model_is_loaded_at_the_end(results, mode):
-    folder = results(mode)
-    result = load(folder, "best")
+@pytest.mark.parametrize(("mode", "run"), cases("best"))
+def test_best_model_is_loaded_at_the_end(results, mode, run):
+    folder, result = results(mode, run) / run, load(results, mode, run)
     rewards = [log["eval_reward"] for log in result["logs"] if "eval_reward" in log]
     assert rewards == [-1.0, -2.0, -3.0]
-    checkpoint = folder / "best" / "checkpoint-1"
-    adapter = load_file(checkpoint / "adapter_model.safetensors")
-    modules = load_file(checkpoint / "team_modules.safetensors")
+    adapter = load_file(folder / "checkpoint-1" / "adapter_model.safetensors")
+    modules = load_file(folder / "checkpoint-1" / "team_modules.safetensors")
     for name, tensor in result["weights"].items():
         team = name.partition("marcog_team.")[2]
         assert torch.equal(tensor, modules[team] if team else adapter[name.replace(".default", "")]), name
-    last = load_file(folder / "best" / "checkpoint-3" / "team_modules.safetensors")
+    last = load_file(folder / "checkpoint-3" / "team_modules.safetensors")
     assert difference(last, modules) > 0

@@ -17,6 +17,7 @@ from marcog_trl.execution.cores import available_cores
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("node_team.py")
+pytestmark = pytest.mark.slow
 RUNS = {"zero2": ["shared", "uninterrupted", "killed"], "zero3": ["shared", "apart"]}
 RECORDED = [("zero2", "shared"), ("zero3", "shared"), ("zero3", "apart")]
 # A worker that is killed, and what a launcher returns whose process fails

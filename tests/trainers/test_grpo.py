@@ -129,27 +129,39 @@ class TestSingleAgent:
             {"scale_rewards": "none", "loss_type": "dr_grpo"},
             {"scale_rewards": "batch", "loss_type": "dapo"},
             {"multi_objective_aggregation": "normalize_then_sum", "loss_type": "grpo", "reward_weights": [1.0, 0.3]},
+            # Truncated completions leave the loss, and stay in the baseline
+            {"mask_truncated_completions": True, "loss_type": "dapo", "max_completion_length": 24},
+            {"mask_truncated_completions": True, "loss_type": "grpo", "max_completion_length": 24},
+            {"full_finetuning": True, "optim": "sgd", "learning_rate": 0.1},  # Adam would enlarge what rounding makes
         ],
-        ids=["grpo", "dr-grpo", "batch", "gdpo"],
+        ids=["grpo", "dr-grpo", "batch", "gdpo", "truncated", "truncated-grpo", "all-weights"],
     )
     def test_is_grpo(self, tiny_model, tmp_path, options):
-        """The same rollouts and the same losses as TRL's own trainer, step by step."""
+        """The same rollouts, losses and weights as with TRL's own trainer, step by step."""
+        whole = options.pop("full_finetuning", False)
         common = {
             "max_steps": 2, "per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 6,
             "learning_rate": 1e-2, "logging_steps": 1, "report_to": "none", "use_cpu": True, "bf16": False,
             "gradient_checkpointing": False, "save_strategy": "no", "disable_tqdm": True, "disable_dropout": True,
-            "beta": 0.1, "seed": 3, **options,
+            "beta": 0.1, "seed": 3, "scale_rewards": "group", **options,
         }  # fmt: skip
         data = Dataset.from_dict({"prompt": [f"def f{i}(x):" for i in range(4)]})
         rewards = [teams.letters, some] if "reward_weights" in options else teams.letters
         runs = []
         for trainer_class, config_class in ((GRPOTrainer, GRPOConfig), (MultiAgentGRPOTrainer, MultiAgentGRPOConfig)):
-            args = config_class(str(tmp_path / config_class.__name__), **common)
-            trainer = trainer_class(tiny_model, rewards, args, data, peft_config=teams.lora_config())
+            own = {"full_finetuning": True} if whole and trainer_class is MultiAgentGRPOTrainer else {}
+            args = config_class(str(tmp_path / config_class.__name__), **common, **own)
+            torch.manual_seed(0)
+            adapter = None if whole else teams.lora_config()
+            trainer = trainer_class(tiny_model, rewards, args, data, peft_config=adapter)
             trainer.train()
-            runs.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
-        assert len(runs[0]) == 2 and any(abs(loss) > 1e-6 for loss in runs[0])
-        assert runs[1] == pytest.approx(runs[0], rel=1e-4, abs=1e-7)
+            runs.append((teams.logged(trainer, "loss"), teams.trainable(trainer)))
+        (expected, weights), (losses, found) = runs
+        assert len(expected) == 2 and any(abs(loss) > 1e-6 for loss in expected)
+        assert losses == pytest.approx(expected, rel=1e-4, abs=1e-7)
+        assert found.keys() == weights.keys()
+        for name, tensor in weights.items():
+            torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-5)
 
 
 def test_a_team_trains_and_comes_back(tiny_model, tmp_path):

@@ -5,6 +5,7 @@ Every trainer with every option that changes how it trains: all parameters move,
 import pytest
 import teams
 import torch
+from transformers import BitsAndBytesConfig
 
 from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOTrainer
 from marcog_trl.trainers import MultiAgentTrainer
@@ -12,6 +13,7 @@ from marcog_trl.trainers import MultiAgentTrainer
 
 GRPO, PPO, SHPPO = MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOTrainer
 TREE = {"credit": "counterfactual", "fanout": [2, 2], "num_generations": 4, "per_device_train_batch_size": 12}
+FOUR_BITS = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)
 LATER = {"num_iterations": 2, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}
 CASES = {
     "base": (MultiAgentTrainer, {}),
@@ -45,6 +47,7 @@ CASES = {
     "shppo-counterfactual": (SHPPO, {**TREE, "critic_mix": 0.5}),
     "shppo-ranks": (SHPPO, {"lora": {"rank_pattern": {"q_proj": 2}}}),
     "shppo-beams": (SHPPO, {"generation_kwargs": {"num_beams": 3}}),
+    "shppo-4-bits": (SHPPO, {"quantization_config": FOUR_BITS}),
     "shppo-separate": (SHPPO, {"parameter_sharing": "separate"}),
     "shppo-shared": (SHPPO, {"parameter_sharing": "shared", "lora": {"use_dora": True}}),
 }  # fmt: skip
@@ -60,6 +63,8 @@ def make(model, path, name):
 @pytest.fixture(scope="module", params=CASES)
 def run(request, tiny_model, tmp_path_factory):
     """A run of four steps, its weights at the beginning and at the end, and its name."""
+    if "4-bits" in request.param:
+        pytest.importorskip("bitsandbytes")
     path = tmp_path_factory.mktemp(request.param)
     trainer = make(tiny_model, path, request.param)
     before = teams.trainable(trainer)

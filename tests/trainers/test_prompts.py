@@ -109,23 +109,11 @@ class TestSystemPrompt:
         ]
         assert Team.from_pretrained(tmp_path, system_prompt="Be kind.").settings.system_prompt == "Be kind."
 
-    def test_reaches_the_model_in_training(self, tiny_model, tmp_path):
-        trainer = teams.make(tiny_model, tmp_path, workflow=Chats(), system_prompt="Be brief.")
-        calls = teams.script(trainer)
-        trainer.train()
-        assert all(trainer._tokenizer.decode(ids).startswith("<|system|>Be brief.<|end|>") for ids in calls[0][0])
-
     def test_is_refused_where_there_are_no_messages(self, tiny_model, tmp_path):
         with pytest.raises(ValueError, match=r"system_prompt='Be brief\.' needs chat messages, but train_dataset has"):
             teams.make(tiny_model, tmp_path, MultiAgentGRPOTrainer, system_prompt="Be brief.")
         with pytest.raises(ValueError, match="system_prompt=' ' is blank"):
             teams.make(tiny_model, tmp_path, MultiAgentGRPOTrainer, system_prompt=" ")
-
-
-class Chats(teams.Pair):
-    def play(self, problem):
-        replies = yield {agent.name: self.ask(agent.name, problem) for agent in self.agents}
-        return replies["a"]
 
 
 class TestTemplates:

@@ -26,7 +26,7 @@ from marcog_trl.rewards.scoring import check_rewards
 
 
 ROOT = Path(__file__).parents[2]
-TRAINERS = (MultiAgentPPOTrainer, SHPPOTrainer, MultiAgentGRPOTrainer)
+TRAINERS = (SHPPOTrainer, MultiAgentGRPOTrainer)
 
 
 def raises(completions):

@@ -98,36 +98,6 @@ def test_agents_that_are_not_trained_count_like_silent_ones(tiny_model, tmp_path
     check_equal(ours, alone)
 
 
-@pytest.mark.parametrize(
-    ("trainer", "options"),
-    [
-        (MultiAgentGRPOTrainer, {"scale_rewards": "agent"}),
-        (MultiAgentGRPOTrainer, {"loss_type": "grpo"}),
-        (MultiAgentPPOTrainer, {"critic": "team"}),
-        (MultiAgentPPOTrainer, {"critic": "team", "kl_penalty": "reward", "critic_backprop": True}),
-    ],
-    ids=str,
-)
-def test_the_gradient_is_that_without_the_others_advantages_and_weights(tiny_model, tmp_path, trainer, options):
-    def silence(trainer):
-        """Takes b's rows out of the loss of a run that trains both, where each agent has half of the weight."""
-        assign = trainer._assign_credit
-
-        def without_b(batch, output):
-            assign(batch, output)
-            factor = 2.0 * (batch.agent == 0)
-            for name in ("advantages", "row_weight"):
-                if name in output:
-                    output[name] = output[name] * factor.view(-1, *[1] * (output[name].dim() - 1))
-
-        trainer._assign_credit = without_b
-
-    options = {"beta": 0.0 if "kl_penalty" not in options else 0.1, "reward": own, **options}
-    _, ours = step(tiny_model, tmp_path / "a", trainer, trained_agents=["a"], **options)
-    _, reference = step(tiny_model, tmp_path / "b", trainer, silence, **options)
-    check_equal(ours, reference)
-
-
 @pytest.mark.parametrize("trainer", [MultiAgentGRPOTrainer, MultiAgentPPOTrainer])
 def test_the_gradients_of_single_agents_add_up(tiny_model, tmp_path, trainer):
     gradients = {}

@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from trl import GRPOConfig, GRPOTrainer
 
 from marcog_trl import load_problems
-from marcog_trl.agents import Execute
 from marcog_trl.evaluation.evaluate import play_and_score
 from marcog_trl.execution import Verdict
 from marcog_trl.trainers import (
@@ -313,58 +312,6 @@ class TestRewards:
         teams.generation_batch(trainer)
         assert calls == [(["def f(x):", "more f(x):"], [0, 0]), (["more f(x):"], [1])]
 
-    def test_what_the_workflow_executed_comes_with_the_turn(self, tiny_model, tmp_path):
-        from marcog_trl.execution import Job
-
-        class Run(teams.Pair):
-            def play(self, problem):
-                replies = yield {agent.name: f"{problem['prompt']} {agent.name}" for agent in self.agents}
-                yield Execute([Job(replies["a"], ["assert f"])])
-
-        class Executor:
-            def run(self, jobs):
-                return [Verdict("passed", 1, 1, ()) for _ in jobs]
-
-        def reward(verdicts, replies, **kwargs):
-            for pairs, reply in zip(verdicts, replies, strict=True):
-                [(job, verdict)] = pairs
-                assert job.code == reply["a"] and verdict.status == "passed"
-            return [1.0] * len(verdicts)
-
-        trainer = teams.make(tiny_model, tmp_path, reward=reward, workflow=Run(), num_generations=2)
-        trainer.team._executor = Executor()
-        teams.script(trainer)
-        teams.generation_batch(trainer)
-
-    def test_a_dict_rewards_each_agent(self, tiny_model, tmp_path):
-        def own(replies, **kwargs):
-            return [{"b": 2.0 + i, "a": -1.0} for i, _ in enumerate(replies)]
-
-        def joint(replies, **kwargs):
-            return [10.0] * len(replies)
-
-        trainer = teams.make(
-            tiny_model,
-            tmp_path,
-            reward=[own, joint],
-            workflow=teams.Pair(),
-            reward_weights=[2.0, 0.5],
-            critic="none",
-            advantage_normalization="none",
-        )
-        teams.script(trainer)
-        output = teams.generation_batch(trainer)
-        metrics = trainer._metrics["train"]
-        assert metrics["agents/a/reward"] == [2 * -1 + 5]
-        assert metrics["agents/b/reward"] == [2 * (2 + 1.5) + 5]
-        assert metrics["rewards/own/mean"] == [(-1 + 2 + 1.5) / 2]
-        assert metrics["rewards/joint/mean"] == [10]
-        # Advantages within the groups of two: none for agent a, 1 for agent b
-        mask = output["completion_mask"].bool()
-        first = torch.stack([row[live][0] for row, live in zip(output["advantages"], mask, strict=True)])
-        weight = output["row_weight"]
-        torch.testing.assert_close(first / weight, torch.tensor([0, 0, -1.0, 1.0] * 2))
-
     def test_a_reward_model_scores_solutions(self, tiny_model, tmp_path):
         torch.manual_seed(0)
         model = AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1)
@@ -378,30 +325,6 @@ class TestRewards:
         with torch.no_grad():
             expected = model.eval()(**batch).logits[:, 0]
         assert trainer._metrics["train"]["agents/a/reward"] == pytest.approx([expected.mean().item()], abs=1e-5)
-
-    def test_a_name_and_real_programs(self, tiny_model, tmp_path, builtin):
-        """The built-in problems, executed: a right solution earns 1, a wrong one less."""
-        data = builtin.select(range(2))
-        trainer = teams.make(
-            tiny_model,
-            tmp_path,
-            reward="execution_reward",
-            data=data,
-            num_workers=1,
-            isolation="best_effort",
-            num_generations=2,
-            per_device_train_batch_size=4,
-        )
-        tokenizer = trainer._tokenizer
-        wrong = "def solve(numbers):\n    return None"
-        replies = [reply for row in data for reply in (row["canonical_solution"], wrong)]
-        teams.recite(trainer, [tokenizer(reply)["input_ids"] for reply in replies])
-        output = teams.generation_batch(trainer)
-        first = output["advantages"][:, 0].view(2, 2)
-        assert (first[:, 0] > first[:, 1]).all()
-        assert trainer._metrics["train"]["rewards/execution_reward/mean"][0] < 1
-        assert trainer._metrics["train"]["execution_reward/solved"][0] == 0.5
-        trainer.executor.close()
 
 
 @pytest.fixture(scope="module")
@@ -547,26 +470,6 @@ def problems(**columns):
 TESTED = {"test": [["assert f"]] * 8, "test_format": ["asserts"] * 8, "entry_point": ["f"] * 8}
 
 
-class TestGroupCredit:
-    def test_is_the_return_minus_the_mean_of_the_siblings(self, tiny_model, tmp_path):
-        rewards = iter([[1.0, 3.0, 0.0, 6.0], [4.0, 0.0, 2.0, 2.0]])
-        trainer = teams.make(
-            tiny_model,
-            tmp_path,
-            MultiAgentTrainer,
-            reward=lambda completions, **kwargs: next(rewards),
-            workflow=teams.Pair(num_turns=2),
-            data=teams.dataset(2),
-            per_device_train_batch_size=16,
-            gamma_turn=0.5,
-            agent_loss_weighting="token",
-        )
-        teams.script(trainer)
-        output = teams.generation_batch(trainer)
-        # Returns of turn 0: 3, 3 | 1, 7; of turn 1: 4, 0 | 2, 2. Rows: problem, turn, agent, generation
-        assert output["advantages"].tolist() == [0, 0, 0, 0, 2, -2, 2, -2, -3, 3, -3, 3, 0, 0, 0, 0]
-
-
 class TestFeatures:
     def test_streams_train_and_evaluate_like_datasets(self, tiny_model, tmp_path):
         """The same problems in the same order, as a stream that is read once."""
@@ -628,36 +531,6 @@ class TestFeatures:
         for loss_type in ("grpo", "dr_grpo", "sapo", "luspo", "bnpo"):
             torch.testing.assert_close(gradients(loss_type), expected, rtol=1e-4, atol=1e-6)
 
-    @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo"])
-    def test_masking_truncated_completions_is_trl_s(self, tiny_model, tmp_path, loss_type):
-        """They leave the loss, and stay in the baseline."""
-        gradients = {}
-        for trainer_class in (GRPOTrainer, MultiAgentTrainer):
-            watch = teams.Watch()
-            options = {
-                "max_steps": 1, "per_device_train_batch_size": 8, "num_generations": 2, "max_completion_length": 6,
-                "learning_rate": 1e-2, "scale_rewards": "none", "mask_truncated_completions": True, "use_cpu": True,
-                "loss_type": loss_type, "bf16": False, "gradient_checkpointing": False, "disable_dropout": True,
-                "report_to": "none", "save_strategy": "no", "shuffle_dataset": False, "temperature": 1.0,
-            }  # fmt: skip
-            if trainer_class is GRPOTrainer:
-                args = GRPOConfig(str(tmp_path), **options)
-            else:
-                args = MultiAgentConfig(str(tmp_path), **options)
-            torch.manual_seed(0)
-            trainer = trainer_class(
-                tiny_model, teams.letters, args, teams.dataset(), peft_config=teams.lora_config(), callbacks=[watch]
-            )
-            calls = teams.script(trainer)
-            trainer.train()
-            assert any(reply[-1] != teams.EOS for _, replies in calls for reply in replies)
-            gradients[trainer_class] = watch.gradients[0]
-        theirs, ours = (
-            {name: gradient for name, gradient in gradients[kind].items() if "lora" in name}
-            for kind in (GRPOTrainer, MultiAgentTrainer)
-        )
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-7)
-
     @pytest.mark.parametrize("trainer_class", [MultiAgentTrainer, MultiAgentPPOTrainer])
     def test_continuous_batching_leaves_mode_and_precision_as_they_are(self, tiny_model, tmp_path, trainer_class):
         """TRL turns training on after it, also in an evaluation, and casts all parameters before it."""
@@ -706,19 +579,6 @@ class TestFeatures:
             assert not torch.equal(model.get_parameter(name), tensor)
             assert torch.equal(model.get_parameter(name.replace(".default.", ".ref.")), tensor)
 
-    def test_without_an_adapter_the_base_model_is_the_reference(self, tiny_model, tmp_path):
-        trainer = teams.make(tiny_model, tmp_path, workflow=teams.Pair(), beta=0.5, kl_penalty="reward")
-        output = teams.generation_batch(trainer)
-        base = AutoModelForCausalLM.from_pretrained(tiny_model)
-        ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
-        mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
-        with torch.no_grad():
-            logps = base(input_ids=ids, attention_mask=mask).logits.log_softmax(-1)[:, :-1]
-        expected = logps.gather(2, ids[:, 1:, None]).squeeze(2)[:, -output["completion_ids"].size(1) :]
-        live = output["completion_mask"].bool()
-        torch.testing.assert_close(output["ref_per_token_logps"][live], expected[live], rtol=1e-4, atol=1e-4)
-        assert (output["old_per_token_logps"] - expected)[live].abs().max() > 1e-3
-
 
 class TestLayout:
     def test_several_optimizer_steps_of_a_rollout_are_said(self, tiny_model, tmp_path):
@@ -738,18 +598,6 @@ class TestLayout:
             warnings.simplefilter("always")
             teams.make(tiny_model, tmp_path, max_steps=1, gradient_accumulation_steps=4, **options).train()
         assert not [warning for warning in caught if "Each rollout" in str(warning.message)]
-
-    def test_a_last_checkpoint_that_cannot_be_continued_is_said(self, tiny_model, tmp_path):
-        options = {"workflow": teams.Pair(), "num_generations": 4, "per_device_train_batch_size": 2}
-        trainer = teams.make(tiny_model, tmp_path, max_steps=1, save_strategy="steps", **options)
-        with pytest.warns(UserWarning, match=r"max_steps=1 ends inside a generation cycle of 4 .* Set max_steps=4\."):
-            trainer.train()
-
-
-def test_settings_follow_a_workflow_instance(tiny_model, tmp_path):
-    trainer = teams.make(tiny_model, tmp_path, workflow=teams.Pair(num_turns=2), roles={"a": "You are a."})
-    team = trainer.team.description.to_dict()
-    assert team["num_turns"] == team["settings"]["num_turns"] == 2
 
 
 def test_a_prompt_beyond_the_context_is_said_once(tiny_model, tmp_path):
@@ -780,8 +628,3 @@ def test_team_json_describes_a_workflow_instance(tiny_model, tmp_path, name, opt
     assert {key: described[key] for key in expected} == expected
     # What was described agrees with the instance when the team is made again
     teams.make(tiny_model, tmp_path / "again", data=with_tests(), workflow=workflow, **expected)
-
-
-def test_team_json_has_the_name_that_was_passed_as_workflow(tiny_model, tmp_path):
-    trainer = teams.make(tiny_model, tmp_path, data=with_tests(), workflow="collaboration")
-    assert trainer.team.description.to_dict()["settings"]["workflow"] == "collaboration"
