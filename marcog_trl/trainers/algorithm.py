@@ -7,7 +7,7 @@ It knows nothing of TRL and of processes that train. A trainer asks it, in this 
     begin_rollout                           once per generation batch, before the episodes are played
     inputs, credit                          after they are played, and after they are scored
     context, loss                           in every micro-batch
-    metrics, summarize                      for the log
+    metrics                                 for the log
 """
 
 from __future__ import annotations
@@ -147,13 +147,11 @@ class Algorithm:
         return {}
 
     def describe(self) -> dict[str, Any]:
-        """Returns the settings that determine the shapes of the team's modules."""
+        """
+        Returns the settings that determine the shapes of the team's modules, and as `note`, what readers of a saved team should
+        know.
+        """
         return {}
-
-    @property
-    def note(self) -> str | None:
-        """What readers of a saved team should know."""
-        return None
 
     def save_agents(self, model: Any, paths: list[Path | None], is_main_process: bool) -> None:
         """Writes the agents that have an adapter of their own to these folders, beside the team's adapter."""
@@ -178,12 +176,8 @@ class Algorithm:
 
     # Learning
 
-    def needs_pass(self, batch: TeamBatch) -> bool:
-        """Whether credit needs a forward pass over the batch that was not made."""
-        return False
-
     def credit(self, batch: TeamBatch) -> Credit:
-        """Returns the credit of a batch that is closed."""
+        """Returns the credit of a batch that is closed. `batch.run_policy()` gives it values and log-probabilities."""
         return Credit(self.group_advantages(batch))
 
     def group_advantages(self, batch: TeamBatch) -> torch.Tensor:
@@ -224,10 +218,6 @@ class Algorithm:
         """Returns the sums and the numbers of values that were logged since the last call."""
         sums, self._sums = self._sums, {}
         return sums
-
-    def summarize(self, means: dict[str, float]) -> dict[str, float]:
-        """Makes metrics of the means over the logging window."""
-        return means
 
 
 def loss_mask(inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -43,6 +43,7 @@ class TeamBatch:
         mask (`torch.Tensor` of shape `(B, T)`): 1 on tokens in the loss, once the log-probabilities are computed.
         values, logps, ref_logps (`torch.Tensor` of shape `(B, T)`, *optional*): What the critic, the policy and the reference gave
             for each token at rollout, if it was computed.
+        run_policy (`Callable`): Runs the policy over the batch, which sets `logps` and `values`, on all processes.
         advantages (`torch.Tensor` of shape `(B,)`, *optional*): Advantage of each row in reward units, once it is credited.
         inputs (`dict[str, torch.Tensor]`): Inputs of forward passes besides token ids, each of shape `(B, ...)`.
         scores (`torch.Tensor` of shape `(E, K, F)`): Value of each reward function, averaged over agents. NaN if it gave none.
@@ -71,6 +72,7 @@ class TeamBatch:
     values: torch.Tensor | None = None
     logps: torch.Tensor | None = None
     ref_logps: torch.Tensor | None = None
+    run_policy: Callable[[], None] = lambda: None
     advantages: torch.Tensor | None = None
     # Once the batch is closed
     scores: torch.Tensor = field(default_factory=lambda: torch.empty(0))

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, cast
 
@@ -179,7 +180,8 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
             "off_policy_mask_threshold vllm_importance_sampling_clip_min turn_weights curriculum_steps".split(),
             NOT_NEGATIVE,
         ),
-        **dict.fromkeys("ref_model_mixup_alpha gamma_turn curriculum_pass_rate".split(), UNIT),
+        **dict.fromkeys("ref_model_mixup_alpha gamma_turn".split(), UNIT),
+        "curriculum_pass_rate": Range(0, 1, above=True),
         **dict.fromkeys(("adam_beta1", "adam_beta2"), Range(0, 1, below=True)),
         "top_entropy_quantile": Range(0, 1, above=True),
         "data_seed": Range(0, 2**32 - 1),
@@ -356,26 +358,14 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
             self.num_generations_eval = self.num_generations
         if self.auto_eval_batch:
             self.per_device_eval_batch_size = self.num_generations_eval
-        num_generations = self.num_generations
-        if self.auto_generation_batch:
-            # GRPOConfig requires multiples of num_generations; the trainer later requires whole problems
-            self.generation_batch_size, batch_size = None, self.per_device_train_batch_size
-            self.num_generations = max(2, num_generations)
-            self.per_device_train_batch_size = batch_size * self.num_generations
-            super().__post_init__()
-            self.per_device_train_batch_size = batch_size
-            self.generation_batch_size //= self.num_generations
-        elif num_generations == 1 or self.credit == "counterfactual":
-            # GRPOConfig wants at least two generations and multiples of them, so check two with twice the batch
-            self.num_generations = 2
-            self.per_device_train_batch_size *= 2
-            if self.generation_batch_size is not None:
-                self.generation_batch_size *= 2
-            super().__post_init__()
-            self.per_device_train_batch_size //= 2
-            self.generation_batch_size //= 2
-        else:
-            super().__post_init__()
+        # GRPOConfig wants at least two generations, and multiples of them. The trainer later checks that batches hold problems
+        num_generations, self.num_generations = self.num_generations, 2
+        self.per_device_train_batch_size *= 2
+        if self.generation_batch_size is not None:
+            self.generation_batch_size *= 2
+        super().__post_init__()
+        self.per_device_train_batch_size //= 2
+        self.generation_batch_size //= 2
         self.num_generations = num_generations
 
     def _check_scale(self) -> None:
@@ -495,28 +485,12 @@ class MultiAgentGRPOConfig(MultiAgentConfig):
                 "own next turn. Set turn_tree=True, or num_turns=1."
             )
         if self.credit == "counterfactual":
-            for name, value, accepted in (
-                ("joint_mode", self.joint_mode, ("align",)),
-                ("turn_tree", self.turn_tree, (False,)),
-                ("advantage", self.advantage, ("mean", "rloo")),
-            ):
-                if value not in accepted:
-                    raise ValueError(
-                        f"{name}={value!r} does not support credit='counterfactual', which has its own branches and baseline. "
-                        f"Set {name}={accepted[0]!r}, or credit='group'."
-                    )
+            branches = {"joint_mode": ("align",), "turn_tree": (False,), "advantage": ("mean", "rloo")}
+            check_together(self, "credit", branches, "which has its own branches and baseline")
         if self.multi_objective_aggregation == "normalize_then_sum":
-            for name, value, accepted in (
-                ("credit", self.credit, ("group",)),
-                ("joint_mode", self.joint_mode, ("align",)),
-                ("advantage", self.advantage, ("mean",)),
-                ("scale_rewards", self.scale_rewards, ("none", "group", "batch")),
-            ):
-                if value not in accepted:
-                    raise ValueError(
-                        f"{name}={value!r} does not support multi_objective_aggregation='normalize_then_sum', which has its own "
-                        f"baseline and scale. Set {name}={accepted[0]!r}, or multi_objective_aggregation='sum_then_normalize'."
-                    )
+            plain = {"credit": ("group",), "joint_mode": ("align",), "advantage": ("mean",)}
+            scales = {"scale_rewards": ("none", "group", "batch")}
+            check_together(self, "multi_objective_aggregation", plain | scales, "which has its own baseline and scale")
         if self.num_generations == 1 and (self.advantage != "none" or self.scale_rewards == "group"):
             raise ValueError(
                 f"advantage={self.advantage!r} with scale_rewards={self.scale_rewards!r} compares the replies of a group, but "
@@ -644,12 +618,8 @@ class MultiAgentPPOConfig(MultiAgentConfig):
                     "critic_mix=1.0."
                 )
             return
-        for name, given, needed in (("credit", self.credit, "counterfactual"), ("critic", self.critic, "team")):
-            if given in ("group", "mixed", "none"):
-                raise ValueError(
-                    f"critic_mix={value!r} does not support {name}={given!r}. Set {name}={needed!r}, or "
-                    "critic_mix=0.0."
-                )
+        needed = {"credit": ("counterfactual",), "critic": ("team", "agent")}
+        check_together(self, "critic_mix", needed, "a share of the critic in counterfactual baselines")
 
 
 @dataclass
@@ -754,7 +724,17 @@ class SHPPOConfig(MultiAgentPPOConfig):
                 "export. Set full_finetuning=False, or use MultiAgentPPOTrainer."
             )
         if self.use_vllm and self.parameter_sharing != "shared":
-            self._check_vllm()
+            if self.parameter_sharing == "latent" and self.latent_scope == "observation":
+                raise ValueError(
+                    "use_vllm=True does not support latent_scope='observation': vLLM serves one adapter per agent, not one "
+                    "per row. Set latent_scope='agent'."
+                )
+            engine = {
+                "vllm_mode": ("colocate",),
+                "vllm_tensor_parallel_size": (1,),
+                "vllm_enable_sleep_mode": (False,),
+            }
+            check_together(self, "parameter_sharing", engine, "whose adapters each process serves from its own engine")
         reentrant = self.gradient_checkpointing and (self.gradient_checkpointing_kwargs or {}).get("use_reentrant")
         if reentrant and self.parameter_sharing == "latent":
             raise ValueError(
@@ -767,26 +747,19 @@ class SHPPOConfig(MultiAgentPPOConfig):
                 "rows must use one adapter. Set use_transformers_continuous_batching=False, or parameter_sharing='shared'."
             )
 
-    def _check_vllm(self) -> None:
-        """Refuses settings that vLLM does not support with one LoRA adapter per agent."""
-        if self.parameter_sharing == "latent" and self.latent_scope == "observation":
-            raise ValueError(
-                "use_vllm=True does not support latent_scope='observation': vLLM serves one adapter per agent, not one per "
-                "row. Set latent_scope='agent'."
-            )
-        for name, value, needed, reason in (
-            ("vllm_mode", self.vllm_mode, "colocate", "TRL's vLLM server does not serve LoRA adapters"),
-            ("vllm_tensor_parallel_size", self.vllm_tensor_parallel_size, 1, "each process has its own engine"),
-            ("vllm_enable_sleep_mode", self.vllm_enable_sleep_mode, False, "a sleeping engine drops the base weights"),
-        ):
-            if value != needed:
-                raise ValueError(
-                    f"{name}={value!r} does not support parameter_sharing={self.parameter_sharing!r}: {reason}. Set "
-                    f"{name}={needed!r}, or parameter_sharing='shared'."
-                )
-
 
 # Shared with the configurations of trainers that learn from preferences
+
+
+def check_together(args: Any, cause: str, needed: Mapping[str, tuple], why: str) -> None:
+    """Refuses values of other fields that the value of `cause` does not go with; `needed` has those that it does, by field."""
+    for name, accepted in needed.items():
+        value = getattr(args, name)
+        if value not in accepted:
+            raise ValueError(
+                f"{name}={value!r} does not support {cause}={getattr(args, cause)!r}, {why}. Set {name}={accepted[0]!r}, or "
+                f"another {cause}."
+            )
 
 
 def check_mappings(args: Any) -> None:

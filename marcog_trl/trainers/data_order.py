@@ -197,11 +197,6 @@ def make_curriculum(args: Any, dataset: Any, batch_size: int) -> Curriculum | No
             )
         per_step = args.gradient_accumulation_steps / (args.steps_per_generation * args.num_iterations)
         starts = [0, *(math.ceil(step * per_step) for step in steps)]
-    elif not 0 < args.curriculum_pass_rate <= 1:
-        raise ValueError(
-            f"curriculum_pass_rate={args.curriculum_pass_rate} must be greater than 0 and at most 1. Set "
-            "curriculum_pass_rate=0.6, for example."
-        )
     return Curriculum(
         values,
         stages,

@@ -336,9 +336,17 @@ class WindowMeans:
         return {name: len(metrics[name]) for name in _MICRO_BATCH_MEANS if name in metrics}
 
     def take(self, mode: str) -> dict[str, float]:
-        """Returns the means since the last call, by name, without empty ones."""
+        """Returns the means since the last call, by name, without empty ones, and the critic's explained variance."""
         sums, self._sums[mode] = self._sums[mode], {}
-        return means({name: tuple(sums[name]) for name in sorted(sums)})  # type: ignore[misc]
+        found = means({name: tuple(sums[name]) for name in sorted(sums)})  # type: ignore[misc]
+        if "critic/return_square" in found:
+            variance, unexplained = (
+                found.pop(f"critic/{name}_square") - found[f"critic/{name}_mean"] ** 2
+                for name in ("return", "residual")
+            )
+            if variance > 1e-12:
+                found["critic/explained_variance"] = 1 - unexplained / variance
+        return found
 
 
 class GradientShares:

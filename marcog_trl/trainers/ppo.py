@@ -133,12 +133,10 @@ class PPO(Algorithm):
     def penalizes_rewards(self) -> bool:
         return self.args.kl_penalty == "reward" and self.args.beta != 0.0
 
-    def needs_pass(self, batch: TeamBatch) -> bool:
-        values = self.has_critic and batch.values is None
-        return batch.logps is None and (values or self.penalizes_rewards)
-
     def credit(self, batch: TeamBatch) -> Credit:
         args, mask = self.args, batch.mask
+        if batch.logps is None and (self.penalizes_rewards or (self.has_critic and batch.values is None)):
+            batch.run_policy()
         rewards = self._token_rewards(batch)
         following = next_rows(batch)
         discount = discounts(batch, following, args.gamma_turn)
@@ -218,16 +216,6 @@ class PPO(Algorithm):
             self.log(f"critic/{name}", (x * mask).sum(), count)
         for name, x in (("return_square", returns), ("residual_square", error)):
             self.log(f"critic/{name}", (x.square() * mask).sum(), count)
-
-    def summarize(self, means: dict[str, float]) -> dict[str, float]:
-        if "critic/return_square" in means:
-            variance, unexplained = (
-                means.pop(f"critic/{name}_square") - means[f"critic/{name}_mean"] ** 2
-                for name in ("return", "residual")
-            )
-            if variance > 1e-12:
-                means["critic/explained_variance"] = 1 - unexplained / variance
-        return means
 
     # Update
 

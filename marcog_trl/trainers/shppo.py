@@ -131,21 +131,15 @@ class SHPPO(PPO):
         found = {**super().describe(), "parameter_sharing": self.args.parameter_sharing}
         if self.has_latents:
             found |= {"latent_scope": self.args.latent_scope, "latent_size": self.args.latent_size}
+        if self.has_latents or self._is_separate:
+            adapter = "is the part that all agents share, without their latents"
+            if self._is_separate:
+                adapter = "contains the adapters of all agents"
+            found["note"] = (
+                f"The adapter in this folder {adapter}. It is not an agent. trainer.export_agents and recipes/export.py write "
+                "each agent as an ordinary PEFT adapter to agents/<name>. marcog_trl.Team loads the whole team."
+            )
         return found
-
-    @property
-    def note(self) -> str | None:
-        if self.args.parameter_sharing == "shared":
-            return None
-        adapter = (
-            "is the part that all agents share, without their latents"
-            if self.has_latents
-            else "contains the adapters of all agents"
-        )
-        return (
-            f"The adapter in this folder {adapter}. It is not an agent. trainer.export_agents and recipes/export.py write "
-            "each agent as an ordinary PEFT adapter to agents/<name>. marcog_trl.Team loads the whole team."
-        )
 
     def save_agents(self, model: Any, paths: list[Path | None], is_main_process: bool) -> None:
         if self._is_separate:  # runs resume from the stacked adapter

@@ -308,15 +308,12 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
 
     def _describe_team(self) -> TeamDescription:
         """Returns the content of `team.json`."""
+        modules = self.algorithm.describe()
+        note = modules.pop("note", None)
         description = TeamDescription.of(
-            type(self).__name__,
-            self.model,
-            self.workflow,
-            self.reward_func_names,
-            self.args,
-            self.algorithm.describe(),
+            type(self).__name__, self.model, self.workflow, self.reward_func_names, self.args, modules
         )
-        description.note = self.algorithm.note
+        description.note = note
         return description
 
     def _attach_modules(self) -> TeamModule | None:
@@ -500,7 +497,8 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
     def _assign_credit(self, batch: TeamBatch, output: dict[str, Any]) -> None:
         """Replaces TRL's advantages, and adds what the losses need."""
         args = self.args
-        if self.algorithm.needs_pass(batch):
+
+        def run_policy() -> None:
             self._get_per_token_logps_and_entropies(
                 self.model,
                 torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1),
@@ -509,6 +507,8 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
                 batch_size=args.per_device_train_batch_size if batch.training else args.per_device_eval_batch_size,
             )
             output["old_per_token_logps"] = batch.logps
+
+        batch.run_policy = run_policy
         credit = self.algorithm.credit(batch)
         batch.advantages = credit.by_row(batch.mask)
         unit = "row" if self.loss_type == "grpo" else "token"
@@ -695,7 +695,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
             if len(self.agents) > 1:
                 for name, share in self._gradient_shares.take().items():
                     self._metric(name, share)
-        for name, mean in self.algorithm.summarize(self._window_means.take(self._mode)).items():
+        for name, mean in self._window_means.take(self._mode).items():
             self._metric(name, mean)
         if self.num_generations_eval == 1:  # TRL's metrics of the spread among siblings
             for name in ("reward_std", "frac_reward_zero_std"):

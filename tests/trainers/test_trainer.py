@@ -160,44 +160,6 @@ class TestGRPOScript:
 
 
 class TestRows:
-    def test_rows_are_ordered_by_problem_slot_and_generation(self, tiny_model, tmp_path):
-        trainer = teams.make(
-            tiny_model, tmp_path, workflow=teams.Pair(num_turns=2), num_generations=3, per_device_train_batch_size=24
-        )
-        calls = teams.script(trainer)
-        output = teams.generation_batch(trainer)
-        assert len(calls) == 2
-        prompts = [trainer._tokenizer.decode(ids[ids != 0]) for ids in output["prompt_ids"]]
-        expected = [f"def f{p}(x): {agent}{k}" for p in (0, 1) for k in (0, 1) for agent in "ab" for _ in range(3)]
-        assert prompts == expected
-        assert output["agent"].tolist() == [agent for _ in range(4) for agent in (0, 0, 0, 1, 1, 1)]
-        assert output["turn"].tolist() == [k for _ in range(2) for k in (0,) * 6 + (1,) * 6]
-        # A stage holds the episodes in turn: generation g of problem p is its episode p·G + g
-        replies = [replies for _, replies in calls]
-        for row, (ids, mask) in enumerate(zip(output["completion_ids"], output["completion_mask"], strict=True)):
-            problem, slot, generation = row // 12, row // 3 % 4, row % 3
-            turn, agent = divmod(slot, 2)
-            assert ids[mask.bool()].tolist() == replies[turn][(problem * 3 + generation) * 2 + agent]
-
-    def test_unused_slots_are_dead_rows(self, tiny_model, tmp_path):
-        data = Dataset.from_dict({"prompt": ["def f(x):", "more f(x):"]})
-        trainer = teams.make(
-            tiny_model, tmp_path, workflow=teams.Short(), data=data, num_generations=1, per_device_train_batch_size=10
-        )
-        calls = teams.script(trainer)
-        output = teams.generation_batch(trainer)
-        assert [len(prompts) for prompts, _ in calls] == [4, 1, 2]
-        live = (output["completion_mask"] * output["tool_mask"]).any(1)
-        assert live.tolist() == [True, True, False, False, False] + [True] * 5
-        dead = [2, 3, 4]
-        assert output["completion_mask"][dead].sum(1).tolist() == [1, 1, 1]
-        assert torch.all(output["completion_ids"][dead, 0] == teams.EOS)
-        lengths = [len(reply) for _, replies in calls for reply in replies]
-        assert output["num_items_in_batch"] == sum(lengths)
-        assert not output["advantages"][dead].any()
-        assert trainer._metrics["train"]["completions/min_length"] == [min(lengths)]
-        assert trainer._metrics["train"]["completions/mean_length"] == pytest.approx([sum(lengths) / 7])
-
     def test_extra_columns_have_one_value_per_episode(self, tiny_model, tmp_path):
         def reward(completions, log_extra, **kwargs):
             log_extra("short", [0])
@@ -290,27 +252,6 @@ class TestRewards:
         teams.generation_batch(trainer)
         texts = trainer._tokenizer.batch_decode(calls[0][1], skip_special_tokens=True)
         assert seen == [[{"role": "assistant", "content": text}] for text in texts]
-
-    def test_episodes_that_have_ended_are_not_scored_again(self, tiny_model, tmp_path):
-        calls = []
-
-        def reward(prompts, turn, **kwargs):
-            calls.append((prompts, turn))
-            return [1.0] * len(prompts)
-
-        data = Dataset.from_dict({"prompt": ["def f(x):", "more f(x):"]})
-        trainer = teams.make(
-            tiny_model,
-            tmp_path,
-            reward=reward,
-            data=data,
-            workflow=teams.Short(),
-            num_generations=1,
-            per_device_train_batch_size=10,
-        )
-        teams.script(trainer)
-        teams.generation_batch(trainer)
-        assert calls == [(["def f(x):", "more f(x):"], [0, 0]), (["more f(x):"], [1])]
 
     def test_a_reward_model_scores_solutions(self, tiny_model, tmp_path):
         torch.manual_seed(0)
