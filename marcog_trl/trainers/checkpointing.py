@@ -483,7 +483,13 @@ class Checkpointing(_BaseTrainer):
         self._load_from_checkpoint(str(folder))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
+        dtypes = {name: p.dtype for name, p in self.model.named_parameters() if p.requires_grad}
         super()._load_from_checkpoint(resume_from_checkpoint, model)
+        for name, p in self.model.named_parameters():
+            if p.dtype != dtypes.get(
+                name, p.dtype
+            ):  # PEFT loads in float32 what TRL trains in bfloat16 on a quantised model
+                p.data = p.data.to(dtypes[name])
         self._load_modules(resume_from_checkpoint)
 
     def _load_best_model(self) -> None:
