@@ -15,12 +15,11 @@ problems (sequences of steps that training never showed), sampled, and the mean 
 curve. Intervals are 95 % over problems and seeds, as in learning.py.
 """
 
-import itertools
 import tempfile
 from pathlib import Path
 
 import numpy as np
-from common import load_results, make_parser, result_path, run_study, table
+from common import make_parser, run_study, table
 from learning_report import figures_of, interval, paired, shown
 from zero_shot import PARTING, condition
 
@@ -31,43 +30,26 @@ OTHERS = ("shared", "separate")  # what SHPPO is compared with
 LEARNING_RATES = {1: 3e-3, 2: 3e-3, 4: 3e-3, 16: 1e-3}  # by rank
 
 
-def run_unit(kind, size, rank, method, seed, model, tokens, num_problems, num_samples, split):
-    """
-    Trains a team, and measures it.
-
-    Returns:
-        `dict`: `final` (figures per problem), `rewards` (of each step) and `ledger`.
-    """
+def run(name, options):
+    """Trains a team, and measures it: `final` (figures per problem), `rewards` (of each step) and `ledger`."""
     from peft import LoraConfig
-    from role_task import draw_meanings, make_problems, measure, train
+    from role_task import chain_model, draw_meanings, make_problems, measure, train
 
     from marcog_trl import Team
 
+    kind, size, rank, method, seed = name.split("/")
+    size, rank, seed = int(size), int(rank), int(seed)
     meanings = draw_meanings(kind, size, seed)
     settings = PARTING | {"learning_rate": LEARNING_RATES[rank]}
     plan = condition(METHODS[method], "OwnWay", parameter_sharing=method, num_agents=size, **settings)
     adapter = LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=2 * rank, target_modules="all-linear")
     with tempfile.TemporaryDirectory() as folder:
         problems = make_problems("train", size, 4000, meanings=meanings)
-        learned = train(plan, model, seed, tokens, problems, folder, adapter)
+        learned = train(plan, chain_model(options.output_dir), seed, options.tokens, problems, folder, adapter)
         team = Team.from_pretrained(folder, trust_remote_code=True)
-        final = measure(team, make_problems(split, size, num_problems, meanings=meanings), num_samples)
+        problems = make_problems(options.split, size, options.problems, meanings=meanings)
+        final = measure(team, problems, options.num_samples)
     return {"final": final, **learned}
-
-
-def run(name, options, folder):
-    """One unit of the study, in this process."""
-    import torch
-    from role_task import chain_model
-
-    from marcog_trl.report.results import write_results
-
-    torch.set_num_threads(1)
-    kind, size, rank, method, seed = name.split("/")
-    measured = options.problems, options.num_samples, options.split
-    model = chain_model(options.output_dir)
-    result = run_unit(kind, int(size), int(rank), method, int(seed), model, options.tokens, *measured)
-    write_results(result_path(folder, name), {"unit": name, "tokens": options.tokens, **result})
 
 
 def units(options):
@@ -82,12 +64,11 @@ def units(options):
     ]
 
 
-def report(folder):
-    """Prints the table, and writes it and a picture of the differences into the folder of the results."""
+def report(found):
     results = {}
-    for name, result in load_results(folder):
+    for name, runs in found.items():
         kind, size, rank, method = name.split("/")
-        results.setdefault((kind, int(size), int(rank)), {}).setdefault(method, []).append(result)
+        results.setdefault((kind, int(size), int(rank)), {})[method] = runs
     rows = []
     for (kind, size, rank), of in sorted(results.items()):
         ends = [shown(figures_of(of[name], "sampled/right")) if name in of else "" for name in METHODS]
@@ -99,10 +80,7 @@ def report(folder):
         rows.append([kind, size, rank, max(map(len, of.values())), *ends, *areas, *gains])
     heads = ["roles", "agents", "rank", "seeds", *(f"{label}, held-out" for label in METHODS.values())]
     heads += [*(f"{label}, area" for label in METHODS.values()), *(f"SHPPO − {METHODS[name]}" for name in OTHERS)]
-    text = table(heads, *rows)
-    print(text)
-    (folder / "report.md").write_text(text + "\n")
-    draw(results, folder / "capacity.png")
+    return table(heads, *rows)
 
 
 def difference(of, other):
@@ -115,31 +93,6 @@ def written(mean, half):
     """Bold if the interval excludes 0."""
     text = f"{mean:+.3f} ± {half:.3f}"
     return f"**{text}**" if abs(mean) > half else text
-
-
-def draw(results, path):
-    """Where SHPPO is above the other methods (green) and where below (red), by agents and rank."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    sizes, ranks = (sorted({key[i] for key in results}) for i in (1, 2))
-    figure, axes = plt.subplots(len(KINDS), len(OTHERS), figsize=(10, 6), layout="constrained", squeeze=False)
-    for (kind, other), axis in zip(itertools.product(KINDS, OTHERS), axes.flat, strict=True):
-        found = [[difference(results.get((kind, size, rank), {}), other) for rank in ranks] for size in sizes]
-        means = [[cell[0] if cell else np.nan for cell in row] for row in found]
-        image = axis.imshow(means, cmap="RdYlGn", vmin=-0.2, vmax=0.2, aspect="auto")
-        for i, j in itertools.product(range(len(sizes)), range(len(ranks))):
-            mean, half = found[i][j] or (0.0, 0.0)
-            text = f"{mean:+.3f}\n± {half:.3f}" if found[i][j] else "not run"
-            axis.text(j, i, text, ha="center", va="center", fontweight="bold" if abs(mean) > half else "normal")
-        axis.set_xticks(range(len(ranks)), ranks)
-        axis.set_yticks(range(len(sizes)), sizes)
-        axis.set(title=f"roles {kind}: SHPPO − {METHODS[other]}", xlabel="rank", ylabel="agents")
-    figure.colorbar(image, ax=axes, label="share of wanted functions")
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
 
 
 def main():

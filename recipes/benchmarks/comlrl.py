@@ -26,20 +26,14 @@ Cases:
   tokens.
 * `maac`: MAAC in the setting of `one_turn`. CoMLRL's critic is a model of its own, which it steps once with every agent;
   ours is a head on the base that the agents share, stepped with the policy.
-* `0.5b`, `0.5b_bfloat16`: MAGRPO with the shape of Qwen2.5-Coder-0.5B, one batch of 2 problems, 16 rows of 64 + 64 tokens,
+* `0.5b`: MAGRPO with the shape of Qwen2.5-Coder-0.5B, one batch of 2 problems, 16 rows of 64 + 64 tokens,
   ours in micro-batches of 4 rows. CoMLRL needs about 18 GiB in float32.
-* `own_batch`: the first three, where each side takes whichever of `--batches` is fastest for it and ours makes one step per
-  batch.
-* `cross`: this package only: what crediting the 64 joint actions of 3 agents costs beside the 4 aligned ones.
 """
 
 import functools
-import json
 import math
 import random
-import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -49,12 +43,14 @@ sys.path.append(str(Path(__file__).parent))  # last, since this file has the nam
 
 from comlrl_learning import comlrl_args
 from common import (
+    COMLRL_ENVIRONMENT,
     ON_CPU,
     QUIET,
     Work,
     make_parser,
     measure_apart,
     random_model,
+    read_sides,
     save_model,
     table,
     take_turns,
@@ -67,7 +63,6 @@ from throughput import SHAPES
 SETTING = {
     "algorithm": "magrpo",
     "shape": {"hidden_size": 64, "layers": 2, "heads": 2, "kv_heads": 2, "intermediate_size": 128},
-    "dtype": "float32",
     "num_agents": 2,
     "num_turns": 1,
     "num_generations": 4,
@@ -76,7 +71,6 @@ SETTING = {
     "new_tokens": 64,
     "num_problems": 16,
     "epochs": 4,
-    "joint_mode": "align",
     "steps": 1,  # optimizer steps of our side per batch
     "micro_batch": 32,  # rows of one forward and backward pass of our side
     "warm_up": True,
@@ -90,32 +84,11 @@ SPEED = {
     "vocabulary": SETTING | {"vocab_size": 32_000, "new_tokens": 128, "epochs": 1, "micro_batch": 1},
     "maac": SETTING | {"algorithm": "maac"},
     "0.5b": REAL,
-    "0.5b_bfloat16": REAL | {"dtype": "bfloat16"},
 }
-TARGETS = {
-    "one_turn": 5,
-    "tree": 4,
-    "vocabulary": 6,
-    "maac": 5,
-    "0.5b": 3,
-    "0.5b_bfloat16": 3,
-}  # times CoMLRL's tokens per second
-CASES = (*SPEED, "own_batch", "cross")
+TARGETS = {"one_turn": 5, "tree": 4, "vocabulary": 6, "maac": 5, "0.5b": 3}  # times CoMLRL's tokens per second
 DIFFERENCE = (
     "CoMLRL: all parameters of one model per agent. Ours: one LoRA of rank 16 on a base that the agents share."
 )
-ENVIRONMENT = {
-    "PYTHONSAFEPATH": "1",  # or this file would take the place of the package comlrl
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "HF_HUB_OFFLINE": "1",
-    "WANDB_MODE": "disabled",
-    "CUDA_VISIBLE_DEVICES": "",
-    # Memory of tensors up to 32 MiB is kept, or its pages are cleared anew for each of them
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(16 << 30),
-}
 
 
 # What a measured process does, on either side
@@ -195,8 +168,7 @@ def our_trainer(setting, tokenizer, problems):
         own = {"critic": "team", "gamma": 1.0, "lam": 1.0, "lam_turn": 0.0}
     else:
         trainer_class, config_class = MultiAgentGRPOTrainer, MultiAgentGRPOConfig
-        own = {name: setting[name] for name in ("num_turns", "joint_mode")}
-        own |= {"turn_tree": setting["num_turns"] > 1, "scale_rewards": "group"}
+        own = {"num_turns": setting["num_turns"], "turn_tree": setting["num_turns"] > 1, "scale_rewards": "group"}
     rows = setting["batch"] * setting["num_agents"] * replies_per_agent(setting) // setting["steps"]
     micro = math.gcd(rows, setting["micro_batch"])
     args = config_class(
@@ -209,8 +181,8 @@ def our_trainer(setting, tokenizer, problems):
         generation_kwargs={"suppress_tokens": tokenizer.all_special_ids},
         num_train_epochs=setting["epochs"],
         learning_rate=1e-5,
-        model_init_kwargs={"dtype": setting["dtype"]},
-        **QUIET | ON_CPU | {"bf16": setting["dtype"] == "bfloat16"} | own,
+        model_init_kwargs={"dtype": "float32"},
+        **QUIET | ON_CPU | own,
     )
     dataset = Dataset.from_list(problems)
     return trainer_class(setting["model"], reward, args, dataset, processing_class=tokenizer, workflow=Team()).train
@@ -251,7 +223,7 @@ def comlrl_trainer(setting, tokenizer, problems):
         formatters=[functools.partial(first_prompt, agent) for agent in agents],
         external_transition=next_prompts,
         args=args,
-        model_config={"dtype": setting["dtype"]},
+        model_config={"dtype": "float32"},
         **own | ({} if is_maac else {"num_agents": len(agents)}),
     )
     # MAAC takes this from the model's own generation configuration
@@ -291,7 +263,7 @@ def compare(competitors, options, pythons):
     return take_turns(
         competitors,
         options.rounds,
-        lambda setting: measure_apart(__file__, setting, pythons[setting["side"]], **ENVIRONMENT),
+        lambda setting: measure_apart(__file__, setting, pythons[setting["side"]], **COMLRL_ENVIRONMENT),
     )
 
 
@@ -305,7 +277,7 @@ def row(batch, name, figures, ratios=()):
 
 
 def compare_speed(case, options, pythons, folder):
-    """Both sides, ours also with as many optimizer steps."""
+    """Both sides, ours also with as many optimizer steps: prints a table, and returns the figures."""
     rows, results, base = [], {}, SPEED[case]
     base = base | {"model": make_model(folder / str(base["vocab_size"]), base["vocab_size"], base["shape"])}
     # optimizer steps that CoMLRL makes while it updates every policy once
@@ -325,103 +297,24 @@ def compare_speed(case, options, pythons, folder):
         ratios = {name: ratios_of(figures[name], figures["comlrl"]) for name in competitors if name != "comlrl"}
         rows += [row(batch, name, figures[name], ratios.get(name, ())) for name in competitors]
         results[batch] = figures | {"ratios": ratios}
-    return f"{case}: target {TARGETS[case]} x CoMLRL", rows, results
+    print(f"\n{case}: target {TARGETS[case]} x CoMLRL\n\n{table(HEADER, *rows)}\n\n{DIFFERENCE}", flush=True)
+    return results
 
 
-def compare_own_batch(case, options, pythons, folder):
-    """Both sides, each at the batch that is fastest for it."""
-    base = SPEED[case] | {"model": make_model(folder / str(SPEED[case]["vocab_size"]), SPEED[case]["vocab_size"])}
-    competitors = {
-        (side, batch): base | {"side": side, "batch": batch} for batch in options.batches for side in pythons
-    }
-    figures = compare(competitors, options, pythons)
-    best = {
-        side: max(
-            (figures[side, batch] for batch in options.batches), key=lambda own: statistics.median(map(rate, own))
-        )
-        for side in pythons
-    }
-    ratios = ratios_of(best["ours"], best["comlrl"])
-    rows = [
-        row(batch, side + (", best" if own is best[side] else ""), own, ratios if own is best["ours"] else ())
-        for (side, batch), own in figures.items()
-    ]
-    results = {f"{side}, {batch}": rounds for (side, batch), rounds in figures.items()}
-    return f"{case}, where each side takes its fastest batch", rows, results | {"ratios": ratios}
-
-
-def compare_cross(options, pythons, folder):
-    """All joint actions beside the aligned ones."""
-    rows, results = [], {}
-    base = SETTING | {"num_agents": 3, "side": "ours", "model": make_model(folder / "cross", SETTING["vocab_size"])}
-    for batch in options.batches:
-        competitors = {mode: base | {"joint_mode": mode, "batch": batch} for mode in ("align", "cross")}
-        figures = compare(competitors, options, pythons)
-        ratios = ratios_of(figures["align"], figures["cross"])
-        rows += [row(batch, "align", figures["align"]), row(batch, "cross", figures["cross"], ratios)]
-        results[batch] = figures | {"ratios": ratios}
-    return "cross with 3 agents and 4 generations: target at most 1.3 x the seconds of align", rows, results
-
-
-def run_case(case, options, pythons, folder):
-    """Prints the tables of a case, and returns its figures by the name that they have in `--output`."""
-    if case == "cross":
-        compared = {case: compare_cross(options, pythons, folder)}
-    elif case == "own_batch":
-        cases = ("one_turn", "tree", "vocabulary")
-        compared = {f"{case}, {name}": compare_own_batch(name, options, pythons, folder) for name in cases}
-    else:
-        compared = {case: compare_speed(case, options, pythons, folder)}
-    for title, rows, _ in compared.values():
-        header = (
-            "batch", "side", "tokens", "updates", "seconds", "CPU s", "tokens/s", "peak MiB", "optimizer MiB", "ratio",
-        )  # fmt: skip
-        print(f"\n{title}\n\n{table(header, *rows)}\n\n{DIFFERENCE}", flush=True)
-    return {name: results for name, (_, _, results) in compared.items()}
-
-
-def versions(python):
-    """Versions of what a side is made of."""
-    code = (
-        "import json, sys, importlib.metadata as m; found = {d.name.lower(): d.version for d in m.distributions()}; "
-        "names = ('comlrl', 'marcog-trl', 'trl', 'peft', 'transformers', 'torch'); "
-        "print(json.dumps({'python': sys.version.split()[0]} | {name: found[name] for name in names if name in found}))"
-    )
-    return json.loads(subprocess.run([python, "-P", "-c", code], check=True, capture_output=True, text=True).stdout)
-
-
-def check(parser, options):
-    needs_comlrl = "Use comlrl/bin/python of an environment with comlrl==1.4.3."
-    if options.comlrl_python is None and options.case != "cross":
-        parser.error(f"--comlrl-python is missing. {needs_comlrl}")
-    if options.comlrl_python is not None and shutil.which(options.comlrl_python) is None:
-        parser.error(f"--comlrl-python {options.comlrl_python} is not a program. {needs_comlrl}")
-    for batch in options.batches:
-        if batch < 1 or SETTING["num_problems"] % batch:
-            parser.error(f"--batches {batch} does not divide {SETTING['num_problems']} problems. Use 2, for example.")
+HEADER = ("batch", "side", "tokens", "updates", "seconds", "CPU s", "tokens/s", "peak MiB", "optimizer MiB", "ratio")
 
 
 def main():
     parser = make_parser(__doc__, rounds=3)
-    parser.add_argument("--comlrl-python", help="interpreter of the virtual environment that has CoMLRL")
-    parser.add_argument("--case", choices=(*CASES, "all"), default="all")
-    parser.add_argument("--batches", type=int, nargs="+", default=[2, 16], help="problems per batch; divisors of 16")
-    parser.add_argument("--output", type=Path, help="JSON file to write all figures to")
-    parser.add_argument("--task", type=json.loads, help="setting of one measurement, in this process")
-    options = parser.parse_args()
-    if options.task is not None:
-        print(json.dumps(measure_speed(options.task)))
-        return
-    check(parser, options)
-    pythons = {"comlrl": options.comlrl_python, "ours": sys.executable}
-    pythons = {side: python for side, python in pythons.items() if python is not None}
-    results = {"versions": {side: versions(python) for side, python in pythons.items()}}
-    if "comlrl" in pythons and "comlrl" not in results["versions"]["comlrl"]:
-        parser.error(f"--comlrl-python {options.comlrl_python} has no package comlrl. Install comlrl==1.4.3 there.")
-    print(results["versions"])
+    parser.add_argument("--case", choices=(*SPEED, "all"), default="all")
+    parser.add_argument(
+        "--batches", type=int, nargs="+", choices=(1, 2, 4, 8, 16), default=[2, 16], help="problems per batch"
+    )
+    options, pythons, found = read_sides(parser, measure_speed)
+    results = {"versions": found}
     with tempfile.TemporaryDirectory() as folder:
-        for case in CASES if options.case == "all" else [options.case]:
-            results |= run_case(case, options, pythons, Path(folder))
+        for case in SPEED if options.case == "all" else [options.case]:
+            results[case] = compare_speed(case, options, pythons, Path(folder))
             write_json(options.output, results)
 
 

@@ -7,6 +7,7 @@ import argparse
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -34,6 +35,16 @@ def make_parser(doc, **numbers):
     return parser
 
 
+def read_options(parser, measure):
+    """The options of a comparison. In a process of [`measure_apart`], it prints what `measure(task)` returns, and ends."""
+    parser.add_argument("--task", type=json.loads, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.task is not None:
+        print(json.dumps(measure(options.task)))
+        sys.exit()
+    return options
+
+
 def task_command(script, task, python=sys.executable):
     return [python, script, "--task", json.dumps(task)]
 
@@ -58,6 +69,45 @@ def measure_apart(script, task, python=sys.executable, **environment):
     return json.loads(process.stdout.strip().splitlines()[-1])
 
 
+COMLRL_ENVIRONMENT = {
+    "PYTHONSAFEPATH": "1",  # or comlrl.py would take the place of the package
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+    "WANDB_MODE": "disabled",
+    "CUDA_VISIBLE_DEVICES": "",
+    # Memory of tensors up to 32 MiB is kept, or its pages are cleared anew for each of them
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(16 << 30),
+}
+
+
+def versions(python):
+    """Versions of what a side is made of."""
+    code = (
+        "import json, sys, importlib.metadata as m; found = {d.name.lower(): d.version for d in m.distributions()}; "
+        "names = ('comlrl', 'marcog-trl', 'trl', 'peft', 'transformers', 'torch'); "
+        "print(json.dumps({'python': sys.version.split()[0]} | {name: found[name] for name in names if name in found}))"
+    )
+    return json.loads(subprocess.run([python, "-P", "-c", code], check=True, capture_output=True, text=True).stdout)
+
+
+def read_sides(parser, measure):
+    """The options of a comparison with CoMLRL, the interpreter of either side, and the versions of what it has."""
+    parser.add_argument("--comlrl-python", help="interpreter of the virtual environment that has CoMLRL")
+    parser.add_argument("--output", type=Path, help="JSON file to write all figures to")
+    options = read_options(parser, measure)
+    if options.comlrl_python is None or shutil.which(options.comlrl_python) is None:
+        parser.error("--comlrl-python must be bin/python of an environment with comlrl==1.4.3.")
+    pythons = {"comlrl": options.comlrl_python, "ours": sys.executable}
+    found = {side: versions(python) for side, python in pythons.items()}
+    if "comlrl" not in found["comlrl"]:
+        parser.error(f"--comlrl-python {options.comlrl_python} has no package comlrl. Install comlrl==1.4.3 there.")
+    print(found)
+    return options, pythons, found
+
+
 def result_path(folder, unit):
     """Where the result of a unit of a study is, such as "symmetry/shppo/0"."""
     return folder / "units" / f"{unit.replace('/', '-')}.json"
@@ -73,8 +123,10 @@ def run_study(script, parser, folder_name, units, run, report):
         parser (`ArgumentParser`): Its flags, with `--output_dir`; those of every study are added.
         folder_name (`Callable`): `folder_name(options)` names the folder of the results in `--output_dir`.
         units (`Callable`): `units(options)` returns the names of the units that are asked for.
-        run (`Callable`): `run(name, options, folder)` runs a unit, and writes its result to [`result_path`].
-        report (`Callable`): `report(folder)` prints what the results say.
+        run (`Callable`): `run(name, options)` returns the result of a unit, as JSON. It has one thread, so that figures do not
+            depend on the number of cores.
+        report (`Callable`): `report(results)` returns what the results say: condition, such as "symmetry/shppo" → list of the
+            results of its seeds. It is printed, and written into the folder of the results.
     """
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--split", default="test", choices=("test", "validation"), help="problems that are measured")
@@ -83,11 +135,19 @@ def run_study(script, parser, folder_name, units, run, report):
     options = parser.parse_args()
     folder = options.output_dir / folder_name(options)
     if options.unit is not None:
-        run(options.unit, options, folder)
+        import torch
+
+        from marcog_trl.report.results import write_results
+
+        torch.set_num_threads(1)
+        write_results(result_path(folder, options.unit), {"unit": options.unit, **run(options.unit, options)})
         return
     failed = [] if options.report else run_missing(script, units(options), folder)
-    if any(result_path(folder, "unit").parent.glob("*.json")):
-        report(folder)
+    results = load_results(folder)
+    if results:
+        text = report(results)
+        print(text)
+        (folder / "report.md").write_text(f"{text}\n")
     elif not failed:
         sys.exit(f"error: {folder} has no results yet. Run {Path(script).name} without --report to make them.")
     if failed:
@@ -116,10 +176,12 @@ def run_missing(script, names, folder):
 
 
 def load_results(folder):
-    """The results of a study: of every unit, its condition and what it wrote, such as ("symmetry/shppo", {...}), in order."""
-    paths = sorted(result_path(folder, "unit").parent.glob("*.json"))
-    results = [json.loads(path.read_text()) for path in paths]
-    return [(result["unit"].rpartition("/")[0], result) for result in results]
+    """The results of a study: condition → list of the results of its seeds, in order."""
+    results = {}
+    for path in sorted(result_path(folder, "unit").parent.glob("*.json")):
+        result = json.loads(path.read_text())
+        results.setdefault(result["unit"].rpartition("/")[0], []).append(result)
+    return results
 
 
 def take_turns(competitors, rounds, measure):

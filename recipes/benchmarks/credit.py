@@ -18,12 +18,11 @@ and what a rollout costs: problems, generated tokens and evaluations. A run has 
 `--output_dir`, from which it is not run again.
 """
 
-import argparse
-import json
 import tempfile
 from pathlib import Path
+from statistics import fmean
 
-from common import make_parser, measure_apart, table, with_range, write_json
+from common import ON_CPU, QUIET, make_parser, run_study, table, with_range
 
 
 REPLIES = 80  # per step: 5 problems with 8 lines of two replies, or 8 problems with 2 + 8 replies
@@ -67,30 +66,24 @@ def make_workflow(team):
     return Relay()
 
 
-def run(task):
+def train(team, credit, seed, steps):
     """Trains a team, and returns its log."""
     import marcog_trl
     from marcog_trl.embedded import build_default_model
 
-    name, settings = CREDITS[task["credit"]]
+    name, settings = CREDITS[credit]
     trainer_class = getattr(marcog_trl, name)
     with tempfile.TemporaryDirectory() as folder:
         args = trainer_class._config_class(
             folder,
-            max_steps=task["steps"],
-            seed=task["seed"],
+            max_steps=steps,
+            seed=seed,
             num_generations=8,
             generation_batch_size=REPLIES,
             max_completion_length=32,
             learning_rate=1e-3,
-            logging_steps=1,
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
             isolation="best_effort",
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
+            **QUIET | ON_CPU | {"logging_steps": 1},
             **settings,
         )
         trainer = trainer_class(
@@ -98,7 +91,7 @@ def run(task):
             "execution_reward",
             args,
             marcog_trl.load_problems("builtin", "train"),
-            workflow=make_workflow(task["team"]),
+            workflow=make_workflow(team),
         )
         trainer.train()
     names = ("reward", "agents/helper/advantage_variance", "agents/main/advantage_variance")
@@ -106,8 +99,15 @@ def run(task):
     return {name: [log[name] for log in trainer.state.log_history if name in log] for name in names}
 
 
-def mean(values):
-    return sum(values) / len(values)
+def run(name, options):
+    team, credit, seed = name.split("/")
+    return train(team, credit, int(seed), options.steps)
+
+
+def units(options):
+    """Names of the units that are asked for: helper/credit/seed."""
+    asked = options.only or [f"{team}/{credit}" for team in TEAMS for credit in CREDITS]
+    return [f"{condition}/{seed}" for seed in options.seeds for condition in asked]
 
 
 def summary(runs):
@@ -118,38 +118,26 @@ def summary(runs):
 
     quarter = max(1, len(runs[0]["reward"]) // 4)
     return [
-        of(lambda run: mean(run["agents/helper/advantage_variance"])),
-        of(lambda run: mean(run["agents/main/advantage_variance"])),
-        of(lambda run: mean(run["reward"][:quarter])),
-        of(lambda run: mean(run["reward"][-quarter:])),
-        f"{sum(mean(run['ledger/generated_tokens']) for run in runs) / len(runs):.0f}",
-        f"{sum(mean(run['ledger/evaluations']) for run in runs) / len(runs):.0f}",
+        of(lambda run: fmean(run["agents/helper/advantage_variance"])),
+        of(lambda run: fmean(run["agents/main/advantage_variance"])),
+        of(lambda run: fmean(run["reward"][:quarter])),
+        of(lambda run: fmean(run["reward"][-quarter:])),
+        f"{fmean(fmean(run['ledger/generated_tokens']) for run in runs):.0f}",
+        f"{fmean(fmean(run['ledger/evaluations']) for run in runs):.0f}",
     ]
 
 
+def report(results):
+    figures = ["variance, helper", "variance, main", "reward, first quarter", "last quarter", "tokens"]
+    rows = [[*condition.split("/"), *summary(runs)] for condition, runs in results.items()]
+    return table(["helper", "credit", *figures, "evaluations"], *rows)
+
+
 def main():
-    parser = make_parser(__doc__, seeds=3, steps=60)
+    parser = make_parser(__doc__, steps=60)
     parser.add_argument("--only", nargs="*", help="conditions, such as useless/group")
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/credit"))
-    parser.add_argument("--task", type=json.loads, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.task is not None:
-        print(json.dumps(run(options.task)))
-        return
-    options.output_dir.mkdir(parents=True, exist_ok=True)
-    conditions = [f"{team}/{credit}" for team in TEAMS for credit in CREDITS]
-    found = {condition: [] for condition in options.only or conditions}
-    for seed in range(options.seeds):
-        for condition, runs in found.items():
-            path = options.output_dir / f"{condition.replace('/', '-').replace(' ', '-')}-{options.steps}-{seed}.json"
-            if not path.exists():
-                team, credit = condition.split("/")
-                task = {"team": team, "credit": credit, "seed": seed, "steps": options.steps}
-                write_json(path, measure_apart(__file__, task, OMP_NUM_THREADS="1"))
-            runs.append(json.loads(path.read_text()))
-    rows = [[*condition.split("/"), *summary(runs)] for condition, runs in found.items()]
-    figures = ["variance, helper", "variance, main", "reward, first quarter", "last quarter", "tokens"]
-    print(table(["helper", "credit", *figures, "evaluations"], *rows))
+    run_study(__file__, parser, lambda options: f"{options.steps}-steps", units, run, report)
 
 
 if __name__ == "__main__":

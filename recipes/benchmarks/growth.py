@@ -1,9 +1,8 @@
 """
-How the cost of a rollout grows with rows, agents, generations, turns and processes, apart from the model, what shared prompts
-save, and how memory grows:
+How the cost of a rollout grows with rows, agents, generations, turns and processes, apart from the model, and what
+shared prompts save:
 
     python recipes/benchmarks/growth.py
-    python recipes/benchmarks/growth.py --case rows --profile 25
     torchrun --nproc_per_node 2 recipes/benchmarks/growth.py --case rows --rows 2048
 
 Replies of 48 random tokens come from a stand-in that returns at once, and the reward costs nothing. What is left are the loops
@@ -14,13 +13,8 @@ prints its own table.
 
 Shared prompts: steps of the small model with one agent and 4 generations, which take turns with steps in which each row has its
 prompt computed for itself.
-
-Memory: what `python -m marcog_trl plan` computes for SHPPO on a GPU in bfloat16, at most during generation and during a step, for
-models that need not fit this machine. Prompts have 128 tokens, replies 64.
 """
 
-import cProfile
-import pstats
 import random
 import statistics
 import tempfile
@@ -29,9 +23,8 @@ from collections import defaultdict
 from contextlib import nullcontext
 from pathlib import Path
 
-from common import ON_CPU, QUIET, make_parser, same_prompt_team, table, write_json
-from gpu import STEP, plan_step
-from throughput import ProcessorClock, make_model, variety
+from common import ON_CPU, make_parser, table, write_json
+from throughput import ProcessorClock, code_prompt, make_model, make_trainer
 
 from marcog_trl.team import team
 
@@ -47,62 +40,40 @@ SETTINGS = [
     {"agents": 1, "trl": True},
 ]
 PHASES = ("play", "score", "credit and log")
-PLANNED_BASE = {"rows": 256, "agents": 2, "generations": 4, "micro_batch": 16}
-PLANNED = [
-    *({"agents": agents} for agents in (2, 8, 32)),
-    *({"generations": generations} for generations in (16, 64)),
-    {"rows": 1024},
-    *({"micro_batch": micro_batch} for micro_batch in (4, 64)),
-]
 
 
-def make_trainer(
+def trainer_of(
     folder, tokenizer, rows, agents, generations, turns, turn_tree=False, trl=False, prompt_length=96, **options
 ):
-    from datasets import Dataset
-    from peft import LoraConfig
-    from trl import GRPOConfig, GRPOTrainer
-
-    from marcog_trl import MultiAgentGRPOConfig, MultiAgentGRPOTrainer
-
-    words = tokenizer("def f(xs): " + "add one to every number " * 400)["input_ids"]
-    prompt = tokenizer.decode(words[:prompt_length])
-    dataset = Dataset.from_dict({"prompt": [f"{prompt} {i}" for i in range(rows // generations)]})
+    prompt = code_prompt(tokenizer, prompt_length)
     settings = {
-        **QUIET, **ON_CPU, "output_dir": folder, "per_device_train_batch_size": rows, "num_generations": generations,
-        "max_completion_length": LENGTH, "learning_rate": 1e-5, **options,
+        **ON_CPU, "per_device_train_batch_size": rows, "num_generations": generations, "max_completion_length": LENGTH, **options,
     }  # fmt: skip
-    lora = LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules="all-linear")
-    if trl:
-        return GRPOTrainer(folder, variety, GRPOConfig(**settings), dataset, peft_config=lora)
-    args = MultiAgentGRPOConfig(**settings, num_turns=turns, turn_tree=turn_tree)
-    team = same_prompt_team(agents, turns)
-    return MultiAgentGRPOTrainer(folder, variety, args, dataset, peft_config=lora, workflow=team)
+    own = {} if trl else {"num_agents": agents, "num_turns": turns, "turn_tree": turn_tree}
+    prompts = [f"{prompt} {i}" for i in range(rows // generations)]
+    return make_trainer("grpo" if trl else "magrpo", folder, folder, prompts, **own, **settings)
 
 
 def measure(folder, tokenizer, setting, options):
     """Median seconds of every phase of a generation batch."""
-    trainer, rng = make_trainer(folder, tokenizer, **setting), random.Random(0)
+    trainer, rng = trainer_of(folder, tokenizer, **setting), random.Random(0)
     replies = [[rng.randrange(10, 300) for _ in range(LENGTH)] for _ in range(setting["rows"])]
     trainer._generate_single_turn = lambda prompt_ids, *rest: (replies[: len(prompt_ids)], None)
-    clock, profile, found = ProcessorClock(trainer), cProfile.Profile(), []
+    clock, found = ProcessorClock(trainer), []
     inputs = next(iter(trainer.get_train_dataloader()))
     trainer.model.train()
-    for repeat in range(options.steps + 1):
+    for _ in range(options.steps + 1):
         clock.spent = defaultdict(float)
-        with profile if options.profile and repeat == options.steps else nullcontext():
-            trainer._generate_and_score_completions(inputs)
+        trainer._generate_and_score_completions(inputs)
         play, score, total = (clock.spent[name] for name in ("generate", "execute", "rollout"))
         found.append((play, score, total - play - score))
-    if options.profile:
-        pstats.Stats(profile).sort_stats("tottime").print_stats(options.profile)
     return dict(zip(PHASES, map(statistics.median, zip(*found[1:], strict=True)), strict=True))
 
 
 def measure_step(folder, tokenizer, options):
     """Seconds of a whole step per row, with the model."""
     setting = BASE | {"rows": options.step_rows, "max_steps": options.steps + 1}
-    trainer = make_trainer(folder, tokenizer, **setting, generation_kwargs={"min_new_tokens": LENGTH})
+    trainer = trainer_of(folder, tokenizer, **setting, generation_kwargs={"min_new_tokens": LENGTH})
     clock = ProcessorClock(trainer)
     trainer.train()
     return statistics.median(step["step"] for step in clock.steps[1:]) / options.step_rows
@@ -111,7 +82,7 @@ def measure_step(folder, tokenizer, options):
 def compare_prompts(folder, tokenizer, length, options):
     """Ratios of processor time, of a step and of its generation, with and without shared prompts."""
     setting = BASE | {"rows": options.step_rows, "agents": 1, "max_steps": 2 * options.steps + 2}
-    trainer = make_trainer(
+    trainer = trainer_of(
         folder, tokenizer, **setting, prompt_length=length, generation_kwargs={"min_new_tokens": LENGTH}
     )
     clock, shared_prompts, generate = ProcessorClock(trainer), team.shared_prompts, trainer.team.generate
@@ -160,30 +131,12 @@ def compare_lengths(folder, tokenizer, options):
     return ratios
 
 
-def compare_plans(folder, tokenizer, options):
-    plans = {shape: [] for shape in options.shapes}
-    for shape, found in plans.items():
-        for setting in (PLANNED_BASE | changed for changed in PLANNED):
-            task = STEP | setting | {"shape": shape, "accumulation": setting["rows"] // setting["micro_batch"]}
-            generation, *step = (sum(parts.values()) for parts in plan_step(task, "cuda")["plan"].values())
-            found.append({"setting": setting, "generation": generation, "step": max(step)})
-    rows = [
-        [*row[0]["setting"].values(), *(f"{plan[phase]:.2f}" for plan in row for phase in ("generation", "step"))]
-        for row in zip(*plans.values(), strict=True)
-    ]
-    phases = [f"{shape}, {phase}, GiB" for shape in plans for phase in ("generation", "step")]
-    print("memory, as planned\n")
-    print(table((*PLANNED_BASE, *phases), *rows), flush=True)
-    return plans
-
-
 def main():
-    cases = {"rows": compare_rows, "prompts": compare_lengths, "memory": compare_plans}
-    parser = make_parser(__doc__, steps=2, profile=0)
+    cases = {"rows": compare_rows, "prompts": compare_lengths}
+    parser = make_parser(__doc__, steps=2)
     parser.add_argument("--case", choices=(*cases, "all"), default="all")
     parser.add_argument("--step-rows", type=int, default=32)
     parser.add_argument("--lengths", type=int, nargs="+", default=[96, 384], help="tokens of shared prompts")
-    parser.add_argument("--shapes", nargs="+", default=["0.5b", "7b"], help="of the models whose memory is planned")
     parser.add_argument("--rows", type=int, help="measure only this number of rows, with 2 agents and 4 generations")
     parser.add_argument("--output", type=Path, help="JSON file to write all figures to")
     options = parser.parse_args()

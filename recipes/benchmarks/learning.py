@@ -3,9 +3,9 @@ Compares what teams, single agents and baselines learn on the built-in problems 
 
     python recipes/benchmarks/learning.py                                  # runs what is missing, then reports
     python recipes/benchmarks/learning.py --only symmetry/shppo --seeds 0  # one unit; several processes can share the work
-    python recipes/benchmarks/learning.py --ablations                      # also SHPPO without parts of it
+    python recipes/benchmarks/learning.py --ablations                      # also SHPPO with other settings
     python recipes/benchmarks/learning.py --comlrl-python PATH             # also CoMLRL
-    python recipes/benchmarks/learning.py --report                         # tables and curves of the results so far
+    python recipes/benchmarks/learning.py --report                         # tables of the results so far
 
 CoMLRL 1.4.3 needs its own virtual environment: `python -m venv comlrl && comlrl/bin/pip install comlrl==1.4.3 torch==2.13.0`.
 
@@ -21,9 +21,8 @@ Families:
 
 * `builtin`: the built-in problems. The prompts tell the agents of a team (helper and main) their roles. A single agent writes both
   functions in one reply, which may be as long as the team's replies together. `cross` is MAGRPO that credits each reply with the
-  mean over all replies of the other agent, `madpo` trains on pairs of episodes in rounds, one for each of the `--points`, and
-  CoMLRL's MAGRPO and MAAC train all weights of a model per agent. All but MADPO update after `--problems` problems
-  with `--replies` replies of each agent.
+  mean over all replies of the other agent, and CoMLRL's MAGRPO and MAAC train all weights of a model per agent. All update after
+  `--problems` problems with `--replies` replies of each agent.
 * `symmetry`: the same problems, but both agents read the same prompt, which asks for either function. Only where one wrote
   the helper and the other the main function, whoever did which, is there a solution: such a pair earns 1 and the share of
   tests that it passes, everything else 0. A policy that does not know whose reply it writes gets there half of the time at
@@ -37,10 +36,8 @@ problems alone. Differences are taken problem by problem and seed by seed first.
 per problem) are not part of its tokens and seconds.
 """
 
-import argparse
 import functools
 import json
-import shutil
 import sys
 import tempfile
 import time
@@ -49,10 +46,10 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import yaml
-from common import RECIPE_FOLDER, make_parser, result_path, run_study
-from learning_peers import TwoModels, comlrl, madpo
+from common import RECIPE_FOLDER, make_parser, run_study
+from learning_peers import TwoModels, comlrl
 from learning_report import report
-from learning_task import SameQuestion, complementary, complementary_reward, study_model, written
+from learning_task import SameQuestion, complementary, complementary_reward, study_model
 
 
 CONFIG = RECIPE_FOLDER / "configs" / "builtin.yaml"
@@ -67,13 +64,12 @@ class Condition:
     What is trained.
 
     Args:
-        label (`str`): Its name in tables and curves.
+        label (`str`): Its name in tables.
         trainer (`str`, *optional*, defaults to `"SHPPOTrainer"`): Name of the trainer.
         workflow (`str`, *optional*, defaults to `"collaboration"`): Name of a workflow, or `"same_question"`.
         rewards (`tuple`, *optional*, defaults to `("execution_reward",)`): Reward functions, which are summed.
         settings (`dict`, *optional*): Fields of the configuration, beside those of `recipes/configs/builtin.yaml`.
         trained (`bool`, *optional*, defaults to `True`): Whether it is trained at all.
-        without_value (`bool`, *optional*, defaults to `False`): Whether LatentNet is spared InferenceNet's value.
         ablation (`bool`, *optional*, defaults to `False`): Whether `--ablations` asks for it.
         peer (`Callable`, *optional*): What trains it, if it is none of the trainers: a function of learning_peers.py.
     """
@@ -84,7 +80,6 @@ class Condition:
     settings: dict = field(default_factory=dict)
     rewards: tuple = ("execution_reward",)
     trained: bool = True
-    without_value: bool = False
     ablation: bool = False
     peer: Callable | None = None
 
@@ -103,30 +98,18 @@ def of_team(workflow):
 
 
 def ablations(workflow):
-    """What SHPPO is without parts of it."""
-    not_compared = {"behaviour_distance_coef": 0.0}
+    """SHPPO with other settings."""
     parts = {
-        "no_distance": ("no L_d", {"latent_distance_coef": 0.0}, False),
-        "no_entropy": ("no L_e", {"latent_entropy_coef": 0.0}, False),
-        "no_value": ("no V_I", {"inference_learning_rate": 0.0}, True),
-        "no_behaviour": ("no behaviour distance", not_compared, False),
-        "large_cores": ("init_core_scale=1, no behaviour distance", not_compared | {"init_core_scale": 1.0}, False),
-        "slow_latents": (
-            "init_core_scale=1, no behaviour distance, latent_learning_rate=1e-4",
-            not_compared | {"init_core_scale": 1.0, "latent_learning_rate": 1e-4},
-            False,
-        ),
-        "policy_gradient": ("policy gradient to latent", {"policy_gradient_to_latent": True}, False),
+        "no_behaviour": {"behaviour_distance_coef": 0.0},
+        "large_cores": {"behaviour_distance_coef": 0.0, "init_core_scale": 1.0},
+        "slow_latents": {"behaviour_distance_coef": 0.0, "init_core_scale": 1.0, "latent_learning_rate": 1e-4},
+    }
+    labels = {
+        name: ", ".join(f"{key}={value:g}" for key, value in settings.items()) for name, settings in parts.items()
     }
     return {
-        f"shppo_{name}": Condition(
-            f"SHPPO, {label}",
-            workflow=workflow,
-            settings=settings,
-            without_value=off,
-            ablation=True,
-        )
-        for name, (label, settings, off) in parts.items()
+        f"shppo_{name}": Condition(f"SHPPO, {labels[name]}", workflow=workflow, settings=settings, ablation=True)
+        for name, settings in parts.items()
     }
 
 
@@ -152,7 +135,6 @@ FAMILIES = {
             "MultiAgentGRPOTrainer",
             settings={"advantage": "none", "num_iterations": 2},
         ),
-        "madpo": Condition("rounds of MADPO", peer=madpo),
         "comlrl_magrpo": Condition("CoMLRL, MAGRPO", peer=functools.partial(comlrl, "magrpo")),
         "comlrl_mareinforce": Condition("CoMLRL, MAREINFORCE", peer=functools.partial(comlrl, "mareinforce")),
         "comlrl_maac": Condition("CoMLRL, MAAC", peer=functools.partial(comlrl, "maac")),
@@ -214,9 +196,6 @@ def make_trainer(condition, model, seed, train_dataset, folder, peft_config=None
         algorithm=Counting,
     )  # fmt: skip
     trainer.used = used
-    if condition.without_value:  # which is then 0 everywhere, and so is its gradient
-        for parameter in trainer.modules.inference_net.value.parameters():
-            parameter.data.zero_()
     return trainer
 
 
@@ -244,32 +223,8 @@ def measure(trainer, problems, num_samples):
         of_problem = list(zip(problems, pairs, strict=True))
         figures |= {
             "complementary": [mean([complementary(p, r.values()) for r in replies]) for p, replies in of_problem],
-            "helper_as_named": [
-                mean([written(p, r["helper"]) == ["aux"] for r in replies]) for p, replies in of_problem
-            ],
         }
     return figures
-
-
-def dissect(trainer, problems, num_samples):
-    """A trained SHPPO team without its cores, with its agents' observations exchanged, and with one for both."""
-    decoder, observe = trainer.modules.core_decoder, trainer.team._contexts._observations_of
-    weights = {name: tensor.clone() for name, tensor in decoder.state_dict().items()}
-    for parameter in decoder.parameters():
-        parameter.data.zero_()
-    results = {"cores_zero": measure(trainer, problems, num_samples)}
-    decoder.load_state_dict(weights)
-    first, second = trainer.agents
-    for name, other in (("latents_swapped", {first: second, second: first}), ("latents_equal", {second: first})):
-
-        def exchanged(rows, other=other):
-            place = {(row.episode, row.slot.agent): i for i, row in enumerate(rows)}
-            return observe(rows)[[place[row.episode, other.get(row.slot.agent, row.slot.agent)] for row in rows]]
-
-        trainer.team._contexts._observations_of = exchanged
-        results[name] = measure(trainer, problems, num_samples)
-    del trainer.team._contexts._observations_of
-    return results
 
 
 def run_unit(condition, seed, model, tokens, train_dataset, test_dataset, points=5, num_samples=4, decay=False):
@@ -287,7 +242,7 @@ def run_unit(condition, seed, model, tokens, train_dataset, test_dataset, points
         decay (`bool`, *optional*, defaults to `False`): Whether learning rates fall linearly to 0, with the tokens.
 
     Returns:
-        `dict`: `final` (figures per problem), `curve` (the same with one sample, by tokens), `dissected`, `ledger` and `history`.
+        `dict`: `final` (figures per problem), `curve` (the same with one sample, by tokens), `ledger` and `history`.
     """
     from transformers import TrainerCallback
 
@@ -317,13 +272,9 @@ def run_unit(condition, seed, model, tokens, train_dataset, test_dataset, points
             history = trainer.state.log_history
         seconds = time.perf_counter() - began - evaluating
         final = measure(trainer, test_dataset, num_samples)
-        latents = condition.trainer == "SHPPOTrainer" and "parameter_sharing" not in condition.settings
-        dissected = (
-            dissect(trainer, test_dataset, max(1, num_samples // 2)) if latents and not condition.ablation else {}
-        )
         trainer.executor.close()
     ledger = trainer.used | {"optimizer_steps": trainer.state.global_step, "training_seconds": seconds}
-    return {"final": final, "curve": curve, "dissected": dissected, "ledger": ledger, "history": history}
+    return {"final": final, "curve": curve, "ledger": ledger, "history": history}
 
 
 def run_peer(train, seed, model, tokens, train_dataset, test_dataset, points=5, num_samples=4, **settings):
@@ -333,7 +284,7 @@ def run_peer(train, seed, model, tokens, train_dataset, test_dataset, points=5, 
         *before, (_, last) = saved
         curve = [{"tokens": used} | measure(team(), test_dataset, 1) for used, team in before]
         final = measure(last(), test_dataset, num_samples)
-    return {"final": final, "curve": curve, "dissected": {}, "ledger": ledger, "history": []}
+    return {"final": final, "curve": curve, "ledger": ledger, "history": []}
 
 
 def unit_of(name, condition, options):
@@ -350,24 +301,15 @@ def unit_of(name, condition, options):
     return functools.partial(run_peer, condition.peer, **settings)
 
 
-def run(name, options, folder):
-    """One unit of the study, in this process."""
-    import warnings
-
-    import torch
-
+def run(name, options):
     from marcog_trl import load_problems
     from marcog_trl.embedded import build_default_model
-    from marcog_trl.report.results import write_results
 
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    torch.set_num_threads(1)
     family, condition, seed = name.split("/")
     problems = load_problems("builtin", "train"), load_problems("builtin", options.split)
     unit = unit_of(condition, FAMILIES[family][condition], options)
     model = build_default_model() if options.default_model else study_model(options.output_dir)
-    result = unit(int(seed), model, options.tokens, *problems, options.points)
-    write_results(result_path(folder, name), {"unit": name, "tokens": options.tokens, **result})
+    return unit(int(seed), model, options.tokens, *problems, options.points)
 
 
 def units(options):
@@ -397,20 +339,6 @@ def units(options):
     return names
 
 
-def program(path):
-    """The value of `--comlrl-python`."""
-    if shutil.which(path) is None:
-        raise argparse.ArgumentTypeError(f"{path} is not a program. Use comlrl/bin/python, for example.")
-    return path
-
-
-def positive(text):
-    """The value of `--problems` and `--replies`."""
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number.")
-    return int(text)
-
-
 def folder_name(options):
     """Where results go that do not compare with others."""
     rate = "" if options.comlrl_learning_rate is None else f"-comlrl-{options.comlrl_learning_rate}"
@@ -421,25 +349,19 @@ def folder_name(options):
 
 
 def main():
-    parser = make_parser(__doc__, tokens=130_000, points=5)
+    parser = make_parser(__doc__, tokens=130_000, points=5, problems=8, replies=4)
     known = [f"{family}/{name}" for family, conditions in FAMILIES.items() for name in conditions]
     known += [part for name in known for part in name.split("/")]
     parser.add_argument(
         "--only", nargs="+", choices=known, metavar="NAME", help="family, condition or family/condition"
     )
-    parser.add_argument("--problems", type=positive, default=8, help="problems per update")
-    parser.add_argument("--replies", type=positive, default=4, help="replies of each agent to a problem")
-    parser.add_argument(
-        "--decay", action="store_true", help="decay learning rates linearly to 0, except for MADPO and CoMLRL"
-    )
+    parser.add_argument("--decay", action="store_true", help="decay learning rates linearly to 0, except for CoMLRL")
     parser.add_argument("--default-model", action="store_true", help="train the embedded default as it is")
-    parser.add_argument("--ablations", action="store_true", help="also SHPPO without parts of it")
-    parser.add_argument(
-        "--comlrl-python", type=program, help="interpreter of CoMLRL's environment; without it, CoMLRL is left out"
-    )
+    parser.add_argument("--ablations", action="store_true", help="also SHPPO with other settings")
+    parser.add_argument("--comlrl-python", help="interpreter of CoMLRL's environment; without it, CoMLRL is left out")
     parser.add_argument("--comlrl-learning-rate", type=float, help="another learning rate for CoMLRL")
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/learning"))
-    run_study(__file__, parser, folder_name, units, run, lambda folder: report(folder, FAMILIES))
+    run_study(__file__, parser, folder_name, units, run, lambda results: report(results, FAMILIES))
 
 
 if __name__ == "__main__":

@@ -3,35 +3,34 @@ Looks for leaks in a long run of SHPPO on the embedded default: memory, live obj
 steps. The last row of the table is the ratio of the row before it to the first one.
 
     python recipes/benchmarks/long_run.py
-    python recipes/benchmarks/long_run.py --steps 500 --every 50 --trainer ppo
+    python recipes/benchmarks/long_run.py --steps 100 --every 10
 """
 
 import ctypes
 import gc
-import importlib
 import os
 import tempfile
 import time
 import warnings
-from collections import Counter
 from pathlib import Path
 
 import torch
 from common import make_parser
+from train_shppo import RECIPE
 from transformers import PrinterCallback, TrainerCallback
 
-import marcog_trl
+from marcog_trl import SHPPOTrainer
 from marcog_trl.cli.parsing import read_training_arguments
 
 
 warnings.filterwarnings("ignore", category=FutureWarning)
 
-MEASURED = ("resident MiB", "in use MiB", "workers MiB", "objects", "tensors", "tensor MiB", "files", "processes")
+MEASURED = ("resident MiB", "in use MiB", "objects", "tensors", "tensor MiB", "files", "processes")
 
 
-def private_mib(pid: int) -> float:
+def private_mib() -> float:
     """Memory that is this process's own."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith(("Private_", "Swap:"))) / 1024
 
 
@@ -62,23 +61,18 @@ def descendants(pid: int) -> list[int]:
 class Watch(TrainerCallback):
     """Takes stock every few steps."""
 
-    def __init__(self, every: int, executor):
-        self.every, self.executor, self.started = every, executor, time.perf_counter()
-        self.rows, self.types = {}, []
+    def __init__(self, every: int):
+        self.every, self.rows, self.started = every, {}, time.perf_counter()
 
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step % self.every:
             return
         gc.collect()
         objects = gc.get_objects()
-        self.types.append(Counter(type(thing).__qualname__ for thing in objects))
         tensors = [thing for thing in objects if issubclass(type(thing), torch.Tensor)]
-        # The workers stay; the judges below them come and go
-        workers = [worker.process.pid for worker in self.executor._pool.workers]
         self.rows[state.global_step] = (
-            private_mib(os.getpid()),
+            private_mib(),
             allocated_mib(),
-            sum(map(private_mib, workers)),
             len(objects),
             len(tensors),
             sum(tensor.nbytes for tensor in tensors) / 2**20,
@@ -92,23 +86,18 @@ class Watch(TrainerCallback):
 
 
 def main():
-    parser = make_parser(__doc__, steps=500, every=50)
-    parser.add_argument("--trainer", choices=("shppo", "ppo"), default="shppo")
-    options = parser.parse_args()
-    recipe = importlib.import_module(f"train_{options.trainer}").RECIPE
+    options = make_parser(__doc__, steps=500, every=50).parse_args()
     argv = ["--max_steps", str(options.steps), "--output_dir", tempfile.mkdtemp(), "--disable_tqdm", "true"]
-    script, args, model = read_training_arguments(recipe, argv)
+    script, args, model = read_training_arguments(RECIPE, argv)
     train_dataset, _ = script.load_splits()
-    trainer = getattr(marcog_trl, recipe.trainer)(model.model_name_or_path, script.reward, args, train_dataset)
-    watch = Watch(options.every, trainer.executor)
+    trainer = SHPPOTrainer(model.model_name_or_path, script.reward, args, train_dataset)
+    watch = Watch(options.every)
     trainer.add_callback(watch)
     trainer.remove_callback(PrinterCallback)
     print(f"{'step':>6}" + "".join(f"{name:>13}" for name in MEASURED) + f"{'seconds':>9}")
     trainer.train()
     first, last = watch.rows[options.every], watch.rows[max(watch.rows)]
-    grown = (watch.types[-1] - watch.types[0]).most_common(8)
     print("ratio " + "".join(f"{b / a:13.3f}" for a, b in zip(first, last, strict=True)))
-    print("more objects: " + ", ".join(f"{count} {name}" for name, count in grown))
 
 
 if __name__ == "__main__":

@@ -1,19 +1,12 @@
 """
-Measures the peak memory of training on CPU, each time in a process of its own.
+Measures the peak memory of training on CPU beside what `trainer.plan()` computes, each time in a process of its own.
 
     python recipes/benchmarks/memory.py
-    python recipes/benchmarks/memory.py --case plan
 
-Cases:
-
-* `agents`: with 2 and with 8 agents at the same number of rows.
-* `plan`: beside what `trainer.plan()` computes, for SHPPO with models of three shapes, and for PPO that trains all weights, with and
-  without a reference model. The C library gives freed blocks back here
-  (`MALLOC_MMAP_THRESHOLD_`); it would otherwise keep up to half as much again.
+SHPPO with models of three shapes, and PPO that trains all weights, with and without a reference model. The C library gives freed
+blocks back here (`MALLOC_MMAP_THRESHOLD_`); it would otherwise keep up to half as much again.
 """
 
-import argparse
-import json
 import statistics
 import tempfile
 import warnings
@@ -24,6 +17,7 @@ from common import (
     forget_peak,
     make_parser,
     measure_apart,
+    read_options,
     resident_mib,
     same_prompt_team,
     table,
@@ -46,7 +40,7 @@ PLANNED = {
 }
 
 
-def measure(shape, tokens, num_agents=2, rows=32, steps=3, vocab_size=None, full_finetuning=False, beta=0.02):
+def measure(shape, tokens, rows=32, steps=3, vocab_size=None, full_finetuning=False, beta=0.02):
     from datasets import Dataset
 
     from marcog_trl import MultiAgentPPOConfig, MultiAgentPPOTrainer, SHPPOConfig, SHPPOTrainer
@@ -65,19 +59,18 @@ def measure(shape, tokens, num_agents=2, rows=32, steps=3, vocab_size=None, full
         full_finetuning=full_finetuning, generation_kwargs={"min_new_tokens": tokens}, **QUIET | ON_CPU,
     )  # fmt: skip
     dataset = Dataset.from_dict({"prompt": ["def f(xs): add one to every number " * 8] * 64})
-    trainer = trainer_class(folder, variety, args, dataset, workflow=same_prompt_team(num_agents))
-    start = resident_mib("VmRSS")
+    trainer = trainer_class(folder, variety, args, dataset, workflow=same_prompt_team(2))
     forget_peak()
     trainer.train()
     peak = resident_mib("VmHWM")
-    planned = trainer.plan().peak / 2**20
-    return {"peak_mib": peak, "training_mib": peak - start, "tensors_mib": peak - empty, "plan_mib": planned}
+    return {"tensors_mib": peak - empty, "plan_mib": trainer.plan().peak / 2**20}
 
 
-def compare_plans(rounds):
+def main():
+    options = read_options(make_parser(__doc__, rounds=3), lambda task: measure(**task))
     figures = take_turns(
         PLANNED,
-        rounds,
+        options.rounds,
         lambda task: measure_apart(__file__, task, MALLOC_MMAP_THRESHOLD_="65536"),
     )
     rows = []
@@ -85,28 +78,6 @@ def compare_plans(rounds):
         measured, planned = (statistics.median(figure[key] for figure in found) for key in ("tensors_mib", "plan_mib"))
         rows.append([shape, f"{measured:,.0f}", f"{planned:,.0f}", f"{planned / measured:.2f}"])
     print(table(("", "measured MiB", "plan MiB", "plan/measured"), *rows))
-
-
-def main():
-    parser = make_parser(__doc__, rounds=3, tokens=64)
-    parser.add_argument("--case", choices=("agents", "plan"), default="agents")
-    parser.add_argument("--shape", choices=SHAPES, default="medium", help="of the model, for --case agents")
-    parser.add_argument("--task", type=json.loads, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.task is not None:
-        print(json.dumps(measure(**options.task)))
-        return
-    if options.case == "plan":
-        compare_plans(options.rounds)
-        return
-    teams = {
-        num_agents: {"num_agents": num_agents, "shape": options.shape, "tokens": options.tokens}
-        for num_agents in (2, 8)
-    }
-    figures = take_turns(teams, options.rounds, lambda task: measure_apart(__file__, task))
-    for key in ("peak_mib", "training_mib"):
-        two, eight = (statistics.median(figure[key] for figure in figures[num_agents]) for num_agents in teams)
-        print(f"{key}: 2 agents {two:.0f}, 8 agents {eight:.0f}, ratio {eight / two:.3f}")
 
 
 if __name__ == "__main__":

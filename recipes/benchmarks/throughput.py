@@ -3,7 +3,7 @@ Compares the throughput of team trainers with TRL's GRPOTrainer.
 
     python recipes/benchmarks/throughput.py
     python recipes/benchmarks/throughput.py --shape 1.5b --no-cpu --rows 32 --completion-length 256
-    python recipes/benchmarks/throughput.py --case steps --shape 0.5b --rows 16 --generations 2 --kinds shppo --no-bare-loop
+    python recipes/benchmarks/throughput.py --case steps --shape 0.5b --rows 16 --generations 2 --kinds shppo
     python recipes/benchmarks/throughput.py --case config --config recipes/configs/qwen2.5-coder-0.5b-cpu.yaml
 
 Every measurement runs in its own process; the trainers take turns, round by round. Rows, prompts, completion lengths, model,
@@ -17,15 +17,13 @@ gradient and credit), `update` (everything else: forward, backward, optimizer).
 Cases:
 
 * `steps`: GRPOTrainer, MAGRPO, PPO without and with a critic and SHPPO with 2 agents, SHPPO also with 4 and 8, and SHPPO that
-  compares agents with the same prompt (`comparing`); and the generation phase beside a loop that only calls the same model
-  with a KV cache and samples, at the same batch.
+  compares agents with the same prompt (`comparing`).
 * `execution`: what running code costs a step of the embedded default team on the built-in problems.
 * `config`: the first steps of MAGRPO with a file of `recipes/configs`, its own model, problems and reward; with all rows in the
   update, and as it is, without those that have no advantage.
 """
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -41,6 +39,7 @@ from common import (
     make_parser,
     measure_apart,
     random_model,
+    read_options,
     resident_mib,
     same_prompt_team,
     save_model,
@@ -160,43 +159,64 @@ def make_model(folder, shape):
     return tokenizer
 
 
-def make_trainer(kind, num_agents, options, folder):
+def code_prompt(tokenizer, length):
+    """A prompt of that many tokens."""
+    words = tokenizer("def f(xs): " + "add one to every number " * 400)["input_ids"]
+    return tokenizer.decode(words[:length])
+
+
+def make_trainer(kind, model, output_dir, prompts, num_agents=1, num_turns=1, rank=16, given=None, **settings):
+    """
+    A trainer with a LoRA: TRL's GRPOTrainer, or one of `TRAINERS`, whose agents all read the same prompt.
+
+    Args:
+        kind (`str`): `"grpo"`, or a key of `TRAINERS`.
+        model: A model, or the folder of one.
+        output_dir (`str`): The trainer's folder.
+        prompts (`list[str]`): Prompts of the problems.
+        num_agents, num_turns (`int`, *optional*, default to `1`): Size of the team.
+        rank (`int`, *optional*, defaults to `16`): Rank of the LoRA.
+        given (`dict`, *optional*): Other arguments of the trainer.
+        **settings: Fields of the configuration.
+    """
     from datasets import Dataset
     from peft import LoraConfig
     from trl import GRPOConfig, GRPOTrainer
 
     import marcog_trl
 
-    tokenizer = make_model(folder, options.shape)
-    words = tokenizer("def f(xs): " + "add one to every number " * 400)["input_ids"]
-    dataset = Dataset.from_dict({"prompt": [tokenizer.decode(words[: options.prompt_length])] * 256})
-    settings = QUIET | (ON_CPU if options.cpu else {}) | {"bf16": options.dtype == "bfloat16"}
-    settings |= {
-        "output_dir": folder,
-        "per_device_train_batch_size": options.micro_batch,
-        "gradient_accumulation_steps": options.rows // options.micro_batch,
-        "num_generations": options.generations,
-        "max_completion_length": options.completion_length,
-        "generation_kwargs": {"min_new_tokens": options.completion_length},
-        "max_steps": options.steps + 1,
-        "beta": 0.02,
-        "learning_rate": 1e-5,
-        "model_init_kwargs": {"dtype": options.dtype},
-    }
-    lora = LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules="all-linear")
+    settings = {**QUIET, "output_dir": output_dir, "learning_rate": 1e-5, **settings}
+    lora = LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=2 * rank, target_modules="all-linear")
+    given = {"train_dataset": Dataset.from_dict({"prompt": prompts}), "peft_config": lora, **(given or {})}
     if kind == "grpo":
-        return GRPOTrainer(folder, variety, GRPOConfig(**settings), dataset, peft_config=lora)
+        return GRPOTrainer(model, variety, GRPOConfig(**settings), **given)
     name, own = TRAINERS[kind]
-    args = getattr(marcog_trl, f"{name}Config")(**settings, **own)
-    team = same_prompt_team(num_agents)
-    return getattr(marcog_trl, f"{name}Trainer")(folder, variety, args, dataset, peft_config=lora, workflow=team)
+    args = getattr(marcog_trl, f"{name}Config")(**settings, **own, num_turns=num_turns)
+    team = same_prompt_team(num_agents, num_turns)
+    return getattr(marcog_trl, f"{name}Trainer")(model, variety, args, workflow=team, **given)
 
 
 def measure_steps(kind, num_agents, options):
     import torch
 
     with tempfile.TemporaryDirectory() as folder:
-        trainer = make_trainer(kind, num_agents, options, folder)
+        prompts = [code_prompt(make_model(folder, options.shape), options.prompt_length)] * 256
+        trainer = make_trainer(
+            kind,
+            folder,
+            folder,
+            prompts,
+            num_agents,
+            per_device_train_batch_size=options.micro_batch,
+            gradient_accumulation_steps=options.rows // options.micro_batch,
+            num_generations=options.generations,
+            max_completion_length=options.completion_length,
+            generation_kwargs={"min_new_tokens": options.completion_length},
+            max_steps=options.steps + 1,
+            beta=0.02,
+            model_init_kwargs={"dtype": options.dtype},
+            **(ON_CPU if options.cpu else {}) | {"bf16": options.dtype == "bfloat16"},
+        )
         clock = ProcessorClock(trainer) if options.cpu else Clock(trainer)
         forget_peak()
         trainer.train()
@@ -205,28 +225,7 @@ def measure_steps(kind, num_agents, options):
             figures["peak_mib"] = torch.cuda.max_memory_allocated() / 2**20
         else:
             figures["peak_mib"] = resident_mib("VmHWM")
-        if options.bare_loop and kind in ("grpo", "none"):
-            figures["bare"] = [bare_loop(trainer, clock, options) for _ in range(options.steps)]
     return figures
-
-
-def bare_loop(trainer, clock, options):
-    """Seconds of sampling with a KV cache and nothing else, at the trainer's batch."""
-    import torch
-    from transformers import DynamicCache
-
-    model = trainer.accelerator.unwrap_model(trainer.model).eval()
-    device = trainer.accelerator.device
-    tokens = torch.full((options.rows, options.prompt_length), 5, device=device)
-    started = clock.now()
-    cache, written = DynamicCache(), []
-    with torch.no_grad(), trainer.accelerator.autocast():
-        for _ in range(options.completion_length):
-            logits = model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
-            tokens = torch.multinomial(torch.softmax(logits.float(), -1), 1)
-            written.append(tokens)
-    torch.cat(written, 1).tolist()
-    return clock.now() - started
 
 
 def measure_execution(options):
@@ -277,12 +276,21 @@ def measure_config(all_rows, options):
     return {"steps": clock.steps, "peak_mib": resident_mib("VmHWM")}
 
 
+def measure(task):
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    kind, given, settings = task
+    options = argparse.Namespace(**settings)
+    if kind == "execution":
+        return measure_execution(options)
+    return measure_config(given, options) if kind == "config" else measure_steps(kind, given, options)
+
+
 # The process that compares
 
 
 def run(options, task):
     """One measurement in a process of its own."""
-    return measure_apart(__file__, [*task, {name: getattr(options, name) for name in SETTINGS}])
+    return measure_apart(__file__, [*task, {name: value for name, value in vars(options).items() if name != "output"}])
 
 
 def median(steps, phase):
@@ -290,29 +298,22 @@ def median(steps, phase):
 
 
 def compare_steps(options):
-    """Tables of all kinds, and of the bare loop."""
+    """A table of all kinds."""
     kinds = {name: task for name, task in KINDS.items() if name == BASE or task[0] in options.kinds}
     figures = take_turns(kinds, options.rounds, lambda task: run(options, task))
     steps = {kind: [step for figure in found for step in figure["steps"]] for kind, found in figures.items()}
-    tokens, rows, bare = options.rows * options.completion_length, [], []
+    tokens, rows = options.rows * options.completion_length, []
     for kind, own in steps.items():
         speed, peak = tokens / median(own, "step"), statistics.median(figure["peak_mib"] for figure in figures[kind])
         ratios = [f"{median(own, phase) / median(steps[BASE], phase):.2f}" for phase in ("step", "update")]
         seconds = [f"{median(own, phase):.3f}" for phase in ("step", *PHASES)]
         state = figures[kind][0]["optimizer_mib"]
         rows.append([kind, f"{speed:,.1f}", *seconds, f"{peak:,.0f}", f"{state:,.1f}", *ratios])
-        loops = [seconds for figure in figures[kind] for seconds in figure.get("bare", [])]
-        if loops:
-            own, loop = median(own, "generate"), statistics.median(loops)
-            bare.append([kind, f"{own:.3f}", f"{loop:.3f}", f"{loop / own:.2f}"])
     print(
         f"{options.shape}, {options.dtype}, {options.rows} rows of {options.prompt_length} + {options.completion_length} tokens\n"
     )
     header = ("", "tokens/s", "step s", *PHASES, "peak MiB", "optimizer MiB", "step ratio", "update ratio")
     print(table(header, *rows), flush=True)
-    if bare:
-        print("\n\ngeneration beside a bare KV-cache loop\n")
-        print(table(("", "generate s", "bare loop s", "share of its speed"), *bare), flush=True)
     return figures
 
 
@@ -341,12 +342,6 @@ def compare_config(options):
     return figures
 
 
-SETTINGS = (
-    "shape", "dtype", "rows", "generations", "prompt_length", "completion_length", "steps", "micro_batch", "cpu",
-    "bare_loop", "config", "model",
-)  # fmt: skip
-
-
 def main():
     parser = make_parser(__doc__, rounds=3, steps=4, rows=32, generations=4)
     parser.add_argument("--prompt-length", type=int, default=96)
@@ -361,22 +356,10 @@ def main():
     parser.add_argument("--cpu", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: float32 on CPU, else bfloat16")
     parser.add_argument("--kinds", nargs="+", choices=OURS, default=OURS, help="which trainers to compare with TRL's")
-    parser.add_argument("--bare-loop", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--output", type=Path, help="JSON file to write all figures to")
-    parser.add_argument("--task", type=json.loads, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = read_options(parser, measure)
     options.micro_batch = options.micro_batch or options.rows
     options.dtype = options.dtype or ("float32" if options.cpu else "bfloat16")
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    if options.task is not None:
-        kind, given, settings = options.task
-        task = argparse.Namespace(**settings)
-        if kind == "execution":
-            figures = measure_execution(task)
-        else:
-            figures = measure_config(given, task) if kind == "config" else measure_steps(kind, given, task)
-        print(json.dumps(figures))
-        return
     largest = max(num_agents for kind, num_agents in KINDS.values() if kind in options.kinds) * options.generations
     if options.rows % largest:
         parser.error(

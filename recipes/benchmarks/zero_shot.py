@@ -20,7 +20,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from common import load_results, make_parser, result_path, run_study, table
+from common import make_parser, run_study, table
 from learning import Condition
 from learning_report import figures_of, shown
 
@@ -68,46 +68,27 @@ def load_for(folder, plan, trained_size, num_agents):
     return Team.from_pretrained(folder, workflow=workflow)
 
 
-def run_unit(plan, size, seed, model, tokens, num_problems, num_samples, split, sizes=TEAM_SIZES):
+def run(name, options):
     """
     Trains a team of a size, and measures it at all sizes.
 
     Returns:
         `dict`: `final` (figures per problem, such as `"5/sampled/right"`), `rewards` (of each step) and `ledger`.
     """
-    from role_task import make_problems, measure, train
+    from role_task import chain_model, make_problems, measure, train
 
+    size, plan, seed = name.split("/")
+    size, plan, model = int(size), CONDITIONS[plan], chain_model(options.output_dir)
     plan = replace(plan, settings=plan.settings | {"num_agents": size})
     final = {}
     with tempfile.TemporaryDirectory() as folder:
-        learned = train(plan, model, seed, tokens, make_problems("train", size, 4000), folder)
-        for num_agents in sizes:
+        learned = train(plan, model, int(seed), options.tokens, make_problems("train", size, 4000), folder)
+        for num_agents in TEAM_SIZES:
             team = load_for(folder, plan, size, num_agents)
-            figures = measure(team, make_problems(split, num_agents, num_problems), num_samples)
+            problems = make_problems(options.split, num_agents, options.problems)
+            figures = measure(team, problems, options.num_samples)
             final |= {f"{num_agents}/{name}": values for name, values in figures.items()}
     return {"final": final, **learned}
-
-
-def run(name, options, folder):
-    """One unit of the study, in this process."""
-    import torch
-    from role_task import chain_model
-
-    from marcog_trl.report.results import write_results
-
-    torch.set_num_threads(1)
-    size, plan, seed = name.split("/")
-    result = run_unit(
-        CONDITIONS[plan],
-        int(size),
-        int(seed),
-        chain_model(options.output_dir),
-        options.tokens,
-        options.problems,
-        options.num_samples,
-        options.split,
-    )
-    write_results(result_path(folder, name), {"unit": name, "tokens": options.tokens, **result})
 
 
 def units(options):
@@ -126,27 +107,20 @@ def units(options):
 FIGURES = {"own": "agents that write their own step", "right": "right functions", "solved": "solved problems"}
 
 
-def report(folder):
-    """Prints the tables, and writes them into the folder of the results."""
-    results = {}
-    for unit, result in load_results(folder):
-        size, name = unit.split("/")
-        results.setdefault((int(size), name), []).append(result)
+def report(results):
     parts = []
     for figure, title in FIGURES.items():
         for decoding in ("sampled", "greedy"):
             rows = [
-                ["–" if name.startswith("untrained") else size, CONDITIONS[name].label, len(results[size, name])]
-                + [shown(figures_of(results[size, name], f"{n}/{decoding}/{figure}")) for n in TEAM_SIZES]
+                ["–" if name.startswith("untrained") else size, CONDITIONS[name].label, len(results[f"{size}/{name}"])]
+                + [shown(figures_of(results[f"{size}/{name}"], f"{n}/{decoding}/{figure}")) for n in TEAM_SIZES]
                 for size, names in (TRAINED_SIZES | CEILING).items()
                 for name in names
-                if (size, name) in results
+                if f"{size}/{name}" in results
             ]
             heads = ["trained with", "", "seeds", *(f"{n} agents" for n in TEAM_SIZES)]
             parts += [f"**{title}, {decoding}**", table(heads, *rows)]
-    text = "\n\n".join(parts)
-    print(text)
-    (folder / "report.md").write_text(text + "\n")
+    return "\n\n".join(parts)
 
 
 def main():

