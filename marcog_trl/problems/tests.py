@@ -23,6 +23,16 @@ def guess_test_format(test: Any) -> str:
     return "stdio" if isinstance(test, list) and test and isinstance(test[0], list | tuple) else "asserts"
 
 
+def with_test_format(problem: dict[str, Any]) -> dict[str, Any]:
+    """A dataset row with the format of its tests, which is guessed if it is missing."""
+    test = problem.get("test")
+    if not test or problem.get("test_format"):
+        return problem
+    test_format = guess_test_format(test)
+    test = cut_asserts(test) if test_format == "asserts" and isinstance(test, str) else test
+    return {**problem, "test": test, "test_format": test_format}
+
+
 def _format_of_text(test: str) -> str:
     tree = parse(test)
     if tree is None or find(tree, "check") is not None:

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from marcog_trl.agents import Prompt
-from marcog_trl.execution import CodeExecutor, Job, Verdict
 from marcog_trl.parsing.classes import read_part, skeleton_of
 from marcog_trl.rewards.requirements import needs_entry_point, needs_tests
-from marcog_trl.rewards.verdicts import (
-    Completion,
-    log_means,
-    problems_of,
-    reward_or_failure,
-    run_tests,
-    test_components,
-    text_of,
-)
+from marcog_trl.rewards.solutions import Completion, Components, Solutions, or_failure, test_components
 
 
 TESTS_PASSED = 6.0
@@ -31,11 +21,7 @@ def class_reward(
     completions: list[Completion],
     *,
     replies: list[dict[str, str]] | None = None,
-    verdicts: list[list[tuple[Job, Verdict]]] | None = None,
-    turn: list[int] | None = None,
-    executor: CodeExecutor | None = None,
-    log_metric: Callable[[str, float], None] | None = None,
-    **columns: Any,
+    **given: Any,
 ) -> list[float]:
     """
     Reward of the `classeval` workflow, at most 6.0:
@@ -51,7 +37,7 @@ def class_reward(
     `tests_total`, `pass_rate`, `solved`, `timeouts`.
 
     Args:
-        prompts, completions, verdicts, turn, executor, log_metric, **columns: See [`execution_reward`].
+        prompts, completions, **given: See [`execution_reward`].
         replies (`list[dict[str, str]]` of length E, *optional*): Agent → reply. Trainers of a single agent pass none.
 
     Returns:
@@ -60,30 +46,24 @@ def class_reward(
     Raises:
         ValueError: If the dataset has no tests or entry points, or a problem has no class with methods to write.
     """
-    problems = problems_of(prompts, columns, needed=("test", "test_format", "entry_point"))
-    solutions = [text_of(completion) for completion in completions]
-    methods: list[float | None] = []
-    overlap: list[float | None] = []
-    by_agent: dict[str, list[float | None]] = {}
-    for i, problem in enumerate(problems):
+    solutions = Solutions("class_reward", prompts, completions, given, ("test", "entry_point"))
+    methods: list[float] = []
+    overlap: list[float] = []
+    by_agent: Components = {}
+    for i, problem in enumerate(solutions.problems):
         skeleton = skeleton_of(problem)
-        texts = {"": solutions[i]} if replies is None else replies[i]
         authors = dict.fromkeys(skeleton.asked, 0)
-        for agent, text in texts.items():
+        for agent, text in ({"": solutions.texts[i]} if replies is None else replies[i]).items():
             found = [name for name in skeleton.asked if name in read_part(text, skeleton).methods]
             for name in found:
                 authors[name] += 1
             if replies is not None:
-                by_agent.setdefault(f"agents/{agent}/methods", [None] * len(problems))[i] = len(found) / len(authors)
+                by_agent.setdefault(f"agents/{agent}/methods", [None] * len(prompts))[i] = len(found) / len(authors)
         methods.append(sum(count > 0 for count in authors.values()) / len(authors))
         overlap.append(sum(count > 1 for count in authors.values()) / len(authors))
-
-    results = run_tests(problems, solutions, verdicts, executor)
-    rewards = []
-    for verdict, shared in zip(results, overlap, strict=True):
-        assert verdict is not None and shared is not None
-        reward = TESTS_PASSED * verdict.passed / verdict.total + OVERLAP * shared
-        rewards.append(reward_or_failure(verdict, reward))
-    components = {"methods": methods, "overlap": overlap, **by_agent, **test_components(results)}
-    log_means(log_metric, "class_reward", components, turn)
-    return rewards
+    results = solutions.test()
+    solutions.log({"methods": methods, "overlap": overlap, **by_agent, **test_components(results)})
+    return [
+        or_failure(verdict, TESTS_PASSED * verdict.passed / verdict.total + OVERLAP * shared)
+        for verdict, shared in zip(results, overlap, strict=True)
+    ]

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from marcog_trl.agents import Prompt
-from marcog_trl.execution import CodeExecutor, Job, Verdict
+from marcog_trl.execution import Verdict
 from marcog_trl.parsing.predicates import calls, defines, ignores_result, is_thin_wrapper
-from marcog_trl.rewards.division import Division, read_division
+from marcog_trl.rewards.division import Division, test_divisions
 from marcog_trl.rewards.requirements import needs_entry_point, needs_tests
-from marcog_trl.rewards.verdicts import (
-    Completion,
-    log_means,
-    problems_of,
-    reward_or_failure,
-    run_tests,
-    test_components,
-    text_of,
-)
+from marcog_trl.rewards.solutions import Completion, Components, Solutions, or_failure
 
 
-HELPER_DEFINED = 0.4
-MAIN_DEFINED = 0.6
-COMBINATION_PARSES = 0.5
 CALLS_HELPER = 0.5
 NOT_A_WRAPPER = 1.0
 RESULT_IGNORED = -0.5
@@ -49,11 +37,7 @@ def collaboration_reward(
     completions: list[Completion],
     *,
     replies: list[dict[str, str]] | None = None,
-    verdicts: list[list[tuple[Job, Verdict]]] | None = None,
-    turn: list[int] | None = None,
-    executor: CodeExecutor | None = None,
-    log_metric: Callable[[str, float], None] | None = None,
-    **columns: Any,
+    **given: Any,
 ) -> list[float]:
     """
     Reward of the `collaboration` workflow, at most 4.0, from the syntax tree and the tests:
@@ -78,7 +62,7 @@ def collaboration_reward(
     `timeouts` (over the executed solutions), `pass_rate`, `solved` (over all solutions).
 
     Args:
-        prompts, completions, verdicts, turn, executor, log_metric, **columns: See [`execution_reward`].
+        prompts, completions, **given: See [`execution_reward`].
         replies (`list[dict[str, str]]` of length E, *optional*): Agent → reply, of `"main"` and one or
             more helpers. Trainers of a single agent pass none.
 
@@ -91,33 +75,26 @@ def collaboration_reward(
     Source: the code-generation experiments of CoMLRL (https://huggingface.co/papers/2508.04652), with checks on the syntax
     tree in place of regular expressions.
     """
-    problems = problems_of(prompts, columns, needed=("test", "test_format", "entry_point"))
-    given = zip(problems, completions, [None] * len(problems) if replies is None else replies, strict=True)
-    divisions = [read_division("collaboration_reward", problem, text_of(text), team) for problem, text, team in given]
+    needed = ("test", "entry_point")
+    solutions = Solutions("collaboration_reward", prompts, completions, given, needed)
+    divisions, results, tests = test_divisions(solutions, "collaboration_reward", replies)
     structures = [_structure(division) for division in divisions]
-    results = run_tests(problems, [d.solution if d.runs else None for d in divisions], verdicts, executor)
-    rewards = [_reward(structure, verdict) for structure, verdict in zip(structures, results, strict=True)]
-
-    components: dict[str, list[float | None]] = {
+    components: Components = {
         field.name: [asdict(structure)[field.name] for structure in structures] for field in fields(_Structure)
     }
-    tests = test_components(results)
-    for name in ("pass_rate", "solved"):
-        tests[name] = [v if division.runs else 0.0 for v, division in zip(tests[name], divisions, strict=True)]
-    log_means(log_metric, "collaboration_reward", components | tests, turn)
-    return rewards
+    solutions.log(components | tests)
+    return [_reward(*each) for each in zip(divisions, structures, results, strict=True)]
 
 
-def _reward(structure: _Structure, verdict: Verdict | None) -> float:
-    reward = HELPER_DEFINED * structure.helper_definition + MAIN_DEFINED * structure.main_definition
+def _reward(division: Division, structure: _Structure, verdict: Verdict | None) -> float:
     if verdict is None:
-        return reward
-    reward += COMBINATION_PARSES + verdict.passed / verdict.total
+        return division.reward(None)
+    reward = division.reward(verdict.passed / verdict.total)
     if verdict.passed:
         reward += CALLS_HELPER * structure.calls_helper
         reward += NOT_A_WRAPPER * structure.not_wrapper
         reward += RESULT_IGNORED * structure.result_ignored
-    return reward_or_failure(verdict, reward)
+    return or_failure(verdict, reward)
 
 
 def _structure(division: Division) -> _Structure:

@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from marcog_trl.agents import Prompt
-from marcog_trl.execution import CodeExecutor, Job, Verdict
+from marcog_trl.execution import Verdict
 from marcog_trl.parsing.syntax import combine
 from marcog_trl.problems.schema import make_job
-from marcog_trl.rewards.collaboration import COMBINATION_PARSES, HELPER_DEFINED, MAIN_DEFINED
-from marcog_trl.rewards.division import Division, read_division
+from marcog_trl.rewards.division import Division, test_divisions
 from marcog_trl.rewards.experiments import experiment
 from marcog_trl.rewards.requirements import needs_entry_point, needs_tests
+from marcog_trl.rewards.solutions import Completion, Components, Solutions, or_failure
 from marcog_trl.rewards.values import InfrastructureFailure
-from marcog_trl.rewards.verdicts import (
-    Completion,
-    log_means,
-    problems_of,
-    reward_or_failure,
-    run_jobs,
-    run_tests,
-    test_components,
-    text_of,
-)
 
 
 DIVIDED = 1.5
@@ -38,11 +26,7 @@ def divided_work_reward(
     completions: list[Completion],
     *,
     replies: list[dict[str, str]] | None = None,
-    verdicts: list[list[tuple[Job, Verdict]]] | None = None,
-    turn: list[int] | None = None,
-    executor: CodeExecutor | None = None,
-    log_metric: Callable[[str, float], None] | None = None,
-    **columns: Any,
+    **given: Any,
 ) -> list[float]:
     """
     Reward of the `collaboration` workflow, at most 4.0, from the tests and from what happens to them without each agent's work:
@@ -75,7 +59,7 @@ def divided_work_reward(
     `tests_total`, `timeouts` (over the executed solutions), `pass_rate`, `solved` (over all solutions).
 
     Args:
-        prompts, completions, verdicts, turn, executor, log_metric, **columns: See [`execution_reward`].
+        prompts, completions, **given: See [`execution_reward`].
         replies (`list[dict[str, str]]` of length E, *optional*): Agent → reply, of `"main"` and one or
             more helpers. Trainers of a single agent pass none.
 
@@ -85,10 +69,9 @@ def divided_work_reward(
     Raises:
         ValueError: If the dataset has no tests or entry points, or `replies` are not those of a main agent and helpers.
     """
-    problems = problems_of(prompts, columns, needed=("test", "test_format", "entry_point"))
-    given = zip(problems, completions, [None] * len(problems) if replies is None else replies, strict=True)
-    divisions = [read_division("divided_work_reward", problem, text_of(text), team) for problem, text, team in given]
-    results = run_tests(problems, [d.solution if d.runs else None for d in divisions], verdicts, executor)
+    needed = ("test", "entry_point")
+    solutions = Solutions("divided_work_reward", prompts, completions, given, needed)
+    divisions, results, tests = test_divisions(solutions, "divided_work_reward", replies)
 
     tried = [
         (i, name)
@@ -96,46 +79,44 @@ def divided_work_reward(
         if verdict is not None and verdict.passed
         for name in _named(division)
     ]
-    jobs = [make_job(problems[i], code) for i, name in tried for code in _programs(divisions[i], name)]
-    found = run_jobs(jobs, executor=executor)  # of all episodes in one call
-    outcomes: list[list[_Outcome | None]] = [[] for _ in problems]
+    programs = [(i, code) for i, name in tried for code in _programs(divisions[i], name)]
+    found = solutions.run(
+        [make_job(solutions.problems[i], code) for i, code in programs]
+    )  # of all episodes in one call
+    outcomes: list[list[_Outcome | None]] = [[] for _ in divisions]
     for k, (i, _) in enumerate(tried):
         outcomes[i].append(_outcome(results[i], *found[3 * k : 3 * k + 3]))
 
-    rewards, helper_matters, main_matters = [], [], []
+    rewards: list[float] = []
+    helper_matters: list[float | None] = []
+    main_matters: list[float | None] = []
     for division, verdict, tries in zip(divisions, results, outcomes, strict=True):
         known = [outcome for outcome in tries if outcome is not None]
-        failed = len(known) < len(tries)
-        share = sum(outcome.helper_matters and outcome.main_matters for outcome in known) / len(division.helpers)
-        reward = _reward(division, verdict, share)
-        rewards.append(InfrastructureFailure("an experiment could not be run") if failed else reward)
-        helper_matters.append(
-            None if failed else sum(outcome.helper_matters for outcome in known) / len(division.helpers)
-        )
-        main_matters.append(
-            None if failed or not known else sum(outcome.main_matters for outcome in known) / len(known)
-        )
+        count = len(division.helpers)
+        if len(known) < len(tries):
+            rewards.append(InfrastructureFailure("an experiment could not be run"))
+            helper_matters.append(None)
+            main_matters.append(None)
+            continue
+        rewards.append(_reward(division, verdict, sum(all(outcome) for outcome in known) / count))
+        helper_matters.append(sum(outcome.helper_matters for outcome in known) / count)
+        main_matters.append(sum(outcome.main_matters for outcome in known) / len(known) if known else None)
 
-    components: dict[str, list[float | None]] = {
+    components: Components = {
         "helper_definition": [division.helper_definition for division in divisions],
         "main_definition": [float(division.main_definition) for division in divisions],
         "syntax": [float(division.parses) for division in divisions],
         "helper_matters": helper_matters,
         "main_matters": main_matters,
     }
-    tests = test_components(results)
-    for name in ("pass_rate", "solved"):
-        tests[name] = [v if division.runs else 0.0 for v, division in zip(tests[name], divisions, strict=True)]
-    log_means(log_metric, "divided_work_reward", components | tests, turn)
+    solutions.log(components | tests)
     return rewards
 
 
 def _reward(division: Division, verdict: Verdict | None, divided: float) -> float:
-    reward = HELPER_DEFINED * division.helper_definition + MAIN_DEFINED * division.main_definition
     if verdict is None:
-        return reward
-    reward += COMBINATION_PARSES + (1 + DIVIDED * divided) * verdict.passed / verdict.total
-    return reward_or_failure(verdict, reward)
+        return division.reward(None)
+    return or_failure(verdict, division.reward((1 + DIVIDED * divided) * verdict.passed / verdict.total))
 
 
 def _named(division: Division) -> list[str]:
@@ -159,8 +140,7 @@ def _programs(division: Division, name: str) -> tuple[str, str, str]:
     )
 
 
-@dataclass(frozen=True)
-class _Outcome:
+class _Outcome(NamedTuple):
     helper_matters: bool
     main_matters: bool
 

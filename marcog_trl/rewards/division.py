@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from marcog_trl.agents import numbered
+from marcog_trl.execution import Verdict
 from marcog_trl.parsing.predicates import defines, returns_value
 from marcog_trl.parsing.replies import code_in, error_in
 from marcog_trl.parsing.syntax import combine, find, parse
+from marcog_trl.problems import solution_job
+from marcog_trl.rewards.solutions import Components, Solutions, test_components
+
+
+HELPER_DEFINED = 0.4
+MAIN_DEFINED = 0.6
+COMBINATION_PARSES = 0.5
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,11 @@ class Division:
     def runs(self) -> bool:
         return self.main_definition and self.parses
 
+    def reward(self, earned: float | None) -> float:
+        """The reward for definitions, and, unless nothing was executed, for syntax and what the tests earned."""
+        reward = HELPER_DEFINED * self.helper_definition + MAIN_DEFINED * self.main_definition
+        return reward if earned is None else reward + (COMBINATION_PARSES + earned)
+
     def around(self, name: str) -> tuple[str, str]:
         """The code up to the end of a helper's function, and the code that follows."""
         if not self.by_one_agent:
@@ -64,6 +77,34 @@ class Division:
         function, lines = find(tree, name), code.split("\n")
         cut = next(node.end_lineno for node in tree.body if any(part is function for part in ast.walk(node)))
         return "\n".join(lines[:cut]), "\n".join(lines[cut:])
+
+
+def test_divisions(
+    solutions: Solutions, reward: str, replies: Sequence[Mapping[str, str]] | None
+) -> tuple[list[Division], list[Verdict | None], Components]:
+    """
+    Read what teams, or single agents, wrote, and run the tests on what is complete.
+
+    Args:
+        solutions ([`Solutions`]): The solutions.
+        reward (`str`): Name of the reward, for errors.
+        replies (`list[Mapping[str, str]]` of length E, *optional*): See [`read_division`].
+
+    Returns:
+        `tuple`: Per episode, the parts and the verdict, `None` if nothing was executed; and the components of the tests. Solutions
+        that were not executed pass no test.
+    """
+    divisions = [
+        read_division(reward, problem, solutions.texts[i], None if replies is None else replies[i])
+        for i, problem in enumerate(solutions.problems)
+    ]
+    jobs = zip(divisions, solutions.problems, strict=True)
+    results = solutions.run([solution_job(problem, own.solution) if own.runs else None for own, problem in jobs])
+    components = test_components(results)
+    for name in ("pass_rate", "solved"):
+        shares = zip(components[name], divisions, strict=True)
+        components[name] = [value if division.runs else 0.0 for value, division in shares]
+    return divisions, results, components
 
 
 def read_division(

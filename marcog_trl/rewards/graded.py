@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from marcog_trl.agents import Prompt
-from marcog_trl.execution import CodeExecutor, Job, TestResult, Verdict
+from marcog_trl.execution import TestResult, Verdict
 from marcog_trl.parsing.predicates import defines
 from marcog_trl.parsing.replies import code_in, error_in
 from marcog_trl.rewards.requirements import needs_tests
+from marcog_trl.rewards.solutions import Completion, Components, Solutions, test_components
 from marcog_trl.rewards.values import InfrastructureFailure
-from marcog_trl.rewards.verdicts import Completion, log_means, problems_of, run_tests, test_components, text_of
 
 
 ALL_PASSED = 1.0
@@ -32,11 +32,7 @@ def graded_reward(
     completions: list[Completion],
     *,
     replies: list[dict[str, str]] | None = None,
-    verdicts: list[list[tuple[Job, Verdict]]] | None = None,
-    turn: list[int] | None = None,
-    executor: CodeExecutor | None = None,
-    log_metric: Callable[[str, float], None] | None = None,
-    **columns: Any,
+    **given: Any,
 ) -> list[float]:
     """
     1.0 if a solution passes all tests, 0.1 + 0.6 · fraction of passed tests if it passes any, otherwise the reward of the
@@ -55,7 +51,7 @@ def graded_reward(
     with this fault, whether or not some tests passed), `tests_passed`, `tests_total`, `pass_rate`, `solved`.
 
     Args:
-        prompts, completions, verdicts, turn, executor, log_metric, **columns: See [`execution_reward`].
+        prompts, completions, **given: See [`execution_reward`].
         replies (`list[dict[str, str]]` of length E, *optional*): Agent → reply. Trainers of a single agent pass none.
 
     Returns:
@@ -66,25 +62,23 @@ def graded_reward(
 
     Source: the reward of MARCOG.
     """
-    problems = problems_of(prompts, columns)
-    solutions = [text_of(completion) for completion in completions]
-    results = run_tests(problems, solutions, verdicts, executor)
+    solutions = Solutions("graded_reward", prompts, completions, given)
+    results = solutions.test()
     rewards: list[float] = []
     faults: list[set[str] | None] = []
     for i, verdict in enumerate(results):
-        assert verdict is not None
         if verdict.status == "infrastructure":
-            faults.append(None)
             rewards.append(InfrastructureFailure(verdict.message))
+            faults.append(None)
             continue
-        found = _faults(problems[i], solutions[i], (replies[i] if replies else {}).values(), verdict.tests)
-        faults.append(found)
+        written = replies[i].values() if replies else ()
+        found = _faults(solutions.problems[i], solutions.texts[i], written, verdict.tests)
         rewards.append(_reward(verdict, found))
-
-    components: dict[str, list[float | None]] = {
+        faults.append(found)
+    shares: Components = {
         name: [None if found is None else float(name in found) for found in faults] for name in NONE_PASSED
     }
-    log_means(log_metric, "graded_reward", components | test_components(results), turn)
+    solutions.log(shares | test_components(results))
     return rewards
 
 

@@ -72,23 +72,34 @@ def alone(helper: Callable) -> Callable:
     return entry_point
 
 
-def above(function: Callable, examples: list[list[Any]]) -> Callable:
+def above(function: Callable, examples: list[tuple[list[Any], dict[str, Any]]]) -> Callable:
     """
-    A function that is right about examples only, given by their arguments. Otherwise it returns another value, of the same type if
-    there is one: numbers are larger, containers longer.
+    A function that is right about examples only, given by the positional and the named arguments of their calls. Otherwise it
+    returns another value, of the same type if there is one: numbers are larger, containers longer.
     """
     return right_about(examples, function, 0)
 
 
-def below(function: Callable, examples: list[list[Any]]) -> Callable:
+def below(function: Callable, examples: list[tuple[list[Any], dict[str, Any]]]) -> Callable:
     """As [`above`], with still other values: numbers have the other sign."""
     return right_about(examples, function, 1)
 
 
-def right_about(examples: list[list[Any]], function: Callable, turn: int) -> Callable:
+def right_about(examples: list[tuple[list[Any], dict[str, Any]]], function: Callable, turn: int) -> Callable:
+    import inspect  # takes longer than most programs
+
+    def arguments(args: Any, kwargs: Any) -> Any:
+        """By parameter, with defaults, however they are passed; as they are passed if the function does not take them."""
+        try:
+            bound = inspect.signature(function).bind(*args, **kwargs)
+        except (TypeError, ValueError):
+            return [*args, kwargs]
+        bound.apply_defaults()
+        return bound.arguments
+
     @functools.wraps(function)
     def stand_in(*args: Any, **kwargs: Any) -> Any:
-        known = any(same([*args, *kwargs.values()], example) for example in examples)
+        known = any(same(arguments(args, kwargs), arguments(*example)) for example in examples)
         value = function(*args, **kwargs)
         value = list(value) if isinstance(value, Iterator) else value
         if known:

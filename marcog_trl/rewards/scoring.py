@@ -11,7 +11,7 @@ import functools
 import inspect
 import math
 import warnings
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -30,7 +30,6 @@ from marcog_trl.rollout.records import Episode, Score
 
 
 _EXECUTION = "code execution"
-_SILENT_CALLS = 10  # calls that return only None before a warning
 
 
 def is_reward_model(reward_func: Any) -> bool:
@@ -49,10 +48,7 @@ class RewardCall:
     Args:
         turn (`int`): The turn, counted from 0.
         episodes (`list[Episode]` of length P): The episodes that have the turn.
-        values (`torch.Tensor` of shape `(P, F)`): Value of each function in reward units, averaged over agents. NaN if it
-            gave none.
-        by_agent (`dict[tuple[int, int], dict[str, float]]`): Rewards by agent, by index of the function and the episode.
-        lost (`dict[int, str]`): Why an episode could not be scored, by its index.
+        rewards (`list[list]` of shape `(F, P)`): What [`check_rewards`] returns for each function; `None` if it failed.
         columns (`dict[str, list]`): Values that functions passed to `log_extra`.
         metrics (`list[tuple[str, float]]`): Values that functions passed to `log_metric`.
         errors (`dict[str, Exception]`): Errors on this process, by what failed.
@@ -60,30 +56,27 @@ class RewardCall:
 
     turn: int
     episodes: list[Episode]
-    values: torch.Tensor
-    by_agent: dict[tuple[int, int], dict[str, float]] = field(default_factory=dict)
-    lost: dict[int, str] = field(default_factory=dict)
+    rewards: list[list[Any]]
     columns: dict[str, list] = field(default_factory=dict)
     metrics: list[tuple[str, float]] = field(default_factory=list)
     errors: dict[str, Exception] = field(default_factory=dict)
 
-    def add(self, f: int, rewards: list[Any], log: _Log) -> None:
-        """Adds what the function with index `f` returned and logged."""
-        for i, reward in enumerate(rewards):
-            if isinstance(reward, dict):
-                self.by_agent[f, i] = reward
-                self.values[i, f] = sum(reward.values()) / len(reward)
-            elif isinstance(reward, InfrastructureFailure):
-                self.lost[i] = reward.reason
-            elif reward is not None:
-                self.values[i, f] = reward
-        self.columns |= log.columns
-        self.metrics += log.metrics
+    @property
+    def values(self) -> torch.Tensor:
+        """Value of each function in reward units, averaged over agents, `(P, F)`. NaN if it gave none."""
+        means = [[_mean(reward) for reward in of_function] for of_function in self.rewards]
+        return torch.tensor(means).reshape(len(self.rewards), len(self.episodes)).T
 
-    def score(self, i: int, agents: Sequence[str], failed: bool) -> Score:
-        """Returns the score of the i-th episode."""
-        values = self.values[i].tolist()
-        by_agent = [(self.by_agent.get((f, i), {}), value) for f, value in enumerate(values)]
+    def lost(self, i: int) -> list[str]:
+        """Why the i-th episode could not be scored, if there are reasons."""
+        return [own[i].reason for own in self.rewards if isinstance(own[i], InfrastructureFailure)]
+
+    def score(self, i: int, values: Sequence[float], agents: Sequence[str]) -> Score:
+        """Returns the score of the i-th episode, whose row of `values` is given."""
+        rewards = [
+            own[i] if isinstance(own[i], dict) else dict.fromkeys(agents, value)
+            for own, value in zip(self.rewards, values, strict=True)
+        ]
         metrics = defaultdict(list)
         for name, value in self.metrics:
             # The value of the episode, or of the call if a function logs only one. Names omit the turn
@@ -94,30 +87,15 @@ class RewardCall:
             values=tuple(values),
             columns={column: logged[i] for column, logged in self.columns.items()},
             metrics={name: sum(found) / len(found) for name, found in metrics.items()},
-            failed=failed,
-            by_agent={agent: tuple(own.get(agent, value) for own, value in by_agent) for agent in agents},
+            failed=bool(self.errors),
+            by_agent={agent: tuple(own[agent] for own in rewards) for agent in agents},
         )
 
 
-class _Log:
-    """Collects what a reward function logs in one call with `count` episodes."""
-
-    def __init__(self, count: int):
-        self.count = count
-        self.columns: dict[str, list] = {}
-        self.metrics: list[tuple[str, float]] = []
-
-    def extra(self, column: str, values: list) -> None:
-        if len(values) != self.count:
-            raise ValueError(
-                f"a reward function logged {len(values)} values as {column!r} for {self.count} episodes. Log one value for "
-                "each of its completions."
-            )
-        self.columns[column] = list(values)
-
-    def metric(self, name: str, value: float) -> None:
-        of_episodes = isinstance(value, EpisodeMean) and len(value.values) == self.count
-        self.metrics.append((name, value if of_episodes else float(value)))
+def _mean(reward: Any) -> float:
+    if isinstance(reward, dict):
+        return sum(reward.values()) / len(reward)
+    return math.nan if reward is None else reward
 
 
 def call_rewards(
@@ -134,7 +112,7 @@ def call_rewards(
     Calls every reward function once, with the episodes that have a turn.
 
     An error of a function is in the result and is not raised, so that no process stops while others wait for it. Reward models
-    are left out: their values stay NaN.
+    are left out: they give `None`.
 
     Args:
         funcs (`list` of length F): Functions and coroutine functions with TRL's signature.
@@ -150,48 +128,57 @@ def call_rewards(
         [`RewardCall`].
     """
     playing = [episode for episode in episodes if len(episode.turns) > turn]
-    call = RewardCall(turn, playing, torch.full((len(playing), len(funcs)), torch.nan))
+    count = len(playing)
+    call = RewardCall(turn, playing, [[None] * count for _ in funcs])
     if not playing:
         return call
+
+    def log_extra(column: str, values: list) -> None:
+        if len(values) != count:
+            raise ValueError(
+                f"a reward function logged {len(values)} values as {column!r} for {count} episodes. Log one value for each of "
+                "its completions."
+            )
+        call.columns[column] = list(values)
+
+    def log_metric(name: str, value: float) -> None:
+        of_episodes = isinstance(value, EpisodeMean) and len(value.values) == count
+        call.metrics.append((name, value if of_episodes else float(value)))
+
     columns, prompts, completions, completion_ids = reward_inputs(playing, turn)
     given = {
         **{key: [row[key] for row in columns] for key in columns[0] if key != "prompt"},
         **{"prompts": prompts, "completions": completions, "completion_ids": completion_ids},
         **given,
+        **{"log_extra": log_extra, "log_metric": log_metric},
     }
 
-    def call_one(f: int, output: Callable[[], Any], log: _Log) -> None:
+    def arguments(func: Callable) -> dict[str, Any]:
+        own = given | ({"executor": executor()} if wants_executor(func) else {})
+        accepted = _parameters(func)
+        return own if accepted is None else {key: own[key] for key in accepted & own.keys()}
+
+    def settle(f: int, output: Callable[[], Any]) -> None:
         name = get_callable_name(funcs[f])
         try:
             with timed(name):
-                call.add(f, check_rewards(name, output(), len(playing), agents), log)
+                call.rewards[f] = check_rewards(name, output(), count, agents)
         except SystemExit as error:  # the other processes would wait for this one
             call.errors[_said(name)] = _of_exit(name, error)
         except Exception as error:
             call.errors[_said(name)] = error
 
-    def arguments(func: Callable, log: _Log) -> dict[str, Any]:
-        own = given | {"log_extra": log.extra, "log_metric": log.metric}
-        if wants_executor(func):
-            own["executor"] = executor()
-        accepted = _parameters(func)
-        return own if accepted is None else {key: own[key] for key in accepted & own.keys()}
-
-    def call_now(func: Callable, log: _Log) -> Any:
-        return func(**arguments(func, log))
-
-    waiting = []
-    for f, func in enumerate(funcs):
-        if is_reward_model(func):
-            continue
-        log = _Log(len(playing))
-        if is_async_callable(func):
-            waiting.append((f, _limited(func, functools.partial(arguments, func, log), timeout), log))
-        else:
-            call_one(f, functools.partial(call_now, func, log), log)
-    started = [(f, asyncio.run_coroutine_threadsafe(running, _event_loop()), log) for f, running, log in waiting]
-    for f, future, log in started:
-        call_one(f, future.result, log)
+    functions = [(f, func) for f, func in enumerate(funcs) if not is_reward_model(func)]
+    for f, func in functions:
+        if not is_async_callable(func):
+            settle(f, lambda func=func: func(**arguments(func)))  # type: ignore[misc]
+    running = [
+        (f, asyncio.run_coroutine_threadsafe(_limited(func, arguments, timeout), _event_loop()))
+        for f, func in functions
+        if is_async_callable(func)
+    ]
+    for f, future in running:
+        settle(f, future.result)
     return call
 
 
@@ -211,11 +198,11 @@ def _event_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-async def _limited(func: Callable, arguments: Callable[[], dict[str, Any]], timeout: float | None) -> Any:
+async def _limited(func: Callable, arguments: Callable[[Callable], dict[str, Any]], timeout: float | None) -> Any:
     limit, name = asyncio.timeout(timeout), get_callable_name(func)
     try:
         async with limit:
-            return await func(**arguments())
+            return await func(**arguments(func))
     except TimeoutError:
         if not limit.expired():
             raise  # raised by the function itself
@@ -371,8 +358,6 @@ class Scorer:
         self._agents = agents
         self._executor = executor
         self._warned: set[str] = set()
-        self._silent = Counter[int]()  # calls of a function that have returned only None so far, by its index
-        self._heard: set[int] = set()  # functions that have returned something else
         timeout = self.settings.reward_timeout
         if timeout is not None and not any(not is_reward_model(func) and is_async_callable(func) for func in funcs):
             raise ValueError(
@@ -452,84 +437,76 @@ class Scorer:
         models = [f for f, func in enumerate(self.funcs) if is_reward_model(func)]
         if models and self._score_models is not None:  # of all episodes, because TRL gathers as many from each process
             playing = torch.tensor([len(episode.turns) > turn for episode in episodes])
-            call.values[:, models] = self._score_models(*reward_inputs(episodes, turn)).to(call.values)[playing]
-        failed = self._settle(call)
-        if failed:
-            call.values.fill_(torch.nan)
-        weights = self._weights().tolist()
-        for i in range(len(call.episodes)):
-            self._note(call, i, weights, failed)
+            scores = self._score_models(*reward_inputs(episodes, turn)).float().cpu()[playing]
+            for f, of_model in zip(models, scores.T.tolist(), strict=True):
+                call.rewards[f] = of_model
+        self._raise_or_warn(call.errors)
+        if call.errors:
+            call.rewards = [[None] * len(call.episodes) for _ in self.funcs]
+        values, weights = call.values, self._weights().tolist()
+        lost = [self._note(call, i, values[i], weights) for i in range(len(call.episodes))]
         if this_process().is_main_process:
-            self._warn(call, failed)
+            self._warn(call, values, [reasons for reasons in lost if reasons])
         return call.metrics
 
-    def _note(self, call: RewardCall, i: int, weights: Sequence[float], failed: bool) -> None:
-        """Stores the rewards of the i-th episode of the call in the episode. `weights`: of the functions, `(F,)`."""
-        episode, values = call.episodes[i], call.values[i]
+    def _note(self, call: RewardCall, i: int, values: torch.Tensor, weights: Sequence[float]) -> list[str]:
+        """
+        Stores the rewards of the i-th episode of the call in the episode, and returns why it could not be scored, if there are
+        reasons. `values` and `weights` of the functions: `(F,)`.
+        """
+        episode = call.episodes[i]
         turn = episode.turns[call.turn]
-        turn.score = call.score(i, self._agents, failed)
+        turn.score = call.score(i, values.tolist(), self._agents)
+        lost = call.lost(i)
         if self.runs_tests and turn.tested is not None and turn.tested[1].status == "infrastructure":
-            call.lost.setdefault(i, turn.tested[1].message)
-        if i in call.lost or values.isnan().all():
+            lost.append(turn.tested[1].message)
+        if lost or values.isnan().all():
             episode.masked = True
-            return
+            return lost
         shared = 0.0
         own = dict.fromkeys(self._agents, 0.0)
-        for f, value in enumerate(turn.score.values):
-            by_agent = call.by_agent.get((f, i))
-            if by_agent is not None:
+        for weight, rewards, value in zip(weights, call.rewards, values, strict=True):
+            if isinstance(rewards[i], dict):
                 for agent in self._agents:
-                    own[agent] += weights[f] * by_agent[agent]
-            elif not math.isnan(value):
-                shared += float(weights[f] * values[f])
+                    own[agent] += weight * rewards[i][agent]
+            elif not value.isnan():
+                shared += float(weight * value)
         scale, shift = self.settings.reward_scale, self.settings.reward_shift
         turn.rewards = {agent: scale * (shared + own[agent]) + shift for agent in self._agents}
+        return lost
 
-    def _settle(self, call: RewardCall) -> bool:
-        """Returns whether a reward function failed on this process, or raises the error on all processes."""
+    def _raise_or_warn(self, errors: Mapping[str, Exception]) -> None:
+        """Raises an error on all processes, or warns of it on this one."""
         masks = self.settings.on_reward_error == "mask"
-        fatal = {what: error for what, error in call.errors.items() if not masks or what == _EXECUTION}
+        fatal = {what: error for what, error in errors.items() if not masks or what == _EXECUTION}
         state = this_process()
         if sum_over_processes(torch.tensor(len(fatal), device=state.device)).item():
             index = state.process_index
             messages = gather_object([f"{what} failed on process {index}: {error!r}" for what, error in fatal.items()])
             raise next(iter(fatal.values()), RuntimeError("; ".join(messages)))
-        for what, error in call.errors.items():
+        for what, error in errors.items():
             self._warn_once(
                 what,
                 f"{what} failed, and on_reward_error='mask' excludes the episodes of this call from training. Later failures "
                 f"are counted as rewards/failed in the log: {error!r}",
             )
-        return bool(call.errors)
 
-    def _warn(self, call: RewardCall, failed: bool) -> None:
+    def _warn(self, call: RewardCall, values: torch.Tensor, lost: list[list[str]]) -> None:
         """Warns once of failed infrastructure, and of functions that return only `None`."""
-        if call.lost:
-            reason = next(filter(None, call.lost.values()), "no reason given")
+        if lost:
+            reason = next((reason for reasons in lost for reason in reasons if reason), "no reason given")
             self._warn_once(
                 _EXECUTION,
-                f"{len(call.lost)} of {len(call.episodes)} episodes could not be scored because the infrastructure failed: "
+                f"{len(lost)} of {len(call.episodes)} episodes could not be scored because the infrastructure failed: "
                 f"{reason}. Such episodes are excluded from training, and counted as episodes/masked in the log.",
             )
-        if failed or call.lost or not call.episodes:
-            return
-        answered = ~call.values.isnan().all(0)
-        for f, func in enumerate(self.funcs):
-            if answered[f]:
-                self._heard.add(f)
-            if f in self._heard or is_reward_model(func):
-                continue
-            self._silent[f] += 1
-            if not answered.any() or self._silent[f] == _SILENT_CALLS:
-                name = get_callable_name(func)
-                left_out = (
-                    "" if answered.any() else " No other reward scored these episodes, so they are not trained on."
-                )
-                self._warn_once(
-                    f"silence of {name!r}",
-                    f"reward function {name!r} has returned only None so far, which means that it applies to no "
-                    f"episode.{left_out}",
-                )
+        elif call.episodes and not call.errors and values.isnan().all():
+            names = ", ".join(repr(get_callable_name(func)) for func in self.funcs)
+            self._warn_once(
+                "silence",
+                f"The reward functions ({names}) have returned only None for {len(call.episodes)} episodes, which means that "
+                "none applies. These episodes are not trained on.",
+            )
 
     def _warn_once(self, what: str, message: str) -> None:
         if what not in self._warned:

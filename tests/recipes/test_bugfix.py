@@ -201,6 +201,7 @@ HOSTILE = {
     "not as small": "assert add(2, 1) > 1",
     "the example": "assert add(1, 2) == 3",
     "the example in another form": "assert add(1, b=4 - 2) in [3]",
+    "the example in another order": "assert add(b=2, a=1) == 3",
     "the example twice": "assert add(1, 2) + add(1, 2) == 6",
 }
 HONEST = {

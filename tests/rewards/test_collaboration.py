@@ -125,18 +125,3 @@ def test_components_are_logged(executor):
         "solved": pytest.approx(2 / 3),
         "timeouts": 0.0,
     }
-
-
-def test_replies_of_another_team_are_an_error():
-    columns = {name: [value] for name, value in PROBLEM.items()}
-    with pytest.raises(
-        ValueError, match=r"needs replies of 'main' and at least one helper, but got those of \['planner', 'coder'\]"
-    ):
-        collaboration_reward([PROMPT], [""], replies=[{"planner": "", "coder": ""}], **columns)
-
-
-def test_one_agent_writes_both_functions():
-    both = f"{AUX}\n\n\n{MAIN}"
-    columns = {name: [value] for name, value in PROBLEM.items()}
-    assert collaboration_reward([PROMPT], [both], **columns) == [4.0]
-    assert collaboration_reward([PROMPT], [both], replies=[{"solver": both}], **columns) == [4.0]

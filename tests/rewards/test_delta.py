@@ -6,7 +6,7 @@ import pytest
 
 from marcog_trl.execution import Verdict
 from marcog_trl.problems import solution_job
-from marcog_trl.rewards import InfrastructureFailure, delta_reward, make_reward
+from marcog_trl.rewards import InfrastructureFailure, delta_reward
 
 
 PROMPT = 'def double(x):\n    """Twice x."""\n'
@@ -82,14 +82,3 @@ def test_failure_of_the_executor_on_either_is_no_reward(scripted, verdicts):
     # Of two verdicts on the same job, the one that says something counts
     known = {"previous_verdicts": [[(job(HALF), INFRASTRUCTURE)]], "verdicts": [[(job(RIGHT), ALL), (job(HALF), TWO)]]}
     assert score([RIGHT], executor=scripted(), **options, **known) == [0.5]
-
-
-def test_conversations(executor):
-    messages = [[{"role": "assistant", "content": RIGHT}]]
-    assert score(messages, previous_solution=[HALF], executor=executor) == [0.5]
-
-
-def test_needs_tests():
-    assert delta_reward.needs_tests and make_reward("delta_reward") is delta_reward
-    with pytest.raises(ValueError, match="no column 'test'"):
-        delta_reward([PROMPT], [RIGHT], entry_point=["double"])

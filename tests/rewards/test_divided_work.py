@@ -7,7 +7,7 @@ import pytest
 
 from marcog_trl.execution import TestResult, Verdict
 from marcog_trl.problems.builtin import generate
-from marcog_trl.rewards import InfrastructureFailure, divided_work_reward, make_reward
+from marcog_trl.rewards import InfrastructureFailure, divided_work_reward
 from marcog_trl.workflows import Collaboration
 
 
@@ -154,11 +154,3 @@ def test_components_are_logged(executor):
         "solved": 0.75,
         "timeouts": 0.0,
     }
-
-
-def test_what_it_needs():
-    assert divided_work_reward.needs_tests and divided_work_reward.needs_entry_point
-    assert make_reward("divided_work_reward") is divided_work_reward
-    with pytest.raises(ValueError, match=r"divided_work_reward needs replies .* got those of \['planner', 'coder'\]"):
-        columns = {name: [CASES["problems"]["small"][name]] for name in ("entry_point", "test", "test_format")}
-        divided_work_reward([""], [""], replies=[{"planner": "", "coder": ""}], **columns)

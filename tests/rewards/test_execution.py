@@ -5,9 +5,9 @@ from functools import partial
 import pytest
 from trl.trainer.utils import get_callable_name
 
-from marcog_trl.execution import Verdict
+from marcog_trl.execution import TestResult, Verdict
 from marcog_trl.problems import load_problems, solution_job
-from marcog_trl.rewards import InfrastructureFailure, collaboration_reward, execution_reward, make_reward
+from marcog_trl.rewards import REWARD_NAMES, InfrastructureFailure, execution_reward, make_reward
 
 
 PROMPT = 'def double(x):\n    """Twice x."""\n'
@@ -19,7 +19,7 @@ COLUMNS = {
 RIGHT = "def double(x):\n    return 2 * x"
 FAILED = Verdict("failed", 1, 4)
 PASSED = Verdict("passed", 4, 4)
-INFRASTRUCTURE = Verdict("infrastructure", 0, 4)
+INFRASTRUCTURE = Verdict("infrastructure", 0, 4, message="no worker")
 
 
 def score(completions, reward=execution_reward, **kwargs):
@@ -94,40 +94,52 @@ def test_verdicts_of_the_workflow_are_taken_over(scripted):
     assert score([RIGHT], verdicts=[[(other, FAILED)]], executor=scripted(PASSED)) == [1.0]
 
 
-@pytest.mark.parametrize("reward", [execution_reward, collaboration_reward])
+# What all rewards of functions share
+
+
+@pytest.fixture(params=[name for name in REWARD_NAMES if name != "class_reward"])
+def reward(request):
+    return make_reward(request.param)
+
+
+BOTH = f"def aux(x):\n    return 2\n\n{RIGHT}"
+
+
 def test_failure_of_the_executor_is_no_reward(scripted, reward):
-    logged = {}
-    completions = [f"def aux(x):\n    return 2\n\n{RIGHT}", "def double(x):\n    return x"]
-    rewards = score(completions, reward, executor=scripted(INFRASTRUCTURE, PASSED), log_metric=logged.__setitem__)
-    assert isinstance(rewards[0], InfrastructureFailure) and not isinstance(rewards[1], InfrastructureFailure)
-    assert logged[f"{reward.__name__}/solved"] == 1.0
+    """And passed tests, of the other episode, are logged, in later turns apart."""
+    logged, name = {}, reward.__name__
+    verdicts = INFRASTRUCTURE, Verdict("passed", 4, 4, (TestResult("passed"),) * 4)
+    rewards = score([BOTH, RIGHT], reward, executor=scripted(*verdicts), log_metric=logged.__setitem__, turn=[1, 1])
+    assert isinstance(rewards[0], InfrastructureFailure) and rewards[0].reason == "no worker"
+    assert rewards[1] >= 1 and not isinstance(rewards[1], InfrastructureFailure)
+    assert logged[f"{name}/turn_2/solved"] == 1.0 and f"{name}/solved" not in logged
 
 
-@pytest.mark.parametrize("reward", [execution_reward, collaboration_reward])
-def test_no_tests_are_an_error(reward):
+def test_what_is_missing_in_the_data(reward):
     assert reward.needs_tests
-    with pytest.raises(ValueError, match=r"no column 'test', which .* columns are \['prompt', 'entry_point'\]"):
+    with pytest.raises(
+        ValueError, match=rf"no column 'test', which {reward.__name__} needs.* \['prompt', 'entry_point'\]"
+    ):
         reward(prompts=[PROMPT], completions=[RIGHT], entry_point=["double"], trainer_state=object())
     with pytest.raises(ValueError, match=r"test=\[\]"):
         score([RIGHT], reward, test=[[]])
 
 
-def test_later_turns_are_logged_apart(scripted):
-    logged = {}
-    score([RIGHT], executor=scripted(PASSED), log_metric=logged.__setitem__, turn=[1])
-    assert logged["execution_reward/turn_2/solved"] == 1.0 and "execution_reward/solved" not in logged
+def test_no_episodes_are_no_work(scripted, reward):
+    assert score([], reward, executor=scripted(), log_metric=lambda name, value: 1 / 0) == []
 
 
-def test_no_episodes_are_no_work(scripted):
-    assert score([], executor=scripted(), log_metric=lambda name, value: 1 / 0) == []
+@pytest.mark.parametrize("name", ["collaboration_reward", "divided_work_reward"])
+def test_replies_of_another_team(name):
+    assert make_reward(name).needs_entry_point
+    with pytest.raises(ValueError, match=rf"{name} needs replies of 'main' .* got those of \['planner', 'coder'\]"):
+        score([RIGHT], make_reward(name), replies=[{"planner": "", "coder": ""}])
 
 
 def test_lookup():
     assert make_reward("execution_reward") is execution_reward
-    assert make_reward("collaboration_reward") is collaboration_reward
     assert isinstance(make_reward("execution_reward", all_or_nothing=True), partial)
     with pytest.raises(
-        ValueError,
-        match=r"'speed_reward' is unknown\. Use one of 'execution_reward', 'divided_work_reward', 'collaboration_reward', ",
+        ValueError, match=r"'speed_reward' is unknown\. Use one of 'execution_reward', 'divided_work_reward', "
     ):
         make_reward("speed_reward")

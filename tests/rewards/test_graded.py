@@ -3,7 +3,7 @@
 import pytest
 
 from marcog_trl.execution import TestResult, Verdict
-from marcog_trl.rewards import InfrastructureFailure, graded_reward, make_reward
+from marcog_trl.rewards import graded_reward
 from marcog_trl.workflows import Collaboration, Pipeline
 
 
@@ -98,16 +98,6 @@ def test_the_worst_counts_and_messages_do_not(scripted):
         assert score([RIGHT], executor=scripted(verdict)) == [reward]
 
 
-def test_failure_of_the_executor_is_no_reward(scripted):
-    logged = {}
-    broken = Verdict("infrastructure", 0, 3, (TestResult("skipped"),) * 3)
-    executor = scripted(broken, Verdict("passed", 3, 3, (TestResult("passed"),) * 3))
-    completions = [RIGHT, "def double(x):\n    return x + x"]
-    failure, right = score(completions, executor=executor, log_metric=logged.__setitem__, turn=[1, 1])
-    assert isinstance(failure, InfrastructureFailure) and right == 1.0
-    assert logged["graded_reward/turn_2/solved"] == 1.0 and logged["graded_reward/turn_2/wrong_answer"] == 0.0
-
-
 AUX = "def aux(x):\n    return 2"
 MAIN = "def double(x):\n    return aux(x) * x"
 
@@ -137,10 +127,3 @@ def test_errors_that_a_later_agent_corrected_do_not_count(executor):
     }
     solution = Pipeline().solution({"prompt": PROMPT, **COLUMNS}, replies)
     assert score([solution], replies=[replies], executor=executor) == [0.0]
-
-
-def test_needs_tests():
-    assert graded_reward.needs_tests
-    with pytest.raises(ValueError, match="no column 'test'"):
-        graded_reward([PROMPT], [RIGHT], entry_point=["double"])
-    assert make_reward("graded_reward") is graded_reward

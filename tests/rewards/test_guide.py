@@ -7,7 +7,8 @@ from teams import logged, script
 def test_trains(tiny_model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {}
-    exec(code_of("marcog_trl/rewards/README.md").replace("Qwen/Qwen2.5-Coder-0.5B-Instruct", tiny_model), names)
+    code = code_of("marcog_trl/rewards/README.md").replace("Qwen/Qwen2.5-Coder-0.5B-Instruct", tiny_model)
+    exec(code.replace('GRPOConfig("outputs/grpo")', 'GRPOConfig("outputs/grpo", use_cpu=True)'), names)
     trainer = names["trainer"]
     trainer.args.max_steps, trainer.args.logging_steps = 1, 1
     script(trainer)

@@ -14,7 +14,7 @@ from marcog_trl.parsing.syntax import combine, parse
 from marcog_trl.problems import solution_job
 from marcog_trl.rewards import InfrastructureFailure, execution_reward, needs_entry_point, needs_tests
 from marcog_trl.rewards.experiments import experiment
-from marcog_trl.rewards.verdicts import log_means, problems_of, run_jobs
+from marcog_trl.rewards.solutions import Solutions
 
 
 FACTS = ("fails_on_bug", "passes_on_reference", "fails_on_others", "discriminates")
@@ -22,9 +22,7 @@ FACTS = ("fails_on_bug", "passes_on_reference", "fails_on_others", "discriminate
 
 @needs_entry_point
 @needs_tests
-def bugfix_reward(
-    prompts, completions, *, replies=None, verdicts=None, turn=None, executor=None, log_metric=None, **columns
-):
+def bugfix_reward(prompts, completions, *, replies=None, **given):
     """
     Reward by agent, in [0, 1]:
 
@@ -40,7 +38,7 @@ def bugfix_reward(
     `fails_on_bug`, `passes_on_reference`, `fails_on_others` and `discriminates`; and all that [`execution_reward`] logs.
 
     Args:
-        prompts, completions, verdicts, turn, executor, log_metric, **columns: See [`execution_reward`].
+        prompts, completions, **given: See [`execution_reward`].
         replies (`list[dict[str, str]]` of length E, *optional*): Agent → reply, with one of `"tester"`. Trainers of a single
             agent pass none.
 
@@ -51,16 +49,16 @@ def bugfix_reward(
     Raises:
         ValueError: If the dataset has no tests, or, with `replies`, no entry points, buggy or reference solutions.
     """
-    given = {"verdicts": verdicts, "turn": turn, "executor": executor, "log_metric": log_metric}
-    rates = execution_reward(prompts, completions, **given, **columns)
+    rates = execution_reward(prompts, completions, **given)
     if replies is None:
         return rates
-    problems = problems_of(prompts, columns, ("entry_point", "buggy_solution", "canonical_solution"))
-    jobs = [jobs_of(problem, texts["tester"]) for problem, texts in zip(problems, replies, strict=True)]
-    found = iter(run_jobs([job for own in jobs for job in own], verdicts, executor))  # of all episodes, in one call
+    needed = ("entry_point", "buggy_solution", "canonical_solution")
+    solutions = Solutions("bugfix_reward", prompts, completions, given, needed)
+    jobs = [jobs_of(problem, texts["tester"]) for problem, texts in zip(solutions.problems, replies, strict=True)]
+    found = iter(solutions.run([job for own in jobs for job in own]))  # of all episodes, in one call
     outcomes = [outcome_of(list(itertools.islice(found, len(own)))) for own in jobs]
     facts = {name: [None if outcome is None else outcome[name] for outcome in outcomes] for name in FACTS}
-    log_means(log_metric, "bugfix_reward", {"usable_assert": [float(bool(own)) for own in jobs], **facts}, turn)
+    solutions.log({"usable_assert": [float(bool(own)) for own in jobs], **facts})
     rewards = []
     for rate, outcome, texts in zip(rates, outcomes, replies, strict=True):
         if outcome is None:
@@ -101,7 +99,7 @@ def examples_in(text, function):
     Finds the calls of a function in a text, such as the examples in a docstring.
 
     Returns:
-        `list[list[Any]]`: The arguments of each call, if they are literals; those given by name are last.
+        `list[tuple[list, dict]]`: The positional and the named arguments of each call, if they are literals.
     """
     found = []
     for start in re.finditer(rf"\b{re.escape(function)}\(", text):
@@ -109,7 +107,7 @@ def examples_in(text, function):
         ends = itertools.islice(re.finditer(r"\)", rest), 40)
         call = next((tree.body[0].value for end in ends if (tree := parse(rest[: end.end()])) is not None), None)
         if isinstance(call, ast.Call):
-            arguments = ast.List([*call.args, *(keyword.value for keyword in call.keywords)], ast.Load())
             with suppress(ValueError):  # not a literal
-                found.append(ast.literal_eval(arguments))
+                named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+                found.append(([ast.literal_eval(value) for value in call.args], named))
     return found
