@@ -16,7 +16,7 @@ from marcog_trl.execution import CodeExecutor
 from marcog_trl.execution.isolation import ISOLATION_LEVELS, IsolationLevel
 from marcog_trl.execution.jobs import LEAST_MEMORY_MB
 from marcog_trl.team.endpoint_agents import use_endpoints
-from marcog_trl.workflows import Centralized, ClassTeam, Rounds, construct, workflow_class
+from marcog_trl.workflows import Centralized, ClassTeam, FeedbackWorkflow, construct, workflow_class
 from marcog_trl.workflows.expert import ExpertEdits
 from marcog_trl.workflows.feedback import FEEDBACK_MODES
 from marcog_trl.workflows.from_file import names_file
@@ -191,7 +191,7 @@ class PlaySettings:
         brought: dict[str, Any] = {"num_turns": workflow.num_turns, "num_agents": len(workflow.agents)}
         brought["roles"] = {agent.name: agent.role for agent in workflow.agents}
         brought |= {setting: None for setting, option in _OPTION_OF.items() if option not in (options or ())}
-        if isinstance(workflow, Rounds):
+        if isinstance(workflow, FeedbackWorkflow):
             brought |= {"feedback": workflow.feedback, "visible_tests": workflow.visible_tests}
             if isinstance(workflow.expert, ExpertEdits):
                 asked = workflow.expert.endpoint
@@ -210,7 +210,7 @@ class PlaySettings:
                     instead = f"Leave {name} out, or let {title} take it as an argument."
                 raise ValueError(f"{name}={asked!r} contradicts the given workflow {title}. {instead}")
         self.num_turns = workflow.num_turns
-        if isinstance(workflow, Rounds):
+        if isinstance(workflow, FeedbackWorkflow):
             self.visible_tests = brought["visible_tests"]
             # team.json cannot hold functions or other kinds of experts
             if isinstance(workflow.feedback, str) and (workflow.expert is None or brought["expert_model"] is not None):

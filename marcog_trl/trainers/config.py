@@ -63,7 +63,7 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
             Whether one agent writes the parts of all agents of the workflow in one reply (see [`Centralized`]).
         feedback (`str`, *optional*, defaults to `"level_feedback"`):
             Feedback between turns: `"level_feedback"`, `"level_passed"`, `"passed"`, `"plain"` or `"expert_edits"` (see
-            [`Rounds`]). Pass a function to the workflow instead.
+            [`FeedbackWorkflow`]). Pass a function to the workflow instead.
         expert_model, expert_base_url (`str`, *optional*):
             Model and endpoint that `feedback="expert_edits"` asks with the `openai` client. The environment variable
             `OPENAI_API_KEY` has the key.

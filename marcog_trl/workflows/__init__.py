@@ -11,7 +11,7 @@ from marcog_trl.workflows.collaboration import Collaboration
 from marcog_trl.workflows.discussion import Discussion
 from marcog_trl.workflows.from_file import load_class, make, names_file
 from marcog_trl.workflows.pipeline import Pipeline
-from marcog_trl.workflows.rounds import Rounds, Single
+from marcog_trl.workflows.rounds import FeedbackWorkflow, Single
 
 
 __all__ = [
@@ -19,8 +19,8 @@ __all__ = [
     "ClassTeam",
     "Collaboration",
     "Discussion",
+    "FeedbackWorkflow",
     "Pipeline",
-    "Rounds",
     "Single",
     "make_workflow",
 ]

@@ -11,13 +11,13 @@ from marcog_trl.checks import COUNT, check_number
 from marcog_trl.parsing.classes import merge_class, read_part, skeleton_of
 from marcog_trl.parsing.prompts import context_of, fill, messages_of
 from marcog_trl.workflows.feedback import Feedback, Level, VisibleTests
-from marcog_trl.workflows.rounds import CODE, Rounds
+from marcog_trl.workflows.rounds import CODE, FeedbackWorkflow
 
 
 SPLITS = ("random", "pick", "one")
 
 
-class ClassTeam(Rounds):
+class ClassTeam(FeedbackWorkflow):
     """
     Agents that write the methods of one class at the same moment, without seeing each other's replies. The solution is the
     class with the methods of all agents. If several agents wrote a method, the version of the agent that was asked for it is
@@ -29,7 +29,7 @@ class ClassTeam(Rounds):
             the same way for a problem; the numbers of methods differ by one at most, and agents without a method do not
             speak. `"pick"`: each agent picks its methods. `"one"`: one agent writes all methods.
         num_turns (`int`, *optional*, defaults to `1`): Rounds of the whole team.
-        feedback, visible_tests, roles, expert: See [`Rounds`].
+        feedback, visible_tests, roles, expert: See [`FeedbackWorkflow`].
 
     Raises:
         ValueError: If an argument has an unknown value; while playing, if a problem has no class with methods to write.

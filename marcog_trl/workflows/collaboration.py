@@ -11,7 +11,7 @@ from marcog_trl.parsing.predicates import calls, defines, ignores_result, is_thi
 from marcog_trl.parsing.replies import code_in
 from marcog_trl.parsing.syntax import combine
 from marcog_trl.workflows.feedback import Feedback, Level, VisibleTests
-from marcog_trl.workflows.rounds import Rounds
+from marcog_trl.workflows.rounds import FeedbackWorkflow
 
 
 # An example keeps a small model from solving the whole problem, which it does if it is only told not to
@@ -34,7 +34,7 @@ def _helper(i: int, function: str) -> str:
     )
 
 
-class Collaboration(Rounds):
+class Collaboration(FeedbackWorkflow):
     """
     Helpers and a main agent that write at the same moment. A helper writes the function `aux` (the second helper `aux2`, and
     so on), and the main agent the entry point, which may call it. They do not see each other's replies.
@@ -42,7 +42,7 @@ class Collaboration(Rounds):
     Args:
         num_agents (`int`, *optional*, defaults to `2`): Size of the team: one main agent, the others helpers.
         num_turns (`int`, *optional*, defaults to `1`): Rounds of the whole team.
-        feedback, visible_tests, roles, expert: See [`Rounds`].
+        feedback, visible_tests, roles, expert: See [`FeedbackWorkflow`].
 
     Raises:
         ValueError: If an argument has an unknown value.

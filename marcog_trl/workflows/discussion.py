@@ -13,10 +13,10 @@ from marcog_trl.parsing.prompts import messages_of
 from marcog_trl.parsing.replies import code_in
 from marcog_trl.parsing.syntax import parse, shape
 from marcog_trl.workflows.feedback import Feedback, VisibleTests
-from marcog_trl.workflows.rounds import CODE, SOLVER, Rounds
+from marcog_trl.workflows.rounds import CODE, SOLVER, FeedbackWorkflow
 
 
-class Discussion(Rounds):
+class Discussion(FeedbackWorkflow):
     """
     Agents that all propose a solution at the same moment, read the others' proposals, and revise their own: two replies of
     each agent per turn. The solution is the program that most agents end with, or the first agent's in a tie.
@@ -24,7 +24,7 @@ class Discussion(Rounds):
     Args:
         num_agents (`int`, *optional*, defaults to `2`): Size of the team.
         num_turns (`int`, *optional*, defaults to `1`): Rounds of the whole team.
-        feedback, visible_tests, roles, expert: See [`Rounds`].
+        feedback, visible_tests, roles, expert: See [`FeedbackWorkflow`].
 
     Raises:
         ValueError: If an argument has an unknown value.

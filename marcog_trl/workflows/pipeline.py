@@ -10,10 +10,10 @@ from marcog_trl.checks import COUNT, check_number
 from marcog_trl.parsing.replies import code_in, error_in
 from marcog_trl.problems import solution_job
 from marcog_trl.workflows.feedback import Feedback, VisibleTests, visible_results
-from marcog_trl.workflows.rounds import CODE, SOLVER, Rounds
+from marcog_trl.workflows.rounds import CODE, SOLVER, FeedbackWorkflow
 
 
-class Pipeline(Rounds):
+class Pipeline(FeedbackWorkflow):
     """
     Planner, coder and debugger, one after the other. The coder reads the plan; the debugger reads the code and its test
     results, and the last agent's code is the solution.
@@ -22,7 +22,7 @@ class Pipeline(Rounds):
         num_agents (`int`, *optional*, defaults to `3`): 1: coder; 2: planner and coder; 3: planner, coder and debugger; more:
             more debuggers, each of which reads the code of the one before.
         num_turns (`int`, *optional*, defaults to `1`): Rounds of the whole team.
-        feedback, visible_tests, roles, expert: See [`Rounds`]. `visible_tests` also applies to debuggers.
+        feedback, visible_tests, roles, expert: See [`FeedbackWorkflow`]. `visible_tests` also applies to debuggers.
 
     Raises:
         ValueError: If an argument has an unknown value.

@@ -32,7 +32,7 @@ CODE = "Answer with one Python code block."
 SOLVER = f"{PLACE}\n\nWrite the complete Python code. {CODE}"
 
 
-class Rounds(Workflow):
+class FeedbackWorkflow(Workflow):
     """
     Base class of the shipped workflows: repeats a round of the team, with feedback between the turns. Each agent sees its
     own history only.
@@ -195,14 +195,14 @@ class Rounds(Workflow):
         return [Level(f"Definition of {target}", state, state == "found"), syntax]
 
 
-class Single(Rounds):
+class Single(FeedbackWorkflow):
     """
     One agent, whose reply is the solution. Problems in plain text become a chat message with the role text. Chat messages are
     sent unchanged, and so is plain text if the role text is empty, as in TRL's trainers.
 
     Args:
         num_turns (`int`, *optional*, defaults to `1`): Number of replies, with feedback between them.
-        feedback, visible_tests, roles, expert: See [`Rounds`]. With `roles={"solver": ""}`, the model continues plain text.
+        feedback, visible_tests, roles, expert: See [`FeedbackWorkflow`]. With `roles={"solver": ""}`, the model continues plain text.
     """
 
     def __init__(

@@ -1,9 +1,8 @@
 """Fixing bugs (`recipes/examples/bugfix`): its problems, what its agents read and earn, and a whole run on the command lines."""
 
 import importlib
-import importlib.util
 import json
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -37,7 +36,9 @@ def executor():
 def data(tmp_path_factory):
     """The built-in problems with bugs, as the script writes them."""
     folder = tmp_path_factory.mktemp("bugs") / "data"
-    subprocess.run([sys.executable, FOLDER / "problems.py", folder], check=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["problems.py", str(folder)])
+        runpy.run_path(str(FOLDER / "problems.py"), run_name="__main__")
     return str(folder)
 
 
@@ -45,7 +46,7 @@ def data(tmp_path_factory):
 
 
 def test_bugs_fail_a_test_and_reference_solutions_pass(data, executor):
-    rows = [*load_problems(data, "train[:40]"), *load_problems(data, "test[:20]")]
+    rows = [*load_problems(data, "train[:20]"), *load_problems(data, "test[:10]")]
     columns = ("buggy_solution", "canonical_solution")
     verdicts = executor.run([solution_job(row, row[column]) for column in columns for row in rows])
     assert [verdict.status for verdict in verdicts] == ["failed"] * len(rows) + ["passed"] * len(rows)
@@ -77,10 +78,7 @@ FIX = {
 
 
 def test_humanevalfix(executor):
-    spec = importlib.util.spec_from_file_location("problems_of_the_example", FOLDER / "problems.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    row = module.humanevalfix(FIX)
+    row = runpy.run_path(str(FOLDER / "problems.py"))["humanevalfix"](FIX)
     assert row["task_id"] == "humanevalfix/Python/0" and row["setup"] == "import math\ntwo = 2"
     verdicts = executor.run([solution_job(row, row[column]) for column in ("canonical_solution", "buggy_solution")])
     assert [(verdict.passed, verdict.total) for verdict in verdicts] == [(2, 2), (1, 2)]
@@ -224,7 +222,7 @@ def test_asserts_that_know_the_result_earn_and_others_do_not(executor, prompt):
 
 def test_what_the_code_with_the_bug_returns_earns_nothing(data, executor):
     """The attacks that once worked on the built-in problems: all that they know is the code that the tester is shown."""
-    for row in load_problems(data, "train[:8]"):
+    for row in load_problems(data, "train[:4]"):
         namespace = {}
         exec(row["buggy_solution"], namespace)  # our own program
         call = row["test"][0].removeprefix("assert ").split(" == ")[0]
@@ -377,15 +375,3 @@ def test_from_training_to_solving(tiny_model, tmp_path, data, monkeypatch, capfd
 def test_the_code_of_the_guide(monkeypatch):
     monkeypatch.chdir(ROOT)
     exec(code_of("recipes/examples/bugfix/README.md"), {})
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("nowhere.py:reward", "reward='nowhere.py:reward': the file 'nowhere.py' cannot be read: No such file"),
-        (f"{FOLDER}/reward.py:bugfix", "defines no function 'bugfix'"),
-    ],
-)
-def test_a_file_that_has_no_such_reward(name, message):
-    with pytest.raises(ValueError, match=message):
-        make_reward(name)

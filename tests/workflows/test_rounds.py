@@ -352,12 +352,6 @@ def test_pipeline_turns_continue_every_agents_own_chat():
     assert len(executor.jobs) == 3  # the coder's code in both turns, and the solution between them
 
 
-def test_an_episode_is_determined_by_its_answers():
-    replies = {"helper": ["Hm.", AUX], "main": [MAIN, MAIN]}
-    first, second = (play(Collaboration(num_turns=2), replies, Executor("failed")) for _ in range(2))
-    assert first == second
-
-
 def test_feedback_from_real_execution():
     with CodeExecutor(num_workers=1, isolation="best_effort") as executor:
         stages = play(
@@ -383,11 +377,3 @@ def test_feedback_from_real_execution():
 def test_options_of_another_type_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         make_workflow("collaboration", **options)
-
-
-def test_a_class_in_place_of_a_function_is_refused():
-    class Told:
-        pass
-
-    with pytest.raises(TypeError, match="feedback is the class Told"):
-        make_workflow("single", num_turns=2, feedback=Told)

@@ -8,10 +8,10 @@ from marcog_trl import Agent, Execute
 from marcog_trl.parsing.asserts import assert_in
 from marcog_trl.parsing.replies import code_in
 from marcog_trl.problems import solution_job
-from marcog_trl.workflows import Rounds
+from marcog_trl.workflows import FeedbackWorkflow
 
 
-class Bugfix(Rounds):
+class Bugfix(FeedbackWorkflow):
     """
     The tester reads the problem and its code, which has a bug, and writes one assert. The assert is run on this code. The fixer
     reads code, assert and result, and writes the corrected function, which is the solution.
@@ -19,7 +19,7 @@ class Bugfix(Rounds):
     The code is in the column `buggy_solution`. Problems without one have it in the prompt.
 
     Args:
-        num_turns, feedback, visible_tests, roles, expert: See [`~marcog_trl.workflows.Rounds`].
+        num_turns, feedback, visible_tests, roles, expert: See [`~marcog_trl.workflows.FeedbackWorkflow`].
     """
 
     needs_entry_point = True
