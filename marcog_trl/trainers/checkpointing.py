@@ -365,6 +365,7 @@ class Checkpointing(_BaseTrainer):
 
     args: Any
     team: Any
+    model: Any
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs):
         with only_run_in(self._folder(None)):
@@ -486,9 +487,7 @@ class Checkpointing(_BaseTrainer):
         dtypes = {name: p.dtype for name, p in self.model.named_parameters() if p.requires_grad}
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         for name, p in self.model.named_parameters():
-            if p.dtype != dtypes.get(
-                name, p.dtype
-            ):  # PEFT loads in float32 what TRL trains in bfloat16 on a quantised model
+            if p.dtype != dtypes.get(name, p.dtype):  # PEFT loads in float32 what TRL trains in bfloat16
                 p.data = p.data.to(dtypes[name])
         self._load_modules(resume_from_checkpoint)
 
