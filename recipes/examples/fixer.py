@@ -2,8 +2,7 @@
 Coder and fixer: a coder writes the function. If it fails the example of the problem, a fixer reads the code and the error, and
 writes the function again.
 
-    python recipes/train_magrpo.py --config recipes/configs/qwen2.5-coder-0.5b-cpu.yaml --reward execution_reward --gamma_turn 0.5 \\
-        --workflow recipes/examples/fixer.py:CodeAndFix --num_turns 2 --max_completion_length 128 --output_dir outputs/fixer
+    python recipes/train_magrpo.py --config recipes/configs/qwen2.5-coder-0.5b-cpu-fixer.yaml
 
 The coder's reply is the solution of the first turn, and the fixer's that of the second, so each is rewarded for its own code.
 """
