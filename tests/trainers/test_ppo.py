@@ -16,9 +16,6 @@ from marcog_trl.agents import Slot
 from marcog_trl.team.vllm import LanguageModelGeneration
 
 
-TRAINERS = [MultiAgentPPOTrainer, SHPPOTrainer]
-
-
 def fixed_values(trainer, values):
     """Makes the critic say these numbers, row by row, whatever it sees."""
     values = torch.tensor(values)
@@ -288,14 +285,15 @@ class TestRatio:
 
 
 class TestBatches:
-    @pytest.mark.parametrize("trainer_class", TRAINERS)
+    """Of SHPPO, whose losses contain those of PPO."""
+
     @pytest.mark.parametrize("workflow", [teams.Pair(), teams.Chain(num_turns=2)])
-    def test_accumulation_gives_the_update_of_one_batch(self, tiny_model, tmp_path, trainer_class, workflow):
+    def test_accumulation_gives_the_update_of_one_batch(self, tiny_model, tmp_path, workflow):
         def run(size, steps):
             return gradients(
                 tiny_model,
                 tmp_path,
-                trainer_class,
+                SHPPOTrainer,
                 workflow=workflow,
                 per_device_train_batch_size=size,
                 gradient_accumulation_steps=steps,
@@ -306,17 +304,15 @@ class TestBatches:
         [accumulated] = run(1, 8)
         assert_equal_gradients(accumulated, whole)
 
-    @pytest.mark.parametrize("trainer_class", TRAINERS)
-    def test_several_updates_share_a_generation_batch_evenly(self, tiny_model, tmp_path, trainer_class):
+    def test_several_updates_share_a_generation_batch_evenly(self, tiny_model, tmp_path):
         """With a learning rate of 0, the updates of a generation batch average to the update of the whole."""
         options = {"workflow": teams.Pair(), "learning_rate": 0.0, "critic_learning_rate": 0.0}
-        if trainer_class is SHPPOTrainer:
-            options |= {"latent_learning_rate": 0.0, "inference_learning_rate": 0.0}
-        [whole] = gradients(tiny_model, tmp_path, trainer_class, **options)
+        options |= {"latent_learning_rate": 0.0, "inference_learning_rate": 0.0}
+        [whole] = gradients(tiny_model, tmp_path, SHPPOTrainer, **options)
         parts = gradients(
             tiny_model,
             tmp_path,
-            trainer_class,
+            SHPPOTrainer,
             per_device_train_batch_size=2,
             steps_per_generation=4,
             gradient_accumulation_steps=2,
@@ -346,6 +342,8 @@ class Spare(teams.Pair):
 
 
 class TestDeadRows:
+    """Of SHPPO, whose losses contain those of PPO."""
+
     OPTIONS = [
         {},
         {"loss_type": "grpo"},
@@ -354,23 +352,20 @@ class TestDeadRows:
         {"loss_type": "bnpo", "agent_loss_weighting": "token", "beta": 0.1},
     ]
 
-    @pytest.mark.parametrize("trainer_class", TRAINERS)
     @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: options.get("loss_type", "dapo"))
-    def test_a_masked_episode_leaves_no_trace(self, tiny_model, tmp_path, trainer_class, options):
-        options = {"workflow": teams.Pair(), "num_generations": 2, **options}
-        if trainer_class is SHPPOTrainer:
-            options["latent_distance"] = "minmax"
+    def test_a_masked_episode_leaves_no_trace(self, tiny_model, tmp_path, options):
+        options = {"workflow": teams.Pair(), "num_generations": 2, "latent_distance": "minmax", **options}
         [masked] = gradients(
             tiny_model,
             tmp_path,
-            trainer_class,
+            SHPPOTrainer,
             data=teams.dataset(4),
             reward=silent_about("def f3(x):"),
             per_device_train_batch_size=16,
             **options,
         )
         [without] = gradients(
-            tiny_model, tmp_path, trainer_class, data=teams.dataset(3), per_device_train_batch_size=12, **options
+            tiny_model, tmp_path, SHPPOTrainer, data=teams.dataset(3), per_device_train_batch_size=12, **options
         )
         assert_equal_gradients(masked, without)
 
@@ -396,14 +391,13 @@ class TestDeadRows:
         assert not output["row_weight"][:4].eq(0).any()
         assert trainer._metrics["train"]["episodes/masked"] == [0.5]
 
-    @pytest.mark.parametrize("trainer_class", TRAINERS)
     @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: options.get("loss_type", "dapo"))
-    def test_unused_slots_leave_no_trace(self, tiny_model, tmp_path, trainer_class, options):
+    def test_unused_slots_leave_no_trace(self, tiny_model, tmp_path, options):
         [spare] = gradients(
-            tiny_model, tmp_path, trainer_class, workflow=Spare(), per_device_train_batch_size=16, **options
+            tiny_model, tmp_path, SHPPOTrainer, workflow=Spare(), per_device_train_batch_size=16, **options
         )
         [plain] = gradients(
-            tiny_model, tmp_path, trainer_class, workflow=teams.Pair(), per_device_train_batch_size=8, **options
+            tiny_model, tmp_path, SHPPOTrainer, workflow=teams.Pair(), per_device_train_batch_size=8, **options
         )
         assert_equal_gradients(spare, plain)
 

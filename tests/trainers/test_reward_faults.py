@@ -275,6 +275,7 @@ class TestExecution:
         assert ended.stdout.split()[-1] == "pf" * 20
 
 
+@pytest.mark.slow
 def test_processes_stop_or_go_on_together(tiny_model, tmp_path):
     """Two processes, of which one's reward function fails; neither waits for the other."""
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(ROOT / "recipes" / "ddp.yaml")]

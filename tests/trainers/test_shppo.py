@@ -151,8 +151,10 @@ class TestEquality:
         assert teams.logged(trainer, "critic/value_loss") != teams.logged(ppo, "critic/value_loss")
         assert teams.logged(trainer, "latent/core_norm")[-1] > 0
 
-    @pytest.mark.parametrize("mode", ["observation", "agent", "gradient", "minmax"])
-    @pytest.mark.parametrize("workflow", [teams.Pair, SameAsked])
+    @pytest.mark.parametrize(
+        ("mode", "workflow"),
+        [("observation", teams.Pair), ("agent", SameAsked), ("gradient", SameAsked), ("minmax", teams.Pair)],
+    )
     def test_permuting_the_agents_permutes_everything(self, tiny_model, tmp_path, mode, workflow):
         """With three agents, their replies by prompt, and no noise, which belongs to places and not to agents."""
 

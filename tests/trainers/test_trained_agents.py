@@ -8,7 +8,6 @@ import torch
 from transformers import TrainerCallback
 
 from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOTrainer
-from marcog_trl.trainers import MultiAgentTrainer
 
 
 class Alone(teams.Pair):
@@ -70,14 +69,11 @@ def check_equal(ours, theirs, scale=1.0):
 @pytest.mark.parametrize(
     ("trainer", "options"),
     [
-        (MultiAgentTrainer, {}),
         (MultiAgentGRPOTrainer, {"scale_rewards": "batch"}),
         (MultiAgentGRPOTrainer, {"scale_rewards": "agent", "loss_type": "grpo", "advantage": "rloo"}),
-        (MultiAgentGRPOTrainer, {"scale_rewards": "batch", "loss_type": "dr_grpo"}),
         (MultiAgentGRPOTrainer, {"loss_type": "bnpo", "agent_loss_weighting": "token"}),
         (MultiAgentGRPOTrainer, {"turn_tree": True, "scale_rewards": "batch", "per_device_train_batch_size": 24}),
         (MultiAgentPPOTrainer, {"critic": "agent", "advantage_normalization": "batch"}),
-        (MultiAgentPPOTrainer, {"critic": "none", "agent_loss_weighting": "token"}),
         (SHPPOTrainer, {"critic": "agent", "policy_gradient_to_latent": True}),
         (SHPPOTrainer, {"critic": "agent", "latent_scope": "agent", "latent_distance": "minmax"}),
         (SHPPOTrainer, {"critic": "none", "parameter_sharing": "separate"}),
