@@ -233,7 +233,6 @@ RATIO_MODES = {
     "observation": (SHPPOTrainer, {}),
     "agent-scope": (SHPPOTrainer, {"latent_scope": "agent"}),
     "gradient-to-latent": (SHPPOTrainer, {"policy_gradient_to_latent": True}),
-    "agent-scope-gradient": (SHPPOTrainer, {"latent_scope": "agent", "policy_gradient_to_latent": True}),
     "separate": (SHPPOTrainer, {"parameter_sharing": "separate"}),
     "dropout": (SHPPOTrainer, {"lora": {"lora_dropout": 0.3}}),
     "checkpointing": (SHPPOTrainer, {"gradient_checkpointing": True}),
