@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
-
 from marcog_trl.agents import Workflow
+from marcog_trl.team.base_models import load_tokenizer
 from marcog_trl.team.description import TEAM_FILE, TeamDescription
 from marcog_trl.team.loading import find_team, load_base_model, settings_with
 from marcog_trl.team.settings import TeamSettings
@@ -44,10 +43,7 @@ def untrained_team(
     settings = settings or TeamSettings()
     played = settings.make_workflow(workflow)
     executor = settings.make_executor() if played.needs_tests else None  # raises on machines without isolation
-    if tokenizer is None:
-        tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
+    tokenizer = load_tokenizer(model) if tokenizer is None else tokenizer
     loaded = load_base_model(model, None, model_init_kwargs or {}, device).eval()
     description = TeamDescription.of("", loaded, played, ["execution_reward"], settings, {})
     return Team(loaded, tokenizer, played, settings, description, executor=executor)
@@ -103,7 +99,5 @@ def single_agent(
         centralized=False,
         parameter_sharing="shared",
     )
-    tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
-    return untrained_team(
-        base_model or saved.base_model, of_one, tokenizer=tokenizer, model_init_kwargs=model_init_kwargs
-    )
+    base = base_model or saved.base_model
+    return untrained_team(base, of_one, tokenizer=load_tokenizer(path), model_init_kwargs=model_init_kwargs)

@@ -35,6 +35,7 @@ from marcog_trl.heterogeneity import save_split_adapters
 from marcog_trl.preferences.episodes import ROW_KEYS, EpisodeCollator, EpisodeModel, make_examples
 from marcog_trl.preferences.madpo_config import DIFFERENCES, MADPOConfig
 from marcog_trl.preferences.pairs import check_identity, identity
+from marcog_trl.team.base_models import load_tokenizer
 from marcog_trl.team.description import ADAPTER_FILES, MODULES_FILE, TEAM_FILE, TeamDescription
 from marcog_trl.team.loading import (
     check_adapter,
@@ -42,7 +43,6 @@ from marcog_trl.team.loading import (
     check_layers,
     find_team,
     load_modules,
-    load_tokenizer,
     settings_with,
     warn_of_quantization,
 )

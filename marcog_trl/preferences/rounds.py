@@ -45,6 +45,7 @@ from marcog_trl.preferences.reward_model import TeamRewardModel
 from marcog_trl.preferences.reward_trainer import TeamRewardConfig, TeamRewardTrainer, hold_out_problems
 from marcog_trl.processes import on_main, this_process
 from marcog_trl.report.metrics_file import MetricsFile
+from marcog_trl.team.base_models import load_tokenizer
 from marcog_trl.team.data_checks import check_dataset
 from marcog_trl.team.description import ADAPTER_FILES, MODULES_FILE, TEAM_FILE, TeamDescription, agents_of
 from marcog_trl.team.hub import root_files
@@ -597,7 +598,7 @@ class MARLHFRounds(PreferenceRounds):
             [reward_model, *gold],
             of_round,
             self.train_dataset,
-            processing_class=AutoTokenizer.from_pretrained(this.policy, padding_side="left"),
+            processing_class=load_tokenizer(this.policy),
         )
         if "ref" in trainer.model.peft_config:
             # TRL's reference is the team of this round; KL is to be measured from the first one's
@@ -740,8 +741,5 @@ def save_untrained_team(
             weights = {f"{name}.{key}": x for name, net in networks.items() for key, x in net.state_dict().items()}
             save_file(weights, path / MODULES_FILE, metadata={"format": "pt"})
     adapted.save_pretrained(str(path))
-    tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    tokenizer.save_pretrained(path)
+    load_tokenizer(model).save_pretrained(path)
     TeamDescription.of("", adapted, played, rewards, settings, described).write(path)

@@ -28,14 +28,31 @@ def check_model(field: str, name: str, tokenizer: bool = True, **model_init_kwar
     options = {key: model_init_kwargs[key] for key in _WHERE_FROM if key in model_init_kwargs}
     try:
         AutoConfig.from_pretrained(name, **options)
-        found = AutoTokenizer.from_pretrained(name, **options) if tokenizer else None
+        if tokenizer:
+            load_tokenizer(name, **options)
         for file in sorted(Path(name).glob("*.safetensors")):
             with safe_open(file, "pt"):
                 pass
     except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f"{field}={name!r} cannot be loaded: {' '.join(str(error).split())}") from error
-    # transformers builds an empty tokenizer if the vocabulary is missing
-    if found is not None and len(found) <= len(found.all_special_ids):
+
+
+def load_tokenizer(name: str | Path, **options: Any) -> Any:
+    """
+    Loads a tokenizer as teams use it: it pads on the left, with the end-of-sequence token if it has no token for that.
+
+    Args:
+        name (`str` or `Path`): Folder, or repository on the Hub.
+        **options: Keyword arguments for `from_pretrained`.
+
+    Raises:
+        ValueError: If the vocabulary is missing, where transformers builds an empty tokenizer.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left", **options)
+    if len(tokenizer) <= len(tokenizer.added_tokens_decoder):
         raise ValueError(
-            f"{field}={name!r} has no tokenizer. Save one there with tokenizer.save_pretrained({name!r})."
+            f"{str(name)!r} has no tokenizer. Save one there with tokenizer.save_pretrained({str(name)!r})."
         )
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer

@@ -16,12 +16,13 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from peft import PeftConfig, PeftModel, get_peft_model_state_dict
 from safetensors import safe_open
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from marcog_trl.agents import Workflow, with_tools
 from marcog_trl.checks import nearest
 from marcog_trl.heterogeneity import CoreDecoder, LatentNet, LoraCores
 from marcog_trl.processes import this_process
+from marcog_trl.team.base_models import load_tokenizer
 from marcog_trl.team.description import (
     ADAPTER_FILES,
     MODULES_FILE,
@@ -57,7 +58,8 @@ def load_team(
     # First, because it raises on machines without isolation
     executor = settings.make_executor() if workflow.needs_tests else None
     described = _describe(path, saved, settings, workflow, overrides, others, base_model, given)
-    tokenizer = load_tokenizer(path)
+    with reading(f"The tokenizer of {str(path)!r}", USE_SAVED_TEAM):
+        tokenizer = load_tokenizer(path)
     if saved.full_finetuning and base_model is not None:
         raise ValueError(
             f"base_model={base_model!r} does not apply to {str(path)!r}, which has all weights of its model. Leave it out."
@@ -89,19 +91,6 @@ def load_base_model(name: str, quantization_config: Any, model_init_kwargs: Mapp
         options |= {"quantization_config": quantization_config, "device_map": {"": device}}
     model = AutoModelForCausalLM.from_pretrained(name, **options)
     return model if quantization_config is not None or "device_map" in options else model.to(device)
-
-
-def load_tokenizer(path: Path) -> Any:
-    """Loads the tokenizer of a saved team."""
-    with reading(f"The tokenizer of {str(path)!r}", USE_SAVED_TEAM):
-        tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
-    names = tokenizer.vocab_files_names.values()
-    # transformers builds an empty tokenizer if the vocabulary is missing
-    if not any((path / name).is_file() for name in names):
-        raise ValueError(f"{str(path)!r} has no tokenizer: all of {', '.join(names)} are missing. {USE_SAVED_TEAM}")
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
 
 
 def load_modules(path: Path, model: Any, settings: TeamSettings, agents: list[str]) -> TeamModule | None:

@@ -1,13 +1,8 @@
 """What `train` of the recipes does before training."""
 
-from dataclasses import fields
-from unittest.mock import MagicMock
-
 import pytest
-from trl import ModelConfig
 
 from marcog_trl import MultiAgentPPOConfig, MultiAgentPPOTrainer, load_problems
-from marcog_trl.cli import parsing
 from marcog_trl.cli import train as training
 from marcog_trl.cli.arguments import TeamArguments
 from marcog_trl.cli.recipe import TrainingRecipe
@@ -55,29 +50,6 @@ class TestTrain:
         flags = ["--model_name_or_path", tiny_model, "--workflow", "collaboration"]
         with pytest.raises(SystemExit, match=r"^error: flash_attn is not installed; pip install flash_attn$"):
             train(Needy, *flags)
-
-    def test_every_flag_is_used_or_refused(self, train, tiny_model, monkeypatch):
-        """After the command line has been read, something looks at each field."""
-        read: set[str] = set()
-
-        def note(thing, name):
-            read.add(name)
-            return object.__getattribute__(thing, name)
-
-        def parse(*args):
-            made = before(*args)
-            for cls in (TeamArguments, ModelConfig):
-                monkeypatch.setattr(cls, "__getattribute__", note)
-            return made
-
-        before = parsing.Parser.parse
-        monkeypatch.setattr(parsing.Parser, "parse", parse)
-        for name in ("write_results", "print_table", "next_steps"):
-            monkeypatch.setattr(training, name, MagicMock())
-        monkeypatch.setattr(training, "evaluate_problems", lambda *args, **options: ({}, []))
-        for flags in ([], ["--load_in_4bit", "--dataset_test_split", "train[:2]", "--allow_overlap"]):
-            train(MagicMock(), "--model_name_or_path", tiny_model, "--eval_strategy", "steps", *flags)
-        assert {f.name for cls in (TeamArguments, ModelConfig) for f in fields(cls)} <= read
 
     def test_what_is_not_there_is_one_line(self, train, monkeypatch):
         with pytest.raises(SystemExit, match=r"^error: model_name_or_path='/nowhere' cannot be loaded"):
