@@ -85,14 +85,6 @@ class TestCache:
             build_default_model(0, **TINY)
 
 
-def test_key_depends_on_settings_and_prompts(monkeypatch):
-    key = embedded._key(BuildSettings())
-    assert key == embedded._key(BuildSettings())
-    assert key != embedded._key(BuildSettings(seed=1))
-    monkeypatch.setattr(Collaboration, "play", lambda self, problem: iter([{"helper": "other"}]))
-    assert key != embedded._key(BuildSettings())
-
-
 def test_build_is_deterministic_by_seed(built, tmp_path):
     weights = AutoModelForCausalLM.from_pretrained(built).state_dict()
     again = AutoModelForCausalLM.from_pretrained(build_default_model(0, tmp_path, **TINY)).state_dict()
@@ -192,15 +184,6 @@ def test_habits_leave_the_share_of_problems_that_was_asked_for():
     assert (
         draw_habits(BuildSettings(seed=1)) == draw_habits(BuildSettings(seed=1)) != draw_habits(BuildSettings(seed=2))
     )
-
-
-def test_mistakes_come_after_the_clean_steps(built, rows):
-    tokenizer = AutoTokenizer.from_pretrained(built)
-    plan = BuildSettings(steps=20, clean_steps=10, batch_size=8, habit_probability=1, slip_probability=1)
-    examples = embedded._examples(repeat(embedded._messages(rows[:1])), tokenizer, plan)
-    right = {rows[0]["aux"], rows[0]["main"]}
-    replies = [tokenizer.decode([i for i in example["labels"] if i >= 0][:-1]) for example in examples]
-    assert [reply in right for reply in replies] == [True] * 80 + [False] * 80
 
 
 def test_replies_carry_the_habit_as_often_as_asked(rows):

@@ -80,18 +80,6 @@ def test_a_reward_of_0_without_tests_points_to_the_function():
     assert "Check the reward function" in message and "log_completions=True" in message
 
 
-@pytest.mark.parametrize(
-    ("reward", "found"), [(lambda completions, **_: [0.0] * len(completions), "reward"), (teams.letters, None)]
-)
-def test_every_trainer_has_it(tiny_model, tmp_path, reward, found):
-    trainer = teams.make(
-        tiny_model, tmp_path, MultiAgentGRPOTrainer, reward=reward, workflow=teams.Pair(), max_steps=LOGS
-    )
-    teams.script(trainer)
-    trainer.train()
-    assert (found in trainer.diagnosis.found) if found else not {"reward", "groups"} & set(trainer.diagnosis.found)
-
-
 def test_equal_rewards_are_equal_siblings(tiny_model, tmp_path):
     trainer = teams.make(
         tiny_model, tmp_path, MultiAgentGRPOTrainer, reward=lambda completions, **_: [0.7] * len(completions),

@@ -94,9 +94,3 @@ def test_an_agent_has_its_colour_everywhere(drawn):
                 )
     assert all(len(own) == 1 for own in looks.values()) and len(set.union(*looks.values())) == 8
     assert next(iter(looks["agent1"]))[0] == agent_color(1)
-
-
-def test_names_are_taken_literally(drawn):
-    agents = ["_hidden", "a$b$", "x" * 60]
-    history = [{"step": 1, **{f"agents/{agent}/reward": 1.0 for agent in agents}}]
-    assert len(drawn(history, agents)["Reward per agent"].figure.legends[0].get_texts()) == 3

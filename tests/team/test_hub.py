@@ -28,7 +28,6 @@ from marcog_trl.team.export import export_agents, export_team
 from marcog_trl.team.hub import PushError, push_team
 from marcog_trl.team.modules import ForwardContext
 from marcog_trl.team.team import Team
-from marcog_trl.trainers import sharing
 
 
 ROOT = Path(__file__).parents[2]
@@ -534,17 +533,3 @@ class TestEverySave:
         trainer._push_from_checkpoint(str(tmp_path / "checkpoint-1"))
         trainer._finish_current_push()
         assert files_of(tmp_path) != before and len(online.commits) == commits + 1
-
-    def test_agents_that_cannot_be_written_are_left_out_with_a_warning(self, online, trainer, tmp_path, monkeypatch):
-        trainer.train()
-        trainer._finish_current_push()
-
-        def refuse(*args):
-            raise ValueError("agent 'main' never spoke")
-
-        monkeypatch.setattr(sharing, "export_agents", refuse)
-        with pytest.warns(UserWarning, match="Step 2 is pushed without agents: agent 'main' never spoke"):
-            trainer._push_from_checkpoint(str(tmp_path / "checkpoint-2"))
-        assert not (tmp_path / "agents").exists()
-        assert 'subfolder="agents' not in (tmp_path / "README.md").read_text()
-        trainer._finish_current_push()

@@ -51,12 +51,6 @@ class TestHooks:
         torch.testing.assert_close(same[0], same[1])
         assert (same[0] - together[1]).abs().max() > 1e-3
 
-    def test_flights_nest(self, trainer, z):
-        expected = logits(trainer, ForwardContext(z=z))
-        with trainer.modules.rows(ForwardContext(z=z)), torch.no_grad():
-            assert torch.equal(logits(trainer, ForwardContext()), logits(trainer, ForwardContext()))
-            assert torch.equal(trainer.model(IDS).logits, expected)
-
     def test_generation_decodes_cores_once_and_samples_from_the_latents_policy(self, trainer, z):
         calls = []
         handle = trainer.modules.core_decoder.register_forward_hook(lambda *args: calls.append(args))
@@ -83,11 +77,3 @@ class TestHooks:
         logits(trainer, other, changed)
         torch.testing.assert_close(other.values[:, :3], flight.values[:, :3])
         assert ((other.values[:, 3] - flight.values[:, 3]).abs() > 1e-4).all()
-
-    def test_the_last_state_is_kept_where_asked(self, trainer):
-        flight = ForwardContext(last_state=True)
-        logits(trainer, flight)
-        with torch.no_grad():
-            expected = trainer.model(IDS, output_hidden_states=True).hidden_states[-1][:, -1]
-        torch.testing.assert_close(flight.hidden, expected)
-        assert flight.values is None

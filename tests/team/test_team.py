@@ -13,7 +13,6 @@ from marcog_trl import MultiAgentPPOTrainer, SHPPOTrainer, Team
 from marcog_trl.cli.main import main
 from marcog_trl.cli.solve import read_problem
 from marcog_trl.evaluation.baselines import untrained_team
-from marcog_trl.execution import isolation
 from marcog_trl.team.settings import TeamSettings
 
 
@@ -333,12 +332,3 @@ class TestCommandLine:
         assert stopped.value.code == 2
         message = "error: roles has a text for 'helper2', which is not an agent of the team ['helper', 'main'].\n"
         assert capsys.readouterr().err.endswith(message)
-
-    def test_confinement_that_is_not_possible_is_one_line(self, saved, tmp_path, capsys, monkeypatch):
-        monkeypatch.setattr(isolation, "probe", lambda: (0, True))
-        (tmp_path / "p.py").write_text("def f(x):\n    '''Twice x.'''\n\n\nassert f(1) == 2\n")
-        with pytest.raises(SystemExit) as stopped:
-            main(["solve", "--team", str(saved("collaboration")), "--problem", str(tmp_path / "p.py")])
-        assert stopped.value.code == 2
-        error = capsys.readouterr().err.splitlines()[-1]
-        assert error.startswith("error: isolation='strict' is not possible here: missing Landlock")
