@@ -8,8 +8,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from datasets import Dataset
-from rich.console import Console
-from rich.table import Table
 
 from marcog_trl.cli.arguments import TeamArguments
 from marcog_trl.cli.console import RunStatus, one_line
@@ -26,6 +24,7 @@ from marcog_trl.preferences.rounds import (
     PreferenceRounds,
 )
 from marcog_trl.processes import on_main, this_process
+from marcog_trl.report.console import print_table
 from marcog_trl.report.results import result_rows, write_results
 from marcog_trl.team.description import TEAM_FILE, TeamDescription
 from marcog_trl.team.hub import root_files
@@ -110,12 +109,8 @@ def _finish(
         write_results(
             rounds.folder / "results.json", {"untrained": results[0], "trained": results[-1], "rounds": named}
         )
-        table = Table("", title=f"{len(test)} held-out problems, {script.num_test_samples} samples each")
-        for name in named:
-            table.add_column(name, justify="right")
-        for row in result_rows(named, list(named)):
-            table.add_row(*row)
-        Console().print(table)
+        title = f"{len(test)} held-out problems, {script.num_test_samples} samples each"
+        print_table(list(named), result_rows(named, list(named)), title)
         print(f"Results: {rounds.folder / 'results.json'}")
     folder = rounds.folder if script.save_final_model else policy
     print(f"Team: {folder}")

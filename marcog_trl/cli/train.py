@@ -28,7 +28,7 @@ from marcog_trl.evaluation.evaluate import evaluate_problems
 from marcog_trl.preferences.reward_model import TeamRewardModel, is_team_reward_model
 from marcog_trl.report.console import print_table
 from marcog_trl.report.metrics_file import METRICS_FILE, MetricsFile
-from marcog_trl.report.results import examples, write_results
+from marcog_trl.report.results import change_rows, examples, write_results
 from marcog_trl.team.base_models import check_model
 from marcog_trl.team.hub import PushError
 from marcog_trl.trainers.adapter_targets import outside_zero3
@@ -159,7 +159,8 @@ def _write_results(run: _Run, output_dir: Path) -> None:
     results = {**run.results, "seconds": time.perf_counter() - run.started, "adapter": adapter}
     write_results(output_dir / "results.json", results)
     if script.num_test_samples:
-        print_table(results, f"{len(run.test_dataset)} held-out problems, {script.num_test_samples} samples each")
+        title = f"{len(run.test_dataset)} held-out problems, {script.num_test_samples} samples each"
+        print_table(("untrained", "trained", "change"), change_rows(results), title)
     if script.save_final_model:
         trainer.create_model_card(output_dir.name, script.dataset_name)  # with the results
     if trainer.report is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -16,7 +16,7 @@ from rich.text import Text
 from transformers import TrainerCallback, TrainerState
 
 from marcog_trl.parsing.prompts import messages_of
-from marcog_trl.report.results import LABELS, change_rows, shown_interval
+from marcog_trl.report.results import LABELS, shown_interval
 from marcog_trl.rollout.records import Episode, Row, Turn
 
 
@@ -107,18 +107,19 @@ def _duration(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
-def print_table(results: Mapping[str, Any], title: str) -> None:
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str) -> None:
     """
-    Prints the results of a team before and after its training.
+    Prints a table of results.
 
     Args:
-        results (`Mapping`): `{"untrained": {...}, "trained": {...}}` of what [`evaluate_team`] returned.
+        columns (`Sequence[str]` of length C): Headings of the figures.
+        rows (`Iterable[Sequence[str]]`): The label of a result and its C figures, such as [`change_rows`] returns.
         title (`str`): Title of the table.
     """
     table = Table("", title=title)
-    for name in ("untrained", "trained", "change"):
+    for name in columns:
         table.add_column(name, justify="right")
-    for row in change_rows(results):
+    for row in rows:
         table.add_row(*row)
     Console().print(table)
 
@@ -131,14 +132,16 @@ def print_evaluation(results: Mapping[str, float], title: str) -> None:
         results (`Mapping`): What [`evaluate_team`] returned.
         title (`str`): Title of the table.
     """
-    table = Table("", title=title)
-    table.add_column("mean", justify="right")
-    table.add_column("95 %", justify="right")
-    for name, value in results.items():
-        if not name.endswith("_interval"):
-            shown = str(value) if isinstance(value, int) else f"{value:.3f}"
-            table.add_row(LABELS.get(name, name), shown, shown_interval(results, name))
-    Console().print(table)
+    rows = [
+        (
+            LABELS.get(name, name),
+            str(value) if isinstance(value, int) else f"{value:.3f}",
+            shown_interval(results, name),
+        )
+        for name, value in results.items()
+        if not name.endswith("_interval")
+    ]
+    print_table(("mean", "95 %"), rows, title)
 
 
 def print_episodes(episodes: Sequence[Episode], step: int) -> None:

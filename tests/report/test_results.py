@@ -3,7 +3,7 @@
 import json
 
 from marcog_trl.report.console import print_evaluation, print_table
-from marcog_trl.report.results import examples, write_results
+from marcog_trl.report.results import change_rows, examples, write_results
 
 
 RESULTS = {
@@ -14,7 +14,7 @@ RESULTS = {
 
 class TestResults:
     def test_the_table_shows_the_change(self, capsys):
-        print_table(RESULTS, "A team")
+        print_table(("untrained", "trained", "change"), change_rows(RESULTS), "A team")
         shown = capsys.readouterr().out
         assert "A team" in shown and "+0.500" in shown and "+0.600" in shown
 
