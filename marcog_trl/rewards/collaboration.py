@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
 from typing import Any
 
 from marcog_trl.agents import Prompt
@@ -10,24 +10,12 @@ from marcog_trl.execution import Verdict
 from marcog_trl.parsing.predicates import calls, defines, ignores_result, is_thin_wrapper
 from marcog_trl.rewards.division import Division, test_divisions
 from marcog_trl.rewards.requirements import needs_entry_point, needs_tests
-from marcog_trl.rewards.solutions import Completion, Components, Solutions, or_failure
+from marcog_trl.rewards.solutions import Completion, Solutions, or_failure
 
 
 CALLS_HELPER = 0.5
 NOT_A_WRAPPER = 1.0
 RESULT_IGNORED = -0.5
-
-
-@dataclass(frozen=True)
-class _Structure:
-    """Facts about the syntax tree, as shares in [0, 1]; averages over the helpers if there are several."""
-
-    helper_definition: float
-    main_definition: float
-    syntax: float
-    calls_helper: float
-    not_wrapper: float
-    result_ignored: float
 
 
 @needs_entry_point
@@ -79,40 +67,36 @@ def collaboration_reward(
     solutions = Solutions("collaboration_reward", prompts, completions, given, needed)
     divisions, results, tests = test_divisions(solutions, "collaboration_reward", replies)
     structures = [_structure(division) for division in divisions]
-    components: Components = {
-        field.name: [asdict(structure)[field.name] for structure in structures] for field in fields(_Structure)
-    }
-    solutions.log(components | tests)
+    names = structures[0] if structures else ()
+    solutions.log({**{name: [structure[name] for structure in structures] for name in names}, **tests})
     return [_reward(*each) for each in zip(divisions, structures, results, strict=True)]
 
 
-def _reward(division: Division, structure: _Structure, verdict: Verdict | None) -> float:
+def _reward(division: Division, structure: Mapping[str, float], verdict: Verdict | None) -> float:
     if verdict is None:
         return division.reward(None)
     reward = division.reward(verdict.passed / verdict.total)
     if verdict.passed:
-        reward += CALLS_HELPER * structure.calls_helper
-        reward += NOT_A_WRAPPER * structure.not_wrapper
-        reward += RESULT_IGNORED * structure.result_ignored
+        reward += CALLS_HELPER * structure["calls_helper"]
+        reward += NOT_A_WRAPPER * structure["not_wrapper"]
+        reward += RESULT_IGNORED * structure["result_ignored"]
     return or_failure(verdict, reward)
 
 
-def _structure(division: Division) -> _Structure:
+def _structure(division: Division) -> dict[str, float]:
+    """Facts about the syntax tree, as shares in [0, 1]; averages over the helpers if there are several."""
     main, entry_point = division.main, division.entry_point
-
-    def share(values: list[bool]) -> float:
-        return sum(values) / len(division.helpers)
-
     called = [
         name
         for name in division.defined
         if calls(main, entry_point, name) and (division.by_one_agent or not defines(main, name))
     ]
-    return _Structure(
-        helper_definition=division.helper_definition,
-        main_definition=float(division.main_definition),
-        syntax=float(division.parses),
-        calls_helper=len(called) / len(division.helpers),
-        not_wrapper=share([not is_thin_wrapper(main, entry_point, name) for name in called]),
-        result_ignored=share([ignores_result(main, entry_point, name) for name in called]),
-    )
+    count = len(division.helpers)
+    return {
+        "helper_definition": division.helper_definition,
+        "main_definition": float(division.main_definition),
+        "syntax": float(division.parses),
+        "calls_helper": len(called) / count,
+        "not_wrapper": sum(not is_thin_wrapper(main, entry_point, name) for name in called) / count,
+        "result_ignored": sum(ignores_result(main, entry_point, name) for name in called) / count,
+    }

@@ -22,13 +22,6 @@ from marcog_trl.rollout.engine import play
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 EXAMPLES = RECIPES / "examples"
-NAMES = (
-    "best_of_n.py:BestOfN",
-    "debate.py:Debate",
-    "tester.py:TestAndFix",
-    "fixer.py:CodeAndFix",
-    "checked.py:CheckedCollaboration",
-)
 PROBLEM = {
     "prompt": 'def f(x):\n    """Double x."""\n',
     "entry_point": "f",
@@ -157,7 +150,7 @@ FLAGS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["debate.py:Debate", "fixer.py:CodeAndFix", "checked.py:CheckedCollaboration"])
 def test_from_training_to_solving(name, request, tmp_path, monkeypatch, capfd):
     """As a user does it: each command line takes the file, or trusts the one that is saved with the team."""
     model = request.getfixturevalue("tool_model" if name.startswith("checked") else "tiny_model")

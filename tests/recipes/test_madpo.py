@@ -66,8 +66,6 @@ def test_rounds_end_with_a_team_and_can_be_continued(train, tmp_path):
     [
         (("--min_pairs", "999"), r"error: Round 1 has \d+ pairs, fewer than min_pairs=999"),
         (("--eval_strategy", "steps", "--eval_steps", "1"), "the team is evaluated after every round"),
-        (("--push_to_hub", "true"), "push_to_hub=True is not supported in rounds"),
-        (("--num_rounds", "0"), "num_rounds=0 must be at least 1"),
         (("--loss_type", "aot"), "loss_type='aot' is unknown"),
         (("--start_team", "nowhere"), "'nowhere' is not a folder"),
     ],

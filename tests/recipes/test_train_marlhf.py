@@ -115,11 +115,6 @@ def test_a_team_of_another_workflow(train, tmp_path, tiny_model):
     assert not (tmp_path / "out" / "round_00").exists()
 
 
-def test_too_few_pairs(train):
-    with pytest.raises(SystemExit, match=r"pairs, fewer than min_pairs=1000\."):
-        train("--min_pairs", "1000", "--num_test_samples", "0")
-
-
 def test_a_team_that_does_not_share_one_adapter(train, tmp_path, tiny_model):
     start = tmp_path / "start"
     settings = TeamSettings(workflow="collaboration", parameter_sharing="latent")
