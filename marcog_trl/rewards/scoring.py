@@ -133,29 +133,31 @@ def call_rewards(
     if not playing:
         return call
 
-    def log_extra(column: str, values: list) -> None:
-        if len(values) != count:
-            raise ValueError(
-                f"a reward function logged {len(values)} values as {column!r} for {count} episodes. Log one value for each of "
-                "its completions."
-            )
-        call.columns[column] = list(values)
-
-    def log_metric(name: str, value: float) -> None:
-        of_episodes = isinstance(value, EpisodeMean) and len(value.values) == count
-        call.metrics.append((name, value if of_episodes else float(value)))
-
     columns, prompts, completions, completion_ids = reward_inputs(playing, turn)
     given = {
         **{key: [row[key] for row in columns] for key in columns[0] if key != "prompt"},
         **{"prompts": prompts, "completions": completions, "completion_ids": completion_ids},
         **given,
-        **{"log_extra": log_extra, "log_metric": log_metric},
     }
+    logged: list[tuple[dict[str, list], list[tuple[str, float]]]] = [({}, []) for _ in funcs]
 
-    def arguments(func: Callable) -> dict[str, Any]:
-        own = given | ({"executor": executor()} if wants_executor(func) else {})
-        accepted = _parameters(func)
+    def arguments(f: int) -> dict[str, Any]:
+        def log_extra(column: str, values: list) -> None:
+            if len(values) != count:
+                raise ValueError(
+                    f"a reward function logged {len(values)} values as {column!r} for {count} episodes. Log one value for each "
+                    "of its completions."
+                )
+            logged[f][0][column] = list(values)
+
+        def log_metric(name: str, value: float) -> None:
+            of_episodes = isinstance(value, EpisodeMean) and len(value.values) == count
+            logged[f][1].append((name, value if of_episodes else float(value)))
+
+        own = {**given, "log_extra": log_extra, "log_metric": log_metric}
+        if wants_executor(funcs[f]):
+            own["executor"] = executor()
+        accepted = _parameters(funcs[f])
         return own if accepted is None else {key: own[key] for key in accepted & own.keys()}
 
     def settle(f: int, output: Callable[[], Any]) -> None:
@@ -163,6 +165,8 @@ def call_rewards(
         try:
             with timed(name):
                 call.rewards[f] = check_rewards(name, output(), count, agents)
+                call.columns |= logged[f][0]  # what a call that fails has logged is dropped
+                call.metrics += logged[f][1]
         except SystemExit as error:  # the other processes would wait for this one
             call.errors[_said(name)] = _of_exit(name, error)
         except Exception as error:
@@ -171,9 +175,9 @@ def call_rewards(
     functions = [(f, func) for f, func in enumerate(funcs) if not is_reward_model(func)]
     for f, func in functions:
         if not is_async_callable(func):
-            settle(f, lambda func=func: func(**arguments(func)))  # type: ignore[misc]
+            settle(f, lambda f=f, func=func: func(**arguments(f)))  # type: ignore[misc]
     running = [
-        (f, asyncio.run_coroutine_threadsafe(_limited(func, arguments, timeout), _event_loop()))
+        (f, asyncio.run_coroutine_threadsafe(_limited(func, functools.partial(arguments, f), timeout), _event_loop()))
         for f, func in functions
         if is_async_callable(func)
     ]
@@ -198,11 +202,11 @@ def _event_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-async def _limited(func: Callable, arguments: Callable[[Callable], dict[str, Any]], timeout: float | None) -> Any:
+async def _limited(func: Callable, arguments: Callable[[], dict[str, Any]], timeout: float | None) -> Any:
     limit, name = asyncio.timeout(timeout), get_callable_name(func)
     try:
         async with limit:
-            return await func(**arguments(func))
+            return await func(**arguments())
     except TimeoutError:
         if not limit.expired():
             raise  # raised by the function itself
