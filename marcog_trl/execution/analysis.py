@@ -1,13 +1,11 @@
-"""Analyzes tests on their syntax tree: what they need from the program, which test methods they have, and whether a judge can
-run them again for the next program. Never executes anything.
+"""Analyzes tests on their syntax tree: what they need from the program, and which test methods they have. Never
+executes anything.
 """
 
 import ast
 import builtins
-import re
 import symtable
 from collections.abc import Iterator
-from typing import Any
 
 
 _COMMON_MODULES = {
@@ -18,21 +16,6 @@ _COMMON_MODULES = {
     ).split()
 } | {"np": "numpy"}
 _BUILTINS = frozenset(dir(builtins)) | {"__name__", "__file__", "__doc__"}
-# Modules that have no state, or whose state the judge resets before each program
-_STATELESS = frozenset(
-    (
-        "__future__ abc array base64 bisect cmath collections contextlib copy dataclasses datetime decimal enum fractions "
-        "functools hashlib heapq io itertools json math numbers numpy operator random re statistics string textwrap time "
-        "typing unittest uuid"
-    ).split()
-)
-_DOTTED = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
-_LOG_NAMES = frozenset(("logging", "assertLogs", "assertNoLogs"))
-_LARGEST_BATCH = 64  # calls
-_REACH_ALL = frozenset(
-    "setattr delattr vars globals exec eval compile __import__ open __builtins__ mock patch".split()
-)
-_CHANGE_STATE = ("set", "add", "append", "extend", "insert", "update", "register", "remove", "pop", "clear", "install")
 
 
 def exports(
@@ -161,131 +144,10 @@ def _methods(name: str, classes: dict[str, ast.ClassDef], above: set[str]) -> tu
     return is_case, sorted(method for method in methods if method.startswith("test"))
 
 
-def leaves_nothing(nodes: list[ast.AST], modules: tuple[tuple[str, str], ...]) -> bool:
-    """
-    Whether the tests, complete or interrupted, leave nothing behind that the next program's tests could see.
-
-    Args:
-        nodes (`list[ast.AST]`): All nodes of the set-up and the tests.
-        modules (`tuple[tuple[str, str], ...]`): Modules that they use without importing them.
-
-    Returns:
-        `bool`: `True` if they only use modules without state, and store nothing in them.
-    """
-    imported = {name for name, _ in modules}
-    sources = {module for _, module in modules}
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            sources |= {_source(alias.name) for alias in node.names}
-            imported |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            sources |= {_source(f"{node.module}.{alias.name}") for alias in node.names}
-            imported |= {alias.asname or alias.name for alias in node.names}
-    return sources <= _STATELESS and not imported & _REACH_ALL and not any(_reaches(node, imported) for node in nodes)
-
-
-def _source(path: str) -> str:
-    return "numpy.random" if path.startswith("numpy.random") else path.partition(".")[0]
-
-
-def _reaches(node: ast.AST, imported: set[str]) -> bool:
-    """Whether a node may change or pass on something that does not belong to the tests."""
-    if isinstance(node, ast.Name):
-        return node.id in _REACH_ALL
-    if isinstance(node, ast.Assign):  # a second name for a module
-        return isinstance(node.value, ast.Name) and node.value.id in imported
-    if not isinstance(node, (ast.Attribute, ast.Subscript)):
-        return False
-    root = node.value
-    names = [node.attr] if isinstance(node, ast.Attribute) else []
-    while isinstance(root, (ast.Attribute, ast.Subscript)):
-        names += [root.attr] if isinstance(root, ast.Attribute) else []
-        root = root.value
-    if not {*names}.isdisjoint(_REACH_ALL | {"__dict__", "__globals__"}):
-        return True
-    theirs = not isinstance(root, ast.Name) or root.id in imported
-    if not isinstance(node.ctx, ast.Load):
-        return theirs
-    if not isinstance(root, ast.Name) or not theirs:
-        return False
-    is_numpys = root.id != "random" and "random" in names
-    return is_numpys or any(name.startswith(_CHANGE_STATE) for name in names)
-
-
-def patched_modules(nodes: list[ast.AST], modules: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
-    """Modules in which tests may replace something: those that they import, and those of dotted names in strings, as in
-    `mock.patch("time.sleep")`."""
-    found = {"builtins", *(module for _, module in modules)}
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            found |= {node.module or ""}
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _DOTTED.fullmatch(node.value):
-            parts = node.value.split(".")
-            found |= {".".join(parts[:k]) for k in range(1, len(parts))}
-    return tuple(sorted(found - {"", "__future__"}))
-
-
-def looks_at_logs(nodes: list[ast.AST]) -> bool:
-    """Whether tests look at what is logged."""
-    return any(
-        (isinstance(node, ast.Name) and node.id in _LOG_NAMES)
-        or (isinstance(node, ast.Attribute) and node.attr in _LOG_NAMES)
-        or (isinstance(node, ast.alias) and node.name.partition(".")[0] in _LOG_NAMES)
-        for node in nodes
-    )
-
-
-class Secrets:
-    """The expected values of calls that are sent together, none of which may be an argument of a later one of them."""
-
-    def __init__(self) -> None:
-        self.forget()
-
-    def forget(self) -> None:
-        self.count = 0
-        self.values: set[Any] = set()
-
-    def given_away(self, args: tuple, kwargs: dict[str, Any], expected: Any) -> bool:
-        """
-        Whether a call must wait for the answers to the calls before it. If so, a new group of calls begins with it.
-
-        Args:
-            args (`tuple`): Positional arguments, literals.
-            kwargs (`dict`): Keyword arguments, literals.
-            expected (`Any`): The value that the test compares the result with.
-        """
-        values: list[Any] = []
-        texts: list[str] = []
-        _collect([*args, *kwargs.values()], values, texts)
-        waits = self.count >= _LARGEST_BATCH or not self.values.isdisjoint(values)
-        if texts and not waits:
-            text = "\n".join(texts)
-            waits = any(str(secret) in text for secret in self.values)
-        if waits:
-            self.forget()
-        self.count += 1
-        found: list[Any] = []
-        _collect([expected], found, found)
-        self.values.update(found)
-        return waits
-
-
-def _collect(items: list[Any], values: list[Any], texts: list[str]) -> None:
-    """Adds the values in `items` to `values`, containers as their text, and strings also to `texts`. Truth values, `None`
-    and empty strings are left out, because they reveal nothing."""
-    for value in items:
-        kind = type(value)
-        if kind is int or kind is float:
-            values.append(value)
-        elif kind is str:
-            if value:
-                values.append(value)
-                texts.append(value)
-        elif kind in (list, tuple, set, frozenset, dict):
-            inner = [part for pair in value.items() for part in pair] if kind is dict else list(value)
-            values.append(repr(inner))
-            _collect(inner, values, texts)
-        elif kind is not bool and value is not None:
-            values.append(value)
+def seeded_modules(nodes: list[ast.AST]) -> tuple[str, ...]:
+    """Modules whose random numbers tests seed: `random`, `numpy.random` or both."""
+    if not any(getattr(node, "attr", getattr(node, "name", None)) == "seed" for node in nodes):
+        return ()
+    imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    return ("random", "numpy.random") if any(name.startswith("numpy") for name in imported) else ("random",)

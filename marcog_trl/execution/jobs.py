@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from . import analysis
+from . import analysis, refusals
 from .files import uses_files
 from .sandbox import assertions, wire
 
@@ -147,9 +147,7 @@ class Plan:
     exports: tuple[str, ...]
     modules: tuple[tuple[str, str], ...] = ()  # (name, module) pairs that the tests use without importing them
     names: tuple[str, ...] = ()  # test methods that the text shows, in the order in which unittest runs them
-    reusable: bool = False  # whether the tests leave nothing in a judge that the next program's tests could see
-    patched: tuple[str, ...] = ()  # modules in which the tests may replace something
-    logs: bool = False  # whether the tests look at what is logged
+    seeded: tuple[str, ...] = ()  # modules whose random numbers the tests seed
     checker: bool = False  # whether the set-up defines check_output
     files: bool = False  # whether the tests work with files
     calls: list[dict[str, Any]] | None = None  # the tests as calls, if each compares a call of literals with a literal
@@ -282,14 +280,10 @@ def _reach(
         return {"calls": calls, "files": uses_files(ast.walk(trees[0]))}
     _check_compiles(sources)
     nodes = [node for tree in trees for node in ast.walk(tree)]
-    reusable = analysis.leaves_nothing(nodes, modules)
-    patched = () if reusable else analysis.patched_modules(nodes, modules)
-    return {
-        "reusable": reusable,
-        "patched": patched,
-        "logs": analysis.looks_at_logs(nodes),
-        "files": uses_files(nodes),
-    }
+    reason = refusals.reason(nodes)
+    if reason is not None:
+        raise UnusableTests(reason)
+    return {"seeded": analysis.seeded_modules(nodes), "files": uses_files(nodes)}
 
 
 def _calls(
@@ -300,7 +294,6 @@ def _calls(
         return None
     codec = wire.Codec(0, _uncrossable, _uncrossable, shared=False)
     calls: list[dict[str, Any]] = []
-    secrets = analysis.Secrets()
     for body in bodies:
         test = assertions.direct(body[0]) if len(body) == 1 else None
         if test is None or test.name not in exports:
@@ -311,9 +304,8 @@ def _calls(
             expected = codec.encode(test.expected)
         except wire.Uncrossable:
             return None
-        waits = secrets.given_away(test.args, test.kwargs, test.expected)
         call = [rename or test.name, args, kwargs]
-        calls.append({"call": call, "operator": test.operator, "expected": expected, "waits": waits})
+        calls.append({"call": call, "operator": test.operator, "expected": expected})
     return calls
 
 

@@ -1,5 +1,6 @@
 """The worker's end of the processes that run programs and tests: their channels, and how they end."""
 
+import contextlib
 import select
 import signal
 import socket
@@ -12,7 +13,6 @@ from .zygote import Zygote
 
 BROKE = "the program's process broke its channel"
 _TRIES = 4  # children to try, because some may have died while they waited for a job
-MOST_PROGRAMS = 64  # per judge process
 
 
 class Child:
@@ -34,6 +34,7 @@ class Child:
             pass  # it is gone, which reading will show
         self.reader = wire.FrameReader(self.sock, wire.LARGEST_ANSWER)
         self.running = True
+        self.runs_program = payload["role"] != "judge"
 
     def receive(self, deadline: float) -> Any:
         """The next frame, a dict; `wire.TIMEOUT` at the deadline; `None` if the child is gone or broke the channel."""
@@ -87,24 +88,7 @@ class Child:
             return "error", f"the program's process died of {names.get(-self.exit, f'signal {-self.exit}')}"
         return "error", f"the program's process ended with exit status {self.exit}"
 
-
-class JudgeProcess(Child):
-    """A child that runs the same tests on one program after another."""
-
-    def __init__(self, zygote: Zygote, terms: dict, channel: socket.socket):
-        super().__init__(zygote, {**terms, "role": "judge"}, [channel.fileno()])
-        self.terms = terms
-        self.programs = 1
-
-    def fits(self, zygote: Zygote, terms: dict) -> bool:
-        """Whether it can judge one more program, with these terms and with this zygote's folder and packages."""
-        return self.running and self.programs < MOST_PROGRAMS and self.terms == terms and self.zygote is zygote
-
-    def give(self, channel: socket.socket) -> bool:
-        """Sends it the channel to the next solution process; returns `False` if it is gone."""
-        self.programs += 1
-        try:
+    def hand(self, channel: socket.socket) -> None:
+        """Sends a judge the channel to the next process of the program."""
+        with contextlib.suppress(OSError):  # it is gone, which reading will show
             socket.send_fds(self.sock, [b"A"], [channel.fileno()])
-        except OSError:
-            return False
-        return True

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from . import assertions, limits, wire
-from .children import BROKE, MOST_PROGRAMS, Child, JudgeProcess
+from .children import BROKE, Child
 from .judge import shorten
 from .results import Results
 from .zygote import Zygote
@@ -47,7 +47,6 @@ class Driver:
 
     def __init__(self, zygote: Zygote):
         self.zygote = zygote
-        self.judge: JudgeProcess | None = None  # from the last job, for the next program with the same tests
         signal.signal(signal.SIGALRM, _ring)
 
     def run(self, job: dict) -> dict:
@@ -111,7 +110,7 @@ class Driver:
         calls, position = self.job["calls"], 0
         program = {"code": self.job["code"], "exports": self.job["exports"], "entry_point": self.job["entry_point"]}
         while position < len(calls):
-            child = self.child("direct", {**program, "calls": self.batch(position)}, [])
+            child = self.child("direct", {**program, "call": calls[position]["call"]}, [])
             self.zygote.order()
             if not self.loaded(child, results):
                 return
@@ -122,20 +121,13 @@ class Driver:
                     results.put(position, *lost)
                     position += 1
                     break
-                if position + 1 < len(calls) and calls[position + 1]["waits"]:
-                    child.send(self.batch(position + 1), self.test_deadline(results))
+                if position + 1 < len(calls):
+                    child.send(calls[position + 1]["call"], self.test_deadline(results))
                 results.put(position, *self.compare(calls[position], frame, child.reader.size))
                 position += 1
             child.end()
             if not self.may_go_on(results):
                 return
-
-    def batch(self, position: int) -> list:
-        """The calls that can be sent together with this one, because no argument is a value that an earlier test among
-        them expects."""
-        calls = self.job["calls"]
-        end = next((k for k in range(position + 1, len(calls)) if calls[k]["waits"]), len(calls))
-        return [call["call"] for call in calls[position:end]]
 
     def compare(self, call: dict, frame: dict, size: int) -> tuple[str, str] | tuple[str, str, bool]:
         """Status and message of a direct test, and whether the program raised, given its answer of `size` bytes."""
@@ -193,21 +185,22 @@ class Driver:
         job = self.job
         tests = {
             name: job[name]
-            for name in ("format", "setup", "tests", "names", "modules", "entry_point", "exports", "patched")
+            for name in ("format", "setup", "tests", "names", "modules", "entry_point", "exports", "seeded")
         }
-        program = {name: job[name] for name in ("code", "exports", "entry_point", "logs")}
+        program = {name: job[name] for name in ("code", "exports", "entry_point")}
         solution, theirs = self.solution(program)
         self.zygote.order()
         with theirs:
             if not self.loaded(solution, results):
                 return True
-            judge = self.put_to_judge(tests, theirs)
+            memory_mb = max(limits.JUDGE_MEMORY_MB, job["memory_mb"])
+            judge = self.child("judge", {**tests, "memory_mb": memory_mb}, [theirs.fileno()])
         while True:
             frame = self.next_report(judge, solution, results)
             if frame is wire.TIMEOUT:
                 return True
             if frame is None:
-                status, message = judge.autopsy(self.cpu_seconds * MOST_PROGRAMS)
+                status, message = judge.autopsy(self.cpu_seconds)
                 if judge.exit == -signal.SIGKILL and status != "timeout" and not self.was_killed(solution):
                     return False
                 results.fill("failed", message.replace("the program's", "the judge's"))
@@ -216,9 +209,6 @@ class Driver:
                 results.reset(frame["count"])
                 continue
             status = frame["s"]
-            if frame["again"] and job["reusable"]:
-                self.children.remove(judge)
-                self.judge = judge
             if status == "done":
                 results.fill("passed", "")
                 return True
@@ -240,7 +230,7 @@ class Driver:
             solution.end()
             solution, theirs = self.solution(program)
             with theirs:
-                judge.give(theirs)
+                judge.hand(theirs)
             if not self.loaded(solution, results):
                 return True
 
@@ -250,18 +240,6 @@ class Driver:
             return False
         solution.autopsy(self.cpu_seconds)
         return solution.exit < 0
-
-    def put_to_judge(self, tests: dict, channel: socket.socket) -> JudgeProcess:
-        """Passes the channel of a solution process to the last job's judge if that has the same tests, or to a new one."""
-        memory_mb = max(limits.JUDGE_MEMORY_MB, self.job["memory_mb"])
-        terms = {**tests, "memory_mb": memory_mb, "cpu_seconds": self.cpu_seconds * MOST_PROGRAMS}
-        judge, self.judge = self.judge, None
-        if judge is None or not (judge.fits(self.zygote, terms) and judge.give(channel)):
-            if judge is not None:
-                judge.end()
-            judge = JudgeProcess(self.zygote, terms, channel)
-        self.children.append(judge)
-        return judge
 
     def solution(self, program: dict) -> tuple[Child, socket.socket]:
         """A solution process and the judge's end of the channel to it."""
@@ -347,7 +325,7 @@ class Driver:
         open_tests = [k for k, entry in enumerate(entries) if entry is not None and entry[0] == "unchecked"]
         cases = [[*self.job["tests"][k], output] for k, output in zip(open_tests, outputs, strict=True)]
         payload = {"format": "outputs", "setup": self.job["setup"], "tests": cases, "exports": [], "modules": []}
-        payload["patched"] = []
+        payload["seeded"] = []
         judge = self.child("judge", {**payload, "entry_point": None, "memory_mb": limits.JUDGE_MEMORY_MB}, [])
         problem: tuple[str, str] | None = None
         for k in open_tests:

@@ -14,7 +14,7 @@ import socket
 import struct
 import sys
 
-from . import echo, judge, rehearsal, sight, solution, wire
+from . import judge, output, rehearsal, sight, solution, wire
 from .confine import Confinement
 from .mount import keep_access_times, mount
 
@@ -89,7 +89,7 @@ def _prepare(load: list[str], modules: dict[str, str]) -> None:
     for name in load:
         with contextlib.suppress(Exception):  # programs that import it get the same error
             __import__(name)
-    echo.tape.record()
+    output.recorder.record()
     rehearsal.rehearse()
     for name in [name for name in sys.modules if name.partition(".")[0] == __package__.partition(".")[0]]:
         del sys.modules[name]  # so that programs do not find the modules of the sandbox

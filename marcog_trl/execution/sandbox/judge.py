@@ -1,6 +1,5 @@
 """The judge's side: runs the tests against stand-ins for the program's objects. Never runs a line of the program."""
 
-import _thread
 import ast
 import builtins
 import importlib.util
@@ -8,10 +7,9 @@ import reprlib
 import socket
 import sys
 import types
-from collections.abc import Callable
 from typing import Any
 
-from . import assertions, cases, echo, remote, wire
+from . import assertions, cases, output, session, wire
 from .session import Session, SolutionGone
 from .solution import describe
 
@@ -43,11 +41,7 @@ class Mismatch(str):
 
 def mismatch(left: Any, symbol: str, right: Any) -> Mismatch:
     try:
-        text = f"{shorten(left)} {symbol} {shorten(right)} does not hold"
-        kinds = [remote.kind_of(value) for value in (left, right) if type(value) in remote.registry.kinds]
-        if any(kind.base is None for kind in kinds):
-            text += f" (an object of the program, of type {kinds[0].name}, equals only itself)"
-        return Mismatch(text)
+        return Mismatch(f"{shorten(left)} {symbol} {shorten(right)} does not hold")
     except SolutionGone:
         raise
     except Exception as error:
@@ -55,36 +49,27 @@ def mismatch(left: Any, symbol: str, right: Any) -> Mismatch:
 
 
 class Judge:
-    """Runs the same tests on one program after another, and reports each test's result. Programs share nothing but the
-    modules that the tests import."""
+    """Runs the tests of one program, and reports each test's result."""
 
     def __init__(self, control: socket.socket, payload: dict):
         self.control = control
         self.payload = payload
-        self.codes: dict[Any, types.CodeType] = {}
+        import random  # not at the top of the module: `forks` loads it first, without its hook on forks
 
-    def report(
-        self, index: int | None, status: str, message: str = "", raised: bool = False, again: bool = False
-    ) -> None:
-        wire.send(self.control, {"t": index, "s": status, "m": message[:1000], "r": raised, "again": again})
-
-    def begin(self) -> None:
-        """Resets what even reusable tests may change for the next program: names, random numbers, settings."""
-        import decimal
-        import random
-
-        # the same for each program, which cannot know it
-        random.seed(repr(self.payload["tests"]))
-        decimal.setcontext(decimal.Context())
+        random.seed(repr(payload["tests"]))  # the same for each program, which cannot know it
+        for name in payload["seeded"]:
+            session.note_seeds(name)
         module = types.ModuleType("tests")
         self.space: dict[str, Any] = module.__dict__
         self.space.update({"__builtins__": builtins, "__mismatch__": mismatch, assertions.RECORD: self.record})
         sys.modules["tests"] = module
-        self.session = Session(self.payload["exports"], self.space, echo.Echo(self.payload["patched"]))
+        self.session = Session(payload["exports"])
 
-    def run(self, fd: int | None) -> bool:
-        """Runs the tests on the program behind `fd`; returns whether this judge can take another program."""
-        self.begin()
+    def report(self, index: int | None, status: str, message: str = "", raised: bool = False) -> None:
+        wire.send(self.control, {"t": index, "s": status, "m": message[:1000], "r": raised})
+
+    def run(self, fd: int | None) -> None:
+        """Runs the tests on the program behind `fd`, or tests that need none."""
         try:
             exports = {} if fd is None else self.session.attach(socket.socket(fileno=fd))
             self.session.dead = False
@@ -93,7 +78,7 @@ class Judge:
             for name, source in self.payload["modules"]:
                 if source in sys.modules or importlib.util.find_spec(source):
                     self.space[name] = importlib.import_module(source)
-            exec(self.compiled("setup", lambda: self.payload["setup"]), self.space)
+            exec(compile(self.payload["setup"], "<setup>", "exec"), self.space)
             getattr(self, self.payload["format"])(exports)
             if self.session.refuted is not None:  # outside of any test, or after the last one
                 raise self.session.refuted
@@ -103,24 +88,16 @@ class Judge:
         except BaseException as error:
             status, message = "raised", self.describe(error)
             raised = self.session.refuted is None and self.is_of_program(error)
-        # a thread of the tests would still run under the next program
-        again = fd is not None and not self.session.dead and not _thread._count()
-        self.report(None, status, message, raised, again)
-        return again
-
-    def compiled(self, key: Any, source: Callable[[], Any]) -> types.CodeType:
-        if key not in self.codes:
-            self.codes[key] = compile(source(), "<setup>" if key == "setup" else "<tests>", "exec")
-        return self.codes[key]
+        self.report(None, status, message, raised)
 
     def asserts(self, exports: dict[str, Any]) -> None:
         self.restore(exports)
         for index, source in enumerate(self.payload["tests"]):
             with self.record(index):
-                exec(self.compiled(index, lambda: assertions.explained(ast.parse(source))), self.space)  # noqa: B023
+                exec(compile(assertions.explained(ast.parse(source)), "<tests>", "exec"), self.space)
 
     def check(self, exports: dict[str, Any]) -> None:
-        exec(self.compiled("tests", self.instrumented), self.space)
+        exec(compile(self.instrumented(), "<tests>", "exec"), self.space)
         candidate = exports[self.payload["entry_point"]]
         if self.count:
             self.space["check"](candidate)
@@ -136,14 +113,14 @@ class Judge:
         return tree
 
     def unittest(self, exports: dict[str, Any]) -> None:
-        exec(self.compiled("tests", lambda: self.payload["tests"]), self.space)
+        exec(compile(self.payload["tests"], "<tests>", "exec"), self.space)
         self.restore(exports)
         tests = cases.tests_of(sys.modules["tests"])
         if not tests:
             raise cases.NotRun("the tests have no test method")
         if len(tests) != len(self.payload["names"]):
             wire.send(self.control, {"count": len(tests)})
-        cases.run(tests, self.record, lambda: (self.session.registry.generation, self.session.asked), self.fail)
+        cases.run(tests, self.record, lambda: (self.session.generation, self.session.asked), self.fail)
 
     def fail(self, index: int, error: BaseException) -> None:
         self.report(index, "failed", self.describe(error), self.is_of_program(error))
@@ -166,13 +143,12 @@ class Judge:
     def describe(self, error: BaseException) -> str:
         if isinstance(error, AssertionError) and len(error.args) == 1 and type(error.args[0]) is Mismatch:
             return "AssertionError: " + str.__str__(error.args[0])
-        place = self.session.registry.place_of(error)
-        return describe(error, "<tests>") if place is None or place.said is None else place.said
+        said = self.session.said_of(error)
+        return describe(error, "<tests>") if said is None else said
 
     def is_of_program(self, error: BaseException) -> bool:
         """Whether an exception came from the program, or from a name that the program should define."""
-        place = self.session.registry.place_of(error)
-        return (place is not None and place.said is not None) or (
+        return self.session.said_of(error) is not None or (
             isinstance(error, NameError) and error.name in self.payload["exports"]
         )
 
@@ -230,12 +206,6 @@ class TestRecord:
 
 
 def serve(control: socket.socket, payload: dict, fd: int | None) -> None:
-    """Runs the tests of a payload against the solution process behind `fd`, and those that come after it."""
-    echo.tape.leave_warnings()
-    judge = Judge(control, payload)
-    while judge.run(fd):
-        judge.session.sock.close()
-        _, fds, _, _ = socket.recv_fds(control, 1, 1)
-        if not fds:
-            return
-        fd = fds[0]
+    """Runs the tests of a payload against the solution process behind `fd`."""
+    output.recorder.leave_warnings()
+    Judge(control, payload).run(fd)

@@ -1,9 +1,22 @@
 """Classes that derive from a builtin value type, and the values that their instances hold."""
 
-import types
+import collections
+import datetime
+import decimal
+import fractions
 from typing import Any
 
 
+def _datetime(value: datetime.datetime) -> datetime.datetime:
+    parts = (value.year, value.month, value.day, value.hour, value.minute, value.second, value.microsecond)
+    return datetime.datetime(*parts, value.tzinfo, fold=value.fold)
+
+
+def _dict(kind: type) -> Any:
+    return lambda value: kind(dict(dict.items(value)))
+
+
+# a class is looked up by its bases, nearest first
 PLAIN_VALUE: dict[type, Any] = {
     int: int.__int__,
     float: float.__float__,
@@ -11,15 +24,23 @@ PLAIN_VALUE: dict[type, Any] = {
     str: str.__str__,
     bytes: bytes.__bytes__,
     bytearray: lambda value: bytearray(memoryview(value)),
-    dict: lambda value: dict(dict.items(value)),
+    dict: _dict(dict),
+    collections.Counter: _dict(collections.Counter),
+    collections.OrderedDict: lambda value: collections.OrderedDict(collections.OrderedDict.items(value)),
+    collections.defaultdict: lambda value: collections.defaultdict(None, dict(dict.items(value))),
+    collections.deque: lambda value: collections.deque(collections.deque.__iter__(value), value.maxlen),
     list: lambda value: list(list.__iter__(value)),
     tuple: lambda value: tuple(tuple.__iter__(value)),
     set: lambda value: set(set.__iter__(value)),
     frozenset: lambda value: frozenset(frozenset.__iter__(value)),
+    datetime.datetime: _datetime,
+    datetime.date: lambda value: datetime.date(value.year, value.month, value.day),
+    datetime.timedelta: lambda value: datetime.timedelta(value.days, value.seconds, value.microseconds),
+    decimal.Decimal: lambda value: decimal.Decimal(decimal.Decimal.as_tuple(value)),
+    fractions.Fraction: lambda value: fractions.Fraction(value.numerator, value.denominator),
 }
-IMMUTABLE = frozenset((int, float, complex, str, bytes, tuple, frozenset))
-# Types that the tests have too, without a way to make the program's instances of them
-COMMON_TYPES: tuple[type, ...] = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)
+IMMUTABLE = {kind.__name__: kind for kind in (int, float, complex, str, bytes, tuple, frozenset)}
+"""Types whose instances' values a handle can hold itself."""
 
 
 def plain_base(kind: type) -> Any:
@@ -29,7 +50,4 @@ def plain_base(kind: type) -> Any:
 
 def plain(value: Any) -> Any:
     """The builtin value that an instance of a class derived from one holds."""
-    base = plain_base(type(value))
-    if base is None:
-        raise TypeError(f"{type(value).__name__} has no plain value")
-    return PLAIN_VALUE[base](value)
+    return PLAIN_VALUE[plain_base(type(value))](value)

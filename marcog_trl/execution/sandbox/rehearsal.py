@@ -8,14 +8,14 @@ import socket
 import sys
 from typing import Any
 
-from . import judge, remote, solution, wire
+from . import handles, judge, solution, wire
 
 
 _ROUNDS = 10
 _CODE = "class C:\n    def m(self, x): return x * x\ndef f(x): return x * x + 1\ndef g(): return C()\n"
 _TESTS = ["assert close(f(1), 2)", "assert close(f(2), 5)", "c = g()\nassert c.m(2) == 4"]
 _SETUP = "def close(a, b): return abs(a - b) < 1e-9"
-_PROGRAM = {"code": _CODE, "exports": ["f", "g"], "entry_point": "f", "logs": False}
+_PROGRAM = {"code": _CODE, "exports": ["f", "g"], "entry_point": "f"}
 
 
 def rehearse() -> None:
@@ -26,7 +26,7 @@ def rehearse() -> None:
         _direct()
         replies = _solution()
         _judge(replies)
-    remote.session = remote.registry = None
+    handles.session = None
     for name in ("solution", "tests"):
         del sys.modules[name]
     random.seed(0)
@@ -42,9 +42,9 @@ def _exchange(frames: list[Any]) -> tuple[socket.socket, socket.socket]:
 
 
 def _direct() -> None:
-    ours, theirs = _exchange([])
+    ours, theirs = _exchange([["f", [[2]], {}], ["f", ["a"], {}]])
     with ours, theirs:
-        solution.serve_direct(theirs, {**_PROGRAM, "calls": [["f", [1], {}], ["f", [[2]], {}], ["f", ["a"], {}]]})
+        solution.serve_direct(theirs, {**_PROGRAM, "call": ["f", [1], {}]})
 
 
 def _solution() -> list[Any]:
@@ -53,10 +53,9 @@ def _solution() -> list[Any]:
         ("call", [["H", 0], 1]),
         ("call", [["H", 0], 2]),
         ("call", [["H", 1]]),
-        ("getattr", [["H", 2], "m"]),
-        ("call", [["H", 4], 2]),
+        ("method", [["H", 4], "m", 2]),
     ]
-    ours, theirs = _exchange([{"o": what, "z": False, "u": [], "a": args, "k": {}} for what, args in calls])
+    ours, theirs = _exchange([{"o": what, "z": [], "u": [], "a": args} for what, args in calls])
     reports, control = socket.socketpair()
     with ours, reports, control:
         solution.serve_judge(control, _PROGRAM, theirs.detach())
@@ -64,7 +63,7 @@ def _solution() -> list[Any]:
 
 
 def _judge(replies: list[Any]) -> None:
-    tests = {"format": "asserts", "setup": _SETUP, "tests": _TESTS, "modules": [], "names": [], "patched": []}
+    tests = {"format": "asserts", "setup": _SETUP, "tests": _TESTS, "modules": [], "names": [], "seeded": []}
     reports, control = socket.socketpair()
     ours, theirs = _exchange(replies)
     with reports, control, ours:

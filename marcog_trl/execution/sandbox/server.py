@@ -1,95 +1,202 @@
-"""The program's side of a judged run: keeps the program's objects and does with them what the judge asks for.
+"""The program's end of the channel to the judge: does what the tests ask of the program's objects.
 
-Nothing here can be trusted once the program runs, because it shares this process. The judge gets data only.
+The program shares this process and can change all of it. So nothing that leaves it counts for more than what a program may
+say about its own objects.
 """
 
 import _thread
 import builtins
+import copy
+import enum
 import importlib
-import inspect
-import re
+import operator
 import socket
+import sys
+import time
 import types
+from collections.abc import Callable
 from typing import Any
 
-from . import echo, special, wire
-from .operations import OPERATIONS
-from .plain_values import COMMON_TYPES, IMMUTABLE, PLAIN_VALUE, plain_base
+from . import output, wire
+from .operations import BINARY, SPECIAL
+from .plain_values import IMMUTABLE, plain, plain_base
 
 
-_LONGEST_TEXT = 2000  # characters of an exception's text
-_LONGEST_CHAIN = 16  # causes and contexts of an exception
-_MOST_ARGS = 8  # of an exception
+_LONGEST_TEXT = 10_000  # characters of an exception's text
+_LONGEST_CHAIN = 4  # causes of an exception
 _MOST_ATTRIBUTES = 64  # of an exception
+_MOST_METHODS = 512  # of a class, whose names the judge is told
+
+
+def _exit(thing: Any, name: str, error: BaseException | None) -> bool:
+    """Calls `__exit__`, with an exception or with none; returns whether it swallows it."""
+    leave = getattr(type(thing), name)
+    try:
+        found = leave(thing, type(error), error, error.__traceback__) if error else leave(thing, None, None, None)
+        return found if name == "__aexit__" else bool(found)
+    except BaseException as raised:
+        if raised is error:
+            return False
+        raise
+
+
+def _next(iterator: Any, count: int) -> tuple:
+    """Up to `count` items, fewer if they take their time or the next one raises; and whether this was the end."""
+    items: list[Any] = []
+    start = time.perf_counter()
+    while len(items) < count and (not items or time.perf_counter() - start < 0.005):
+        try:
+            items.append(next(iterator))
+        except StopIteration:
+            return tuple(items), True
+    return tuple(items), False
+
+
+def _await(thing: Any) -> Any:
+    import asyncio  # large, and rarely needed
+
+    async def awaited() -> Any:
+        return await thing
+
+    return asyncio.run(awaited())
+
+
+def _state(thing: Any) -> dict:
+    """The attributes of an object by name, those in slots included."""
+    held = {}
+    for kind in type(thing).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for name in [slots] if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(thing, name):
+                held[name] = getattr(thing, name)
+    return {**held, **getattr(thing, "__dict__", {})}
+
+
+def _setting(name: str, value: Any) -> None:
+    """Makes a setting of the tests' process in this one."""
+    if name == "recursion":
+        sys.setrecursionlimit(value)
+    elif name == "decimal":
+        decimal = importlib.import_module("decimal")
+        decimal.getcontext().prec, decimal.getcontext().rounding = value
+    elif name in ("random", "numpy.random"):
+        importlib.import_module(name).seed(value)
+
+
+# What the tests can ask for. Arguments are objects of the program and values.
+OPERATIONS: dict[str, Callable] = {
+    "call": lambda function, /, *args, **kwargs: function(*args, **kwargs),
+    "method": lambda thing, name, /, *args, **kwargs: getattr(thing, name)(*args, **kwargs),
+    "special": lambda thing, name, /, *args: getattr(type(thing), name)(thing, *args),
+    "getattr": getattr,
+    "setattr": setattr,
+    "delattr": delattr,
+    "getitem": operator.getitem,
+    "setitem": operator.setitem,
+    "delitem": operator.delitem,
+    "contains": operator.contains,
+    "eq": lambda a, b: bool(a == b) and not a != b,
+    **{name: lambda a, b, name=name: bool(getattr(operator, name)(a, b)) for name in ("lt", "le", "gt", "ge")},
+    **{name: getattr(operator, BINARY[name]) for name in BINARY},
+    "divmod": divmod,
+    "pow": pow,
+    "len": len,
+    "iter": iter,
+    "next": _next,
+    "bool": bool,
+    "str": lambda thing: str.__str__(str(thing)),
+    "repr": lambda thing: str.__str__(repr(thing)),
+    "format": lambda thing, spec: str.__str__(format(thing, spec)),
+    "exit": _exit,
+    "await": _await,
+    "state": _state,
+    "plain": plain,
+    "dir": dir,
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+}
 
 
 class Server:
     """
-    Answers a judge's operations on the program's objects.
+    Answers the judge.
 
     Args:
-        sock (`socket.socket`): The channel to the judge.
-        names (`list[str]`): Names that the tests take from the program.
-        module (`types.ModuleType`): The program.
-        describe (`Callable`): Returns an exception's type, message and line as text.
-        tape (`Tape`): Records what the program prints, warns of and logs.
+        sock (`socket.socket`): The channel.
+        names (`list[str]`): The names that the tests take from the program.
+        module (`ModuleType`): The program.
+        describe (`Callable`): Describes an exception in words.
+        printed (`output.Recorder`): What the program prints and warns of.
     """
 
     def __init__(
-        self, sock: socket.socket, names: list[str], module: types.ModuleType, describe: Any, tape: echo.Tape
+        self,
+        sock: socket.socket,
+        names: list[str],
+        module: types.ModuleType,
+        describe: Callable[[BaseException], str],
+        printed: output.Recorder,
     ):
         self.sock = sock
-        self.tape = tape
-        self.patched = echo.Patched()
         self.describe = describe
-        self.module = module
-        self.codec = wire.Codec(1, self.hand_out, self.take_back, twin=self.twin)
+        self.printed = printed
+        self.codec = wire.Codec(1, self.hand_out, self.take_in)
+        self.codec.keeps_class = self.is_named  # type: ignore[method-assign]
         # the exports have the first numbers, in order, in every process of this program
         self.objects: list[Any] = [module.__dict__.get(name) for name in names]
         self.numbers: dict[int, int] = {}
         for number, value in enumerate(self.objects):
             self.numbers.setdefault(id(value), number)
+        self.named = {value for value in self.objects if isinstance(value, type)}
         self.known: set[int] = set()  # numbers of objects that were described to the judge
         self.told: list[int] = []  # those that the present message describes
-        self.lent: dict[int, Any] = {}  # proxies for objects of the tests, by the judge's numbers
-        self.borrowed: dict[int, int] = {}  # id of such a proxy -> its number
-        self.both: frozenset[str] = frozenset()  # names of classes that the tests define too
+        self.borrowed: dict[int, Any] = {}  # stand for functions, iterators and exceptions of the tests, by their numbers
+        self.lenders: dict[int, int] = {}  # id of one of these -> its number
         self.lock = _thread.RLock()  # of the channel: threads of the program may call functions of the tests
         self.busy = False
-        self.pending: BaseException | None = None
-        self.loop: Any = None
         self.codec.begin()
         hello = {name: self.codec.encode(module.__dict__[name]) for name in names if name in module.__dict__}
         self.codec.snapshot()
-        own = [name for name, value in module.__dict__.items() if self.is_own_class(value, name)]
-        wire.send(sock, {"exports": hello, "classes": own})
+        wire.send(sock, {"exports": hello})
+
+    def is_named(self, kind: type) -> bool:
+        """Whether the tests use a class, or one that it derives from, by name."""
+        return not self.named.isdisjoint(kind.__mro__)
 
     # Objects of the program on their way out
 
-    def hand_out(self, value: Any) -> list:
-        lent = self.borrowed.get(id(value))
-        if lent is not None:
-            return ["mine", lent]
+    def hand_out(self, value: Any) -> Any:
+        number = self.lenders.get(id(value))
+        if number is not None:
+            return ["mine", number]
         kind = type(value)
         if issubclass(kind, type):
-            return self.hand_out_kind(value)
-        number = self.number_of(value)
+            return self.hand_out_class(value)
         if issubclass(kind, BaseException):
-            return self.hand_out_exception(value, number, 0)
+            return self.hand_out_exception(value, 0)
+        number = self.numbers.get(id(value))
         if number in self.known:
             return ["h", number]
-        if kind is types.GeneratorType or kind is types.CoroutineType:
-            self.tell(number)
-            return ["g" if kind is types.GeneratorType else "co", number]
         base: Any = plain_base(kind)
-        if base in IMMUTABLE:
-            described = self.hand_out_kind(kind)  # first, because it is read first
-            data = self.codec.encode(PLAIN_VALUE[base](value))
-            self.tell(number)
-            return ["v", number, described, data]
-        described = self.hand_out_kind(kind)
+        is_member = issubclass(kind, enum.Enum)
+        if base is not None and not is_member and not self.is_named(kind):
+            return self.codec.encode(plain(value), self.codec.room)
+        described = self.hand_out_class(kind)
+        number = self.number_of(value)
         self.tell(number)
-        return ["h", number, described]
+        if kind is types.GeneratorType or kind is types.CoroutineType:
+            return ["g" if kind is types.GeneratorType else "co", number]
+        if base is not None and base.__name__ in IMMUTABLE:
+            return ["v", number, described, self.codec.encode(plain(value), self.codec.room)]
+        return ["h", number, described, self.hash_of(value)]
+
+    def hash_of(self, value: Any) -> int | None:
+        if type(value).__hash__ in (object.__hash__, None):
+            return None
+        try:
+            return hash(value)
+        except Exception:
+            return None
 
     def number_of(self, value: Any) -> int:
         number = self.numbers.get(id(value))
@@ -110,76 +217,72 @@ class Server:
         self.known.difference_update(self.told)
         self.codec.rollback()
 
-    def hand_out_kind(self, kind: Any) -> list:
-        """Describes a class: its name, its bases, and the special methods of the class and its metaclass."""
-        name: Any = wire.TYPE_NAMES.get(kind)
+    def hand_out_class(self, kind: Any) -> list:
+        """Describes a class: its name, its bases, its special methods and its own methods."""
+        name = wire.TYPE_NAMES.get(kind)
         if name is not None:
             return ["T", name]
-        if kind in COMMON_TYPES:
-            return ["P", kind.__name__]
-        name = kind.__name__
-        if issubclass(kind, BaseException) and vars(builtins).get(name) is kind:
-            return ["B", name]
+        if vars(builtins).get(kind.__name__) is kind:
+            return ["B", kind.__name__]
         number = self.number_of(kind)
         if number in self.known:
             return ["h", number]
         self.tell(number)
-        above = [base for base in kind.__mro__ if base is not object]
+        above = [each for each in kind.__mro__ if each is not object]
+        own = {name for each in above if each.__module__ != "builtins" for name in vars(each)}
         base: Any = plain_base(kind)
-        own = above if base is None else above[: above.index(base)]
-        own = [each for each in own if not (issubclass(each, BaseException) and each.__module__ == "builtins")]
-        names = {name for each in above for name in vars(each)} & special.SPECIAL.keys()
-        ours = {name for each in own for name in vars(each)} & names
-        meta = [each for each in type(kind).__mro__ if each not in (type, object)]
-        fields = kind.__dict__.get("_fields") if base is tuple else None
         facts = {
             "name": str(kind.__name__)[:200],
             "module": str(kind.__module__)[:200],
-            "bases": [self.hand_out_kind(each) for each in kind.__bases__ if each is not object],
-            "has": sorted(names),
-            "own": sorted(ours),
-            "meta": sorted({name for each in meta for name in vars(each)} & special.SPECIAL.keys()),
+            "bases": [self.hand_out_class(each) for each in kind.__bases__ if each is not object],
+            "has": sorted({name for each in above for name in vars(each)} & SPECIAL),
+            "own": sorted(own & SPECIAL),
             "base": None if base is None else base.__name__,
-            "fields": list(fields) if type(fields) is tuple and len(fields) <= wire.MOST_FIELDS else None,
             "unhashable": kind.__hash__ is None,
-            "weak": kind.__weakrefoffset__ != 0,
-            "quick": kind.__module__ in ("builtins", "itertools"),  # may be read ahead
-            "checks": any("__instancecheck__" in vars(each) for each in meta if each.__module__ == "solution")
-            or any("__subclasshook__" in vars(each) for each in own if each.__module__ == "solution"),
+            "methods": self.methods_of(above) if type(kind).__getattribute__ is type.__getattribute__ else [],
+            "quick": kind.__module__ in ("builtins", "itertools"),  # its items may be asked for ahead of time
         }
         return ["K", number, facts]
 
-    def hand_out_exception(self, error: BaseException, number: int, depth: int) -> list:
+    def methods_of(self, above: list[type]) -> list[str]:
+        if any("__getattribute__" in vars(each) for each in above if each.__module__ != "builtins"):
+            return []
+        found: dict[str, Any] = {}
+        for each in reversed(above):
+            found |= vars(each)
+        plainly = [name for name, value in found.items() if type(value) is types.FunctionType and name[:2] != "__"]
+        return plainly[:_MOST_METHODS]
+
+    def hand_out_exception(self, error: BaseException, depth: int) -> list:
         try:
             text = str(error)[:_LONGEST_TEXT]
         except BaseException:
             text = ""
-        described = self.hand_out_kind(type(error))  # everything is written in the order in which it is read
         args = OSError.__reduce__(error)[1] if isinstance(error, OSError) else error.args  # with the file's name
-        written = self.attempt(args) if len(args) <= _MOST_ARGS else None
-        found = list(vars(error).items())[:_MOST_ATTRIBUTES]
-        if isinstance(error, (ImportError, NameError, AttributeError)) and error.name is not None:
-            found.append(("name", error.name))
-        attributes = {name: self.attempt(value) for name, value in found if type(name) is str}
         data = {
+            "k": self.exception_class(type(error)),
             "m": text,
-            "a": written,
-            "v": {name: value for name, value in attributes.items() if value is not None},
+            "a": self.attempt(args),
+            "v": [[name, self.attempt(value)] for name, value in list(vars(error).items())[:_MOST_ATTRIBUTES]],
             "d": self.describe(error),
-            "s": bool(error.__suppress_context__),
         }
-        for key, other in (("c", error.__cause__), ("x", error.__context__)):
-            if other is not None and depth < _LONGEST_CHAIN and id(other) not in self.borrowed:
-                data[key] = self.hand_out_exception(other, self.number_of(other), depth + 1)
-            elif other is not None and depth < _LONGEST_CHAIN:
-                data[key] = ["mine", self.borrowed[id(other)]]
-        return ["E", number, described, data]
+        cause = error.__cause__
+        if cause is not None and depth < _LONGEST_CHAIN:
+            data["c"] = self.hand_out_exception(cause, depth + 1)
+        return ["E", data]
+
+    def exception_class(self, kind: type) -> list:
+        """A class of exceptions, by its place in the standard library, or by a description."""
+        if kind.__module__ in sys.stdlib_module_names or kind.__module__.partition(".")[0] in sys.stdlib_module_names:
+            if vars(sys.modules.get(kind.__module__, builtins)).get(kind.__name__) is kind:
+                return ["S", kind.__module__, kind.__name__]
+        return self.hand_out_class(kind)
 
     def attempt(self, value: Any) -> Any:
         """A value written out in a list, or `None` if it cannot cross."""
         mark = len(self.codec.fresh), len(self.told)
         try:
-            return [self.codec.encode(value)]
+            return [self.codec.encode(value, self.codec.room)]
         except (wire.Uncrossable, AttributeError, TypeError, ValueError):
             self.codec.rollback(mark[0])
             self.known.difference_update(self.told[mark[1] :])
@@ -188,104 +291,58 @@ class Server:
 
     # Objects of the tests on their way in
 
-    def take_back(self, data: list) -> Any:
+    def take_in(self, data: list) -> Any:
         tag, number = data[0], data[1]
         if tag == "H":
             return self.objects[number]
+        if tag == "M":
+            return getattr(self.objects[number], data[2])
         if tag == "B":
             return getattr(builtins, number)
         if tag == "S":
             return getattr(importlib.import_module(number), data[2])
-        if number not in self.lent:
-            self.lend(number, _PROXIES[tag](self, *data[1:]))
-        return self.lent[number]
+        if number not in self.borrowed:
+            made = _BORROWED[tag](self, *data[1:])
+            self.borrowed[number] = made
+            self.lenders[id(made)] = number
+        return self.borrowed[number]
 
-    def lend(self, number: int, value: Any) -> None:
-        self.lent[number] = value
-        self.borrowed[id(value)] = number
-
-    def callback(self, number: int, name: str, parameters: list | None) -> Any:
+    def callback(self, number: int, name: str) -> Callable:
         def callback(*args: Any, **kwargs: Any) -> Any:
-            return self.ask("call", number, args, kwargs)
+            return self.ask(number, args, kwargs)
 
         callback.__name__ = callback.__qualname__ = name
-        if parameters is not None:
-            made = [
-                inspect.Parameter(each, inspect._ParameterKind(kind), default=... if optional else inspect._empty)
-                for each, kind, optional in parameters
-            ]
-            callback.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]
         return callback
 
-    def remote_iterator(self, number: int) -> Any:
+    def iterator(self, number: int) -> Any:
         while True:
             try:
-                item = self.ask("next", number, (), {})
+                item = self.ask(number, (), {})
             except StopIteration:
                 return
             yield item
 
-    def remote_object(self, number: int, name: str, names: list[str]) -> Any:
-        """A proxy for an object of the tests."""
-
-        def method(special_name: str) -> Any:
-            return lambda thing, /, *args, **kwargs: self.ask(special_name, number, args, kwargs)
-
-        def read(thing: Any, name: str) -> Any:
-            if name[:1] == "_":
-                raise AttributeError(f"{type(thing).__name__!r} object has no attribute {name!r}")
-            return self.ask("getattr", number, (name,), {})
-
-        def write(thing: Any, name: str, value: Any) -> None:
-            self.ask("setattr", number, (name, value), {})
-
-        space = {each: method(each) for each in names}
-        return type(name, (), {**space, "__getattr__": read, "__setattr__": write, "__slots__": ("__weakref__",)})()
-
-    def remote_kind(self, number: int, name: str, bases: list) -> Any:
-        """A proxy for an exception class of the tests."""
-        return type(name, tuple(self.codec.decode(base) for base in bases), {"__module__": "tests"})
-
-    def remote_error(self, number: int, kind: Any, args: Any, text: str) -> Any:
-        """A proxy for an exception of the tests."""
-        kind, args = self.codec.decode(kind), self.codec.decode(args)
-        error = kind.__new__(kind, *args)
-        error.args = args
-        return error
-
-    # Classes that both sides define: each message copies what their instances hold
-
-    def is_own_class(self, kind: Any, name: str) -> bool:
-        return (
-            type(kind) is type
-            and kind.__module__ == "solution"
-            and kind.__name__ == name
-            and kind.__dictoffset__ != 0
-            and plain_base(kind) is None
-            and not issubclass(kind, BaseException)
-        )
-
-    def twin(self, name: Any) -> Any:
-        """From a name to the program's class, or from a class to its name, if the tests define it too; otherwise `None`."""
-        if isinstance(name, str):
-            return self.module.__dict__.get(name)
-        known = name.__name__ in self.both and self.module.__dict__.get(name.__name__) is name
-        return name.__name__ if known else None
+    def error(self, number: int, base: Any, name: str, args: Any) -> BaseException:
+        """An exception of the tests; `base` is the class that it derives from, `name` that of its own class."""
+        base, args = self.codec.decode(base), self.codec.decode(args)
+        kind = base if name == base.__name__ else type(name, (base,), {"__module__": "tests"})
+        found = kind.__new__(kind, *args)
+        found.args = args
+        return found
 
     # Operations
 
-    def ask(self, what: str, number: int, args: tuple, kwargs: dict) -> Any:
-        """Has the judge do something with an object of the tests, such as call a function that the program was passed."""
+    def ask(self, number: int, args: tuple, kwargs: dict) -> Any:
+        """Calls a function of the tests."""
         with self.lock:
             if not self.busy:
                 raise RuntimeError("a function of the tests was called when no test was waiting")
             self.begin()
             try:
                 frame = {
-                    "ask": what,
-                    "h": number,
+                    "ask": number,
                     "u": self.codec.changes(),
-                    **self.events(),
+                    "p": self.printed.take(),
                     "a": [self.codec.encode(arg) for arg in args],
                     "k": {str(key): self.codec.encode(value) for key, value in kwargs.items()},
                 }
@@ -305,6 +362,8 @@ class Server:
                     value = self.codec.decode(frame["r"])
                     self.codec.snapshot()
                     return value
+                if "stop" in frame:
+                    raise StopIteration
                 raise self.codec.decode(frame["x"])
 
     def serve(self) -> None:
@@ -318,47 +377,37 @@ class Server:
 
     def answer(self, frame: dict) -> None:
         was_busy, self.busy = self.busy, True
-        if frame.get("z"):
-            self.codec.drop()
-        if "both" in frame:
-            self.both = frozenset(frame["both"])
+        self.codec.drop(frame.get("z", ()))
         self.codec.apply(frame["u"])
         args = [self.codec.decode(arg) for arg in frame["a"]]
-        kwargs = {key: self.codec.decode(value) for key, value in frame["k"].items()}
-        if "p" in frame:
-            self.patched.apply([[module, name, self.codec.decode(value)] for module, name, value in frame["p"]])
+        kwargs = {key: self.codec.decode(value) for key, value in frame.get("k", {}).items()}
         self.codec.snapshot()
         problem: BaseException | None = None
         value = None
         if not was_busy:  # so that other threads of the program can ask meanwhile
             self.lock.release()
         try:
-            value = OPERATIONS[frame["o"]](self, *args, **kwargs)
+            for setting in frame.get("set", ()):
+                _setting(*setting)
+            value = OPERATIONS[frame["o"]](*args, **kwargs)
         except BaseException as error:
             problem = error
         if not was_busy:
             self.lock.acquire()
         self.begin()
         try:
-            reply = {"u": self.codec.changes(), **self.events()}
-            key, result = ("r", value) if problem is None else ("x", problem)
-            wire.send(self.sock, {**reply, key: self.codec.encode(result)})
+            reply = {"u": self.codec.changes(), "p": self.printed.take()}
+            if problem is None:
+                reply["r"] = self.codec.encode(value)
+            else:
+                number = self.lenders.get(id(problem))
+                reply["x"] = ["mine", number] if number is not None else self.hand_out_exception(problem, 0)
+            wire.send(self.sock, reply)
         except (wire.Uncrossable, wire.BrokenChannel) as error:
             self.rollback()
-            wire.send(self.sock, {"u": [], "y": f"the value cannot be sent to the tests: {error}"})
+            wire.send(self.sock, {"u": [], "p": [], "y": f"the value cannot be sent to the tests: {error}"})
         self.codec.snapshot()
         self.busy = was_busy
 
-    def events(self) -> dict[str, list]:
-        """The part of a message that tells what the program has printed, warned of and logged since the last message."""
-        return {"e": self.tape.take(self.codec.encode)} if self.tape.events else {}
 
-
-_PROXIES: dict[str, Any] = {
-    "cb": Server.callback,
-    "it": Server.remote_iterator,
-    "ob": Server.remote_object,
-    "re": lambda server, number, pattern, flags: re.compile(server.codec.decode(pattern), flags),
-    "ek": Server.remote_kind,
-    "er": Server.remote_error,
-}
+_BORROWED: dict[str, Callable] = {"cb": Server.callback, "it": Server.iterator, "er": Server.error}

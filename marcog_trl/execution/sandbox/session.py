@@ -2,20 +2,30 @@
 
 import _thread
 import builtins
+import importlib
 import socket
-import types
+import sys
 from typing import Any
 
-from . import echo, lending, remote, wire
-from .registry import Registry
-
-
-_MOST_KEPT = 256  # nodes after which both sides forget them all
-_MOST_TOLD = 64  # items of an argument that are remembered as shown to the program
+from . import handles, output, wire
 
 
 class SolutionGone(BaseException):
     """The program's process has ended or broke the channel."""
+
+
+class ProgramStopped(RuntimeError):
+    """The program raised an exception that would end a loop of the tests."""
+
+
+_MALFORMED = (wire.BrokenChannel, KeyError, TypeError, IndexError, ValueError, AttributeError, RecursionError)
+_CATCH_ALL = (Exception, BaseException, AssertionError)
+_MOST_SAID = 64  # exceptions of the program to remember
+_MOST_COMPARED = 1000  # pairs of objects in one comparison
+# modules whose exceptions control a test run. If a program raises one, it has failed and nothing else happens.
+_CONTROLLING = frozenset(("unittest", "doctest", "bdb", "pdb"))
+# operations that change nothing in the program
+_LOOKS = frozenset("iter next len bool getitem contains getattr str repr format eq state plain dir".split())
 
 
 class Session:
@@ -24,51 +34,55 @@ class Session:
 
     Args:
         names (`list[str]`): Names that the tests take from the program.
-        space (`dict`): The tests' namespace.
-        repeat (`Echo`): Repeats what the program prints, and knows what the tests have patched.
     """
 
-    def __init__(self, names: list[str], space: dict[str, Any], repeat: echo.Echo):
+    def __init__(self, names: list[str]):
         self.names = names
-        self.space = space
-        self.echo = repeat
         self.dead = True
         self.refuted: BaseException | None = None  # why the present test cannot pass, even if it succeeds
-        self.tested: frozenset[type] = frozenset()  # classes of the program that the tests use by their names
+        self.generation = 0  # number of the program's present process
         self.asked = 0  # how often the program was asked for something
         self.changes = 0  # how often it may have changed something
-        self.lent: list[Any] = []  # objects of the tests that the program was passed
-        self.lent_numbers: dict[int, int] = {}  # id of such an object -> its number
-        self.registry = Registry(len(names), self.lent)
-        self.told: set[Any] = set()  # plain values that the program was shown
-        self.classes: list[str] = []  # names of classes of the program that the tests may define too
+        self.named: set[type] = set()  # classes of the program that the tests use by name
+        self.handles: dict[int, Any] = {}  # by the number of the object
+        self.numbers: dict[int, int] = {}  # id of a handle -> number
+        self.lost: list[Any] = []  # handles for objects of processes that have ended
+        self.said: dict[int, tuple[Any, str]] = {}  # id of an exception -> it, and how the program describes it
+        self.lent: list[Any] = []  # functions, iterators and exceptions of the tests that the program was passed
+        self.lent_numbers: dict[int, int] = {}
         self.lock = _thread.RLock()
-        self.talking = False
-        self.unclosed: list[Any] = []  # generators to close with the next message
-        remote.session = self
+        self.unclosed: list[int] = []  # generators to close with the next request
+        self.settings: dict[str, Any] = settings()
+        handles.session = self
 
     def attach(self, sock: socket.socket) -> dict[str, Any]:
         """Talks to a fresh process from now on; returns what it exports, by name."""
         self.sock = sock
-        self.codec = wire.Codec(0, self.hand_over, self.registry.stand_in, twin=self.twin)
-        self.registry.begin(self.codec)
+        self.codec = wire.Codec(0, self.hand_over, self.special)
+        self.generation += 1
+        self.lost += [thing for number, thing in self.handles.items() if number >= len(self.names)]
+        self.handles = {number: thing for number, thing in self.handles.items() if number < len(self.names)}
+        self.numbers = {id(thing): number for number, thing in self.handles.items()}
+        self.unclosed.clear()
+        self.dropped: list[int] = []  # nodes that the program does not know to be forgotten
+        self.sent_settings: dict[str, Any] = dict(self.settings)
         self.dead = False
-        self.talking = False
-        self.echo.begin()
-        self.shared: list[str] = []  # names of classes that the program knows the tests define too
         frame = self.receive()
-        try:
-            exports = {
-                name: self.codec.decode(frame["exports"][name]) for name in self.names if name in frame["exports"]
-            }
-            self.classes = [name for name in frame["classes"] if type(name) is str and name not in exports]
-        except (wire.BrokenChannel, TypeError, KeyError) as error:
-            raise self.lost(error) from None
+        exports: dict[str, Any] = {}
+        for name in self.names:
+            try:
+                if name in frame["exports"]:
+                    exports[name] = self.codec.decode(frame["exports"][name])
+            except _MALFORMED as error:
+                raise self.gone(error) from None
+            if self.refuted is not None:  # the tests may not have it
+                self.refuted = None
+                del exports[name]
         self.codec.snapshot()
-        self.tested = frozenset(value for value in exports.values() if isinstance(value, type))
+        self.named |= {value for value in exports.values() if type(value) is handles.HandleType}
         return exports
 
-    def lost(self, error: BaseException) -> SolutionGone:
+    def gone(self, error: BaseException) -> SolutionGone:
         self.dead = True
         return SolutionGone(str(error))
 
@@ -79,163 +93,225 @@ class Session:
             self.refuted = error
         return error
 
-    def was_told(self, value: Any) -> bool:
-        """Whether the program was shown this plain value."""
-        return type(value) in _HASHABLE and value in self.told
+    def is_handle(self, thing: Any) -> bool:
+        return isinstance(type(thing), handles.HandleType) or type(thing) is handles.HandleType
 
-    def tell(self, values: Any) -> None:
-        for value in values:
-            if type(value) in _HASHABLE:
-                self.told.add(value)
-            elif type(value) in (list, tuple, set, dict) and len(value) <= _MOST_TOLD:
-                self.told.update(item for item in value if type(item) in _HASHABLE)
+    def is_named(self, thing: Any) -> bool:
+        """Whether an object's class, or one that it derives from, is used by the tests by name."""
+        return not self.named.isdisjoint(type(thing).__mro__)
 
     # Objects on their way to the program
 
     def hand_over(self, value: Any) -> list:
         """A value of no plain type as tagged JSON; raises Uncrossable."""
-        place = self.registry.place_of(value)
-        if place is not None:
-            if place.generation not in (self.registry.generation, None):
-                raise wire.Uncrossable("an object of the program's earlier process, which has ended")
-            return ["H", place.number]
-        if isinstance(value, (type, types.BuiltinFunctionType)):
-            name = value.__name__
-            if vars(builtins).get(name) is value:
-                return ["B", name]
-        number = self.lent_numbers.get(id(value))
-        if number is None:
-            number = self.lent_numbers[id(value)] = len(self.lent)
+        number = self.numbers.get(id(value))
+        if number is not None:
+            return ["H", number]
+        kind = type(value)
+        if kind is handles.Method:
+            return ["M", *self.hand_over(value.thing)[1:], value.name]
+        if self.is_handle(value) and not isinstance(value, BaseException):
+            raise wire.Uncrossable("an object of the program's earlier process, which has ended")
+        name = getattr(value, "__name__", None)
+        if type(name) is str and vars(builtins).get(name) is value:
+            return ["B", name]
+        module = getattr(value, "__module__", None)
+        if callable(value) and type(module) is str and module.partition(".")[0] in sys.stdlib_module_names:
+            if getattr(sys.modules.get(module), str(name), None) is value:
+                return ["S", module, name]
+        is_iterator = hasattr(kind, "__next__")
+        if not (callable(value) or is_iterator or isinstance(value, Exception)) or isinstance(value, type):
+            raise wire.Uncrossable(f"an object of type {kind.__name__}")
+        if id(value) not in self.lent_numbers:
+            self.lent_numbers[id(value)] = len(self.lent)
             self.lent.append(value)
-        return lending.write(value, number, self.codec.encode)
+        number = self.lent_numbers[id(value)]
+        if isinstance(value, Exception):
+            base = next(each for each in kind.__mro__ if id(each) in self.numbers or vars(builtins).get(each.__name__) is each)
+            return ["er", number, self.hand_over(base), kind.__name__, self.codec.encode(self.args_of(value))]
+        return ["it", number] if is_iterator else ["cb", number, str(name or kind.__name__)[:200]]
 
-    def twin(self, kind: Any) -> Any:
-        """From a name to the tests' class, or from a class to its name, if the program defines it too; otherwise `None`."""
-        if isinstance(kind, str):
-            return self.space.get(kind) if kind in self.both() else None
-        return kind.__name__ if kind.__module__ == "tests" and kind.__name__ in self.both(kind) else None
+    def args_of(self, error: BaseException) -> tuple:
+        plain = (int, float, str, bool, type(None))
+        return tuple(arg if type(arg) in plain else str(arg) for arg in error.args)
 
-    def both(self, kind: Any = None) -> list[str]:
-        """Names of the classes that both the program and the tests define; with `kind`, only that class's."""
-        found = [(name, self.space.get(name)) for name in self.classes]
-        return [
-            name
-            for name, other in found
-            if type(other) is type
-            and other.__module__ == "tests"
-            and other.__dictoffset__ != 0
-            and not issubclass(other, (BaseException, *_VALUE_TYPES))
-            and (kind is None or kind is other)
-        ]
+    # Objects of the program on their way in
+
+    def special(self, data: list) -> Any:
+        """What tagged JSON of the program stands for; raises BrokenChannel if it is malformed."""
+        tag, number = data[0], data[1]
+        if tag == "mine":
+            return self.lent[number]
+        if tag == "K" or tag == "B" or tag == "S":
+            found = self.class_of(data)
+            if found in _CATCH_ALL:
+                self.doubt(f"the tests cannot use {found.__name__} under a name of the program: it catches their assertions")
+            return found
+        if tag == "E":
+            return self.exception(data[1])
+        if type(number) is not int or number < 0:
+            raise wire.BrokenChannel("a malformed handle")
+        kind = self.class_of(data[2]) if len(data) > 2 and tag in ("h", "v") else None
+        if number in self.handles:
+            return self.handles[number]
+        if tag == "g" or tag == "co":
+            return self.keep(number, (handles.generator if tag == "g" else handles.coroutine)(number))
+        if type(kind) is not handles.HandleType:
+            raise wire.BrokenChannel("a malformed handle")
+        base = kind.facts.value_type
+        if tag == "v":
+            value = self.codec.decode(data[3])
+            if base is None or type(value) is not base:
+                raise wire.BrokenChannel("a value of another type than its class derives from")
+            return self.keep(number, base.__new__(kind, value))
+        if tag != "h":
+            raise wire.BrokenChannel("a malformed handle")
+        made = self.keep(number, object.__new__(kind) if base is None else base.__new__(kind))
+        handles.hashes[id(made)] = data[3] if type(data[3]) is int else None
+        return made
+
+    def keep(self, number: int, made: Any) -> Any:
+        self.handles[number] = made
+        self.numbers[id(made)] = number
+        return made
+
+    def class_of(self, data: list) -> Any:
+        """The class that tagged JSON names or describes."""
+        tag = data[0]
+        if tag == "T":
+            return self.codec.decode(data)
+        if tag == "B":
+            found = vars(builtins).get(data[1])
+            if isinstance(found, type):
+                return found
+        if tag == "S":
+            found = _standard(data[1], data[2])
+            return Exception if found is None else found
+        if tag == "h":
+            return self.handles[data[1]]
+        if tag != "K":
+            raise wire.BrokenChannel("a malformed class")
+        number, facts = data[1], data[2]
+        bases = [self.class_of(each) for each in facts["bases"]]
+        if number in self.handles:
+            return self.handles[number]
+        made = _standard(facts["module"], facts["name"]) or handles.make_class(facts, bases)
+        return self.keep(number, made)
+
+    def exception(self, data: dict) -> BaseException:
+        """An exception of the program, as the tests catch it. Never runs code of the program."""
+        kind = self.class_of(data["k"])
+        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+            raise wire.BrokenChannel("an exception without an exception class")
+        if issubclass(kind, (StopIteration, StopAsyncIteration)):
+            kind = ProgramStopped
+        args = self.codec.decode(data["a"][0]) if data["a"] is not None else None
+        error = handles.make_exception(kind, args if type(args) is tuple else (str(data["m"]),))
+        if data["m"] and str(error) != data["m"]:
+            error.args = (str(data["m"]),)
+        for name, written in data["v"]:
+            value = None if written is None else self.codec.decode(written[0])
+            if written is not None and type(name) is str and name[:2] != "__":
+                try:
+                    setattr(error, name, value)
+                except AttributeError:
+                    pass  # an attribute that its class does not let us set
+        if "c" in data:
+            cause = self.codec.decode(data["c"])
+            if isinstance(cause, BaseException):
+                error.__cause__ = cause
+        self.said[id(error)] = error, str(data["d"])[:500]
+        if len(self.said) > _MOST_SAID:  # they hold the frames that they passed
+            del self.said[next(iter(self.said))]
+        return error
+
+    def said_of(self, error: BaseException) -> str | None:
+        """How the program describes an exception that it raised; `None` if the tests raised it."""
+        found = self.said.get(id(error))
+        return found[1] if found is not None and found[0] is error else None
 
     # Requests
 
     def ask(self, what: str, /, *args: Any, **kwargs: Any) -> Any:
         """Has the solution process do something with its objects; returns what it returned or raises what it raised."""
         with self.lock:
-            while self.unclosed and not self.talking:
-                self._ask("close", (self.unclosed.pop(),), {})
+            if self.unclosed:
+                number = self.unclosed.pop()
+                if number in self.handles:
+                    self.ask("method", self.handles[number], "close")
             return self._ask(what, args, kwargs)
-
-    def close(self, thing: Any) -> None:
-        """Closes a generator of the program: now, or with the next message if one is being sent."""
-        place = self.registry.place_of(thing)
-        if place is None or place.generation != self.registry.generation or self.dead:
-            return  # of a process that has ended, or of an earlier program
-        with self.lock:
-            if self.talking:
-                self.unclosed.append(thing)
-            else:
-                self._ask("close", (thing,), {})
 
     def _ask(self, what: str, args: tuple, kwargs: dict[str, Any]) -> Any:
         if self.dead:
             raise SolutionGone("the program's process has ended")
         self.asked += 1
         self.changes += what not in _LOOKS
-        self._send_request(what, args, kwargs)
-        if what != "contains":  # which itself sends the value that the test looks for
-            self.tell(args)
-        if kwargs:
-            self.tell(kwargs.values())
-        self.codec.snapshot()
-        return self._receive_answer()
-
-    def _send_request(self, what: str, args: tuple, kwargs: dict[str, Any]) -> None:
         codec = self.codec
-        forget = len(codec.nodes) > _MOST_KEPT
-        if forget:
-            codec.drop()
-        self.talking = True
-        patches = self.echo.patches()
+        self.dropped += codec.oldest()
+        codec.drop(self.dropped)
         codec.begin()
         try:
-            frame = {
-                "o": what,
-                "z": forget,
-                "u": codec.changes(),  # first, because it is read first
-                "a": [codec.encode(arg) for arg in args],
-                "k": {key: codec.encode(value) for key, value in kwargs.items()},
-            }
-            if patches is not None:
-                frame["p"] = [[module, name, codec.encode(value)] for module, name, value in patches]
-            if self.classes and (both := self.both()) != self.shared:
-                frame["both"] = self.shared = both
+            frame = {"o": what, "z": self.dropped, "u": codec.changes(), "a": [codec.encode(arg) for arg in args]}
+            if kwargs:
+                frame["k"] = {key: codec.encode(value) for key, value in kwargs.items()}
+            self.add_settings(frame)
             self.send(frame)
         except wire.Uncrossable as error:
             codec.rollback()
-            self.echo.not_sent()
-            self.talking = False
             raise self.doubt(f"cannot pass {error} to the program") from None
+        self.dropped = []
+        codec.snapshot()
+        return self.receive_answer(what)
 
-    def _receive_answer(self) -> Any:
+    def add_settings(self, frame: dict) -> None:
+        """Adds what the tests have set for their process to a request."""
+        now = settings()
+        if now != self.sent_settings or seeds:
+            frame["set"] = [[name, value] for name, value in now.items() if self.sent_settings.get(name) != value]
+            frame["set"] += seeds
+            seeds.clear()
+            self.sent_settings = now
+
+    def receive_answer(self, what: str) -> Any:
         codec = self.codec
-        problems: list[BaseException] = []  # raised by the tests when they hear what the program prints or warns of
+        problem: BaseException | None = None
         while True:
             reply = self.receive()
             try:
                 codec.apply(reply["u"])
                 codec.snapshot()
-                if "e" in reply:
-                    problems += _heard(self.echo.hear(reply["e"], codec.decode))
+                problem = problem or output.hear(reply["p"])
                 if "ask" in reply:
                     self.send(self.oblige(reply))
                     continue
                 if "y" in reply:
-                    problem: BaseException = self.doubt(str(reply["y"])[:500])
+                    raised: BaseException = self.doubt(str(reply["y"])[:500])
                 elif "x" in reply:
-                    problem = self.problem(reply["x"])
+                    raised = codec.decode(reply["x"])
+                    if not isinstance(raised, BaseException):
+                        raise wire.BrokenChannel("an exception that is none")
+                    if what == "call" or what == "method":
+                        raised = _endless(raised, self)
                 else:
                     value = codec.decode(reply["r"])
                     codec.snapshot()
-                    self.talking = False
-                    if problems:
-                        raise problems[0]
+                    if problem is not None:
+                        raise problem
                     return value
                 codec.snapshot()
             except _MALFORMED as malformed:
-                raise self.lost(malformed) from None
-            self.talking = False
-            raise problem
-
-    def problem(self, data: list) -> BaseException:
-        """The exception that the program raised, or one of the tests' that passed through it."""
-        error = self.codec.decode(data)
-        if not isinstance(error, BaseException):
-            raise wire.BrokenChannel("an exception without an exception class")
-        place = self.registry.place_of(error)
-        if place is not None:
-            place.said = str(data[3]["d"])[:500]
-            self.registry.forget_errors()
-        return error
+                if malformed is problem:
+                    raise
+                raise self.gone(malformed) from None
+            raise raised
 
     def receive(self) -> dict:
         try:
             frame = wire.receive(self.sock)
         except (EOFError, OSError, wire.BrokenChannel) as error:
-            raise self.lost(error) from None
+            raise self.gone(error) from None
         if type(frame) is not dict:
-            raise self.lost(wire.BrokenChannel("not a message"))
+            raise self.gone(wire.BrokenChannel("not a message"))
         return frame
 
     def send(self, frame: dict) -> None:
@@ -244,29 +320,31 @@ class Session:
         except wire.BrokenChannel as error:
             raise wire.Uncrossable(str(error)) from None
         except OSError as error:
-            raise self.lost(error) from None
+            raise self.gone(error) from None
 
     def oblige(self, reply: dict) -> dict:
-        """Does what the program asks of an object of the tests; returns the answer as a frame."""
-        thing, what = self.lent[reply["h"]], reply["ask"]
+        """Calls a function of the tests for the program; returns the answer as a frame."""
+        thing = self.lent[reply["ask"]]
         args = [self.codec.decode(arg) for arg in reply["a"]]
         kwargs = {key: self.codec.decode(value) for key, value in reply["k"].items()}
         self.codec.snapshot()
+        answer: dict[str, Any] = {}
         try:
-            self.talking = False
-            try:
-                value, key = lending.use(thing, what, args, kwargs), "r"
-            finally:
-                self.talking = True
+            value = next(thing) if hasattr(type(thing), "__next__") else thing(*args, **kwargs)
         except SolutionGone:
             raise
+        except StopIteration:
+            answer["stop"] = True
         except Exception as error:
             if isinstance(error, AssertionError) and self.refuted is None:
                 self.refuted = error  # even if the program catches it
-            value, key = error, "x"
+            answer["x"] = error
+        else:
+            answer["r"] = value
         self.codec.begin()
         try:
-            return {"u": self.codec.changes(), key: self.codec.encode(value)}
+            changes = self.codec.changes()
+            return {"u": changes, **{key: self.codec.encode(value) for key, value in answer.items()}}
         except wire.Uncrossable as error:
             self.codec.rollback()
             self.codec.begin()
@@ -275,22 +353,77 @@ class Session:
         finally:
             self.codec.snapshot()
 
+    # Comparisons
 
-def _heard(events: list) -> list[BaseException]:
-    """Exceptions that are raised when the tests hear of events, for example where they turn warnings into errors."""
-    found: list[BaseException] = []
-    for event in events:
-        try:
-            event()
-        except Exception as error:
-            found.append(error)
+    def alike(self, a: Any, b: Any, seen: set[tuple[int, int]]) -> bool:
+        """Whether two values of attributes are equal, objects of the program by their attributes."""
+        if a is b or (id(a), id(b)) in seen:
+            return True
+        kind = type(a)
+        if kind is not type(b):
+            return not (self.is_handle(a) or self.is_handle(b)) and bool(a == b)
+        if len(seen) >= _MOST_COMPARED:
+            return False
+        seen.add((id(a), id(b)))
+        if isinstance(kind, handles.HandleType):
+            if kind.facts.is_exception or "__call__" in kind.facts.has:
+                return False
+            if kind.facts.base is not None and not self.alike(self.ask("plain", a), self.ask("plain", b), seen):
+                return False
+            return self.alike(self.ask("state", a), self.ask("state", b), seen)
+        if issubclass(kind, dict):
+            return len(a) == len(b) and all(key in b and self.alike(value, b[key], seen) for key, value in a.items())
+        if kind in (list, tuple) or kind.__name__ == "deque":
+            return len(a) == len(b) and all(self.alike(x, y, seen) for x, y in zip(a, b, strict=True))
+        return bool(a == b)
+
+
+def _standard(module: Any, name: Any) -> type[BaseException] | None:
+    """The exception class of that name, if it belongs to the standard library and its module is loaded here."""
+    top = module.partition(".")[0] if type(module) is str else ""
+    if top not in sys.stdlib_module_names or top in _CONTROLLING or module not in sys.modules or type(name) is not str:
+        return None
+    found = vars(sys.modules[module]).get(name)
+    return found if isinstance(found, type) and issubclass(found, BaseException) else None
+
+
+def _endless(error: BaseException, session: Session) -> BaseException:
+    """An exception of a call, or another one in its place if it would end a loop over a sequence of the tests."""
+    if not isinstance(error, IndexError):
+        return error
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "__getitem__" and frame.f_code.co_filename in ("<tests>", "<setup>"):
+            stopped = ProgramStopped(str(error))
+            session.said[id(stopped)] = stopped, f"IndexError: {error}"
+            return stopped
+        frame = frame.f_back  # type: ignore[assignment]
+    return error
+
+
+# What tests set for their process, and the program's process gets with the next request
+
+seeds: list[list] = []  # calls of `random.seed` since the last request
+
+
+def settings() -> dict[str, Any]:
+    """Settings of this process that programs are run with."""
+    found: dict[str, Any] = {"recursion": sys.getrecursionlimit()}
+    decimal = sys.modules.get("decimal")
+    if decimal is not None:
+        context = decimal.getcontext()
+        found["decimal"] = [context.prec, context.rounding]
     return found
 
 
-# operations that change nothing in the program
-_LOOKS = frozenset(
-    "iter next pending len bool getitem contains getattr has str repr hash equal isinstance base".split()
-)
-_MALFORMED = (wire.BrokenChannel, KeyError, TypeError, IndexError, ValueError, AttributeError, RecursionError)
-_HASHABLE = frozenset((int, float, str, bytes, bool, type(None)))
-_VALUE_TYPES = (int, float, complex, str, bytes, bytearray, tuple, list, dict, set, frozenset)
+def note_seeds(name: str) -> None:
+    """Has calls of a module's `seed` recorded."""
+    module = importlib.import_module(name)
+    seed = module.seed
+
+    def noting(*args: Any, **kwargs: Any) -> None:
+        seed(*args, **kwargs)
+        value = next(iter([*args, *kwargs.values()]), None)
+        seeds.append([name, value if type(value) in (int, float, str) else None])
+
+    module.seed = noting

@@ -5,7 +5,6 @@ leaves the process, and those who read it decide what it is worth.
 """
 
 import atexit
-import collections
 import contextlib
 import io
 import os
@@ -15,7 +14,7 @@ import traceback
 import types
 from typing import Any
 
-from . import echo, plain_values, server, wire
+from . import output, plain_values, server, wire
 
 
 def describe(error: BaseException, name: str = "<solution>") -> str:
@@ -46,18 +45,18 @@ def load(payload: dict) -> tuple[types.ModuleType, str | None]:
 
 
 def serve_direct(control: socket.socket, payload: dict) -> None:
-    """Makes one call after another and reports what each returned. After the last one, it receives more calls."""
+    """Makes one call after another and reports what each returned. It learns of a call when those before are answered."""
     module, problem = load(payload)
     wire.send(control, {"load": problem})
     if problem is not None:
         return
-    codec, calls = _copies, collections.deque(payload["calls"])
-    while calls:
-        name, args, kwargs = calls.popleft()
+    codec, call = _copies, payload["call"]
+    while True:
+        name, args, kwargs = call
         try:
             function = module.__dict__[name]
             value = function(*[codec.decode(arg) for arg in args], **{k: codec.decode(v) for k, v in kwargs.items()})
-            reply = {"r": codec.encode(value)}
+            reply = {"r": codec.encode(value, wire.LARGEST_ANSWER)}
         except wire.Uncrossable as error:
             reply = {"o": str(error), "b": _truth(value)}
         except KeyError if name not in module.__dict__ else () as error:  # noqa: B030
@@ -68,11 +67,10 @@ def serve_direct(control: socket.socket, payload: dict) -> None:
             wire.send(control, reply, wire.LARGEST_ANSWER)
         except wire.BrokenChannel as error:
             wire.send(control, {"o": f"a value that cannot be sent: {error}", "b": _truth(value)})
-        if not calls:
-            try:
-                calls.extend(wire.receive(control))
-            except EOFError:
-                return
+        try:
+            call = wire.receive(control)
+        except EOFError:
+            return
 
 
 def _truth(value: Any) -> bool | str:
@@ -85,7 +83,7 @@ def _truth(value: Any) -> bool | str:
 
 def _opaque(value: Any) -> list:
     if plain_values.plain_base(type(value)) is not None:
-        return _copies.encode(plain_values.plain(value))
+        return _copies.encode(plain_values.plain(value), _copies.room)
     raise wire.Uncrossable(f"an object of type {type(value).__name__}")
 
 
@@ -152,12 +150,10 @@ def _finish(module: types.ModuleType, stdout: io.TextIOWrapper) -> None:
 
 def serve_judge(control: socket.socket, payload: dict, fd: int) -> None:
     """Loads the program and answers the judge until it is done."""
-    if payload["logs"]:
-        echo.tape.record_logs()
     module, problem = load(payload)
     wire.send(control, {"load": problem})
     if problem is not None:
         return
-    echo.tape.forget()  # what it printed before any test
+    output.recorder.forget()  # what it printed before any test
     with socket.socket(fileno=fd) as sock:
-        server.Server(sock, payload["exports"], module, describe, echo.tape).serve()
+        server.Server(sock, payload["exports"], module, describe, output.recorder).serve()

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from . import scratch
-from .children import JudgeProcess
 from .driver import Driver
 from .zygote import Zygote
 
@@ -95,5 +94,5 @@ class Zygotes:
 
 def _stop_programs(driver: Driver) -> None:
     for child in driver.children:
-        if child.running and not isinstance(child, JudgeProcess):
+        if child.running and child.runs_program:
             os.kill(child.pid, signal.SIGKILL)  # its process id cannot belong to another process yet

@@ -1,8 +1,9 @@
 """Writes Python values as tagged JSON and builds them again, and keeps the containers that both sides share.
 
-Anything but a value of a known type becomes an opaque handle, which its owner keeps. Containers that can change are *nodes*:
-both sides keep them, and each message carries what has changed in them since the last one. So a list that was passed to a
-function is still the same list afterwards.
+Anything but a value of a known type becomes a handle, which its owner keeps. Containers that can change are *nodes*: both
+sides keep them, and each message carries what has changed in them since the last one. So a list that was passed to a function
+is still the same list afterwards. Only the latest nodes are kept, `MOST_TRACKED` items in all: what was passed before costs
+nothing, and what is no longer kept is as if it had been copied.
 """
 
 import base64
@@ -11,10 +12,9 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .frames import BrokenChannel
+from .frames import LARGEST, BrokenChannel
 from .values import (
     EXACT_INT,
-    NAMED_TUPLES,
     NUMPY_DTYPE,
     PLAIN,
     READERS,
@@ -24,13 +24,13 @@ from .values import (
     Uncrossable,
     encode_text,
     numpy_for,
-    pairs,
     write_rare,
 )
 
 
 DEEPEST = 200  # levels of nesting in a value
 MOST_NODES = 1024  # shared containers in one message; further ones travel as copies
+MOST_TRACKED = 1024  # items in all containers that are kept from one message to the next
 
 
 class Codec:
@@ -42,8 +42,6 @@ class Codec:
         foreign (`Callable`): Writes a value of no known type, or raises Uncrossable.
         special (`Callable`): Builds the value of a tag that this module does not know, or raises BrokenChannel.
         shared (`bool`, *optional*, defaults to `True`): Whether to keep nodes. If `False`, all containers are copied.
-        twin (`Callable`, *optional*): Maps a class that both sides define to its name, such a name to its class, and
-            anything else to `None`. Instances of these classes are nodes. By default there are none.
     """
 
     def __init__(
@@ -52,23 +50,22 @@ class Codec:
         foreign: Callable[[Any], list],
         special: Callable[[list], Any],
         shared: bool = True,
-        twin: Callable[[Any], Any] = lambda kind: None,
     ):
         self.foreign = foreign
         self.special = special
         self.shared = shared
-        self.twin = twin
-        self.side = side
         self.next_node = side
         self.nodes: dict[int, Any] = {}
         self.numbers: dict[int, int] = {}  # id of a node -> its number
         self.snapshots: dict[int, Any] = {}
         self.budget = 0
+        self.fresh: list[int] = []
 
     # Writing
 
-    def encode(self, value: Any) -> Any:
-        """Tagged JSON of a value; raises Uncrossable."""
+    def encode(self, value: Any, largest: int = LARGEST) -> Any:
+        """Tagged JSON of a value; raises Uncrossable, at the latest when it has written `largest` bytes."""
+        self.room = largest
         try:
             return self._encode(value, DEEPEST)
         except RecursionError:
@@ -76,15 +73,19 @@ class Codec:
 
     def _encode(self, value: Any, depth: int) -> Any:
         kind = type(value)
+        self.room -= 1
         if kind in PLAIN:
             if kind is int and not -EXACT_INT < value < EXACT_INT:
+                self._spend(value.bit_length() // 4)
                 return ["i", format(value, "x")]
-            if kind is str and not value.isascii():
-                return encode_text(value)
+            if kind is str:
+                self._spend(len(value))
+                return value if value.isascii() else encode_text(value)
             return value
         if depth <= 0:
             raise Uncrossable(f"a value nested more than {DEEPEST} levels deep")
         depth -= 1
+        self._spend(0)
         if kind in _CONTAINERS:
             number = self.numbers.get(id(value))
             if number is not None and self.nodes.get(number) is value:
@@ -111,23 +112,21 @@ class Codec:
         rare = write_rare(kind, value)
         if rare is not None:
             return rare
-        name = self.twin(kind)
-        if name is not None:
-            number = self.numbers.get(id(value))
-            if number is not None and self.nodes.get(number) is value:
-                return ["n", number]
-            return ["O", self._register(value), name, *self._content(value, depth)]
-        # named tuples that the program defines have methods, which a copy would lack
-        if tuple in kind.__mro__ and (self.side == 0 or not self.shared or kind.__module__ == NAMED_TUPLES):
-            fields = kind.__dict__.get("_fields")
-            if type(fields) is tuple and kind.__bases__ == (tuple,) and all(type(name) is str for name in fields):
-                return [
-                    "N",
-                    str(kind.__name__),
-                    list(fields),
-                    *[self._encode(x, depth) for x in tuple.__iter__(value)],
-                ]
+        fields = kind.__dict__.get("_fields")
+        if type(fields) is tuple and kind.__bases__ == (tuple,) and all(type(name) is str for name in fields):
+            if not self.keeps_class(kind):
+                items = [self._encode(item, depth) for item in tuple.__iter__(value)]
+                return ["N", str(kind.__name__), list(fields), *items]
         return self.foreign(value)
+
+    def keeps_class(self, kind: type) -> bool:
+        """Whether a class of named tuples is one whose instances are handles, because the tests use the class by name."""
+        return False
+
+    def _spend(self, size: int) -> None:
+        self.room -= size
+        if self.room < 0:
+            raise Uncrossable("a value that is too large")
 
     def _content(self, value: Any, depth: int) -> list:
         """The content of a container: its parameters, then its items."""
@@ -144,13 +143,14 @@ class Codec:
         if kind is collections.defaultdict:
             # the default factory may be uncrossable, and a copy is only compared
             content.append(self._encode(value.default_factory, depth) if self.shared else None)
-        for key, item in _items(value):
+        for key, item in dict.items(value):
             content.append(self._encode(key, depth))
             content.append(self._encode(item, depth))
         return content
 
     def _encode_numpy(self, value: Any, is_array: bool, depth: int) -> list:
         dtype = value.dtype.str
+        self._spend(value.nbytes)
         if not NUMPY_DTYPE.fullmatch(dtype):
             raise Uncrossable(f"numpy data of type {value.dtype}")
         data = base64.b64encode(value.tobytes()).decode()
@@ -196,14 +196,6 @@ class Codec:
         read = READERS.get(tag)
         if read is not None:
             return read(self, data)
-        if tag == "O":
-            kind = self.twin(data[2]) if type(data[2]) is str else None
-            if kind is None:
-                raise BrokenChannel("an instance of a class that is not shared")
-            value = object.__new__(kind)
-            self._adopt(data[1], value)
-            self._fill(value, data[3:])
-            return value
         return self.special(data)
 
     def _fill(self, value: Any, content: list) -> None:
@@ -225,10 +217,6 @@ class Codec:
             items = [self._decode(item) for item in content[1:]]
             value.clear()
             value.extend(items)
-        elif kind not in _TAGS:
-            found = _own_attributes(kind, pairs([self._decode(item) for item in content]))
-            vars(value).clear()
-            vars(value).update(found)
         else:
             flat = [self._decode(item) for item in (content[1:] if kind is collections.defaultdict else content)]
             dict.clear(value)
@@ -292,11 +280,23 @@ class Codec:
         except Exception as error:
             raise BrokenChannel(f"malformed changes: {type(error).__name__}") from None
 
-    def drop(self) -> None:
-        """Forgets all nodes. Both sides do so at the same time."""
-        self.nodes.clear()
-        self.numbers.clear()
-        self.snapshots.clear()
+    def oldest(self) -> list[int]:
+        """The oldest nodes, without which no more than `MOST_TRACKED` items are kept."""
+        size, kept = 0, 0
+        for value in reversed(self.nodes.values()):
+            size += 1 + (value.size if _is_array(value) else len(value))
+            if size > MOST_TRACKED:
+                break
+            kept += 1
+        return list(self.nodes)[: len(self.nodes) - kept]
+
+    def drop(self, numbers: list[int]) -> None:
+        """Forgets nodes. Both sides do so at the same time."""
+        for number in numbers:
+            value = self.nodes.pop(number)
+            if self.numbers.get(id(value)) == number:
+                del self.numbers[id(value)]
+            self.snapshots.pop(number, None)
 
 
 def _shallow(value: Any) -> Any:
@@ -308,23 +308,7 @@ def _shallow(value: Any) -> Any:
         return bytes(value)
     if _is_array(value):
         return value.tobytes()
-    return list(_items(value))
-
-
-def _items(value: Any) -> Any:
-    """Keys and values of a dict, or attributes of an object."""
-    return dict.items(value) if isinstance(value, dict) else _own_attributes(type(value), vars(value)).items()
-
-
-def _own_attributes(kind: type, found: dict) -> dict:
-    """Checks that an object of a class that both sides define has data only, which hides no method of the class."""
-    for name in found:
-        if type(name) is not str or name[:2] == "__":
-            raise Uncrossable("an object with attributes that begin with two underscores")
-        other = next((vars(each)[name] for each in kind.__mro__ if name in vars(each)), None)
-        if callable(other) or hasattr(type(other), "__get__"):
-            raise Uncrossable(f"an object whose attribute {name} hides a method of its class")
-    return found
+    return list(dict.items(value))
 
 
 def _is_array(value: Any) -> bool:
@@ -335,11 +319,6 @@ def _is_array(value: Any) -> bool:
 def _same(before: Any, value: Any) -> bool:
     if _is_array(value):
         return before == value.tobytes()
-    if type(value) not in _TAGS:
-        now = vars(value)
-        return len(before) == len(now) and all(
-            a is c and b is d for (a, b), (c, d) in zip(before, now.items(), strict=True)
-        )
     if len(before) != len(value):
         return False
     if type(value) in (list, collections.deque):

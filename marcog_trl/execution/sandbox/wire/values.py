@@ -10,8 +10,8 @@ import decimal
 import fractions
 import functools
 import re
+import struct
 import sys
-import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 MOST_FIELDS = 255  # of a named tuple: making its class is slow
 EXACT_INT = 1 << 2000  # larger ints are written in hexadecimal, because decimal conversion is limited and slow
 _FRACTION_BITS = 1 << 16  # reducing larger fractions to lowest terms is slow
-NAMED_TUPLES = __name__  # the module of the named tuples that are made here
 
 
 class Uncrossable(Exception):
@@ -70,6 +69,11 @@ def encode_text(value: str) -> Any:
     return value
 
 
+def _write_bytes(codec: "Codec", value: bytes, depth: int) -> list:
+    codec._spend(len(value))
+    return ["b", base64.b64encode(value).decode()]
+
+
 def _write_timezone(codec: "Codec", value: datetime.timezone, depth: int) -> list:
     return ["tz", *_timedelta(value.utcoffset(None))]
 
@@ -78,18 +82,13 @@ def write_rare(kind: type, value: Any) -> list | None:
     """Tagged JSON of a value whose module is only loaded if the program or its tests loaded it."""
     if kind is getattr(sys.modules.get("uuid"), "UUID", None):
         return ["U", value.hex]
+    if kind is getattr(sys.modules.get("pathlib"), "PosixPath", None):
+        return ["P", str(value)]
     if kind is not getattr(sys.modules.get("zoneinfo"), "ZoneInfo", None):
         return None
     if value.key is None:
         raise Uncrossable("a time zone without a key")
     return ["zi", value.key]
-
-
-def _namespace_attributes(found: dict) -> dict:
-    """Attributes of a namespace, without hooks such as `__array_interface__`, which numpy trusts when it reads memory."""
-    if any(type(name) is not str or name[:2] == "__" for name in found):
-        raise Uncrossable("a namespace with attributes that begin with two underscores")
-    return dict(found)
 
 
 def _write_fraction(codec: "Codec", value: fractions.Fraction, depth: int) -> list:
@@ -110,7 +109,7 @@ def _timedelta(value: datetime.timedelta) -> tuple[int, int, int]:
 
 
 WRITERS: dict[type, Callable[["Codec", Any, int], list]] = {
-    bytes: lambda codec, v, depth: ["b", base64.b64encode(v).decode()],
+    bytes: _write_bytes,
     complex: lambda codec, v, depth: ["c", v.real, v.imag],
     range: lambda codec, v, depth: ["r", *[codec._encode(x, depth) for x in (v.start, v.stop, v.step)]],
     slice: lambda codec, v, depth: ["sl", *[codec._encode(x, depth) for x in (v.start, v.stop, v.step)]],
@@ -129,7 +128,6 @@ WRITERS: dict[type, Callable[["Codec", Any, int], list]] = {
     ],
     datetime.timedelta: lambda codec, v, depth: ["td", *_timedelta(v)],
     datetime.timezone: _write_timezone,
-    types.SimpleNamespace: lambda codec, v, depth: ["sn", *codec._content(_namespace_attributes(v.__dict__), depth)],
 }
 
 
@@ -143,6 +141,12 @@ def _read_uuid(codec: "Codec", data: list) -> Any:
     import uuid
 
     return uuid.UUID(hex=data[1])
+
+
+def _read_path(codec: "Codec", data: list) -> Any:
+    import pathlib
+
+    return pathlib.PosixPath(data[1])
 
 
 def _read_namedtuple(codec: "Codec", data: list) -> Any:
@@ -168,9 +172,35 @@ def _read_array(codec: "Codec", data: list) -> Any:
     return value
 
 
+class Scalar:
+    """A scalar of numpy, in a process without numpy: equal to what numpy says that it equals, and identical to nothing."""
+
+    def __init__(self, dtype: str, value: Any):
+        self.dtype = dtype[1:]
+        self.value = value
+
+    def __eq__(self, other: Any) -> bool:
+        if type(other) is float and self.dtype in ("f2", "f4"):  # numpy rounds what it compares with
+            form = "e" if self.dtype == "f2" else "f"
+            try:
+                other = struct.unpack(form, struct.pack(form, other))[0]
+            except OverflowError:
+                return False
+        return bool(self.value == other)
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+    def __bool__(self) -> bool:
+        return bool(self.value)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
 def _read_scalar(codec: "Codec", data: list) -> Any:
-    if "numpy" not in sys.modules and not codec.shared:
-        return codec._decode(data[3])
+    if not codec.shared:
+        return Scalar(data[1], codec._decode(data[3]))
     return numpy_for(data[1]).frombuffer(base64.b64decode(data[2]), dtype=data[1])[0]
 
 
@@ -180,10 +210,6 @@ def numpy_for(dtype: str) -> Any:
     import numpy  # only if the program has numpy too
 
     return numpy
-
-
-def pairs(flat: list) -> dict:
-    return {flat[k]: flat[k + 1] for k in range(0, len(flat), 2)}
 
 
 def _all(codec: "Codec", items: list) -> list:
@@ -208,7 +234,7 @@ READERS: dict[str, Callable[["Codec", list], Any]] = {
     "tz": lambda codec, d: datetime.timezone(datetime.timedelta(*d[1:4])),
     "zi": _read_zone,
     "U": _read_uuid,
-    "sn": lambda codec, d: types.SimpleNamespace(**_namespace_attributes(pairs(_all(codec, d[1:])))),
+    "P": _read_path,
     "T": lambda codec, d: TYPES[d[1]],
     "vk": lambda codec, d: {key: None for key in _all(codec, d[1:])}.keys(),  # noqa: C420 - not in one call
     "vv": lambda codec, d: dict(enumerate(_all(codec, d[1:]))).values(),
