@@ -17,6 +17,13 @@ from .plain_values import IMMUTABLE
 session: Any = None  # the channel to the program that is judged
 hashes: dict[int, int | None] = {}  # id of a handle -> the hash of its object
 _TEXTS = ("__doc__", "__name__", "__qualname__", "__module__")
+_READABLE = ("__members__", "__match_args__")  # special attributes of classes that the program is asked for
+# special attributes that are the handle's own
+_OF_OBJECTS = frozenset("__class__ __copy__ __deepcopy__ __reduce_ex__ __dir__ __init__ __ne__".split())
+_OF_CLASSES = _OF_OBJECTS | frozenset(
+    (*_TEXTS, *"__dict__ __base__ __new__ __instancecheck__ __subclasscheck__ __subclasses__ __subclasshook__ __flags__".split())
+)
+_DATA = frozenset("builtins decimal fractions datetime collections uuid numpy".split())  # modules of plain values
 _AHEAD = 64  # items to ask for at once, of iterators that only iterate
 
 
@@ -69,8 +76,12 @@ class HandleType(type):
         return session.ask("call", cls, *args, **kwargs)
 
     def __getattribute__(cls, name: str) -> Any:
-        if name[:2] == "__" or name in ("facts", "mro"):
+        if name == "facts" or name in _OF_CLASSES or name in SPECIAL:
             return type.__getattribute__(cls, name)
+        if name == "__mro__" or name == "__bases__":
+            return tuple(each for each in type.__getattribute__(cls, name) if each is not Handle) or (object,)
+        if _is_special(name) and name not in _READABLE:
+            raise _unreadable(cls, name)
         return session.ask("getattr", cls, name)
 
     def __setattr__(cls, name: str, value: Any) -> None:
@@ -95,8 +106,19 @@ class HandleType(type):
         return session.ask("getitem", cls, key)
 
 
+def _is_special(name: str) -> bool:
+    return name[:2] == "__" and name[-2:] == "__"
+
+
+def _unreadable(thing: Any, name: str) -> AttributeError:
+    """An error for a special attribute that tests cannot read, for example because a library would run what is in it."""
+    if session.ask("has", thing, name) is True:
+        session.doubt(f"tests cannot read {name} of an object of the program")
+    return AttributeError(f"an object of the program has no attribute {name!r}")
+
+
 def _plain_name(name: str) -> str:
-    if name[:2] == "__":
+    if _is_special(name):
         raise session.doubt(f"tests cannot set or delete {name} of an object of the program")
     return name
 
@@ -112,7 +134,7 @@ class Handle(metaclass=type):
 
     def __getattribute__(self, name: str) -> Any:
         kind = type(self)
-        if name[:2] != "__":
+        if not _is_special(name):
             if name in kind.facts.methods:
                 return Method(self, name)
             return session.ask("getattr", self, name)
@@ -121,9 +143,9 @@ class Handle(metaclass=type):
         if name in _TEXTS:
             value = session.ask("getattr", self, name)
             return value if type(value) is str else None
-        if name == "__class__" or name in SPECIAL or name in vars(Handle):
+        if name in _OF_OBJECTS or name in SPECIAL:
             return object.__getattribute__(self, name)
-        raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r} that tests can use")
+        raise _unreadable(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         _write(self, name, value)
@@ -147,6 +169,9 @@ class Handle(metaclass=type):
         if self is other:
             return True
         if not session.is_handle(other):
+            own = "__eq__" in type(self).facts.own and not session.is_named(self)
+            if own and other is not None and type(other).__module__ in _DATA:
+                session.doubt(_unnamed(self, "=="))
             return NotImplemented
         if not (session.is_named(self) and session.is_named(other)):
             if "__eq__" in type(self).facts.own:
@@ -242,6 +267,8 @@ def _unary(name: str) -> Callable:
 def _contains(self: Any, value: Any) -> bool:
     if session.is_named(self) and "__contains__" in type(self).facts.own:
         return session.ask("contains", self, value) is True
+    if "__contains__" in type(self).facts.own:
+        session.doubt(_unnamed(self, "in"))
     return any(item is value or item == value for item in self)
 
 
@@ -270,7 +297,10 @@ _seen: dict[int, tuple[Any, _Seen]] = {}  # id of a handle -> it, and its items
 
 def _iterate(self: Any) -> Any:
     if "__next__" in type(self).facts.has:
-        return self
+        if "__iter__" not in type(self).facts.own or type(self).facts.quick:
+            return self
+        found = session.ask("iter", self)
+        return found if session.is_handle(found) else iter(found)
     found = _seen.get(id(self))
     if found is None or found[1].changes != session.changes:
         found = _seen[id(self)] = self, _Seen(session.ask("iter", self))
@@ -316,6 +346,10 @@ def _await(self: Any) -> Any:
     return coroutine(session.numbers[id(self)]).__await__()
 
 
+async def _anext(self: Any) -> Any:
+    return session.ask("anext", self)
+
+
 def _special(name: str) -> Callable:
     return lambda self, /, *args: session.ask("special", self, f"__{name}__", *args)
 
@@ -329,7 +363,7 @@ SPECIAL_METHODS: dict[str, Callable] = {
     **{f"__r{name}__": _binary(name, True) for name in ("add", "mul", "sub", "matmul", "and", "or", "xor")},
     **{f"__{name}__": _unary(name) for name in UNARY},
     **{f"__{name}__": _order(name) for name in ORDER},
-    **{f"__{name}__": _special(name) for name in ("enter", "aenter", "aiter", "anext")},
+    **{f"__{name}__": _special(name) for name in ("enter", "aenter", "aiter")},
     **{f"__{name}__": _ask(name) for name in ("call", "getitem", "setitem", "delitem")},
     "__len__": lambda self: exact(session.ask("len", self), int),
     "__iter__": _iterate,
@@ -338,6 +372,7 @@ SPECIAL_METHODS: dict[str, Callable] = {
     "__exit__": _exit,
     "__aexit__": _async_exit,
     "__await__": _await,
+    "__anext__": _anext,
 }
 _OF_VALUES = ("__enter__", "__exit__", "__call__")  # methods that handles which hold a value have beside those of its type
 
@@ -367,6 +402,8 @@ def make_class(facts: dict, bases: list) -> Any:
         elif facts["base"] is not None:
             space["__eq__"] = _plain_equal
             space["__hash__"] = Handle.__hash__
+        if facts["weak"] is not True and value_type is None:
+            space["__slots__"] = ()
         if facts["unhashable"] is True:
             space["__hash__"] = None
     space["facts"] = known
@@ -396,32 +433,28 @@ def make_exception(kind: Any, args: tuple) -> BaseException:
     return error
 
 
-def generator(number: int) -> Iterator:
+def generator(number: int) -> Any:
     """A generator in place of the program's."""
-    thing = _of(number)
-    try:
-        sent = None
-        while True:
-            if sent is None:
-                items, ended = session.ask("next", thing, 1)
-                if ended:
-                    return
-                sent = yield items[0]
-            else:
-                sent = yield session.ask("method", thing, "send", sent)
-    except GeneratorExit:
-        session.unclosed.append(number)
-        raise
+    thing, sent, error = session.handles[number], None, None
+    while True:
+        ended, value = session.ask("resume", thing, sent, error)
+        if ended:
+            return value
+        sent = error = None
+        try:
+            sent = yield value
+        except GeneratorExit:
+            session.close(number)
+            raise
+        except Exception as raised:
+            error = raised
 
 
 def coroutine(number: int) -> Any:
     """A coroutine in place of the program's."""
 
     async def run() -> Any:
-        return session.ask("await", _of(number))
+        return session.ask("await", session.handles[number])
 
     return run()
 
-
-def _of(number: int) -> Any:
-    return session.handles[number]

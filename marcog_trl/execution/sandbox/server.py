@@ -52,13 +52,27 @@ def _next(iterator: Any, count: int) -> tuple:
     return tuple(items), False
 
 
+_loops: list[Any] = []  # the event loop of this process, once there is one
+
+
 def _await(thing: Any) -> Any:
     import asyncio  # large, and rarely needed
 
     async def awaited() -> Any:
         return await thing
 
-    return asyncio.run(awaited())
+    if not _loops:
+        _loops.append(asyncio.new_event_loop())
+        asyncio.set_event_loop(_loops[0])
+    return _loops[0].run_until_complete(awaited())
+
+
+def _resume(generator: Any, sent: Any, error: BaseException | None) -> tuple:
+    """Whether a generator has ended, and what it yields or returns."""
+    try:
+        return False, generator.send(sent) if error is None else generator.throw(error)
+    except StopIteration as stop:
+        return True, stop.value
 
 
 def _state(thing: Any) -> dict:
@@ -89,6 +103,7 @@ OPERATIONS: dict[str, Callable] = {
     "method": lambda thing, name, /, *args, **kwargs: getattr(thing, name)(*args, **kwargs),
     "special": lambda thing, name, /, *args: getattr(type(thing), name)(thing, *args),
     "getattr": getattr,
+    "has": hasattr,
     "setattr": setattr,
     "delattr": delattr,
     "getitem": operator.getitem,
@@ -109,6 +124,8 @@ OPERATIONS: dict[str, Callable] = {
     "format": lambda thing, spec: str.__str__(format(thing, spec)),
     "exit": _exit,
     "await": _await,
+    "anext": lambda thing: _await(type(thing).__anext__(thing)),
+    "resume": _resume,
     "state": _state,
     "plain": plain,
     "dir": dir,
@@ -181,7 +198,7 @@ class Server:
         is_member = issubclass(kind, enum.Enum)
         if base is not None and not is_member and not self.is_named(kind):
             return self.codec.encode(plain(value), self.codec.room)
-        described = self.hand_out_class(kind)
+        described = self.describe_class(kind)
         number = self.number_of(value)
         self.tell(number)
         if kind is types.GeneratorType or kind is types.CoroutineType:
@@ -224,6 +241,9 @@ class Server:
             return ["T", name]
         if vars(builtins).get(kind.__name__) is kind:
             return ["B", kind.__name__]
+        return self.describe_class(kind)
+
+    def describe_class(self, kind: Any) -> list:
         number = self.number_of(kind)
         if number in self.known:
             return ["h", number]
@@ -239,6 +259,7 @@ class Server:
             "own": sorted(own & SPECIAL),
             "base": None if base is None else base.__name__,
             "unhashable": kind.__hash__ is None,
+            "weak": kind.__weakrefoffset__ != 0,
             "methods": self.methods_of(above) if type(kind).__getattribute__ is type.__getattribute__ else [],
             "quick": kind.__module__ in ("builtins", "itertools"),  # its items may be asked for ahead of time
         }
@@ -258,18 +279,35 @@ class Server:
             text = str(error)[:_LONGEST_TEXT]
         except BaseException:
             text = ""
+        if id(error) in self.lenders:
+            return ["mine", self.lenders[id(error)]]
         args = OSError.__reduce__(error)[1] if isinstance(error, OSError) else error.args  # with the file's name
+        attributes = self.constants_of(type(error)) | vars(error)
+        if isinstance(error, (ImportError, NameError, AttributeError)) and error.name is not None:
+            attributes["name"] = error.name
+        written = [[name, self.attempt(value)] for name, value in list(attributes.items())[:_MOST_ATTRIBUTES]]
         data = {
             "k": self.exception_class(type(error)),
             "m": text,
             "a": self.attempt(args),
-            "v": [[name, self.attempt(value)] for name, value in list(vars(error).items())[:_MOST_ATTRIBUTES]],
+            "v": [attribute for attribute in written if attribute[1] is not None],
+            "s": bool(error.__suppress_context__),
             "d": self.describe(error),
         }
-        cause = error.__cause__
-        if cause is not None and depth < _LONGEST_CHAIN:
-            data["c"] = self.hand_out_exception(cause, depth + 1)
+        for key, other in (("x", error.__context__), ("c", error.__cause__)):
+            if other is not None and depth < _LONGEST_CHAIN:
+                data[key] = self.hand_out_exception(other, depth + 1)
         return ["E", data]
+
+    def constants_of(self, kind: type) -> dict[str, Any]:
+        """Attributes of the program's classes of exceptions that are plain values."""
+        own = [each for each in reversed(kind.__mro__) if each.__module__ == "solution"]
+        return {
+            name: value
+            for each in own
+            for name, value in vars(each).items()
+            if name[:2] != "__" and type(value) in (int, float, str, bool, tuple, list, dict)
+        }
 
     def exception_class(self, kind: type) -> list:
         """A class of exceptions, by its place in the standard library, or by a description."""
@@ -400,8 +438,7 @@ class Server:
             if problem is None:
                 reply["r"] = self.codec.encode(value)
             else:
-                number = self.lenders.get(id(problem))
-                reply["x"] = ["mine", number] if number is not None else self.hand_out_exception(problem, 0)
+                reply["x"] = self.hand_out_exception(problem, 0)
             wire.send(self.sock, reply)
         except (wire.Uncrossable, wire.BrokenChannel) as error:
             self.rollback()

@@ -24,8 +24,10 @@ _MOST_SAID = 64  # exceptions of the program to remember
 _MOST_COMPARED = 1000  # pairs of objects in one comparison
 # modules whose exceptions control a test run. If a program raises one, it has failed and nothing else happens.
 _CONTROLLING = frozenset(("unittest", "doctest", "bdb", "pdb"))
+# exceptions that an operation may end a loop with
+_ENDS: dict[str, Any] = {"getitem": IndexError, "anext": StopAsyncIteration}
 # operations that change nothing in the program
-_LOOKS = frozenset("iter next len bool getitem contains getattr str repr format eq state plain dir".split())
+_LOOKS = frozenset("iter next len bool getitem contains getattr has str repr format eq state plain dir".split())
 
 
 class Session:
@@ -51,7 +53,8 @@ class Session:
         self.lent: list[Any] = []  # functions, iterators and exceptions of the tests that the program was passed
         self.lent_numbers: dict[int, int] = {}
         self.lock = _thread.RLock()
-        self.unclosed: list[int] = []  # generators to close with the next request
+        self.talking = False
+        self.unclosed: list[int] = []  # generators to close before the next request
         self.settings: dict[str, Any] = settings()
         handles.session = self
 
@@ -64,6 +67,7 @@ class Session:
         self.handles = {number: thing for number, thing in self.handles.items() if number < len(self.names)}
         self.numbers = {id(thing): number for number, thing in self.handles.items()}
         self.unclosed.clear()
+        self.talking = False
         self.dropped: list[int] = []  # nodes that the program does not know to be forgotten
         self.sent_settings: dict[str, Any] = dict(self.settings)
         self.dead = False
@@ -203,23 +207,25 @@ class Session:
         kind = self.class_of(data["k"])
         if not (isinstance(kind, type) and issubclass(kind, BaseException)):
             raise wire.BrokenChannel("an exception without an exception class")
-        if issubclass(kind, (StopIteration, StopAsyncIteration)):
-            kind = ProgramStopped
         args = self.codec.decode(data["a"][0]) if data["a"] is not None else None
         error = handles.make_exception(kind, args if type(args) is tuple else (str(data["m"]),))
         if data["m"] and str(error) != data["m"]:
             error.args = (str(data["m"]),)
         for name, written in data["v"]:
-            value = None if written is None else self.codec.decode(written[0])
-            if written is not None and type(name) is str and name[:2] != "__":
+            value = self.codec.decode(written[0])
+            if name == "__notes__":
+                for note in value if type(value) is list else ():
+                    error.add_note(str(note))
+            elif type(name) is str and name[:2] != "__":
                 try:
                     setattr(error, name, value)
                 except AttributeError:
                     pass  # an attribute that its class does not let us set
-        if "c" in data:
-            cause = self.codec.decode(data["c"])
-            if isinstance(cause, BaseException):
-                error.__cause__ = cause
+        for key, attribute in (("x", "__context__"), ("c", "__cause__")):
+            other = self.codec.decode(data[key]) if key in data else None
+            if isinstance(other, BaseException):
+                setattr(error, attribute, other)
+        error.__suppress_context__ = data["s"] is True
         self.said[id(error)] = error, str(data["d"])[:500]
         if len(self.said) > _MOST_SAID:  # they hold the frames that they passed
             del self.said[next(iter(self.said))]
@@ -235,11 +241,20 @@ class Session:
     def ask(self, what: str, /, *args: Any, **kwargs: Any) -> Any:
         """Has the solution process do something with its objects; returns what it returned or raises what it raised."""
         with self.lock:
-            if self.unclosed:
-                number = self.unclosed.pop()
-                if number in self.handles:
-                    self.ask("method", self.handles[number], "close")
-            return self._ask(what, args, kwargs)
+            while self.unclosed and not self.talking:
+                self.close(self.unclosed.pop())
+            was_talking, self.talking = self.talking, True
+            try:
+                return self._ask(what, args, kwargs)
+            finally:
+                self.talking = was_talking
+
+    def close(self, number: int) -> None:
+        """Closes a generator of the program: now, or before the next request if one is under way."""
+        if self.talking:
+            self.unclosed.append(number)
+        elif number in self.handles and not self.dead:
+            self.ask("method", self.handles[number], "close")
 
     def _ask(self, what: str, args: tuple, kwargs: dict[str, Any]) -> Any:
         if self.dead:
@@ -290,8 +305,8 @@ class Session:
                     raised = codec.decode(reply["x"])
                     if not isinstance(raised, BaseException):
                         raise wire.BrokenChannel("an exception that is none")
-                    if what == "call" or what == "method":
-                        raised = _endless(raised, self)
+                    if not isinstance(raised, _ENDS.get(what, ())):
+                        raised = self.endless(raised)
                 else:
                     value = codec.decode(reply["r"])
                     codec.snapshot()
@@ -329,6 +344,7 @@ class Session:
         kwargs = {key: self.codec.decode(value) for key, value in reply["k"].items()}
         self.codec.snapshot()
         answer: dict[str, Any] = {}
+        self.talking = False
         try:
             value = next(thing) if hasattr(type(thing), "__next__") else thing(*args, **kwargs)
         except SolutionGone:
@@ -341,6 +357,7 @@ class Session:
             answer["x"] = error
         else:
             answer["r"] = value
+        self.talking = True
         self.codec.begin()
         try:
             changes = self.codec.changes()
@@ -352,6 +369,20 @@ class Session:
             return {"u": self.codec.changes(), "x": self.codec.encode(problem)}
         finally:
             self.codec.snapshot()
+
+    def endless(self, error: BaseException) -> BaseException:
+        """An exception of the program, or another one in its place if it would end a loop of the tests."""
+        if isinstance(error, IndexError):
+            frame: Any = sys._getframe(1)
+            while frame is not None and frame.f_code.co_name != "__getitem__":
+                frame = frame.f_back
+            if frame is None or frame.f_code.co_filename not in ("<tests>", "<setup>"):
+                return error
+        elif not isinstance(error, (StopIteration, StopAsyncIteration)):
+            return error
+        stopped = ProgramStopped(str(error))
+        self.said[id(stopped)] = stopped, self.said_of(error) or ""
+        return stopped
 
     # Comparisons
 
@@ -385,20 +416,6 @@ def _standard(module: Any, name: Any) -> type[BaseException] | None:
         return None
     found = vars(sys.modules[module]).get(name)
     return found if isinstance(found, type) and issubclass(found, BaseException) else None
-
-
-def _endless(error: BaseException, session: Session) -> BaseException:
-    """An exception of a call, or another one in its place if it would end a loop over a sequence of the tests."""
-    if not isinstance(error, IndexError):
-        return error
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == "__getitem__" and frame.f_code.co_filename in ("<tests>", "<setup>"):
-            stopped = ProgramStopped(str(error))
-            session.said[id(stopped)] = stopped, f"IndexError: {error}"
-            return stopped
-        frame = frame.f_back  # type: ignore[assignment]
-    return error
 
 
 # What tests set for their process, and the program's process gets with the next request

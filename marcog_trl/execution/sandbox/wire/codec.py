@@ -112,8 +112,8 @@ class Codec:
         rare = write_rare(kind, value)
         if rare is not None:
             return rare
-        fields = kind.__dict__.get("_fields")
-        if type(fields) is tuple and kind.__bases__ == (tuple,) and all(type(name) is str for name in fields):
+        fields = getattr(kind, "_fields", None) if tuple in kind.__mro__ else None
+        if type(fields) is tuple and len(fields) == tuple.__len__(value) and all(type(name) is str for name in fields):
             if not self.keeps_class(kind):
                 items = [self._encode(item, depth) for item in tuple.__iter__(value)]
                 return ["N", str(kind.__name__), list(fields), *items]
