@@ -231,7 +231,10 @@ def _order(name: str) -> Callable:
             return NotImplemented
         if not (session.is_named(self) and session.is_named(other)):
             raise session.doubt(_unnamed(self, "<"))
-        return session.ask(name, self, other) is True
+        said, reverse = session.ask(name, self, other) is True, session.ask(name, other, self) is True
+        if said and reverse if name in ("lt", "gt") else not (said or reverse):
+            session.doubt(f"two objects of {type(self).__name__} are each said to come before the other")
+        return said
 
     return method
 
@@ -265,11 +268,16 @@ def _unary(name: str) -> Callable:
 
 
 def _contains(self: Any, value: Any) -> bool:
-    if session.is_named(self) and "__contains__" in type(self).facts.own:
+    if "__contains__" not in type(self).facts.own:
+        return any(item is value or item == value for item in self)
+    if session.is_named(self) and (session.is_handle(value) or session.was_told(value)):
         return session.ask("contains", self, value) is True
-    if "__contains__" in type(self).facts.own:
-        session.doubt(_unnamed(self, "in"))
-    return any(item is value or item == value for item in self)
+    found = {"__iter__", "__getitem__"} & type(self).facts.has and any(item is value or item == value for item in self)
+    if not session.is_named(self) or session.ask("contains", self, value) is not bool(found):
+        session.doubt(
+            f"an object of the program ({type(self).__name__}) is not asked whether it contains a value that it was not given"
+        )
+    return bool(found)
 
 
 class _Seen:

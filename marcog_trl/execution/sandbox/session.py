@@ -19,6 +19,8 @@ class ProgramStopped(RuntimeError):
 
 
 _MALFORMED = (wire.BrokenChannel, KeyError, TypeError, IndexError, ValueError, AttributeError, RecursionError)
+_PLAIN = frozenset((int, float, str, bytes, bool, type(None)))
+_MOST_TOLD = 64  # items of an argument that are remembered as shown to the program
 _CATCH_ALL = (Exception, BaseException, AssertionError)
 _MOST_SAID = 64  # exceptions of the program to remember
 _MOST_COMPARED = 1000  # pairs of objects in one comparison
@@ -52,6 +54,7 @@ class Session:
         self.said: dict[int, tuple[Any, str]] = {}  # id of an exception -> it, and how the program describes it
         self.lent: list[Any] = []  # functions, iterators and exceptions of the tests that the program was passed
         self.lent_numbers: dict[int, int] = {}
+        self.told: set[Any] = set()  # plain values that the program was shown
         self.lock = _thread.RLock()
         self.talking = False
         self.unclosed: list[int] = []  # generators to close before the next request
@@ -104,6 +107,17 @@ class Session:
         """Whether an object's class, or one that it derives from, is used by the tests by name."""
         return not self.named.isdisjoint(type(thing).__mro__)
 
+    def was_told(self, value: Any) -> bool:
+        """Whether the program was shown this plain value."""
+        return type(value) in _PLAIN and value in self.told
+
+    def tell(self, values: Any) -> None:
+        for value in values:
+            if type(value) in _PLAIN:
+                self.told.add(value)
+            elif type(value) in (list, tuple, set, dict) and len(value) <= _MOST_TOLD:
+                self.told.update(item for item in value if type(item) in _PLAIN)
+
     # Objects on their way to the program
 
     def hand_over(self, value: Any) -> list:
@@ -136,8 +150,7 @@ class Session:
         return ["it", number] if is_iterator else ["cb", number, str(name or kind.__name__)[:200]]
 
     def args_of(self, error: BaseException) -> tuple:
-        plain = (int, float, str, bool, type(None))
-        return tuple(arg if type(arg) in plain else str(arg) for arg in error.args)
+        return tuple(arg if type(arg) in _PLAIN else str(arg) for arg in error.args)
 
     # Objects of the program on their way in
 
@@ -275,6 +288,8 @@ class Session:
             codec.rollback()
             raise self.doubt(f"cannot pass {error} to the program") from None
         self.dropped = []
+        if what != "contains":
+            self.tell([*args, *kwargs.values()])
         codec.snapshot()
         return self.receive_answer(what)
 

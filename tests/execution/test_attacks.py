@@ -1,10 +1,11 @@
-"""Attacks by someone who has read the sandbox's source. None passes a test that it does not deserve, gets what it must not
-have, harms the next program, or delays or loses the worker.
+"""Programs that cheat, hang, grow, escape or break, most of them by someone who has read the sandbox's source. None passes a
+test that it does not deserve, gets what it must not have, harms the next program, or delays or loses the worker.
 
 They run as this user with `strict` and as nobody with `best_effort`. Where the kernel refuses no rule, the two levels confine
 programs alike, which a test checks; so the other two combinations are slow tests.
 """
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -13,13 +14,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from attacks import ATTACKS, GOOD, Attacked
+from attacks import GOOD, Attacked, load
 
 from marcog_trl.execution import CodeExecutor
 from marcog_trl.execution.isolation import probe, resolve
 
 
 pytestmark = pytest.mark.skipif(not all(probe()), reason="Landlock or seccomp are missing")
+
+FILES = ("hostile", "cheats", "attacks_2", "attacks_3")
+CASES = [pytest.param(case, id=f"{file}: {name}") for file in FILES for name, case in load(file).items()]
 
 
 @pytest.fixture(scope="module", params=["strict", pytest.param("best_effort", marks=pytest.mark.slow)])
@@ -37,25 +41,28 @@ def test_the_levels_confine_alike(caplog):
     assert "refused the rule" not in caplog.text
 
 
-@pytest.mark.parametrize("name", ATTACKS)
-def test_attacks_achieve_nothing(attacked, name):
-    assert not attacked.attack(ATTACKS[name])
+@pytest.mark.parametrize("case", CASES)
+def test_attacks_achieve_nothing(attacked, case):
+    if "import numpy" in str(case) and importlib.util.find_spec("numpy") is None:
+        pytest.skip("numpy is not installed")
+    assert not attacked.attack(case)
 
 
+@pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("isolation", [pytest.param("strict", marks=pytest.mark.slow), "best_effort"])
-def test_attacks_achieve_nothing_as_nobody(isolation):
+def test_attacks_achieve_nothing_as_nobody(isolation, file):
     if os.getuid() != 0:
         pytest.skip("needs to start as root")
     folder = Path(__file__).parents[1] / "helpers"
     environment = {**os.environ, "PYTHONPATH": str(folder.parents[1]), "ATTACK_AS_NOBODY": "1"}
-    options = {"env": environment, "capture_output": True, "text": True, "timeout": 300, "check": False, "cwd": "/"}
+    options = {"env": environment, "capture_output": True, "text": True, "timeout": 600, "check": False, "cwd": "/"}
     for python in (sys.executable, "/usr/bin/python3"):  # one that an unprivileged user may run
         if Path(python).exists():
             # The kernel changes access times once a day, and programs see it unless this user may mount
             subprocess.run(
                 [python, "-c", "open(__import__('os').__file__.replace('os.py', 'antigravity.py')).read()"], check=True
             )
-            done = subprocess.run([python, str(folder / "attacks.py"), isolation], **options)
+            done = subprocess.run([python, str(folder / "attacks.py"), file, isolation], **options)
             if done.returncode == 0:
                 break
     if any(word in done.stderr for word in ("Permission", "ModuleNotFoundError", "init_fs_encoding")):
