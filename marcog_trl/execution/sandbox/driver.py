@@ -20,7 +20,7 @@ from .zygote import Zygote
 
 _JUDGE_GRACE = 1.0  # seconds for a judge to name the test it was running, after its solution process was ended
 _ALARM_BYTES = 1 << 16  # larger messages are decoded under an alarm
-_CHECKED_OUTPUT = 1 << 20  # characters of a script's output that `check_output` gets
+_CHECKED_OUTPUT = 1 << 20  # bytes of a script's output that `check_output` gets, and that may surround expected words
 
 
 class OutOfTime(BaseException):
@@ -298,7 +298,8 @@ class Driver:
                 else:
                     results.put(index, *self.judge_output(sink, expected, outputs))
                 child.end()
-                results.outputs[index] = self.printed(sink)[: self.job["kept_output"]]
+                kept = self.job["kept_output"]
+                results.outputs[index] = self.printed(sink, 4 * kept)[:kept]
             if not self.may_go_on(results):
                 break
         if outputs:
@@ -306,18 +307,18 @@ class Driver:
 
     def judge_output(self, sink: Any, expected: str, outputs: list | None) -> tuple[str, str]:
         """Compares what a script printed, word by word, or keeps it for the tests' own `check_output`."""
-        found = self.printed(sink)
         if outputs is not None:
-            outputs.append(found[:_CHECKED_OUTPUT])
+            outputs.append(self.printed(sink, _CHECKED_OUTPUT))
             return "unchecked", ""
-        if found.split() == expected.split():
+        words, most = expected.split(), _CHECKED_OUTPUT + 4 * len(expected)
+        found = self.printed(sink, most)
+        if found.split(None, len(words)) == words and os.fstat(sink.fileno()).st_size <= most:
             return "passed", ""
         return "failed", f"printed {shorten(found)}, expected {shorten(expected)}"
 
-    def printed(self, sink: Any) -> str:
-        """What a script has printed so far."""
-        size = os.fstat(sink.fileno()).st_size
-        return os.pread(sink.fileno(), min(size, wire.LARGEST), 0).decode("utf-8", "replace")
+    def printed(self, sink: Any, most: int) -> str:
+        """The first `most` bytes of what a script has printed so far."""
+        return os.pread(sink.fileno(), most, 0).decode("utf-8", "replace")
 
     def check_outputs(self, outputs: list[str], results: Results) -> None:
         """Has a judge call the tests' `check_output` on each output."""

@@ -17,6 +17,7 @@ from .plain_values import IMMUTABLE
 session: Any = None  # the channel to the program that is judged
 hashes: dict[int, int | None] = {}  # id of a handle -> the hash of its object
 _TEXTS = ("__doc__", "__name__", "__qualname__", "__module__")
+texts: dict[int, str] = {}  # id of an exception whose class says by itself what its text is -> that text
 _READABLE = ("__members__", "__match_args__")  # special attributes of classes that the program is asked for
 # special attributes that are the handle's own
 _OF_OBJECTS = frozenset("__class__ __copy__ __deepcopy__ __reduce_ex__ __dir__ __init__ __ne__".split())
@@ -396,7 +397,7 @@ def make_class(facts: dict, bases: list) -> Any:
     )
     if is_exception:
         above = [base for base in bases if isinstance(base, type) and issubclass(base, BaseException)]
-        space: dict[str, Any] = {}
+        space: dict[str, Any] = {"__str__": _error_text}
     else:
         above = [base for base in bases if type(base) is HandleType and base.facts.value_type in (None, value_type)]
         above += [value_type] if value_type and not any(issubclass(base, value_type) for base in above) else []
@@ -421,6 +422,11 @@ def make_class(facts: dict, bases: list) -> Any:
         except TypeError:
             continue  # the bases have no common order here
     raise TypeError("a class that cannot be made")
+
+
+def _error_text(self: Any) -> str:
+    found = texts.get(id(self))
+    return BaseException.__str__(self) if found is None else found
 
 
 def make_exception(kind: Any, args: tuple) -> BaseException:

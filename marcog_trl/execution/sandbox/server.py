@@ -9,6 +9,7 @@ import builtins
 import copy
 import enum
 import importlib
+import inspect
 import operator
 import socket
 import sys
@@ -158,7 +159,7 @@ class Server:
         self.describe = describe
         self.printed = printed
         self.codec = wire.Codec(1, self.hand_out, self.take_in)
-        self.codec.keeps_class = self.is_named  # type: ignore[method-assign]
+        self.codec.keeps_class = self.keeps_class  # type: ignore[method-assign]
         # the exports have the first numbers, in order, in every process of this program
         self.objects: list[Any] = [module.__dict__.get(name) for name in names]
         self.numbers: dict[int, int] = {}
@@ -180,6 +181,14 @@ class Server:
         """Whether the tests use a class, or one that it derives from, by name."""
         return not self.named.isdisjoint(kind.__mro__)
 
+    def keeps_class(self, kind: type) -> bool:
+        """Whether instances of a class that derives from a value type are handles: the tests use the class by name, or it
+        is a class of named tuples with methods."""
+        if self.is_named(kind) or not (tuple in kind.__mro__ and hasattr(kind, "_fields")):
+            return self.is_named(kind)
+        found = [item for each in kind.__mro__[: kind.__mro__.index(tuple)] for item in vars(each).items()]
+        return any(name[0] != "_" and isinstance(value, (types.FunctionType, property)) for name, value in found)
+
     # Objects of the program on their way out
 
     def hand_out(self, value: Any) -> Any:
@@ -196,7 +205,7 @@ class Server:
             return ["h", number]
         base: Any = plain_base(kind)
         is_member = issubclass(kind, enum.Enum)
-        if base is not None and not is_member and not self.is_named(kind):
+        if base is not None and not is_member and not self.keeps_class(kind):
             return self.codec.encode(plain(value), self.codec.room)
         described = self.describe_class(kind)
         number = self.number_of(value)
@@ -345,11 +354,17 @@ class Server:
             self.lenders[id(made)] = number
         return self.borrowed[number]
 
-    def callback(self, number: int, name: str) -> Callable:
+    def callback(self, number: int, name: str, parameters: list | None) -> Callable:
         def callback(*args: Any, **kwargs: Any) -> Any:
             return self.ask(number, args, kwargs)
 
         callback.__name__ = callback.__qualname__ = name
+        if parameters is not None:
+            made = [
+                inspect.Parameter(each, inspect._ParameterKind(kind), default=... if optional else inspect.Parameter.empty)
+                for each, kind, optional in parameters
+            ]
+            callback.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]
         return callback
 
     def iterator(self, number: int) -> Any:

@@ -3,8 +3,10 @@
 import _thread
 import builtins
 import importlib
+import inspect
 import socket
 import sys
+import types
 from typing import Any
 
 from . import handles, output, wire
@@ -65,6 +67,7 @@ class Session:
         """Talks to a fresh process from now on; returns what it exports, by name."""
         self.sock = sock
         self.codec = wire.Codec(0, self.hand_over, self.special)
+        self.codec.keeps_class = lambda kind: type(kind) is handles.HandleType  # type: ignore[method-assign]
         self.generation += 1
         self.lost += [thing for number, thing in self.handles.items() if number >= len(self.names)]
         self.handles = {number: thing for number, thing in self.handles.items() if number < len(self.names)}
@@ -147,7 +150,9 @@ class Session:
         if isinstance(value, Exception):
             base = next(each for each in kind.__mro__ if id(each) in self.numbers or vars(builtins).get(each.__name__) is each)
             return ["er", number, self.hand_over(base), kind.__name__, self.codec.encode(self.args_of(value))]
-        return ["it", number] if is_iterator else ["cb", number, str(name or kind.__name__)[:200]]
+        if is_iterator:
+            return ["it", number]
+        return ["cb", number, str(name or kind.__name__)[:200], _parameters(value)]
 
     def args_of(self, error: BaseException) -> tuple:
         return tuple(arg if type(arg) in _PLAIN else str(arg) for arg in error.args)
@@ -223,7 +228,9 @@ class Session:
         args = self.codec.decode(data["a"][0]) if data["a"] is not None else None
         error = handles.make_exception(kind, args if type(args) is tuple else (str(data["m"]),))
         if data["m"] and str(error) != data["m"]:
-            error.args = (str(data["m"]),)
+            handles.texts[id(error)] = str(data["m"])
+            if type(kind) is not handles.HandleType:
+                error.args = (str(data["m"]),)
         for name, written in data["v"]:
             value = self.codec.decode(written[0])
             if name == "__notes__":
@@ -241,7 +248,9 @@ class Session:
         error.__suppress_context__ = data["s"] is True
         self.said[id(error)] = error, str(data["d"])[:500]
         if len(self.said) > _MOST_SAID:  # they hold the frames that they passed
-            del self.said[next(iter(self.said))]
+            oldest = next(iter(self.said))
+            del self.said[oldest]
+            handles.texts.pop(oldest, None)
         return error
 
     def said_of(self, error: BaseException) -> str | None:
@@ -431,6 +440,14 @@ def _standard(module: Any, name: Any) -> type[BaseException] | None:
         return None
     found = vars(sys.modules[module]).get(name)
     return found if isinstance(found, type) and issubclass(found, BaseException) else None
+
+
+def _parameters(function: Any) -> list | None:
+    """Names and kinds of a function's parameters, and whether they have defaults: programs that curry count them."""
+    if type(function) is not types.FunctionType:
+        return None
+    found = inspect.signature(function).parameters.values()
+    return [[each.name, int(each.kind), each.default is not each.empty] for each in found]
 
 
 # What tests set for their process, and the program's process gets with the next request

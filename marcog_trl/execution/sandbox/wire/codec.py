@@ -112,15 +112,15 @@ class Codec:
         rare = write_rare(kind, value)
         if rare is not None:
             return rare
-        fields = getattr(kind, "_fields", None) if tuple in kind.__mro__ else None
-        if type(fields) is tuple and len(fields) == tuple.__len__(value) and all(type(name) is str for name in fields):
-            if not self.keeps_class(kind):
+        if tuple in kind.__mro__ and not self.keeps_class(kind):
+            fields = getattr(kind, "_fields", None)
+            if type(fields) is tuple and len(fields) == tuple.__len__(value) and {*map(type, fields)} <= {str}:
                 items = [self._encode(item, depth) for item in tuple.__iter__(value)]
                 return ["N", str(kind.__name__), list(fields), *items]
         return self.foreign(value)
 
     def keeps_class(self, kind: type) -> bool:
-        """Whether a class of named tuples is one whose instances are handles, because the tests use the class by name."""
+        """Whether instances of a class of tuples are handles."""
         return False
 
     def _spend(self, size: int) -> None:
