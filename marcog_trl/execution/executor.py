@@ -190,6 +190,8 @@ class CodeExecutor:
             "modules": job_plan.modules,
             "names": job_plan.names,
             "seeded": job_plan.seeded,
+            "codes": job_plan.codes,
+            "counted": job_plan.counted,
             "total": job_plan.total,
             "calls": job_plan.calls,
             "kept_output": job.kept_output,

@@ -4,8 +4,10 @@ Test code is parsed here, never executed.
 """
 
 import ast
+import base64
+import marshal
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -150,6 +152,8 @@ class Plan:
     seeded: tuple[str, ...] = ()  # modules whose random numbers the tests seed
     checker: bool = False  # whether the set-up defines check_output
     files: bool = False  # whether the tests work with files
+    codes: tuple[str, ...] = ()  # the set-up and the tests, compiled for the judge
+    counted: bool = False  # whether the asserts of a check are tests of their own
     calls: list[dict[str, Any]] | None = None  # the tests as calls, if each compares a call of literals with a literal
 
 
@@ -237,7 +241,9 @@ def _plan(test_format: str, tests: str | tuple, setup: str, entry_point: str | N
     if test_format == "stdio":
         _check_compiles(sources)
         checker = any(isinstance(node, ast.FunctionDef) and node.name == "check_output" for node in setup_tree.body)
-        return Plan(len(tests), (), checker=checker, files=uses_files(ast.walk(setup_tree)))
+        _refuse(ast.walk(setup_tree))
+        codes = (_code(setup_tree, "<setup>"),)
+        return Plan(len(tests), (), checker=checker, files=uses_files(ast.walk(setup_tree)), codes=codes)
     try:
         exports, modules = analysis.exports(list(sources.values()), trees, entry_point)
     except SyntaxError:
@@ -248,13 +254,13 @@ def _plan(test_format: str, tests: str | tuple, setup: str, entry_point: str | N
             if not tree.body:
                 raise UnusableTests(f"tests[{k}] holds no statement")
         calls = _calls([tree.body for tree in rest], exports, setup_tree)
-        return Plan(len(rest), exports, modules, **_reach(sources, trees, modules, calls))
+        return Plan(len(rest), exports, modules, **_reach(sources, trees, calls, assertions.explained))
     (tree,) = rest
     if test_format == "unittest":
         names = analysis.test_methods(ast.Module([*setup_tree.body, *tree.body], []))
         if not names and not any(isinstance(node, ast.ClassDef) and node.bases for node in ast.walk(tree)):
             raise UnusableTests("test_format='unittest' needs a TestCase class with at least one test method")
-        return Plan(max(1, len(names)), exports, modules, names, **_reach(sources, trees, modules, None))
+        return Plan(max(1, len(names)), exports, modules, names, **_reach(sources, trees, None, lambda tree: tree))
     check = assertions.check_function(tree)
     if check is None:
         raise UnusableTests(
@@ -266,24 +272,36 @@ def _plan(test_format: str, tests: str | tuple, setup: str, entry_point: str | N
     calls = None
     if units and assertions.is_plain_check(tree, check):
         calls = _calls([[unit] for unit in units], (check.args.args[0].arg,), setup_tree, rename=entry_point)
-    return Plan(max(1, len(units)), exports, modules, **_reach(sources, trees, modules, calls))
+    reach = _reach(sources, trees, calls, lambda tree: assertions.instrumented(tree, check))
+    return Plan(max(1, len(units)), exports, modules, counted=bool(units), **reach)
 
 
 def _reach(
     sources: dict[str, str],
     trees: list[ast.Module],
-    modules: tuple[tuple[str, str], ...],
     calls: list[dict[str, Any]] | None,
+    rewrite: Callable[[ast.Module], ast.Module],
 ) -> dict[str, Any]:
-    """What tests do besides calling the program, as arguments of `Plan`. The set-up comes first."""
+    """What tests do besides calling the program, as arguments of `Plan`. The set-up comes first. `rewrite` changes the tests so
+    that the judge can tell them apart and explain them."""
     if calls is not None:  # the tests are not run
         return {"calls": calls, "files": uses_files(ast.walk(trees[0]))}
     _check_compiles(sources)
     nodes = [node for tree in trees for node in ast.walk(tree)]
+    _refuse(nodes)
+    codes = [_code(trees[0], "<setup>"), *(_code(rewrite(tree), "<tests>") for tree in trees[1:])]
+    return {"seeded": analysis.seeded_modules(nodes), "files": uses_files(nodes), "codes": tuple(codes)}
+
+
+def _refuse(nodes: Iterable[ast.AST]) -> None:
     reason = refusals.reason(nodes)
     if reason is not None:
         raise UnusableTests(reason)
-    return {"seeded": analysis.seeded_modules(nodes), "files": uses_files(nodes)}
+
+
+def _code(tree: ast.Module, name: str) -> str:
+    """A compiled module as text. Workers run the same Python as this process."""
+    return base64.b64encode(marshal.dumps(compile(tree, name, "exec", dont_inherit=True))).decode()
 
 
 def _calls(

@@ -1,4 +1,4 @@
-"""A judge that gets several programs with the same tests judges each as if it were the only one."""
+"""No verdict depends on the programs that were judged before, and no call on those that come after it."""
 
 import os
 import random
@@ -131,56 +131,6 @@ def test_arithmetic_and_messages_take_no_judge(executor, test, call):
         assert executor.run([Job(code, [test], entry_point="f")])[0].status == "passed"
 
 
-PATCHES = {
-    "an attribute": (
-        "import time\nreal = time.time\ntime.time = lambda: 0\nx = f(1)\ntime.time = real",
-        "time.time() > 1",
-    ),
-    "a second name": (
-        "import time\nt = time\nt.time, real = lambda: 0, t.time\nx = f(1)\nt.time = real",
-        "time.time() > 1",
-    ),
-    "setattr": ("import math\nsetattr(math, 'pi', 3)\nx = f(1)\nsetattr(math, 'pi', 3.14159)", "math.pi > 3.1"),
-    "a builtin": ("import builtins\nreal, builtins.abs = abs, f\nx = f(1)\nbuiltins.abs = real", "abs(-1) == 1"),
-    "the environment": ("import os\nos.environ['M'] = '1'\nx = f(1)\ndel os.environ['M']", "'M' not in os.environ"),
-    "a start of a patch": (
-        "from unittest import mock\nimport time\np = mock.patch('time.time', lambda: 0)\np.start()\nx = f(1)\np.stop()",
-        "time.time() > 1",
-    ),
-    "dice of numpy": ("import numpy\nseeds = numpy.random.seed(1)\nx = f(1)", "numpy.random.get_state()[1][0] != 1"),
-}
-
-
-@pytest.mark.parametrize("name", PATCHES)
-def test_a_test_that_an_exception_ended_leaves_nothing_to_the_next_program(executor, name):
-    if "numpy" in name:
-        pytest.importorskip("numpy")
-    first, last = PATCHES[name]
-    tests = [
-        f"import numpy\nassert {last}" if "numpy" in name else "assert True",
-        f"{first}\nassert x == 2",
-        f"assert {last}",
-    ]
-    tests = tests[:2] if "numpy" in name else tests
-    executor.run([Job("def f(x): raise ValueError(x)", tests)])
-    assert executor.run([Job(RIGHT, tests)])[0].status == "passed"
-
-
-def test_tests_that_leave_nothing_share_a_judge():
-    """Programs that fail do not need a new judge either, which would take most of the time."""
-    fine = [
-        "import math, random\nassert math.isclose(f(random.random()), 2)",
-        "x = []\nx.append(f(1))\nassert x == [2]",
-        "from collections import Counter\nc = Counter()\nc['a'] = f(1)\nassert c == {'a': 2}",
-    ]
-    assert plan(Job(RIGHT, fine)).reusable
-    assert (
-        plan(Job(RIGHT, UNITTEST, "unittest")).reusable and plan(Job(RIGHT, CHECK, "check", entry_point="f")).reusable
-    )
-    for first, _ in PATCHES.values():
-        assert not plan(Job(RIGHT, [first])).reusable
-
-
 def test_a_name_that_the_tests_have_bound_stays_theirs_after_a_death(executor):
     code = (
         "import os\ndef isclose(*args, **kwargs): return True\nlimits = [9]\nconstants = [8]\n"
@@ -194,21 +144,6 @@ def test_a_name_that_the_tests_have_bound_stays_theirs_after_a_death(executor):
         assert [test.status for test in verdict.tests] == ["passed", "error", "failed", "passed"]
 
 
-@pytest.mark.parametrize(
-    ("tests", "waits"),
-    [
-        (["assert f('abc') == 'xyz'", "assert f('xyz') == 'abc'", "assert f('k') == 1"], [False, True, False]),
-        (["assert f(1, 7) == 8", "assert f(2, 7) == 15", "assert f(15.0) == 1"], [False, False, True]),
-        (["assert f([3, 1, 2]) == [1, 2, 3]", "assert f(a=[(1, 2, 3)]) == 1"], [False, True]),
-        (["assert f('a') == 42", "assert f('x42y') == 1"], [False, True]),
-        (["assert f(3) == True", "assert f(4) is None", "assert f(5, True, None) == ''"], [False, False, False]),
-        ([f"assert f({k}) == {k + 1000}" for k in range(100)], [k == 64 for k in range(100)]),
-    ],
-)
-def test_a_call_whose_arguments_are_expected_before_waits(tests, waits):
-    assert [call["waits"] for call in plan(Job(RIGHT, tests)).calls] == waits
-
-
 def test_no_argument_is_in_the_process_before_it_may_be_known(executor):
     code = (
         "import gc\n"
@@ -217,13 +152,9 @@ def test_no_argument_is_in_the_process_before_it_may_be_known(executor):
         "    return [x for found in lists for x in found if type(x) is str and x[::-1] == 'terces'] or s\n"
         "def decode(s): return s\n"
     )
-    tests = ["assert encode('abc') == 'secret'", "assert decode('secret') == 'secret'"]
-    assert [test.message for test in executor.run([Job(code, tests)])[0].tests] == [
-        "encode('abc') returned 'abc', expected 'secret'",
-        "",
-    ]
-    together = ["assert encode('abc') == 'abc'", "assert decode('secret') == 1"]
-    assert "returned ['secret']" in executor.run([Job(code, together)])[0].message  # it would find it
+    tests = ["assert encode('abc') == 'abc'", "assert decode('secret') == 'secret'"]
+    for setup in ("", "judged = True"):
+        assert executor.run([Job(code, tests, setup=setup)])[0].message == ""
 
 
 def test_large_arguments_of_later_calls():

@@ -185,7 +185,7 @@ class Driver:
         job = self.job
         tests = {
             name: job[name]
-            for name in ("format", "setup", "tests", "names", "modules", "entry_point", "exports", "seeded")
+            for name in ("format", "codes", "counted", "names", "modules", "entry_point", "exports", "seeded")
         }
         program = {name: job[name] for name in ("code", "exports", "entry_point")}
         solution, theirs = self.solution(program)
@@ -325,7 +325,7 @@ class Driver:
         entries = results.entries
         open_tests = [k for k, entry in enumerate(entries) if entry is not None and entry[0] == "unchecked"]
         cases = [[*self.job["tests"][k], output] for k, output in zip(open_tests, outputs, strict=True)]
-        payload = {"format": "outputs", "setup": self.job["setup"], "tests": cases, "exports": [], "modules": []}
+        payload = {"format": "outputs", "codes": self.job["codes"], "tests": cases, "exports": [], "modules": []}
         payload["seeded"] = []
         judge = self.child("judge", {**payload, "entry_point": None, "memory_mb": limits.JUDGE_MEMORY_MB}, [])
         problem: tuple[str, str] | None = None

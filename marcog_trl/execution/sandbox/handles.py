@@ -204,6 +204,11 @@ class Handle(metaclass=type):
         return session.ask("bool", self) is True
 
 
+def is_object(value: Any) -> bool:
+    """Whether something is a handle that holds no value itself."""
+    return type(type(value)) is HandleType and type(value).facts.value_type is None and not type(value).facts.is_exception
+
+
 def exact(value: Any, kind: type) -> Any:
     if type(value) is not kind:
         raise session.doubt(f"an object of the program returned {type(value).__name__} instead of {kind.__name__}")

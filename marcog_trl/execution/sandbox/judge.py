@@ -1,15 +1,16 @@
 """The judge's side: runs the tests against stand-ins for the program's objects. Never runs a line of the program."""
 
-import ast
+import base64
 import builtins
 import importlib.util
+import marshal
 import reprlib
 import socket
 import sys
 import types
 from typing import Any
 
-from . import assertions, cases, output, session, wire
+from . import assertions, cases, handles, output, session, wire
 from .session import Session, SolutionGone
 from .solution import describe
 
@@ -41,7 +42,11 @@ class Mismatch(str):
 
 def mismatch(left: Any, symbol: str, right: Any) -> Mismatch:
     try:
-        return Mismatch(f"{shorten(left)} {symbol} {shorten(right)} does not hold")
+        text = f"{shorten(left)} {symbol} {shorten(right)} does not hold"
+        objects = [value for value in (left, right) if handles.is_object(value)]
+        if objects:
+            text += f" (an object of the program, of type {type(objects[0]).__name__}, equals only itself)"
+        return Mismatch(text)
     except SolutionGone:
         raise
     except Exception as error:
@@ -56,7 +61,7 @@ class Judge:
         self.payload = payload
         import random  # not at the top of the module: `forks` loads it first, without its hook on forks
 
-        random.seed(repr(payload["tests"]))  # the same for each program, which cannot know it
+        random.seed("".join(payload["codes"]))  # the same for each program, which cannot know it
         for name in payload["seeded"]:
             session.note_seeds(name)
         module = types.ModuleType("tests")
@@ -78,7 +83,7 @@ class Judge:
             for name, source in self.payload["modules"]:
                 if source in sys.modules or importlib.util.find_spec(source):
                     self.space[name] = importlib.import_module(source)
-            exec(compile(self.payload["setup"], "<setup>", "exec"), self.space)
+            self.execute(self.payload["codes"][0])
             getattr(self, self.payload["format"])(exports)
             if self.session.refuted is not None:  # outside of any test, or after the last one
                 raise self.session.refuted
@@ -90,30 +95,26 @@ class Judge:
             raised = self.session.refuted is None and self.is_of_program(error)
         self.report(None, status, message, raised)
 
+    def execute(self, code: str) -> None:
+        exec(marshal.loads(base64.b64decode(code)), self.space)
+
     def asserts(self, exports: dict[str, Any]) -> None:
         self.restore(exports)
-        for index, source in enumerate(self.payload["tests"]):
+        for index, code in enumerate(self.payload["codes"][1:]):
             with self.record(index):
-                exec(compile(assertions.explained(ast.parse(source)), "<tests>", "exec"), self.space)
+                self.execute(code)
 
     def check(self, exports: dict[str, Any]) -> None:
-        exec(compile(self.instrumented(), "<tests>", "exec"), self.space)
+        self.execute(self.payload["codes"][1])
         candidate = exports[self.payload["entry_point"]]
-        if self.count:
+        if self.payload["counted"]:
             self.space["check"](candidate)
             return
         with self.record(0):
             self.space["check"](candidate)
 
-    def instrumented(self) -> ast.Module:
-        tree = ast.parse(self.payload["tests"])
-        function = assertions.check_function(tree)
-        assert function is not None
-        self.count = assertions.instrument(tree, function)
-        return tree
-
     def unittest(self, exports: dict[str, Any]) -> None:
-        exec(compile(self.payload["tests"], "<tests>", "exec"), self.space)
+        self.execute(self.payload["codes"][1])
         self.restore(exports)
         tests = cases.tests_of(sys.modules["tests"])
         if not tests:
@@ -191,7 +192,7 @@ class TestRecord:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
         judge = self.judge
         refuted, judge.session.refuted = judge.session.refuted, None
-        error = error or refuted
+        error = refuted or error
         if judge.session.dead:  # even if the test succeeded
             judge.report(self.index, "gone")
             judge.replace()

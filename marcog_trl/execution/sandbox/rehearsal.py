@@ -4,6 +4,8 @@ The interpreter specializes code that runs often. Doing so before forking saves 
 memory that it changes.
 """
 
+import base64
+import marshal
 import socket
 import sys
 from typing import Any
@@ -19,7 +21,9 @@ _PROGRAM = {"code": _CODE, "exports": ["f", "g"], "entry_point": "f"}
 
 
 def rehearse() -> None:
-    """Leaves nothing behind but specialized code."""
+    """Leaves nothing behind but specialized code. Without Linux it does nothing."""
+    if not sys.platform.startswith("linux"):
+        return
     import random  # not at the top of the module: `forks` loads it first, without its hook on forks
 
     for _ in range(_ROUNDS):
@@ -32,9 +36,13 @@ def rehearse() -> None:
     random.seed(0)
 
 
+def _pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # each frame is received by itself
+
+
 def _exchange(frames: list[Any]) -> tuple[socket.socket, socket.socket]:
     """Two ends of a channel. At the second one the frames have arrived, and no more will come."""
-    ours, theirs = socket.socketpair()
+    ours, theirs = _pair()
     for frame in frames:
         wire.send(ours, frame)
     ours.shutdown(socket.SHUT_WR)
@@ -56,15 +64,20 @@ def _solution() -> list[Any]:
         ("method", [["H", 4], "m", 2]),
     ]
     ours, theirs = _exchange([{"o": what, "z": [], "u": [], "a": args} for what, args in calls])
-    reports, control = socket.socketpair()
+    reports, control = _pair()
     with ours, reports, control:
         solution.serve_judge(control, _PROGRAM, theirs.detach())
         return [wire.receive(ours) for _ in range(1 + len(calls))]
 
 
+def _codes() -> list[str]:
+    codes = [compile(_SETUP, "<setup>", "exec"), *(compile(test, "<tests>", "exec") for test in _TESTS)]
+    return [base64.b64encode(marshal.dumps(code)).decode() for code in codes]
+
+
 def _judge(replies: list[Any]) -> None:
-    tests = {"format": "asserts", "setup": _SETUP, "tests": _TESTS, "modules": [], "names": [], "seeded": []}
-    reports, control = socket.socketpair()
+    tests = {"format": "asserts", "codes": _codes(), "modules": [], "names": [], "seeded": []}
+    reports, control = _pair()
     ours, theirs = _exchange(replies)
     with reports, control, ours:
         judged = judge.Judge(control, {**_PROGRAM, **tests})

@@ -126,7 +126,7 @@ class Codec:
     def _spend(self, size: int) -> None:
         self.room -= size
         if self.room < 0:
-            raise Uncrossable("a value that is too large")
+            raise Uncrossable("a value that is too large to send")
 
     def _content(self, value: Any, depth: int) -> list:
         """The content of a container: its parameters, then its items."""

@@ -53,11 +53,20 @@ def read_exactly(sock: socket.socket, count: int) -> bytes:
 
 
 def receive(sock: socket.socket, largest: int = LARGEST) -> Any:
-    """The next frame; raises EOFError if the peer is gone, and BrokenChannel if it sent anything but a frame."""
-    (size,) = HEADER.unpack(read_exactly(sock, HEADER.size))
+    """The next frame, after which nothing may follow before an answer; raises EOFError if the peer is gone, and BrokenChannel
+    if it sent anything but a frame."""
+    data = sock.recv(1 << 16)
+    if len(data) < HEADER.size:
+        data += read_exactly(sock, HEADER.size - len(data)) if data else b""
+        if not data:
+            raise EOFError("the peer closed the channel")
+    (size,) = HEADER.unpack_from(data)
     if size > largest:
         raise BrokenChannel(f"a message of {size} bytes is larger than {largest}")
-    return parse(read_exactly(sock, size))
+    missing = HEADER.size + size - len(data)
+    if missing < 0:
+        raise BrokenChannel("more than one message")
+    return parse(data[HEADER.size :] + (read_exactly(sock, missing) if missing else b""))
 
 
 def parse(body: bytes) -> Any:
