@@ -1,4 +1,4 @@
-"""Honest programs and their tests, from `tests/execution/honest/*.txt`. As a script, it prints their results in plain Python.
+"""Honest programs and their tests, from `tests/execution/honest/`. As a script, it prints their results in plain Python.
 
 A program begins with `=== name`, followed by ` : format entry_point` if its tests are not asserts. Below `---` are the tests.
 For `stdio`, each test is a line `stdin -> stdout` of two literals.
@@ -16,13 +16,14 @@ import warnings
 from pathlib import Path
 
 
+FOLDER = Path(__file__).parents[1] / "execution" / "honest"
 LIMIT = 10  # seconds for a program
 
 
 def programs():
     """All programs: name, code, format, entry point and tests."""
     found = {}
-    for path in sorted((Path(__file__).parents[1] / "execution" / "honest").glob("*.txt")):
+    for path in sorted(FOLDER.glob("*.txt")):
         for block in ("\n" + path.read_text()).split("\n=== ")[1:]:
             title, _, rest = block.partition("\n")
             name, _, options = title.partition(" : ")
@@ -30,7 +31,15 @@ def programs():
             code, _, tests = rest.partition("\n---\n")
             assert name not in found and tests.strip(), name
             found[name] = (code, split(tests, test_format or "asserts"), test_format or "asserts", entry_point)
+    for case in json.loads((FOLDER / "more.json").read_text(encoding="utf-8")):
+        tests = case["tests"] if isinstance(case["tests"], str) else [_test(test) for test in case["tests"]]
+        assert case["name"] not in found
+        found[case["name"]] = (case["code"], tests, case["test_format"], case.get("entry_point"))
     return found
+
+
+def _test(test):
+    return tuple(test) if isinstance(test, list) else test
 
 
 def split(tests, test_format):

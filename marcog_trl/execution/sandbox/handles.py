@@ -405,14 +405,16 @@ def make_class(facts: dict, bases: list) -> Any:
         space: dict[str, Any] = {"__str__": _error_text}
     else:
         above = [base for base in bases if type(base) is HandleType and base.facts.value_type in (None, value_type)]
-        above += [value_type] if value_type and not any(issubclass(base, value_type) for base in above) else []
+        if value_type is not None and not any(issubclass(base, value_type) for base in above):
+            above = [value_type, *above]
         above += [] if any(issubclass(base, Handle) for base in above) else [Handle]
         space = {name: method for name, method in SPECIAL_METHODS.items() if name in has}
         if value_type is not None:
             space = {name: method for name, method in space.items() if name in own and name in _OF_VALUES}
             space |= {name: vars(Handle)[name] for name in ("__getattribute__", "__setattr__", "__delattr__", "__copy__")}
             space |= {"__deepcopy__": Handle.__deepcopy__, "__reduce_ex__": Handle.__reduce_ex__}
-            space |= {name: vars(Handle)[name] for name in ("__str__", "__repr__", "__format__") if name in own}
+            texts = ("__str__", "__repr__", "__format__")
+            space |= {name: vars(Handle)[name] for name in texts if not own.isdisjoint(texts)}
         elif facts["base"] is not None:
             space["__eq__"] = _plain_equal
             space["__hash__"] = Handle.__hash__

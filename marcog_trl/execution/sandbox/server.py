@@ -291,14 +291,16 @@ class Server:
         if id(error) in self.lenders:
             return ["mine", self.lenders[id(error)]]
         args = OSError.__reduce__(error)[1] if isinstance(error, OSError) else error.args  # with the file's name
+        # everything is written in the order in which it is read
+        kind, args_written = self.exception_class(type(error)), self.attempt(args)
         attributes = self.constants_of(type(error)) | vars(error)
         if isinstance(error, (ImportError, NameError, AttributeError)) and error.name is not None:
             attributes["name"] = error.name
         written = [[name, self.attempt(value)] for name, value in list(attributes.items())[:_MOST_ATTRIBUTES]]
         data = {
-            "k": self.exception_class(type(error)),
+            "k": kind,
             "m": text,
-            "a": self.attempt(args),
+            "a": args_written,
             "v": [attribute for attribute in written if attribute[1] is not None],
             "s": bool(error.__suppress_context__),
             "d": self.describe(error),

@@ -227,10 +227,6 @@ class Session:
             raise wire.BrokenChannel("an exception without an exception class")
         args = self.codec.decode(data["a"][0]) if data["a"] is not None else None
         error = handles.make_exception(kind, args if type(args) is tuple else (str(data["m"]),))
-        if data["m"] and str(error) != data["m"]:
-            handles.texts[id(error)] = str(data["m"])
-            if type(kind) is not handles.HandleType:
-                error.args = (str(data["m"]),)
         for name, written in data["v"]:
             value = self.codec.decode(written[0])
             if name == "__notes__":
@@ -241,6 +237,10 @@ class Session:
                     setattr(error, name, value)
                 except AttributeError:
                     pass  # an attribute that its class does not let us set
+        if data["m"] and str(error) != data["m"]:
+            handles.texts[id(error)] = str(data["m"])
+            if type(kind) is not handles.HandleType:
+                error.args = (str(data["m"]),)
         for key, attribute in (("x", "__context__"), ("c", "__cause__")):
             other = self.codec.decode(data[key]) if key in data else None
             if isinstance(other, BaseException):
