@@ -59,7 +59,10 @@ def test_no_test_passes_that_fails_in_plain_python(native, verdicts):
     for name, verdict in verdicts.items():
         passed = passed_tests(name, verdict)
         if len(passed) == len(native[name]):
-            assert not any(here and not there for here, there in zip(passed, native[name], strict=True)), (name, verdict)
+            assert not any(here and not there for here, there in zip(passed, native[name], strict=True)), (
+                name,
+                verdict,
+            )
 
 
 def test_the_guide_lists_what_is_given_up():

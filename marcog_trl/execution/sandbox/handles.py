@@ -22,7 +22,10 @@ _READABLE = ("__members__", "__match_args__")  # special attributes of classes t
 # special attributes that are the handle's own
 _OF_OBJECTS = frozenset("__class__ __copy__ __deepcopy__ __reduce_ex__ __dir__ __init__ __ne__".split())
 _OF_CLASSES = _OF_OBJECTS | frozenset(
-    (*_TEXTS, *"__dict__ __base__ __new__ __instancecheck__ __subclasscheck__ __subclasses__ __subclasshook__ __flags__".split())
+    (
+        *_TEXTS,
+        *"__dict__ __base__ __new__ __instancecheck__ __subclasscheck__ __subclasses__ __subclasshook__ __flags__".split(),
+    )
 )
 _DATA = frozenset("builtins decimal fractions datetime collections uuid numpy".split())  # modules of plain values
 _AHEAD = 64  # items to ask for at once, of iterators that only iterate
@@ -107,6 +110,10 @@ class HandleType(type):
         return session.ask("getitem", cls, key)
 
 
+def _facts(thing: Any) -> Facts:
+    return type(thing).facts
+
+
 def _is_special(name: str) -> bool:
     return name[:2] == "__" and name[-2:] == "__"
 
@@ -128,13 +135,13 @@ def _write(thing: Any, name: str, value: Any) -> None:
     session.ask("setattr", thing, _plain_name(name), value)
 
 
-class Handle(metaclass=type):
+class Handle:
     """What all handles for objects that are no classes have in common."""
 
     __slots__ = ()
 
     def __getattribute__(self, name: str) -> Any:
-        kind = type(self)
+        kind: Any = type(self)
         if not _is_special(name):
             if name in kind.facts.methods:
                 return Method(self, name)
@@ -170,15 +177,15 @@ class Handle(metaclass=type):
         if self is other:
             return True
         if not session.is_handle(other):
-            own = "__eq__" in type(self).facts.own and not session.is_named(self)
+            own = "__eq__" in _facts(self).own and not session.is_named(self)
             if own and other is not None and type(other).__module__ in _DATA:
                 session.doubt(_unnamed(self, "=="))
             return NotImplemented
         if not (session.is_named(self) and session.is_named(other)):
-            if "__eq__" in type(self).facts.own:
+            if "__eq__" in _facts(self).own:
                 session.doubt(_unnamed(self, "=="))
             return False
-        if "__eq__" not in type(self).facts.own and type(self).facts.base is None:
+        if "__eq__" not in _facts(self).own and _facts(self).base is None:
             return False
         if session.ask("eq", self, other) is not True:
             return False
@@ -206,7 +213,9 @@ class Handle(metaclass=type):
 
 def is_object(value: Any) -> bool:
     """Whether something is a handle that holds no value itself."""
-    return type(type(value)) is HandleType and type(value).facts.value_type is None and not type(value).facts.is_exception
+    return (
+        type(type(value)) is HandleType and type(value).facts.value_type is None and not type(value).facts.is_exception
+    )
 
 
 def exact(value: Any, kind: type) -> Any:
@@ -233,7 +242,9 @@ def _order(name: str) -> Callable:
     def method(self: Any, other: Any) -> Any:
         if not session.is_handle(other):
             if f"__{name}__" in type(self).facts.own:
-                session.doubt(f"an object of the program is not ordered relative to {type(other).__name__} of the tests")
+                session.doubt(
+                    f"an object of the program is not ordered relative to {type(other).__name__} of the tests"
+                )
             return NotImplemented
         if not (session.is_named(self) and session.is_named(other)):
             raise session.doubt(_unnamed(self, "<"))
@@ -250,12 +261,16 @@ def _binary(name: str, reflected: bool) -> Callable:
         if not session.is_named(self):
             raise session.doubt(_unnamed(self, name))
         if not session.is_handle(other) and name.removeprefix("i") == "sub":
-            raise session.doubt("tests subtract to see how near a result is, so an object of the program has no difference to a value")
+            raise session.doubt(
+                "tests subtract to see how near a result is, so an object of the program has no difference to a value"
+            )
         if session.is_handle(other) and not session.is_named(other):
             raise session.doubt(_unnamed(other, name))
         found = session.ask(name, other, self, *modulus) if reflected else session.ask(name, self, other, *modulus)
         if not session.is_handle(other) and not session.is_handle(found) and type(found) is not tuple:
-            raise session.doubt("an object of the program combined with a value of the tests must give an object of the program")
+            raise session.doubt(
+                "an object of the program combined with a value of the tests must give an object of the program"
+            )
         return found
 
     return method
@@ -321,7 +336,9 @@ def _iterate(self: Any) -> Any:
     return iter(found[1])
 
 
-_ahead: dict[int, tuple[Any, list, list]] = {}  # id of a handle -> it, items that were asked for, and whether these are the last
+_ahead: dict[
+    int, tuple[Any, list, list]
+] = {}  # id of a handle -> it, items that were asked for, and whether these are the last
 
 
 def _next(self: Any) -> Any:
@@ -388,7 +405,11 @@ SPECIAL_METHODS: dict[str, Callable] = {
     "__await__": _await,
     "__anext__": _anext,
 }
-_OF_VALUES = ("__enter__", "__exit__", "__call__")  # methods that handles which hold a value have beside those of its type
+_OF_VALUES = (
+    "__enter__",
+    "__exit__",
+    "__call__",
+)  # methods that handles which hold a value have beside those of its type
 
 
 def make_class(facts: dict, bases: list) -> Any:
@@ -398,10 +419,17 @@ def make_class(facts: dict, bases: list) -> Any:
     value_type = None if is_exception else IMMUTABLE.get(facts["base"])
     own = frozenset(facts["own"])
     known = Facts(
-        str(facts["name"]), has, own, facts["base"], value_type, frozenset(facts["methods"]), facts["quick"] is True, is_exception
+        str(facts["name"]),
+        has,
+        own,
+        facts["base"],
+        value_type,
+        frozenset(facts["methods"]),
+        facts["quick"] is True,
+        is_exception,
     )
     if is_exception:
-        above = [base for base in bases if isinstance(base, type) and issubclass(base, BaseException)]
+        above: list[Any] = [base for base in bases if isinstance(base, type) and issubclass(base, BaseException)]
         space: dict[str, Any] = {"__str__": _error_text}
     else:
         above = [base for base in bases if type(base) is HandleType and base.facts.value_type in (None, value_type)]
@@ -411,7 +439,9 @@ def make_class(facts: dict, bases: list) -> Any:
         space = {name: method for name, method in SPECIAL_METHODS.items() if name in has}
         if value_type is not None:
             space = {name: method for name, method in space.items() if name in own and name in _OF_VALUES}
-            space |= {name: vars(Handle)[name] for name in ("__getattribute__", "__setattr__", "__delattr__", "__copy__")}
+            space |= {
+                name: vars(Handle)[name] for name in ("__getattribute__", "__setattr__", "__delattr__", "__copy__")
+            }
             space |= {"__deepcopy__": Handle.__deepcopy__, "__reduce_ex__": Handle.__reduce_ex__}
             texts = ("__str__", "__repr__", "__format__")
             space |= {name: vars(Handle)[name] for name in texts if not own.isdisjoint(texts)}
@@ -425,7 +455,9 @@ def make_class(facts: dict, bases: list) -> Any:
     space["facts"] = known
     for bases_tried in (tuple(above), tuple(above[:1]), (Exception,) if is_exception else (Handle,)):
         try:
-            return type.__new__(HandleType, known.name, bases_tried, {**space, "__module__": "solution", "__doc__": None})
+            return type.__new__(
+                HandleType, known.name, bases_tried, {**space, "__module__": "solution", "__doc__": None}
+            )
         except TypeError:
             continue  # the bases have no common order here
     raise TypeError("a class that cannot be made")
@@ -443,11 +475,9 @@ def make_exception(kind: Any, args: tuple) -> BaseException:
             return kind(*args)
         except Exception:
             pass  # its constructor takes other arguments than it keeps
-    base = kind
-    while type(base) is not type:
-        base = base.__base__
+    base: Any = next(each for each in kind.__mro__ if type(each) is type)
     try:
-        error = base.__new__(kind, *args)
+        error: BaseException = base.__new__(kind, *args)
     except TypeError:
         error = base.__new__(kind)
     error.args = args
@@ -478,4 +508,3 @@ def coroutine(number: int) -> Any:
         return session.ask("await", session.handles[number])
 
     return run()
-

@@ -127,10 +127,10 @@ class Judge:
         self.report(index, "failed", self.describe(error), self.is_of_program(error))
 
     def outputs(self, exports: dict[str, Any]) -> None:
-        for index, (stdin, expected, output) in enumerate(self.payload["tests"]):
+        for index, (stdin, expected, found) in enumerate(self.payload["tests"]):
             with self.record(index):
-                if not self.space["check_output"](stdin, expected, output):
-                    raise AssertionError(f"check_output refused {shorten(output)}")
+                if not self.space["check_output"](stdin, expected, found):
+                    raise AssertionError(f"check_output refused {shorten(found)}")
 
     def restore(self, exports: dict[str, Any]) -> None:
         """Makes the entry point the program's, even if the set-up has defined the name."""

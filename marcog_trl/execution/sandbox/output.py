@@ -50,7 +50,7 @@ class Recorder:
         self, message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None
     ) -> None:
         if len(self.events) < _MOST:
-            builtin = next(kind for kind in category.__mro__ if vars(builtins).get(kind.__name__) is kind)
+            builtin: Any = next(kind for kind in category.__mro__ if vars(builtins).get(kind.__name__) is kind)
             self.events.append((builtin.__name__, [str(message)[:10_000]]))
 
     def take(self) -> list[list[str]]:

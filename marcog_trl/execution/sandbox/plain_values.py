@@ -36,7 +36,7 @@ PLAIN_VALUE: dict[type, Any] = {
     datetime.datetime: _datetime,
     datetime.date: lambda value: datetime.date(value.year, value.month, value.day),
     datetime.timedelta: lambda value: datetime.timedelta(value.days, value.seconds, value.microseconds),
-    decimal.Decimal: lambda value: decimal.Decimal(decimal.Decimal.as_tuple(value)),
+    decimal.Decimal: lambda value: decimal.Decimal(value),
     fractions.Fraction: lambda value: fractions.Fraction(value.numerator, value.denominator),
 }
 IMMUTABLE = {kind.__name__: kind for kind in (int, float, complex, str, bytes, tuple, frozenset)}

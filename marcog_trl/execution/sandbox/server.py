@@ -168,7 +168,9 @@ class Server:
         self.named = {value for value in self.objects if isinstance(value, type)}
         self.known: set[int] = set()  # numbers of objects that were described to the judge
         self.told: list[int] = []  # those that the present message describes
-        self.borrowed: dict[int, Any] = {}  # stand for functions, iterators and exceptions of the tests, by their numbers
+        self.borrowed: dict[
+            int, Any
+        ] = {}  # stand for functions, iterators and exceptions of the tests, by their numbers
         self.lenders: dict[int, int] = {}  # id of one of these -> its number
         self.lock = _thread.RLock()  # of the channel: threads of the program may call functions of the tests
         self.busy = False
@@ -203,7 +205,7 @@ class Server:
         number = self.numbers.get(id(value))
         if number in self.known:
             return ["h", number]
-        base: Any = plain_base(kind)
+        base = plain_base(kind)
         is_member = issubclass(kind, enum.Enum)
         if base is not None and not is_member and not self.keeps_class(kind):
             return self.codec.encode(plain(value), self.codec.room)
@@ -245,11 +247,12 @@ class Server:
 
     def hand_out_class(self, kind: Any) -> list:
         """Describes a class: its name, its bases, its special methods and its own methods."""
-        name = wire.TYPE_NAMES.get(kind)
+        name: Any = wire.TYPE_NAMES.get(kind)
         if name is not None:
             return ["T", name]
-        if vars(builtins).get(kind.__name__) is kind:
-            return ["B", kind.__name__]
+        name = kind.__name__
+        if vars(builtins).get(name) is kind:
+            return ["B", name]
         return self.describe_class(kind)
 
     def describe_class(self, kind: Any) -> list:
@@ -363,7 +366,9 @@ class Server:
         callback.__name__ = callback.__qualname__ = name
         if parameters is not None:
             made = [
-                inspect.Parameter(each, inspect._ParameterKind(kind), default=... if optional else inspect.Parameter.empty)
+                inspect.Parameter(
+                    each, inspect._ParameterKind(kind), default=... if optional else inspect.Parameter.empty
+                )
                 for each, kind, optional in parameters
             ]
             callback.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]

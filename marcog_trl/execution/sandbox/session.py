@@ -148,7 +148,9 @@ class Session:
             self.lent.append(value)
         number = self.lent_numbers[id(value)]
         if isinstance(value, Exception):
-            base = next(each for each in kind.__mro__ if id(each) in self.numbers or vars(builtins).get(each.__name__) is each)
+            base = next(
+                each for each in kind.__mro__ if id(each) in self.numbers or vars(builtins).get(each.__name__) is each
+            )
             return ["er", number, self.hand_over(base), kind.__name__, self.codec.encode(self.args_of(value))]
         if is_iterator:
             return ["it", number]
@@ -167,28 +169,31 @@ class Session:
         if tag == "K" or tag == "B" or tag == "S":
             found = self.class_of(data)
             if found in _CATCH_ALL:
-                self.doubt(f"the tests cannot use {found.__name__} under a name of the program: it catches their assertions")
+                self.doubt(
+                    f"the tests cannot use {found.__name__} under a name of the program: it catches their assertions"
+                )
             return found
         if tag == "E":
             return self.exception(data[1])
         if type(number) is not int or number < 0:
             raise wire.BrokenChannel("a malformed handle")
-        kind = self.class_of(data[2]) if len(data) > 2 and tag in ("h", "v") else None
+        kind: Any = self.class_of(data[2]) if len(data) > 2 and tag in ("h", "v") else None
         if number in self.handles:
             return self.handles[number]
         if tag == "g" or tag == "co":
             return self.keep(number, (handles.generator if tag == "g" else handles.coroutine)(number))
         if type(kind) is not handles.HandleType:
             raise wire.BrokenChannel("a malformed handle")
-        base = kind.facts.value_type
+        base: Any = kind.facts.value_type
+        make: Any = object if base is None else base
         if tag == "v":
             value = self.codec.decode(data[3])
             if base is None or type(value) is not base:
                 raise wire.BrokenChannel("a value of another type than its class derives from")
-            return self.keep(number, base.__new__(kind, value))
+            return self.keep(number, make.__new__(kind, value))
         if tag != "h":
             raise wire.BrokenChannel("a malformed handle")
-        made = self.keep(number, object.__new__(kind) if base is None else base.__new__(kind))
+        made = self.keep(number, make.__new__(kind))
         handles.hashes[id(made)] = data[3] if type(data[3]) is int else None
         return made
 
@@ -288,7 +293,12 @@ class Session:
         codec.drop(self.dropped)
         codec.begin()
         try:
-            frame = {"o": what, "z": self.dropped, "u": codec.changes(), "a": [codec.encode(arg) for arg in args]}
+            frame: dict[str, Any] = {
+                "o": what,
+                "z": self.dropped,
+                "u": codec.changes(),
+                "a": [codec.encode(arg) for arg in args],
+            }
             if kwargs:
                 frame["k"] = {key: codec.encode(value) for key, value in kwargs.items()}
             self.add_settings(frame)
@@ -467,7 +477,7 @@ def settings() -> dict[str, Any]:
 
 def note_seeds(name: str) -> None:
     """Has calls of a module's `seed` recorded."""
-    module = importlib.import_module(name)
+    module: Any = importlib.import_module(name)
     seed = module.seed
 
     def noting(*args: Any, **kwargs: Any) -> None:

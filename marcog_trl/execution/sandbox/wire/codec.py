@@ -230,7 +230,7 @@ class Codec:
     def begin(self) -> None:
         """Begins a message, with a new allowance of nodes."""
         self.budget = MOST_NODES
-        self.fresh: list[int] = []
+        self.fresh = []
 
     def rollback(self, mark: int = 0) -> None:
         """Forgets the nodes of the present message, all but the first `mark`, because they will not be sent."""
