@@ -1,4 +1,4 @@
-"""The judge's side: runs the tests against stand-ins for the program's objects. Never runs a line of the program."""
+"""The judge's side: runs the tests against handles for the program's objects. Never runs a line of the program."""
 
 import base64
 import builtins
@@ -170,7 +170,7 @@ class Judge:
         Replaces the containers of a process that has ended with those of the fresh one, where the tests still have them
         under the program's names.
 
-        Stand-ins and constants stay. A name that the tests have bound, also by `import *`, is no longer the program's.
+        Handles and constants stay. A name that the tests have bound, also by `import *`, is no longer the program's.
         """
         for name, before in self.exports.items():
             if name in exports and type(before) in wire.NODES and self.space.get(name) is before:
