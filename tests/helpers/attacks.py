@@ -82,9 +82,10 @@ class Attacked:
 
     def attempt(self, case):
         if case["expect"] == "sibling":
-            (sibling,) = jobs_of(case, case["sibling"])
+            sibling = jobs_of(case, case["sibling"])[0]
             alone = self.run(sibling)
-            self.run(*jobs_of(case))
+            for job in jobs_of(case):
+                self.run(job)
             after = self.run(sibling)
             if [test.status for test in after.tests] != [test.status for test in alone.tests]:
                 self.wrong.append(f"the sibling's verdict changed from {alone} to {after}")
