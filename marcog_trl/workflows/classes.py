@@ -114,6 +114,9 @@ class ClassTeam(FeedbackWorkflow):
         owners = {method: name for name, methods in self.assigned(problem).items() for method in methods}
         return merge_class(skeleton, parts, {} if self.split == "pick" else owners)
 
+    def _target(self, agent: Agent, problem: Mapping[str, Any]) -> str | None:
+        return ""
+
     def _levels(self, agent: Agent, problem: Mapping[str, Any], reply: str) -> list[Level]:
         skeleton = skeleton_of(problem)
         part = read_part(reply, skeleton)

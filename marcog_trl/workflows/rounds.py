@@ -171,7 +171,9 @@ class FeedbackWorkflow(Workflow):
 
     def _request(self, agent: Agent, problem: Mapping[str, Any]) -> str:
         """What an agent is asked for in a later turn, after the feedback."""
-        return "Revise your answer." + ("" if self._target(agent, problem) is None else f" {CODE}")
+        target = self._target(agent, problem)
+        what = f"{CODE.removesuffix('.')} that defines {target}." if target else CODE
+        return "Revise your answer." + ("" if target is None else f" {what}")
 
     def _turn(self, problem: Mapping[str, Any], chats: dict[str, Prompt]) -> Generator[dict[str, Prompt], Any, dict]:
         """One round, in which all agents speak at the same moment. Subclasses may extend `chats`, the agents' histories."""

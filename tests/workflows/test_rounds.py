@@ -178,11 +178,14 @@ def test_plain_feedback_asks_to_revise_and_runs_nothing():
     stages = play(
         Collaboration(num_turns=2, feedback="plain"), {"helper": ["a", "b"], "main": ["c", "d"]}, executor=None
     )
-    for name, reply in (("helper", "a"), ("main", "c")):
+    for name, reply, function in (("helper", "a", "aux"), ("main", "c", "total")):
         assert stages[1][name] == [
             *stages[0][name],
             {"role": "assistant", "content": reply},
-            {"role": "user", "content": "Revise your answer. Answer with one Python code block."},
+            {
+                "role": "user",
+                "content": f"Revise your answer. Answer with one Python code block that defines {function}.",
+            },
         ]
 
 
@@ -196,7 +199,7 @@ def test_level_feedback_says_what_happened_and_shows_own_history_only():
         "Syntax: no error",
         "Tests: 0 of 1 passed",
         "assert total([1, 2]) == 6: AssertionError",
-        "Revise your answer. Answer with one Python code block.",
+        "Revise your answer. Answer with one Python code block that defines aux.",
     ]
     assert last(stages[1]["main"]).split("\n") == [
         "Definition of total: found",
@@ -204,7 +207,7 @@ def test_level_feedback_says_what_happened_and_shows_own_history_only():
         "Helper aux: called, but its result is not used",
         "Tests: 0 of 1 passed",
         "assert total([1, 2]) == 6: AssertionError",
-        "Revise your answer. Answer with one Python code block.",
+        "Revise your answer. Answer with one Python code block that defines total.",
     ]
     assert "Helper aux: called\n" in last(stages[2]["main"])
     assert [message["role"] for message in stages[2]["main"]] == ["user", "assistant"] * 2 + ["user"]
@@ -260,8 +263,14 @@ def test_shorter_feedback(feedback, helper, main):
     replies = {"helper": ["Hm.", AUX], "main": ["def total(xs):\n    aux(xs)\n    return 5", MAIN]}
     executor = Executor("failed", "passed")
     stages = play(Collaboration(num_turns=2, feedback=feedback), replies, executor)
-    assert last(stages[1]["helper"]).split("\n") == [*helper, "Revise your answer. Answer with one Python code block."]
-    assert last(stages[1]["main"]).split("\n") == [*main, "Revise your answer. Answer with one Python code block."]
+    assert last(stages[1]["helper"]).split("\n") == [
+        *helper,
+        "Revise your answer. Answer with one Python code block that defines aux.",
+    ]
+    assert last(stages[1]["main"]).split("\n") == [
+        *main,
+        "Revise your answer. Answer with one Python code block that defines total.",
+    ]
     assert bool(executor.jobs) == (feedback != "plain")
 
 
@@ -270,7 +279,7 @@ def test_passed_feedback_counts_the_visible_tests_only():
     shown = (
         (1, "The solution passes the tests."),
         (None, "The solution does not pass the tests."),
-        (0, "Revise your answer. Answer with one Python code block."),
+        (0, "Revise your answer. Answer with one Python code block that defines total."),
     )
     for visible_tests, says in shown:
         workflow = Collaboration(num_turns=2, feedback="passed", visible_tests=visible_tests)
@@ -297,7 +306,7 @@ def test_feedback_of_ones_own():
     stages = play(workflow, replies, Executor("failed"))
     assert last(stages[1]["main"]).split("\n") == [
         "main, Tests: 0 of 1 passed",
-        "Revise your answer. Answer with one Python code block.",
+        "Revise your answer. Answer with one Python code block that defines total.",
     ]
     assert [entry[:3] for entry in seen] == [("total", "helper", AUX), ("total", "main", MAIN)]
     with pytest.raises(TypeError, match=r"feedback returned None for agent 'helper'\. Return text"):
@@ -315,8 +324,11 @@ def test_an_expert_is_asked_about_every_agent_and_a_missing_answer_is_plain_feed
     workflow = Collaboration(num_turns=2, feedback="expert_edits", expert=expert)
     assert workflow.needs_tests
     _, second = play(workflow, replies, Executor("failed"))
-    assert last(second["helper"]) == "Name the list.\nRevise your answer. Answer with one Python code block."
-    assert last(second["main"]) == "Revise your answer. Answer with one Python code block."
+    assert (
+        last(second["helper"])
+        == "Name the list.\nRevise your answer. Answer with one Python code block that defines aux."
+    )
+    assert last(second["main"]) == "Revise your answer. Answer with one Python code block that defines total."
     for question, reply in zip(asked, (AUX, MAIN), strict=True):
         assert reply in last(question) and "Tests: 0 of 1 passed" in last(question)
     with pytest.raises(ValueError, match="feedback='expert_edits' needs an expert"):
@@ -347,7 +359,7 @@ def test_pipeline_turns_continue_every_agents_own_chat():
         "Tests: 0 of 1 passed\nassert total([1, 2]) == 6: AssertionError\nRevise your answer.",
     ]
     assert coder[: len(stages[1]["coder"])] == stages[1]["coder"]
-    assert last(coder).endswith("Revise your answer. Answer with one Python code block.")
+    assert last(coder).endswith("Revise your answer. Answer with one Python code block that defines total.")
     assert "Definition of total: missing" in last(coder) and last(coder).startswith("Plan:\nPlan two.\n\n")
     assert len(executor.jobs) == 3  # the coder's code in both turns, and the solution between them
 
