@@ -16,7 +16,7 @@ class SolutionGone(BaseException):
     """The program's process has ended or broke the channel."""
 
 
-class ProgramStopped(RuntimeError):
+class ProgramStopped(Exception):
     """The program raised an exception that would end a loop of the tests."""
 
 
@@ -167,19 +167,14 @@ class Session:
         if tag == "mine":
             return self.lent[number]
         if tag == "K" or tag == "B" or tag == "S":
-            found = self.class_of(data)
-            if found in _CATCH_ALL:
-                self.doubt(
-                    f"the tests cannot use {found.__name__} under a name of the program: it catches their assertions"
-                )
-            return found
+            return self.permitted(self.class_of(data))
         if tag == "E":
             return self.exception(data[1])
         if type(number) is not int or number < 0:
             raise wire.BrokenChannel("a malformed handle")
         kind: Any = self.class_of(data[2]) if len(data) > 2 and tag in ("h", "v") else None
         if number in self.handles:
-            return self.handles[number]
+            return self.permitted(self.handles[number])
         if tag == "g" or tag == "co":
             return self.keep(number, (handles.generator if tag == "g" else handles.coroutine)(number))
         if type(kind) is not handles.HandleType:
@@ -196,6 +191,14 @@ class Session:
         made = self.keep(number, make.__new__(kind))
         handles.hashes[id(made)] = data[3] if type(data[3]) is int else None
         return made
+
+    def permitted(self, found: Any) -> Any:
+        """An object on its way to the tests. They cannot use it if it is a class that catches their assertions."""
+        if isinstance(found, type) and found in _CATCH_ALL:
+            self.doubt(
+                f"the tests cannot use {found.__name__} under a name of the program: it catches their assertions"
+            )
+        return found
 
     def keep(self, number: int, made: Any) -> Any:
         self.handles[number] = made
