@@ -182,11 +182,15 @@ def _check_replaceable(path: Path) -> None:
 def _whole_folder(path: Path, writes: bool) -> Iterator[Path]:
     """A folder to write to, beside `path`. It is renamed to `path` at the end, and deleted if something fails."""
     partial, old = (path.with_name(f".{path.name}.{suffix}") for suffix in ("partial", "old"))
+
+    def begin() -> None:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+
+    on_main(begin)  # before any process goes on: libraries make the folders that they are told to save to
     if not writes:
         yield partial
         return
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
     try:
         yield partial
         shutil.rmtree(old, ignore_errors=True)
