@@ -1,8 +1,8 @@
 """
 The model card of a team, `README.md`: what the team is, how to use it, its results, and how it was trained.
 
-The card is rendered from `card.md.jinja`. What it says of the training is kept in its metadata under `marcog_trl`, so that a
-folder's card can be written again without the trainer.
+The first parts are rendered from `card.md.jinja`. From "Training procedure" on, it is the card that TRL's trainer wrote, which stays
+when a folder's card is written again without the trainer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EXPORT_FILE = "export.json"
 CARD_FILE = "README.md"
 RESULTS_FILE = "results.json"
 _TEMPLATE = Path(__file__).with_name("card.md.jinja")
-_METADATA = "marcog_trl"  # the key of the card's metadata that describes the training
+_TRAINING = "\n## Training procedure\n"
 _TASK = "def add(a, b):  # the sum of a and b"  # the problem that the snippets solve
 _VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the values that --max-lora-rank takes
 
@@ -36,28 +36,29 @@ def write_card(
     folder: str | Path,
     repo_id: str | None = None,
     team: Mapping[str, Any] | None = None,
-    training: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
     name: str | None = None,
 ) -> None:
     """
-    Write the card of a team from the files of its folder and from the metadata of the card that is there.
+    Write the card of a team from the files of its folder and from the card that is there.
 
     Args:
         folder (`str` or `Path`): Folder of the team, with a card.
         repo_id (`str`, *optional*): Repository that the card's snippets load. Defaults to the folder itself.
         team (`dict`, *optional*): Description of the team. Defaults to the folder's `team.json`.
-        training (`dict`, *optional*): Description of the training. Defaults to that in the card's metadata.
-        name (`str`, *optional*): Title of a new card, which takes the place of one that no trainer of this package wrote.
+        settings (`dict`, *optional*): Settings to add to what a card of TRL says of the training.
+        name (`str`, *optional*): Title of a new card, which takes the place of one that no trainer of TRL wrote.
 
     Raises:
-        ValueError: If the card was not written by a trainer of this package, and neither `training` nor `name` is given.
+        ValueError: If the card was not written by a trainer of TRL, and `name` is not given.
     """
     path = Path(folder) / CARD_FILE
     team = read_json(path.parent / TEAM_FILE) if team is None else team
-    data = ModelCardData()
+    data, training = ModelCardData(), ""
     if path.is_file():
-        data = cast(ModelCardData, ModelCard(path.read_text(encoding="utf-8")).data)
-    if training is None and data.get(_METADATA) is None:
+        before = ModelCard(path.read_text(encoding="utf-8"))
+        data, training = cast(ModelCardData, before.data), before.text.partition(_TRAINING)[2]
+    if not training or data.get("model_name") is None:  # PEFT's card may have this heading, too
         if name is None:
             raise ValueError(
                 f"{str(path)!r} is not the card of a team of this version. Write one with trainer.create_model_card() or "
@@ -69,9 +70,10 @@ def write_card(
             model_name=name,
             tags=["trl", "marcog-trl"],
         )
-        training = {"trainer": team["trainer"], "paper": {}, "versions": team.get("versions", {})}
-    if training is not None:
-        data[_METADATA] = dict(training)
+        training = f"\nThis model was trained with {team['trainer']}.\n"
+    if settings:
+        rows = (f"| {setting} | {value} |\n" for setting, value in settings.items())
+        training = "".join(("\n| setting | value |\n| --- | --- |\n", *rows, training))
     context = _describe_base(team) | _describe_agents(path.parent, team)
     card = ModelCard.from_template(
         data,
@@ -85,7 +87,7 @@ def write_card(
         has_chat_template=(path.parent / "chat_template.jinja").is_file() and not _continues_text(team),
         system_prompt=repr(system_prompt) if (system_prompt := team["settings"].get("system_prompt")) else None,
         results=_describe_results(path.parent),
-        training=data[_METADATA],
+        training=_TRAINING + training,
     )
     partial = path.with_name(f"{CARD_FILE}.partial")
     card.save(partial)

@@ -7,15 +7,12 @@ import shutil
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
 from accelerate.utils import broadcast_object_list
 from huggingface_hub import CommitInfo
-from transformers.integrations import is_wandb_available
 from transformers.trainer_utils import HubStrategy
-from trl.trainer.utils import get_comet_experiment_url, get_trackio_space_url
 
 from marcog_trl.team.card import AGENTS_FOLDER, EXPORT_FILE, write_card
 from marcog_trl.team.description import MODULES_FILE
@@ -33,10 +30,6 @@ _TRAINING_SETTINGS = (
     "latent_learning_rate", "inference_learning_rate", "advantage", "loss_type", "beta", "gamma", "lam", "gamma_turn",
     "temperature", "max_completion_length", "seed",
 )  # fmt: skip
-_PACKAGES = {
-    "marcog_trl": "marcog-trl", "TRL": "trl", "Transformers": "transformers", "PEFT": "peft", "PyTorch": "torch",
-    "Datasets": "datasets", "Tokenizers": "tokenizers",
-}  # fmt: skip
 
 
 class Sharing(Checkpointing):
@@ -115,21 +108,14 @@ class Sharing(Checkpointing):
         super().create_model_card(*args, **kwargs)
         if self.is_world_process_zero():
             description = self.team.description.to_dict()
-            write_card(self._folder(None), self.hub_model_id, description, self._describe_training())
+            write_card(self._folder(None), self.hub_model_id, description, self._training_settings())
 
-    def _describe_training(self) -> dict[str, Any]:
-        """Describes the training for the model card, with values that YAML can hold."""
-        settings = {f.name: getattr(self.args, f.name) for f in fields(self.args) if f.name in _TRAINING_SETTINGS}
-        training: dict[str, Any] = {
-            "trainer": self._name,
-            "paper": dict(self._paper),
-            "links": _run_links(),
-            "versions": {name: version(package) for name, package in _PACKAGES.items()},
-        }
-        if self.state.global_step:  # 0 for a loaded team: the trainer does not know its training
-            plain = {name: v if isinstance(v, bool | int | float | None) else str(v) for name, v in settings.items()}
-            training |= {"steps": self.state.global_step, "settings": plain}
-        return training
+    def _training_settings(self) -> dict[str, Any]:
+        """Settings for the model card; none of a loaded team, whose training the trainer does not know."""
+        if not self.state.global_step:
+            return {}
+        shown = {f"`{f.name}`": getattr(self.args, f.name) for f in fields(self.args) if f.name in _TRAINING_SETTINGS}
+        return {"optimizer steps": self.state.global_step, **shown}
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         self._mark_complete(Path(checkpoint_folder))  # so that runs can resume from the pushed checkpoint
@@ -170,13 +156,3 @@ class Sharing(Checkpointing):
         if self.is_world_process_zero():
             write_card(folder, self.hub_model_id, self.team.description.to_dict())
         return True
-
-
-def _run_links() -> dict[str, str]:
-    """Returns the URLs of the run in the trackers that TRL's model card links to."""
-    urls = {"Trackio": get_trackio_space_url(), "Comet": get_comet_experiment_url()}
-    if is_wandb_available():
-        import wandb
-
-        urls["Weights & Biases"] = wandb.run.url if wandb.run is not None else None
-    return {name: url for name, url in urls.items() if url}
