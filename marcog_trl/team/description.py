@@ -16,6 +16,7 @@ from typing import Any
 
 from marcog_trl.agents import Tools, Workflow, WorkflowFile
 from marcog_trl.files import read_json, write_json, write_whole
+from marcog_trl.team.settings import MACHINE_SETTINGS, TeamSettings
 from marcog_trl.workflows.from_file import names_file
 
 
@@ -24,16 +25,11 @@ MODULES_FILE = "team_modules.safetensors"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")  # as PEFT names them
 MODEL_FILES = ("model.safetensors", "model.safetensors.index.json")  # one of them, as transformers names them
 TEAM_FORMAT = 2
-# Settings that change what a saved team generates
-_SAVED_SETTINGS = (
-    "workflow", "num_turns", "num_agents", "roles", "system_prompt", "endpoints", "centralized", "class_split", "feedback", "visible_tests", "expert_model",
-    "expert_base_url", "full_finetuning", "critic", "critic_backprop", "parameter_sharing",
-    "latent_scope", "latent_size", "sigma_min", "max_completion_length", "temperature", "top_p", "top_k", "min_p",
-    "repetition_penalty", "generation_kwargs", "chat_template_kwargs", "early_termination_threshold",
-    "max_tool_calling_iterations",
-)  # fmt: skip
-# Settings of the machine, not of the team; files of earlier versions have them
-_MACHINE_SETTINGS = ("use_cpu", "bf16")
+# Settings that change what a saved team generates, and how it was trained
+_OF_TRAINING = {"full_finetuning", "critic", "critic_backprop"}
+_SAVED_SETTINGS = {f.name for f in fields(TeamSettings)} - MACHINE_SETTINGS | _OF_TRAINING
+# Files of earlier versions have these settings of the machine, too
+_OLD_MACHINE_SETTINGS = ("use_cpu", "bf16")
 # A checkpoint can be resumed only if these agree
 _IDENTITY = (
     "format_version", "trainer", "base_model", "full_finetuning", "agents", "workflow", "num_turns", "modules"
@@ -107,7 +103,7 @@ class TeamDescription:
             num_turns=workflow.num_turns,
             modules=modules,
             rewards=list(rewards),
-            settings={f.name: getattr(settings, f.name) for f in fields(settings) if f.name in _SAVED_SETTINGS},
+            settings=saved_settings(settings),
             quantization_config=None if quantised is None else quantised.to_dict(),
             note=note,
             source_file=workflow.source_file if names_file(settings.workflow) else None,
@@ -128,7 +124,7 @@ class TeamDescription:
             raise ValueError(f"{str(path)!r} has format_version={found}. This version reads 1 and {TEAM_FORMAT}.")
         known = {f.name for f in fields(cls)} - {"source_file"}
         described: dict[str, Any] = {"num_turns": 1, "modules": {}, "versions": {}} | content
-        settings = {name: value for name, value in content["settings"].items() if name not in _MACHINE_SETTINGS}
+        settings = {name: value for name, value in content["settings"].items() if name not in _OLD_MACHINE_SETTINGS}
         if found == 1 and settings.get("visible_tests") == 0:
             settings["visible_tests"] = None  # all of them, which 0 meant in format 1
         described["format_version"] = TEAM_FORMAT
@@ -194,6 +190,11 @@ class TeamDescription:
             if key not in but and here != there:
                 return key, here, there
         return None
+
+
+def saved_settings(settings: Any) -> dict[str, Any]:
+    """Returns the part of a [`TeamSettings`] or of a trainer's configuration that `team.json` has."""
+    return {f.name: getattr(settings, f.name) for f in fields(settings) if f.name in _SAVED_SETTINGS}
 
 
 def agents_of(workflow: Workflow) -> list[dict[str, Any]]:

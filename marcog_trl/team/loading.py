@@ -30,6 +30,7 @@ from marcog_trl.team.description import (
     USE_SAVED_TEAM,
     TeamDescription,
     agents_of,
+    saved_settings,
 )
 from marcog_trl.team.modules import TeamModule
 from marcog_trl.team.settings import TeamSettings
@@ -167,8 +168,14 @@ def settings_with(
             # It keeps the texts that it was trained with
             own["roles"] = {agent["name"]: agent["role"] for agent in saved.agents}
     if not isinstance(workflow, Workflow) and others:
-        overrides["roles"] = _roles(own, overrides)
-        own["endpoints"] = _of_agents(own, overrides, own.get("endpoints") or {}) or None
+        # Of the agents that remain, it keeps the saved ones
+        by_agent = {name: own[name] for name in ("roles", "endpoints") if own.get(name)}
+        if by_agent and "num_agents" in others:
+            agents = make_workflow(own["workflow"], num_agents=overrides["num_agents"]).agents
+            own |= {
+                name: {a.name: of[a.name] for a in agents if a.name in of} or None for name, of in by_agent.items()
+            }
+        overrides["roles"] = {**(own.get("roles") or {}), **(overrides.get("roles") or {})} or None
     return TeamSettings(**own | overrides), others
 
 
@@ -188,8 +195,7 @@ def _describe(
             f"{str(path)!r} was trained with the workflow {saved.workflow}, which is not in the folder. Pass it: "
             f"workflow={saved.workflow}(), or workflow='my_team.py:{saved.workflow}' (--workflow)."
         )
-    current = {name: getattr(settings, name, value) for name, value in saved.settings.items()}
-    current |= {name: getattr(settings, name) for name in ("num_agents", "roles") if name in others}
+    current = saved.settings | saved_settings(settings)
     described = dataclasses.replace(
         saved,
         base_model=base_model or saved.base_model,
@@ -243,20 +249,6 @@ def _trusted_workflow(path: Path, saved: TeamDescription, trust_remote_code: boo
             f"trust_remote_code=True (--trust_remote_code), or {own}."
         )
     return str(path / name)
-
-
-def _roles(saved: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, str] | None:
-    """Returns the role texts for changed agents: the saved ones of the agents that remain, updated with the given ones."""
-    kept = _of_agents(saved, overrides, saved.get("roles") or {})
-    return {**kept, **(overrides.get("roles") or {})} or None
-
-
-def _of_agents(saved: Mapping[str, Any], overrides: Mapping[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
-    """Returns the part of a mapping of saved agents that is about those that remain."""
-    if kept and overrides.get("num_agents") is not None:
-        agents = make_workflow(saved["workflow"], num_agents=overrides["num_agents"]).agents
-        kept = {agent.name: kept[agent.name] for agent in agents if agent.name in kept}
-    return kept
 
 
 def check_adapter(path: Path, saved: TeamDescription) -> None:

@@ -22,6 +22,8 @@ from marcog_trl.workflows.feedback import FEEDBACK_MODES
 from marcog_trl.workflows.from_file import names_file
 
 
+# Settings of the machine that runs a team, not of the team
+MACHINE_SETTINGS = {"num_workers", "execution_timeout", "execution_memory_mb", "isolation"}
 # Settings that only some workflows have, and what their constructors call them
 _OPTION_OF = {
     "feedback": "feedback",
