@@ -27,7 +27,7 @@ EXPORT_FILE = "export.json"
 CARD_FILE = "README.md"
 RESULTS_FILE = "results.json"
 _TEMPLATE = Path(__file__).with_name("card.md.jinja")
-_TRAINING = "\n## Training procedure\n"
+_TRAINING, _OF_TRAINER = "\n## Training procedure\n", "generated_from_trainer"  # in TRL's cards
 _TASK = "def add(a, b):  # the sum of a and b"  # the problem that the snippets solve
 _VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the values that --max-lora-rank takes
 
@@ -58,7 +58,7 @@ def write_card(
     if path.is_file():
         before = ModelCard(path.read_text(encoding="utf-8"))
         data, training = cast(ModelCardData, before.data), before.text.partition(_TRAINING)[2]
-    if not training or data.get("model_name") is None:  # PEFT's card may have this heading, too
+    if not training or _OF_TRAINER not in (data.get("tags") or ()):  # PEFT's card may have this heading, too
         if name is None:
             raise ValueError(
                 f"{str(path)!r} is not the card of a team of this version. Write one with trainer.create_model_card() or "
@@ -68,7 +68,7 @@ def write_card(
             base_model=team["base_model"],
             library_name="transformers" if team["settings"].get("full_finetuning") else "peft",
             model_name=name,
-            tags=["trl", "marcog-trl"],
+            tags=[_OF_TRAINER, "trl", "marcog-trl"],
         )
         training = f"\nThis model was trained with {team['trainer']}.\n"
     if settings:
@@ -79,7 +79,7 @@ def write_card(
         data,
         template_path=str(_TEMPLATE),
         **context,
-        title=repo_id.rpartition("/")[2] if repo_id else data.model_name,
+        title=repo_id.rpartition("/")[2] if repo_id else data.get("model_name") or path.absolute().parent.name,
         team=team,
         repo_id=repo_id,
         source=repo_id or ".",
