@@ -129,3 +129,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Returns the known name closest to an unknown one, or `""` if none is close."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
     return close[0] if close else ""
+
+
+def instead_of(name: str, known: Iterable[str]) -> str:
+    """Returns what to use instead of an unknown name: the closest known one, or all of them."""
+    known = list(known)
+    near = nearest(name, known)
+    return f"Did you mean {near}?" if near else f"Use one of {', '.join(known)}."

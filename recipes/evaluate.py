@@ -9,12 +9,8 @@ Several processes share the problems and give the same figures as one. `--help` 
 
 import sys
 
-from marcog_trl.cli.main import main as run
-
-
-def main():
-    run(["evaluate", *sys.argv[1:]])
+from marcog_trl.cli.main import main
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(["evaluate", *sys.argv[1:]]))

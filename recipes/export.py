@@ -9,12 +9,8 @@ script:
 
 import sys
 
-from marcog_trl.cli.main import main as run
-
-
-def main():
-    run(["export", *sys.argv[1:]])
+from marcog_trl.cli.main import main
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(["export", *sys.argv[1:]]))

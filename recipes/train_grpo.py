@@ -12,19 +12,10 @@ Qwen2.5-Coder on HumanEval:
 It is MultiAgentGRPO with `workflow="single"`, `advantage="mean"` and, unless another is given, `scale_rewards="group"`.
 """
 
-from pathlib import Path
+import sys
 
-from marcog_trl.cli.recipe import TrainingRecipe
+from marcog_trl.cli.main import main
 
-
-RECIPE = TrainingRecipe(
-    "MultiAgentGRPOTrainer",
-    default_config=Path(__file__).parent / "configs" / "builtin.yaml",
-    sections=("grpo",),
-    defaults={"scale_rewards": "group"},
-    fixed={"workflow": "single", "advantage": "mean"},
-    elsewhere="train_magrpo.py",
-)
 
 if __name__ == "__main__":
-    RECIPE.run()
+    sys.exit(main(["train", "grpo", *sys.argv[1:]]))

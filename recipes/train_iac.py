@@ -9,19 +9,10 @@ It is MultiAgentPPO with `critic="agent"`, `gamma=1`, `lam=1`, `lam_turn=0` and 
 `--workflow single`, or the settings of a section `ac`, it is a single-agent actor-critic.
 """
 
-from pathlib import Path
+import sys
 
-from marcog_trl.cli.recipe import TEAM, TrainingRecipe
+from marcog_trl.cli.main import main
 
-
-RECIPE = TrainingRecipe(
-    "MultiAgentPPOTrainer",
-    default_config=Path(__file__).parent / "configs" / "builtin.yaml",
-    sections=("iac", "ac", "ippo"),
-    defaults=TEAM,
-    fixed={"critic": "agent", "gamma": 1, "lam": 1, "lam_turn": 0, "num_iterations": 1},
-    elsewhere="train_ppo.py",
-)
 
 if __name__ == "__main__":
-    RECIPE.run()
+    sys.exit(main(["train", "iac", *sys.argv[1:]]))

@@ -8,19 +8,10 @@ The embedded default, without network or GPU:
 It is MultiAgentPPO with `critic="team"`, `gamma=1`, `lam=1`, `lam_turn=0` and `num_iterations=1`.
 """
 
-from pathlib import Path
+import sys
 
-from marcog_trl.cli.recipe import TEAM, TrainingRecipe
+from marcog_trl.cli.main import main
 
-
-RECIPE = TrainingRecipe(
-    "MultiAgentPPOTrainer",
-    default_config=Path(__file__).parent / "configs" / "builtin.yaml",
-    sections=("maac", "mappo"),
-    defaults=TEAM,
-    fixed={"critic": "team", "gamma": 1, "lam": 1, "lam_turn": 0, "num_iterations": 1},
-    elsewhere="train_ppo.py",
-)
 
 if __name__ == "__main__":
-    RECIPE.run()
+    sys.exit(main(["train", "maac", *sys.argv[1:]]))

@@ -10,19 +10,10 @@ Three rounds of a Qwen2.5-Coder team on HumanEval:
     accelerate launch --config_file recipes/zero2.yaml recipes/train_madpo.py --config recipes/configs/humaneval.yaml --num_rounds 3
 """
 
-from pathlib import Path
+import sys
 
-from marcog_trl.cli.recipe import TEAM, TrainingRecipe
+from marcog_trl.cli.main import main
 
-
-RECIPE = TrainingRecipe(
-    "MADPOTrainer",
-    default_config=Path(__file__).parent / "configs" / "builtin-madpo.yaml",
-    sections=("madpo", "madpo_iter"),
-    defaults=TEAM,
-    module="rounds",
-    config_name="IterativeMADPOConfig",
-)
 
 if __name__ == "__main__":
-    RECIPE.run()
+    sys.exit(main(["train", "madpo", *sys.argv[1:]]))

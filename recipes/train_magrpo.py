@@ -11,17 +11,10 @@ A Qwen2.5-Coder team on CoopHumanEval, in two turns:
         --override magrpo.num_turns=2 magrpo.turn_gradient_weights=[1.5,0.5]
 """
 
-from pathlib import Path
+import sys
 
-from marcog_trl.cli.recipe import TEAM, TrainingRecipe
+from marcog_trl.cli.main import main
 
-
-RECIPE = TrainingRecipe(
-    "MultiAgentGRPOTrainer",
-    default_config=Path(__file__).parent / "configs" / "builtin.yaml",
-    sections=("magrpo", "marloo", "maremax", "mareinforce"),
-    defaults=TEAM,
-)
 
 if __name__ == "__main__":
-    RECIPE.run()
+    sys.exit(main(["train", "magrpo", *sys.argv[1:]]))

@@ -12,19 +12,10 @@ Three rounds of a Qwen2.5-Coder team on HumanEval:
 The true reward (`reward`) makes the pairs, and is logged beside the reward model with weight 0.
 """
 
-from pathlib import Path
+import sys
 
-from marcog_trl.cli.recipe import TEAM, TrainingRecipe
+from marcog_trl.cli.main import main
 
-
-RECIPE = TrainingRecipe(
-    "MultiAgentGRPOTrainer",
-    default_config=Path(__file__).parent / "configs" / "builtin-marlhf.yaml",
-    sections=("marlhf", "marlhf_iter"),
-    defaults={**TEAM, "write_report": True},
-    module="rounds",
-    config_name="IterativeMARLHFConfig",
-)
 
 if __name__ == "__main__":
-    RECIPE.run()
+    sys.exit(main(["train", "marlhf", *sys.argv[1:]]))

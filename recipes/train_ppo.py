@@ -10,17 +10,10 @@ A Qwen2.5-Coder team on HumanEval:
     accelerate launch --config_file recipes/zero2.yaml recipes/train_ppo.py --config recipes/configs/qwen2.5-coder-1.5b.yaml
 """
 
-from pathlib import Path
+import sys
 
-from marcog_trl.cli.recipe import TEAM, TrainingRecipe
+from marcog_trl.cli.main import main
 
-
-RECIPE = TrainingRecipe(
-    "MultiAgentPPOTrainer",
-    default_config=Path(__file__).parent / "configs" / "builtin.yaml",
-    sections=("ppo",),
-    defaults=TEAM,
-)
 
 if __name__ == "__main__":
-    RECIPE.run()
+    sys.exit(main(["train", "ppo", *sys.argv[1:]]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,11 @@ import yaml
 from datasets import Dataset
 
 from marcog_trl.checks import COUNT, NOT_NEGATIVE, check_choice, check_numbers
+from marcog_trl.cli.other_projects import nearest_setting
+from marcog_trl.evaluation.baselines import untrained_team
 from marcog_trl.problems import load_problems
+from marcog_trl.team.base_models import check_model
+from marcog_trl.team.settings import TeamSettings
 from marcog_trl.team.team import Team
 
 
@@ -189,14 +193,90 @@ class SavedTeamArguments:
         given |= {"workflow": self.workflow, "isolation": self.isolation}
         return {name: value for name, value in given.items() if value is not None}
 
-    def load_team(self, load: Callable[..., Team] = Team.from_pretrained, **settings: Any) -> Team:
-        """The team, with the given settings beside those of the flags."""
+    def load_team(self, load: Callable[..., Team] = Team.from_pretrained) -> Team:
+        """The team that the flags name, with their settings."""
         return load(
             str(self.adapter),
             base_model=self.base_model,
             trust_remote_code=self.trust_remote_code,
-            **{**self.team_settings(), **settings},
+            **self.team_settings(),
         )
+
+
+@dataclass(kw_only=True)
+class PlayingTeamArguments(SavedTeamArguments):
+    """
+    Arguments of commands that play with a saved team, or with an untrained model.
+
+    Args:
+        model_name_or_path (`str`, *optional*):
+            A model, in place of a saved team.
+        override (`list[str]`, *optional*):
+            Other settings of the team, such as `temperature=0.2 max_completion_length=512`.
+    """
+
+    model_name_or_path: str | None = field(default=None, metadata={"help": "A model, in place of a saved team."})
+    override: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Other settings of the team, such as temperature=0.2 max_completion_length=512."},
+    )
+
+    def __post_init__(self):
+        if self.adapter is None and self.model_name_or_path is None:
+            raise ValueError("There is no team. Set --team outputs/quickstart, for example, or --model_name_or_path.")
+        if self.adapter is not None and self.model_name_or_path is not None:
+            raise ValueError("--team and --model_name_or_path exclude each other. Use one of them.")
+
+    def team_settings(self) -> dict[str, Any]:
+        """The settings that replace those of the team, and `model_init_kwargs` if they are given."""
+        settings, others = super().team_settings(), dict(map(parse_override, self.override))
+        known = [f.name for f in fields(TeamSettings)] + ["model_init_kwargs"]
+        for name in others:
+            if name not in known:
+                near = nearest_setting(name, known)
+                raise ValueError(f"--override has an unknown key {name!r}." + (near and f" Did you mean {near}?"))
+            if name in settings and name != "isolation":
+                raise ValueError(f"--override has {name}, which another flag sets, too. Use one of them.")
+        return settings | others
+
+    def load_team(self, load: Callable[..., Team] = Team.from_pretrained) -> Team:
+        if self.model_name_or_path is None:
+            return super().load_team(load)
+        settings = self.team_settings()
+        loading = settings.pop("model_init_kwargs", None)
+        check_model("model_name_or_path", self.model_name_or_path)
+        return untrained_team(self.model_name_or_path, TeamSettings(**settings), model_init_kwargs=loading)
+
+
+def parse_override(argument: str) -> tuple[str, Any]:
+    """
+    Parses an argument of `--override`.
+
+    Args:
+        argument (`str`): `key=value`, with the value in YAML: `1`, `[1.5,0.5]`, `null`. `None` also means null.
+
+    Returns:
+        `tuple[str, Any]`: Key and value.
+
+    Raises:
+        ValueError: If there is no `=`, or a list is not valid YAML.
+    """
+    name, separator, text = argument.partition("=")
+    if not separator:
+        raise ValueError(f"--override {argument} has no '='. Write --override num_turns=2, for example.")
+    structured = text.lstrip().startswith(("[", "{"))
+    try:
+        value = None if text == "None" else yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        if structured:
+            raise ValueError(
+                f"--override {argument} is not a valid YAML list. Write {name}=[1.5,0.5], for example."
+            ) from error
+        return name, text
+    # YAML would turn `no` into False, and text that looks like a date or has a colon into other types
+    if isinstance(value, bool):
+        return name, value if text.lower() in ("true", "false") else text
+    return name, value if structured or isinstance(value, str | int | float | None) else text
 
 
 _AGENTS = "Write [{name: helper, role: Write aux.}, {name: main, role: Write the function.}], for example."

@@ -17,7 +17,10 @@ from typing import Any
 _PACKAGE = str(Path(__file__).parents[1])
 # Old names of transformers that TRL sets and calls, and that PEFT reads from every model: users can do nothing about them
 _OLD_NAMES = re.compile(r"`(is_)?gradient_checkpointing\w*` is deprecated")
-INTERRUPTED = 130  # exit status of a program that Ctrl-C ended
+MISTAKEN = (
+    2  # exit status of a command that could not do what it was asked; 1 where it did, and the result is negative
+)
+INTERRUPTED = 130  # of a program that Ctrl-C ended
 
 
 class RunStatus:
@@ -76,18 +79,16 @@ def _interrupt_once(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def one_line(*errors: type[Exception]) -> Iterator[None]:
-    """Ends the program with one line at these errors."""
+    """Ends the program with one line at these errors, which has their messages and notes. The exit status is 2."""
     try:
         yield
     except errors as error:
-        print(file=sys.stderr)  # below a progress bar that may be there
-        sys.exit(error_line(error))
-
-
-def error_line(error: Exception, where: str = "") -> str:
-    """An error's message and its notes in one line."""
-    message = " ".join([str(error), *getattr(error, "__notes__", ())])
-    return f"error: {where}{' '.join(message.split())}"
+        message = " ".join([str(error), *getattr(error, "__notes__", ())])
+        line = f"error: {' '.join(message.split())}"
+        print(line, file=sys.stderr)
+        end = SystemExit(line)  # for callers in Python; the interpreter prints no message beside a number
+        end.code = MISTAKEN
+        raise end from error
 
 
 def is_main() -> bool:

@@ -33,40 +33,34 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from marcog_trl.checks import Range, check_number
-from marcog_trl.cli.arguments import SavedTeamArguments, column_names
-from marcog_trl.cli.console import interrupts, one_line
-from marcog_trl.cli.other_projects import nearest_setting
-from marcog_trl.cli.parsing import Parser, parse_override
+from marcog_trl.cli.arguments import PlayingTeamArguments, column_names
+from marcog_trl.cli.console import RunStatus, one_line
+from marcog_trl.cli.parsing import Parser
 from marcog_trl.cli.progress import hide_bars_of_libraries
 from marcog_trl.endpoints import EndpointError
-from marcog_trl.evaluation.baselines import single_agent, untrained_team
+from marcog_trl.evaluation.baselines import single_agent
 from marcog_trl.evaluation.evaluate import check_evaluation, evaluate_team
 from marcog_trl.problems import load_problems
 from marcog_trl.processes import this_process
 from marcog_trl.report.console import print_evaluation
 from marcog_trl.team.agent_contexts import without_adapter
-from marcog_trl.team.base_models import check_model
-from marcog_trl.team.settings import TeamSettings
 from marcog_trl.team.team import Team
 from marcog_trl.trainers.reward_functions import named_reward
 
 
 @dataclass(kw_only=True)
-class EvaluationArguments(SavedTeamArguments):
+class EvaluationArguments(PlayingTeamArguments):
     """Arguments of `marcog-trl evaluate`; see its `--help`."""
 
     untrained: bool = field(default=False, metadata={"help": "Whether the team is measured without its adapter."})
     single_agent: bool = field(
         default=False,
         metadata={"help": "Whether the base model is measured as one agent with the team's budget of tokens."},
-    )
-    model_name_or_path: str | None = field(
-        default=None, metadata={"help": "A model to measure instead of a saved team."}
     )
     dataset_name: str = field(default="builtin", metadata={"help": "Problem set, Hub id, or path."})
     dataset_test_split: str = field(default="test", metadata={"help": "Split of the problems."})
@@ -90,10 +84,6 @@ class EvaluationArguments(SavedTeamArguments):
     )
     seed: int = field(default=0, metadata={"help": "Seed of the samples."})
     batch_size: int = field(default=128, metadata={"help": "Number of episodes per process that are played at once."})
-    override: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Other settings of the team, such as temperature=0.2 max_completion_length=512."},
-    )
     output: str | None = field(
         default=None,
         metadata={
@@ -105,48 +95,25 @@ class EvaluationArguments(SavedTeamArguments):
     )
 
     def __post_init__(self):
+        super().__post_init__()
         check_evaluation(self.num_samples, self.batch_size, self.k, self.sampling, self.output)
         check_number("seed", self.seed, Range(0, 2**32 - 1), whole=True, default=0)
         column_names(self.dataset_columns)
         for name in self.reward or ():
             named_reward(name)
-        if self.adapter is None and self.model_name_or_path is None:
-            raise ValueError(
-                "There is nothing to evaluate. Set --adapter outputs/quickstart, or --model_name_or_path."
-            )
-        if self.adapter is not None and self.model_name_or_path is not None:
-            raise ValueError("--adapter and --model_name_or_path exclude each other. Use one of them.")
         if self.untrained and self.single_agent:
             raise ValueError(
                 "--untrained and --single_agent exclude each other: a single agent is untrained. Use one of them."
             )
 
 
-def _settings(args: EvaluationArguments) -> dict[str, Any]:
-    """Settings of the team that replace the saved ones."""
-    settings, others = args.team_settings(), dict(map(parse_override, args.override))
-    known = [f.name for f in fields(TeamSettings)] + ["model_init_kwargs"]
-    for name in others:
-        if name not in known:
-            near = nearest_setting(name, known)
-            raise ValueError(f"--override has an unknown key {name!r}." + (near and f" Did you mean {near}?"))
-        if name in settings and name != "isolation":
-            raise ValueError(f"--override has {name}, which another flag sets, too. Use one of them.")
-    return settings | others
-
-
 def _load(args: EvaluationArguments) -> tuple[Team, str]:
     """The team, and what it is."""
-    settings = _settings(args)
     if args.model_name_or_path is not None:
-        loading = settings.pop("model_init_kwargs", None)
-        check_model("model_name_or_path", args.model_name_or_path)
-        return untrained_team(
-            args.model_name_or_path, TeamSettings(**settings), model_init_kwargs=loading
-        ), "untrained model"
+        return args.load_team(), "untrained model"
     if args.single_agent:
-        return args.load_team(single_agent, **settings), "untrained single agent, budget of the team"
-    team = args.load_team(**settings)
+        return args.load_team(single_agent), "untrained single agent, budget of the team"
+    team = args.load_team()
     if args.untrained and team.description.full_finetuning:
         raise ValueError(
             f"--untrained leaves out a team's adapter, but {args.adapter!r} has all weights of its model. Measure the untrained "
@@ -185,12 +152,13 @@ def _kept_by(output: str | None) -> str:
     return f"{done} problems are kept in {partial}. The same command continues from there."
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str], status: RunStatus) -> int:
     """
     Runs `marcog-trl evaluate`: measures what the flags name, and prints the figures.
 
     Args:
         argv (`list[str]`): The flags.
+        status ([`RunStatus`]): Told what an interruption leaves behind.
 
     Returns:
         `int`: The exit status, 0.
@@ -199,7 +167,7 @@ def main(argv: Sequence[str]) -> int:
         SystemExit: With one line, if anything in the command line, the data or the model is wrong.
     """
     hide_bars_of_libraries()
-    with interrupts() as status, one_line(ValueError, OSError, EndpointError):
+    with one_line(ValueError, OSError, EndpointError):
         (args,) = Parser(EvaluationArguments, prog="marcog-trl evaluate", description=__doc__).parse(argv)
         status.now = lambda: _kept_by(args.output)
         with redirect_stdout(sys.stderr):  # libraries print there too

@@ -25,7 +25,7 @@ from typing import Any
 
 from marcog_trl.checks import COUNT, check_number
 from marcog_trl.cli.arguments import SavedTeamArguments, column_names
-from marcog_trl.cli.console import interrupts, one_line
+from marcog_trl.cli.console import RunStatus, one_line
 from marcog_trl.cli.parsing import Parser
 from marcog_trl.cli.progress import hide_bars_of_libraries
 from marcog_trl.endpoints import EndpointError
@@ -82,12 +82,13 @@ def _export(args: ExportArguments) -> tuple[dict[str, Any], bool]:
     return report | {agent: {} for agent in team.outside}, this_process().is_main_process
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str], status: RunStatus) -> int:
     """
     Runs `marcog-trl export`: writes and pushes what the flags name, and prints what was written.
 
     Args:
         argv (`list[str]`): The flags.
+        status ([`RunStatus`]): Told what an interruption leaves behind.
 
     Returns:
         `int`: The exit status, 0.
@@ -97,7 +98,7 @@ def main(argv: Sequence[str]) -> int:
     """
     writes = True
     hide_bars_of_libraries()
-    with interrupts() as status, one_line(ValueError, OSError, EndpointError, PushError):
+    with one_line(ValueError, OSError, EndpointError, PushError):
         (args,) = Parser(ExportArguments, prog="marcog-trl export", description=__doc__).parse(argv)
         if args.adapter is not None:
             with redirect_stdout(sys.stderr):  # libraries print there too

@@ -10,13 +10,14 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from marcog_trl.checks import nearest
-from marcog_trl.cli.console import interrupts, warnings_once
+from marcog_trl.checks import instead_of
+from marcog_trl.cli.console import interrupts, one_line, warnings_once
 
 
-# Command -> the module whose `main(argv)` runs it, and what it does
+# Command -> the module whose `main(argv, status)` runs it, and what it does
 COMMANDS = {
-    "solve": ("marcog_trl.cli.solve", "solve a problem with a saved team"),
+    "train": ("marcog_trl.cli.recipe", "train a team"),
+    "solve": ("marcog_trl.cli.solve", "solve a problem with a saved team, or with any model"),
     "evaluate": ("marcog_trl.cli.evaluate", "measure a saved team, its base model, or any model on problems"),
     "export": ("marcog_trl.cli.export", "write the agents of a saved team as ordinary adapters, and push them"),
     "plan": ("marcog_trl.cli.plan", "compute what a training run needs, without weights"),
@@ -35,18 +36,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         `int`: The exit status.
 
     Raises:
-        SystemExit: With one line, if the command or its flags are wrong.
+        SystemExit: With status 2 after one line, if the command or its flags are wrong.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     if argv[:1] in (["--help"], ["-h"]):
         print(_USAGE.format(commands="\n".join(f"  {name:10}{what}" for name, (_, what) in COMMANDS.items())))
         return 0
-    if not argv:
-        sys.exit(f"error: no command is given. Use one of {', '.join(COMMANDS)}, or --help.")
-    if argv[0] not in COMMANDS:
-        near = nearest(argv[0], COMMANDS)
-        sys.exit(
-            f"error: unknown command {argv[0]}. " + (f"Did you mean {near}?" if near else "See marcog-trl --help.")
-        )
-    with warnings_once(), interrupts():
-        return importlib.import_module(COMMANDS[argv[0]][0]).main(argv[1:])
+    with warnings_once(), interrupts() as status:
+        with one_line(ValueError):
+            if not argv:
+                raise ValueError(f"no command is given. Use one of {', '.join(COMMANDS)}, or --help.")
+            if argv[0] not in COMMANDS:
+                raise ValueError(f"unknown command {argv[0]}. {instead_of(argv[0], COMMANDS)}")
+        return importlib.import_module(COMMANDS[argv[0]][0]).main(argv[1:], status)

@@ -12,20 +12,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from marcog_trl.checks import nearest
+from marcog_trl.cli.recipe import RECIPES
 
 
-# Section of an algorithm -> the recipe that reads it
-RECIPES = {
-    "grpo": "train_grpo.py",
-    **dict.fromkeys(("magrpo", "marloo", "maremax", "mareinforce"), "train_magrpo.py"),
-    **dict.fromkeys(("ac", "iac", "ippo"), "train_iac.py"),
-    **dict.fromkeys(("maac", "mappo"), "train_maac.py"),
-    "ppo": "train_ppo.py",
-    "shppo": "train_shppo.py",
-    **dict.fromkeys(("madpo", "madpo_iter"), "train_madpo.py"),
-    **dict.fromkeys(("marlhf", "marlhf_iter"), "train_marlhf.py"),
-    "trainer": "every recipe",
-}
+# Section of an algorithm -> the recipe that it is for
+SECTIONS = {section: name for name, recipe in RECIPES.items() for section in recipe.sections}
 # Section of an algorithm -> the settings that its name stands for
 IMPLIED = {
     "marloo": {"advantage": "rloo"},
@@ -246,7 +237,7 @@ TABLE: dict[str, dict[str, Entry]] = {
 _TABLES_OF = {
     **{name: (name,) for name in TABLE},
     "model": ("agent_model",),
-    **dict.fromkeys(RECIPES, ("comlrl", "algorithm")),
+    **dict.fromkeys(SECTIONS, ("comlrl", "algorithm")),
     **dict.fromkeys(("ppo", "shppo", "trainer"), ("algorithm",)),
     **dict.fromkeys(("madpo", "madpo_iter"), ("madpo", "preferences", "comlrl", "algorithm")),
     **dict.fromkeys(("marlhf", "marlhf_iter"), ("marlhf", "preferences", "comlrl", "algorithm")),
@@ -300,10 +291,10 @@ def flatten(content: Mapping[str, Any], sections: Collection[str], origin: str) 
             raise ValueError(
                 f"{name}={value!r}: {name!r} is a section, and needs keys. Write {name}.{example}=..., for example."
             )
-    others = {_split(name)[0] for name in flat} & RECIPES.keys() - set(sections) - {"trainer"}
+    others = {_split(name)[0] for name in flat} & SECTIONS.keys() - set(sections)
     if others and not {_split(name)[0] for name in flat} & set(sections):
         raise ValueError(
-            f"{origin} has the section {min(others)!r} of {RECIPES[min(others)]}, and none of this recipe, such as "
+            f"{origin} has the section {min(others)!r} of the recipe {SECTIONS[min(others)]}, and none of this recipe, such as "
             f"{next(iter(sections))!r}. Run that recipe, or rename the section."
         )
     flat = {name: value for name, value in flat.items() if _split(name)[0] not in others}

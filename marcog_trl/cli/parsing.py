@@ -8,7 +8,7 @@ import os
 import sys
 from argparse import SUPPRESS, Action, ArgumentDefaultsHelpFormatter, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Collection, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, NoReturn, cast, get_type_hints
 
@@ -17,25 +17,26 @@ from trl import ModelConfig, TrlParser
 
 import marcog_trl
 from marcog_trl.checks import COUNT, check_number
-from marcog_trl.cli.arguments import TeamArguments
+from marcog_trl.cli.arguments import TeamArguments, parse_override
 from marcog_trl.cli.console import log
 from marcog_trl.cli.other_projects import FLAGS, check_names, convert, field_of, flatten, merge, nearest_setting
-from marcog_trl.cli.recipe import TrainingRecipe
+from marcog_trl.cli.recipe import RECIPES, TrainingRecipe, config_file
 from marcog_trl.embedded import MODEL_NAME, ROLES, build_default_model
-from marcog_trl.preferences.rounds import IterativeMADPOConfig, IterativeMARLHFConfig
-from marcog_trl.trainers.config import MultiAgentConfig, MultiAgentGRPOConfig, MultiAgentPPOConfig, SHPPOConfig
+from marcog_trl.trainers.config import MultiAgentConfig
 from marcog_trl.workflows import make_workflow
+from marcog_trl.workflows.from_file import names_file
 
 
 # A file serves all recipes, so it may hold the fields of each of these
-RECIPE_OF: dict[type, str] = {
-    MultiAgentGRPOConfig: "train_magrpo.py",
-    MultiAgentPPOConfig: "train_ppo.py",
-    SHPPOConfig: "train_shppo.py",
-    IterativeMADPOConfig: "train_madpo.py",
-    IterativeMARLHFConfig: "train_marlhf.py",
-}
-_FAMILY = {f.name for cls in RECIPE_OF for f in fields(cls)}
+_CONFIG_OF: dict[str, type] = {name: getattr(marcog_trl, recipe.config) for name, recipe in RECIPES.items()}
+_FAMILY = {f.name for cls in _CONFIG_OF.values() for f in fields(cls)}
+# Flags of TRL and transformers that --help shows; --help-all shows the others, too
+_USUAL = frozenset(
+    "model_name_or_path dtype load_in_4bit lora_r lora_alpha output_dir learning_rate max_steps num_train_epochs "
+    "per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing num_generations max_completion_length "
+    "temperature beta num_iterations logging_steps report_to save_strategy save_steps resume_from_checkpoint eval_strategy "
+    "eval_steps seed bf16 use_cpu use_vllm push_to_hub".split()
+)
 _LENGTHS = {"num_train_epochs", "max_steps", "num_replies"}
 
 
@@ -107,42 +108,12 @@ class Parser(TrlParser):
         if not argument.startswith("--"):
             return ValueError(f"{argument!r} belongs to no flag. Write --flag value.")
         name = argument.removeprefix("--")
-        recipes = [recipe for cls, recipe in RECIPE_OF.items() if name in {f.name for f in fields(cls)}]
+        recipes = [recipe for recipe, cls in _CONFIG_OF.items() if name in {f.name for f in fields(cls)}]
         if recipes:
-            return ValueError(f"--{name} is a flag of {' and '.join(recipes)}, not of this recipe. Remove it.")
+            where = "train" if len(recipes) == len(_CONFIG_OF) else f"train {', '.join(recipes)}"
+            return ValueError(f"--{name} is a flag of {where}, not of this command. Remove it.")
         near = nearest_setting(name, (flag.removeprefix("--") for flag in self._option_string_actions))
         return ValueError(f"unknown flag --{name}." + (near and f" Did you mean --{near}?"))
-
-
-def parse_override(argument: str) -> tuple[str, Any]:
-    """
-    Parses an argument of `--override`.
-
-    Args:
-        argument (`str`): `key=value`, with the value in YAML: `1`, `[1.5,0.5]`, `null`. `None` also means null.
-
-    Returns:
-        `tuple[str, Any]`: Key and value.
-
-    Raises:
-        ValueError: If there is no `=`, or a list is not valid YAML.
-    """
-    name, separator, text = argument.partition("=")
-    if not separator:
-        raise ValueError(f"--override {argument} has no '='. Write --override num_turns=2, for example.")
-    structured = text.lstrip().startswith(("[", "{"))
-    try:
-        value = None if text == "None" else yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        if structured:
-            raise ValueError(
-                f"--override {argument} is not a valid YAML list. Write {name}=[1.5,0.5], for example."
-            ) from error
-        return name, text
-    # YAML would turn `no` into False, and text that looks like a date or has a colon into other types
-    if isinstance(value, bool):
-        return name, value if text.lower() in ("true", "false") else text
-    return name, value if structured or isinstance(value, str | int | float | None) else text
 
 
 def read_training_arguments(
@@ -174,8 +145,8 @@ def read_training_arguments(
     # A LoRA on all linear layers; with dropout, the ratio of the first update would differ from 1
     parser.set_defaults(use_peft=True, lora_target_modules=["all-linear"], lora_dropout=0.0)
     flags, path, overrides = _split_flags(sys.argv[1:] if argv is None else argv)
-    if {"-h", "--help"} & set(flags):
-        parser.parse(["--help"])
+    if {"-h", "--help", "--help-all"} & {*flags}:
+        _print_help(parser, recipe, "--help-all" in flags)
     settings, set_by_user = _read_settings(recipe, parser, flags, path, overrides)
     samples = settings.pop("samples_per_step", None)
     parser.set_defaults_with_config(**settings)
@@ -206,6 +177,25 @@ def read_training_arguments(
         **cast(dict, args.model_init_kwargs or {}),
     }
     return script, args, model
+
+
+def _print_help(parser: Parser, recipe: TrainingRecipe, everything: bool) -> NoReturn:
+    """Prints the flags of a recipe, all of them or ours and the usual ones of TRL, and ends the program."""
+    parser.prog = f"marcog-trl train {recipe.name}"
+    parser.usage, parser.description = "%(prog)s [flags]", f"Trains a team with {recipe.about}."
+    config = getattr(marcog_trl, recipe.config)
+    foreign = [
+        cls for cls in (*config.__mro__, ModelConfig) if is_dataclass(cls) and "marcog_trl" not in cls.__module__
+    ]
+    hidden = {f.name for cls in foreign for f in fields(cls)} - _USUAL
+    for action in parser._actions:
+        if action.dest in hidden and not everything:
+            action.help = SUPPRESS
+    parser.epilog = (
+        "" if everything else f"{len(hidden)} more flags are TRL's and transformers': --help-all shows them, too."
+    )
+    parser.print_help()
+    sys.exit()
 
 
 def _split_flags(argv: Sequence[str]) -> tuple[list[str], str | None, dict[str, Any]]:
@@ -240,8 +230,8 @@ def _read_settings(
     over = flatten(overrides, recipe.sections, "--override")
     check_names(over, known, "--override")
     by_user |= {field_of(name) for name in over}
-    if path is None and "model_name_or_path" not in by_user and recipe.default_config is not None:
-        path = str(recipe.default_config)
+    if path is None and "model_name_or_path" not in by_user:
+        path = recipe.default_config
     of_file = {} if path is None else _read_file(path, recipe)
     if by_user & _LENGTHS:
         of_file = {name: value for name, value in of_file.items() if field_of(name) not in _LENGTHS}
@@ -261,13 +251,27 @@ def _read_settings(
 
 def _read_file(path: str, recipe: TrainingRecipe) -> dict[str, Any]:
     origin = f"the file {path} of --config"
+    file = config_file(path)
     try:
-        content = yaml.safe_load(Path(path).read_text())
+        content = yaml.safe_load(file.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"{origin} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{origin} must hold keys and values, such as 'num_turns: 2'.")
-    return flatten(content, recipe.sections, origin)
+    flat = flatten(content, recipe.sections, origin)
+    return {
+        name: [_beside(file, entry) for entry in value]
+        if name == "reward" and isinstance(value, list)
+        else _beside(file, value)
+        for name, value in flat.items()
+    }
+
+
+def _beside(file: Path, value: Any) -> Any:
+    """A name such as `my_team.py:Debate` with the folder of the file that has it, if the Python file is there and not here."""
+    if not isinstance(value, str) or not names_file(value) or Path(value.rpartition(":")[0]).exists():
+        return value
+    return str(file.parent / value) if (file.parent / value.rpartition(":")[0]).is_file() else value
 
 
 def _check_model(model: ModelConfig) -> None:

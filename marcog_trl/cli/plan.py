@@ -26,24 +26,15 @@ from trl import get_peft_config, get_quantization_config
 
 import marcog_trl
 from marcog_trl.checks import COUNT, check_number
-from marcog_trl.cli.console import error_line
+from marcog_trl.cli.console import RunStatus, one_line
 from marcog_trl.cli.parsing import Parser, read_training_arguments
-from marcog_trl.cli.recipe import TEAM, TrainingRecipe
+from marcog_trl.cli.recipe import RECIPES
 from marcog_trl.rollout.prompts import measure_prompts, widest_stage
 from marcog_trl.team.base_models import check_model
 from marcog_trl.trainers.algorithm import PROBLEMS_TO_PLAY
 from marcog_trl.trainers.argument_checks import check_full_finetuning
 from marcog_trl.trainers.data import fit_batches
 from marcog_trl.trainers.plan import CUDA_CONTEXT, GIB, PROCESS, Machine, MemoryPlan, Setup
-
-
-RECIPES = {
-    "shppo": TrainingRecipe("SHPPOTrainer", None, ("shppo", "ppo"), TEAM),
-    "ppo": TrainingRecipe("MultiAgentPPOTrainer", None, ("ppo", "iac", "ac", "maac"), TEAM),
-    "magrpo": TrainingRecipe(
-        "MultiAgentGRPOTrainer", None, ("magrpo", "marloo", "maremax", "mareinforce", "grpo"), TEAM
-    ),
-}
 
 
 @dataclass(kw_only=True)
@@ -63,11 +54,11 @@ class PlanArguments:
             check_number("prompt_tokens", self.prompt_tokens, COUNT, whole=True, default=512)
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str], status: RunStatus) -> int:
     """
     Runs `marcog-trl plan` with these flags. Returns the exit status: 1 if the run does not fit.
     """
-    try:
+    with one_line(ValueError, ImportError, OSError):
         parser = Parser(PlanArguments, prog="marcog-trl plan", description=__doc__)
         options, *files, rest = parser.parse_args_into_dataclasses(list(argv), return_remaining_strings=True)
         for named in files:  # of --config, which is the recipe's
@@ -75,9 +66,6 @@ def main(argv: Sequence[str]) -> int:
         with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():  # libraries print there too
             warnings.simplefilter("ignore", FutureWarning)
             name, plan = make_plan(options, rest)
-    except (ValueError, ImportError, OSError) as error:
-        print(error_line(error), file=sys.stderr)
-        sys.exit(2)
     show(name, plan)
     return 1 if plan.fits is False else 0
 
@@ -89,7 +77,7 @@ def make_plan(options: PlanArguments, argv: list[str]) -> tuple[str, MemoryPlan]
     Raises:
         ValueError: If a flag is wrong, or the model's configuration, its tokenizer or the problems cannot be loaded.
     """
-    recipe = RECIPES[options.trainer]
+    recipe = replace(RECIPES[options.trainer], default_config=None)
     on_gpu = options.gpu_memory is not None or torch.accelerator.is_available()
     machine = Machine(options.gpu_memory, on_gpu, options.num_processes, options.zero_stage)
     if on_gpu:  # where TRL computes in bfloat16 unless told otherwise

@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from marcog_trl.cli.arguments import SavedTeamArguments
-from marcog_trl.cli.console import error_line
+from marcog_trl.cli.arguments import PlayingTeamArguments
+from marcog_trl.cli.console import RunStatus, one_line
 from marcog_trl.cli.parsing import Parser
 from marcog_trl.cli.progress import hide_bars_of_libraries
 from marcog_trl.endpoints import EndpointError
@@ -79,7 +79,7 @@ def _parse_python(source: str, what: str, instead: str) -> list[ast.stmt]:
 
 
 @dataclass(kw_only=True)
-class SolveArguments(SavedTeamArguments):
+class SolveArguments(PlayingTeamArguments):
     """Arguments of `marcog-trl solve`; see its `--help`."""
 
     problem: str = field(metadata={"help": "Python file with the function to write."})
@@ -89,15 +89,10 @@ class SolveArguments(SavedTeamArguments):
         default=False, metadata={"help": "Whether to print every agent's replies to standard error."}
     )
 
-    def __post_init__(self):
-        if self.adapter is None:
-            raise ValueError("There is no team. Set --team outputs/quickstart, for example.")
-
 
 def solve(args: SolveArguments) -> Answer:
     """Loads the team and solves the problem."""
     problem = read_problem(read_file(Path(args.problem)), read_file(Path(args.tests)) if args.tests else None)
-    hide_bars_of_libraries()
     team = args.load_team()
     answer = team.solve(problem, greedy=not args.sample)
     team.close()
@@ -125,13 +120,11 @@ def show(answer: Answer, messages: bool) -> int:
     return 0 if answer.verdict.status == "passed" else 1
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str], status: RunStatus) -> int:
     """Runs `marcog-trl solve` with these flags. Returns the exit status."""
-    try:
+    hide_bars_of_libraries()
+    with one_line(ValueError, OSError, EndpointError):
         (args,) = Parser(SolveArguments, prog="marcog-trl solve", description=__doc__).parse(argv)
         with contextlib.redirect_stdout(sys.stderr):  # libraries print there too
             answer = solve(args)
-    except (ValueError, OSError, EndpointError) as error:
-        print(error_line(error), file=sys.stderr)
-        sys.exit(2)
     return show(answer, args.messages)

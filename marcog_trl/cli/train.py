@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -18,7 +17,7 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 
 import marcog_trl
 from marcog_trl.cli.arguments import TeamArguments
-from marcog_trl.cli.console import RunStatus, begin, error_line, one_line
+from marcog_trl.cli.console import RunStatus, begin, one_line
 from marcog_trl.cli.next_steps import next_steps
 from marcog_trl.cli.parsing import read_training_arguments
 from marcog_trl.cli.progress import hide_bars_of_libraries, show
@@ -84,11 +83,13 @@ def train(
         SystemExit: With one line, if anything in the command line, the data, the model or the output folder is wrong.
     """
     status = status or RunStatus()
-    name, started = "", time.perf_counter()
+    started = time.perf_counter()
     recipe = replace(recipe, defaults={**DEFAULTS, **recipe.defaults})
     hide_bars_of_libraries()
     with ExitStack() as stack:
-        try:
+        with one_line(
+            ValueError, ImportError, OSError, PushError
+        ):  # ImportError: what a way of loading the model needs
             script, args, model = read_training_arguments(recipe, argv)
             set_max_steps(args, script.num_replies)
             train_dataset, test_dataset = script.load_splits()
@@ -98,10 +99,9 @@ def train(
             checkpoint = start_from(args, resume, script.overwrite_output_dir)
             check_run(script, args, model)
             metrics_file = MetricsFile(cast(str, args.output_dir))
-            name = str(model.model_name_or_path)
-            begin(f"Loading {name}")
+            begin(f"Loading {model.model_name_or_path}")
             trainer = (trainer_class or getattr(marcog_trl, recipe.trainer))(
-                model=name,
+                model=str(model.model_name_or_path),
                 reward_funcs=reward_funcs or [_reward(name, args) for name in script.reward],
                 args=args,
                 train_dataset=train_dataset,
@@ -114,10 +114,6 @@ def train(
             if checkpoint is not None:
                 check_resumable(f"resume_from_checkpoint={checkpoint!r}", Path(checkpoint), trainer.team.description)
             trainer.accelerator.print(f"Code execution: {trainer.executor.isolation}")
-        except (ValueError, ImportError, PushError) as error:  # ImportError: what a way of loading the model needs
-            sys.exit(error_line(error))
-        except OSError as error:  # a model that is not there, or no folder for the embedded one
-            sys.exit(error_line(error, name and f"while loading {name!r}: "))
         with one_line(EndpointError, PushError):
             _run(_Run(script, trainer, test_dataset, checkpoint, started), status)
 

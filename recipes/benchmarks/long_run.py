@@ -16,11 +16,11 @@ from pathlib import Path
 
 import torch
 from common import make_parser
-from train_shppo import RECIPE
 from transformers import PrinterCallback, TrainerCallback
 
 from marcog_trl import SHPPOTrainer
 from marcog_trl.cli.parsing import read_training_arguments
+from marcog_trl.cli.recipe import RECIPES
 
 
 warnings.filterwarnings("ignore", category=FutureWarning)
@@ -88,7 +88,7 @@ class Watch(TrainerCallback):
 def main():
     options = make_parser(__doc__, steps=500, every=50).parse_args()
     argv = ["--max_steps", str(options.steps), "--output_dir", tempfile.mkdtemp(), "--disable_tqdm", "true"]
-    script, args, model = read_training_arguments(RECIPE, argv)
+    script, args, model = read_training_arguments(RECIPES["shppo"], argv)
     train_dataset, _ = script.load_splits()
     trainer = SHPPOTrainer(model.model_name_or_path, script.reward, args, train_dataset)
     watch = Watch(options.every)

@@ -230,15 +230,14 @@ def measure_steps(kind, num_agents, options):
 
 def measure_execution(options):
     """Steps of recipes/train_shppo.py's team."""
-    from train_shppo import RECIPE
-
     from marcog_trl import SHPPOTrainer
     from marcog_trl.cli.parsing import read_training_arguments
+    from marcog_trl.cli.recipe import RECIPES
 
     with tempfile.TemporaryDirectory() as folder:
         argv = ["--max_steps", str(10 * options.steps + 1), "--output_dir", folder, "--report_to", "none"]
         argv += ["--disable_tqdm", "true", "--eval_strategy", "no", "--save_strategy", "no"]
-        script_args, args, model = read_training_arguments(RECIPE, argv)
+        script_args, args, model = read_training_arguments(RECIPES["shppo"], argv)
         dataset, _ = script_args.load_splits()
         trainer = SHPPOTrainer(model.model_name_or_path, script_args.reward, args, dataset)
         clock = Clock(trainer)
@@ -249,18 +248,18 @@ def measure_execution(options):
 
 def measure_config(all_rows, options):
     """Steps of recipes/train_magrpo.py with a file."""
-    from train_magrpo import RECIPE
     from trl import get_peft_config
 
     from marcog_trl import MultiAgentGRPOTrainer
     from marcog_trl.cli.parsing import read_training_arguments
+    from marcog_trl.cli.recipe import RECIPES
 
     with tempfile.TemporaryDirectory() as folder:
         argv = ["--config", options.config, "--max_steps", str(max(1, options.steps)), "--output_dir", folder]
         argv += ["--report_to", "none", "--disable_tqdm", "true", "--eval_strategy", "no", "--save_strategy", "no"]
         argv += ["--logging_steps", "1", "--use_cpu", str(options.cpu)]
         argv += ["--model_name_or_path", options.model] if options.model else []
-        script_args, args, model = read_training_arguments(RECIPE, argv)
+        script_args, args, model = read_training_arguments(RECIPES["magrpo"], argv)
         dataset, _ = script_args.load_splits()
         trainer = MultiAgentGRPOTrainer(
             model.model_name_or_path, script_args.reward, args, dataset, peft_config=get_peft_config(model)

@@ -7,8 +7,7 @@ import sys
 import pytest
 
 from marcog_trl.cli.main import COMMANDS, main
-from marcog_trl.cli.parsing import read_training_arguments
-from marcog_trl.cli.recipe import TrainingRecipe
+from marcog_trl.cli.recipe import RECIPES
 
 
 def test_help_lists_the_commands(capsys):
@@ -18,7 +17,7 @@ def test_help_lists_the_commands(capsys):
         assert f"{name} " in printed and what in printed
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", sorted(COMMANDS.keys() - {"train"}))
 def test_the_help_of_a_command_has_an_example(name, capsys):
     with pytest.raises(SystemExit) as ended:
         main([name, "--help"])
@@ -30,33 +29,42 @@ def test_the_help_of_a_command_has_an_example(name, capsys):
     assert flags <= set(printed[printed.index("options:") :].replace(",", " ").split())
 
 
-def test_the_help_of_a_recipe_has_every_flag(capsys):
-    recipe = TrainingRecipe("MultiAgentPPOTrainer", None)
-    with pytest.raises(SystemExit) as ended:
-        read_training_arguments(recipe, ["--help"])
+def test_the_help_of_training(capsys):
+    """It lists the recipes. That of a recipe has our flags and the usual ones of TRL, or all of them."""
+    assert main(["train", "--help"]) == 0
     printed = capsys.readouterr().out
-    assert ended.value.code == 0
-    assert all(flag in printed for flag in ("--config FILE", "--override", "--num_replies", "--gamma", "--lora_r"))
+    assert all(f"  {name} " in printed for name in RECIPES) and "  qwen2.5-coder-1.5b\n" in printed
+    helps = []
+    for flag in ("--help", "--help-all"):
+        with pytest.raises(SystemExit) as ended:
+            main(["train", "ppo", flag])
+        assert ended.value.code == 0
+        helps.append(capsys.readouterr().out)
+    usual = ("--config FILE", "--override", "--num_replies", "--num_turns", "--critic", "--lora_r", "--learning_rate")
+    assert all(flag in text for flag in usual for text in helps)
+    assert "--adam_beta2" not in helps[0] and "--help-all" in helps[0] and "--adam_beta2" in helps[1]
+    assert len(helps[0].splitlines()) < 0.4 * len(helps[1].splitlines())
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "error: no command is given. Use one of solve, evaluate, export"),
+        ([], "error: no command is given. Use one of train, solve, evaluate, export"),
         (["sovle", "--team", "x"], "error: unknown command sovle. Did you mean solve?"),
-        (["--team", "x"], "error: unknown command --team. See marcog-trl --help."),
+        (["train", "sppo", "--seed", "1"], "error: unknown recipe sppo. Did you mean shppo?"),
+        (["--team", "x"], "error: unknown command --team. Use one of train, solve"),
     ],
 )
 def test_mistakes_are_one_line(argv, message):
     with pytest.raises(SystemExit) as ended:
         main(argv)
-    assert str(ended.value.code).startswith(message) and "\n" not in ended.value.code
+    assert ended.value.code == 2 and str(ended.value).startswith(message) and "\n" not in str(ended.value)
 
 
 def test_the_module_passes_on_flags_and_exit_code(monkeypatch):
     """A solution that fails its tests ends with 1."""
     given = []
-    monkeypatch.setattr("marcog_trl.cli.solve.main", lambda argv: given.append(argv) or 1)
+    monkeypatch.setattr("marcog_trl.cli.solve.main", lambda argv, status: given.append(argv) or 1)
     monkeypatch.setattr(sys, "argv", ["marcog_trl", "solve", "--team", "x"])
     with pytest.raises(SystemExit) as ended:
         runpy.run_module("marcog_trl", run_name="__main__")
@@ -64,7 +72,7 @@ def test_the_module_passes_on_flags_and_exit_code(monkeypatch):
 
 
 def test_ctrl_c_is_one_line(monkeypatch, capsys):
-    def interrupted(argv):
+    def interrupted(argv, status):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(importlib.import_module("marcog_trl.cli.export"), "main", interrupted)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from marcog_trl.cli.plan import main
+from marcog_trl.cli.main import main
 
 
 CONFIGS = Path(__file__).parents[2] / "recipes" / "configs"
@@ -26,7 +26,7 @@ def shape(tmp_path):
 
 def small(shape, *flags):
     """The 1.5B model's file with a small model."""
-    return ["--config", str(CONFIGS / "qwen2.5-coder-1.5b.yaml"), "--model_name_or_path", shape, *flags]
+    return ["plan", "--config", str(CONFIGS / "qwen2.5-coder-1.5b.yaml"), "--model_name_or_path", shape, *flags]
 
 
 def test_from_a_configuration_alone(shape, capsys):
@@ -55,7 +55,7 @@ def test_what_to_change(shape, capsys):
 
 def test_prompts_of_the_data(tiny_model, capsys):
     flags = ["--model_name_or_path", tiny_model, "--reward", "collaboration_reward", "--trainer", "magrpo"]
-    assert main([*flags, "--dataset_train_split", "train[:4]"]) == 0
+    assert main(["plan", *flags, "--dataset_train_split", "train[:4]"]) == 0
     printed = capsys.readouterr().out
     assert "100 M" not in printed and "critic" not in printed
     tokens = int(printed.split("at most ")[1].split(" tokens")[0].replace(",", ""))

@@ -1,11 +1,13 @@
 """What `train` of the recipes does before training."""
 
+from dataclasses import replace
+
 import pytest
 
 from marcog_trl import MultiAgentPPOConfig, MultiAgentPPOTrainer, load_problems
 from marcog_trl.cli import train as training
 from marcog_trl.cli.arguments import TeamArguments
-from marcog_trl.cli.recipe import TrainingRecipe
+from marcog_trl.cli.recipe import RECIPES
 from marcog_trl.cli.train import set_max_steps
 from marcog_trl.execution import isolation
 
@@ -16,7 +18,7 @@ class TestTrain:
         """`train(trainer class, *flags)`: a recipe of MultiAgentPPO with this trainer."""
         default = tmp_path / "default.yaml"
         default.write_text("model_name_or_path: builtin\nworkflow: pipeline\n")
-        recipe = TrainingRecipe("MultiAgentPPOTrainer", default)
+        recipe = replace(RECIPES["ppo"], default_config=str(default))
         flags = ["--dataset_train_split", "train[:2]", "--dataset_test_split", "test[:2]", "--report_to", "none"]
         flags += ["--output_dir", str(tmp_path / "out")]
         return lambda trainer_class, *argv: training.train(recipe, [*flags, *argv], trainer_class=trainer_class)

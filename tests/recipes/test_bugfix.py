@@ -1,6 +1,5 @@
 """Fixing bugs (`recipes/examples/bugfix`): its problems, what its agents read and earn, and a whole run on the command lines."""
 
-import importlib
 import json
 import runpy
 import sys
@@ -14,6 +13,7 @@ from players import Executor, last, play
 
 from marcog_trl import MultiAgentGRPOTrainer, SHPPOTrainer, load_problems, make_workflow
 from marcog_trl.cli.main import main
+from marcog_trl.cli.recipe import RECIPES
 from marcog_trl.cli.train import train
 from marcog_trl.execution import CodeExecutor, Job, TestResult, Verdict
 from marcog_trl.problems import solution_job
@@ -354,7 +354,7 @@ def test_from_training_to_solving(tiny_model, tmp_path, data, monkeypatch, capfd
     monkeypatch.syspath_prepend(ROOT / "recipes")
     few = ["--dataset_name", data, "--dataset_test_split", "test[:1]", "--isolation", "best_effort"]
     train(
-        importlib.import_module("train_magrpo").RECIPE,
+        RECIPES["magrpo"],
         [
             *few, "--num_test_samples", "1", "--workflow", WORKFLOW, "--reward", REWARD, "--dataset_train_split", "train[:2]", "--output_dir", "team",
             "--model_name_or_path", tiny_model, "--report_to", "none", "--per_device_train_batch_size", "2", "--num_generations",

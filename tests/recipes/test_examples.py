@@ -1,6 +1,5 @@
 """The workflows in `recipes/examples`: what they ask, which solution they choose, and whole runs on every command line."""
 
-import importlib
 import json
 import shutil
 from pathlib import Path
@@ -12,6 +11,7 @@ from tool_model import call, recite_texts
 
 from marcog_trl import MultiAgentGRPOTrainer, load_problems, make_workflow
 from marcog_trl.cli.main import main
+from marcog_trl.cli.recipe import RECIPES
 from marcog_trl.cli.solve import read_problem
 from marcog_trl.cli.train import train
 from marcog_trl.embedded import BuildSettings, draw_habits
@@ -20,8 +20,8 @@ from marcog_trl.problems.builtin import generate
 from marcog_trl.rollout.engine import play
 
 
-RECIPES = Path(__file__).parents[2] / "recipes"
-EXAMPLES = RECIPES / "examples"
+FOLDER = Path(__file__).parents[2] / "recipes"
+EXAMPLES = FOLDER / "examples"
 PROBLEM = {
     "prompt": 'def f(x):\n    """Double x."""\n',
     "entry_point": "f",
@@ -155,12 +155,11 @@ def test_from_training_to_solving(name, request, tmp_path, monkeypatch, capfd):
     """As a user does it: each command line takes the file, or trusts the one that is saved with the team."""
     model = request.getfixturevalue("tool_model" if name.startswith("checked") else "tiny_model")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(RECIPES)
     file, _, class_name = name.partition(":")
     shutil.copy(EXAMPLES / file, "my_team.py")
     workflow = f"my_team.py:{class_name}"
     model = ["--model_name_or_path", model, "--output_dir", "team"]
-    train(importlib.import_module("train_magrpo").RECIPE, [*FLAGS, *model, "--workflow", workflow])
+    train(RECIPES["magrpo"], [*FLAGS, *model, "--workflow", workflow])
     assert Path("team/my_team.py").read_text() == (EXAMPLES / file).read_text()
 
     Path("problem.py").write_text(f"{PROBLEM['prompt']}\n\nassert f(1) == 2\n")
@@ -188,8 +187,7 @@ def test_from_training_to_solving(name, request, tmp_path, monkeypatch, capfd):
 
 def test_a_run_resumes_with_the_same_file_only(tiny_model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(RECIPES)
-    recipe = importlib.import_module("train_magrpo").RECIPE
+    recipe = RECIPES["magrpo"]
     file = Path(shutil.copy(EXAMPLES / "best_of_n.py", "my_team.py"))
     flags = [*FLAGS, "--model_name_or_path", tiny_model, "--output_dir", "team", "--workflow", "my_team.py:BestOfN"]
     flags += [

@@ -1,6 +1,5 @@
 """The commands and paths in the guides: scripts and files exist, and every flag is accepted."""
 
-import importlib
 import re
 import shlex
 from pathlib import Path
@@ -11,6 +10,7 @@ from marcog_trl.cli import parsing
 from marcog_trl.cli.evaluate import EvaluationArguments
 from marcog_trl.cli.export import ExportArguments
 from marcog_trl.cli.parsing import Parser, read_training_arguments
+from marcog_trl.cli.recipe import RECIPES
 from marcog_trl.cli.solve import SolveArguments
 
 
@@ -40,7 +40,7 @@ def test_flags_are_accepted(script, flags, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "any")
     argv = shlex.split(flags, comments=True)
     if script.startswith("train_"):
-        read_training_arguments(importlib.import_module(script).RECIPE, [*argv, "--bf16", "false"])
+        read_training_arguments(RECIPES[script.removeprefix("train_")], [*argv, "--bf16", "false"])
     else:
         classes = {"evaluate": EvaluationArguments, "export": ExportArguments, "solve": SolveArguments}
         Parser(classes[script]).parse(argv)

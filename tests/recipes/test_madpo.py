@@ -1,6 +1,5 @@
 """The MADPO recipe as it is run: rounds on a tiny model, which are continued, and what is refused before any work."""
 
-import importlib
 import json
 from pathlib import Path
 
@@ -8,22 +7,22 @@ import pytest
 
 from marcog_trl import Team
 from marcog_trl.cli import rounds
+from marcog_trl.cli.recipe import RECIPES
 
 
-RECIPES = Path(__file__).parents[2] / "recipes"
+FOLDER = Path(__file__).parents[2] / "recipes"
 FLAGS = [
     "--isolation", "best_effort", "--report_to", "none", "--dataset_train_split", "train[:3]", "--dataset_test_split",
     "test[:2]", "--num_test_samples", "1", "--per_device_train_batch_size", "2", "--max_completion_length", "6", "--max_steps", "2",
     "--num_candidates", "3", "--min_pairs", "1", "--bf16", "false", "--parameter_sharing", "latent",
-    "--reward", f"{RECIPES.parent}/tests/helpers/lengths.py:lengths",
+    "--reward", f"{FOLDER.parent}/tests/helpers/lengths.py:lengths",
 ]  # fmt: skip
 
 
 @pytest.fixture
 def train(tiny_model, tmp_path, monkeypatch, capfd):
     """`train(*flags)`: a run of train_madpo.py in this process; returns what it printed."""
-    monkeypatch.syspath_prepend(RECIPES)
-    recipe = importlib.import_module("train_madpo").RECIPE
+    recipe = RECIPES["madpo"]
 
     def run(*argv):
         capfd.readouterr()

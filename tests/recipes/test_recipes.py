@@ -1,6 +1,5 @@
 """The recipes as they are run: short runs, runs that are resumed, and what is said at their ends."""
 
-import importlib
 import json
 import os
 import re
@@ -18,10 +17,11 @@ from marcog_trl import MultiAgentPPOTrainer
 from marcog_trl.cli import train as training
 from marcog_trl.cli.console import interrupts
 from marcog_trl.cli.main import main as command_line
+from marcog_trl.cli.recipe import RECIPES
 from marcog_trl.trainers.checkpointing import LOCK_FILE
 
 
-RECIPES = Path(__file__).parents[2] / "recipes"
+FOLDER = Path(__file__).parents[2] / "recipes"
 FLAGS = [
     "--workflow", "collaboration", "--isolation", "best_effort", "--report_to", "none", "--dataset_train_split", "train[:2]",
     "--dataset_test_split", "test[:2]", "--num_test_samples", "1", "--per_device_train_batch_size", "8", "--num_generations", "2",
@@ -32,8 +32,7 @@ FLAGS = [
 @pytest.fixture
 def train(tiny_model, tmp_path, monkeypatch, capfd):
     """`train(*flags)`: a short run of train_ppo.py in this process; returns what it printed."""
-    monkeypatch.syspath_prepend(RECIPES)
-    recipe = importlib.import_module("train_ppo").RECIPE
+    recipe = RECIPES["ppo"]
     flags = [*FLAGS, "--model_name_or_path", tiny_model, "--use_cpu", "--output_dir", str(tmp_path / "out")]
 
     def run(*argv, trainer=MultiAgentPPOTrainer):
@@ -49,9 +48,7 @@ def train(tiny_model, tmp_path, monkeypatch, capfd):
 def checkpoints(tiny_model, tmp_path_factory):
     """The folder of a run of two steps, with a checkpoint of each."""
     folder = tmp_path_factory.mktemp("run") / "out"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(RECIPES)
-        recipe = importlib.import_module("train_ppo").RECIPE
+    recipe = RECIPES["ppo"]
     flags = [*FLAGS, "--model_name_or_path", tiny_model, "--use_cpu", "--output_dir", str(folder), *SAVE]
     training.train(recipe, flags)
     return folder
@@ -188,10 +185,10 @@ def ended(command, folder, interrupt_after=None, timeout=280, **variables):
 class TestEndings:
     """Of whole programs: one line, and no traceback."""
 
-    LAUNCH = (RECIPES / "launch.py", "--config_file", RECIPES / "zero2.yaml")
+    LAUNCH = (FOLDER / "launch.py", "--config_file", FOLDER / "zero2.yaml")
 
     def test_a_mistake_ends_the_launcher_in_one_line(self, tmp_path):
-        code, output = ended([*self.LAUNCH, RECIPES / "train_shppo.py", "--sed", "1"], tmp_path)
+        code, output = ended([*self.LAUNCH, FOLDER / "train_shppo.py", "--sed", "1"], tmp_path)
         assert code == 1 and output.strip().splitlines()[-1] == "error: unknown flag --sed. Did you mean --seed?"
         assert "Traceback" not in output and "elastic" not in output
 
@@ -211,7 +208,7 @@ class TestEndings:
         """Saved checkpoints show in the output through `--log_level info`."""
         recipe = [
             *(self.LAUNCH if launched else ()),
-            RECIPES / "train_ppo.py",
+            FOLDER / "train_ppo.py",
             *FLAGS,
             "--model_name_or_path",
             tiny_model,
@@ -224,7 +221,7 @@ class TestEndings:
         assert len(lines) == 1 and re.search(said, lines[0]), output
 
     def test_ctrl_c_while_the_default_model_is_built(self, tmp_path):
-        recipe = [*self.LAUNCH, RECIPES / "train_shppo.py"]
+        recipe = [*self.LAUNCH, FOLDER / "train_shppo.py"]
         building = "Building the embedded model 'builtin'"
         code, output = ended(recipe, tmp_path, building, MARCOG_TRL_CACHE=str(tmp_path / "cache"))
         assert code == 130 and "Interrupted. Nothing was kept." in output and "Traceback" not in output, output
@@ -239,7 +236,7 @@ class TestEndings:
             "max_completion_length=64",
         ]
         flags += ["--isolation", "best_effort", "--batch_size", "4", "--num_samples", "3", "--output", "e.json"]
-        code, output = ended([RECIPES / "evaluate.py", *flags], tmp_path, r"\b[2-9]/120")
+        code, output = ended([FOLDER / "evaluate.py", *flags], tmp_path, r"\b[2-9]/120")
         assert code == 130 and "Traceback" not in output, output
         said = r"Interrupted. (\d+) problems are kept in e.jsonl.partial. The same command continues from there."
         kept = int(re.search(said, output)[1])

@@ -1,6 +1,5 @@
 """Short runs of recipes/train_marlhf.py."""
 
-import importlib
 import json
 import warnings
 from pathlib import Path
@@ -10,11 +9,12 @@ import pytest
 from marcog_trl import save_untrained_team
 from marcog_trl.cli import rounds
 from marcog_trl.cli.console import interrupts
+from marcog_trl.cli.recipe import RECIPES
 from marcog_trl.cli.train import train as train_recipe
 from marcog_trl.team.settings import TeamSettings
 
 
-RECIPES = Path(__file__).parents[2] / "recipes"
+FOLDER = Path(__file__).parents[2] / "recipes"
 FLAGS = [
     "--workflow", "collaboration", "--isolation", "best_effort", "--num_workers", "1", "--report_to", "none",
     "--dataset_train_split", "train[:4]", "--dataset_test_split", "test[:2]", "--num_test_samples", "1",
@@ -27,12 +27,11 @@ FLAGS = [
 @pytest.fixture
 def train(tiny_model, tmp_path, monkeypatch, capfd):
     """`train(*flags)`: a short run in this process; returns what it printed."""
-    monkeypatch.syspath_prepend(RECIPES)
-    recipe = importlib.import_module("train_marlhf").RECIPE
+    recipe = RECIPES["marlhf"]
     flags = [
         *FLAGS,
         "--reward",
-        f"{RECIPES.parent}/tests/helpers/lengths.py:lengths",
+        f"{FOLDER.parent}/tests/helpers/lengths.py:lengths",
         "--model_name_or_path",
         tiny_model,
         "--use_cpu",
@@ -97,7 +96,7 @@ def test_another_recipe_trains_on_a_saved_reward_model(train, tmp_path, tiny_mod
         *FLAGS[: FLAGS.index("--reward_learning_rate")], "--num_test_samples", "0", "--max_steps", "1", "--eval_strategy", "no",
         "--model_name_or_path", tiny_model, "--use_cpu", "--output_dir", str(folder),
     ]  # fmt: skip
-    recipe = importlib.import_module("train_maac").RECIPE
+    recipe = RECIPES["maac"]
     with interrupts() as kept, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         train_recipe(recipe, [*flags, "--reward", str(tmp_path / "out" / "round_01" / "reward_model")], kept)

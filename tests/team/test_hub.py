@@ -21,7 +21,7 @@ from safetensors.torch import load, load_file
 from transformers import set_seed
 
 from marcog_trl import SHPPOTrainer
-from marcog_trl.cli.recipe import TEAM, TrainingRecipe
+from marcog_trl.cli.recipe import RECIPES
 from marcog_trl.cli.train import train
 from marcog_trl.team.card import write_card
 from marcog_trl.team.export import export_agents, export_team
@@ -403,7 +403,7 @@ def test_a_recipe_whose_last_push_fails_keeps_its_results(online, tiny_model, tm
     flags += "--max_completion_length 4 --per_device_train_batch_size 8 --report_to none --bf16 false --isolation best_effort "
     flags += f"--push_to_hub true --hub_model_id someone/team --output_dir {out}"
     with pytest.raises(SystemExit) as ended:
-        train(TrainingRecipe("SHPPOTrainer", None, ("shppo",), TEAM), flags.split())
+        train(RECIPES["shppo"], flags.split())
     error = ended.value.code
     assert error.startswith("error: The push to 'someone/team' failed: ") and "The storage is full" in error
     assert error.endswith(f"To push it again: python recipes/export.py --output_dir {out} --push someone/team")
