@@ -189,7 +189,7 @@ class TestEndings:
 
     def test_a_mistake_ends_the_launcher_in_one_line(self, tmp_path):
         code, output = ended([*self.LAUNCH, FOLDER / "train_shppo.py", "--sed", "1"], tmp_path)
-        assert code == 1 and output.strip().splitlines()[-1] == "error: unknown flag --sed. Did you mean --seed?"
+        assert code == 2 and output.strip().splitlines()[-1] == "error: unknown flag --sed. Did you mean --seed?"
         assert "Traceback" not in output and "elastic" not in output
 
     @pytest.mark.parametrize(
