@@ -206,8 +206,7 @@ class CodeExecutor:
         """The pool of this process. A fork inherits the object, but not the pool's thread, and must not use its workers."""
         with self._fork_lock:
             if self._pool.pid != os.getpid():
-                for worker in self._pool.workers:
-                    worker.sock.close()
+                self._pool.abandon()
                 self._pool = Pool(self.num_workers, self.isolation, self._pool.packages)
                 self._finalizer = weakref.finalize(self, self._pool.close)
             return self._pool

@@ -1,4 +1,4 @@
-"""The worker processes of an executor, and the thread that talks to them.
+"""The worker processes of an executor. One thread talks to each of them.
 
 Jobs and verdicts travel as JSON frames over one socket per worker. How a worker runs a job is in `sandbox/`. Nothing that a
 program has produced is ever evaluated in this process.
@@ -8,7 +8,6 @@ import contextlib
 import fcntl
 import logging
 import os
-import selectors
 import signal
 import socket
 import subprocess
@@ -19,9 +18,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from .isolation import Isolation
 from .jobs import Status, TestResult, TestStatus, Verdict
@@ -64,21 +63,9 @@ class Task:
     payload: dict[str, Any]
     total: int
     limit: float  # seconds
-    attempts: int = 0
 
-
-@dataclass
-class _Worker:
-    """One worker process and the job that it has."""
-
-    process: subprocess.Popen
-    sock: socket.socket
-    deadline: float
-    errors: BinaryIO  # its standard error
-    folder: str  # path of its scratch folder, if it makes one
-    ready: bool = False
-    task: Task | None = None
-    buffer: bytearray = field(default_factory=bytearray)
+    def failed(self, status: Status, test_status: TestStatus, why: str) -> Verdict:
+        return Verdict(status, 0, self.total, (TestResult(test_status, why),) * self.total, why)
 
 
 class JobsFuture(Future):
@@ -95,272 +82,228 @@ class JobsFuture(Future):
 
 
 class Pool:
-    """The worker processes and the one thread that talks to them."""
+    """The queue of jobs, and the workers that take them from it."""
 
     def __init__(self, num_workers: int, isolation: Isolation, packages: Packages):
         self.num_workers = num_workers
         self.isolation = isolation
         self.packages = packages
-        self.told: set[str] = set()  # warnings that have been given
-        self.lock = threading.Lock()
+        self.changed = threading.Condition()  # guards what follows
         self.queue: deque[Task] = deque()
-        self.workers: list[_Worker] = []
-        self.closing = False
-        self.failed_starts = 0
-        self.failure: str | None = None
+        self.workers: list[Worker] = []
+        self.ended: str | None = None  # why no more jobs are run
+        self.told: set[str] = set()  # warnings that have been given
         self.pid = os.getpid()
-        self.thread: threading.Thread | None = None
-
-    # Called by any thread
 
     def put(self, tasks: list[Task]) -> None:
-        with self.lock:
-            if self.failure is not None:
-                raise RuntimeError(self.failure)
-            if self.closing:
-                raise RuntimeError("the executor is closed")
+        with self.changed:
+            if self.ended is not None:
+                raise RuntimeError(self.ended)
             self.queue.extend(tasks)
-            if self.thread is None:
-                self.wake_read, self.wake_write = _socketpair()
-                self.wake_write.setblocking(False)
-                self.wake_read.setblocking(False)
-                self.thread = threading.Thread(target=self.loop, name="marcog-executor", daemon=True)
-                self.thread.start()
-        self.wake()
+            busy = sum(worker.task is not None for worker in self.workers)
+            while len(self.workers) < min(self.num_workers, len(self.queue) + busy):
+                self.workers.append(Worker(self))
+                self.workers[-1].thread.start()
+            self.changed.notify_all()
 
-    def wake(self) -> None:
-        try:
-            self.wake_write.send(b"x")
-        except BlockingIOError:
-            pass  # the buffer is full, so the thread will wake up anyway
+    def take(self, worker: "Worker") -> Task | None:
+        """Gives a worker its next job; `None` if there will be none."""
+        with self.changed:
+            worker.task = None
+            self.changed.wait_for(lambda: self.queue or self.ended is not None)
+            if self.ended is None:
+                worker.task = self.queue.popleft()
+            return worker.task
+
+    def finish(self, task: Task, verdict: Verdict) -> None:
+        with self.changed:
+            batch = task.batch
+            batch.verdicts[task.index] = verdict
+            batch.missing -= 1
+            if batch.missing == 0 and not batch.future.done():
+                batch.future.set_result(batch.verdicts)
+
+    def end(self, why: str) -> None:
+        """Ends the workers. Whoever waits for a job gets a `RuntimeError`."""
+        with self.changed:
+            self.ended = self.ended or why
+            tasks = [*self.queue, *(worker.task for worker in self.workers if worker.task is not None)]
+            self.queue.clear()
+            for worker in self.workers:
+                worker.interrupt()
+            for task in tasks:
+                if not task.batch.future.done():
+                    task.batch.future.set_exception(RuntimeError(why))
+            self.changed.notify_all()
 
     def close(self) -> None:
         if os.getpid() != self.pid:
             return  # this is a fork, and the workers belong to its parent
-        with self.lock:
-            self.closing = True
-            thread = self.thread
-        if thread is not None and thread.is_alive() and thread is not threading.current_thread():
-            self.wake()
-            thread.join()
+        self.end("the executor is closed, so this job will not run")
+        for worker in self.workers:
+            if worker.thread is not threading.current_thread():
+                worker.thread.join()
 
-    # Called by the pool's thread only
+    def abandon(self) -> None:
+        """Closes the channels of a pool that a fork has inherited."""
+        for worker in self.workers:
+            if worker.sock is not None:
+                worker.sock.close()
 
-    def loop(self) -> None:
-        self.selector = selectors.DefaultSelector()
-        self.selector.register(self.wake_read, selectors.EVENT_READ, None)
-        try:
-            while not self.closing:
-                self.assign()
-                patience, start = self.patience(), time.monotonic()
-                events = self.selector.select(patience)
-                self.forgive(time.monotonic() - start - (patience or 0.0) if patience is not None else 0.0)
-                for key, _ in events:
-                    if key.data is None:
-                        self.drain()
-                    else:
-                        self.receive(key.data)
-                self.expire()
-        except BaseException as error:  # even after a bug here, no caller may wait forever
-            self.failure = f"the executor failed: {error}"
-            logger.exception("the executor failed")
-        finally:
-            self.shutdown()
-
-    def drain(self) -> None:
-        try:
-            while self.wake_read.recv(4096):
-                pass
-        except BlockingIOError:
-            pass
-
-    def patience(self) -> float | None:
-        deadlines = [worker.deadline for worker in self.workers if worker.task is not None or not worker.ready]
-        return min(max(0.0, min(deadlines) - time.monotonic()), wire.LONGEST_WAIT) if deadlines else None
-
-    def assign(self) -> None:
-        while self.queue and len(self.workers) < min(self.num_workers, len(self.queue) + self.busy()):
-            self.start_worker()
-        for worker in list(self.workers):
-            if worker.ready and worker.task is None and self.queue:
-                worker.task = self.queue.popleft()
-                worker.task.attempts += 1
-                worker.deadline = time.monotonic() + worker.task.limit + _GRACE
-                try:
-                    wire.send(worker.sock, worker.task.payload, _LARGEST_JOB)
-                except OSError as error:
-                    self.lose(worker, f"could not be reached: {error}")
-
-    def busy(self) -> int:
-        return sum(worker.task is not None for worker in self.workers)
-
-    def start_worker(self) -> None:
-        ours, theirs = _socketpair()
-        errors, folder = tempfile.TemporaryFile(), scratch.reserve()
-        with theirs:
-            process = subprocess.Popen(
-                # isolated as by -I, except for the variables above
-                [
-                    sys.executable,
-                    "-s",
-                    "-P",
-                    "-S",
-                    str(_WORKER),
-                    "worker",
-                    str(theirs.fileno()),
-                    str(os.getpid()),
-                ],
-                env=_ENVIRONMENT,
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
-        ours.settimeout(_GRACE)
-        worker = _Worker(process, ours, time.monotonic() + _START_LIMIT, errors, folder)
-        self.workers.append(worker)
-        self.selector.register(ours, selectors.EVENT_READ, worker)
-        hello = {
-            "landlock": bool(self.isolation.landlock_abi),
-            "seccomp": self.isolation.seccomp,
-            "strict": self.isolation.level == "strict",
-            "modules": self.packages.modules,
-            "readable": self.packages.readable,
-            "load": self.packages.load,
-            "folder": folder,
-        }
-        with contextlib.suppress(ConnectionError):  # a worker that has died is noticed where its answer is read
-            wire.send(ours, hello)
-
-    def receive(self, worker: _Worker) -> None:
-        try:
-            data = worker.sock.recv(1 << 20)
-        except OSError:
-            data = b""
-        if not data:
-            self.lose(worker, "died")
-            return
-        worker.buffer += data
-        while len(worker.buffer) >= 4:
-            (size,) = wire.HEADER.unpack_from(worker.buffer)
-            if len(worker.buffer) < 4 + size:
-                return
-            frame = wire.parse(bytes(worker.buffer[4 : 4 + size]))
-            del worker.buffer[: 4 + size]
-            self.handle(worker, frame)
-
-    def handle(self, worker: _Worker, frame: dict[str, Any]) -> None:
-        if not worker.ready:
-            if frame["refused"] is not None:
-                raise RuntimeError(f"a worker could not be confined: {frame['refused']}")
-            self.tell_of(frame)
-            worker.ready = True
-            self.failed_starts = 0
-            return
-        if "starting" in frame:
-            # the worker first starts a process that the job needs, which takes none of the job's time
-            worker.deadline += _START_LIMIT
-            return
-        # the job stays with its worker until its results are read, so that an error in them reaches the caller
-        task = worker.task
-        assert task is not None, "a verdict without a job"
-        results = tuple(TestResult(*result) for result in frame.get("tests", ()))
-        worker.task = None
-        if "infrastructure" in frame:
-            self.retry(task, frame["infrastructure"])
-            return
-        passed = sum(result.status == "passed" for result in results)
-        self.finish(task, Verdict(frame["status"], passed, len(results), results, frame["message"], frame["seconds"]))
-
-    def tell_of(self, hello: dict[str, Any]) -> None:
+    def warn(self, hello: dict[str, Any]) -> None:
         """Warns once about each thing that a worker could not confine."""
         problems = [f"Landlock refused the rule for {path}, so programs cannot read it" for path in hello["left_out"]]
         if self.isolation.seccomp and not hello["threads"]:
             problems.append("the kernel does not let us count a program's threads, so their number is not limited")
-        for problem in set(problems) - self.told:
-            self.told.add(problem)
-            logger.warning("code execution: %s", problem)
+        with self.changed:
+            for problem in set(problems) - self.told:
+                self.told.add(problem)
+                logger.warning("code execution: %s", problem)
 
-    def forgive(self, late: float) -> None:
-        """Extends deadlines if this process was stopped for `late` seconds, because its workers were stopped too."""
-        if late > 1.0:
-            for worker in self.workers:
-                worker.deadline += late
 
-    def expire(self) -> None:
-        now = time.monotonic()
-        for worker in list(self.workers):
-            if worker.deadline < now and (worker.task is not None or not worker.ready):
-                self.lose(worker, "did not answer in time", stuck=worker.ready)
+class Worker:
+    """A thread that has a worker process run one job after another."""
 
-    def lose(self, worker: _Worker, why: str, stuck: bool = False) -> None:
-        """
-        Removes a worker that is dead or stuck, and retries or settles its job.
+    process: subprocess.Popen
 
-        A job that makes two workers stuck counts as the cause: otherwise a program could escape with `infrastructure`.
-        """
-        self.stop(worker)
-        self.workers.remove(worker)
-        why = f"worker {worker.process.pid} {why}{_last_words(worker)}"
-        logger.warning("%s (exit status %s)", why, worker.process.returncode)
-        if worker.task is not None:
-            if stuck and worker.task.attempts >= 2:
-                self.settle(worker.task, "timeout", "timeout", why)
-            else:
-                self.retry(worker.task, why)
-        if not worker.ready:
-            self.failed_starts += 1
-            if self.failed_starts >= 3:
-                raise RuntimeError(f"no worker could be started: {why}")
+    def __init__(self, pool: Pool):
+        self.pool = pool
+        self.task: Task | None = None
+        self.sock: socket.socket | None = None  # the channel to the process, while there is one
+        self.thread = threading.Thread(target=self.work, name="marcog-executor", daemon=True)
 
-    def retry(self, task: Task, why: str) -> None:
-        if task.attempts < 2:
-            self.queue.appendleft(task)
-        else:
-            self.give_up(task, why)
-
-    def give_up(self, task: Task, why: str) -> None:
-        self.settle(task, "infrastructure", "skipped", why)
-
-    def settle(self, task: Task, status: Status, test_status: TestStatus, why: str) -> None:
-        results = (TestResult(test_status, why),) * task.total
-        self.finish(task, Verdict(status, 0, task.total, results, why))
-
-    def finish(self, task: Task, verdict: Verdict) -> None:
-        batch = task.batch
-        batch.verdicts[task.index] = verdict
-        batch.missing -= 1
-        if batch.missing == 0 and not batch.future.done():
-            batch.future.set_result(batch.verdicts)
-
-    def stop(self, worker: _Worker) -> None:
-        self.selector.unregister(worker.sock)
-        worker.sock.close()
+    def work(self) -> None:
         try:
-            os.killpg(worker.process.pid, signal.SIGKILL)
+            while (task := self.pool.take(self)) is not None:
+                self.pool.finish(task, self.execute(task))
+        except BaseException as error:  # even after a bug here, no caller may wait forever
+            if self.pool.ended is None:
+                logger.exception("the executor failed")
+            self.pool.end(f"the executor failed: {error}")
+        finally:
+            if self.sock is not None:
+                self.stop("ended")
+
+    def execute(self, task: Task) -> Verdict:
+        """
+        The verdict on a job. If the machine fails, the job is run once more.
+
+        A job that makes two processes stuck counts as the cause: otherwise a program could escape with `infrastructure`.
+        """
+        attempts = 0
+        while True:
+            sock, stuck = self.sock or self.start(), False
+            try:
+                wire.send(sock, task.payload, _LARGEST_JOB)
+                attempts += 1  # not before, because the process may have died while it waited
+                frame = self.receive(task.limit + _GRACE)
+                while "starting" in frame:  # a process that the job needs, which takes none of the job's time
+                    frame = self.receive(task.limit + _GRACE + _START_LIMIT)
+                if "infrastructure" not in frame:
+                    results = tuple(TestResult(*result) for result in frame["tests"])
+                    passed = sum(result.status == "passed" for result in results)
+                    return Verdict(frame["status"], passed, len(results), results, frame["message"], frame["seconds"])
+                why = frame["infrastructure"]
+            except TimeoutError:
+                why, stuck = self.stop("did not answer in time"), True
+            except (OSError, EOFError):
+                why = self.stop("died")
+            if attempts == 2:
+                return (
+                    task.failed("timeout", "timeout", why) if stuck else task.failed("infrastructure", "skipped", why)
+                )
+
+    def receive(self, seconds: float) -> dict[str, Any]:
+        """The process's next message. Time in which this process is stopped does not count, because its workers are stopped
+        too."""
+        while seconds > 0:
+            wait = min(1.0, seconds)
+            frame = self.reader.receive(time.monotonic() + wait)
+            if frame is not wire.TIMEOUT:
+                return frame
+            seconds -= wait
+        raise TimeoutError
+
+    def start(self) -> socket.socket:
+        """Starts a process; returns the channel to it."""
+        for _ in range(3):
+            sock = self.open()
+            try:
+                return self.greet(sock)
+            except TimeoutError:
+                why = self.stop("did not answer in time")
+            except (OSError, EOFError):
+                why = self.stop("died")
+        raise RuntimeError(f"no worker could be started: {why}")
+
+    def open(self) -> socket.socket:
+        self.folder, self.errors = scratch.reserve(), tempfile.TemporaryFile()
+        ours, theirs = _socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                # isolated as by -I, except for the variables above
+                [sys.executable, "-s", "-P", "-S", str(_WORKER), "worker", str(theirs.fileno()), str(os.getpid())],
+                env=_ENVIRONMENT,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self.errors,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        ours.settimeout(_GRACE)
+        self.reader = wire.FrameReader(ours, _LARGEST_JOB)
+        with self.pool.changed:
+            self.sock = ours
+            if self.pool.ended is not None:
+                self.interrupt()
+        return ours
+
+    def greet(self, sock: socket.socket) -> socket.socket:
+        """Tells the process what it has to know, and learns how programs are confined."""
+        isolation, packages = self.pool.isolation, self.pool.packages
+        terms = {
+            "landlock": bool(isolation.landlock_abi),
+            "seccomp": isolation.seccomp,
+            "strict": isolation.level == "strict",
+            "modules": packages.modules,
+            "readable": packages.readable,
+            "load": packages.load,
+            "folder": self.folder,
+        }
+        wire.send(sock, terms)
+        hello = self.receive(_START_LIMIT)
+        if hello["refused"] is not None:
+            raise RuntimeError(f"a worker could not be confined: {hello['refused']}")
+        self.pool.warn(hello)
+        return sock
+
+    def interrupt(self) -> None:
+        """Has the thread stop its process."""
+        with contextlib.suppress(OSError):
+            if self.sock is not None:
+                self.sock.shutdown(socket.SHUT_RDWR)
+
+    def stop(self, why: str) -> str:
+        """Ends the process; returns how it ended, with the last line that it wrote to its standard error."""
+        assert self.sock is not None, "there is no process"
+        self.sock.close()
+        self.sock = None
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
-        worker.process.wait()
-        scratch.remove(worker.folder)
-
-    def shutdown(self) -> None:
-        with self.lock:
-            self.closing = True
-            tasks = [*self.queue, *(worker.task for worker in self.workers if worker.task is not None)]
-            self.queue.clear()
-        for worker in self.workers:
-            self.stop(worker)
-            worker.errors.close()
-        self.workers.clear()
-        self.selector.close()
-        self.wake_read.close()
-        self.wake_write.close()
-        error = RuntimeError(self.failure or "the executor was closed before this job was done")
-        for batch in {id(task.batch): task.batch for task in tasks}.values():
-            if not batch.future.done():
-                batch.future.set_exception(error)
+        self.process.wait()
+        scratch.remove(self.folder)
+        with self.errors as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 2000))
+            said = [line for line in file.read().decode(errors="replace").split("\n") if line.strip()]
+        why = (
+            f"worker {self.process.pid} {why}{': ' + said[-1] if said else ''} (exit status {self.process.returncode})"
+        )
+        if self.pool.ended is None:
+            logger.warning("%s", why)
+        return why
 
 
 def _socketpair() -> tuple[socket.socket, socket.socket]:
@@ -370,12 +313,3 @@ def _socketpair() -> tuple[socket.socket, socket.socket]:
         with end:
             pair.append(socket.socket(fileno=fcntl.fcntl(end.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)))
     return pair[0], pair[1]
-
-
-def _last_words(worker: _Worker) -> str:
-    """The last line that an ended worker wrote to its standard error; closes that file."""
-    with worker.errors as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - 2000))
-        lines = file.read().decode(errors="replace").split("\n")
-    said = [line for line in lines if line.strip()]
-    return f": {said[-1]}" if said else ""

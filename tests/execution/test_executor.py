@@ -193,8 +193,14 @@ def test_a_slow_job_delays_no_other():
 
 def worker_with_a_job(executor):
     """Process id of the worker that has a job, once one has."""
-    assert wait_until(lambda: any(worker.task is not None for worker in executor._pool.workers))
-    return next(worker.process.pid for worker in executor._pool.workers if worker.task is not None)
+    found = []
+
+    def has_one():
+        found[:] = [worker.process.pid for worker in executor._pool.workers if worker.task is not None and worker.sock]
+        return any(len(below(pid)) > 1 for pid in found)  # its zygote and a child
+
+    assert wait_until(has_one)
+    return found[0]
 
 
 def test_a_dead_worker_is_replaced_and_its_job_retried():
@@ -214,7 +220,7 @@ def test_infrastructure_when_workers_keep_dying():
         for _ in range(2):
             worker = worker_with_a_job(executor)
             os.kill(worker, signal.SIGKILL)
-            assert wait_until(lambda: not any(w.process.pid == worker for w in executor._pool.workers))  # noqa: B023
+            assert gone([worker])
         verdict = future.result()[0]
         assert (verdict.status, verdict.passed, verdict.total) == ("infrastructure", 0, 2)
 
