@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from . import analysis, refusals
 from .files import uses_files
-from .sandbox import assertions, wire
+from .sandbox import assertions, values
 
 
 TestFormat = Literal["asserts", "check", "stdio", "unittest"]
@@ -310,7 +310,7 @@ def _calls(
     """The tests as calls and the literals to compare with; `None` if the tests have to be run."""
     if not all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in setup.body):
         return None
-    codec = wire.Codec(0, _uncrossable, _uncrossable, shared=False)
+    codec = values.Codec(0, _uncrossable, _uncrossable, shared=False)
     calls: list[dict[str, Any]] = []
     for body in bodies:
         test = assertions.direct(body[0]) if len(body) == 1 else None
@@ -320,7 +320,7 @@ def _calls(
             args = [codec.encode(arg) for arg in test.args]
             kwargs = {name: codec.encode(value) for name, value in test.kwargs.items()}
             expected = codec.encode(test.expected)
-        except wire.Uncrossable:
+        except values.Uncrossable:
             return None
         call = [rename or test.name, args, kwargs]
         calls.append({"call": call, "operator": test.operator, "expected": expected})
@@ -328,7 +328,7 @@ def _calls(
 
 
 def _uncrossable(value: Any) -> Any:
-    raise wire.Uncrossable(type(value).__name__)
+    raise values.Uncrossable(type(value).__name__)
 
 
 def _parse(source: str, label: str) -> ast.Module:

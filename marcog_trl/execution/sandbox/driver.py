@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from . import assertions, limits, wire
+from . import assertions, limits, values, wire
 from .children import BROKE, Child
 from .judge import shorten
 from .results import Results
@@ -136,7 +136,7 @@ class Driver:
         asks_truth = call["operator"] in ("true", "false")
         if "o" in frame and asks_truth and type(frame.get("b")) is not bool:
             return "failed", f"TypeError: its truth value is unknown: {str(frame.get('b'))[:200]}", True
-        codec = wire.Codec(0, _nothing, _nothing, shared=False)
+        codec = values.Codec(0, _nothing, _nothing, shared=False)
         try:
             with self.alarm(size):
                 if "o" not in frame:
@@ -342,7 +342,7 @@ class Driver:
             entries[k] = [*problem, 0.0, False]
 
 
-def _written(call: list, codec: wire.Codec) -> str:
+def _written(call: list, codec: values.Codec) -> str:
     """A call, written as in a test."""
     name, args, kwargs = call
     arguments = [shorten(codec.decode(arg)) for arg in args]

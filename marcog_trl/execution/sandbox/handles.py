@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .operations import BINARY, ORDER, SPECIAL, UNARY
-from .plain_values import IMMUTABLE
+from .values import IMMUTABLE
 
 
 session: Any = None  # the channel to the program that is judged

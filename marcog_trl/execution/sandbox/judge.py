@@ -10,7 +10,7 @@ import sys
 import types
 from typing import Any
 
-from . import assertions, cases, handles, output, session, wire
+from . import assertions, cases, handles, output, session, values, wire
 from .session import Session, SolutionGone
 from .solution import describe
 
@@ -173,7 +173,7 @@ class Judge:
         Handles and constants stay. A name that the tests have bound, also by `import *`, is no longer the program's.
         """
         for name, before in self.exports.items():
-            if name in exports and type(before) in wire.NODES and self.space.get(name) is before:
+            if name in exports and type(before) in values.NODES and self.space.get(name) is before:
                 self.space[name] = self.exports[name] = exports[name]
 
 

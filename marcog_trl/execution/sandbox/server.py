@@ -18,9 +18,9 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from . import output, wire
+from . import output, values, wire
 from .operations import BINARY, SPECIAL
-from .plain_values import IMMUTABLE, plain, plain_base
+from .values import IMMUTABLE, plain, plain_base
 
 
 _LONGEST_TEXT = 10_000  # characters of an exception's text
@@ -158,8 +158,7 @@ class Server:
         self.sock = sock
         self.describe = describe
         self.printed = printed
-        self.codec = wire.Codec(1, self.hand_out, self.take_in)
-        self.codec.keeps_class = self.keeps_class  # type: ignore[method-assign]
+        self.codec = values.Codec(1, self.hand_out, self.take_in, self.keeps_class)
         # the exports have the first numbers, in order, in every process of this program
         self.objects: list[Any] = [module.__dict__.get(name) for name in names]
         self.numbers: dict[int, int] = {}
@@ -247,7 +246,7 @@ class Server:
 
     def hand_out_class(self, kind: Any) -> list:
         """Describes a class: its name, its bases, its special methods and its own methods."""
-        name: Any = wire.TYPE_NAMES.get(kind)
+        name: Any = values.TYPE_NAMES.get(kind)
         if name is not None:
             return ["T", name]
         name = kind.__name__
@@ -335,7 +334,7 @@ class Server:
         mark = len(self.codec.fresh), len(self.told)
         try:
             return [self.codec.encode(value, self.codec.room)]
-        except (wire.Uncrossable, AttributeError, TypeError, ValueError):
+        except (values.Uncrossable, AttributeError, TypeError, ValueError):
             self.codec.rollback(mark[0])
             self.known.difference_update(self.told[mark[1] :])
             del self.told[mark[1] :]
@@ -407,7 +406,7 @@ class Server:
                     "k": {str(key): self.codec.encode(value) for key, value in kwargs.items()},
                 }
                 wire.send(self.sock, frame)
-            except (wire.Uncrossable, wire.BrokenChannel) as error:
+            except (values.Uncrossable, wire.BrokenChannel) as error:
                 self.rollback()
                 raise TypeError(f"the value cannot be sent to the tests: {error}") from None
             self.codec.snapshot()
@@ -462,7 +461,7 @@ class Server:
             else:
                 reply["x"] = self.hand_out_exception(problem, 0)
             wire.send(self.sock, reply)
-        except (wire.Uncrossable, wire.BrokenChannel) as error:
+        except (values.Uncrossable, wire.BrokenChannel) as error:
             self.rollback()
             wire.send(self.sock, {"u": [], "p": [], "y": f"the value cannot be sent to the tests: {error}"})
         self.codec.snapshot()

@@ -9,7 +9,7 @@ import sys
 import types
 from typing import Any
 
-from . import handles, output, wire
+from . import handles, output, values, wire
 
 
 class SolutionGone(BaseException):
@@ -66,8 +66,7 @@ class Session:
     def attach(self, sock: socket.socket) -> dict[str, Any]:
         """Talks to a fresh process from now on; returns what it exports, by name."""
         self.sock = sock
-        self.codec = wire.Codec(0, self.hand_over, self.special)
-        self.codec.keeps_class = lambda kind: type(kind) is handles.HandleType  # type: ignore[method-assign]
+        self.codec = values.Codec(0, self.hand_over, self.special, lambda kind: type(kind) is handles.HandleType)
         self.generation += 1
         self.lost += [thing for number, thing in self.handles.items() if number >= len(self.names)]
         self.handles = {number: thing for number, thing in self.handles.items() if number < len(self.names)}
@@ -114,8 +113,8 @@ class Session:
         """Whether the program was shown this plain value."""
         return type(value) in _PLAIN and value in self.told
 
-    def tell(self, values: Any) -> None:
-        for value in values:
+    def tell(self, shown: Any) -> None:
+        for value in shown:
             if type(value) in _PLAIN:
                 self.told.add(value)
             elif type(value) in (list, tuple, set, dict) and len(value) <= _MOST_TOLD:
@@ -132,7 +131,7 @@ class Session:
         if kind is handles.Method:
             return ["M", *self.hand_over(value.thing)[1:], value.name]
         if self.is_handle(value) and not isinstance(value, BaseException):
-            raise wire.Uncrossable("an object of the program's earlier process, which has ended")
+            raise values.Uncrossable("an object of the program's earlier process, which has ended")
         name = getattr(value, "__name__", None)
         if type(name) is str and vars(builtins).get(name) is value:
             return ["B", name]
@@ -142,7 +141,7 @@ class Session:
                 return ["S", module, name]
         is_iterator = hasattr(kind, "__next__")
         if not (callable(value) or is_iterator or isinstance(value, Exception)) or isinstance(value, type):
-            raise wire.Uncrossable(f"an object of type {kind.__name__}")
+            raise values.Uncrossable(f"an object of type {kind.__name__}")
         if id(value) not in self.lent_numbers:
             self.lent_numbers[id(value)] = len(self.lent)
             self.lent.append(value)
@@ -306,7 +305,7 @@ class Session:
                 frame["k"] = {key: codec.encode(value) for key, value in kwargs.items()}
             self.add_settings(frame)
             self.send(frame)
-        except wire.Uncrossable as error:
+        except values.Uncrossable as error:
             codec.rollback()
             raise self.doubt(f"cannot pass {error} to the program") from None
         self.dropped = []
@@ -370,7 +369,7 @@ class Session:
         try:
             wire.send(self.sock, frame)
         except wire.BrokenChannel as error:
-            raise wire.Uncrossable(str(error)) from None
+            raise values.Uncrossable(str(error)) from None
         except OSError as error:
             raise self.gone(error) from None
 
@@ -399,7 +398,7 @@ class Session:
         try:
             changes = self.codec.changes()
             return {"u": changes, **{key: self.codec.encode(value) for key, value in answer.items()}}
-        except wire.Uncrossable as error:
+        except values.Uncrossable as error:
             self.codec.rollback()
             self.codec.begin()
             problem = self.doubt(f"cannot pass {error} to the program")

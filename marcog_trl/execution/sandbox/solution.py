@@ -14,7 +14,7 @@ import traceback
 import types
 from typing import Any
 
-from . import output, plain_values, server, wire
+from . import output, server, values, wire
 
 
 def describe(error: BaseException, name: str = "<solution>") -> str:
@@ -57,7 +57,7 @@ def serve_direct(control: socket.socket, payload: dict) -> None:
             function = module.__dict__[name]
             value = function(*[codec.decode(arg) for arg in args], **{k: codec.decode(v) for k, v in kwargs.items()})
             reply = {"r": codec.encode(value, wire.LARGEST_ANSWER)}
-        except wire.Uncrossable as error:
+        except values.Uncrossable as error:
             reply = {"o": str(error), "b": _truth(value)}
         except KeyError if name not in module.__dict__ else () as error:  # noqa: B030
             reply = {"x": f"NameError: name {error} is not defined"}
@@ -82,16 +82,16 @@ def _truth(value: Any) -> bool | str:
 
 
 def _opaque(value: Any) -> list:
-    if plain_values.plain_base(type(value)) is not None:
-        return _copies.encode(plain_values.plain(value), _copies.room)
-    raise wire.Uncrossable(f"an object of type {type(value).__name__}")
+    if values.plain_base(type(value)) is not None:
+        return _copies.encode(values.plain(value), _copies.room)
+    raise values.Uncrossable(f"an object of type {type(value).__name__}")
 
 
 def _no_special(data: list) -> Any:
     raise wire.BrokenChannel(f"unknown tag {data[0]!r}")
 
 
-_copies = wire.Codec(1, _opaque, _no_special, shared=False)
+_copies = values.Codec(1, _opaque, _no_special, shared=False)
 
 
 def run_script(control: socket.socket, payload: dict, fds: list[int]) -> None:
