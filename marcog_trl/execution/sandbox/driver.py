@@ -1,21 +1,20 @@
-"""Runs one job after another in children of the zygote, and turns what they report into verdicts.
+"""Runs one job after another in children of a zygote, and turns what they report into verdicts.
 
 What a child reports is data only: a value to compare, or a judge's result of a test. Anything else is an error.
 """
 
 import os
+import re
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from . import assertions, limits, values, wire
-from .children import BROKE, Child
+from . import assertions, limits, scratch, values, wire
+from .children import BROKE, Child, Zygote
 from .judge import shorten
-from .results import Results
-from .zygote import Zygote
 
 
 _JUDGE_GRACE = 1.0  # seconds for a judge to name the test it was running, after its solution process was ended
@@ -37,20 +36,139 @@ class Opaque:
         return f"<{self.why}>"
 
 
+class Results:
+    """The results of a job's tests, as they arrive."""
+
+    def __init__(self, total: int):
+        self.reset(total)
+
+    def reset(self, total: int) -> None:
+        self.entries: list[list | None] = [None] * total
+        self.outputs: dict[int, str] = {}  # what scripts printed, if the job keeps it
+        self.lost = 0  # tests that timed out or ended their process
+        self.last = time.monotonic()
+
+    def put(self, index: int, status: str, message: str = "", raised: bool = False) -> None:
+        now = time.monotonic()
+        self.entries[index] = [status, message, now - self.last, raised]
+        self.last = now
+        if status in ("timeout", "error"):
+            self.lost += 1
+
+    def first_open(self) -> int | None:
+        return next((k for k, entry in enumerate(self.entries) if entry is None), None)
+
+    def fill(self, status: str, message: str, raised: bool = False) -> None:
+        self.entries = [[status, message, 0.0, raised] if entry is None else entry for entry in self.entries]
+
+    def verdict(self, start: float) -> dict:
+        self.fill("skipped", "not reached")
+        entries = [[status, _printable(text), *rest] for status, text, *rest in filter(None, self.entries)]
+        for index, output in self.outputs.items():  # of scripts, which have all of their entries
+            entries[index].append(_printable(output))
+        entries = [entry for entry in entries if entry[0] != "left out"] or [
+            ["failed", "all tests are skipped", 0.0, False]
+        ]
+        seen = {entry[0] for entry in entries}
+        status = next((name for name in ("timeout", "error", "failed", "skipped") if name in seen), "passed")
+        order = (status, "timeout", "error", "failed", "skipped")
+        message = next((entry[1] for name in order for entry in entries if entry[0] == name and name != "passed"), "")
+        return {
+            "status": "failed" if status == "skipped" else status,
+            "tests": entries,
+            "message": message,
+            "seconds": time.monotonic() - start,
+        }
+
+
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def _printable(text: str) -> str:
+    """The text with control characters and surrogates escaped, so that any terminal, log or file can take it."""
+    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
 class Driver:
     """
     Runs jobs, one at a time.
 
+    Zygotes start when they are first needed: the plain one at once, and those with packages or with a scratch folder with the
+    first job that needs them.
+
     Args:
-        zygote (`Zygote`): Where children come from.
+        terms (`dict`): Settings of the executor: `landlock`, `seccomp`, `strict` and `readable` of `Confinement`; `modules`
+            and `load` of `Zygote`; `folder`, the path of the scratch folder.
+        command (`list[str]`): Command line of a zygote.
     """
 
-    def __init__(self, zygote: Zygote):
-        self.zygote = zygote
+    def __init__(self, terms: dict[str, Any], command: list[str]):
+        self.folder, self.load = terms.pop("folder"), terms.pop("load")
+        self.terms = terms
+        self.command = command
+        names = "|".join(map(re.escape, self.load))
+        self.imports = re.compile(rf"^[ \t]*(?:import|from)\b.*\b(?:{names})\b", re.MULTILINE)
+        self.zygotes: dict[tuple[bool, bool], Zygote] = {}
+        self.zygote = self.start_zygote(files=False, loaded=False)
         signal.signal(signal.SIGALRM, _ring)
 
-    def run(self, job: dict) -> dict:
-        """Runs one job and returns its verdict as a frame."""
+    def report(self) -> dict[str, Any]:
+        """What the executor has to know about the confinement of programs."""
+        zygote = self.zygote
+        return {"refused": zygote.refusal, "left_out": zygote.left_out, "threads": zygote.threads_are_bounded}
+
+    def start_zygote(self, files: bool, loaded: bool) -> Zygote:
+        if files:
+            scratch.make(self.folder)
+        terms = {**self.terms, "folder": self.folder if files else None, "load": self.load if loaded else []}
+        zygote = self.zygotes[files, loaded] = Zygote(self.command, terms)
+        return zygote
+
+    def zygote_for(self, job: dict, announce: Callable[[], None]) -> Zygote:
+        # without Landlock, programs that may write to a folder may write anywhere, which is accepted only without seccomp
+        files = job["files"] and (self.terms["landlock"] or not self.terms["seccomp"])
+        loaded = self.imports_packages(job)
+        if (files, loaded) not in self.zygotes:
+            announce()
+            zygote = self.start_zygote(files, loaded)
+            if not zygote.single:  # its forks would lack the threads that a package has started
+                zygote.close()
+                self.load = []
+                return self.zygote_for(job, announce)
+        return self.zygotes[files, loaded]
+
+    def imports_packages(self, job: dict) -> bool:
+        if not self.load:
+            return False
+        tests = [job["tests"]] if isinstance(job["tests"], str) else job["tests"] or []
+        text = "\n".join([job["code"], job["setup"], *(test for test in tests if isinstance(test, str))])
+        return self.imports.search(text) is not None or any(module in self.load for _, module in job["modules"])
+
+    def run(self, job: dict, announce: Callable[[], None]) -> dict:
+        """Runs a job and returns its verdict as a frame. Calls `announce` if a zygote has to be started first, which is
+        slow."""
+        self.zygote = self.zygote_for(job, announce)
+        if self.zygote.refusal is not None:
+            return {"infrastructure": self.zygote.refusal}
+        folder = self.zygote.folder
+        if folder is None:
+            return self.run_tests(job)
+        with scratch.watched(folder, self.stop_programs) as overfull:
+            verdict = self.run_tests(job)
+        self.zygote.settle()
+        scratch.empty(folder)
+        if overfull.is_set() and verdict["status"] != "passed":
+            verdict["message"] = (
+                f"the program wrote more than {scratch.MOST_BYTES >> 20} MiB or {scratch.MOST_FILES} files"
+            )
+        return verdict
+
+    def stop_programs(self) -> None:
+        for child in self.children:
+            if child.running and child.runs_program:
+                os.kill(child.pid, signal.SIGKILL)  # its process id cannot belong to another process yet
+
+    def run_tests(self, job: dict) -> dict:
         self.start = time.monotonic()
         self.job = job
         self.deadline = self.start + job["timeout"]

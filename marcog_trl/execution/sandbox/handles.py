@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .operations import BINARY, ORDER, SPECIAL, UNARY
 from .values import IMMUTABLE
 
 
@@ -29,6 +28,18 @@ _OF_CLASSES = _OF_OBJECTS | frozenset(
 )
 _DATA = frozenset("builtins decimal fractions datetime collections uuid numpy".split())  # modules of plain values
 _AHEAD = 64  # items to ask for at once, of iterators that only iterate
+_OPERATORS = (
+    "add sub mul truediv floordiv mod matmul and or xor lshift rshift".split()
+)  # between objects of the program
+_BINARY = (*_OPERATORS, *(f"i{name}" for name in _OPERATORS if "shift" not in name), "pow", "ipow", "divmod")
+_UNARY = "neg pos abs invert round int float index complex bytes fspath reversed".split()
+ORDER = ("lt", "le", "gt", "ge")
+_OTHERS = "eq hash bool len iter next contains getitem setitem delitem call str repr format enter exit".split()
+_ASYNC = "await aiter anext aenter aexit".split()
+SPECIAL = frozenset(
+    f"__{name}__" for name in (*_BINARY, *(f"r{name}" for name in _OPERATORS), *_UNARY, *ORDER, *_OTHERS, *_ASYNC)
+)
+"""Names of the special methods that handles have if the program's objects have them."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +131,7 @@ def _is_special(name: str) -> bool:
 
 def _unreadable(thing: Any, name: str) -> AttributeError:
     """An error for a special attribute that tests cannot read, for example because a library would run what is in it."""
-    if session.ask("has", thing, name) is True:
+    if session.ask("hasattr", thing, name) is True:
         session.doubt(f"tests cannot read {name} of an object of the program")
     return AttributeError(f"an object of the program has no attribute {name!r}")
 
@@ -377,10 +388,6 @@ def _await(self: Any) -> Any:
     return coroutine(session.numbers[id(self)]).__await__()
 
 
-async def _anext(self: Any) -> Any:
-    return session.ask("anext", self)
-
-
 def _special(name: str) -> Callable:
     return lambda self, /, *args: session.ask("special", self, f"__{name}__", *args)
 
@@ -390,11 +397,11 @@ def _ask(name: str) -> Callable:
 
 
 SPECIAL_METHODS: dict[str, Callable] = {
-    **{f"__{name}__": _binary(name, False) for name in (*BINARY, "pow", "divmod")},
+    **{f"__{name}__": _binary(name, False) for name in _BINARY},
     **{f"__r{name}__": _binary(name, True) for name in ("add", "mul", "sub", "matmul", "and", "or", "xor")},
-    **{f"__{name}__": _unary(name) for name in UNARY},
+    **{f"__{name}__": _unary(name) for name in _UNARY},
     **{f"__{name}__": _order(name) for name in ORDER},
-    **{f"__{name}__": _special(name) for name in ("enter", "aenter", "aiter")},
+    **{f"__{name}__": _special(name) for name in ("enter", "aenter", "aiter", "anext")},
     **{f"__{name}__": _ask(name) for name in ("call", "getitem", "setitem", "delitem")},
     "__len__": lambda self: exact(session.ask("len", self), int),
     "__iter__": _iterate,
@@ -403,7 +410,6 @@ SPECIAL_METHODS: dict[str, Callable] = {
     "__exit__": _exit,
     "__aexit__": _async_exit,
     "__await__": _await,
-    "__anext__": _anext,
 }
 _OF_VALUES = (
     "__enter__",

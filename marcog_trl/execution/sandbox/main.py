@@ -22,7 +22,6 @@ else:
     from sandbox import wire
     from sandbox.confine import die_with_parent
     from sandbox.driver import Driver
-    from sandbox.zygotes import Zygotes
 sys.dont_write_bytecode = True  # of what programs import; the modules above are compiled only once
 sys.path.pop(0)
 sys.path[:] = [path for path in sys.path if os.path.abspath(path) != os.path.dirname(os.path.abspath(__file__))]
@@ -40,11 +39,10 @@ def main() -> None:
     _take_signals_back()
     if sys.platform.startswith("linux"):
         die_with_parent(ctypes.CDLL(None))
-    zygotes = Zygotes(wire.receive(sock), [sys.executable, *_OPTIONS, os.path.abspath(__file__), "zygote"])
-    wire.send(sock, zygotes.report())
-    if zygotes.plain.refusal is not None:
+    driver = Driver(wire.receive(sock), [sys.executable, *_OPTIONS, os.path.abspath(__file__), "zygote"])
+    wire.send(sock, driver.report())
+    if driver.zygote.refusal is not None:
         return
-    driver = Driver(zygotes.plain)
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     while True:
@@ -55,7 +53,7 @@ def main() -> None:
             job = wire.receive(sock, largest=1 << 31)  # the executor is trusted, and its tests may be large
         except EOFError:
             return
-        wire.send(sock, zygotes.run(driver, job, lambda: wire.send(sock, {"starting": True})))
+        wire.send(sock, driver.run(job, lambda: wire.send(sock, {"starting": True})))
 
 
 def _take_signals_back() -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import output, values, wire
-from .operations import BINARY, SPECIAL
+from .handles import ORDER, SPECIAL
 from .values import IMMUTABLE, plain, plain_base
 
 
@@ -98,41 +98,35 @@ def _setting(name: str, value: Any) -> None:
         importlib.import_module(name).seed(value)
 
 
-# What the tests can ask for. Arguments are objects of the program and values.
+def _text_of(function: Callable) -> Callable:
+    return lambda *args: str.__str__(function(*args))
+
+
+def _comparison(name: str) -> Callable:
+    return lambda a, b: bool(getattr(operator, name)(a, b))
+
+
+# What the tests can ask for beside builtin functions and operators. Arguments are objects of the program and values.
 OPERATIONS: dict[str, Callable] = {
     "call": lambda function, /, *args, **kwargs: function(*args, **kwargs),
     "method": lambda thing, name, /, *args, **kwargs: getattr(thing, name)(*args, **kwargs),
     "special": lambda thing, name, /, *args: getattr(type(thing), name)(thing, *args),
-    "getattr": getattr,
-    "has": hasattr,
-    "setattr": setattr,
-    "delattr": delattr,
-    "getitem": operator.getitem,
-    "setitem": operator.setitem,
-    "delitem": operator.delitem,
-    "contains": operator.contains,
     "eq": lambda a, b: bool(a == b) and not a != b,
-    **{name: lambda a, b, name=name: bool(getattr(operator, name)(a, b)) for name in ("lt", "le", "gt", "ge")},
-    **{name: getattr(operator, BINARY[name]) for name in BINARY},
-    "divmod": divmod,
-    "pow": pow,
-    "len": len,
-    "iter": iter,
+    **{name: _comparison(name) for name in ORDER},
+    **{function.__name__: _text_of(function) for function in (str, repr, format)},
     "next": _next,
-    "bool": bool,
-    "str": lambda thing: str.__str__(str(thing)),
-    "repr": lambda thing: str.__str__(repr(thing)),
-    "format": lambda thing, spec: str.__str__(format(thing, spec)),
     "exit": _exit,
     "await": _await,
-    "anext": lambda thing: _await(type(thing).__anext__(thing)),
     "resume": _resume,
     "state": _state,
     "plain": plain,
-    "dir": dir,
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
 }
+
+
+def _operation(name: str) -> Callable:
+    return OPERATIONS.get(name) or getattr(builtins, name, None) or getattr(operator, f"__{name}__")
 
 
 class Server:
@@ -448,7 +442,7 @@ class Server:
         try:
             for setting in frame.get("set", ()):
                 _setting(*setting)
-            value = OPERATIONS[frame["o"]](*args, **kwargs)
+            value = _operation(frame["o"])(*args, **kwargs)
         except BaseException as error:
             problem = error
         if not was_busy:

@@ -29,9 +29,9 @@ _MOST_COMPARED = 1000  # pairs of objects in one comparison
 # modules whose exceptions control a test run. If a program raises one, it has failed and nothing else happens.
 _CONTROLLING = frozenset(("unittest", "doctest", "bdb", "pdb"))
 # exceptions that an operation may end a loop with
-_ENDS: dict[str, Any] = {"getitem": IndexError, "anext": StopAsyncIteration}
+_ENDS: dict[str, Any] = {"getitem": IndexError, "await": StopAsyncIteration}
 # operations that change nothing in the program
-_LOOKS = frozenset("iter next len bool getitem contains getattr has str repr format eq state plain dir".split())
+_LOOKS = frozenset("iter next len bool getitem contains getattr hasattr str repr format eq state plain dir".split())
 
 
 class Session:

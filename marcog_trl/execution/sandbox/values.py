@@ -49,7 +49,7 @@ _CONTAINERS = {  # those that can change
     "C": collections.Counter,
 }
 _SEQUENCES = {"t": tuple, "f": frozenset, "vk": type({}.keys()), "vv": type({}.values()), "vi": type({}.items())}
-NODES = {kind: tag for tag, kind in _CONTAINERS.items()}
+NODES: dict[Any, str] = {kind: tag for tag, kind in _CONTAINERS.items()}
 _SEQUENCE_TAGS = {kind: tag for tag, kind in _SEQUENCES.items()}
 
 
