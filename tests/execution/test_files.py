@@ -126,15 +126,15 @@ FILLING = {
 # Refuses the system call that mounting needs, so that the scratch folder is an ordinary folder
 UNMOUNTABLE = """
 import ctypes, platform
-from marcog_trl.execution.sandbox import bpf
-libc, instructions, refusal = ctypes.CDLL(None, use_errno=True), bpf.Instructions(), bpf.Instructions()
+from marcog_trl.execution.sandbox import seccomp
+libc, instructions, refusal = ctypes.CDLL(None, use_errno=True), seccomp.Instructions(), seccomp.Instructions()
 machine = platform.machine()
-refusal.ret(bpf.ERRNO | 1)
+refusal.ret(seccomp.ERRNO | 1)
 instructions.load_number()
 instructions.when({"x86_64": 272, "aarch64": 97}[machine], refusal)
-instructions.ret(bpf.ALLOW)
+instructions.ret(seccomp.ALLOW)
 assert libc.prctl(38, 1, 0, 0, 0) == 0
-bpf.Filter(instructions, machine, libc).install(LISTEN)
+seccomp.Filter(instructions, machine, libc).install(LISTEN)
 """
 
 

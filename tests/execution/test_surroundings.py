@@ -63,9 +63,9 @@ SURROUNDINGS = {
     "memory for one program": "import resource\nresource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n",
     "time for one program": "import resource\nresource.setrlimit(resource.RLIMIT_CPU, (20, 20))\n",
     "a listener of its own": (
-        "import ctypes, platform\nfrom marcog_trl.execution.sandbox import bpf\nlibc = ctypes.CDLL(None, use_errno=True)\n"
-        "assert libc.prctl(38, 1, 0, 0, 0) == 0\ninstructions = bpf.Instructions()\ninstructions.ret(bpf.ALLOW)\n"
-        "bpf.Filter(instructions, platform.machine(), libc).install(listen=True)\n"
+        "import ctypes, platform\nfrom marcog_trl.execution.sandbox import seccomp\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        "assert libc.prctl(38, 1, 0, 0, 0) == 0\ninstructions = seccomp.Instructions()\ninstructions.ret(seccomp.ALLOW)\n"
+        "seccomp.Filter(instructions, platform.machine(), libc).install(listen=True)\n"
     ),
 }
 

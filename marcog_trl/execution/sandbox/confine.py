@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable
 
 from . import limits, seccomp, syscalls
-from .bpf import ANY_PID, Filter, Instructions
 from .landlock import Ruleset, readable_paths
+from .seccomp import ANY_PID, Filter, Instructions
 
 
 class Confinement:

@@ -5,6 +5,9 @@ their process. `None` means that an architecture does not have the call. Calls t
 makes filters from these tables.
 """
 
+from typing import Any
+
+
 Numbers = tuple[int | None, int | None]  # (x86_64, aarch64)
 
 COLUMNS = {"x86_64": 0, "aarch64": 1}
@@ -145,23 +148,32 @@ CHANGING_FOLDER: dict[str, Numbers] = {"chdir": (80, 49)}
 # What else programs with a scratch folder need: sqlite writes through to the disk
 WRITING_THROUGH: dict[str, Numbers] = {"fsync": (74, 82), "fdatasync": (75, 83), "fchdir": (81, 50)}
 
-# Calls whose arguments are checked, and the values that are allowed.
 CLONE, CLONE3, FORK = (56, 220), (435, 435), (57, None)
 KILL, TKILL, TGKILL = (62, 129), (200, 130), (234, 131)
-SOCKETPAIR, SENDTO, SECCOMP, PRCTL = (53, 199), (44, 206), (317, 277), (157, 167)
-IOCTL, IOCTLS = (16, 29), (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
-"""TCGETS (is this a terminal?), TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX"""
-FCNTL, FCNTLS, FCNTL_LOCKS = (72, 25), (0, 1, 2, 3, 4, 1030), (5, 6, 7)
-"""Duplicating descriptors, and flags of the process's own descriptors; not owners, leases or seals. Other processes see locks,
-so only programs with a scratch folder may take them, as sqlite must."""
-PRLIMIT = (302, 261)
-"""Limits of this process only (the first argument is 0), which can only be lowered."""
-SCHED_GETAFFINITY = (204, 123)
-"""Cores of this process only (the first argument is 0)."""
-CLOCKS: tuple[Numbers, ...] = ((228, 113), (229, 114), (230, 115))
-"""clock_gettime, clock_getres, clock_nanosleep: clocks of the system and of this process, whose numbers are below 12. The CPU
-clocks of other processes have negative numbers."""
-MADVISE, ADVICE = (28, 233), (0, 1, 2, 3, 4, 8, 14, 15, 16, 17)
-"""What allocators tell the kernel about their memory; nothing that empties the page cache, which all processes share."""
-GETSOCKOPT, SOCKET_OPTIONS = (55, 209), (3, 4, 38, 39)
-"""SO_TYPE, SO_ERROR, SO_PROTOCOL, SO_DOMAIN: how a socket object learns what its descriptor is; nothing about its peer."""
+SECCOMP, PRCTL, SCHED_GETAFFINITY = (317, 277), (157, 167), (204, 123)
+
+# Calls that are allowed if their arguments pass all checks. A check is the index of an argument (and a half: its upper 32
+# bits), what to check, and a value: "in" a tuple, "most" a number, "any" or "none" of the bits
+Checks = tuple[tuple[float, str, Any], ...]
+_FCNTLS = (0, 1, 2, 3, 4, 1030)  # duplicating, and flags of the process's own descriptors; not owners, leases or seals
+FCNTL: tuple[Numbers, Checks] = ((72, 25), ((1, "in", _FCNTLS),))
+# other processes see locks, so only programs with a scratch folder may take them, as sqlite must
+FCNTL_WITH_LOCKS: tuple[Numbers, Checks] = ((72, 25), ((1, "in", (*_FCNTLS, 5, 6, 7)),))
+_CLOCK: Checks = ((0, "most", 11),)  # clocks of the system and of this process; those of others have negative numbers
+CHECKED: tuple[tuple[Numbers, Checks], ...] = (
+    # ioctl: TCGETS (is this a terminal?), TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
+    ((16, 29), ((1, "in", (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)),)),
+    ((302, 261), ((0, "in", (0,)),)),  # prlimit64: limits of this process only, which can only be lowered
+    # madvise: what allocators tell about their memory; nothing that empties the page cache, which all processes share
+    ((28, 233), ((2, "in", (0, 1, 2, 3, 4, 8, 14, 15, 16, 17)),)),
+    ((228, 113), _CLOCK),  # clock_gettime
+    ((229, 114), _CLOCK),  # clock_getres
+    ((230, 115), _CLOCK),  # clock_nanosleep
+    # socketpair: AF_UNIX and SOCK_STREAM, with flags, which reaches no other process
+    ((53, 199), ((0, "in", (1,)), (1, "in", (1, 0o4001, 0o2000001, 0o2004001)))),
+    # sendto: without an address, to the other end of a pair, and without urgent bytes, which `recv` leaves unread
+    ((44, 206), ((4, "in", (0,)), (4.5, "in", (0,)), (3, "none", 1))),
+    # getsockopt: SO_TYPE, SO_ERROR, SO_PROTOCOL, SO_DOMAIN, by which a socket object learns what its descriptor is
+    ((55, 209), ((1, "in", (1,)), (2, "in", (3, 4, 38, 39)))),
+    (SECCOMP, ((0, "in", (1,)), (1, "in", (0,)))),  # one more filter
+)
