@@ -29,7 +29,7 @@ from marcog_trl.cli.parsing import Parser
 from marcog_trl.cli.progress import hide_bars_of_libraries
 from marcog_trl.endpoints import EndpointError
 from marcog_trl.execution.__main__ import read_file
-from marcog_trl.execution.formats import guess_format, split_asserts
+from marcog_trl.execution.analysis import guess_format, split_asserts
 from marcog_trl.problems.tests import helpers_before
 from marcog_trl.team.team import Answer
 

@@ -16,8 +16,7 @@ Or from a shell: `python -m marcog_trl.execution file.py --tests tests.py`.
 The folder's README says how this works, what it promises and what it does not.
 """
 
-from .cores import available_cores
-from .executor import CodeExecutor, shared_executor
+from .executor import CodeExecutor, available_cores, shared_executor
 from .isolation import Isolation
 from .jobs import Job, TestResult, Verdict
 from .tool import python_tool

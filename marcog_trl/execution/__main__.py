@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+from .analysis import TestFormat, guess_format, split_asserts
 from .executor import CodeExecutor
-from .formats import guess_format, split_asserts
 from .isolation import ISOLATION_LEVELS
-from .jobs import TEST_FORMATS, Job, TestFormat, plan
+from .jobs import TEST_FORMATS, Job, plan
 
 
 class OneLineParser(argparse.ArgumentParser):

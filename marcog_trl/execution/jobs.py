@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from . import analysis, refusals
-from .files import uses_files
-from .sandbox import assertions, values
+from . import analysis
+from .analysis import TestFormat
+from .sandbox import values
 
 
-TestFormat = Literal["asserts", "check", "stdio", "unittest"]
 LEAST_MEMORY_MB = 64  # most of it is for the interpreter itself
 TEST_FORMATS = ("asserts", "check", "stdio", "unittest")
 Status = Literal["passed", "failed", "timeout", "error", "infrastructure"]
@@ -243,7 +242,7 @@ def _plan(test_format: str, tests: str | tuple, setup: str, entry_point: str | N
         checker = any(isinstance(node, ast.FunctionDef) and node.name == "check_output" for node in setup_tree.body)
         _refuse(ast.walk(setup_tree))
         codes = (_code(setup_tree, "<setup>"),)
-        return Plan(len(tests), (), checker=checker, files=uses_files(ast.walk(setup_tree)), codes=codes)
+        return Plan(len(tests), (), checker=checker, files=analysis.uses_files(ast.walk(setup_tree)), codes=codes)
     try:
         exports, modules = analysis.exports(list(sources.values()), trees, entry_point)
     except SyntaxError:
@@ -254,25 +253,25 @@ def _plan(test_format: str, tests: str | tuple, setup: str, entry_point: str | N
             if not tree.body:
                 raise UnusableTests(f"tests[{k}] holds no statement")
         calls = _calls([tree.body for tree in rest], exports, setup_tree)
-        return Plan(len(rest), exports, modules, **_reach(sources, trees, calls, assertions.explained))
+        return Plan(len(rest), exports, modules, **_reach(sources, trees, calls, analysis.explained))
     (tree,) = rest
     if test_format == "unittest":
         names = analysis.test_methods(ast.Module([*setup_tree.body, *tree.body], []))
         if not names and not any(isinstance(node, ast.ClassDef) and node.bases for node in ast.walk(tree)):
             raise UnusableTests("test_format='unittest' needs a TestCase class with at least one test method")
         return Plan(max(1, len(names)), exports, modules, names, **_reach(sources, trees, None, lambda tree: tree))
-    check = assertions.check_function(tree)
+    check = analysis.check_function(tree)
     if check is None:
         raise UnusableTests(
             f"tests={tests!r:.80} must define a function check(candidate), because test_format='check'"
         )
     if entry_point is None:
         raise ValueError("test_format='check' needs entry_point, the name of the function that is passed as candidate")
-    units = assertions.units(check)
+    units = analysis.units(check)
     calls = None
-    if units and assertions.is_plain_check(tree, check):
+    if units and analysis.is_plain_check(tree, check):
         calls = _calls([[unit] for unit in units], (check.args.args[0].arg,), setup_tree, rename=entry_point)
-    reach = _reach(sources, trees, calls, lambda tree: assertions.instrumented(tree, check))
+    reach = _reach(sources, trees, calls, lambda tree: analysis.instrumented(tree, check))
     return Plan(max(1, len(units)), exports, modules, counted=bool(units), **reach)
 
 
@@ -285,16 +284,16 @@ def _reach(
     """What tests do besides calling the program, as arguments of `Plan`. The set-up comes first. `rewrite` changes the tests so
     that the judge can tell them apart and explain them."""
     if calls is not None:  # the tests are not run
-        return {"calls": calls, "files": uses_files(ast.walk(trees[0]))}
+        return {"calls": calls, "files": analysis.uses_files(ast.walk(trees[0]))}
     _check_compiles(sources)
     nodes = [node for tree in trees for node in ast.walk(tree)]
     _refuse(nodes)
     codes = [_code(trees[0], "<setup>"), *(_code(rewrite(tree), "<tests>") for tree in trees[1:])]
-    return {"seeded": analysis.seeded_modules(nodes), "files": uses_files(nodes), "codes": tuple(codes)}
+    return {"seeded": analysis.seeded_modules(nodes), "files": analysis.uses_files(nodes), "codes": tuple(codes)}
 
 
 def _refuse(nodes: Iterable[ast.AST]) -> None:
-    reason = refusals.reason(nodes)
+    reason = analysis.refusal(nodes)
     if reason is not None:
         raise UnusableTests(reason)
 
@@ -313,7 +312,7 @@ def _calls(
     codec = values.Codec(0, _uncrossable, _uncrossable, shared=False)
     calls: list[dict[str, Any]] = []
     for body in bodies:
-        test = assertions.direct(body[0]) if len(body) == 1 else None
+        test = analysis.direct(body[0]) if len(body) == 1 else None
         if test is None or test.name not in exports:
             return None
         try:

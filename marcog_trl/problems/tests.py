@@ -7,7 +7,7 @@ import builtins
 from io import StringIO
 from typing import Any
 
-from marcog_trl.execution.formats import split_asserts
+from marcog_trl.execution.analysis import split_asserts
 from marcog_trl.parsing.syntax import bound_names, combine, find, parse, top_level
 
 

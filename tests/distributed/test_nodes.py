@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from marcog_trl.execution.cores import available_cores
+from marcog_trl.execution import available_cores
 
 
 ROOT = Path(__file__).parents[2]

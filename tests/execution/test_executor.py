@@ -327,7 +327,7 @@ def test_many_jobs_leave_nothing_behind(executor):
 
 
 def test_workers_share_the_node(monkeypatch):
-    monkeypatch.setattr("marcog_trl.execution.cores.available_cores", lambda: 8)
+    monkeypatch.setattr("marcog_trl.execution.executor.available_cores", lambda: 8)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     assert CodeExecutor(isolation="best_effort").num_workers == 2
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "16")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from marcog_trl.execution import CodeExecutor, Job, isolation
-from marcog_trl.execution.files import uses_files
+from marcog_trl.execution.analysis import uses_files
 from marcog_trl.execution.sandbox import scratch
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from marcog_trl.execution import CodeExecutor, Job, isolation, pool
-from marcog_trl.execution.sandbox import landlock
+from marcog_trl.execution.sandbox import confine
 
 
 GOOD = Job("def f(x): return x + 1", ["assert f(1) == 2"])
@@ -171,12 +171,12 @@ def test_a_rule_that_the_kernel_refuses(tmp_path):
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
-    rules = landlock.Ruleset(libc, strict=False)
+    rules = confine.Ruleset(libc, strict=False)
     rules.read("/proc/self/ns/net")  # of a file system that Landlock does not know
     rules.read(str(tmp_path))
     assert rules.left_out == ["/proc/self/ns/net"]
     with pytest.raises(OSError, match="Landlock rule for /proc/self/ns/net"):
-        landlock.Ruleset(libc, strict=True).read("/proc/self/ns/net")
+        confine.Ruleset(libc, strict=True).read("/proc/self/ns/net")
 
 
 @pytest.mark.skipif(not all(isolation.probe()), reason="Landlock or seccomp are missing")

@@ -1,19 +1,34 @@
-"""Confines a process and its children with Landlock, seccomp and resource limits, through ctypes.
+"""Confines a process and its children with Landlock, seccomp, resource limits and mounts, through ctypes.
 
 `confine_process` is called once, in a process that may fork. `confine_child` is called after each fork; it forbids the child
 to fork and to signal other processes.
 """
 
 import ctypes
+import glob
 import os
 import platform
 import struct
 import sys
 from collections.abc import Callable
 
-from . import limits, seccomp, syscalls
-from .landlock import Ruleset, readable_paths
-from .seccomp import ANY_PID, Filter, Instructions
+from . import limits, syscalls
+from .seccomp import ANY_PID, Filter, Instructions, child_filter, process_filter, thread_filter
+
+
+# Landlock: the same numbers on all architectures
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_RULE_PATH_BENEATH = 1
+_WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE = 1 << 1, 1 << 2, 1 << 3, 1 << 14
+_REMOVE_DIR, _REMOVE_FILE, _MAKE_DIR, _MAKE_REG, _MAKE_SYM, _REFER = 1 << 4, 1 << 5, 1 << 7, 1 << 8, 1 << 12, 1 << 13
+_SCRATCH = _WRITE_FILE | _READ_FILE | _READ_DIR | _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG | _MAKE_SYM
+# Mounting
+MOST_BYTES, MOST_FILES = 64 << 20, 1024  # bytes in total, files and folders in total
+_NEWNS, _NEWUSER = 0x20000, 0x10000000
+_PRIVATE = 0x44000  # MS_REC | MS_PRIVATE
+_MOUNT_SETATTR = 442  # the system call, on all architectures
+_NOATIME, _ATIME_BITS, _SLAVE, _RECURSIVE = 0x10, 0x70, 0x80000, 0x8000
+_MOUNT_FLAGS = 0xE  # MS_NOSUID | MS_NODEV | MS_NOEXEC
 
 
 class Confinement:
@@ -40,7 +55,7 @@ class Confinement:
         self.left_out: list[str] = []
         self.machine = platform.machine()
         self.libc = ctypes.CDLL(None, use_errno=True)
-        self.child_filter = self._filter(_child_filter(self.machine)) if seccomp else None
+        self.child_filter = self._filter(child_filter(self.machine, ANY_PID)) if seccomp else None
 
     def confine_process(self, parent: int, hand_over: Callable[[int | None], None]) -> None:
         """
@@ -72,7 +87,7 @@ class Confinement:
         abi = self._restrict_files() if self.landlock else 0
         hand_over(self._listen_for_threads() if self.seccomp else None)
         if self.seccomp:
-            self._filter(seccomp.process_filter(self.machine, abi, self.folder is not None)).install()
+            self._filter(process_filter(self.machine, abi, self.folder is not None)).install()
 
     def confine_child(self) -> None:
         """
@@ -93,7 +108,7 @@ class Confinement:
 
     def _listen_for_threads(self) -> int | None:
         try:
-            return self._filter(seccomp.thread_filter(self.machine)).install(listen=True)
+            return self._filter(thread_filter(self.machine)).install(listen=True)
         except OSError:
             return None  # an old kernel, or an inherited filter that already has a listener
 
@@ -119,10 +134,6 @@ class Confinement:
             raise OSError(ctypes.get_errno(), "capset: " + os.strerror(ctypes.get_errno()))
 
 
-def _child_filter(machine: str) -> Instructions:
-    return seccomp.child_filter(machine, ANY_PID)
-
-
 _ZERO, _SIGKILL = ctypes.c_ulong(0), ctypes.c_ulong(9)
 
 
@@ -138,3 +149,126 @@ def _volunteer_for_the_oom_killer() -> None:
             file.write("900")
     except OSError:
         pass  # without /proc, the kernel chooses by size
+
+
+class Ruleset:
+    """
+    A set of rules.
+
+    Args:
+        libc (`ctypes.CDLL`): The C library, with `use_errno`.
+        strict (`bool`): Whether to raise an error if the kernel refuses a rule. Otherwise the rule is left out, and programs
+            cannot use the path.
+
+    Attributes:
+        abi (`int`): Version of Landlock.
+        left_out (`list[str]`): Paths whose rules the kernel refused.
+
+    Raises:
+        OSError: If the kernel refuses.
+    """
+
+    def __init__(self, libc: ctypes.CDLL, strict: bool):
+        self.libc = libc
+        self.strict = strict
+        self.left_out: list[str] = []
+        self.abi = libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1)
+        if self.abi < 1:
+            raise _error("Landlock")
+        self.handled = (1 << 13) - 1
+        self.handled |= sum(bit for version, bit in ((2, _REFER), (3, _TRUNCATE), (5, 1 << 15)) if self.abi >= version)
+        attributes = struct.pack("QQQ", self.handled, 3, 3)[: 8 if self.abi < 4 else 16 if self.abi < 6 else 24]
+        self.fd = libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
+        if self.fd < 0:
+            raise _error("Landlock")
+
+    def read(self, path: str) -> None:
+        """Allows reading a file, or a folder and everything in it."""
+        self._allow(path, _READ_FILE | (_READ_DIR if os.path.isdir(path) else 0))
+
+    def write(self, path: str) -> None:
+        """Allows reading and writing one file."""
+        self._allow(path, _READ_FILE | _WRITE_FILE | _TRUNCATE)
+
+    def use(self, folder: str) -> None:
+        """Allows everything in a folder except executing files and making devices, pipes and sockets."""
+        self._allow(folder, _SCRATCH | _TRUNCATE | _REFER)
+
+    def restrict(self) -> None:
+        """Applies the rules to this process and its future children."""
+        if self.libc.syscall(_RESTRICT_SELF, self.fd, 0) != 0:
+            raise _error("Landlock")
+        os.close(self.fd)
+
+    def _allow(self, path: str, access: int) -> None:
+        try:
+            fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except OSError:
+            return  # a missing file needs no rule
+        try:
+            rule = struct.pack("=Qi", access & self.handled, fd)
+            if self.libc.syscall(_ADD_RULE, self.fd, _RULE_PATH_BENEATH, rule, 0) != 0:
+                if self.strict:
+                    raise _error(f"Landlock rule for {path}")
+                self.left_out.append(path)
+        finally:
+            os.close(fd)
+
+
+def _error(what: str) -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def readable_paths() -> list[str]:
+    """Paths that every program may read: the standard library, shared libraries, time zones, `/dev/zero` and `/dev/random`.
+    Installed packages are not among them, because they may contain test data."""
+    library = os.path.dirname(os.__file__)
+    readable = [
+        os.path.join(library, name) for name in os.listdir(library) if name not in ("site-packages", "dist-packages")
+    ]
+    zipped = os.path.join(os.path.dirname(library), f"python{sys.version_info[0]}{sys.version_info[1]}.zip")
+    readable.append(zipped)
+    machine = platform.machine()
+    for folder in ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", os.path.join(sys.base_prefix, "lib")):
+        readable += [*glob.glob(os.path.join(folder, "lib*.so*")), os.path.join(folder, f"{machine}-linux-gnu")]
+    return [*readable, "/etc/ld.so.cache", "/usr/share/zoneinfo", "/dev/urandom", "/dev/random", "/dev/zero"]
+
+
+def keep_access_times() -> None:
+    """Stops reading from changing when a file was last read, which other programs could see. Without the right to mount, the
+    kernel may still change it, by default at most once a day for each file."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    attributes = struct.pack("QQQQ", _NOATIME, _ATIME_BITS, _SLAVE, 0)
+    if libc.unshare(_NEWNS) == 0:
+        libc.syscall(_MOUNT_SETATTR, -100, b"/", _RECURSIVE, attributes, ctypes.c_size_t(len(attributes)))
+
+
+def mount(folder: str) -> bool:
+    """Mounts a file system in memory on the folder, for this process and its children; returns `False` if that fails."""
+    pid = os.fork()  # tries it first in another process, because a failure may leave its process half changed
+    if pid == 0:
+        os._exit(0 if _mount(folder) else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0 and _mount(folder)
+
+
+def _mount(folder: str) -> bool:
+    libc, user, group = ctypes.CDLL(None, use_errno=True), os.geteuid(), os.getegid()
+    if libc.unshare(_NEWNS) != 0:
+        if libc.unshare(_NEWNS | _NEWUSER) != 0:
+            return False
+        try:
+            for name, text in (
+                ("setgroups", "deny"),
+                ("uid_map", f"{user} {user} 1"),
+                ("gid_map", f"{group} {group} 1"),
+            ):
+                with open(f"/proc/self/{name}", "w") as file:
+                    file.write(text)
+        except OSError:
+            return False
+    options = f"size={MOST_BYTES},nr_inodes={MOST_FILES},mode=700".encode()
+    return (
+        libc.mount(b"none", b"/", None, ctypes.c_ulong(_PRIVATE), None) == 0
+        and libc.mount(b"tmpfs", folder.encode(), b"tmpfs", ctypes.c_ulong(_MOUNT_FLAGS), options) == 0
+    )

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from .mount import MOST_BYTES, MOST_FILES
+from .confine import MOST_BYTES, MOST_FILES
 
 
 _PREFIX = "marcog-scratch-"
