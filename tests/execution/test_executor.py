@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from watching import below, gone, run_in_time, wait_until
+from watching import below, ended, gone, run_in_time, wait_until
 
 from marcog_trl.execution import CodeExecutor, Job, shared_executor
 
@@ -197,7 +197,7 @@ def worker_with_a_job(executor):
 
     def has_one():
         found[:] = [worker.process.pid for worker in executor._pool.workers if worker.task is not None and worker.sock]
-        return any(len(below(pid)) > 1 for pid in found)  # its zygote and a child
+        return any(not ended(pid) and len(below(pid)) > 1 for pid in found)  # its zygote and a child
 
     assert wait_until(has_one)
     return found[0]

@@ -211,6 +211,7 @@ class TestRecord:
 def serve(control: socket.socket, payload: dict, fd: int | None) -> None:
     """Runs the tests of a payload against the solution process behind `fd`."""
     output.recorder.leave_warnings()
+    session.bound_recursion()
     Judge(control, payload).run(fd)
 
 

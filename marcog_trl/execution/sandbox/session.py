@@ -4,6 +4,7 @@ import _thread
 import builtins
 import importlib
 import inspect
+import resource
 import socket
 import sys
 import types
@@ -25,6 +26,8 @@ _PLAIN = frozenset((int, float, str, bytes, bool, type(None)))
 _MOST_TOLD = 64  # items of an argument that are remembered as shown to the program
 _CATCH_ALL = (Exception, BaseException, AssertionError)
 _MOST_SAID = 64  # exceptions of the program to remember
+_STACK = 64 << 20  # bytes; the kernel keeps 128 MiB free for a stack to grow
+_LEVEL = 4096  # bytes of the stack that a level of recursion takes at most
 _MOST_COMPARED = 1000  # pairs of objects in one comparison
 # modules whose exceptions control a test run. If a program raises one, it has failed and nothing else happens.
 _CONTROLLING = frozenset(("unittest", "doctest", "bdb", "pdb"))
@@ -465,11 +468,12 @@ def _parameters(function: Any) -> list | None:
 # What tests set for their process, and the program's process gets with the next request
 
 seeds: list[list] = []  # calls of `random.seed` since the last request
+_recursion: list[int] = []  # recursion limits that were asked for
 
 
 def settings() -> dict[str, Any]:
     """Settings of this process that programs are run with."""
-    found: dict[str, Any] = {"recursion": sys.getrecursionlimit()}
+    found: dict[str, Any] = {"recursion": _recursion[-1] if _recursion else sys.getrecursionlimit()}
     decimal = sys.modules.get("decimal")
     if decimal is not None:
         context = decimal.getcontext()
@@ -488,3 +492,18 @@ def note_seeds(name: str) -> None:
         seeds.append([name, value if type(value) in (int, float, str) else None])
 
     module.seed = noting
+
+
+def bound_recursion() -> None:
+    """Keeps a high recursion limit of the tests from ending this process: it holds for the program, and here as far as the stack
+    reaches."""
+    hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
+    stack = _STACK if hard == resource.RLIM_INFINITY else min(_STACK, hard)
+    resource.setrlimit(resource.RLIMIT_STACK, (stack, hard))
+    set_limit = sys.setrecursionlimit
+
+    def setrecursionlimit(limit: int, /) -> None:
+        set_limit(min(limit, stack // _LEVEL))
+        _recursion.append(limit)
+
+    sys.setrecursionlimit = setrecursionlimit
