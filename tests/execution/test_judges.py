@@ -70,7 +70,7 @@ def test_siblings_get_the_verdicts_that_they_get_alone(executor, test_format):
     assert {alone[name][0] for name in PROGRAMS if "right" not in name and name != "prints"} == {
         "failed", "error", "timeout"
     }  # fmt: skip
-    names = [*PROGRAMS, *PROGRAMS]
+    names = list(PROGRAMS)
     random.Random(0).shuffle(names)
     for name, verdict in zip(names, executor.run(jobs(test_format, names)), strict=True):
         assert outcome(verdict) == alone[name], name

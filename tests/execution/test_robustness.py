@@ -104,27 +104,37 @@ def owner(script):
     )
 
 
-OWNERS = {
-    "an exception under with": "with executor:\n    future = executor.submit([busy] * 3)\n    time.sleep(0.2)\n    print('now', flush=True)\n    raise ValueError",
-    "an exception without with": "future = executor.submit([busy] * 3)\ntime.sleep(0.2)\nprint('now', flush=True)\nraise ValueError",
-    "an exit in another thread's wait": "thread = threading.Thread(target=lambda: executor.run([busy]), daemon=True)\nthread.start()\ntime.sleep(0.2)\nprint('now', flush=True)\nsys.exit(1)",
+NOW = "time.sleep(0.2)\nprint('now', flush=True)\n"
+OWNERS = {  # what the owner does, and the signal that it gets
+    "an exception under with": ("with executor:\n    future = executor.submit([busy] * 3)\n    time.sleep(0.2)\n    print('now', flush=True)\n    raise ValueError", None),
+    "an exception without with": (f"future = executor.submit([busy] * 3)\n{NOW}raise ValueError", None),
+    "an exit in another thread's wait": (
+        f"thread = threading.Thread(target=lambda: executor.run([busy]), daemon=True)\nthread.start()\n{NOW}sys.exit(1)", None
+    ),
     # what runs in the background of a shell ignores interrupts, and so would its children
-    "an interrupt": "signal.signal(signal.SIGINT, signal.default_int_handler)\nprint('now', flush=True)\nexecutor.run([busy] * 3)",
-    "SIGTERM with a handler": "signal.signal(signal.SIGTERM, lambda *a: sys.exit(1))\nprint('now', flush=True)\nexecutor.run([busy] * 3)",
-    "os._exit": "executor.submit([busy] * 3)\ntime.sleep(0.2)\nprint('now', flush=True)\nos._exit(1)",
+    "an interrupt": (
+        f"signal.signal(signal.SIGINT, signal.default_int_handler)\n{NOW}executor.run([busy] * 3)", signal.SIGINT
+    ),
+    "SIGTERM with a handler": (
+        f"signal.signal(signal.SIGTERM, lambda *a: sys.exit(1))\n{NOW}executor.run([busy] * 3)", signal.SIGTERM
+    ),
+    "SIGTERM": (f"executor.submit([busy] * 3)\n{NOW}time.sleep(60)", signal.SIGTERM),
+    "SIGKILL": (f"executor.submit([busy] * 3)\n{NOW}time.sleep(60)", signal.SIGKILL),
+    "os._exit": (f"executor.submit([busy] * 3)\n{NOW}os._exit(1)", None),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OWNERS)
 def test_nothing_survives_the_owner(name):
-    process = owner(OWNERS[name])
+    script, number = OWNERS[name]
+    process = owner(script)
     workers = [int(pid) for pid in process.stdout.readline().split()]
     everything = {*workers, *(pid for worker in workers for pid in below(worker))}
     assert process.stdout.readline() == "now\n"
     everything |= {pid for worker in workers for pid in below(worker)}
-    if "interrupt" in name or "SIGTERM" in name:
+    if number is not None:
         time.sleep(0.2)
-        process.send_signal(signal.SIGINT if "interrupt" in name else signal.SIGTERM)
+        process.send_signal(number)
     assert process.wait(timeout=10) != 0
     assert len(workers) == 2 and len(everything) >= 4 and gone(everything)
 
