@@ -104,6 +104,24 @@ class Consult:
         object.__setattr__(self, "questions", tuple(self.questions))
 
 
+LATER = object()
+"""What an advisor answers to a question that has no answer yet. The episode asks it again, while others go on."""
+
+
+class EpisodeFailed(Exception):
+    """
+    Raised by `play` to end an episode that failed. Its solution is an empty text.
+
+    Args:
+        reason (`str`): Why it failed.
+        masks (`bool`, *optional*, defaults to `True`): Whether it is left out of all losses.
+    """
+
+    def __init__(self, reason: str, masks: bool = True):
+        super().__init__(reason)
+        self.masks = masks
+
+
 RequestGenerator = Generator[Mapping[Any, Prompt] | Execute | Consult, Any, str | None]
 """Type of `Workflow.play`: yields requests, receives `{agent name: text}`, verdicts or answers, and may return the solution.
 The keys of a request for replies are names of agents or [`Slot`]s."""
@@ -138,6 +156,8 @@ class Workflow:
             turn.
         needs_tests (`bool`, defaults to `False`): Whether `play` uses the tests of a problem.
         needs_entry_point (`bool`, defaults to `False`): Whether a problem must have an `entry_point`.
+        replayable (`bool`, defaults to `True`): Whether `play` is deterministic, so that episodes can branch.
+        may_fail (`bool`, defaults to `False`): Whether `play` may raise [`EpisodeFailed`]. If all episodes fail, it is an error.
         source_file ([`WorkflowFile`], *optional*): Set if the workflow was loaded from a file by name, `"my_team.py:Debate"`.
     """
 
@@ -145,6 +165,8 @@ class Workflow:
     num_turns: int = 1
     needs_tests: bool = False
     needs_entry_point: bool = False
+    replayable: bool = True
+    may_fail: bool = False
     source_file: WorkflowFile | None = None
 
     @cached_property
@@ -164,7 +186,8 @@ class Workflow:
             turn ends with a request for slots of a later turn, or when the generator returns.
 
             A reply fills the next slot of its agent. If an optional reply was left out, that is the wrong slot: use the
-            slot as the key instead of the agent's name. The response is keyed by the agent's name in both cases.
+            slot as the key instead of the agent's name. The response is keyed by the agent's name in both cases, but for
+            an agent that is asked for several slots at once, whose replies are keyed by the slots.
 
             ```python
             slots = (Slot("coder"), Slot("coder", act=1), Slot("coder", turn=1))

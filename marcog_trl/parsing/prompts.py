@@ -1,6 +1,8 @@
 """The text of prompts, which may be plain text or chat messages."""
 
-from collections.abc import Mapping
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -10,6 +12,43 @@ from marcog_trl.parsing.syntax import Function, find, parse
 
 Prompt = str | list[dict[str, str]]
 """Plain text, or chat messages with the keys `role` and `content`."""
+
+
+class ToolChat(list):
+    """
+    Chat messages of an agent that may answer with calls of tools, which whoever asked it runs.
+
+    Args:
+        messages (`list[dict]`): The messages.
+        tools (`list[dict]`): JSON schemas of the tools, as chat templates describe them.
+    """
+
+    def __init__(self, messages: Iterable[dict[str, Any]], tools: list[dict[str, Any]]):
+        super().__init__(messages)
+        self.tools = tools
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()} {self.tools}"
+
+
+class ToolCalls(str):
+    """
+    The text of a reply that calls tools.
+
+    Args:
+        text (`str`): The text beside the calls.
+        calls (`list[dict]`): The calls, in the format of chat templates.
+    """
+
+    calls: list[dict[str, Any]]
+
+    def __new__(cls, text: str, calls: list[dict[str, Any]]) -> ToolCalls:
+        made = super().__new__(cls, text)
+        made.calls = calls
+        return made
+
+    def __getnewargs__(self) -> tuple[str, list[dict[str, Any]]]:
+        return str(self), self.calls
 
 
 def messages_of(prompt: Prompt) -> list[dict[str, str]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from marcog_trl.parsing.prompts import Prompt
+from marcog_trl.parsing.prompts import Prompt, ToolChat
 
 
 _PROBE = "ec2c7a1f"  # occurs in no chat template
@@ -26,7 +26,8 @@ def with_system_prompt(prompt: Prompt, system_prompt: str | None) -> Prompt:
     """
     if system_prompt is None or isinstance(prompt, str) or any(message["role"] == "system" for message in prompt):
         return prompt
-    return [{"role": "system", "content": system_prompt}, *prompt]
+    chat = [{"role": "system", "content": system_prompt}, *prompt]
+    return ToolChat(chat, prompt.tools) if isinstance(prompt, ToolChat) else chat
 
 
 def as_text(messages: Sequence[Mapping[str, Any]]) -> str:

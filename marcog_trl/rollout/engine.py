@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from marcog_trl.agents import Advisor, Consult, Execute, Prompt, Workflow
+from marcog_trl.agents import LATER, Advisor, Consult, Execute, Prompt, Workflow
 from marcog_trl.execution import CodeExecutor, shared_executor
+from marcog_trl.parsing.prompts import ToolChat
 from marcog_trl.rollout.chats import as_text, render
 from marcog_trl.rollout.player import EpisodePlayer
 from marcog_trl.rollout.records import AsGiven, Episode, Request, Response, Row
@@ -102,8 +103,16 @@ def play_tree(
         TypeError, ValueError: As [`play`]. `ValueError` also if agents do not speak at the same moment in cross mode.
     """
     workflow.validate()
+    if tree.branches_later and not workflow.replayable:
+        raise ValueError(
+            f"{type(workflow).__name__} cannot branch, because replayable=False says that its episodes cannot be replayed. Set "
+            "replayable=True if it asks the same, given the same replies, or train without credit='counterfactual', "
+            "turn_tree and joint_mode='cross'."
+        )
     engine = _Engine(generate, encode, decode, executor, sum_over_processes)
     players = [EpisodePlayer(workflow, problem, index) for index, problem in enumerate(problems)]
+    if not workflow.replayable:  # even the first requests of siblings may differ
+        players, tree = _forks(players, tree.branches[0]), tree.without_root
     turns: list[list[Episode]] = []
     for turn in range(workflow.num_turns):
         for level in tree.levels_of(turn):
@@ -125,6 +134,9 @@ def play_tree(
                 over = player.goes_on(turn) and is_over is not None and is_over(player.episode)
                 if over or (branches and player.episode.masked):
                     player.stop()
+    failed = [player.episode.failure for player in players if player.episode.failure is not None]
+    if workflow.may_fail and players and sum_over_processes(len(players) - len(failed)) == 0:
+        raise ValueError(f"All episodes failed. The first one, because {failed[0] if failed else 'others did'}")
     for player in players:
         if isinstance(player.request, dict):
             raise ValueError(
@@ -150,10 +162,13 @@ class _Engine:
     stage: int = 0
 
     def advance(self, players: list[EpisodePlayer]) -> None:
-        """Run code and ask advisors until each episode waits for replies or is over."""
+        """Run code and ask advisors until each episode waits for replies, is over, or has an advisor that answers later."""
+        late: set[EpisodePlayer] = set()
         while True:
             executing = [player for player in players if isinstance(player.request, Execute)]
-            consulting = [player for player in players if isinstance(player.request, Consult)]
+            consulting = [p for p in players if isinstance(p.request, Consult) and p not in late]
+            if late and not executing and not consulting and not any(isinstance(p.request, dict) for p in players):
+                consulting, late = list(late), set()  # nobody else can go on
             if executing:
                 jobs = [job for player in executing for job in player.request.jobs]  # type: ignore[union-attr]
                 verdicts = iter(self.executor().run(jobs))
@@ -164,12 +179,13 @@ class _Engine:
                 for player in consulting:
                     asked.setdefault(player.request.advisor, []).append(player)  # type: ignore[union-attr]
                 for advisor, waiting in asked.items():
-                    self._consult(advisor, waiting)
+                    late |= self._consult(advisor, waiting)
             else:
                 return
 
     @staticmethod
-    def _consult(advisor: Advisor, players: list[EpisodePlayer]) -> None:
+    def _consult(advisor: Advisor, players: list[EpisodePlayer]) -> set[EpisodePlayer]:
+        """Asks an advisor for these episodes. Returns those that it answers later."""
         asked = [cast(Consult, player.request).questions for player in players]
         answers = advisor([question for questions in asked for question in questions])
         expected = sum(map(len, asked))
@@ -177,9 +193,14 @@ class _Engine:
             raise ValueError(
                 f"Advisor {advisor} returned {len(answers)} answers. Return one for each of the {expected} questions."
             )
-        remaining = iter(answers)
+        remaining, late = iter(answers), set()
         for player, questions in zip(players, asked, strict=True):
-            player.respond(list(itertools.islice(remaining, len(questions))))
+            own = list(itertools.islice(remaining, len(questions)))
+            if LATER in own:
+                late.add(player)
+            else:
+                player.respond(own)
+        return late
 
     def play_level(self, players: list[EpisodePlayer], level: Level) -> list[EpisodePlayer]:
         """Play the slots of a level in all branches of the episodes, with one reply per request."""
@@ -323,7 +344,9 @@ def encode_prompts(processing_class: Any, prompts: list[Prompt], **chat_template
         if isinstance(prompt, str):
             text = prompt if isinstance(prompt, AsGiven) else cut(prompt)
         elif processing_class.chat_template:
-            text = render(processing_class, cut(prompt), **{"add_generation_prompt": True, **chat_template_kwargs})
+            described = {"tools": prompt.tools} if isinstance(prompt, ToolChat) else {}
+            options = {"add_generation_prompt": True, **chat_template_kwargs, **described}
+            text = render(processing_class, cut(prompt), **options)
         else:
             text = as_text(cut(prompt))
         in_template = not isinstance(prompt, str) and bool(processing_class.chat_template)

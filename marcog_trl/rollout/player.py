@@ -7,7 +7,7 @@ from collections.abc import Generator, Mapping
 from types import MappingProxyType
 from typing import Any, cast
 
-from marcog_trl.agents import Consult, Execute, Prompt, Slot, Workflow
+from marcog_trl.agents import Consult, EpisodeFailed, Execute, Prompt, Slot, Workflow
 from marcog_trl.execution import Job, Verdict
 from marcog_trl.problems.schema import fault_of_prompt
 from marcog_trl.rollout.records import AsGiven, Episode, Request, Response, Row, Turn
@@ -50,6 +50,10 @@ class EpisodePlayer:
         except StopIteration as end:
             self._returned = end.value
             return None
+        except EpisodeFailed as failure:
+            self._returned = ""
+            self.episode.failure, self.episode.masked = str(failure), self.episode.masked | failure.masks
+            return None
         if isinstance(request, Execute):
             if not request.jobs:
                 raise ValueError(f"{self.title}.play yielded Execute without jobs. Give it at least one.")
@@ -89,8 +93,8 @@ class EpisodePlayer:
             fault = None if prompt == self.problem.get("prompt") else fault_of_prompt(prompt)
             if fault is not None:
                 raise ValueError(f"{self.title}.play asked agent {agent!r} with an invalid prompt: {fault}.")
-            if any(slot.agent == agent for slot in asked):
-                raise ValueError(f"{self.title}.play asked agent {agent!r} twice in one request.")
+            if not isinstance(key, Slot) and any(slot.agent == agent for slot in asked):
+                raise ValueError(f"{self.title}.play asked agent {agent!r} twice in one request. Name the slots.")
             asked[found] = prompt
         if len({slot.turn for slot in asked}) > 1:
             raise ValueError(
@@ -110,14 +114,16 @@ class EpisodePlayer:
             for slot in self._asked:
                 self._used[slot.agent] = self._slots[slot.agent].index(slot) + 1
                 self._last_turn = slot.turn
-            self._replies.update(response)  # type: ignore[arg-type]
+            self._replies.update({getattr(key, "agent", key): text for key, text in response.items()})  # type: ignore[union-attr]
         self.request = self._advance(response)
 
     def answer_rows(self, rows: list[Row]) -> None:
         """Answer the pending request for replies."""
         self.episode.rows += rows
         self.episode.masked |= self.episode.unanswered
-        self.respond({row.slot.agent: row.text for row in rows})
+        agents = [row.slot.agent for row in rows]
+        several = {agent for agent in agents if agents.count(agent) > 1}
+        self.respond({row.slot if row.slot.agent in several else row.slot.agent: row.text for row in rows})
 
     def goes_on(self, turn: int) -> bool:
         """Whether the episode played this turn and may play another one."""
@@ -157,7 +163,7 @@ class EpisodePlayer:
 
     def end_turn(self) -> None:
         """Close the current turn. If no agent spoke in it, the episode is over."""
-        if self._replies:
+        if self._replies or (self.episode.failure is not None and not self.turn):
             parts = self.workflow.parts(self.episode.problem, self._replies)
             if not isinstance(parts, Mapping):
                 raise TypeError(f"{self.title}.parts returned {parts!r:.80}. Return a dict of name -> text.")

@@ -9,11 +9,12 @@ from typing import Any
 from marcog_trl.agents import Consult, Execute, Prompt, Slot
 from marcog_trl.endpoints import Completion
 from marcog_trl.execution import Job, Verdict
+from marcog_trl.parsing.prompts import ToolCalls, ToolChat
 
 
 Request = dict[str | Slot, Prompt] | Execute | Consult
 """What a workflow yields."""
-Response = dict[str, str] | list[Verdict] | list[str | None]
+Response = dict[str | Slot, str] | list[Verdict] | list[str | None]
 """What a workflow receives for a request: agent → reply, one verdict per job, or one answer per question."""
 
 
@@ -86,15 +87,23 @@ class Row:
         """Number of calls of tools, and how many of them failed: their tool raised an error, or their result is not in the row."""
         messages = self.messages or []
         calls = sum(len(message.get("tool_calls") or ()) for message in messages)
+        if isinstance(self.prompt, ToolChat):
+            return calls, 0
         # TRL shows errors as `str({"error": message})`
         results = [not str(m["content"]).startswith("{'error': ") for m in messages if m["role"] == "tool"]
         return calls, calls - sum(results)
 
     @property
     def last_message(self) -> str:
-        """The content of the last message that the model wrote. Empty if it ends with calls of tools."""
-        written = [message["content"] for message in self.messages or () if message["role"] == "assistant"]
-        return written[-1] if written else ""
+        """
+        The content of the last message that the model wrote; a [`~marcog_trl.parsing.prompts.ToolCalls`] if it has calls of
+        tools that whoever asked runs. Empty if it ends with calls of the agent's own tools.
+        """
+        written = [message for message in self.messages or () if message["role"] == "assistant"]
+        if not written:
+            return ""
+        calls = written[-1].get("tool_calls") if isinstance(self.prompt, ToolChat) else None
+        return ToolCalls(written[-1]["content"], calls) if calls else written[-1]["content"]
 
 
 @dataclass(frozen=True)
@@ -155,6 +164,7 @@ class Episode:
         masked (`bool`): Whether the episode is left out of all losses, because a reward function, the infrastructure or the
             endpoint of an agent failed, or no reward function applies to one of its turns.
         advice (`list[str | None]`): Answers of advisors, in order; `None` where an advisor had no answer.
+        failure (`str`, *optional*): Why `play` ended the episode with [`~marcog_trl.agents.EpisodeFailed`].
     """
 
     problem: Mapping[str, Any]
@@ -162,7 +172,8 @@ class Episode:
     turns: list[Turn] = field(default_factory=list)
     responses: list[Response] = field(default_factory=list)
     masked: bool = False
-    advice: list[str | None] = field(default_factory=list)
+    advice: list[Any] = field(default_factory=list)
+    failure: str | None = None
 
     @property
     def unanswered(self) -> bool:

@@ -6,7 +6,7 @@ import itertools
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from marcog_trl.agents import Slot, Workflow
@@ -86,6 +86,17 @@ class Tree:
     def levels_of(self, turn: int) -> list[Level]:
         """The levels of a turn."""
         return [level for level in self.levels if level.turn == turn]
+
+    @property
+    def without_root(self) -> Tree:
+        """The rest of the tree, for episodes that have branched at the beginning."""
+        first, *others = self.levels
+        return Tree((replace(first, replies=1), *others))
+
+    @property
+    def branches_later(self) -> bool:
+        """Whether episodes branch after their first replies, or need several replies in the same context."""
+        return self.by_stage or any(level.cross and level.replies > 1 or level.turn and level.branches > 1 for level in self.levels)
 
     @property
     def by_stage(self) -> bool:

@@ -1,0 +1,150 @@
+"""Trains the program that a user already has: its requests to an OpenAI-compatible server are the replies of agents."""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+import shutil
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from marcog_trl.agents import Agent, Consult, EpisodeFailed, RequestGenerator, Slot, Workflow, WorkflowFile
+from marcog_trl.checks import COUNT, POSITIVE, check_choice, check_number
+from marcog_trl.workflows.program_server import Result, Run, server
+
+
+class Program(Workflow):
+    """
+    A program of one's own, whose agents are the models that it asks.
+
+    A function or coroutine function receives the problem and a client of the package `openai`, and returns the solution. A
+    command, such as `"node my_agent.mjs"`, receives the problem as JSON on standard input, finds the server in the
+    environment variables `OPENAI_BASE_URL` and `OPENAI_API_KEY`, and writes the solution to standard output. In place of
+    the solution, both may give `{"solution": ..., "rewards": ...}`, which [`program_reward`] reads.
+
+    Args:
+        program (`Callable` or `str`): The function, or the command.
+        agents (`Sequence[str | Agent]`): The names that the program uses as `model`.
+        max_calls (`int` or `Mapping[str, int]`, *optional*, defaults to `4`): How often an episode may ask each agent.
+        program_timeout (`float`, *optional*, defaults to `300.0`): Seconds that the program may compute between two calls.
+        stage_timeout (`float`, *optional*, defaults to `10.0`): Seconds after which programs that wait for replies no longer
+            wait for those that compute.
+        on_program_error (`str`, *optional*, defaults to `"mask"`): What happens to an episode whose program fails: `"mask"`
+            leaves it out of training, `"zero"` lets it have an empty solution, and `"raise"` ends the run.
+        replayable (`bool`, *optional*, defaults to `False`): Whether the program asks the same, given the same problem and
+            replies. Turn trees and counterfactual credit need it, and check it.
+
+    Raises:
+        ImportError: If a function needs the package `openai`, which is not installed.
+        ValueError: If the command is not found, or another argument cannot be used.
+    """
+
+    may_fail = True
+    knows_tools = False  # set by the team
+
+    def __init__(
+        self,
+        program: Callable | str,
+        agents: Sequence[str | Agent],
+        max_calls: int | Mapping[str, int] = 4,
+        program_timeout: float = 300.0,
+        stage_timeout: float = 10.0,
+        on_program_error: str = "mask",
+        replayable: bool = False,
+    ):
+        if isinstance(agents, str) or not agents:
+            raise ValueError(f"agents={agents!r} is not a list of names. Set agents=['planner', 'coder'], for example.")
+        self.agents = tuple(agent if isinstance(agent, Agent) else Agent(str(agent), str(agent)) for agent in agents)
+        names = [agent.name for agent in self.agents]
+        calls = dict(max_calls) if isinstance(max_calls, Mapping) else dict.fromkeys(names, max_calls)
+        if calls.keys() != {*names}:
+            raise ValueError(f"max_calls={max_calls!r} does not have a number for each of {names}.")
+        for number in calls.values():
+            check_number("max_calls", number, COUNT, whole=True, default=4)
+        check_number("program_timeout", program_timeout, POSITIVE, default=300.0)
+        check_number("stage_timeout", stage_timeout, POSITIVE, default=10.0)
+        check_choice("on_program_error", on_program_error, ("mask", "zero", "raise"))
+        self.max_calls = max_calls
+        self.slots = tuple(Slot(name, act=act) for name in names for act in range(calls[name]))  # type: ignore[misc]
+        self.program_timeout = program_timeout
+        self.stage_timeout = stage_timeout
+        self.on_program_error = on_program_error
+        self.replayable = replayable
+        self.program = program
+        self._warned: set[str] = set()
+        if isinstance(program, str):
+            self._check_command(program)
+        elif not callable(program):
+            raise ValueError(f"program={program!r:.80} is neither a function nor a command.")
+        else:
+            self._check_function(program)
+
+    def _check_command(self, command: str) -> None:
+        try:
+            first, *arguments = shlex.split(command)
+        except ValueError as error:
+            raise ValueError(f"workflow={command!r} is not a command: {error}.") from None
+        if shutil.which(first) is None:
+            raise ValueError(f"workflow={command!r}: the program {first!r} is not installed, or not in PATH.")
+        for argument in arguments:
+            if Path(argument).is_file():
+                self.source_file = WorkflowFile(Path(argument).absolute(), Path(argument).read_bytes())
+                return
+
+    def _check_function(self, function: Callable) -> None:
+        try:
+            import openai  # noqa: F401
+        except ImportError as error:
+            raise ImportError("Programs in Python need the package openai. Run `pip install marcog-trl[expert]`.") from error
+        try:
+            inspect.signature(function).bind("problem", "client")
+        except TypeError:
+            raise ValueError(
+                f"program={function.__name__} has other arguments than a problem and a client. Write "
+                f"'def {function.__name__}(problem, client):'."
+            ) from None
+
+    def play(self, problem: Mapping[str, Any]) -> RequestGenerator:
+        calls_left = {name: sum(slot.agent == name for slot in self.slots) for name in (a.name for a in self.agents)}
+        run = Run(self.program, dict(problem), calls_left, self.program_timeout, self.knows_tools)
+        used = dict.fromkeys(calls_left, 0)
+        try:
+            while True:
+                (event,) = yield Consult(self._advance, (run,))
+                if event is None:  # nobody answers when prompts are measured
+                    yield {Slot(agent.name): problem["prompt"] for agent in self.agents}
+                    return ""
+                if isinstance(event, Result):
+                    return self._end(event, asked=any(used.values()))
+                asked = []
+                for call in event:
+                    asked.append(Slot(call.agent, act=used[call.agent]))
+                    used[call.agent] += 1
+                replies = yield {slot: call.prompt for slot, call in zip(asked, event, strict=True)}
+                run.answer(event, [replies[slot] if slot in replies else replies[slot.agent] for slot in asked])
+        finally:
+            run.close()
+
+    def _advance(self, runs: Sequence[Run]) -> list[Any]:
+        return server().advance(runs, self.stage_timeout)
+
+    def _end(self, result: Result, asked: bool) -> str:
+        failure = result.failure
+        if failure is None and not asked:
+            failure = f"it asked no agent. Let it ask some of {[agent.name for agent in self.agents]}, as `model`."
+        if failure is None:
+            return result.solution
+        kind = failure.partition(":")[0]
+        if self.on_program_error == "raise":
+            raise RuntimeError(f"The program failed: {failure}")
+        if kind not in self._warned:
+            self._warned.add(kind)
+            then = "are left out of training" if self.on_program_error == "mask" else "have an empty solution"
+            warnings.warn(
+                f"A program failed. Such episodes {then}, and are counted as program/failed in the log; "
+                f"on_program_error='raise' stops at the first one. {failure}",
+                stacklevel=2,
+            )
+        raise EpisodeFailed(failure, masks=self.on_program_error == "mask")
