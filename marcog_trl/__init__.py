@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         Collaboration,
         Discussion,
         Pipeline,
+        Program,
         Single,
         make_workflow,
     )
@@ -69,7 +70,7 @@ _MODULES = {
     "marcog_trl.problems": ("load_problems",),
     "marcog_trl.rewards": (
         "class_reward", "collaboration_reward", "delta_reward", "divided_work_reward",
-        "execution_reward", "graded_reward",
+        "execution_reward", "graded_reward", "program_reward",
     ),
     "marcog_trl.trainers": (
         "MultiAgentConfig", "MultiAgentGRPOConfig", "MultiAgentGRPOTrainer", "MultiAgentPPOConfig",
@@ -79,7 +80,7 @@ _MODULES = {
     "marcog_trl.execution": ("python_tool",),
     "marcog_trl.team.team": ("Team",),
     "marcog_trl.workflows": (
-        "Centralized", "ClassTeam", "Collaboration", "Discussion", "Pipeline", "Single", "make_workflow",
+        "Centralized", "ClassTeam", "Collaboration", "Discussion", "Pipeline", "Program", "Single", "make_workflow",
     ),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

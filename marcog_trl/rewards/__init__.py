@@ -13,6 +13,7 @@ from marcog_trl.rewards.delta import delta_reward
 from marcog_trl.rewards.divided_work import divided_work_reward
 from marcog_trl.rewards.execution import execution_reward
 from marcog_trl.rewards.graded import graded_reward
+from marcog_trl.rewards.program import program_reward
 from marcog_trl.rewards.requirements import needs_entry_point, needs_tests
 from marcog_trl.rewards.values import EpisodeMean, InfrastructureFailure
 from marcog_trl.workflows.from_file import load_function, names_file
@@ -30,6 +31,7 @@ __all__ = [
     "make_reward",
     "needs_entry_point",
     "needs_tests",
+    "program_reward",
 ]
 
 _REWARDS: dict[str, Callable] = {
@@ -41,6 +43,7 @@ _REWARDS: dict[str, Callable] = {
         graded_reward,
         delta_reward,
         class_reward,
+        program_reward,
     )
 }
 
@@ -54,7 +57,7 @@ def make_reward(name: str, **options: Any) -> Callable:
 
     Args:
         name (`str`): `"execution_reward"`, `"divided_work_reward"`, `"collaboration_reward"`, `"graded_reward"`,
-            `"delta_reward"` or `"class_reward"`; or a file and a function in it, such as `"my_reward.py:shortest"`. The file is
+            `"delta_reward"`, `"class_reward"` or `"program_reward"`; or a file and a function in it, such as `"my_reward.py:shortest"`. The file is
             run.
         **options: Options of the function, such as `all_or_nothing=True`.
 

@@ -250,6 +250,7 @@ def reward_inputs(
                 "replies": this.replies,
                 "turn": k,
                 "verdicts": this.verdicts,
+                "advice": episode.advice,
                 "rows": [row for row in episode.rows if row.slot.turn <= k],
                 "previous_solution": None if before is None else before.solution,
                 "previous_verdicts": [] if before is None else before.verdicts,

@@ -96,7 +96,9 @@ class Tree:
     @property
     def branches_later(self) -> bool:
         """Whether episodes branch after their first replies, or need several replies in the same context."""
-        return self.by_stage or any(level.cross and level.replies > 1 or level.turn and level.branches > 1 for level in self.levels)
+        return self.by_stage or any(
+            level.cross and level.replies > 1 or level.turn and level.branches > 1 for level in self.levels
+        )
 
     @property
     def by_stage(self) -> bool:

@@ -17,7 +17,8 @@ from typing import Any
 from marcog_trl.agents import Tools, Workflow, WorkflowFile
 from marcog_trl.files import read_json, write_json, write_whole
 from marcog_trl.team.settings import MACHINE_SETTINGS, TeamSettings
-from marcog_trl.workflows.from_file import names_file
+from marcog_trl.workflows import is_own
+from marcog_trl.workflows.from_file import file_of, in_folder
 
 
 TEAM_FILE = "team.json"
@@ -80,7 +81,7 @@ class TeamDescription:
 
     def __post_init__(self) -> None:
         if "workflow" in self.settings:  # its file is in the same folder
-            self.settings = {**self.settings, "workflow": Path(str(self.settings["workflow"])).name}
+            self.settings = {**self.settings, "workflow": in_folder(str(self.settings["workflow"]), Path())}
 
     @classmethod
     def of(
@@ -106,7 +107,7 @@ class TeamDescription:
             settings=saved_settings(settings),
             quantization_config=None if quantised is None else quantised.to_dict(),
             note=note,
-            source_file=workflow.source_file if names_file(settings.workflow) else None,
+            source_file=workflow.source_file if is_own(settings.workflow) else None,
         )
 
     @classmethod
@@ -150,8 +151,7 @@ class TeamDescription:
     @property
     def workflow_file(self) -> str:
         """Name of the file that the workflow was loaded from; empty if it has none."""
-        name = self.settings.get("workflow", "")
-        return name.rpartition(":")[0] if names_file(name) else ""
+        return file_of(self.settings.get("workflow", ""))
 
     @property
     def workflow_sha256(self) -> str | None:

@@ -35,7 +35,7 @@ from marcog_trl.team.description import (
 from marcog_trl.team.modules import TeamModule
 from marcog_trl.team.settings import TeamSettings
 from marcog_trl.workflows import make_workflow
-from marcog_trl.workflows.from_file import names_file
+from marcog_trl.workflows.from_file import in_folder
 
 
 def load_team(
@@ -157,7 +157,7 @@ def settings_with(
     own = {name: value for name, value in saved.settings.items() if name in known}
     if isinstance(workflow, str):
         own["workflow"] = workflow
-    elif workflow is None and saved.workflow_file:
+    elif workflow is None and is_own(own.get("workflow", "")):
         own["workflow"] = _trusted_workflow(path, saved, trust_remote_code)
     elif (
         workflow is None and own.get("roles") is None and saved.workflow in ("Collaboration", "Discussion", "Pipeline")
@@ -204,7 +204,7 @@ def _describe(
         num_turns=workflow.num_turns,
         modules={name: current.get(name, value) for name, value in saved.modules.items()},
         settings=current,
-        source_file=(workflow.source_file if names_file(settings.workflow) else None) or saved.source_file,
+        source_file=(workflow.source_file if is_own(settings.workflow) else None) or saved.source_file,
     )
     but = tuple(name for name, given in (("agents", others), ("base_model", base_model)) if given)
     but += ("num_turns",) if "num_turns" in overrides else ()
@@ -239,16 +239,16 @@ def _trusted_workflow(path: Path, saved: TeamDescription, trust_remote_code: boo
     """Returns the name of a saved workflow that is in a file of the team's folder."""
     name = saved.settings["workflow"]
     own = f"pass your copy of it: workflow={name!r} (--workflow {name})"
-    if saved.source_file is None:
+    if saved.workflow_file and saved.source_file is None:
         raise ValueError(
             f"{str(path)!r} has no {saved.workflow_file}, which defines its workflow. Restore it, or {own}."
         )
     if not trust_remote_code:
         raise ValueError(
-            f"{str(path)!r} has its workflow in {saved.workflow_file}, and to load it runs this file. Read the file, then set "
-            f"trust_remote_code=True (--trust_remote_code), or {own}."
+            f"{str(path)!r} has its workflow in {saved.workflow_file or name}, and to load it runs this file. Read the file, then "
+            f"set trust_remote_code=True (--trust_remote_code), or {own}."
         )
-    return str(path / name)
+    return in_folder(name, path)
 
 
 def check_adapter(path: Path, saved: TeamDescription) -> None:

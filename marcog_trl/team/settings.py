@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, cast
 
@@ -16,14 +16,14 @@ from marcog_trl.execution import CodeExecutor
 from marcog_trl.execution.isolation import ISOLATION_LEVELS, IsolationLevel
 from marcog_trl.execution.jobs import LEAST_MEMORY_MB
 from marcog_trl.team.endpoint_agents import use_endpoints
-from marcog_trl.workflows import Centralized, ClassTeam, FeedbackWorkflow, construct, workflow_class
+from marcog_trl.workflows import Centralized, ClassTeam, FeedbackWorkflow, Program, construct, is_own, workflow_class
 from marcog_trl.workflows.expert import ExpertEdits
 from marcog_trl.workflows.feedback import FEEDBACK_MODES
-from marcog_trl.workflows.from_file import names_file
 
 
 # Settings of the machine that runs a team, not of the team
 MACHINE_SETTINGS = {"num_workers", "execution_timeout", "execution_memory_mb", "isolation"}
+_PROGRAM = ("agents", "max_calls", "program_timeout", "on_program_error")
 # Settings that only some workflows have, and what their constructors call them
 _OPTION_OF = {
     "feedback": "feedback",
@@ -31,6 +31,7 @@ _OPTION_OF = {
     "class_split": "split",
     "expert_model": "expert",
     "expert_base_url": "expert",
+    **{name: name for name in _PROGRAM},
 }
 
 
@@ -39,8 +40,8 @@ class PlaySettings:
     """Settings of the workflow and of code execution, shared by [`TeamSettings`] and the trainers' configurations."""
 
     play_ranges: ClassVar[dict[str, Range]] = {
-        **dict.fromkeys(("num_turns", "num_agents", "num_workers"), COUNT),
-        "execution_timeout": POSITIVE,
+        **dict.fromkeys(("num_turns", "num_agents", "num_workers", "max_calls"), COUNT),
+        **dict.fromkeys(("execution_timeout", "program_timeout"), POSITIVE),
         "execution_memory_mb": Range(LEAST_MEMORY_MB),
     }
 
@@ -48,9 +49,20 @@ class PlaySettings:
     workflow: str = field(
         default="single",
         metadata={
-            "help": "'single', 'collaboration', 'pipeline', 'discussion', 'classeval', or a file and a class in it, such "
-            "as my_team.py:Debate."
+            "help": "'single', 'collaboration', 'pipeline', 'discussion', 'classeval', a file and a class in it, such as "
+            "my_team.py:Debate, or a program: a file and a function in it, or a command."
         },
+    )
+    agents: list[str] | None = field(
+        default=None, metadata={"help": "Agents of a program: the names that it uses as `model`."}
+    )
+    max_calls: int = field(default=4, metadata={"help": "How often an episode of a program may ask each agent."})
+    program_timeout: float = field(
+        default=300.0, metadata={"help": "Seconds that a program may compute between two calls."}
+    )
+    on_program_error: str = field(
+        default="mask",
+        metadata={"help": "What happens to an episode whose program fails: 'mask', 'zero' or 'raise'."},
     )
     num_turns: int = field(default=1, metadata={"help": "Rounds of the whole team, separated by feedback."})
     num_agents: int | None = field(
@@ -162,7 +174,7 @@ class PlaySettings:
             made_of = workflow_class(self.workflow)
             options = self._workflow_options(made_of)
             workflow = construct(made_of, self.workflow, options)
-            if names_file(self.workflow):
+            if is_own(self.workflow):
                 self._agree_with(workflow, options)
         if self.centralized:
             workflow = Centralized(workflow)
@@ -170,9 +182,9 @@ class PlaySettings:
         self.endpoints = use_endpoints(workflow, cast(dict | None, self.endpoints))
         return workflow
 
-    def _workflow_options(self, made_of: type[Workflow]) -> dict[str, Any]:
+    def _workflow_options(self, made_of: Callable[..., Workflow]) -> dict[str, Any]:
         """Arguments of a workflow's class. One from a file takes what it likes."""
-        from_file = names_file(self.workflow)
+        from_file = is_own(self.workflow)
         options: dict[str, Any] = {"num_turns": self.num_turns}
         if self.num_turns > 1 or self.workflow == "pipeline" or from_file:
             options |= {"feedback": self.feedback, "visible_tests": self.visible_tests}
@@ -182,7 +194,9 @@ class PlaySettings:
         if from_file:
             takes = inspect.signature(made_of).parameters
             options = {name: value for name, value in options.items() if name in takes}
-        given = {"num_agents": self.num_agents, "roles": self.roles, "split": self.class_split}
+        given = {"num_agents": self.num_agents, "roles": self.roles, "split": self.class_split, "agents": self.agents}
+        if self.agents is not None:
+            given |= {name: getattr(self, name) for name in _PROGRAM}
         return options | {name: value for name, value in given.items() if value is not None}
 
     def _agree_with(self, workflow: Workflow, options: Collection[str] | None = None) -> None:
@@ -200,6 +214,8 @@ class PlaySettings:
                 brought |= {"expert_model": asked.model, "expert_base_url": asked.base_url}
         if isinstance(workflow, ClassTeam):
             brought["class_split"] = workflow.split
+        if isinstance(workflow, Program):
+            brought |= {name: getattr(workflow, name) for name in _PROGRAM} | {"agents": [*brought["roles"]]}
         defaults = {f.name: f.default for f in dataclasses.fields(self)}
         for name, value in brought.items():
             asked = getattr(self, name)
@@ -220,6 +236,9 @@ class PlaySettings:
                 self.expert_model, self.expert_base_url = brought["expert_model"], brought["expert_base_url"]
         if isinstance(workflow, ClassTeam):
             self.class_split = workflow.split
+        if isinstance(workflow, Program):
+            for name in _PROGRAM:
+                setattr(self, name, brought[name])
 
 
 @dataclass

@@ -33,6 +33,7 @@ from marcog_trl.team.modules import ATTRIBUTE, TeamModule
 from marcog_trl.team.settings import TeamSettings
 from marcog_trl.team.shared_prompts import contiguous_states, shared_prompts
 from marcog_trl.team.token_sampling import fast_draws
+from marcog_trl.workflows import Program
 
 
 if TYPE_CHECKING:
@@ -103,6 +104,10 @@ class Team:
             from marcog_trl.team.tools import ToolLoop  # slow, and few teams need it
 
             self.tools = ToolLoop(model, tokenizer, workflow, settings, self.sum_over_processes)
+        if isinstance(workflow, Program):
+            from marcog_trl.team.tools import knows_tools
+
+            workflow.knows_tools = knows_tools(tokenizer)
 
     @classmethod
     def from_pretrained(
@@ -314,6 +319,10 @@ class Team:
         speaks = begin
         if self.tools is not None and reply is None:
             speaks = self.tools.around(begin, speak, self._contexts, tools_of)
+        if isinstance(self.workflow, Program) and self.workflow.knows_tools:
+            from marcog_trl.team.tools import read_calls
+
+            speaks = read_calls(begin, self.tokenizer)
         options = self.settings.chat_template_kwargs or {}
         return {
             "generate": begin if reply is not None else self._outside.beside(speaks, self.masks_failures),

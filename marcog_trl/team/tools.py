@@ -27,6 +27,7 @@ from trl.trainer.utils import start_event_loop_in_daemon
 
 from marcog_trl.agents import Tools, Workflow
 from marcog_trl.execution import python_tool, shared_executor
+from marcog_trl.parsing.prompts import ToolChat
 from marcog_trl.rollout.chats import with_system_prompt
 from marcog_trl.rollout.engine import Generate, encode_prompts
 from marcog_trl.rollout.records import Row
@@ -205,6 +206,34 @@ class ToolLoop(GRPOTrainer):
         self._sum(len(prompt_ids))
         assert self._speak is not None
         return self._speak([ids.continued() for ids in prompt_ids])
+
+
+def knows_tools(tokenizer: Any) -> bool:
+    """Whether the chat template describes tools, and TRL can read the calls in replies."""
+    if not supports_tool_calling(tokenizer):
+        return False
+    if tokenizer.response_template is None:
+        try:
+            add_response_schema(tokenizer)
+        except ValueError:  # TRL does not know the template
+            return False
+    return True
+
+
+def read_calls(generate: Generate, tokenizer: Any) -> Generate:
+    """
+    Extends a function that generates replies: those to a [`~marcog_trl.parsing.prompts.ToolChat`] are read as a message with
+    calls of tools, which the program that asked runs.
+    """
+
+    def read(rows: list[Row]) -> tuple[list[list[int]], list[list[float]] | None]:
+        completion_ids, logprobs = generate(rows)
+        for row, ids in zip(rows, completion_ids, strict=True):
+            if isinstance(row.prompt, ToolChat):
+                row.messages = [parse_response(tokenizer, ids, row.prompt_ids, row.prompt.tools)]
+        return completion_ids, logprobs
+
+    return read
 
 
 class _PromptIds(list):

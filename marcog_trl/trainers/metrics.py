@@ -46,6 +46,7 @@ def rollout_metrics(
     with_tools: Sequence[str] = (),
     runs_tests: bool = False,
     masks_errors: bool = False,
+    may_fail: bool = False,
 ) -> dict[str, float]:
     """
     Computes all metrics of the episodes of a generation batch, over all processes.
@@ -56,8 +57,9 @@ def rollout_metrics(
         outside, with_tools (`Sequence[str]`): Agents that speak through endpoints, and agents that have tools.
         runs_tests (`bool`): Whether solutions are tested.
         masks_errors (`bool`): Whether errors of reward functions mask episodes.
+        may_fail (`bool`): Whether episodes may fail, since a program plays them.
     """
-    sums = agent_metrics(batch, lengths, ends) | episode_metrics(batch, masks_errors)
+    sums = agent_metrics(batch, lengths, ends) | episode_metrics(batch, masks_errors, may_fail)
     sums |= endpoint_metrics(batch, outside) | tool_metrics(batch, with_tools) | rollout_costs(batch)
     found = means(sums | test_metrics(batch) if runs_tests else sums)
     for agent in with_tools:
@@ -136,16 +138,18 @@ def reply_lengths(batch: TeamBatch, end_tokens: set[int]) -> tuple[torch.Tensor,
     return torch.tensor(lengths, device=batch.device), torch.tensor(ends, device=batch.device)
 
 
-def episode_metrics(batch: TeamBatch, masks_errors: bool) -> Sums:
+def episode_metrics(batch: TeamBatch, masks_errors: bool, may_fail: bool) -> Sums:
     """
-    Shares of masked episodes, of turns with a failed reward function, and of requests that the expert did not answer; the
+    Shares of masked episodes, of failed programs, of turns with a failed reward function, and of requests that the expert did not answer; the
     mean number of turns, and the share of episodes with fewer than all turns.
     """
     episodes, num_turns = batch.episodes, batch.num_turns
     values: dict[str, list[float]] = {
         "episodes/masked": [episode.masked for episode in episodes],
-        "feedback/failed": [text is None for episode in episodes for text in episode.advice],
+        "feedback/failed": [text is None for episode in episodes for text in episode.advice if not may_fail],
     }
+    if may_fail:
+        values["program/failed"] = [episode.failure is not None for episode in episodes]
     if masks_errors:
         turns = [e.turns[k] for k, level in enumerate(batch.turns) for e in level if len(e.turns) > k]
         values["rewards/failed"] = [turn.score is not None and turn.score.failed for turn in turns]

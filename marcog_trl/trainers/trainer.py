@@ -648,6 +648,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
             with_tools=[agent.name for agent in self.workflow.agents if agent.tools],
             runs_tests=self.scorer.runs_tests,
             masks_errors=self.args.on_reward_error == "mask",
+            may_fail=self.workflow.may_fail,
         )
         found |= metrics.advantage_metrics(batch, advantages)
         for name, value in found.items():

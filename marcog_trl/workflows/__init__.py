@@ -1,7 +1,7 @@
 """The shipped workflows."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from marcog_trl.agents import Workflow
@@ -9,8 +9,9 @@ from marcog_trl.workflows.centralized import Centralized
 from marcog_trl.workflows.classes import ClassTeam
 from marcog_trl.workflows.collaboration import Collaboration
 from marcog_trl.workflows.discussion import Discussion
-from marcog_trl.workflows.from_file import load_class, make, names_file
+from marcog_trl.workflows.from_file import load_class, make, names_command, names_file
 from marcog_trl.workflows.pipeline import Pipeline
+from marcog_trl.workflows.program import Program
 from marcog_trl.workflows.rounds import FeedbackWorkflow, Single
 
 
@@ -21,6 +22,7 @@ __all__ = [
     "Discussion",
     "FeedbackWorkflow",
     "Pipeline",
+    "Program",
     "Single",
     "make_workflow",
 ]
@@ -34,14 +36,19 @@ _WORKFLOWS: dict[str, type[Workflow]] = {
 }
 
 
-def workflow_class(name: str) -> type[Workflow]:
+def is_own(name: str) -> bool:
+    """Whether the name of a workflow is a file and something in it, or a command."""
+    return names_file(name) or names_command(name)
+
+
+def workflow_class(name: str) -> Callable[..., Workflow]:
     """
-    The class of a workflow by its name, which is a shipped one, or a file and a class in it.
+    The class of a workflow by its name, which is a shipped one, a file and a class or a function in it, or a command.
 
     Raises:
         ValueError: If the name is unknown, or the file cannot be used.
     """
-    if names_file(name):
+    if is_own(name):
         return load_class(name)
     if name not in _WORKFLOWS:
         raise ValueError(
@@ -57,9 +64,9 @@ def make_workflow(name: str, **options: Any) -> Workflow:
 
     Args:
         name (`str`): `"single"`, `"collaboration"`, `"pipeline"`, `"discussion"` or `"classeval"`, or a file and a class in it,
-            such as `"my_team.py:Debate"`. The file is run.
-        **options: Arguments of [`Single`], [`Collaboration`], [`Pipeline`], [`Discussion`], [`ClassTeam`], or the class in the
-            file.
+            such as `"my_team.py:Debate"`, or a function, for [`Program`]. The file is run. A command also makes a [`Program`].
+        **options: Arguments of [`Single`], [`Collaboration`], [`Pipeline`], [`Discussion`], [`ClassTeam`], [`Program`], or the
+            class in the file.
 
     Returns:
         `Workflow`: The workflow.
@@ -70,7 +77,7 @@ def make_workflow(name: str, **options: Any) -> Workflow:
     return construct(workflow_class(name), name, options)
 
 
-def construct(cls: type[Workflow], name: str, options: Mapping[str, Any]) -> Workflow:
+def construct(cls: Callable[..., Workflow], name: str, options: Mapping[str, Any]) -> Workflow:
     """A workflow of a class that [`workflow_class`] returned for `name`."""
     known = list(inspect.signature(cls).parameters)
     for option in options:
@@ -78,4 +85,4 @@ def construct(cls: type[Workflow], name: str, options: Mapping[str, Any]) -> Wor
             raise ValueError(
                 f"{option}={options[option]!r} is not an option of workflow={name!r}. Its options are {known}."
             )
-    return make(cls, name, options) if names_file(name) else cls(**options)
+    return make(cls, name, options) if is_own(name) else cls(**options)

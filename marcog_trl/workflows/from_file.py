@@ -1,14 +1,17 @@
 """
-Workflows and rewards from Python files, by names such as `my_team.py:Debate` and `my_reward.py:shortest`.
+Workflows and rewards of one's own: from Python files, by names such as `my_team.py:Debate` and `my_reward.py:shortest`, and
+programs that a command runs, such as `node my_agent.mjs`.
 
-The file is run when it is loaded. It can import installed packages, but not the files beside it: a saved team keeps the file of
+The Python file is run when it is loaded. It can import installed packages, but not the files beside it: a saved team keeps the file of
 its workflow alone.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +22,7 @@ from typing import Any
 
 from marcog_trl.agents import Workflow, WorkflowFile
 from marcog_trl.checks import nearest
+from marcog_trl.workflows.program import Program
 
 
 def names_file(name: str) -> bool:
@@ -26,21 +30,58 @@ def names_file(name: str) -> bool:
     return str(name).rpartition(":")[0].endswith(".py")
 
 
-def load_class(name: str) -> type[Workflow]:
+def names_command(name: str) -> bool:
+    """Whether the name of a workflow is a command, such as `node my_agent.mjs`."""
+    return len(str(name).split()) > 1 and not names_file(name)
+
+
+def file_of(name: str) -> str:
+    """The file that a name names: of a command, its first argument with a suffix. Empty if there is none."""
+    if not names_command(name):
+        return name.rpartition(":")[0] if names_file(name) else ""
+    return next((part for part in _arguments(name) if not part.startswith("-") and Path(part).suffix), "")
+
+
+def in_folder(name: str, folder: Path) -> str:
+    """The same name, for the file's copy in a folder."""
+    file = file_of(name)
+    moved = str(folder / Path(file).name)
+    if names_command(name):
+        first, *_ = shlex.split(name)
+        return shlex.join([first, *(moved if file and part == file else part for part in _arguments(name))])
+    return moved + name.removeprefix(file) if file else name
+
+
+def _arguments(command: str) -> list[str]:
+    try:
+        return shlex.split(command)[1:]
+    except ValueError as error:
+        raise ValueError(f"workflow={command!r} is not a command: {error}.") from None
+
+
+def load_class(name: str) -> Callable[..., Workflow]:
     """
     Runs a Python file and returns a workflow that it defines.
 
     Args:
-        name (`str`): File and class, such as `"my_team.py:Debate"`.
+        name (`str`): File and class, or function of a program, such as `"my_team.py:Debate"`; or a command, which is not run.
 
     Returns:
-        `type[Workflow]`: The class, with the file as its `source_file`.
+        `Callable[..., Workflow]`: The class, with the file as its `source_file`. For a program, a class that makes a
+        [`~marcog_trl.Program`] of it.
 
     Raises:
         ValueError: In one line, if the file cannot be read or run, or defines no such workflow.
     """
+    if names_command(name):
+        path = Path(file_of(name))
+        with _in_one_line(name, "cannot be read"):
+            source = WorkflowFile(path.absolute(), path.read_bytes()) if path.name else None
+        return _program(name, source)
     file, _, class_name = name.rpartition(":")
     module, source = _run("workflow", name)
+    if inspect.isroutine(function := vars(module).get(class_name)):
+        return _program(function, source)
     defined = vars(module).items()
     own = {key: value for key, value in defined if isinstance(value, type) and value.__module__ == module.__name__}
     workflows = {key: value for key, value in own.items() if issubclass(value, Workflow)}
@@ -57,6 +98,11 @@ def load_class(name: str) -> type[Workflow]:
         f"workflow={name!r}: {file!r} defines no class {class_name!r}."
         + (f" Did you mean {file}:{near}?" if near else " Write one that inherits from marcog_trl.Workflow.")
     )
+
+
+def _program(program: Callable | str, source: WorkflowFile | None) -> Callable[..., Workflow]:
+    from_file = type("Program", (Program,), {"source_file": source})
+    return functools.partial(from_file, program)
 
 
 def load_function(name: str) -> Callable:
@@ -91,12 +137,12 @@ def _run(kind: str, name: str) -> tuple[ModuleType, WorkflowFile]:
     return module, WorkflowFile(path.absolute(), content)
 
 
-def make(cls: type[Workflow], name: str, options: Mapping[str, Any]) -> Workflow:
+def make(cls: Callable[..., Workflow], name: str, options: Mapping[str, Any]) -> Workflow:
     """
     Makes a workflow of a class from a file, and checks its declaration.
 
     Args:
-        cls (`type[Workflow]`): What `load_class(name)` returned.
+        cls (`Callable[..., Workflow]`): What `load_class(name)` returned.
         name (`str`): The name, for errors.
         options (`Mapping`): Arguments of the class, all of which it takes.
 
@@ -106,6 +152,11 @@ def make(cls: type[Workflow], name: str, options: Mapping[str, Any]) -> Workflow
     for parameter in inspect.signature(cls).parameters.values():
         rest = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         if parameter.default is parameter.empty and not rest and parameter.name not in options:
+            if parameter.name == "agents":
+                raise ValueError(
+                    f"workflow={name!r} is a program. Set agents to the names that it uses as `model`, such as --agents planner "
+                    "coder."
+                )
             raise ValueError(
                 f"workflow={name!r} needs the argument {parameter.name!r}, which no setting gives. Give it a default value."
             )
@@ -121,7 +172,7 @@ def _in_one_line(name: str, what: str, kind: str = "workflow") -> Iterator[None]
     try:
         yield
     except (Exception, SystemExit) as error:
-        file = str(Path(name.rpartition(":")[0]))
+        file = str(Path(file_of(name)))
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
         if isinstance(error, SyntaxError) and error.filename == file:
             lines = [error.lineno]

@@ -7,12 +7,14 @@ import shlex
 import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from marcog_trl.agents import Agent, Consult, EpisodeFailed, RequestGenerator, Slot, Workflow, WorkflowFile
+from marcog_trl.agents import Agent, Consult, EpisodeFailed, RequestGenerator, Slot, Workflow
 from marcog_trl.checks import COUNT, POSITIVE, check_choice, check_number
-from marcog_trl.workflows.program_server import Result, Run, server
+
+
+if TYPE_CHECKING:
+    from marcog_trl.workflows.program_server import Result, Run
 
 
 class Program(Workflow):
@@ -27,7 +29,7 @@ class Program(Workflow):
     Args:
         program (`Callable` or `str`): The function, or the command.
         agents (`Sequence[str | Agent]`): The names that the program uses as `model`.
-        max_calls (`int` or `Mapping[str, int]`, *optional*, defaults to `4`): How often an episode may ask each agent.
+        max_calls (`int`, *optional*, defaults to `4`): How often an episode may ask each agent.
         program_timeout (`float`, *optional*, defaults to `300.0`): Seconds that the program may compute between two calls.
         stage_timeout (`float`, *optional*, defaults to `10.0`): Seconds after which programs that wait for replies no longer
             wait for those that compute.
@@ -48,26 +50,24 @@ class Program(Workflow):
         self,
         program: Callable | str,
         agents: Sequence[str | Agent],
-        max_calls: int | Mapping[str, int] = 4,
+        max_calls: int = 4,
         program_timeout: float = 300.0,
         stage_timeout: float = 10.0,
         on_program_error: str = "mask",
         replayable: bool = False,
     ):
         if isinstance(agents, str) or not agents:
-            raise ValueError(f"agents={agents!r} is not a list of names. Set agents=['planner', 'coder'], for example.")
+            raise ValueError(
+                f"agents={agents!r} is not a list of names. Set agents=['planner', 'coder'], for example."
+            )
         self.agents = tuple(agent if isinstance(agent, Agent) else Agent(str(agent), str(agent)) for agent in agents)
         names = [agent.name for agent in self.agents]
-        calls = dict(max_calls) if isinstance(max_calls, Mapping) else dict.fromkeys(names, max_calls)
-        if calls.keys() != {*names}:
-            raise ValueError(f"max_calls={max_calls!r} does not have a number for each of {names}.")
-        for number in calls.values():
-            check_number("max_calls", number, COUNT, whole=True, default=4)
+        check_number("max_calls", max_calls, COUNT, whole=True, default=4)
         check_number("program_timeout", program_timeout, POSITIVE, default=300.0)
         check_number("stage_timeout", stage_timeout, POSITIVE, default=10.0)
         check_choice("on_program_error", on_program_error, ("mask", "zero", "raise"))
         self.max_calls = max_calls
-        self.slots = tuple(Slot(name, act=act) for name in names for act in range(calls[name]))  # type: ignore[misc]
+        self.slots = tuple(Slot(name, act=act) for name in names for act in range(max_calls))  # type: ignore[misc]
         self.program_timeout = program_timeout
         self.stage_timeout = stage_timeout
         self.on_program_error = on_program_error
@@ -83,21 +83,19 @@ class Program(Workflow):
 
     def _check_command(self, command: str) -> None:
         try:
-            first, *arguments = shlex.split(command)
-        except ValueError as error:
-            raise ValueError(f"workflow={command!r} is not a command: {error}.") from None
+            first = shlex.split(command)[0]
+        except (ValueError, IndexError) as error:
+            raise ValueError(f"program={command!r} is not a command: {error}.") from None
         if shutil.which(first) is None:
-            raise ValueError(f"workflow={command!r}: the program {first!r} is not installed, or not in PATH.")
-        for argument in arguments:
-            if Path(argument).is_file():
-                self.source_file = WorkflowFile(Path(argument).absolute(), Path(argument).read_bytes())
-                return
+            raise ValueError(f"program={command!r}: {first!r} is not installed, or not in PATH.")
 
     def _check_function(self, function: Callable) -> None:
         try:
             import openai  # noqa: F401
         except ImportError as error:
-            raise ImportError("Programs in Python need the package openai. Run `pip install marcog-trl[expert]`.") from error
+            raise ImportError(
+                "Programs in Python need the package openai. Run `pip install marcog-trl[expert]`."
+            ) from error
         try:
             inspect.signature(function).bind("problem", "client")
         except TypeError:
@@ -107,7 +105,9 @@ class Program(Workflow):
             ) from None
 
     def play(self, problem: Mapping[str, Any]) -> RequestGenerator:
-        calls_left = {name: sum(slot.agent == name for slot in self.slots) for name in (a.name for a in self.agents)}
+        from marcog_trl.workflows.program_server import Result, Run
+
+        calls_left = {agent.name: self.max_calls for agent in self.agents}
         run = Run(self.program, dict(problem), calls_left, self.program_timeout, self.knows_tools)
         used = dict.fromkeys(calls_left, 0)
         try:
@@ -128,6 +128,8 @@ class Program(Workflow):
             run.close()
 
     def _advance(self, runs: Sequence[Run]) -> list[Any]:
+        from marcog_trl.workflows.program_server import server
+
         return server().advance(runs, self.stage_timeout)
 
     def _end(self, result: Result, asked: bool) -> str:

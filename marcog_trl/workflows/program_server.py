@@ -39,7 +39,15 @@ from marcog_trl.problems.schema import fault_of_prompt
 BODY_BYTES = 8 << 20
 OUTPUT_BYTES = 8 << 20
 SETTLE_SECONDS = 0.005
-_IGNORED = ("temperature", "top_p", "max_tokens", "max_completion_tokens", "seed", "presence_penalty", "frequency_penalty")
+_IGNORED = (
+    "temperature",
+    "top_p",
+    "max_tokens",
+    "max_completion_tokens",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+)
 _REFUSED: dict[str, tuple[Any, ...]] = {  # field -> values that change nothing
     "n": (None, 1),
     "logprobs": (None, False),
@@ -196,7 +204,8 @@ class Run:
             prompt = ToolChat(prompt, tools)
         if not self.calls_left[agent]:
             raise _Refusal(
-                429, f"The program asked {agent!r} more often than max_calls allows. Set a higher max_calls, or ask less."
+                429,
+                f"The program asked {agent!r} more often than max_calls allows. Set a higher max_calls, or ask less.",
             )
         server().ignore(given)
         self.calls_left[agent] -= 1
@@ -260,7 +269,10 @@ class Run:
             limit=OUTPUT_BYTES,
             start_new_session=True,
             env={**os.environ, "OPENAI_BASE_URL": server().url, "OPENAI_API_KEY": self.key}
-            | {name: f"{local},{os.environ[name]}" if os.environ.get(name) else local for name in ("NO_PROXY", "no_proxy")},
+            | {
+                name: f"{local},{os.environ[name]}" if os.environ.get(name) else local
+                for name in ("NO_PROXY", "no_proxy")
+            },
         )
         try:
             assert process.stdin and process.stdout and process.stderr
