@@ -47,7 +47,7 @@ class ToolCalls(str):
         made.calls = calls
         return made
 
-    def __getnewargs__(self) -> tuple[str, list[dict[str, Any]]]:
+    def __getnewargs__(self) -> tuple[str, list[dict[str, Any]]]:  # type: ignore[override]
         return str(self), self.calls
 
 

@@ -103,12 +103,6 @@ def play_tree(
         TypeError, ValueError: As [`play`]. `ValueError` also if agents do not speak at the same moment in cross mode.
     """
     workflow.validate()
-    if tree.branches_later and not workflow.replayable:
-        raise ValueError(
-            f"{type(workflow).__name__} cannot branch, because replayable=False says that its episodes cannot be replayed. Set "
-            "replayable=True if it asks the same, given the same replies, or train without credit='counterfactual', "
-            "turn_tree and joint_mode='cross'."
-        )
     engine = _Engine(generate, encode, decode, executor, sum_over_processes)
     players = [EpisodePlayer(workflow, problem, index) for index, problem in enumerate(problems)]
     if not workflow.replayable:  # even the first requests of siblings may differ
@@ -116,7 +110,7 @@ def play_tree(
     turns: list[list[Episode]] = []
     for turn in range(workflow.num_turns):
         for level in tree.levels_of(turn):
-            engine.advance(players)
+            engine.advance(players, level)
             players = engine.play_cross(players, level) if level.cross else engine.play_level(players, level)
         for player in players:
             player.end_turn()
@@ -161,14 +155,18 @@ class _Engine:
     sum_over_processes: Callable[[int], int]
     stage: int = 0
 
-    def advance(self, players: list[EpisodePlayer]) -> None:
-        """Run code and ask advisors until each episode waits for replies, is over, or has an advisor that answers later."""
+    def advance(self, players: list[EpisodePlayer], level: Level) -> None:
+        """
+        Run code and ask advisors until each episode waits for replies, is over, or has an advisor that answers later. Where
+        episodes branch at every stage, they wait for such advisors.
+        """
         late: set[EpisodePlayer] = set()
         while True:
             executing = [player for player in players if isinstance(player.request, Execute)]
             consulting = [p for p in players if isinstance(p.request, Consult) and p not in late]
-            if late and not executing and not consulting and not any(isinstance(p.request, dict) for p in players):
-                consulting, late = list(late), set()  # nobody else can go on
+            waits = level.is_stage or not any(isinstance(player.request, dict) for player in players)
+            if late and waits and not executing and not consulting:
+                consulting, late = list(late), set()
             if executing:
                 jobs = [job for player in executing for job in player.request.jobs]  # type: ignore[union-attr]
                 verdicts = iter(self.executor().run(jobs))
@@ -216,7 +214,7 @@ class _Engine:
             rows = iter(self._speak(speaking))
             for player in speaking:
                 player.answer_rows([next(rows) for _ in player.request])  # type: ignore[union-attr]
-            self.advance(players)
+            self.advance(players, level)
             if level.is_stage:
                 return players
 
@@ -233,7 +231,7 @@ class _Engine:
                 replies = [[next(rows) for _ in range(level.replies)] for _ in level.slots]
                 for branch, joint_action in zip(branches, itertools.product(*replies), strict=True):
                     branch.answer_rows(list(joint_action))
-        self.advance(forks)
+        self.advance(forks, level)
         for player in forks:
             if player.speaks_in(level):
                 _check_simultaneous(player, level)

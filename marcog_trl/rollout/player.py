@@ -114,7 +114,8 @@ class EpisodePlayer:
             for slot in self._asked:
                 self._used[slot.agent] = self._slots[slot.agent].index(slot) + 1
                 self._last_turn = slot.turn
-            self._replies.update({getattr(key, "agent", key): text for key, text in response.items()})  # type: ignore[union-attr]
+            for key, text in cast(Mapping[str | Slot, str], response).items():
+                self._replies[key.agent if isinstance(key, Slot) else key] = text
         self.request = self._advance(response)
 
     def answer_rows(self, rows: list[Row]) -> None:

@@ -95,10 +95,8 @@ class Tree:
 
     @property
     def branches_later(self) -> bool:
-        """Whether episodes branch after their first replies, or need several replies in the same context."""
-        return self.by_stage or any(
-            level.cross and level.replies > 1 or level.turn and level.branches > 1 for level in self.levels
-        )
+        """Whether episodes branch after their first requests, or need several replies to the same one."""
+        return self.by_stage or any(level.branches > 1 and (level.cross or level.turn > 0) for level in self.levels)
 
     @property
     def by_stage(self) -> bool:

@@ -19,7 +19,7 @@ from marcog_trl.rollout.engine import replay
 from marcog_trl.workflows import Single
 
 
-_GIVEN = ("replies", "rows", "turn", "verdicts", "previous_solution", "previous_verdicts", "executor")
+_GIVEN = ("replies", "rows", "turn", "verdicts", "advice", "previous_solution", "previous_verdicts", "executor")
 """Arguments of reward functions that do not come from the dataset. Columns have these names only where nobody reads ours."""
 
 

@@ -34,7 +34,7 @@ from marcog_trl.team.description import (
 )
 from marcog_trl.team.modules import TeamModule
 from marcog_trl.team.settings import TeamSettings
-from marcog_trl.workflows import make_workflow
+from marcog_trl.workflows import is_own, make_workflow
 from marcog_trl.workflows.from_file import in_folder
 
 

@@ -19,11 +19,11 @@ from marcog_trl.team.endpoint_agents import use_endpoints
 from marcog_trl.workflows import Centralized, ClassTeam, FeedbackWorkflow, Program, construct, is_own, workflow_class
 from marcog_trl.workflows.expert import ExpertEdits
 from marcog_trl.workflows.feedback import FEEDBACK_MODES
+from marcog_trl.workflows.program import OPTIONS as PROGRAM_OPTIONS
 
 
 # Settings of the machine that runs a team, not of the team
 MACHINE_SETTINGS = {"num_workers", "execution_timeout", "execution_memory_mb", "isolation"}
-_PROGRAM = ("agents", "max_calls", "program_timeout", "on_program_error")
 # Settings that only some workflows have, and what their constructors call them
 _OPTION_OF = {
     "feedback": "feedback",
@@ -31,7 +31,7 @@ _OPTION_OF = {
     "class_split": "split",
     "expert_model": "expert",
     "expert_base_url": "expert",
-    **{name: name for name in _PROGRAM},
+    **{name: name for name in PROGRAM_OPTIONS},
 }
 
 
@@ -40,8 +40,8 @@ class PlaySettings:
     """Settings of the workflow and of code execution, shared by [`TeamSettings`] and the trainers' configurations."""
 
     play_ranges: ClassVar[dict[str, Range]] = {
-        **dict.fromkeys(("num_turns", "num_agents", "num_workers", "max_calls"), COUNT),
-        **dict.fromkeys(("execution_timeout", "program_timeout"), POSITIVE),
+        **dict.fromkeys(("num_turns", "num_agents", "num_workers"), COUNT),
+        **dict.fromkeys(("execution_timeout", "program_timeout", "stage_timeout"), POSITIVE),
         "execution_memory_mb": Range(LEAST_MEMORY_MB),
     }
 
@@ -56,13 +56,26 @@ class PlaySettings:
     agents: list[str] | None = field(
         default=None, metadata={"help": "Agents of a program: the names that it uses as `model`."}
     )
-    max_calls: int = field(default=4, metadata={"help": "How often an episode of a program may ask each agent."})
+    max_calls: int = field(
+        default=4,
+        metadata={"help": "How often an episode of a program may ask each agent. In files also a number by agent."},
+    )
     program_timeout: float = field(
         default=300.0, metadata={"help": "Seconds that a program may compute between two calls."}
+    )
+    stage_timeout: float = field(
+        default=10.0,
+        metadata={"help": "Seconds that programs wait for others which compute, before they get replies."},
     )
     on_program_error: str = field(
         default="mask",
         metadata={"help": "What happens to an episode whose program fails: 'mask', 'zero' or 'raise'."},
+    )
+    replayable: bool = field(
+        default=False,
+        metadata={
+            "help": "Whether a program asks the same, given the same problem and replies, so that episodes can branch."
+        },
     )
     num_turns: int = field(default=1, metadata={"help": "Rounds of the whole team, separated by feedback."})
     num_agents: int | None = field(
@@ -194,9 +207,9 @@ class PlaySettings:
         if from_file:
             takes = inspect.signature(made_of).parameters
             options = {name: value for name, value in options.items() if name in takes}
-        given = {"num_agents": self.num_agents, "roles": self.roles, "split": self.class_split, "agents": self.agents}
-        if self.agents is not None:
-            given |= {name: getattr(self, name) for name in _PROGRAM}
+        given = {"num_agents": self.num_agents, "roles": self.roles, "split": self.class_split}
+        defaults = {f.name: f.default for f in dataclasses.fields(self)}
+        given |= {name: getattr(self, name) for name in PROGRAM_OPTIONS if getattr(self, name) != defaults[name]}
         return options | {name: value for name, value in given.items() if value is not None}
 
     def _agree_with(self, workflow: Workflow, options: Collection[str] | None = None) -> None:
@@ -215,7 +228,7 @@ class PlaySettings:
         if isinstance(workflow, ClassTeam):
             brought["class_split"] = workflow.split
         if isinstance(workflow, Program):
-            brought |= {name: getattr(workflow, name) for name in _PROGRAM} | {"agents": [*brought["roles"]]}
+            brought |= {name: getattr(workflow, name) for name in PROGRAM_OPTIONS} | {"agents": [*brought["roles"]]}
         defaults = {f.name: f.default for f in dataclasses.fields(self)}
         for name, value in brought.items():
             asked = getattr(self, name)
@@ -237,7 +250,7 @@ class PlaySettings:
         if isinstance(workflow, ClassTeam):
             self.class_split = workflow.split
         if isinstance(workflow, Program):
-            for name in _PROGRAM:
+            for name in PROGRAM_OPTIONS:
                 setattr(self, name, brought[name])
 
 

@@ -230,7 +230,7 @@ def read_calls(generate: Generate, tokenizer: Any) -> Generate:
         completion_ids, logprobs = generate(rows)
         for row, ids in zip(rows, completion_ids, strict=True):
             if isinstance(row.prompt, ToolChat):
-                row.messages = [parse_response(tokenizer, ids, row.prompt_ids, row.prompt.tools)]
+                row.messages = [parse_response(tokenizer, ids, row.prompt_ids, [*row.prompt.tools])]
         return completion_ids, logprobs
 
     return read

@@ -107,7 +107,14 @@ class Algorithm:
         Raises:
             ValueError: If they cannot.
         """
-        if self.args.credit == "counterfactual":
+        by_stage = self.args.credit == "counterfactual"
+        if not self.workflow.replayable and (by_stage or self.tree(training=True).branches_later):
+            raise ValueError(
+                f"replayable=False says that episodes of {type(self.workflow).__name__} cannot be played again up to where they "
+                "branch. Set replayable=True if it asks the same, given the same replies, or train without "
+                "credit='counterfactual', turn_tree and joint_mode='cross'."
+            )
+        if by_stage:
             self._stages = find_stages(self.workflow, self.args, problems)
 
     def tree(self, training: bool) -> Tree:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from marcog_trl.workflows.program_server import Result, Run
 
 
+OPTIONS = ("agents", "max_calls", "program_timeout", "stage_timeout", "on_program_error", "replayable")
+"""Arguments of [`Program`] that are settings of a team, too."""
+
+
 class Program(Workflow):
     """
     A program of one's own, whose agents are the models that it asks.
@@ -29,7 +33,8 @@ class Program(Workflow):
     Args:
         program (`Callable` or `str`): The function, or the command.
         agents (`Sequence[str | Agent]`): The names that the program uses as `model`.
-        max_calls (`int`, *optional*, defaults to `4`): How often an episode may ask each agent.
+        max_calls (`int` or `dict[str, int]`, *optional*, defaults to `4`): How often an episode may ask each agent, or each of
+            them by name. Replies that are not used have rows in a batch, too.
         program_timeout (`float`, *optional*, defaults to `300.0`): Seconds that the program may compute between two calls.
         stage_timeout (`float`, *optional*, defaults to `10.0`): Seconds after which programs that wait for replies no longer
             wait for those that compute.
@@ -50,7 +55,7 @@ class Program(Workflow):
         self,
         program: Callable | str,
         agents: Sequence[str | Agent],
-        max_calls: int = 4,
+        max_calls: int | Mapping[str, int] = 4,
         program_timeout: float = 300.0,
         stage_timeout: float = 10.0,
         on_program_error: str = "mask",
@@ -62,12 +67,16 @@ class Program(Workflow):
             )
         self.agents = tuple(agent if isinstance(agent, Agent) else Agent(str(agent), str(agent)) for agent in agents)
         names = [agent.name for agent in self.agents]
-        check_number("max_calls", max_calls, COUNT, whole=True, default=4)
+        calls = dict(max_calls) if isinstance(max_calls, Mapping) else dict.fromkeys(names, max_calls)
+        if set(calls) != set(names):
+            raise ValueError(f"max_calls={calls} does not have one number for each of the agents {names}.")
+        for number in calls.values():
+            check_number("max_calls", number, COUNT, whole=True, default=4)
         check_number("program_timeout", program_timeout, POSITIVE, default=300.0)
         check_number("stage_timeout", stage_timeout, POSITIVE, default=10.0)
         check_choice("on_program_error", on_program_error, ("mask", "zero", "raise"))
         self.max_calls = max_calls
-        self.slots = tuple(Slot(name, act=act) for name in names for act in range(max_calls))  # type: ignore[misc]
+        self.slots = tuple(Slot(name, act=act) for name in names for act in range(calls[name]))  # type: ignore[misc]
         self.program_timeout = program_timeout
         self.stage_timeout = stage_timeout
         self.on_program_error = on_program_error
@@ -107,15 +116,16 @@ class Program(Workflow):
     def play(self, problem: Mapping[str, Any]) -> RequestGenerator:
         from marcog_trl.workflows.program_server import Result, Run
 
-        calls_left = {agent.name: self.max_calls for agent in self.agents}
-        run = Run(self.program, dict(problem), calls_left, self.program_timeout, self.knows_tools)
+        calls_left = {agent.name: 0 for agent in self.agents}
+        for slot in self.slots:
+            calls_left[slot.agent] += 1
         used = dict.fromkeys(calls_left, 0)
+        run = Run(self.program, dict(problem), calls_left, self.program_timeout, self.knows_tools)
         try:
             while True:
                 (event,) = yield Consult(self._advance, (run,))
-                if event is None:  # nobody answers when prompts are measured
-                    yield {Slot(agent.name): problem["prompt"] for agent in self.agents}
-                    return ""
+                if event is None:  # replies that nobody wrote measure the prompts
+                    (event,) = self._advance((run,))
                 if isinstance(event, Result):
                     return self._end(event, asked=any(used.values()))
                 asked = []
@@ -138,9 +148,9 @@ class Program(Workflow):
             failure = f"it asked no agent. Let it ask some of {[agent.name for agent in self.agents]}, as `model`."
         if failure is None:
             return result.solution
+        if result.differs or self.on_program_error == "raise":
+            raise ValueError(f"A program failed: {failure}")
         kind = failure.partition(":")[0]
-        if self.on_program_error == "raise":
-            raise RuntimeError(f"The program failed: {failure}")
         if kind not in self._warned:
             self._warned.add(kind)
             then = "are left out of training" if self.on_program_error == "mask" else "have an empty solution"

@@ -8,10 +8,13 @@ A request waits until the workflow has a reply for it.
 from __future__ import annotations
 
 import asyncio
+import atexit
+import concurrent.futures
 import functools
-import inspect
 import json
+import math
 import os
+import resource
 import secrets
 import shlex
 import signal
@@ -29,7 +32,7 @@ from sysconfig import get_paths
 from typing import Any
 
 from aiohttp import web
-from trl.trainer.utils import start_event_loop_in_daemon
+from trl.trainer.utils import is_async_callable, start_event_loop_in_daemon
 
 from marcog_trl.agents import LATER
 from marcog_trl.parsing.prompts import Prompt, ToolCalls, ToolChat
@@ -77,11 +80,13 @@ class Result:
         solution (`str`): The solution.
         rewards (`float` or `Mapping[str, float]`, *optional*): Its own reward, for all agents or by agent.
         failure (`str`, *optional*): Why it failed, if it did.
+        differs (`bool`): Whether it asked something else than before, given the same replies.
     """
 
     solution: str = ""
     rewards: float | Mapping[str, float] | None = None
     failure: str | None = None
+    differs: bool = False
 
 
 @dataclass(eq=False)
@@ -159,10 +164,10 @@ class Run:
             task.add_done_callback(self._ended)
             self._end = task.cancel
             return
-        if inspect.iscoroutinefunction(program) or inspect.iscoroutinefunction(getattr(program, "__call__", None)):
+        if is_async_callable(program):
             running = asyncio.run_coroutine_threadsafe(_without_exit(program, self), _programs_loop())
             self._end = running.cancel
-        else:
+        else:  # nothing can end a thread, but its key ends
             running = _in_thread(program, self)
         running.add_done_callback(lambda done: server().loop.call_soon_threadsafe(self._ended, done))
 
@@ -185,7 +190,7 @@ class Run:
         )
 
     def admit(self, body: Mapping[str, Any]) -> asyncio.Future[str]:
-        """Takes a request. Raises `_Refusal`."""
+        """Takes a request. Raises `_Refusal`, or another error if it has an unknown format."""
         agent, given = body.get("model"), [name for name in _IGNORED if body.get(name) is not None]
         if agent not in self.calls_left:
             raise _Refusal(404, f"model={agent!r} is not an agent of the team. Use one of {list(self.calls_left)}.")
@@ -193,7 +198,7 @@ class Run:
             if body.get(name) not in harmless:
                 raise _Refusal(400, f"{name}={body[name]!r:.80} is not supported. Leave it out.")
         prompt = _messages(body.get("messages"))
-        tools = body.get("tools") or []
+        tools = body.get("tools") if body.get("tool_choice") != "none" else None
         if tools and not self.knows_tools:
             raise _Refusal(
                 400,
@@ -215,12 +220,7 @@ class Run:
         if same is not None:
             reply.set_result(self._recorded.pop(same)[1])
         elif self._recorded:
-            self._finish(
-                Result(
-                    failure=f"it is not replayable: given the same replies, it asked {agent!r} something else. Set "
-                    "replayable=False, or remove what differs between two runs, such as the time or random numbers."
-                )
-            )
+            self._finish(_differs(f"asked {agent!r} something else"))
             raise _Refusal(409, "The program is not replayable.")
         else:
             self._pending.append(_Pending(call, reply))
@@ -228,7 +228,10 @@ class Run:
         return reply
 
     def withdraw(self, reply: asyncio.Future[str]) -> None:
-        """Forgets a call that the program does not wait for any more."""
+        """Forgets a call that the program does not wait for any more. It counts if its reply is being written."""
+        for pending in self._pending:
+            if pending.reply is reply and pending not in self._asked:
+                self.calls_left[pending.call.agent] += 1
         self._pending = [pending for pending in self._pending if pending.reply is not reply]
         self._busy_since = time.monotonic()
         server().notify()
@@ -241,10 +244,16 @@ class Run:
         self._busy_since = time.monotonic()
 
     def _ended(self, done: Any) -> None:
+        error = None if done.cancelled() else done.exception()
         if done.cancelled():
-            return
-        error = done.exception()
-        self._finish(Result(failure=own_lines(error)) if error is not None else _result(done.result()))
+            result = Result(failure="it was cancelled.")
+        elif error is not None:
+            result = Result(failure=_own_lines(error))
+        elif isinstance(done.result(), Result):
+            result = done.result()
+        else:
+            result = _result(done.result(), list(self.calls_left))
+        self._finish(result if not self._recorded else _differs("asked less"))
 
     def _finish(self, result: Result) -> None:
         if self.result is None:
@@ -258,7 +267,7 @@ class Run:
             pending.reply.cancel()
         self._pending = []
 
-    async def _run_command(self, command: str) -> str:
+    async def _run_command(self, command: str) -> Any:
         """Runs a command with the problem as JSON on standard input, and returns its standard output."""
         local = "127.0.0.1,localhost"
         process = await asyncio.create_subprocess_exec(
@@ -276,23 +285,23 @@ class Run:
         )
         try:
             assert process.stdin and process.stdout and process.stderr
-            reading = [asyncio.ensure_future(_read(pipe)) for pipe in (process.stdout, process.stderr)]
+            reading = asyncio.gather(_read(process.stdout), _read(process.stderr))
             with suppress(ConnectionError):  # a program need not read the problem
                 process.stdin.write(json.dumps(self.problem, default=str).encode())
                 await process.stdin.drain()
             process.stdin.close()
-            output, errors = [await pipe for pipe in reading]
+            output, errors = await reading
             await process.wait()
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         if process.returncode:
             said = errors.decode(errors="replace").strip().splitlines()[-10:]
-            raise ProgramFailure("\n".join([f"its exit code is {process.returncode}", *said]))
+            return Result(failure="\n".join([f"its exit code is {process.returncode}", *said]))
         try:
             text = output.decode()
         except UnicodeDecodeError:
-            raise ProgramFailure("its standard output is not text in UTF-8") from None
+            return Result(failure="its standard output is not text in UTF-8")
         try:
             found = json.loads(text)
         except ValueError:
@@ -300,26 +309,39 @@ class Run:
         return found if isinstance(found, dict) and "solution" in found else text.strip()
 
 
-class ProgramFailure(Exception):
-    """A program failed in a way that has no traceback."""
-
-
 async def _read(pipe: asyncio.StreamReader) -> bytes:
     found = bytearray()
     while part := await pipe.read(1 << 16):
         found += part
         if len(found) > OUTPUT_BYTES:
-            raise ProgramFailure(f"it wrote more than {OUTPUT_BYTES >> 20} MiB")
+            raise ValueError(f"it wrote more than {OUTPUT_BYTES >> 20} MiB")
     return bytes(found)
 
 
-def _result(returned: Any) -> Result:
+def _differs(how: str) -> Result:
+    return Result(
+        failure=f"it is not replayable: given the same replies, it {how}. Set replayable=False, or remove what differs between "
+        "two runs, such as the time or random numbers.",
+        differs=True,
+    )
+
+
+def _result(returned: Any, agents: list[str]) -> Result:
     solution, rewards = returned, None
     if isinstance(returned, Mapping):
         solution, rewards = returned.get("solution"), returned.get("rewards")
     if not isinstance(solution, str) or not solution.strip():
         return Result(
             failure=f"it returned {returned!r:.80}. Return the solution as text, or a dict with 'solution' and 'rewards'."
+        )
+    if isinstance(rewards, Mapping) and not set(rewards) - set(agents):
+        rewards = {agent: rewards.get(agent, 0.0) for agent in agents}
+        numbers = list(rewards.values())
+    else:
+        numbers = [] if rewards is None else [rewards]
+    if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
+        return Result(
+            failure=f"its rewards={rewards!r:.80} are neither a number nor numbers of agents among {agents}."
         )
     return Result(solution, rewards)
 
@@ -368,6 +390,9 @@ class Server:
     """
 
     def __init__(self) -> None:
+        # A call that waits has two ends in this process
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most if most != resource.RLIM_INFINITY else 1 << 16, most))
         _, self.loop, ready = start_event_loop_in_daemon(name="marcog_trl-programs")
         ready.wait()
         self.runs: dict[str, Run] = {}
@@ -376,6 +401,7 @@ class Server:
         self._ignored: set[str] = set()
         self._new_ignored: set[str] = set()
         self.url = asyncio.run_coroutine_threadsafe(self._listen(), self.loop).result()
+        atexit.register(self._end_all)
 
     async def _listen(self) -> str:
         app = web.Application(client_max_size=BODY_BYTES, middlewares=[_errors])
@@ -426,6 +452,16 @@ class Server:
             if enough and self._arrivals == arrivals:
                 return [run.next() for run in runs]
 
+    def _end_all(self) -> None:
+        """Ends the programs that still run when this process ends."""
+
+        async def end() -> None:
+            for run in [*self.runs.values()]:
+                run._close()
+            await asyncio.sleep(0)  # lets them kill their processes
+
+        asyncio.run_coroutine_threadsafe(end(), self.loop).result(timeout=5)
+
     def notify(self) -> None:
         """Wakes up who waits for programs."""
         self._arrivals += 1
@@ -456,11 +492,14 @@ class Server:
             body = None
         if not isinstance(body, dict):
             raise _Refusal(400, "The body of the request is not a JSON object.")
-        reply = run.admit(body)
+        try:
+            reply = run.admit(body)
+        except (AttributeError, LookupError, TypeError) as error:
+            raise _Refusal(400, f"The body of the request cannot be read: {error!r}.") from None
         try:
             text = await reply
         except asyncio.CancelledError:
-            if not reply.cancelled() or run.key in self.runs:  # the client went away
+            if run.key in self.runs:  # the client went away
                 run.withdraw(reply)
                 raise
             raise _Refusal(401, "The episode has ended.") from None
@@ -528,12 +567,15 @@ def _programs_loop() -> asyncio.AbstractEventLoop:
 @functools.cache
 def _clients() -> tuple[Any, Any]:
     """Clients whose connections all programs of this process share: `openai.OpenAI` and `openai.AsyncOpenAI`."""
+    import httpx
     import openai
 
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     options: dict[str, Any] = {"api_key": "none", "base_url": server().url, "max_retries": 0, "timeout": None}
+    wire: dict[str, Any] = {"limits": limits, "timeout": None, "trust_env": False}  # proxies are not asked
     return (
-        openai.OpenAI(**options, http_client=openai.DefaultHttpxClient(trust_env=False, timeout=None)),
-        openai.AsyncOpenAI(**options, http_client=openai.DefaultAsyncHttpxClient(trust_env=False, timeout=None)),
+        openai.OpenAI(**options, http_client=openai.DefaultHttpxClient(**wire)),
+        openai.AsyncOpenAI(**options, http_client=openai.DefaultAsyncHttpxClient(**wire)),
     )
 
 
@@ -545,8 +587,6 @@ async def _without_exit(program: Callable, run: Run) -> Any:
 
 
 def _in_thread(program: Callable, run: Run) -> Any:
-    import concurrent.futures
-
     future: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
     def work() -> None:
@@ -559,11 +599,10 @@ def _in_thread(program: Callable, run: Run) -> Any:
     return future
 
 
-def own_lines(error: BaseException) -> str:
+def _own_lines(error: BaseException) -> str:
     """The error, and the last ten lines of its traceback that are in the user's own files."""
-    if isinstance(error, ProgramFailure):
-        return str(error)
-    others = (str(Path(__file__).parents[1]), *map(get_paths().get, ("stdlib", "purelib", "platlib")), "<frozen")
+    paths = get_paths()
+    others = (str(Path(__file__).parents[1]), paths["stdlib"], paths["purelib"], paths["platlib"], "<frozen")
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
     lines = "".join(traceback.format_list(frames)).rstrip().splitlines()[-10:]
     return "\n".join([*"".join(traceback.format_exception_only(error)).rstrip().splitlines()[:3], *lines])
