@@ -57,8 +57,8 @@ def make_reward(name: str, **options: Any) -> Callable:
 
     Args:
         name (`str`): `"execution_reward"`, `"divided_work_reward"`, `"collaboration_reward"`, `"graded_reward"`,
-            `"delta_reward"`, `"class_reward"` or `"program_reward"`; or a file and a function in it, such as `"my_reward.py:shortest"`. The file is
-            run.
+            `"delta_reward"`, `"class_reward"` or `"program_reward"`; or a file and a function in it, such as
+            `"my_reward.py:shortest"`. The file is run.
         **options: Options of the function, such as `all_or_nothing=True`.
 
     Returns:

@@ -140,8 +140,8 @@ def reply_lengths(batch: TeamBatch, end_tokens: set[int]) -> tuple[torch.Tensor,
 
 def episode_metrics(batch: TeamBatch, masks_errors: bool, may_fail: bool) -> Sums:
     """
-    Shares of masked episodes, of failed programs, of turns with a failed reward function, and of requests that the expert did not answer; the
-    mean number of turns, and the share of episodes with fewer than all turns.
+    Shares of masked episodes, of failed programs, of turns with a failed reward function, and of requests that the expert did
+    not answer; the mean number of turns, and the share of episodes with fewer than all turns.
     """
     episodes, num_turns = batch.episodes, batch.num_turns
     values: dict[str, list[float]] = {

@@ -2,8 +2,8 @@
 Workflows and rewards of one's own: from Python files, by names such as `my_team.py:Debate` and `my_reward.py:shortest`, and
 programs that a command runs, such as `node my_agent.mjs`.
 
-The Python file is run when it is loaded. It can import installed packages, but not the files beside it: a saved team keeps the file of
-its workflow alone.
+The Python file is run when it is loaded. It can import installed packages, but not the files beside it: a saved team keeps the
+file of its workflow alone.
 """
 
 from __future__ import annotations

@@ -140,7 +140,16 @@ class Program(Workflow):
     def _advance(self, runs: Sequence[Run]) -> list[Any]:
         from marcog_trl.workflows.program_server import server
 
-        return server().advance(runs, self.stage_timeout)
+        events = server().advance(runs, self.stage_timeout)
+        ignored = set[str]().union(*(run.ignored for run in runs)) - self._warned
+        if ignored:
+            self._warned |= ignored
+            warnings.warn(
+                f"The program sets {', '.join(sorted(ignored))}, which change nothing: the settings of the team say how replies "
+                "are sampled. Set temperature, top_p and max_completion_length there.",
+                stacklevel=2,
+            )
+        return events
 
     def _end(self, result: Result, asked: bool) -> str:
         failure = result.failure

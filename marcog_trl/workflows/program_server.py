@@ -23,7 +23,6 @@ import threading
 import time
 import traceback
 import uuid
-import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -112,6 +111,11 @@ class Run:
         calls_left (`dict[str, int]`): How often each agent may be asked.
         timeout (`float`): Seconds that the program may take between two calls.
         knows_tools (`bool`): Whether the model can call tools.
+
+    Attributes:
+        key (`str`): Its API key.
+        result ([`Result`], *optional*): How it ended, once it has.
+        ignored (`set[str]`): Fields of its requests that changed nothing.
     """
 
     program: Callable | str
@@ -121,6 +125,7 @@ class Run:
     knows_tools: bool
     key: str = field(default_factory=lambda: f"sk-{secrets.token_urlsafe(24)}")
     result: Result | None = None
+    ignored: set[str] = field(default_factory=set)
     _pending: list[_Pending] = field(default_factory=list)
     _asked: list[_Pending] = field(default_factory=list)
     _recorded: list[tuple[Call, str]] = field(default_factory=list)
@@ -191,7 +196,7 @@ class Run:
 
     def admit(self, body: Mapping[str, Any]) -> asyncio.Future[str]:
         """Takes a request. Raises `_Refusal`, or another error if it has an unknown format."""
-        agent, given = body.get("model"), [name for name in _IGNORED if body.get(name) is not None]
+        agent = body.get("model")
         if agent not in self.calls_left:
             raise _Refusal(404, f"model={agent!r} is not an agent of the team. Use one of {list(self.calls_left)}.")
         for name, harmless in _REFUSED.items():
@@ -212,7 +217,7 @@ class Run:
                 429,
                 f"The program asked {agent!r} more often than max_calls allows. Set a higher max_calls, or ask less.",
             )
-        server().ignore(given)
+        self.ignored.update(name for name in _IGNORED if body.get(name) is not None)
         self.calls_left[agent] -= 1
         reply: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         call = Call(agent, prompt)
@@ -398,8 +403,6 @@ class Server:
         self.runs: dict[str, Run] = {}
         self._arrivals = 0
         self._changed = asyncio.Event()
-        self._ignored: set[str] = set()
-        self._new_ignored: set[str] = set()
         self.url = asyncio.run_coroutine_threadsafe(self._listen(), self.loop).result()
         atexit.register(self._end_all)
 
@@ -423,15 +426,7 @@ class Server:
         Returns:
             `list` of length R: Per program, a tuple of [`Call`]s, a [`Result`], or `LATER`.
         """
-        found = asyncio.run_coroutine_threadsafe(self._advance(runs, stage_timeout), self.loop).result()
-        if self._new_ignored:
-            names, self._new_ignored = sorted(self._new_ignored), set()
-            warnings.warn(
-                f"The program sets {', '.join(names)}, which are ignored: the settings of the team say how replies are "
-                "sampled. Set temperature, top_p and max_completion_length there.",
-                stacklevel=2,
-            )
-        return found
+        return asyncio.run_coroutine_threadsafe(self._advance(runs, stage_timeout), self.loop).result()
 
     async def _advance(self, runs: Sequence[Run], stage_timeout: float) -> list[Any]:
         for run in runs:
@@ -467,11 +462,6 @@ class Server:
         self._arrivals += 1
         self._changed, changed = asyncio.Event(), self._changed
         changed.set()
-
-    def ignore(self, names: Sequence[str]) -> None:
-        """Notes fields of requests that are ignored."""
-        self._new_ignored |= set(names) - self._ignored
-        self._ignored |= set(names)
 
     def _run_of(self, request: web.Request) -> Run:
         run = self.runs.get(request.headers.get("Authorization", "").removeprefix("Bearer "))

@@ -40,3 +40,11 @@ def test_feedback_is_what_agents_are_told(names):
     workflow = names["workflow"]
     assert workflow.num_turns == 2
     assert workflow.feedback({}, "main", "x = 1", "Tests: 0 of 1 passed").startswith("Your answer has 5 characters")
+
+
+def test_the_program_trains_as_it_is(names, tiny_model, tmp_path):
+    workflow = names["Program"](names["solve"], agents=["planner", "coder"], max_calls=1)
+    trainer = make(tiny_model, tmp_path, MultiAgentGRPOTrainer, workflow=workflow)
+    script(trainer)
+    trainer.train()
+    assert trainer.state.log_history[0]["program/failed"] == 0

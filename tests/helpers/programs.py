@@ -1,0 +1,58 @@
+"""Plays programs of one's own without a model."""
+
+import json
+import urllib.error
+import urllib.request
+
+from marcog_trl import Program
+from marcog_trl.rollout.engine import play
+
+
+PROBLEM = {"prompt": "Write f."}
+
+
+def ask(client, model, text, **options):
+    """A call as an argument of which a test knows the answer: text of the reply."""
+    return client.chat.completions.create(model=model, messages=[{"role": "user", "content": text}], **options)
+
+
+def text_of(response):
+    return response.choices[0].message.content
+
+
+def answer(rows):
+    """Each reply is the name of the agent, and the last message that it read in brackets."""
+    return [f"{row.slot.agent}({row.prompt[-1]['content']})" for row in rows]
+
+
+def play_programs(program, agents=("a",), count=1, answer=answer, **options):
+    """Episodes of a program whose agents write `answer(rows)`, and the rows of each stage."""
+    workflow = program if isinstance(program, Program) else Program(program, list(agents), **options)
+    stages = []
+
+    def generate(rows):
+        stages.append(rows)
+        return [[ord(character) for character in text] for text in answer(rows)], None
+
+    problems = [{**PROBLEM, "number": i} for i in range(count)]
+    episodes = play(
+        workflow,
+        problems,
+        generate,
+        lambda prompts: [[0] for _ in prompts],
+        lambda ids: ["".join(map(chr, i)) for i in ids],
+    )
+    return episodes, stages
+
+
+def post(url, key, body, path="/chat/completions"):
+    """A request without the package openai: status, and what the server says (JSON, or text of a stream)."""
+    data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+    request = urllib.request.Request(url.rstrip("/") + path, data, {"Authorization": f"Bearer {key}"})
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=60) as response:
+            text, status = response.read().decode(), response.status
+    except urllib.error.HTTPError as error:
+        text, status = error.read().decode(), error.code
+    return status, json.loads(text) if text.startswith("{") else text

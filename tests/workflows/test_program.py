@@ -1,0 +1,592 @@
+"""Programs of one's own, played without a model."""
+
+import asyncio
+import os
+import sys
+import threading
+import time
+import warnings
+
+import openai
+import pytest
+from programs import PROBLEM, ask, play_programs, post, text_of
+
+from marcog_trl import Program
+from marcog_trl.rewards import program_reward
+from marcog_trl.rollout.engine import play_tree
+from marcog_trl.rollout.tree import Tree
+
+
+async def two(problem, client):
+    plan = text_of(await ask(client, "planner", problem["prompt"]))
+    return text_of(await ask(client, "coder", plan))
+
+
+def two_sync(problem, client):
+    plan = text_of(ask(client, "planner", problem["prompt"]))
+    return text_of(ask(client, "coder", plan))
+
+
+SCRIPT = """
+import json, os, sys, urllib.request
+
+problem = json.load(sys.stdin)
+
+def ask(model, text):
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": text}]}).encode()
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+
+solution = ask("coder", ask("planner", problem["prompt"]))
+print(solution)
+"""
+
+
+@pytest.fixture
+def command(tmp_path):
+    """Makes the command of a Python script."""
+
+    def make(script):
+        path = tmp_path / "agent.py"
+        path.write_text(script)
+        return f"{sys.executable} {path}"
+
+    return make
+
+
+def failed(program, **options):
+    """Why the only failing episode of two fails, beside one that does not."""
+
+    async def either(problem, client):
+        if problem["number"]:
+            return text_of(await ask(client, "a", "fine"))
+        return await program(problem, client)
+
+    with pytest.warns(UserWarning, match="A program failed"):
+        (bad, good), _ = play_programs(either, count=2, **options)
+    assert good.turns[0].solution == "a(fine)" and not good.masked
+    assert bad.masked and bad.turns[0].solution == ""
+    return bad.failure
+
+
+class TestPrograms:
+    @pytest.mark.parametrize("kind", ["coroutine", "function", "command"])
+    def test_calls_are_rows_and_what_it_returns_is_the_solution(self, kind, command):
+        program = {"coroutine": two, "function": two_sync, "command": command(SCRIPT) if kind == "command" else None}[
+            kind
+        ]
+        episodes, stages = play_programs(program, ["planner", "coder"], count=5, stage_timeout=60)
+        assert [len(rows) for rows in stages] == [5, 5]
+        for episode in episodes:
+            assert [row.slot.agent for row in episode.rows] == ["planner", "coder"]
+            assert [row.prompt for row in episode.rows] == [
+                [{"role": "user", "content": text}] for text in ("Write f.", "planner(Write f.)")
+            ]
+            assert episode.turns[0].solution == "coder(planner(Write f.))"
+            assert episode.turns[0].replies == {"planner": "planner(Write f.)", "coder": "coder(planner(Write f.))"}
+
+    def test_calls_at_the_same_moment_are_one_stage(self):
+        async def many(problem, client):
+            asked = [ask(client, agent, f"{agent}{i}") for i in (2, 0, 1) for agent in "ba"]
+            return " ".join(map(text_of, await asyncio.gather(*asked)))
+
+        (episode, _), stages = play_programs(many, ["a", "b"], count=2, max_calls=3)
+        assert [len(rows) for rows in stages] == [12]
+        assert [(row.slot.agent, row.slot.act, row.prompt[0]["content"]) for row in episode.rows] == [
+            (agent, i, f"{agent}{i}") for agent in "ab" for i in range(3)
+        ]
+        assert episode.turns[0].solution == "b(b2) a(a2) b(b0) a(a0) b(b1) a(a1)"
+
+    def test_a_straggler_joins_a_later_stage(self):
+        async def slow(problem, client):
+            await asyncio.sleep(problem["number"])
+            return text_of(await ask(client, "a", str(problem["number"])))
+
+        episodes, stages = play_programs(slow, count=2, stage_timeout=0.1)
+        assert [[row.prompt[0]["content"] for row in rows] for rows in stages] == [["0"], ["1"]]
+        assert [episode.turns[0].solution for episode in episodes] == ["a(0)", "a(1)"]
+
+    def test_programs_wait_for_their_tools_together(self):
+        async def slow(problem, client):
+            await asyncio.sleep(0.3)
+            return text_of(await ask(client, "a", "x"))
+
+        start = time.monotonic()
+        _, stages = play_programs(slow, count=20)
+        assert [len(rows) for rows in stages] == [20] and time.monotonic() - start < 3
+
+    def test_calls_by_agent_are_its_slots(self):
+        assert len(Program(two, ["planner", "coder"], max_calls={"planner": 1, "coder": 3}).slots) == 4
+
+    def test_a_stream_brings_the_whole_reply(self):
+        async def stream(problem, client):
+            chunks = [chunk async for chunk in await ask(client, "a", "x", stream=True)]
+            return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+        [episode], _ = play_programs(stream)
+        assert episode.turns[0].solution == "a(x)"
+
+    def test_text_in_parts_and_developers_are_read(self):
+        async def parts(problem, client):
+            messages = [
+                {"role": "developer", "content": "Be brief."},
+                {"role": "user", "content": [{"type": "text", "text": "Write "}, {"type": "text", "text": "f."}]},
+            ]
+            return text_of(await client.chat.completions.create(model="a", messages=messages))
+
+        [episode], _ = play_programs(parts)
+        assert episode.rows[0].prompt == [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Write f."},
+        ]
+
+    def test_models_are_the_agents(self):
+        async def models(problem, client):
+            await ask(client, "a", "x")
+            return " ".join([model.id async for model in client.models.list()])
+
+        [episode], _ = play_programs(models, ["a", "b"])
+        assert episode.turns[0].solution == "a b"
+
+    def test_two_trainings_do_not_meet(self, command):
+        """Another process has a server and keys of its own."""
+        other = f"""
+import sys; sys.path[:0] = {sys.path!r}
+import programs
+async def other(problem, client):
+    status, _ = programs.post({{url!r}}, str(client.api_key), {{{{"model": "a", "messages": [{{{{"role": "user", "content": "x"}}}}]}}}})
+    return f"{{{{status}}}} {{{{programs.text_of(await programs.ask(client, 'a', 'x'))}}}}"
+[episode], _ = programs.play_programs(other)
+print(episode.turns[0].solution)
+"""
+
+        async def run(problem, client):
+            reply = text_of(await ask(client, "a", "mine"))
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", other.format(url=str(client.base_url)), stdout=-1
+            )
+            output, _ = await process.communicate()
+            return f"{reply} {output.decode().strip()}"
+
+        [episode], _ = play_programs(run)
+        assert episode.turns[0].solution == "a(mine) 401 a(x)"
+
+
+class TestRefusals:
+    """What the server answers to calls that it cannot take."""
+
+    @staticmethod
+    def refused(max_calls=1, **options):
+        """Status and message of a call, as the package openai has it."""
+        found = []
+
+        async def program(problem, client):
+            try:
+                await ask(client.with_options(max_retries=5), **{"model": "a", "text": "x", **options})
+            except openai.APIStatusError as error:
+                found.append((error.status_code, error.message))
+            return text_of(await ask(client, "a", "y"))
+
+        [episode], _ = play_programs(program, ["a", "b"], max_calls=max_calls)
+        assert episode.turns[0].solution == "a(y)"
+        [(status, message)] = found
+        return status, message
+
+    def test_unknown_models(self):
+        status, message = self.refused(model="gpt-4o")
+        assert status == 404 and "gpt-4o" in message and "['a', 'b']" in message
+
+    @pytest.mark.parametrize(
+        "option",
+        [
+            {"n": 2},
+            {"logprobs": True},
+            {"stop": ["\n"]},
+            {"response_format": {"type": "json_object"}},
+            {"tool_choice": "required"},
+        ],
+        ids=str,
+    )
+    def test_fields_that_would_change_the_reply(self, option):
+        status, message = self.refused(**option)
+        assert status == 400 and next(iter(option)) in message
+
+    def test_tools_of_a_model_that_knows_none(self):
+        status, message = self.refused(tools=[{"type": "function", "function": {"name": "f"}}])
+        assert status == 400 and "Qwen3" in message
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            b"{",
+            [],
+            {"model": ["a"], "messages": [{"role": "user", "content": "x"}]},
+            {"model": "a"},
+            {"model": "a", "messages": "x"},
+            {"model": "a", "messages": []},
+            {"model": "a", "messages": [{"role": "user", "content": " "}]},
+            {"model": "a", "messages": [{"content": "x"}]},
+            {"model": "a", "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
+            {"model": "a", "messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            {"model": "a", "messages": [{"role": "assistant", "tool_calls": [{"function": 1}]}]},
+        ],
+        ids=repr,
+    )
+    def test_bodies_without_a_sense(self, body):
+        found = []
+
+        def program(problem, client):
+            found.append(post(str(client.base_url), client.api_key, body))
+            return text_of(ask(client, "a", "y"))
+
+        [episode], _ = play_programs(program)
+        [(status, said)] = found
+        assert status == 400 and said["error"]["message"]
+        assert episode.turns[0].solution == "a(y)"
+
+    def test_too_many_calls_are_refused_once(self):
+        async def program(problem, client):
+            first = text_of(await ask(client, "a", "x"))
+            start = time.monotonic()
+            with pytest.raises(openai.RateLimitError, match="max_calls"):
+                await ask(client.with_options(max_retries=5), "a", "y")
+            assert time.monotonic() - start < 0.4  # a retry waits longer
+            return first
+
+        [episode], _ = play_programs(program, max_calls=1)
+        assert len(episode.rows) == 1 and episode.turns[0].solution == "a(x)"
+
+    @pytest.mark.parametrize("megabytes", [9, 100])
+    def test_large_bodies(self, megabytes):
+        async def program(problem, client):
+            try:
+                await ask(client, "a", "x" * (megabytes << 20))
+            except openai.APIStatusError as error:
+                assert error.status_code == 413
+            except openai.APIConnectionError:  # the server reads no more
+                pass
+            else:
+                raise AssertionError
+            return text_of(await ask(client, "a", "y"))
+
+        [episode], _ = play_programs(program)
+        assert episode.turns[0].solution == "a(y)"
+
+    def test_keys_of_others_and_of_nobody(self):
+        keys, found = [], []
+
+        def program(problem, client):
+            keys.append(client.api_key)
+            body = {"model": "a", "messages": [{"role": "user", "content": "x"}]}
+            found.append([post(str(client.base_url), key, body)[0] for key in ("", "sk-x", *keys[:-1])])
+            return text_of(ask(client, "a", "y"))
+
+        for _ in range(2):
+            play_programs(program)
+        assert found == [[401, 401], [401, 401, 401]]
+        assert len(set(keys)) == 2
+
+    def test_calls_after_the_end(self):
+        late, kept = [], threading.Event()
+
+        def program(problem, client):
+            def work():
+                kept.wait(10)
+                late.append(post(str(client.base_url), client.api_key, {})[0])
+
+            thread = threading.Thread(target=work)
+            thread.start()
+            kept.thread = thread
+            return text_of(ask(client, "a", "y"))
+
+        play_programs(program)
+        kept.set()
+        kept.thread.join()
+        assert late == [401]
+
+    def test_a_call_that_nobody_waits_for_ends_with_the_program(self):
+        async def program(problem, client):
+            task = asyncio.ensure_future(ask(client, "a", "forgotten"))
+            await asyncio.sleep(0)
+            reply = text_of(await ask(client, "b", "y"))
+            task.add_done_callback(lambda done: done.exception())
+            return reply
+
+        [episode], _ = play_programs(program, ["a", "b"])
+        assert episode.turns[0].solution == "b(y)"
+
+    def test_a_client_that_goes_away_may_ask_again(self):
+        async def program(problem, client):
+            if problem["number"]:
+                await asyncio.sleep(1.5)  # the stage waits for it
+                return text_of(await ask(client, "a", "slow"))
+            with pytest.raises(openai.APITimeoutError):
+                await ask(client.with_options(timeout=0.5), "a", "x")
+            return text_of(await ask(client, "a", "y"))
+
+        (episode, _), stages = play_programs(program, count=2, max_calls=1, stage_timeout=20)
+        assert [len(rows) for rows in stages] == [2] and episode.turns[0].solution == "a(y)"
+
+    def test_sampling_is_a_setting_of_the_team(self):
+        async def program(problem, client):
+            return text_of(await ask(client, "a", "x", temperature=0.1, seed=1, top_p=0.5))
+
+        workflow = Program(program, ["a"])
+        with pytest.warns(UserWarning, match="seed, temperature, top_p") as found:
+            play_programs(workflow, count=3)
+        assert len(found) == 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            play_programs(workflow)
+
+
+class TestFailures:
+    def test_an_exception_shows_the_lines_of_the_program(self):
+        async def program(problem, client):
+            await ask(client, "a", "x")
+            raise KeyError("colour")
+
+        failure = failed(program)
+        assert failure.startswith("KeyError: 'colour'") and 'raise KeyError("colour")' in failure
+        assert "site-packages" not in failure
+
+    def test_a_refused_call_that_nobody_catches(self):
+        async def program(problem, client):
+            return await ask(client, "b", "x")
+
+        assert "model='b' is not an agent" in failed(program)
+
+    def test_exit(self):
+        async def program(problem, client):
+            await ask(client, "a", "x")
+            sys.exit(3)
+
+        assert "it called exit" in failed(program)
+
+    def test_time(self):
+        async def program(problem, client):
+            await ask(client, "a", "x")
+            await asyncio.sleep(60)
+
+        assert "program_timeout" in failed(program, program_timeout=0.5)
+
+    def test_a_function_that_hangs(self):
+        def program(problem, client):
+            reply = text_of(ask(client, "a", "x"))
+            if not problem["number"]:
+                time.sleep(3)
+            return reply
+
+        with pytest.warns(UserWarning, match="program_timeout"):
+            (bad, good), _ = play_programs(program, count=2, program_timeout=0.5)
+        assert bad.masked and good.turns[0].solution == "a(x)"
+
+    @pytest.mark.parametrize("returned", [None, "", " \n", 3, {}, {"solution": 3}, {"rewards": 1}], ids=repr)
+    def test_no_solution(self, returned):
+        async def program(problem, client):
+            await ask(client, "a", "x")
+            return returned
+
+        assert f"it returned {returned!r}" in failed(program)
+
+    @pytest.mark.parametrize(
+        "rewards", [{"b": 1.0}, {"a": "much"}, "much", float("nan"), {"a": float("inf")}, [1.0]], ids=repr
+    )
+    def test_rewards_without_a_sense(self, rewards):
+        async def program(problem, client):
+            return {"solution": text_of(await ask(client, "a", "x")), "rewards": rewards}
+
+        assert "its rewards=" in failed(program)
+
+    def test_no_call(self):
+        async def program(problem, client):
+            return "x"
+
+        assert "it asked no agent" in failed(program)
+
+    @pytest.mark.parametrize(
+        ("script", "why"),
+        [
+            ("import sys; print('here'); sys.exit('it broke')", "its exit code is 1\nit broke"),
+            ("import os; os.kill(os.getpid(), 9)", "its exit code is -9"),
+            ("import time; time.sleep(60)", "program_timeout"),
+            ("import os; os.write(1, b'\\xff\\xfe')", "not text in UTF-8"),
+            ("print('x' * (9 << 20))", "more than 8 MiB"),
+            ("import os; os.write(2, b'x' * (9 << 20)); import time; time.sleep(60)", "more than 8 MiB"),
+            ("", "it returned ''"),
+            ("print(1)", "it asked no agent"),
+        ],
+    )
+    def test_commands(self, command, script, why):
+        with pytest.raises(ValueError, match="All episodes failed") as found, pytest.warns(UserWarning):
+            play_programs(command(script), program_timeout=2)
+        assert why in str(found.value)
+
+    def test_processes_of_a_command_end_with_it(self, command, tmp_path):
+        script = f"""
+import os, subprocess, sys, time
+child = subprocess.Popen(["sleep", "100"])
+open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
+time.sleep(100)
+"""
+        with pytest.raises(ValueError, match="All episodes failed"), pytest.warns(UserWarning):
+            play_programs(command(script), program_timeout=2)
+        pid = int((tmp_path / "pid").read_text())
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline and os.path.exists(f"/proc/{pid}"):
+            if open(f"/proc/{pid}/stat").read().split()[2] == "Z":
+                return
+            time.sleep(0.05)
+        assert not os.path.exists(f"/proc/{pid}")
+
+    def test_garbage_of_a_command_is_its_solution(self, command):
+        script = SCRIPT.replace("print(solution)", "print('\\x00{[', solution)")
+        [episode], _ = play_programs(command(script), ["planner", "coder"])
+        assert episode.turns[0].solution.startswith("\x00{[ coder")
+
+    def test_a_command_may_answer_in_json(self, command):
+        script = SCRIPT.replace("print(solution)", "print(json.dumps({'rewards': 0.5, 'solution': solution}))")
+        [episode], _ = play_programs(command(script), ["planner", "coder"])
+        assert episode.turns[0].solution == "coder(planner(Write f.))"
+        assert program_reward(advice=[episode.advice]) == [0.5]
+
+    def test_a_thousand_connections(self, command):
+        crowd = """
+import socket, urllib.parse
+address = urllib.parse.urlparse(os.environ["OPENAI_BASE_URL"])
+crowd = [socket.create_connection((address.hostname, address.port)) for _ in range(1000)]
+"""
+        [episode], _ = play_programs(
+            command(SCRIPT.replace("problem =", f"{crowd}\nproblem =", 1)), ["planner", "coder"]
+        )
+        assert episode.turns[0].solution == "coder(planner(Write f.))"
+
+    def test_zero_scores_an_empty_solution(self):
+        async def program(problem, client):
+            reply = text_of(await ask(client, "a", "x"))
+            return reply if problem["number"] else None
+
+        with pytest.warns(UserWarning, match="have an empty solution"):
+            (bad, good), _ = play_programs(program, count=2, on_program_error="zero")
+        assert (bad.masked, bad.turns[0].solution) == (False, "") and good.turns[0].solution == "a(x)"
+        assert program_reward(advice=[bad.advice, good.advice]) == [0.0, None]
+
+    def test_raise_stops_at_the_first_one(self):
+        async def program(problem, client):
+            await ask(client, "a", "x")
+            return 1 // 0
+
+        with pytest.raises(ValueError, match="ZeroDivisionError"):
+            play_programs(program, on_program_error="raise")
+
+    def test_each_kind_is_told_once(self):
+        async def program(problem, client):
+            await ask(client, "a", "x")
+            if problem["number"] == 9:
+                return "x"
+            raise [KeyError, ValueError][problem["number"] % 2](problem["number"])
+
+        with pytest.warns(UserWarning, match="A program failed") as found:
+            play_programs(program, count=10)
+        assert len(found) == 2
+
+    def test_all(self):
+        async def program(problem, client):
+            raise RuntimeError("no database")
+
+        with pytest.raises(ValueError, match=r"All episodes failed.*no database"), pytest.warns(UserWarning):
+            play_programs(program, count=3)
+
+
+class TestDeclaration:
+    @pytest.mark.parametrize(
+        ("arguments", "match"),
+        [
+            ({"agents": "a"}, "agents='a'"),
+            ({"agents": []}, "agents="),
+            ({"agents": ["a", "a"]}, "2 agents named 'a'"),
+            ({"max_calls": 0}, "max_calls=0"),
+            ({"max_calls": {"b": 1}}, "max_calls={'b': 1}"),
+            ({"program_timeout": -1}, "program_timeout=-1"),
+            ({"stage_timeout": 0}, "stage_timeout=0"),
+            ({"on_program_error": "skip"}, "on_program_error='skip'"),
+            ({"program": 3}, "program=3"),
+            ({"program": "no-such-program x"}, "no-such-program"),
+            ({"program": "'"}, "is not a command"),
+            ({"program": lambda problem: ""}, "client"),
+        ],
+        ids=str,
+    )
+    def test_what_cannot_be_played_is_refused(self, arguments, match):
+        with pytest.raises(ValueError, match=match):
+            Program(**{"program": two, "agents": ["a"], **arguments}).validate()
+
+    @pytest.mark.parametrize(("rewards", "expected"), [(0.5, 0.5), ({"a": 1}, {"a": 1, "b": 0}), (None, None)])
+    def test_a_program_may_reward(self, rewards, expected):
+        async def program(problem, client):
+            return {"solution": text_of(await ask(client, "a", "x")), "rewards": rewards}
+
+        [episode], _ = play_programs(program, ["a", "b"])
+        assert program_reward(advice=[episode.advice]) == [expected]
+
+    def test_rewards_of_a_program_need_one(self):
+        with pytest.raises(ValueError, match="needs a program"):
+            program_reward(advice=[[]])
+
+
+class TestForks:
+    """Trees of episodes: the first replies are shared."""
+
+    @staticmethod
+    def tree(program, agents=("planner", "coder"), replies=(2, 2), count=2, **options):
+        workflow = Program(program, list(agents), max_calls=1, **options)
+        asked = []
+
+        def generate(rows):
+            asked.append([(row.slot.agent, row.prompt[-1]["content"]) for row in rows])
+            texts = [f"{row.slot.agent}{len(asked)}{i}" for i, row in enumerate(rows)]
+            return [[ord(character) for character in text] for text in texts], None
+
+        stages = [(slot,) for slot in workflow.slots]
+        [episodes] = play_tree(
+            workflow,
+            [{**PROBLEM, "number": i} for i in range(count)],
+            generate,
+            lambda prompts: [[0] for _ in prompts],
+            lambda ids: ["".join(map(chr, i)) for i in ids],
+            Tree.of_stages(stages, replies),
+        )
+        return episodes, asked
+
+    @pytest.mark.parametrize("program", [two, two_sync])
+    def test_a_replayable_program_branches(self, program):
+        episodes, asked = self.tree(program, replayable=True)
+        assert [len(stage) for stage in asked] == [4, 8]
+        assert asked[1] == [("coder", f"planner1{i}") for i in range(4) for _ in range(2)]
+        assert [episode.turns[0].solution for episode in episodes] == [f"coder2{i}" for i in range(8)]
+
+    def test_slow_programs_branch_together(self):
+        async def slow(problem, client):
+            plan = text_of(await ask(client, "planner", "x"))
+            await asyncio.sleep(0.5 * problem["number"])
+            return text_of(await ask(client, "coder", plan))
+
+        _, asked = self.tree(slow, replayable=True, stage_timeout=0.1)
+        assert [len(stage) for stage in asked] == [4, 8]
+
+    @pytest.mark.parametrize("how", ["other text", "other agent", "less"])
+    def test_a_program_that_is_not_replayable_is_found(self, how):
+        runs = []
+
+        async def fickle(problem, client):
+            runs.append(1)
+            again = len(runs) > 1
+            if again and how == "less":
+                return "x"
+            agent = "coder" if again and how == "other agent" else "planner"
+            text = f"x{len(runs)}" if how == "other text" else "x"
+            return text_of(await ask(client, agent, text))
+
+        with pytest.raises(ValueError, match="not replayable"):
+            self.tree(fickle, replayable=True, count=1)

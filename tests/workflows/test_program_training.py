@@ -1,0 +1,305 @@
+"""Programs of one's own in trainers and teams: trained as the same team written as a workflow, saved, loaded and measured."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import teams
+import torch
+from programs import ask, text_of
+from tool_model import CHATS, call, multiply, recite_texts
+
+from marcog_trl import (
+    Agent,
+    MultiAgentGRPOTrainer,
+    MultiAgentPPOTrainer,
+    Program,
+    SHPPOTrainer,
+    Team,
+    Workflow,
+    program_reward,
+)
+from marcog_trl.evaluation.evaluate import evaluate_team
+from marcog_trl.team.export import export_team
+
+
+TRAINERS = [MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOTrainer]
+EXECUTION = {"isolation": "best_effort", "num_workers": 1}
+DATA = teams.dataset(4, entry_point=["f"] * 4, test=[["assert f(1) == 2"]] * 4, test_format=["asserts"] * 4)
+FILE = """import pathlib
+
+pathlib.Path("runs.txt").open("a").write("x")  # how often this file was run
+
+
+async def solve(problem, client):
+    plan = await client.chat.completions.create(
+        model="planner", messages=[{"role": "user", "content": problem["prompt"]}]
+    )
+    code = await client.chat.completions.create(
+        model="coder", messages=[{"role": "user", "content": f"Plan: {plan.choices[0].message.content}"}]
+    )
+    return f"Solution: {code.choices[0].message.content}"
+"""
+SCRIPT = """
+import json, os, pathlib, sys, urllib.request
+
+pathlib.Path("runs.txt").open("a").write("x")
+problem = json.load(sys.stdin)
+
+def ask(model, text):
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": text}]}).encode()
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+
+print("Solution: " + ask("coder", "Plan: " + ask("planner", problem["prompt"])))
+"""
+
+
+async def solve(problem, client):
+    plan = text_of(await ask(client, "planner", problem["prompt"]))
+    return "Solution: " + text_of(await ask(client, "coder", f"Plan: {plan}"))
+
+
+class Same(Workflow):
+    """The same team as a workflow."""
+
+    agents = (Agent("planner", "planner"), Agent("coder", "coder"))
+
+    def play(self, problem):
+        plan = yield {"planner": [{"role": "user", "content": problem["prompt"]}]}
+        code = yield {"coder": [{"role": "user", "content": f"Plan: {plan['planner']}"}]}
+        return "Solution: " + code["coder"]
+
+
+def program(**options):
+    return Program(solve, ["planner", "coder"], **{"max_calls": 1, "stage_timeout": 60, **options})
+
+
+def figures(trainer):
+    """What was logged, but for times, and what only programs have."""
+    return [
+        {
+            name: value
+            for name, value in entry.items()
+            if not any(part in name for part in ("time", "program", "second", "runtime"))
+        }
+        for entry in trainer.state.log_history
+    ]
+
+
+class TestTraining:
+    @pytest.mark.parametrize("trainer", TRAINERS)
+    def test_is_that_of_the_same_workflow(self, tiny_model, tmp_path, trainer):
+        trained = []
+        for workflow in (Same(), program()):
+            made = teams.make(tiny_model, tmp_path, trainer, workflow=workflow, max_steps=2, seed=3)
+            made.train()
+            trained.append((figures(made), teams.trainable(made)))
+            failed = teams.logged(made, "program/failed")
+        (metrics, weights), (other_metrics, other_weights) = trained
+        assert failed == [0, 0]
+        assert [list(entry) for entry in metrics] == [list(entry) for entry in other_metrics]
+        for entry, other in zip(metrics, other_metrics, strict=True):
+            differ = {
+                name for name in entry if "speed" not in name and "per_" not in name and entry[name] != other[name]
+            }
+            assert not {name for name in differ if entry[name] == entry[name]}  # but for NaN
+        assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
+
+    def test_replies_that_are_not_used_change_nothing(self, tiny_model, tmp_path):
+        weights = []
+        for max_calls, rows in ((1, 4), (3, 12)):
+            workflow = program(max_calls=max_calls)
+            made = teams.make(
+                tiny_model, tmp_path, MultiAgentGRPOTrainer, workflow=workflow, per_device_train_batch_size=rows
+            )
+            made.train()
+            weights.append(teams.trainable(made))
+        for name, weight in weights[0].items():
+            torch.testing.assert_close(weight, weights[1][name], atol=1e-5, rtol=1e-4)
+
+    def test_failed_programs_are_left_out(self, tiny_model, tmp_path):
+        async def some(problem, client):
+            solution = await solve(problem, client)
+            if problem["prompt"].startswith("def f0"):
+                raise KeyError("f0")
+            return solution
+
+        workflow = Program(some, ["planner", "coder"], max_calls=1)
+        made = teams.make(tiny_model, tmp_path, workflow=workflow, trainer=MultiAgentGRPOTrainer)
+        with pytest.warns(UserWarning, match="A program failed.*KeyError"):
+            made.train()
+        assert teams.logged(made, "program/failed") == teams.logged(made, "episodes/masked") == [0.5]
+
+    @pytest.mark.parametrize("rewards", [None, {"planner": 1.0}])
+    def test_rewards_of_the_program(self, tiny_model, tmp_path, rewards):
+        async def rewarding(problem, client):
+            return {"solution": await solve(problem, client), "rewards": 0.25 if rewards is None else rewards}
+
+        made = teams.make(
+            tiny_model, tmp_path, workflow=Program(rewarding, ["planner", "coder"], max_calls=1),
+            trainer=MultiAgentGRPOTrainer, reward=program_reward,
+        )  # fmt: skip
+        made.train()
+        logged = [teams.logged(made, f"agents/{agent}/reward") for agent in ("planner", "coder")]
+        assert logged == ([[0.25], [0.25]] if rewards is None else [[1.0], [0.0]])
+
+
+class TestBranches:
+    OPTIONS = {"credit": "counterfactual", "fanout": [2, 2], "num_generations": 4, "per_device_train_batch_size": 12}
+
+    @pytest.mark.parametrize("trainer", [MultiAgentGRPOTrainer, MultiAgentPPOTrainer])
+    def test_counterfactual_credit_is_that_of_the_same_workflow(self, tiny_model, tmp_path, trainer):
+        batches = []
+        for workflow in (Same(), program(replayable=True)):
+            made = teams.make(tiny_model, tmp_path, trainer, workflow=workflow, **self.OPTIONS)
+            teams.script(made)
+            batches.append(teams.generation_batch(made))
+        assert all(torch.equal(batches[0][name], batches[1][name]) for name in ("completion_ids", "advantages"))
+
+    @pytest.mark.parametrize("options", [OPTIONS, {"joint_mode": "cross", "per_device_train_batch_size": 8}], ids=str)
+    def test_needs_a_replayable_program(self, tmp_path, options):
+        with pytest.raises(ValueError, match="Set replayable=True"):  # before there is a model
+            teams.make("no/model", tmp_path, MultiAgentGRPOTrainer, workflow=program(), **options)
+
+    def test_cross_mode(self, tiny_model, tmp_path):
+        import asyncio
+
+        async def both(problem, client):
+            replies = await asyncio.gather(ask(client, "a", problem["prompt"]), ask(client, "b", problem["prompt"]))
+            return "|".join(map(text_of, replies))
+
+        workflow = Program(both, ["a", "b"], max_calls=1, replayable=True)
+        made = teams.make(tiny_model, tmp_path, MultiAgentGRPOTrainer, workflow=workflow, joint_mode="cross")
+        made.train()
+        assert made.state.global_step == 1
+
+    def test_a_program_that_is_not_replayable_is_found(self, tiny_model, tmp_path):
+        async def fickle(problem, client):
+            fickle.runs += 1
+            return await solve({"prompt": f"{problem['prompt']} {fickle.runs}"}, client)
+
+        fickle.runs = 0
+        workflow = Program(fickle, ["planner", "coder"], max_calls=1, replayable=True)
+        made = teams.make(tiny_model, tmp_path, MultiAgentGRPOTrainer, workflow=workflow, **self.OPTIONS)
+        with pytest.raises(ValueError, match="not replayable"):
+            made.train()
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with a program as a Python file, and as a script of a command."""
+    monkeypatch.chdir(tmp_path)
+    Path("my_agents.py").write_text(FILE)
+    Path("my_agent.cmd").write_text(SCRIPT)
+    return tmp_path
+
+
+NAMES = {"function": "my_agents.py:solve", "command": f"{sys.executable} -u my_agent.cmd"}
+
+
+def runs():
+    return len(Path("runs.txt").read_text()) if Path("runs.txt").exists() else 0
+
+
+@pytest.mark.parametrize("kind", NAMES)
+class TestSaved:
+    @pytest.fixture
+    def folder(self, tiny_model, here, kind):
+        made = teams.make(
+            tiny_model, "team", MultiAgentGRPOTrainer, workflow=NAMES[kind], agents=["planner", "coder"], max_calls=1,
+            program_timeout=120.0, data=DATA, **EXECUTION,
+        )  # fmt: skip
+        made.train()
+        made.save_model()
+        made.executor.close()
+        Path("runs.txt").unlink()
+        for name in ("my_agents.py", "my_agent.cmd"):
+            Path(name).unlink()
+        return Path("team")
+
+    def test_with_its_file_and_loaded_with_trust_only(self, folder, kind):
+        file = "my_agents.py" if kind == "function" else "my_agent.cmd"
+        assert (folder / file).read_text() == (FILE if kind == "function" else SCRIPT)
+        settings = json.loads((folder / "team.json").read_text())["settings"]
+        assert settings["agents"] == ["planner", "coder"] and settings["max_calls"] == 1
+        assert settings["workflow"] == NAMES[kind]
+        with pytest.raises(ValueError, match="trust_remote_code"):
+            Team.from_pretrained(folder)
+        assert runs() == 0
+
+        team = Team.from_pretrained(folder, trust_remote_code=True, **EXECUTION)
+        answer = team.solve({"prompt": "def f(x):", "entry_point": "f"})
+        assert [message["agent"] for message in answer.messages] == ["planner", "coder"]
+        assert runs() == 1
+        assert team.settings.max_calls == 1 and team.settings.program_timeout == 120.0
+
+        assert evaluate_team(team, DATA.select([0]), 1, reward_funcs=teams.letters)["problems"] == 1
+
+    def test_and_exported(self, folder, kind):
+        export_team(Team.from_pretrained(folder, trust_remote_code=True, **EXECUTION), folder, "out")
+        assert (Path("out") / ("my_agents.py" if kind == "function" else "my_agent.cmd")).exists()
+
+    def test_with_a_script_that_is_gone(self, folder, kind):
+        for name in ("my_agents.py", "my_agent.cmd"):
+            (folder / name).unlink(missing_ok=True)
+        with pytest.raises(ValueError, match="has no my_agent"):
+            Team.from_pretrained(folder, trust_remote_code=True)
+
+
+class TestNames:
+    def test_a_program_needs_its_agents(self, here, tmp_path):
+        with pytest.raises(ValueError, match=r"is a program\. Set agents"):
+            teams.make("no/model", tmp_path, MultiAgentGRPOTrainer, workflow="my_agents.py:solve")
+
+    def test_other_workflows_have_no_such_settings(self, tmp_path):
+        with pytest.raises(ValueError, match="max_calls=2"):
+            teams.make("no/model", tmp_path, MultiAgentGRPOTrainer, workflow="pipeline", max_calls=2)
+
+    def test_a_command_without_a_file_needs_trust_too(self, tiny_model, here):
+        made = teams.make(
+            tiny_model,
+            "team",
+            MultiAgentGRPOTrainer,
+            workflow="env true",
+            agents=["a"],
+            data=DATA,
+            max_calls=1,
+            **EXECUTION,
+        )
+        made.save_model()
+        with pytest.raises(ValueError, match="trust_remote_code"):
+            Team.from_pretrained("team")
+
+
+class TestTools:
+    """Tools of the program, whose calls the model writes."""
+
+    def test_calls_of_tools_go_to_the_program(self, tool_model, tmp_path):
+        described = [
+            {"type": "function", "function": {"name": "multiply", "description": multiply.__doc__, "parameters": {}}}
+        ]
+
+        async def using(problem, client):
+            messages = [{"role": "user", "content": "What is 3 * 4?"}]
+            while True:
+                response = await client.chat.completions.create(model="a", messages=messages, tools=described)
+                choice = response.choices[0]
+                if choice.finish_reason != "tool_calls":
+                    return choice.message.content
+                messages.append(choice.message.model_dump(exclude_none=True))
+                for called in choice.message.tool_calls:
+                    result = multiply(**json.loads(called.function.arguments))
+                    messages.append({"role": "tool", "tool_call_id": called.id, "content": str(result)})
+
+        made = teams.make(
+            tool_model, tmp_path, MultiAgentGRPOTrainer, workflow=Program(using, ["a"], max_calls=2), data=CHATS,
+            max_completion_length=200, num_generations=2, per_device_train_batch_size=4,
+            reward=lambda completions, **kwargs: [float(len(c[-1]["content"])) for c in completions],
+        )  # fmt: skip
+        asked = recite_texts(made, [call(a=3, b=4), "I know.<|im_end|>"], ["It is 12.<|im_end|>"])
+        batch = teams.generation_batch(made)
+        assert "multiply" in asked[0][0] and "12" in asked[1][0].rpartition("<tool_response>")[2]
+        assert batch["advantages"].abs().sum() > 0
