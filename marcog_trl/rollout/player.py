@@ -93,7 +93,7 @@ class EpisodePlayer:
             fault = None if prompt == self.problem.get("prompt") else fault_of_prompt(prompt)
             if fault is not None:
                 raise ValueError(f"{self.title}.play asked agent {agent!r} with an invalid prompt: {fault}.")
-            if not isinstance(key, Slot) and any(slot.agent == agent for slot in asked):
+            if any(slot.agent == agent for slot in asked) and not (isinstance(key, Slot) and agent not in request):
                 raise ValueError(f"{self.title}.play asked agent {agent!r} twice in one request. Name the slots.")
             asked[found] = prompt
         if len({slot.turn for slot in asked}) > 1:
