@@ -129,7 +129,7 @@ def play_tree(
                 if over or (branches and player.episode.masked):
                     player.stop()
     failed = [player.episode.failure for player in players if player.episode.failure is not None]
-    if workflow.may_fail and players and sum_over_processes(len(players) - len(failed)) == 0:
+    if workflow.may_fail and sum_over_processes(len(players) - len(failed)) == 0 and players:
         raise ValueError(f"All episodes failed. The first one, because {failed[0] if failed else 'others did'}")
     for player in players:
         if isinstance(player.request, dict):
