@@ -516,7 +516,7 @@ class TestDeclaration:
             ({"program": "'"}, "is not a command"),
             ({"program": lambda problem: ""}, "client"),
         ],
-        ids=str,
+        ids=lambda value: value if isinstance(value, str) else next(iter(value)),
     )
     def test_what_cannot_be_played_is_refused(self, arguments, match):
         with pytest.raises(ValueError, match=match):
