@@ -87,7 +87,7 @@ class EvaluationArguments(PlayingTeamArguments):
     output: str | None = field(
         default=None,
         metadata={
-            "help": "JSON file for the figures; code and verdicts of each problem go into a JSONL file beside it."
+            "help": "JSON file for the figures; code and verdicts of each problem go into a JSONL file beside it, episodes into a Parquet file."
         },
     )
     overwrite_output: bool = field(

@@ -20,6 +20,7 @@ COMMANDS = {
     "solve": ("marcog_trl.cli.solve", "solve a problem with a saved team, or with any model"),
     "evaluate": ("marcog_trl.cli.evaluate", "measure a saved team, its base model, or any model on problems"),
     "export": ("marcog_trl.cli.export", "write the agents of a saved team as ordinary adapters, and push them"),
+    "episodes": ("marcog_trl.cli.episodes", "read the episodes of a training or an evaluation"),
     "plan": ("marcog_trl.cli.plan", "compute what a training run needs, without weights"),
 }
 _USAGE = "usage: marcog-trl COMMAND [flags]\n\n{commands}\n\n`marcog-trl COMMAND --help` shows the flags and examples."

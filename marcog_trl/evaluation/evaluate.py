@@ -71,7 +71,8 @@ def evaluate_team(
             up to rounding, on `batch_size`. `"stream"` draws from the random state of the process, as in training. Use it
             with vLLM and continuous batching.
         output (`str`, *optional*): A `.json` file for settings and metrics. Problems with their code and verdicts go to the
-            `.jsonl` file of the same name. Both are written at the end. Until then, finished problems are in
+            `.jsonl` file of the same name, and all episodes, with the columns of those of a training, to the `.parquet` file.
+            They are written at the end. Until then, finished problems are in
             `.jsonl.partial`; the same call resumes from it.
         description (`Mapping`, *optional*): Further entries for the settings in `output`, such as the name of the team.
         overwrite_output (`bool`, *optional*, defaults to `False`): Whether to replace an evaluation with other settings in

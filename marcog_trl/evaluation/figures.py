@@ -9,6 +9,7 @@ from typing import Any
 from marcog_trl.evaluation.estimates import estimate_pass_at_k, share_interval
 from marcog_trl.evaluation.journal import ProblemRecord
 from marcog_trl.parsing.extract import syntax_error
+from marcog_trl.report.episodes import episode_row
 from marcog_trl.rollout.records import Episode
 
 
@@ -17,7 +18,7 @@ EpisodeRecord = dict[str, Any]
 
 
 def describe_episode(episode: Episode, reward_names: Sequence[str], eos_token_ids: Sequence[int]) -> EpisodeRecord:
-    """Returns the record of an episode, as written to the journal."""
+    """Returns the record of an episode, as written to the journal: its row of a table, and what the figures need."""
     turn = episode.turns[-1]
     assert turn.tested is not None and turn.score is not None
     job, verdict = turn.tested
@@ -42,16 +43,11 @@ def describe_episode(episode: Episode, reward_names: Sequence[str], eos_token_id
         if not math.isnan(value)
     }
     return {
-        "status": "infrastructure" if episode.unanswered else verdict.status,
-        "tests_passed": verdict.passed,
-        "tests": verdict.total,
-        "message": verdict.message,
+        **episode_row(episode, reward_names, eos_token_ids),
         "failed_tests": [t for t, result in enumerate(verdict.tests) if result.status != "passed"],
-        "execution_seconds": verdict.seconds,
         "code": job.code,
         "replies": dict(turn.replies),
         "parses": bool(job.code) and all(syntax_error(reply) is None for reply in turn.replies.values()),
-        "reward": None if turn.rewards is None else sum(turn.rewards.values()) / len(turn.rewards),
         "components": {**turn.score.metrics, **components},
         "turns": len(episode.turns),
         "agents": agents,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from marcog_trl.files import write_json
 from marcog_trl.processes import on_main
+from marcog_trl.report.episodes import write_rows
 
 
 ProblemRecord = dict[str, Any]
@@ -106,8 +107,16 @@ class Journal:
         finished = self.problems.with_suffix(".jsonl.finished")
         finished.write_text("".join(lines))
         os.replace(finished, self.problems)
+        write_rows(self.output.with_suffix(".parquet"), list(self._rows()))
         write_json(self.output, {"figures": dict(figures), "settings": self.settings})
         self.partial.unlink()
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        """The episodes as rows of a table: see [`~marcog_trl.report.episodes.COLUMNS`]."""
+        for i in sorted(self._records):
+            yield {**self._records[i]["greedy"], "split": "greedy", "generation": 0}
+            for sample, episode in enumerate(self._records[i]["samples"]):
+                yield {**episode, "split": "sampled", "generation": sample}
 
 
 def _is_ours(path: Path, keys: set[str]) -> bool:

@@ -9,15 +9,15 @@ from datetime import timedelta
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
+from rich.markdown import Markdown
 from rich.panel import Panel
 from rich.rule import Rule
+from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 from transformers import TrainerCallback, TrainerState
 
-from marcog_trl.parsing.prompts import messages_of
 from marcog_trl.report.results import LABELS, shown_interval
-from marcog_trl.rollout.records import Episode, Row, Turn
 
 
 MOST_EPISODES = 2  # that `log_completions` prints per log
@@ -144,59 +144,58 @@ def print_evaluation(results: Mapping[str, float], title: str) -> None:
     print_table(("mean", "95 %"), rows, title)
 
 
-def print_episodes(episodes: Sequence[Episode], step: int) -> None:
+def print_episodes(rows: Sequence[Mapping[str, Any]]) -> None:
     """
     Prints episodes to read.
 
     Args:
-        episodes (`list[Episode]`): Scored episodes.
-        step (`int`): The optimizer step.
+        rows (`list[dict]`): Rows that [`~marcog_trl.report.episodes.episode_row`] made.
     """
-    for i, episode in enumerate(episodes):
-        number = f" ({i + 1} of {len(episodes)})" if len(episodes) > 1 else ""
-        Console().print(episode_trace(episode, f"an episode of step {step}{number}"))
+    for i, row in enumerate(rows):
+        number = f" ({i + 1} of {len(rows)})" if len(rows) > 1 else ""
+        Console().print(episode_trace(row, f"an episode of step {row['step']}{number}"))
 
 
-def episode_trace(episode: Episode, title: str) -> RenderableType:
+def episode_trace(row: Mapping[str, Any], title: str) -> RenderableType:
     """
-    Shows an episode turn by turn: what each agent was sent and replied, the solution, its verdict, and the rewards.
+    Shows an episode turn by turn: what each agent was asked and replied, the solution, its verdict, and what agents earned.
 
     Args:
-        episode (`Episode`): A scored episode.
+        row (`dict`): A row that [`~marcog_trl.report.episodes.episode_row`] made.
         title (`str`): Heading.
 
     Returns:
         A renderable of `rich`.
     """
     parts: list[RenderableType] = []
-    for k, turn in enumerate(episode.turns):
-        parts.append(Rule(f"turn {k + 1} of {len(episode.turns)}"))
-        rows = [row for row in episode.rows if row.slot.turn == k]
-        for row in rows:
-            parts.append(Panel(_asked(row), title=f"{row.slot.agent} is asked", title_align="left", style="dim"))
-            parts.append(Panel(Text(row.text.strip()), title=f"{row.slot.agent} writes", title_align="left"))
-        parts.append(Panel(Text(turn.solution.strip()), title="solution", title_align="left", border_style="cyan"))
-        for _, verdict in turn.verdicts[-1:]:
-            tests = f"{verdict.status}: {verdict.passed} of {verdict.total} tests passed."
-            parts.append(Text(f"{tests} {verdict.message}" if verdict.message else tests))
-        parts.append(_rewards(turn, rows))
-    if episode.masked:
+    last = len(row["earlier_turns"]) + 1
+    for turn in range(1, last + 1):
+        messages = [message for message in row["messages"] if message["turn"] == turn]
+        parts.append(Rule(f"turn {turn} of {last}"))
+        table = Table("agent", "reward", "advantage", "tokens", "")
+        for message in messages:
+            agent = message["agent"]
+            parts.append(Panel(Text(message["prompt"]), title=f"{agent} is asked", title_align="left", style="dim"))
+            parts.append(Panel(_code(message["reply"]), title=f"{agent} writes", title_align="left"))
+            notes = [*(["cut off"] if message["truncated"] else []), message["left_out"]]
+            figures = ("–" if message[name] is None else f"{message[name]:.3f}" for name in ("reward", "advantage"))
+            table.add_row(agent, *figures, str(message["tokens"]), "; ".join(filter(None, notes)))
+        result = [*row["earlier_turns"], row][turn - 1]
+        parts.append(Panel(_code(result["solution"]), title="solution", title_align="left", border_style="cyan"))
+        if result["status"]:
+            parts.append(Text(verdict_of(result)))
+        parts.append(table)
+    if row["masked"]:
         parts.append(Text("The episode was not scored and is left out of the loss."))
     return Panel(Group(*parts), title=title)
 
 
-def _asked(row: Row) -> Text:
-    """All messages of a prompt, under their roles if there are several."""
-    messages = messages_of(row.prompt)
-    texts = [message["content"].strip() for message in messages]
-    if len(messages) > 1:
-        texts = [f"{message['role']}: {text}" for message, text in zip(messages, texts, strict=True)]
-    return Text("\n\n".join(texts))
+def verdict_of(row: Mapping[str, Any]) -> str:
+    """The verdict of an episode, in one line."""
+    return f"{row['status']}: {row['tests_passed']} of {row['tests']} tests passed. {row['message']}".strip()
 
 
-def _rewards(turn: Turn, rows: list[Row]) -> Table:
-    table = Table("agent", "reward", "tokens")
-    for row in rows:
-        reward = "–" if turn.rewards is None else f"{turn.rewards[row.slot.agent]:.3f}"
-        table.add_row(row.slot.agent, reward, str(row.num_tokens))
-    return table
+def _code(text: str) -> RenderableType:
+    """A reply with its code highlighted."""
+    text = text.strip()
+    return Markdown(text) if "```" in text else Syntax(text, "python", theme="ansi_light", word_wrap=True)

@@ -12,6 +12,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader
 from transformers import TrainerState, TrainingArguments
 
+from marcog_trl.report.console import verdict_of
+from marcog_trl.report.episodes import EPISODES_FOLDER, read_rows, side_by_side
 from marcog_trl.report.plots import agent_color, draw, read_history
 from marcog_trl.report.results import change_rows
 
@@ -42,12 +44,14 @@ def make_page(
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
+    environment.filters["verdict"] = verdict_of
     return environment.get_template("page.html.jinja").render(
         title=f"{args.run_name or folder.name}: {algorithm}",
         status=f"Step {state.global_step} of {state.max_steps}, written {datetime.now(UTC):%Y-%m-%d %H:%M UTC}",
         warnings=warnings,
         results=change_rows(results) if results and {"untrained", "trained"} <= set(results) else None,
         examples=examples,
+        episodes=_episodes(folder, state),
         run={
             "Algorithm": f"{algorithm} ({team['trainer']})",
             "Base model": team["base_model"],
@@ -65,6 +69,15 @@ def make_page(
         metrics=_metric_rows(state.log_history),
         settings=_changed_settings(args),
     )
+
+
+def _episodes(folder: Path, state: TrainerState) -> list[dict[str, Any]]:
+    """Problems with episodes at several steps: those of evaluations, in which problems come again, else of training."""
+    if not (folder / EPISODES_FOLDER).is_dir():
+        return []
+    rows = [row for row in read_rows(folder) if row["step"] <= state.global_step + 1]
+    evaluated = [row for row in rows if row["split"] == "eval"]
+    return side_by_side(evaluated if len({row["step"] for row in evaluated}) > 1 else rows)
 
 
 def _metric_rows(history: list[dict[str, Any]]) -> list[list[str]]:

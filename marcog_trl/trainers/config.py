@@ -151,6 +151,12 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
             Number of episodes that `log_completions=True` prints at each log, in place of TRL's table. At most 2, which is the
             default.
 
+        max_logged_episodes (`int`, *optional*, defaults to `32`):
+            Number of episodes per logged step, over all processes, that are written to `episodes/` in `output_dir` (see
+            [`~marcog_trl.report.episodes.EpisodeLog`]). 0 writes none.
+        log_episodes_steps (`int`, *optional*):
+            Steps between two steps whose episodes are written. Defaults to `logging_steps`.
+
         > Parameters that control the report
 
         write_report (`bool`, *optional*, defaults to `False`):
@@ -163,6 +169,8 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
     # Other numbers only have to be finite: TRL and transformers check them when the trainer is made
     _ranges: ClassVar[dict[str, Range]] = {
         **TeamSettings._ranges,
+        "max_logged_episodes": NOT_NEGATIVE,
+        "log_episodes_steps": COUNT,
         **dict.fromkeys(
             "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps generation_batch_size "
             "steps_per_generation num_generations num_generations_eval num_iterations ref_model_sync_steps "
@@ -304,6 +312,16 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
     # Parameters that control what is trained
     full_finetuning: bool = field(
         default=False, metadata={"help": "Whether to train all weights of the model, in place of a LoRA adapter."}
+    )
+
+    # Parameters that control the logging
+    max_logged_episodes: int = field(
+        default=32,
+        metadata={"help": "Number of episodes per logged step that are written to episodes/ in output_dir."},
+    )
+    log_episodes_steps: int | None = field(
+        default=None,
+        metadata={"help": "Steps between two steps whose episodes are written. Default: logging_steps."},
     )
 
     # Parameters that control the report

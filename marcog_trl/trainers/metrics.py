@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from marcog_trl.parsing.prompts import messages_of
 from marcog_trl.problems.schema import solution_job
 from marcog_trl.processes import gather_rows, sum_over_processes, this_process
+from marcog_trl.report.episodes import Learned
 from marcog_trl.rewards.failures import FAILURES, failure_kind
 from marcog_trl.rollout.records import Episode
 from marcog_trl.trainers.batch import TeamBatch
@@ -273,15 +274,41 @@ def extra_columns(batch: TeamBatch, known: Sequence[str]) -> dict[str, list]:
         column: [None if score is None else score.columns.get(column) for score in of_row]
         for column in sorted({*known, *gather_object(list(logged))})
     }
+    columns |= {"episode": [], "problem": [], "verdict": []}
+    first = this_process().process_index * len(batch.episodes)
+    for row in batch.replies:
+        episode = None if row is None else batch.turns[row.slot.turn][row.episode]
+        tested = None if row is None or episode is None else episode.turns[row.slot.turn].tested
+        columns["episode"].append(None if row is None else first + row.episode)
+        columns["problem"].append(None if episode is None else str(episode.problem.get("task_id", "")))
+        columns["verdict"].append(None if tested is None else tested[1].status)
     columns["agent"] = [batch.agents[i] for i in batch.agent.tolist()]
     columns["turn"] = (batch.turn + 1).tolist()
     return columns
 
 
-def spread(episodes: list[Episode], number: int) -> list[Episode]:
-    """This number of episodes, if there are as many, with equal distances: siblings are neighbours."""
-    number = min(number, len(episodes))
-    return [episodes[i * len(episodes) // number] for i in range(number)]
+def learned(batch: TeamBatch, advantages: torch.Tensor) -> dict[int, Learned]:
+    """What the training knows of the rows of this process, by `id` of the row."""
+    if advantages.dim() == 2:
+        advantages = (advantages * batch.mask).sum(1) / batch.mask.sum(1).clamp(min=1)
+    logps: list[float | None] = [None] * len(batch.replies)
+    if batch.logps is not None:
+        logps = ((batch.logps * batch.mask).sum(1) / batch.mask.sum(1).clamp(min=1)).tolist()
+    trained, used, in_loss = (x.tolist() for x in (batch.agent_is_trained, batch.is_used, batch.in_loss))
+    found = {}
+    for i, row in enumerate(batch.replies):
+        if row is None:
+            continue
+        why = ""
+        if not in_loss[i]:
+            why = (
+                "the agent speaks through an endpoint" if row.completion is not None
+                else "the episode is not scored" if not used[i]
+                else "the agent is not trained" if not trained[i]
+                else "the reply is cut off"
+            )  # fmt: skip
+        found[id(row)] = Learned(None if why else logps[i], float(advantages[i]) if not why else None, why)
+    return found
 
 
 # A logging window

@@ -26,7 +26,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,6 +48,7 @@ from marcog_trl.execution import CodeExecutor
 from marcog_trl.report.callback import ReportCallback
 from marcog_trl.report.console import MOST_EPISODES, print_episodes
 from marcog_trl.report.diagnosis import Diagnosis
+from marcog_trl.report.episodes import EpisodeLog, episode_row, spread
 from marcog_trl.rewards.scoring import Scorer, is_over, is_reward_model
 from marcog_trl.rollout.records import Episode, Row
 from marcog_trl.team.data_checks import check_dataset, check_eval_dataset, usable
@@ -291,6 +292,12 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         )
         if self.algorithm.serves_agents:
             self._serve_agents()
+        self.episode_log: EpisodeLog | None = None
+        if args.max_logged_episodes:
+            process, count = self.accelerator.process_index, self.accelerator.num_processes
+            folder = Path(args.output_dir or "")
+            self.episode_log = EpisodeLog(folder, args.log_episodes_steps, args.max_logged_episodes, process, count)
+            self.add_callback(self.episode_log)
         self.report: ReportCallback | None = None
         if args.write_report:
             self.report = ReportCallback(self._name, self.team.description.to_dict(), self.diagnosis.found)
@@ -301,7 +308,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         # With log_completions, episodes are printed in place of TRL's table, which has a row per reply
         shown = MOST_EPISODES if args.num_completions_to_print is None else args.num_completions_to_print
         self.num_episodes_to_print, self.num_completions_to_print = min(shown, MOST_EPISODES), 0
-        self._episodes_to_show: list[Episode] = []
+        self._episodes_to_show: list[dict[str, Any]] = []
         self._warned_of_threshold = False
 
     # The team
@@ -655,7 +662,11 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
             self._metric(name, value)
         self._warn_of_threshold(found.get("episodes/turns"))
         if self.log_completions and self.model.training:
-            self._episodes_to_show = metrics.spread(batch.episodes, self.num_episodes_to_print)
+            chosen = spread(len(batch.episodes), self.num_episodes_to_print)
+            self._episodes_to_show = self._rows_of(batch, advantages, chosen)
+        if self.episode_log is not None:
+            chosen = self.episode_log.chosen(batch.episodes, self.state.global_step + batch.training, self._mode)
+            self.episode_log.add(self._rows_of(batch, advantages, chosen))
         if self._curriculum is not None and self.model.training:
             self._metric("curriculum/stage", self._curriculum.stage_of(self._curriculum.batches) + 1)
             by_rate = self.args.curriculum_pass_rate is not None  # otherwise problems need no tests
@@ -667,6 +678,19 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
             for _ in range(min(len(values), len(shown))):
                 shown.pop()
             shown.extend(values)
+
+    def _rows_of(self, batch: TeamBatch, advantages: torch.Tensor, chosen: Sequence[int]) -> list[dict[str, Any]]:
+        """Describes these episodes of a batch."""
+        if not chosen:
+            return []
+        learned, ends = metrics.learned(batch, advantages), {*self.eos_token_ids}
+        where = {"split": self._mode, "process": self.accelerator.process_index}
+        where["step"] = self.state.global_step + batch.training
+        siblings = batch.tree.joint_actions[-1]
+        return [
+            episode_row(batch.episodes[e], self.reward_func_names, ends, learned, generation=e % siblings, **where)
+            for e in chosen
+        ]
 
     def _warn_of_threshold(self, turns: float | None) -> None:
         """Warns if the threshold ended all episodes of the first batch after one turn, or none."""
@@ -682,7 +706,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         self._complete_metrics()
         super().log(logs, start_time)
         if self.accelerator.is_main_process:
-            print_episodes(self._episodes_to_show, self.state.global_step)
+            print_episodes(self._episodes_to_show)
         self._episodes_to_show = []
 
     def _complete_metrics(self) -> None:

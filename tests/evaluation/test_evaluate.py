@@ -17,6 +17,7 @@ from marcog_trl.evaluation.baselines import untrained_team
 from marcog_trl.evaluation.estimates import share_interval
 from marcog_trl.evaluation.figures import summarize
 from marcog_trl.execution import Verdict
+from marcog_trl.report.episodes import read_rows
 from marcog_trl.team.settings import TeamSettings
 
 
@@ -275,7 +276,7 @@ class TestFiles:
             trainer, trainer.train_dataset, 2, sampling="stream", output=tmp_path / "new" / "e.json",
             description={"measured": "a test"},
         )  # fmt: skip
-        assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["e.json", "e.jsonl"]
+        assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["e.json", "e.jsonl", "e.parquet"]
         written = json.loads((tmp_path / "new" / "e.json").read_text())
         assert written["figures"] == figures and written["settings"]["measured"] == "a test"
         assert written["settings"]["most_tokens_per_solution"] == 6
@@ -284,6 +285,11 @@ class TestFiles:
         wrong = records[0]["samples"][1]
         assert wrong["status"] == "failed" and wrong["tests_passed"] == 1 and wrong["failed_tests"] == [0]
         assert wrong["message"] == "AssertionError: 1 == 2 does not hold" and WRONG in wrong["code"]
+        episodes = read_rows(tmp_path / "new" / "e.parquet")
+        assert [(row["task_id"], row["split"], row["generation"]) for row in episodes[:3]] == [
+            ("problem/0", "greedy", 0), ("problem/0", "sampled", 0), ("problem/0", "sampled", 1)
+        ]  # fmt: skip
+        assert episodes[2]["message"] == wrong["message"] and len(episodes) == 9
 
     def test_a_stopped_evaluation_goes_on(self, team, tmp_path, monkeypatch):
         whole = evaluate_team(team, team.train_dataset, 2, batch_size=6, output=tmp_path / "whole.json")

@@ -34,7 +34,7 @@ CONFIGS = {
 # A training of a few short steps, on any machine, that writes nothing
 QUIET = {
     "logging_steps": 1, "save_strategy": "no", "report_to": "none", "gradient_checkpointing": False, "use_cpu": True,
-    "bf16": False, "disable_tqdm": True, "lr_scheduler_type": "constant",
+    "bf16": False, "disable_tqdm": True, "lr_scheduler_type": "constant", "max_logged_episodes": 0,
 }  # fmt: skip
 VOCABULARY = 300  # of the tiny model, special tokens and the rarest left out
 EOS = 1

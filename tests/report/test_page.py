@@ -31,7 +31,7 @@ class Page(HTMLParser):
         if tag == "img":
             shown = dict(attrs)
             self.pictures[shown["alt"]] = base64.b64decode(shown["src"].removeprefix("data:image/png;base64,"))
-        if tag not in ("img", "meta"):
+        if tag not in ("img", "input", "meta"):
             self.open.append(tag)
 
     def handle_endtag(self, tag):

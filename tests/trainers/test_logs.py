@@ -10,6 +10,7 @@ from rich.console import Console
 from marcog_trl import MultiAgentGRPOTrainer
 from marcog_trl.execution import Job, Verdict
 from marcog_trl.report.console import episode_trace
+from marcog_trl.report.episodes import episode_row
 from marcog_trl.rollout.records import Episode, Row, Turn
 
 
@@ -134,7 +135,18 @@ def test_wandb_offline_holds_metrics_and_the_completions_table(tiny_model, tmp_p
     tables = [json.loads(path.read_text()) for path in folder.glob("files/media/table/*.table.json")]
     assert {row[0] for table in tables for row in table["data"]} == {1, 2}
     for table in tables:
-        assert {"step", "prompt", "completion", "letters", "agent", "turn", "advantage"} <= set(table["columns"])
+        assert {
+            "step",
+            "prompt",
+            "completion",
+            "letters",
+            "agent",
+            "turn",
+            "advantage",
+            "episode",
+            "problem",
+            "verdict",
+        } <= set(table["columns"])
         rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
         assert {(row["agent"], row["turn"]) for row in rows} == {(a, t) for a in "ab" for t in (1, 2)}
         assert all(row["prompt"].endswith(f" {row['agent']}{row['turn'] - 1}") for row in rows)  # as `Pair` asks
@@ -150,7 +162,7 @@ def test_an_episode_can_be_read_turn_by_turn(capsys):
             Turn({"solver": f"answer {k}"}, f"code {k}", [(Job("", ["assert 1"]), verdict)], {"solver": reward})
         )
     console = Console(width=80, record=True)
-    console.print(episode_trace(Episode({"prompt": "p"}, rows, turns), "an episode"))
+    console.print(episode_trace(episode_row(Episode({"prompt": "p"}, rows, turns), [], [3]), "an episode"))
     text = console.export_text()
     order = [
         "an episode", "turn 1 of 2", "solver is asked", "question 0", "solver writes", "answer 0", "code 0",
@@ -180,6 +192,6 @@ def test_an_episode_shows_every_message_of_a_prompt():
     prompt = [{"role": "system", "content": "You are a coder."}, {"role": "user", "content": "Write f."}]
     episode = Episode({"prompt": "p"}, [Row(0, teams.Slot("solver"), 0, prompt, [1], [2])], [Turn({}, "", [])])
     console = Console(width=80, record=True)
-    console.print(episode_trace(episode, "an episode"))
+    console.print(episode_trace(episode_row(episode, [], []), "an episode"))
     text = console.export_text()
     assert "system: You are a coder." in text and "user: Write f." in text
