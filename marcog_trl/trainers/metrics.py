@@ -300,14 +300,16 @@ def learned(batch: TeamBatch, advantages: torch.Tensor) -> dict[int, Learned]:
         if row is None:
             continue
         why = ""
-        if not in_loss[i]:
+        if batch.training and not in_loss[i]:
             why = (
                 "the agent speaks through an endpoint" if row.completion is not None
                 else "the episode is not scored" if not used[i]
                 else "the agent is not trained" if not trained[i]
                 else "the reply is cut off"
             )  # fmt: skip
-        found[id(row)] = Learned(None if why else logps[i], float(advantages[i]) if not why else None, why)
+        found[id(row)] = Learned(
+            None if why else logps[i], None if why or not batch.training else float(advantages[i]), why
+        )
     return found
 
 
