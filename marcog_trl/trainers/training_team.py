@@ -73,6 +73,19 @@ class TrainingTeam(Team):
         return completion_ids, logprobs
 
     @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Also reports nothing to trackio outside of a training: it has no run there, and TRL, which logs times, would fail."""
+        args = self._trainer.args
+        reported = args.report_to
+        if not self._trainer.is_in_train:
+            args.report_to = [name for name in reported if name != "trackio"]
+        try:
+            with super().evaluating():
+                yield
+        finally:
+            args.report_to = reported
+
+    @contextmanager
     def _telling(self, rows: list[Row]) -> Iterator[None]:
         """Says which agents write, and how far they are; with vLLM, only which."""
         agents = " and ".join(dict.fromkeys(row.slot.agent for row in rows))
