@@ -115,7 +115,15 @@ def make_plan(options: PlanArguments, argv: list[str]) -> tuple[str, MemoryPlan]
         check_full_finetuning(name, args, None, quantization)
     peft_config = algorithm.adapter_config(name, get_peft_config(model))
     setup = Setup(algorithm, config, peft_config, machine, prompt_tokens, width, alike, quantization)
-    return name, setup.plan()
+    plan = setup.plan()
+    if args.max_logged_episodes:
+        tokens = args.max_logged_episodes * len(workflow.slots) * (prompt_tokens + args.max_completion_length)
+        size = tokens * BYTES_PER_TOKEN / 2**20
+        plan.notes.append(f"The episodes of a logged step take at most about {size:.1f} MiB on disk.")
+    return name, plan
+
+
+BYTES_PER_TOKEN = 5  # of text in a file of episodes, before compression
 
 
 def _fit_batches(algorithm: Any, num_processes: int) -> None:
