@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
 
-from marcog_trl.cli.console import one_line
+from marcog_trl.cli.console import RunStatus, one_line
 from marcog_trl.cli.parsing import Parser
 from marcog_trl.report.console import episode_trace, verdict_of
 from marcog_trl.report.episodes import read_rows
@@ -137,7 +137,7 @@ def difference(rows: Sequence[tuple[int, dict[str, Any]]], steps: Sequence[int])
     return "\n".join(lines) or f"Steps {steps[0]} and {steps[1]} have the same solution. {second}"
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str], status: RunStatus) -> int:
     """Runs `marcog-trl episodes` with these flags. Returns the exit status."""
     if argv and not argv[0].startswith("-"):
         argv = ["--run", *argv]

@@ -23,7 +23,7 @@ def test_the_help_of_a_command_has_an_example(name, capsys):
         main([name, "--help"])
     printed = capsys.readouterr().out
     assert ended.value.code == 0 and f"usage: marcog-trl {name}" in printed
-    examples = [line for line in printed.splitlines() if line.startswith(f"    marcog-trl {name} --")]
+    examples = [line for line in printed.splitlines() if line.startswith(f"    marcog-trl {name} ")]
     assert examples
     flags = {word.partition("=")[0] for line in examples for word in line.split() if word.startswith("--")}
     assert flags <= set(printed[printed.index("options:") :].replace(",", " ").split())

@@ -484,7 +484,9 @@ def recipe(monkeypatch):
     def run_recipe(*arguments):
         monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, arguments), "--isolation", "best_effort"])
         monkeypatch.syspath_prepend(ROOT / "recipes")  # as where it is started
-        runpy.run_path(str(ROOT / "recipes" / "evaluate.py"), run_name="__main__")
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(ROOT / "recipes" / "evaluate.py"), run_name="__main__")
+        assert not ended.value.code, ended.value.code
 
     return run_recipe
 
