@@ -148,7 +148,7 @@ def _verdict(turn: Turn, episode: Episode) -> dict[str, Any]:
     return {
         "solution": turn.solution,
         "status": "" if verdict is None else "infrastructure" if episode.unanswered else verdict.status,
-        "message": "" if verdict is None else verdict.message,
+        "message": episode.failure or ("" if verdict is None else verdict.message),
         "tests_passed": None if verdict is None else verdict.passed,
         "tests": None if verdict is None else verdict.total,
     }
