@@ -1,16 +1,17 @@
-"""Checks of numbers and choices in settings."""
+"""Checks and help of settings."""
 
 from __future__ import annotations
 
 import difflib
 import dis
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from itertools import pairwise
 from numbers import Integral, Real
-from types import NoneType
-from typing import Any, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 
 @dataclass(frozen=True)
@@ -44,41 +45,82 @@ class Range:
         return " and ".join(filter(None, (low, high)))
 
 
+T = TypeVar("T")
+
 ANY = Range()
 POSITIVE = Range(0, above=True)
 NOT_NEGATIVE = Range(0)
 COUNT = Range(1)
 UNIT = Range(0, 1)
+# Types of fields with a range
+Positive = Annotated[float, POSITIVE]
+NotNegative = Annotated[float, NOT_NEGATIVE]
+Unit = Annotated[float, UNIT]
+Count = Annotated[int, COUNT]
+NaturalNumber = Annotated[int, NOT_NEGATIVE]
 
 
-def check_numbers(settings: Any, ranges: Mapping[str, Range]) -> None:
+def check_fields(settings: Any, ranges: Mapping[str, Range] | None = None) -> None:
     """
-    Checks all fields of a dataclass with the type number, optional number or list of numbers.
+    Checks the fields of a dataclass that are numbers, lists of numbers, or choices (`Literal`), or `None`.
 
     Args:
-        settings: An instance of the dataclass.
-        ranges (`Mapping[str, Range]`): Range of each field. Fields without a range may have any finite number.
+        settings: An instance of the dataclass. The type of a number may say its range, such as [`Unit`].
+        ranges (`Mapping[str, Range]`, *optional*): Ranges of other fields. Fields without one may have any finite number.
 
     Raises:
-        ValueError: If a value has the wrong type or is out of range.
+        ValueError: If a value has the wrong type, is out of range, or is unknown.
     """
-    hints = get_type_hints(type(settings))
+    hints = get_type_hints(type(settings), include_extras=True)
     for field in fields(settings):
-        value = getattr(settings, field.name)
-        kinds = get_args(hints[field.name]) or (hints[field.name],)
-        kinds = kinds if get_origin(hints[field.name]) is not list else (list[kinds[0]],)  # type: ignore[valid-type]
-        kind = next((kind for kind in kinds if kind in (int, float, list[int], list[float])), None)
-        if kind is None or len({*kinds} - {NoneType}) > 1 or (value is None and NoneType in kinds):
+        hint, value = hints[field.name], getattr(settings, field.name)
+        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        kind, *others = (kind for kind in kinds if kind is not NoneType)
+        if others or (value is None and NoneType in kinds):
             continue
-        allowed = ranges.get(field.name, ANY)
-        if kind in (int, float):
+        is_list = get_origin(kind) is list
+        kind = get_args(kind)[0] if is_list else kind
+        allowed = (ranges or {}).get(field.name, ANY)
+        if get_origin(kind) is Annotated:
+            kind, allowed = get_args(kind)
+        if get_origin(kind) is Literal:
+            check_choice(field.name, value, get_args(kind))
+        elif kind in (int, float) and not is_list:
             default = None if field.default is MISSING else field.default
             check_number(field.name, value, allowed, whole=kind is int, default=default)
-        elif not isinstance(value, list | tuple):
-            raise ValueError(f"{field.name}={value!r} must be a list of numbers.")
-        for number in value if isinstance(value, list | tuple) else ():
-            if wrong := _wrong(number, allowed, whole=kind == list[int]):
-                raise ValueError(f"{field.name}={value!r}: every entry {wrong}.")
+        elif kind in (int, float):
+            if not isinstance(value, list | tuple):
+                raise ValueError(f"{field.name}={value!r} must be a list of numbers.")
+            for number in value:
+                if wrong := _wrong(number, allowed, whole=kind is int):
+                    raise ValueError(f"{field.name}={value!r}: every entry {wrong}.")
+
+
+def documented(cls: type[T]) -> type[T]:
+    """
+    Makes the first sentence of what a dataclass's docstring says of a field the help of its flag. A decorator.
+
+    Fields that have a help of their own keep it.
+    """
+    texts: dict[str, str] = {}
+    names: list[str] = []
+    for line in (cls.__doc__ or "").splitlines():
+        entry = re.match(r" +(\w+(?:, \w+)*) \(.+\):(.*)", line)
+        if entry is not None:
+            names, line = entry[1].split(", "), entry[2]
+        elif not line.strip():
+            names = []
+        for name in names:
+            texts[name] = f"{texts.get(name, '')} {line.strip()}".strip()
+    for field in fields(cast(Any, cls)):
+        if field.name in texts and "help" not in field.metadata:
+            sentence = re.match(r".*?\.(?= [^a-z]|$)", texts[field.name])
+            said = texts[field.name] if sentence is None else sentence[0]
+            field.metadata = {
+                **field.metadata,
+                "help": re.sub(r"\[`~?(?:\w+\.)*(\w+)`\]", r"\1", said).replace("`", "").replace("%", "%%"),
+            }  # type: ignore[assignment]
+    return cls
 
 
 def check_number(name: str, value: Any, allowed: Range, whole: bool = False, default: float | None = None) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-from marcog_trl.checks import COUNT, NOT_NEGATIVE, POSITIVE, check_numbers
+from marcog_trl.checks import Count, NaturalNumber, NotNegative, Positive, check_fields
 
 
 if TYPE_CHECKING:
@@ -51,11 +51,11 @@ class Endpoint:
     model: str
     base_url: str | None = None
     api_key_env: str = "OPENAI_API_KEY"
-    timeout: float = 60.0
-    max_retries: int = 3
-    concurrency: int = 8
-    max_tokens: int = 512
-    temperature: float = 0.0
+    timeout: Positive = 60.0
+    max_retries: NaturalNumber = 3
+    concurrency: Count = 8
+    max_tokens: Count = 512
+    temperature: NotNegative = 0.0
 
     def check(self) -> None:
         """
@@ -70,8 +70,7 @@ class Endpoint:
             value = getattr(self, name)
             if not isinstance(value, str) or not value.strip():
                 raise ValueError(f"{name}={value!r} is not a name. Set {name}={example!r}, for example.")
-        counts = dict.fromkeys(("concurrency", "max_tokens"), COUNT)
-        check_numbers(self, {**counts, "timeout": POSITIVE, "max_retries": NOT_NEGATIVE, "temperature": NOT_NEGATIVE})
+        check_fields(self)
         url = EndpointClient(self).openai.base_url
         if url.userinfo or url.query:
             raise ValueError(

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from datasets import Dataset
 
-from marcog_trl.checks import COUNT, NOT_NEGATIVE, check_choice, check_numbers
+from marcog_trl.checks import COUNT, NOT_NEGATIVE, check_choice, check_fields
 from marcog_trl.cli.other_projects import nearest_setting
 from marcog_trl.evaluation.baselines import untrained_team
 from marcog_trl.problems import load_problems
@@ -92,7 +92,7 @@ class TeamArguments:
     )
 
     def __post_init__(self):
-        check_numbers(self, {"num_test_samples": NOT_NEGATIVE, "num_eval_problems": COUNT, "num_replies": COUNT})
+        check_fields(self, {"num_test_samples": NOT_NEGATIVE, "num_eval_problems": COUNT, "num_replies": COUNT})
         check_choice("console", self.console, ("lines", "trl"))
         column_names(self.dataset_columns)
 

@@ -1,11 +1,11 @@
 """Configuration of [`MADPOTrainer`]."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from trl import DPOConfig
 
-from marcog_trl.checks import COUNT, POSITIVE, UNIT, Range, check_choice, check_numbers
+from marcog_trl.checks import COUNT, POSITIVE, Range, Unit, check_choice, check_fields, documented
 from marcog_trl.trainers.config import check_mappings, run_on_cpu, use_new_names
 
 
@@ -27,6 +27,7 @@ _FIXED = {
 }
 
 
+@documented
 @dataclass
 class MADPOConfig(DPOConfig):
     """
@@ -36,11 +37,11 @@ class MADPOConfig(DPOConfig):
 
     Args:
         margin (`str`, *optional*, defaults to `"joint"`):
-            `"joint"`: one loss per pair, on the sum over the replies of all agents. `"agent"`: one loss per pair and agent,
-            on the agent's own replies; the preferred side is the one with the higher return of that agent. Needs rewards by
+            `"joint"`: one loss per pair, on the sum over the replies of all agents; `"agent"`: one loss per pair and agent, on the
+            agent's own replies. There, the preferred side is the one with the higher return of that agent. Needs rewards by
             agent to differ from a loss with the same sides for all.
         reference (`str`, *optional*, defaults to `"initial"`):
-            Policy that the log-ratios are relative to. `"initial"`: the team that the first round began with. `"round"`: the
+            Policy that the log-ratios are relative to: `"initial"`, `"round"` or `"none"`. `"initial"`: the team that the first round began with. `"round"`: the
             team that this training begins with. With one round both are the same. `"none"`: no reference, as in CoMLRL; what
             keeps the policy close to where it was is then missing.
         gamma_turn (`float`, *optional*, defaults to `1.0`):
@@ -57,35 +58,25 @@ class MADPOConfig(DPOConfig):
             See [`~transformers.TrainingArguments`].
     """
 
-    _ranges: ClassVar[dict[str, Range]] = {"beta": POSITIVE, "max_length": COUNT, "gamma_turn": UNIT}
+    _ranges: ClassVar[dict[str, Range]] = {"beta": POSITIVE, "max_length": COUNT}  # of inherited fields
 
     learning_rate: float = field(default=1e-5, metadata={"help": "Learning rate of the adapter and the core decoder."})
     num_train_epochs: float = field(default=1.0, metadata={"help": "Passes over the pairs."})
-    max_length: int | None = field(
-        default=2048, metadata={"help": "Pairs with a longer reply, counted with its prompt, are dropped."}
-    )
+    max_length: int | None = 2048
 
     # Parameters that control the loss
-    margin: str = field(
-        default="joint",
-        metadata={"help": "'joint': one loss per pair. 'agent': one per pair and agent, by the agent's own return."},
-    )
-    reference: str = field(
-        default="initial",
-        metadata={"help": "Policy of the log-ratios: 'initial' team, the team of the 'round', or 'none'."},
-    )
-    gamma_turn: float = field(default=1.0, metadata={"help": "Discount per turn, in [0, 1]."})
+    margin: Literal["joint", "agent"] = "joint"
+    reference: Literal["initial", "round", "none"] = "initial"
+    gamma_turn: Unit = 1.0
 
     def __post_init__(self):
         if isinstance(self.loss_type, str):
             self.loss_type = [self.loss_type]
-        check_numbers(self, self._ranges)
+        check_fields(self, self._ranges)
         check_mappings(self)
         run_on_cpu(self)
         use_new_names(self)
         super().__post_init__()
-        check_choice("margin", self.margin, ("joint", "agent"))
-        check_choice("reference", self.reference, ("initial", "round", "none"))
         for loss_type in self.loss_type:
             check_choice("loss_type", loss_type, LOSS_TYPES)
             if loss_type in _NEED_REFERENCE and self.reference == "none":

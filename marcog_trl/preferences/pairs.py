@@ -14,7 +14,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from accelerate.utils import gather_object
@@ -22,8 +22,7 @@ from datasets import Dataset, Features, List, Value
 from tqdm.auto import tqdm
 
 from marcog_trl.agents import Workflow
-from marcog_trl.algorithms.advantages import tree_returns, turn_returns
-from marcog_trl.checks import COUNT, NOT_NEGATIVE, UNIT, check_choice, check_number
+from marcog_trl.checks import COUNT, UNIT, Count, NotNegative, Range, check_fields, check_number, documented
 from marcog_trl.evaluation.evaluate import make_scorer
 from marcog_trl.files import write_whole
 from marcog_trl.preferences.transcript import tokenizer_digest
@@ -34,10 +33,9 @@ from marcog_trl.rollout.tree import Tree
 from marcog_trl.team.data_checks import check_dataset
 from marcog_trl.team.keyed_sampling import KeyedSampler
 from marcog_trl.team.team import Team
+from marcog_trl.trainers.batch import rewards_and_returns
 
 
-PAIRINGS = ("gap", "best_worst", "random", "all")
-UNITS = ("auto", "episode", "turn")
 # One reply of a side. `latent` is empty where agents have none
 ROW_FEATURES = {
     "agent": Value("string"),
@@ -224,78 +222,86 @@ def _pair_row(row: Row) -> PairRow:
     }
 
 
-def candidates_of_lines(episodes: Sequence[Episode], agents: Sequence[str], gamma_turn: float) -> list[Candidate]:
-    """The candidates that scored episodes are, with their returns from the first turn."""
-    candidates = []
-    for episode in episodes:
-        rows = [_pair_row(row) for row in episode.rows]
-        if episode.masked:
-            candidates.append(Candidate(rows, None))
-            continue
-        rewards = torch.tensor(
-            [[(turn.rewards or {})[agent] for turn in episode.turns] for agent in agents], dtype=torch.float64
-        )
-        returns = turn_returns(rewards, gamma_turn)[:, 0]
-        candidates.append(Candidate(rows, returns.mean().item(), tuple(returns.tolist())))
-    return candidates
-
-
-def candidates_of_tree(
-    levels: Sequence[Sequence[Episode]], agents: Sequence[str], num_children: int, gamma_turn: float
+def candidates_of(
+    levels: Sequence[Sequence[Episode]],
+    agents: Sequence[str],
+    branches: Sequence[int],
+    gamma_turn: float,
+    by_turn: bool,
 ) -> list[tuple[int, list[Candidate]]]:
     """
-    The candidates of every node of scored trees: the turns that follow it, with their tree returns.
+    The candidates that scored episodes are, with their returns.
 
     Args:
         levels (`Sequence[Sequence[Episode]]` of length K): As [`~marcog_trl.rollout.engine.play_tree`] returns them.
         agents (`Sequence[str]` of length N): Names of the agents.
-        num_children (`int`): J, joint actions at a node.
+        branches (`Sequence[int]` of length K): Joint actions of each turn that follow the same history.
         gamma_turn (`float`): Discount per turn.
+        by_turn (`bool`): Whether to compare the turns that follow a node, with their tree returns. Otherwise whole episodes
+            are compared, which branch in the first turn alone.
 
     Returns:
-        `list[tuple[int, list[Candidate]]]`: Index of the problem, and the J candidates of a node at which a turn was played;
-        turn by turn.
+        `list[tuple[int, list[Candidate]]]`: Index of the problem, and the candidates of a node at which a turn was played, turn
+        by turn, or all of the problem.
     """
-    size, num_turns = len(levels[-1]), len(levels)
-    rewards = torch.zeros(size, len(agents), num_turns, dtype=torch.float64)
-    played, counted = torch.zeros(2, size, num_turns, dtype=torch.bool)
-    for k, episodes in enumerate(levels):
-        for e, episode in enumerate(episodes):
-            if len(episode.turns) <= k:
-                continue
-            of_turn = episode.turns[k].rewards
-            played[e, k] = True
-            counted[e, k] = of_turn is not None and not episode.masked
-            if of_turn is not None:
-                rewards[e, :, k] = torch.tensor([of_turn[agent] for agent in agents], dtype=torch.float64)
-    returns, known = tree_returns(rewards, played, counted, [num_children] * num_turns, gamma_turn)
+    _, returns, known = rewards_and_returns(levels, agents, branches, gamma_turn, torch.float64)
     nodes = []
-    for k, episodes in enumerate(levels):
-        for start in range(0, len(episodes), num_children):
-            if not played[start : start + num_children, k].any():
+    for k, episodes in enumerate(levels if by_turn else levels[-1:]):
+        for start in range(0, len(episodes), branches[k]):
+            played = list(enumerate(episodes))[start : start + branches[k]]
+            if not any(len(episode.turns) > k for _, episode in played):
                 continue
             siblings = []
-            for e in range(start, start + num_children):
-                rows = [_pair_row(row) for row in episodes[e].rows if row.slot.turn == k]
-                history = [_pair_row(row) for row in episodes[e].rows if row.slot.turn < k]
+            for e, episode in played:
+                rows = [_pair_row(row) for row in episode.rows if row.slot.turn == k or not by_turn]
+                history = [_pair_row(row) for row in episode.rows if row.slot.turn < k]
                 own = returns[e, :, k]
                 score = own.mean().item() if known[e, k] else None
                 siblings.append(Candidate(rows, score, tuple(own.tolist()), history))
-            nodes.append((start // num_children ** (k + 1), siblings))
+            nodes.append((start // math.prod(branches[: k + 1]), siblings))
     return nodes
 
 
 # Collection
 
 
+@documented
+@dataclass
+class PairSettings:
+    """
+    How episodes are played and paired.
+
+    Args:
+        num_candidates (`int`, *optional*, defaults to `8`): Episodes per problem; in trees, children of every node.
+        pairing (`str`, *optional*, defaults to `"gap"`): Which candidates are paired, see [`choose_pairs`].
+        pairs_per_problem (`int`, *optional*, defaults to `4`): Maximum number of pairs per problem; in trees, per node.
+        min_gap (`float`, *optional*, defaults to `0.0`): Pairs whose returns differ by this or less are left out.
+        unit (`str`, *optional*, defaults to `"auto"`): What is compared. `"episode"`: whole episodes. `"turn"`: a tree is
+            played, in which every joint action has `num_candidates` children in the next turn; siblings are compared, with
+            the replies of their turn and their tree returns. `"auto"` is `"turn"` where the workflow has several turns.
+
+    Raises:
+        ValueError: If a value is out of range.
+    """
+
+    num_candidates: Annotated[int, Range(2)] = 8
+    pairing: Literal["gap", "best_worst", "random", "all"] = "gap"
+    pairs_per_problem: Count = 4
+    min_gap: NotNegative = 0.0
+    unit: Literal["auto", "episode", "turn"] = "auto"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
 def collect_preferences(
     team: Any,
     problems: Dataset,
     num_candidates: int = 8,
-    pairing: str = "gap",
+    pairing: Any = "gap",
     pairs_per_problem: int = 4,
     min_gap: float = 0.0,
-    unit: str = "auto",
+    unit: Any = "auto",
     reward_funcs: Any = None,
     gamma_turn: float = 1.0,
     seed: int = 0,
@@ -319,11 +325,7 @@ def collect_preferences(
     Args:
         team ([`Team`]): The team that plays.
         problems (`Dataset` of P rows): Problems.
-        num_candidates (`int`, *optional*, defaults to `8`): Episodes per problem; in trees, children of every node.
-        pairing, pairs_per_problem, min_gap: See [`choose_pairs`]. In trees, `pairs_per_problem` is the maximum at a node.
-        unit (`str`, *optional*, defaults to `"auto"`): What is compared. `"episode"`: whole episodes. `"turn"`: a tree is
-            played, in which every joint action has `num_candidates` children in the next turn; siblings are compared, with
-            the replies of their turn and their tree returns. `"auto"` is `"turn"` where the workflow has several turns.
+        num_candidates, pairing, pairs_per_problem, min_gap, unit: See [`PairSettings`].
         reward_funcs (`str`, `Callable` or `list`, *optional*): Reward functions, or names of built-in ones. Defaults to those
             of the team's training.
         gamma_turn (`float`, *optional*, defaults to `1.0`): Discount per turn, in [0, 1].
@@ -348,7 +350,8 @@ def collect_preferences(
 
     Source: MADPO of CoMLRL, with preferences between trajectories as in DPO (https://huggingface.co/papers/2305.18290).
     """
-    check_collection(num_candidates, pairing, pairs_per_problem, min_gap, unit, gamma_turn)
+    settings = PairSettings(num_candidates, pairing, pairs_per_problem, min_gap, unit)
+    check_number("gamma_turn", gamma_turn, UNIT, default=1.0)
     check_number("batch_size", batch_size, COUNT, whole=True, default=128)
     if not isinstance(team, Team):
         raise TypeError(f"team={team!r:.80} is not a team. Pass one, such as Team.from_pretrained(path).")
@@ -361,32 +364,13 @@ def collect_preferences(
         raise ValueError("problems is empty. Pass at least one problem.")
     scorer, _ = make_scorer(team, None, reward_funcs)
     check_dataset("problems", problems, team.workflow, scorer.funcs)
-    collector = Collector(team, scorer, num_candidates, unit, gamma_turn, seed)
+    collector = Collector(team, scorer, settings, gamma_turn, seed)
     rows, of_team = [dict(row) for row in problems], identity_of(team)
     found: list[dict[str, Any]] = []
     for index, candidates in collector.candidates(rows, batch_size):
         pairs = choose_pairs(candidates, pairing, pairs_per_problem, min_gap, (seed, index))
         found += [describe_pair(of_team, rows[index], index, candidates[i], candidates[j]) for i, j in pairs]
     return as_dataset(found, rows[0]["prompt"])
-
-
-def check_collection(
-    num_candidates: int, pairing: str, pairs_per_problem: int, min_gap: float, unit: str, gamma_turn: float
-) -> None:
-    """
-    Checks the arguments of [`collect_preferences`].
-
-    Raises:
-        ValueError: If one is out of range.
-    """
-    check_number("num_candidates", num_candidates, COUNT, whole=True, default=8)
-    if num_candidates < 2:
-        raise ValueError(f"num_candidates={num_candidates} makes no pair. Set num_candidates=8.")
-    check_choice("pairing", pairing, PAIRINGS)
-    check_number("pairs_per_problem", pairs_per_problem, COUNT, whole=True, default=4)
-    check_number("min_gap", min_gap, NOT_NEGATIVE, default=0.0)
-    check_choice("unit", unit, UNITS)
-    check_number("gamma_turn", gamma_turn, UNIT, default=1.0)
 
 
 def describe_pair(
@@ -440,21 +424,20 @@ class Collector:
     Args:
         team ([`Team`]): The team.
         scorer ([`Scorer`]): Scores episodes.
-        num_candidates, unit, gamma_turn, seed: See [`collect_preferences`].
+        settings ([`PairSettings`]): Numbers of candidates, and what is compared.
+        gamma_turn, seed: See [`collect_preferences`].
     """
 
     team: Team
     scorer: Scorer
-    num_candidates: int
-    unit: str
+    settings: PairSettings
     gamma_turn: float
     seed: int
 
-    @property
-    def is_tree(self) -> bool:
-        """Whether trees are played."""
-        several = self.team.workflow.num_turns > 1
-        return several and self.unit != "episode"
+    def __post_init__(self) -> None:
+        num_turns, count = self.team.workflow.num_turns, self.settings.num_candidates
+        self.by_turn = num_turns > 1 and self.settings.unit != "episode"
+        self.tree = Tree.of_turns(self.team.workflow, [count] + [count if self.by_turn else 1] * (num_turns - 1))
 
     def candidates(
         self, rows: Sequence[Mapping[str, Any]], batch_size: int = 128
@@ -468,7 +451,7 @@ class Collector:
         """
         state = this_process()
         world, rank = state.num_processes, state.process_index
-        size = max(1, batch_size // self.num_candidates ** (self.team.workflow.num_turns if self.is_tree else 1))
+        size = max(1, batch_size // self.tree.joint_actions[-1])
         found: list[tuple[int, list[Candidate]]] = []
         progress = tqdm(total=len(rows), desc="Collecting", unit="problem", disable=not state.is_main_process)
         with progress, self.team.evaluating(), torch.random.fork_rng():
@@ -487,22 +470,16 @@ class Collector:
 
     def _play(self, rows: list[Mapping[str, Any]], indices: list[int]) -> list[tuple[int, list[Candidate]]]:
         """Candidates of these problems, with the place of the problem in `rows`; `indices`: their seeds."""
-        team, count, threshold = self.team, self.num_candidates, self.team.settings.early_termination_threshold
+        team, threshold = self.team, self.team.settings.early_termination_threshold
         sampler = None
         if team.other_generation is None:
             sampler = KeyedSampler(lambda row: self._key(row, indices), team.generation_config)
 
         ends = None if threshold is None else lambda episode: is_over(episode, threshold)
-        if self.is_tree:
-            tree = Tree.of_turns(team.workflow, [count] * team.workflow.num_turns)
-            levels = team.play_tree(rows, tree, self.scorer.end_turn, ends, sampler=sampler)
-            return candidates_of_tree(levels, team.agents, count, self.gamma_turn)
-        episodes = team.play([row for row in rows for _ in range(count)], self.scorer.end_turn, ends, sampler=sampler)
-        lines = candidates_of_lines(episodes, team.agents, self.gamma_turn)
-        return [(p, lines[p * count : (p + 1) * count]) for p in range(len(rows))]
+        levels = team.play_tree(rows, self.tree, self.scorer.end_turn, ends, sampler=sampler)
+        return candidates_of(levels, team.agents, self.tree.branches, self.gamma_turn, self.by_turn)
 
     def _key(self, row: Row, indices: Sequence[int]) -> str:
         """What the seed of a reply depends on, beside its agent and turn."""
-        siblings = self.num_candidates ** (row.slot.turn + 1 if self.is_tree else 1)
-        place, episode = divmod(row.episode, siblings)
+        place, episode = divmod(row.episode, self.tree.joint_actions[row.slot.turn])
         return repr((self.seed, indices[place], episode))

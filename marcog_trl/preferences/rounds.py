@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar, cast
 
 import torch
 from datasets import Dataset, concatenate_datasets
@@ -34,13 +34,13 @@ from transformers import AutoTokenizer, Trainer
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from marcog_trl.agents import Workflow
-from marcog_trl.checks import COUNT, NOT_NEGATIVE, POSITIVE, UNIT, Range, check_numbers
+from marcog_trl.checks import Count, NotNegative, Positive, Range, Unit, documented
 from marcog_trl.evaluation.evaluate import evaluate_team
 from marcog_trl.files import read_json, write_json
 from marcog_trl.heterogeneity import CoreDecoder, LatentNet, LoraCores, check_peft_config, stack_config
 from marcog_trl.preferences.madpo_config import MADPOConfig
 from marcog_trl.preferences.madpo_trainer import MADPOTrainer
-from marcog_trl.preferences.pairs import check_collection, collect_preferences, read_pairs, write_pairs
+from marcog_trl.preferences.pairs import PairSettings, collect_preferences, read_pairs, write_pairs
 from marcog_trl.preferences.reward_model import TeamRewardModel
 from marcog_trl.preferences.reward_trainer import TeamRewardConfig, TeamRewardTrainer, hold_out_problems
 from marcog_trl.processes import on_main, this_process
@@ -77,53 +77,35 @@ _MODEL = ("model_name_or_path", "dtype", "lora_r", "lora_alpha", "lora_dropout",
 # Settings
 
 
+@documented
 @dataclass
-class RoundsSettings:
+class RoundsSettings(PairSettings):
     """
-    Settings of rounds of pairs.
+    Settings of rounds of pairs, beside those of [`PairSettings`].
 
     Args:
         num_rounds (`int`, *optional*, defaults to `1`): Rounds. One is offline: pairs of the first team alone.
         start_team (`str`, *optional*): Folder or Hub repository of a saved team that the first round begins with. By default the
             team is untrained.
-        num_candidates, pairing, pairs_per_problem, min_gap, unit: See [`collect_preferences`].
         min_pairs (`int`, *optional*, defaults to `32`): Fewer pairs end the run.
         replay_decay (`float`, *optional*, defaults to `1.0`): λ in [0, 1]. A round also trains on pairs of earlier rounds, which
             are drawn with weights ∝ (1 − λ)^age. With 1 it trains on its own pairs alone, with 0 on all alike.
         replay_pairs (`int`, *optional*): Pairs to draw where there is replay. Defaults to as many as the round has itself.
     """
 
-    rounds_ranges: ClassVar[dict[str, Range]] = {
-        **dict.fromkeys(("num_rounds", "min_pairs", "replay_pairs"), COUNT),
-        "replay_decay": UNIT,
-    }
-
-    num_rounds: int = field(default=1, metadata={"help": "Rounds of pairs. One is offline."})
-    start_team: str | None = field(
-        default=None, metadata={"help": "Saved team that the first round begins with. Default: an untrained one."}
-    )
-    num_candidates: int = field(default=8, metadata={"help": "Episodes per problem (children of a node of a tree)."})
-    pairing: str = field(default="gap", metadata={"help": "'gap', 'best_worst', 'random' or 'all'."})
-    pairs_per_problem: int = field(default=4, metadata={"help": "Maximum number of pairs per problem or node."})
-    min_gap: float = field(default=0.0, metadata={"help": "Pairs whose returns differ by this or less are left out."})
-    unit: str = field(default="auto", metadata={"help": "What is compared: 'episode', 'turn' or 'auto'."})
-    min_pairs: int = field(default=32, metadata={"help": "Fewer pairs end the run."})
-    replay_decay: float = field(
-        default=1.0, metadata={"help": "λ: pairs of earlier rounds are drawn with weights (1 - λ)^age. 1: none."}
-    )
-    replay_pairs: int | None = field(
-        default=None, metadata={"help": "Pairs to draw with replay. Default: as many as the round has."}
-    )
+    num_rounds: Count = 1
+    start_team: str | None = None
+    min_pairs: Count = 32
+    replay_decay: Unit = 1.0
+    replay_pairs: Count | None = None
 
     def check_rounds(self) -> None:
         """
-        Checks the fields above, and those of a trainer's configuration that rounds do not support.
+        Checks fields of a trainer's configuration that rounds do not support.
 
         Raises:
-            ValueError: If one is out of range.
+            ValueError: If one is set.
         """
-        check_numbers(self, self.rounds_ranges)
-        check_collection(self.num_candidates, self.pairing, self.pairs_per_problem, self.min_gap, self.unit, 1.0)
         for name, accepted in (("eval_strategy", "no"), ("push_to_hub", False)):
             value = getattr(self, name)
             if value != accepted:
@@ -133,6 +115,7 @@ class RoundsSettings:
                 )
 
 
+@documented
 @dataclass
 class IterativeMADPOConfig(RoundsSettings, TeamSettings, MADPOConfig):
     """
@@ -147,16 +130,8 @@ class IterativeMADPOConfig(RoundsSettings, TeamSettings, MADPOConfig):
     _VALID_DICT_FIELDS = [
         *MADPOConfig._VALID_DICT_FIELDS, "roles", "endpoints", "generation_kwargs", "chat_template_kwargs"
     ]  # fmt: skip
-    _ranges: ClassVar[dict[str, Range]] = {
-        **TeamSettings._ranges,
-        **MADPOConfig._ranges,
-        "init_core_scale": NOT_NEGATIVE,
-    }
 
-    init_core_scale: float = field(
-        default=SHPPOConfig.init_core_scale,
-        metadata={"help": "Initial size of the cores of an untrained team with latents."},
-    )
+    init_core_scale: NotNegative = SHPPOConfig.init_core_scale
 
     def __post_init__(self):
         MADPOConfig.__post_init__(self)
@@ -164,6 +139,7 @@ class IterativeMADPOConfig(RoundsSettings, TeamSettings, MADPOConfig):
         self.check_rounds()
 
 
+@documented
 @dataclass
 class IterativeMARLHFConfig(RoundsSettings, MultiAgentGRPOConfig):
     """
@@ -183,29 +159,19 @@ class IterativeMARLHFConfig(RoundsSettings, MultiAgentGRPOConfig):
         beta (`float`, *optional*, defaults to `0.02`): Coefficient of the KL divergence from the initial team.
     """
 
-    marlhf_ranges: ClassVar[dict[str, Range]] = {
-        **dict.fromkeys(("reward_learning_rate", "reward_num_train_epochs"), POSITIVE),
-        **dict.fromkeys(("reward_batch_size", "reward_max_length"), COUNT),
-        "held_out_problems": Range(0, 1, above=True, below=True),
-    }
     init_core_scale: ClassVar[float] = 1.0  # an untrained team without latents has no cores
 
     beta: float = field(default=0.02, metadata={"help": "Coefficient of the KL divergence from the initial team."})
-    reward_model: str | None = field(
-        default=None, metadata={"help": "Saved reward model for all rounds. Default: each round trains its own."}
-    )
-    reward_learning_rate: float = field(default=1e-4, metadata={"help": "Learning rate of the reward model."})
-    reward_num_train_epochs: float = field(default=1.0, metadata={"help": "Its passes over the pairs."})
-    reward_batch_size: int = field(default=8, metadata={"help": "Pairs per optimizer step and process."})
-    reward_max_length: int = field(default=2048, metadata={"help": "Tokens of the longest transcript."})
-    held_out_problems: float = field(
-        default=0.1, metadata={"help": "Share of the problems whose pairs measure the reward model."}
-    )
+    reward_model: str | None = None
+    reward_learning_rate: Positive = 1e-4
+    reward_num_train_epochs: Positive = 1.0
+    reward_batch_size: Count = 8
+    reward_max_length: Count = 2048
+    held_out_problems: Annotated[float, Range(0, 1, above=True, below=True)] = 0.1
 
     def __post_init__(self):
         MultiAgentGRPOConfig.__post_init__(self)
         self.check_rounds()
-        check_numbers(self, self.marlhf_ranges)
         if self.full_finetuning:
             raise ValueError(
                 "full_finetuning=True is not supported in rounds: each continues the adapter of the one before. Set it to False."
@@ -357,14 +323,10 @@ class PreferenceRounds(ABC):
             return collect_preferences(
                 team,
                 self.train_dataset,
-                args.num_candidates,
-                args.pairing,
-                args.pairs_per_problem,
-                args.min_gap,
-                args.unit,
-                self.reward,
-                args.gamma_turn,
+                reward_funcs=self.reward,
+                gamma_turn=args.gamma_turn,
                 seed=args.seed * 1009 + number,
+                **{f.name: getattr(args, f.name) for f in fields(PairSettings)},
             )
 
     def evaluate(self, policy: Path, path: Path) -> dict[str, float]:
@@ -735,7 +697,7 @@ def save_untrained_team(
                 "core_decoder": CoreDecoder(
                     settings.latent_size, LoraCores(adapted).ranks, init_core_scale * starts_at_zero
                 ),
-                "latent_net": LatentNet(size, settings.latent_size, sigma_min=settings.sigma_min),
+                "latent_net": LatentNet(size, settings.latent_size),
             }
             path.mkdir(parents=True, exist_ok=True)
             weights = {f"{name}.{key}": x for name, net in networks.items() for key, x in net.state_dict().items()}

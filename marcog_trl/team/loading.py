@@ -103,7 +103,7 @@ def load_modules(path: Path, model: Any, settings: TeamSettings, agents: list[st
         observation_size = 2 * model.config.get_text_config().hidden_size
         networks = {
             "core_decoder": CoreDecoder(settings.latent_size, cores.ranks, 0.0),
-            "latent_net": LatentNet(observation_size, settings.latent_size, sigma_min=settings.sigma_min),
+            "latent_net": LatentNet(observation_size, settings.latent_size),
         }
     modules = TeamModule(cores=cores, agents=agents, **networks)  # type: ignore[arg-type]
     if networks:

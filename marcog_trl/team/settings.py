@@ -5,20 +5,20 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, cast
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal, cast
 
 from transformers import GenerationConfig
 
 from marcog_trl.agents import Workflow
-from marcog_trl.checks import COUNT, NOT_NEGATIVE, POSITIVE, UNIT, Range, check_choice, check_numbers
+from marcog_trl.checks import Count, NaturalNumber, Positive, Range, Unit, check_fields, documented
 from marcog_trl.execution import CodeExecutor
-from marcog_trl.execution.isolation import ISOLATION_LEVELS, IsolationLevel
+from marcog_trl.execution.isolation import IsolationLevel
 from marcog_trl.execution.jobs import LEAST_MEMORY_MB
 from marcog_trl.team.endpoint_agents import use_endpoints
 from marcog_trl.workflows import Centralized, ClassTeam, FeedbackWorkflow, Program, construct, is_own, workflow_class
 from marcog_trl.workflows.expert import ExpertEdits
-from marcog_trl.workflows.feedback import FEEDBACK_MODES
+from marcog_trl.workflows.feedback import FeedbackMode
 from marcog_trl.workflows.program import OPTIONS as PROGRAM_OPTIONS
 
 
@@ -35,118 +35,108 @@ _OPTION_OF = {
 }
 
 
+@documented
 @dataclass
 class PlaySettings:
-    """Settings of the workflow and of code execution, shared by [`TeamSettings`] and the trainers' configurations."""
+    """
+    Settings of the workflow and of code execution, shared by [`TeamSettings`] and the trainers' configurations.
 
-    play_ranges: ClassVar[dict[str, Range]] = {
-        **dict.fromkeys(("num_turns", "num_agents", "num_workers"), COUNT),
-        **dict.fromkeys(("execution_timeout", "program_timeout", "stage_timeout"), POSITIVE),
-        "execution_memory_mb": Range(LEAST_MEMORY_MB),
-    }
+    Args:
+        > Parameters that control the team
+
+        workflow (`str`, *optional*, defaults to `"single"`):
+            Built-in workflow: `"single"`, `"collaboration"`, `"pipeline"`, `"discussion"` or `"classeval"`; a Python file and a
+            class in it, `"my_team.py:Debate"`; or a program: a file and a function in it, or a command. Ignored if a workflow is
+            passed to the trainer.
+        agents (`list[str]`, *optional*):
+            Agents of a program: the names that it uses as `model`.
+        max_calls (`int`, *optional*, defaults to `4`):
+            How often an episode of a program may ask each agent. In files also a number by agent.
+        program_timeout (`float`, *optional*, defaults to `300.0`):
+            Seconds that a program may compute between two calls.
+        stage_timeout (`float`, *optional*, defaults to `10.0`):
+            Seconds that programs wait for others which compute, before they get replies.
+        on_program_error (`str`, *optional*, defaults to `"mask"`):
+            What happens to an episode whose program fails: `"mask"`, `"zero"` or `"raise"`.
+        replayable (`bool`, *optional*, defaults to `False`):
+            Whether a program asks the same, given the same problem and replies, so that episodes can branch.
+        num_turns (`int`, *optional*, defaults to `1`):
+            Rounds of the whole team, separated by feedback.
+        num_agents (`int`, *optional*):
+            Number of agents, for workflows that allow any number. Defaults to the workflow's default.
+        roles (`dict[str, str]`, *optional*):
+            Role texts that replace the default ones, by agent name. With `workflow="single"`, `{"solver": ""}` lets the model
+            continue prompts in plain text, which is the default for datasets without our column `test_format`.
+        system_prompt (`str`, *optional*):
+            System message of every chat prompt that has none.
+        endpoints (`dict[str, dict]`, *optional*):
+            OpenAI-compatible endpoints that agents speak through, by agent name: the fields of
+            [`~marcog_trl.endpoints.Endpoint`], such as `{"planner": {"model": "gpt-4o-mini"}}`. Such agents are never trained.
+        class_split (`str`, *optional*):
+            How `workflow="classeval"` assigns methods to agents: `"random"`, `"pick"` or `"one"` (see [`ClassTeam`]).
+        centralized (`bool`, *optional*, defaults to `False`):
+            Whether one agent writes the parts of all agents of the workflow in one reply (see [`Centralized`]).
+        feedback (`str`, *optional*, defaults to `"level_feedback"`):
+            Feedback between turns: `"level_feedback"`, `"level_passed"`, `"passed"`, `"plain"` or `"expert_edits"` (see
+            [`FeedbackWorkflow`]). Pass a function to the workflow instead.
+        expert_model, expert_base_url (`str`, *optional*):
+            Model and endpoint that `feedback="expert_edits"` asks with the `openai` client. The environment variable
+            `OPENAI_API_KEY` has the key.
+        visible_tests (`int`, *optional*, defaults to `1`):
+            Number of tests that feedback may show: negative numbers count from the end, 0 shows none, and `None` all.
+        early_termination_threshold (`float`, *optional*):
+            End an episode once a turn earns more than this, in reward units, averaged over agents; in a tree, a joint action
+            that earns it has no children. By default, episodes do not end early.
+
+        > Parameters that control code execution
+
+        num_workers (`int`, *optional*):
+            Worker processes that execute code. Defaults to this process's share of the cores.
+        execution_timeout (`float`, *optional*, defaults to `10.0`):
+            Wall-clock limit of one program, in seconds.
+        execution_memory_mb (`int`, *optional*, defaults to `512`):
+            Memory limit of one program, in MiB.
+        isolation (`str`, *optional*, defaults to `"strict"`):
+            `"strict"` refuses to start if the kernel cannot isolate programs, `"best_effort"` uses the isolation that is
+            available, `"none"` is for trusted code.
+    """
 
     # Parameters that control the team
-    workflow: str = field(
-        default="single",
-        metadata={
-            "help": "'single', 'collaboration', 'pipeline', 'discussion', 'classeval', a file and a class in it, such as "
-            "my_team.py:Debate, or a program: a file and a function in it, or a command."
-        },
-    )
-    agents: list[str] | None = field(
-        default=None, metadata={"help": "Agents of a program: the names that it uses as `model`."}
-    )
-    max_calls: int = field(
-        default=4,
-        metadata={"help": "How often an episode of a program may ask each agent. In files also a number by agent."},
-    )
-    program_timeout: float = field(
-        default=300.0, metadata={"help": "Seconds that a program may compute between two calls."}
-    )
-    stage_timeout: float = field(
-        default=10.0,
-        metadata={"help": "Seconds that programs wait for others which compute, before they get replies."},
-    )
-    on_program_error: str = field(
-        default="mask",
-        metadata={"help": "What happens to an episode whose program fails: 'mask', 'zero' or 'raise'."},
-    )
-    replayable: bool = field(
-        default=False,
-        metadata={
-            "help": "Whether a program asks the same, given the same problem and replies, so that episodes can branch."
-        },
-    )
-    num_turns: int = field(default=1, metadata={"help": "Rounds of the whole team, separated by feedback."})
-    num_agents: int | None = field(
-        default=None, metadata={"help": "Number of agents, for workflows that allow any number."}
-    )
-    roles: dict[str, str] | str | None = field(
-        default=None,
-        metadata={"help": "Role texts that replace the default ones, by agent name, as a mapping or JSON."},
-    )
-    system_prompt: str | None = field(
-        default=None, metadata={"help": "System message of every chat prompt that has none."}
-    )
-    endpoints: dict[str, Any] | str | None = field(
-        default=None,
-        metadata={
-            "help": "OpenAI-compatible endpoints that agents speak through, by agent name, as a mapping or JSON. Such agents are "
-            "never trained."
-        },
-    )
-    class_split: str | None = field(
-        default=None,
-        metadata={"help": "How workflow='classeval' assigns methods to agents: 'random', 'pick' or 'one'."},
-    )
-    centralized: bool = field(
-        default=False, metadata={"help": "Whether one agent writes the parts of all agents in one reply."}
-    )
-    feedback: str = field(
-        default="level_feedback",
-        metadata={
-            "help": "Feedback between turns: 'level_feedback', 'level_passed', 'passed', 'plain' or 'expert_edits'."
-        },
-    )
-    expert_model: str | None = field(default=None, metadata={"help": "Model that feedback='expert_edits' asks."})
-    expert_base_url: str | None = field(
-        default=None, metadata={"help": "OpenAI-compatible endpoint that feedback='expert_edits' asks."}
-    )
-    visible_tests: int | None = field(
-        default=1,
-        metadata={
-            "help": "Number of tests that feedback may show. Negative numbers count from the end, 0 shows none, null all."
-        },
-    )
-    early_termination_threshold: float | None = field(
-        default=None,
-        metadata={"help": "End an episode once a turn earns more than this, in reward units."},
-    )
+    workflow: str = "single"
+    agents: list[str] | None = None
+    max_calls: Count = 4
+    program_timeout: Positive = 300.0
+    stage_timeout: Positive = 10.0
+    on_program_error: str = "mask"
+    replayable: bool = False
+    num_turns: Count = 1
+    num_agents: Count | None = None
+    roles: dict[str, str] | str | None = None
+    system_prompt: str | None = None
+    endpoints: dict[str, Any] | str | None = None
+    class_split: Literal["random", "pick", "one"] | None = None
+    centralized: bool = False
+    feedback: FeedbackMode = "level_feedback"
+    expert_model: str | None = None
+    expert_base_url: str | None = None
+    visible_tests: int | None = 1
+    early_termination_threshold: float | None = None
 
     # Parameters that control code execution
-    num_workers: int | None = field(
-        default=None, metadata={"help": "Worker processes that execute code. Default: this process's share of cores."}
-    )
-    execution_timeout: float = field(default=10.0, metadata={"help": "Wall-clock limit of one program, in seconds."})
-    execution_memory_mb: int = field(default=512, metadata={"help": "Memory limit of one program, in MiB."})
-    isolation: str = field(
-        default="strict",
-        metadata={"help": "Isolation of programs: 'strict', 'best_effort' or 'none' (trusted code only)."},
-    )
+    num_workers: Count | None = None
+    execution_timeout: Positive = 10.0
+    execution_memory_mb: Annotated[int, Range(LEAST_MEMORY_MB)] = 512
+    isolation: IsolationLevel = "strict"
 
     def check_play(self) -> None:
         """
-        Checks the fields above.
+        Checks the fields above together.
 
         Raises:
-            ValueError: If a field has an unknown value, or a model for `feedback="expert_edits"` is missing.
+            ValueError: If the system prompt is blank, or a model for `feedback="expert_edits"` is missing.
         """
-        check_choice("feedback", self.feedback, FEEDBACK_MODES)
         if self.system_prompt is not None and not str(self.system_prompt).strip():
             raise ValueError(f"system_prompt={self.system_prompt!r} is blank. Set system_prompt=None, or a text.")
-        if self.class_split is not None:
-            check_choice("class_split", self.class_split, ("random", "pick", "one"))
-        check_choice("isolation", self.isolation, ISOLATION_LEVELS)
         if self.num_turns > 1 and self.feedback == "expert_edits" and not self.expert_model:
             raise ValueError(
                 "feedback='expert_edits' needs a model to ask, but expert_model=None. Set expert_model='gpt-4o-mini', for "
@@ -159,7 +149,7 @@ class PlaySettings:
             num_workers=self.num_workers,
             timeout=self.execution_timeout,
             memory_mb=self.execution_memory_mb,
-            isolation=cast(IsolationLevel, self.isolation),
+            isolation=self.isolation,
         )
 
     def make_workflow(self, workflow: Workflow | str | None = None) -> Workflow:
@@ -245,10 +235,10 @@ class PlaySettings:
             self.visible_tests = brought["visible_tests"]
             # team.json cannot hold functions or other kinds of experts
             if isinstance(workflow.feedback, str) and (workflow.expert is None or brought["expert_model"] is not None):
-                self.feedback = workflow.feedback
+                self.feedback = cast(FeedbackMode, workflow.feedback)
                 self.expert_model, self.expert_base_url = brought["expert_model"], brought["expert_base_url"]
         if isinstance(workflow, ClassTeam):
-            self.class_split = workflow.split
+            self.class_split = cast(Any, workflow.split)
         if isinstance(workflow, Program):
             for name in PROGRAM_OPTIONS:
                 setattr(self, name, brought[name])
@@ -266,7 +256,7 @@ class TeamSettings(PlaySettings):
         generation_kwargs (`dict`, *optional*): Further arguments of [`~transformers.GenerationConfig`].
         chat_template_kwargs (`dict`, *optional*): Arguments of the chat template.
         parameter_sharing (`str`, *optional*, defaults to `"shared"`): `"latent"`, `"shared"` or `"separate"`; see [`SHPPOConfig`].
-        latent_scope, latent_size, sigma_min: As in [`SHPPOConfig`].
+        latent_scope, latent_size: As in [`SHPPOConfig`].
 
     See [`PlaySettings`] for the other fields.
 
@@ -274,34 +264,22 @@ class TeamSettings(PlaySettings):
         ValueError: If a value is out of range.
     """
 
-    max_completion_length: int = 256
-    max_tool_calling_iterations: int | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float | None = None
-    repetition_penalty: float = 1.0
+    max_completion_length: Count = 256
+    max_tool_calling_iterations: NaturalNumber | None = None
+    temperature: Positive = 1.0
+    top_p: Annotated[float, Range(0, 1, above=True)] = 1.0
+    top_k: NaturalNumber = 0
+    min_p: Unit | None = None
+    repetition_penalty: Positive = 1.0
     generation_kwargs: dict | None = None
     chat_template_kwargs: dict | None = None
-    parameter_sharing: str = "shared"
-    latent_scope: str = "observation"
-    latent_size: int = 8
-    sigma_min: float = 0.05
-
-    _ranges: ClassVar[dict[str, Range]] = {
-        **PlaySettings.play_ranges,
-        **dict.fromkeys(("max_completion_length", "latent_size"), COUNT),
-        **dict.fromkeys(("temperature", "repetition_penalty", "sigma_min"), POSITIVE),
-        "top_p": Range(0, 1, above=True),
-        **dict.fromkeys(("top_k", "max_tool_calling_iterations"), NOT_NEGATIVE),
-        "min_p": UNIT,
-    }
+    parameter_sharing: Literal["latent", "shared", "separate"] = "shared"
+    latent_scope: Literal["observation", "agent"] = "observation"
+    latent_size: Count = 8
 
     def __post_init__(self) -> None:
-        check_numbers(self, self._ranges)
+        check_fields(self)
         self.check_play()
-        check_choice("parameter_sharing", self.parameter_sharing, ("latent", "shared", "separate"))
-        check_choice("latent_scope", self.latent_scope, ("observation", "agent"))
 
     @classmethod
     def of(cls, args: Any) -> TeamSettings:

@@ -14,6 +14,43 @@ from marcog_trl.rollout.records import Episode, Row, Score
 from marcog_trl.rollout.tree import Tree
 
 
+def rewards_and_returns(
+    turns: Sequence[Sequence[Episode]],
+    agents: Sequence[str],
+    branches: Sequence[int],
+    gamma_turn: float,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """
+    Returns what scored episodes earned.
+
+    Args:
+        turns (`Sequence[Sequence[Episode]]` of length K): Episodes at the end of each turn. E is the length of the last list.
+        agents (`Sequence[str]` of length N): Names of the agents.
+        branches (`Sequence[int]` of length K): Joint actions of each turn that follow the same history.
+        gamma_turn (`float`): Discount per turn, in [0, 1].
+        dtype (`torch.dtype`, *optional*, defaults to `torch.float32`): Precision of the returns.
+
+    Returns:
+        `tuple[torch.Tensor, torch.Tensor, torch.Tensor]`: Rewards and returns, `(E, N, K)`, and whether the turn was played and is
+        not masked, `(E, K)`.
+    """
+    size, num_turns = len(turns[-1]), len(turns)
+    rewards = torch.zeros(size, len(agents), num_turns, dtype=dtype)
+    played, counted = torch.zeros(2, size, num_turns, dtype=torch.bool)
+    for k, episodes in enumerate(turns):
+        for e, episode in enumerate(episodes):
+            if len(episode.turns) <= k:
+                continue
+            of_turn = episode.turns[k].rewards
+            if of_turn is not None:
+                rewards[e, :, k] = torch.tensor([of_turn[agent] for agent in agents], dtype=dtype)
+            played[e, k] = True
+            counted[e, k] = of_turn is not None and not episode.masked
+    returns, has_reward = tree_returns(rewards, played, counted, branches, gamma_turn)
+    return rewards, returns, has_reward
+
+
 @dataclass
 class TeamBatch:
     """
@@ -138,27 +175,15 @@ class TeamBatch:
         Args:
             gamma_turn (`float`, *optional*, defaults to `1.0`): Discount per turn, in [0, 1].
         """
-        size, num_turns, device = len(self.episodes), self.num_turns, self.device
         first = self.episodes[0].turns[0].score
         assert first is not None
-        self.scores = torch.full((size, num_turns, len(first.values)), torch.nan)
-        rewards = torch.zeros(size, len(self.agents), num_turns)
-        played, counted = torch.zeros(2, size, num_turns, dtype=torch.bool)
+        self.scores = torch.full((len(self.episodes), self.num_turns, len(first.values)), torch.nan)
         for k, episodes in enumerate(self.turns):
             for e, episode in enumerate(episodes):
-                if len(episode.turns) <= k:
-                    continue
-                turn = episode.turns[k]
-                assert turn.score is not None
-                self.scores[e, k] = torch.tensor(turn.score.values)
-                if turn.rewards is not None:
-                    rewards[e, :, k] = torch.tensor([turn.rewards[agent] for agent in self.agents])
-                played[e, k] = True
-                counted[e, k] = turn.rewards is not None and not episode.masked
-        self.rewards = rewards.to(device)
-        self.returns, self.has_reward = tree_returns(
-            self.rewards, played.to(device), counted.to(device), self.tree.branches, gamma_turn
-        )
+                if len(episode.turns) > k and (score := episode.turns[k].score) is not None:
+                    self.scores[e, k] = torch.tensor(score.values)
+        found = rewards_and_returns(self.turns, self.agents, self.tree.branches, gamma_turn)
+        self.rewards, self.returns, self.has_reward = (tensor.to(self.device) for tensor in found)
         self.is_used = self.is_used & self.has_reward[self.episodes_of_row, self.turn[:, None]].any(1)
 
     def score_of(self, row: Row) -> Score | None:

@@ -6,19 +6,35 @@ import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import torch
 from trl import GRPOConfig
 
-from marcog_trl.checks import COUNT, NOT_NEGATIVE, POSITIVE, UNIT, Range, check_choice, check_numbers
-from marcog_trl.team.settings import PlaySettings, TeamSettings
+from marcog_trl.checks import (
+    COUNT,
+    NOT_NEGATIVE,
+    POSITIVE,
+    UNIT,
+    Count,
+    NaturalNumber,
+    NotNegative,
+    Positive,
+    Range,
+    Unit,
+    check_choice,
+    check_fields,
+    documented,
+)
+from marcog_trl.team.settings import PlaySettings
 
 
+@documented
 @dataclass
 class MultiAgentConfig(PlaySettings, GRPOConfig):
     """
-    Configuration of [`MultiAgentTrainer`]. Lists only the arguments that differ from [`~trl.GRPOConfig`].
+    Configuration of [`MultiAgentTrainer`]. Lists only the arguments that differ from [`~trl.GRPOConfig`], besides those of
+    [`PlaySettings`], which control the team and code execution.
 
     One row of a batch is one reply of one agent, so `per_device_train_batch_size`, `generation_batch_size` and
     `per_device_eval_batch_size` count replies. On every process, a generation batch must hold whole problems: a multiple of
@@ -40,42 +56,12 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
     >   update.
 
     Args:
-        > Parameters that control the team
-
-        workflow (`str`, *optional*, defaults to `"single"`):
-            Built-in workflow: `"single"`, `"collaboration"`, `"pipeline"`, `"discussion"` or `"classeval"`; or a
-            Python file and a class in it, `"my_team.py:Debate"`. Ignored if a workflow is passed to the trainer.
-        num_turns (`int`, *optional*, defaults to `1`):
-            Rounds of the whole team, separated by feedback.
-        num_agents (`int`, *optional*):
-            Number of agents, for workflows that allow any number. Defaults to the workflow's default.
-        roles (`dict[str, str]`, *optional*):
-            Role texts that replace the default ones, by agent name. With `workflow="single"`, `{"solver": ""}` lets the model
-            continue prompts in plain text, which is the default for datasets without our column `test_format`.
-        system_prompt (`str`, *optional*):
-            System message of every chat prompt that has none.
-        endpoints (`dict[str, dict]`, *optional*):
-            OpenAI-compatible endpoints that agents speak through, by agent name: the fields of
-            [`~marcog_trl.endpoints.Endpoint`], such as `{"planner": {"model": "gpt-4o-mini"}}`. Such agents are never trained.
-        class_split (`str`, *optional*):
-            How `workflow="classeval"` assigns methods to agents: `"random"`, `"pick"` or `"one"` (see [`ClassTeam`]).
-        centralized (`bool`, *optional*, defaults to `False`):
-            Whether one agent writes the parts of all agents of the workflow in one reply (see [`Centralized`]).
-        feedback (`str`, *optional*, defaults to `"level_feedback"`):
-            Feedback between turns: `"level_feedback"`, `"level_passed"`, `"passed"`, `"plain"` or `"expert_edits"` (see
-            [`FeedbackWorkflow`]). Pass a function to the workflow instead.
-        expert_model, expert_base_url (`str`, *optional*):
-            Model and endpoint that `feedback="expert_edits"` asks with the `openai` client. The environment variable
-            `OPENAI_API_KEY` has the key.
-        visible_tests (`int`, *optional*, defaults to `1`):
-            Number of tests that feedback may show. Negative numbers count from the end, 0 shows none, and `None` all.
-
         > Parameters that control credit
 
         credit (`str`, *optional*, defaults to `"group"`):
-            `"group"` compares a reply with those of the same slot to the same problem. `"counterfactual"` compares it with
-            replies that were given in exactly the same context: episodes branch wherever agents speak, and everything after
-            a reply is generated anew. What a reply earns is the mean over the episodes that contain it. Evaluation never
+            `"group"` compares a reply with those of the same slot to the same problem, `"counterfactual"` with replies that were
+            given in exactly the same context. For that, episodes branch wherever agents speak, and everything after a reply
+            is generated anew. What a reply earns is the mean over the episodes that contain it. Evaluation never
             branches.
         fanout (`list[int]`, *optional*):
             With `credit="counterfactual"`, number of replies in the same context at each stage, such as `[2, 4]`: two plans,
@@ -90,7 +76,7 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
             `rewards/...` are logged before this step, and `agents/.../reward` after it.
         on_reward_error (`str`, *optional*, defaults to `"raise"`):
             What to do if a reward function raises an error, takes longer than `reward_timeout`, or does not return one
-            finite number, dict or `None` per episode. `"raise"` stops the run on all processes. `"mask"` excludes the
+            finite number, dict or `None` per episode: `"raise"` stops the run on all processes, `"mask"` excludes the
             episodes of that call from the update, warns once, and logs their share as `rewards/failed`. If workers cannot
             start, the run always stops. The same holds if the endpoint of an agent does not answer: `"mask"` excludes the
             episode, and logs the share of missing replies as `agents/.../failed`.
@@ -98,7 +84,7 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
             Seconds after which a call of a coroutine reward function is cancelled. Other functions have no limit, except
             that rewards that run tests have `execution_timeout`. By default there is no limit.
         agent_loss_weighting (`str`, *optional*, defaults to `"agent"`):
-            `"agent"` gives all agents the same weight in the loss. `"token"` weights agents by their number of tokens (rows,
+            `"agent"` gives all agents the same weight in the loss, `"token"` weights agents by their number of tokens (rows,
             with `loss_type="grpo"`).
         turn_weights (`list[float]`, *optional*):
             Weight of each turn in the policy and value losses, not negative. Defaults to 1 for all turns.
@@ -106,10 +92,6 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
             Names of the agents to train. The others speak, and their rewards and replies are logged, but no loss and no
             statistic of advantages sees them, and they cost no update. An adapter that agents share still changes all of
             them. Defaults to all agents.
-
-        early_termination_threshold (`float`, *optional*):
-            End an episode once a turn earns more than this, in reward units, averaged over agents; in a tree, a joint action
-            that earns it has no children. By default, episodes do not end early.
 
         > Parameters that control the curriculum
 
@@ -125,18 +107,6 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
             reaches this value.
         curriculum_window (`int`, *optional*, defaults to `8`):
             Number of generation batches over which to average the share of passed tests.
-
-        > Parameters that control code execution
-
-        num_workers (`int`, *optional*):
-            Worker processes that execute code. Defaults to this process's share of the cores.
-        execution_timeout (`float`, *optional*, defaults to `10.0`):
-            Wall-clock limit of one program, in seconds.
-        execution_memory_mb (`int`, *optional*, defaults to `512`):
-            Memory limit of one program, in MiB.
-        isolation (`str`, *optional*, defaults to `"strict"`):
-            `"strict"` refuses to start if the kernel cannot isolate programs, `"best_effort"` uses the isolation that is
-            available, `"none"` is for trusted code.
 
         > Parameters that control what is trained
 
@@ -166,46 +136,39 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
 
     _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "roles", "endpoints"]
     _scales_rewards: ClassVar[bool] = False  # whether the trainer uses scale_rewards
-    # Other numbers only have to be finite: TRL and transformers check them when the trainer is made
+    # Of inherited fields. Others only have to be finite: TRL and transformers check them when the trainer is made
     _ranges: ClassVar[dict[str, Range]] = {
-        **TeamSettings._ranges,
-        "max_logged_episodes": NOT_NEGATIVE,
-        "log_episodes_steps": COUNT,
         **dict.fromkeys(
-            "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps generation_batch_size "
-            "steps_per_generation num_generations num_generations_eval num_iterations ref_model_sync_steps "
-            "curriculum_window fanout max_joint_actions".split(),
+            "max_completion_length per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps generation_batch_size "
+            "steps_per_generation num_generations num_generations_eval num_iterations ref_model_sync_steps".split(),
             COUNT,
         ),
         **dict.fromkeys(
-            "adam_epsilon delta sapo_temperature_neg sapo_temperature_pos save_steps vllm_importance_sampling_clip_max "
-            "reward_timeout".split(),
+            "temperature repetition_penalty adam_epsilon delta sapo_temperature_neg sapo_temperature_pos save_steps "
+            "vllm_importance_sampling_clip_max".split(),
             POSITIVE,
         ),
         **dict.fromkeys(
-            "num_train_epochs learning_rate weight_decay neftune_noise_alpha dataloader_num_workers beta epsilon epsilon_high vespo_k_pos vespo_lambda_pos vespo_k_neg "
-            "vespo_lambda_neg entropy_coef entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target "
-            "off_policy_mask_threshold vllm_importance_sampling_clip_min turn_weights curriculum_steps".split(),
+            "num_train_epochs learning_rate weight_decay neftune_noise_alpha dataloader_num_workers top_k "
+            "max_tool_calling_iterations beta epsilon epsilon_high vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg "
+            "entropy_coef entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target off_policy_mask_threshold "
+            "vllm_importance_sampling_clip_min".split(),
             NOT_NEGATIVE,
         ),
-        **dict.fromkeys("ref_model_mixup_alpha gamma_turn".split(), UNIT),
-        "curriculum_pass_rate": Range(0, 1, above=True),
+        **dict.fromkeys(("ref_model_mixup_alpha", "min_p"), UNIT),
         **dict.fromkeys(("adam_beta1", "adam_beta2"), Range(0, 1, below=True)),
-        "top_entropy_quantile": Range(0, 1, above=True),
+        **dict.fromkeys(("top_entropy_quantile", "top_p"), Range(0, 1, above=True)),
         "data_seed": Range(0, 2**32 - 1),
         "max_steps": Range(-1),
         "max_grad_norm": Range(0, infinite=True),
     }
-    # Those of TRL it checks only after the first rollout
+    # Of inherited fields that TRL checks only after the first rollout
     _choices: ClassVar[dict[str, tuple[str, ...]]] = {
         "loss_type": ("dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo"),
         "importance_sampling_level": ("token", "sequence"),
         "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
         "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
         "scale_rewards": ("none", "group", "batch"),
-        "credit": ("group", "counterfactual"),
-        "agent_loss_weighting": ("agent", "token"),
-        "on_reward_error": ("raise", "mask"),
     }
 
     learning_rate: float = field(default=1e-5, metadata={"help": "Learning rate of the policy's adapter."})
@@ -241,93 +204,36 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
     )
 
     # Parameters that control credit
-    credit: str = field(
-        default="group",
-        metadata={
-            "help": "'group': compare replies of the same slot. 'counterfactual': compare replies in exactly the same context, "
-            "from episodes that branch where agents speak."
-        },
-    )
-    fanout: list[int] | None = field(
-        default=None,
-        metadata={
-            "help": "Replies in the same context at each stage, such as 2 4, with credit='counterfactual'. Their product is "
-            "num_generations. Default: all at the first stage."
-        },
-    )
-    max_joint_actions: int = field(
-        default=1024, metadata={"help": "Maximum number of joint actions per problem where episodes branch."}
-    )
-    gamma_turn: float = field(default=1.0, metadata={"help": "Discount per turn, in [0, 1]."})
-    reward_scale: float = field(default=1.0, metadata={"help": "Factor of the reward of a turn."})
-    reward_shift: float = field(default=0.0, metadata={"help": "Constant added to the scaled reward of a turn."})
-    on_reward_error: str = field(
-        default="raise",
-        metadata={
-            "help": "What to do if a reward function or an agent's endpoint fails: 'raise' stops the run, 'mask' excludes the "
-            "episodes."
-        },
-    )
-    reward_timeout: float | None = field(
-        default=None,
-        metadata={
-            "help": "Seconds after which a call of a coroutine reward function is cancelled. Default: no limit."
-        },
-    )
-    agent_loss_weighting: str = field(
-        default="agent",
-        metadata={
-            "help": "'agent': all agents have the same weight in the loss. 'token': agents are weighted by their number of "
-            "tokens (rows, with loss_type='grpo')."
-        },
-    )
+    credit: Literal["group", "counterfactual"] = "group"
+    fanout: list[Count] | None = None
+    max_joint_actions: Count = 1024
+    gamma_turn: Unit = 1.0
+    reward_scale: float = 1.0
+    reward_shift: float = 0.0
+    on_reward_error: Literal["raise", "mask"] = "raise"
+    reward_timeout: Positive | None = None
+    agent_loss_weighting: Literal["agent", "token"] = "agent"
 
-    turn_weights: list[float] | None = field(
-        default=None, metadata={"help": "Weight of each turn in the policy and value losses, such as 1.5 0.5."}
-    )
+    turn_weights: list[NotNegative] | None = None
 
-    trained_agents: list[str] | None = field(
-        default=None,
-        metadata={"help": "Names of the agents to train. The others speak, but no loss sees them. Default: all."},
-    )
+    trained_agents: list[str] | None = None
 
     # Parameters that control the curriculum
-    curriculum_column: str | None = field(
-        default=None, metadata={"help": "Column that defines the stages, such as the difficulty or the source."}
-    )
-    curriculum_stages: list[str] | None = field(
-        default=None,
-        metadata={"help": "Values of each stage, such as easy easy+medium hard. Default: all, ascending."},
-    )
-    curriculum_steps: list[int] | None = field(
-        default=None, metadata={"help": "Optimizer steps at which the second and later stages begin."}
-    )
-    curriculum_pass_rate: float | None = field(
-        default=None, metadata={"help": "Share of passed tests at which the next stage begins."}
-    )
-    curriculum_window: int = field(
-        default=8, metadata={"help": "Generation batches over which to average the share of passed tests."}
-    )
+    curriculum_column: str | None = None
+    curriculum_stages: list[str] | None = None
+    curriculum_steps: list[NaturalNumber] | None = None
+    curriculum_pass_rate: Annotated[float, Range(0, 1, above=True)] | None = None
+    curriculum_window: Count = 8
 
     # Parameters that control what is trained
-    full_finetuning: bool = field(
-        default=False, metadata={"help": "Whether to train all weights of the model, in place of a LoRA adapter."}
-    )
+    full_finetuning: bool = False
 
     # Parameters that control the logging
-    max_logged_episodes: int = field(
-        default=32,
-        metadata={"help": "Number of episodes per logged step that are written to episodes/ in output_dir."},
-    )
-    log_episodes_steps: int | None = field(
-        default=None,
-        metadata={"help": "Steps between two steps whose episodes are written. Default: logging_steps."},
-    )
+    max_logged_episodes: NaturalNumber = 32
+    log_episodes_steps: Count | None = None
 
     # Parameters that control the report
-    write_report: bool = field(
-        default=False, metadata={"help": "Whether to write report.html, with pictures of the run, to output_dir."}
-    )
+    write_report: bool = False
 
     @property
     def critic_share(self) -> float | None:
@@ -335,7 +241,7 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
         return 0.0
 
     def __post_init__(self):
-        check_numbers(self, self._ranges)
+        check_fields(self, self._ranges)
         check_mappings(self)
         if self.max_steps == 0:
             raise ValueError("max_steps=0 trains nothing. Set max_steps=1, or max_steps=-1 to train num_train_epochs.")
@@ -429,6 +335,7 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
             )
 
 
+@documented
 @dataclass
 class MultiAgentGRPOConfig(MultiAgentConfig):
     """
@@ -454,8 +361,7 @@ class MultiAgentGRPOConfig(MultiAgentConfig):
         > Parameters that control joint actions
 
         joint_mode (`str`, *optional*, defaults to `"align"`):
-            `"align"` evaluates the g-th replies of all agents together. `"cross"` evaluates every combination of their
-            replies. The return of a reply is then the mean over the combinations that contain it. `"cross"` needs agents
+            `"align"` evaluates the g-th replies of all agents together, `"cross"` every combination of their replies. The return of a reply is then the mean over the combinations that contain it. `"cross"` needs agents
             that reply at the same time, and supports at most 4 agents.
         turn_tree (`bool`, *optional*, defaults to `False`):
             Whether every joint action branches into `num_generations` joint actions of the next turn. Siblings are then the
@@ -466,34 +372,18 @@ class MultiAgentGRPOConfig(MultiAgentConfig):
     _choices: ClassVar[dict[str, tuple[str, ...]]] = {
         **MultiAgentConfig._choices,
         "scale_rewards": ("none", "group", "batch", "agent"),
-        "advantage": ("mean", "rloo", "max", "none"),
-        "joint_mode": ("align", "cross"),
     }
 
     # Parameters that control credit
-    advantage: str = field(
-        default="mean",
-        metadata={
-            "help": "Baseline of a return: 'mean' of the siblings (MAGRPO), 'rloo' (MARLOO), 'max' (MAReMax) or 'none' "
-            "(MAREINFORCE)."
-        },
-    )
+    advantage: Literal["mean", "rloo", "max", "none"] = "mean"
     scale_rewards: str = field(
         default="none",
         metadata={"help": "Standard deviation to divide advantages by: 'none', 'group', 'batch' or 'agent'."},
     )
 
     # Parameters that control joint actions
-    joint_mode: str = field(
-        default="align",
-        metadata={
-            "help": "'align': evaluate the g-th replies of all agents together. 'cross': evaluate all combinations."
-        },
-    )
-    turn_tree: bool = field(
-        default=False,
-        metadata={"help": "Whether every joint action branches into num_generations joint actions of the next turn."},
-    )
+    joint_mode: Literal["align", "cross"] = "align"
+    turn_tree: bool = False
 
     def __post_init__(self):
         super().__post_init__()
@@ -516,6 +406,7 @@ class MultiAgentGRPOConfig(MultiAgentConfig):
             )
 
 
+@documented
 @dataclass
 class MultiAgentPPOConfig(MultiAgentConfig):
     """
@@ -525,8 +416,8 @@ class MultiAgentPPOConfig(MultiAgentConfig):
         > Parameters that control the critic
 
         critic (`str`, *optional*, defaults to `"team"`):
-            `"team"`: the value head also gets the prompt states of the agents that act at the same stage or earlier
-            (MAPPO). `"agent"`: it gets only the agent's own row (IPPO). `"mixed"`: the baseline mixes the value of the team
+            Baseline: `"team"`, `"agent"`, `"mixed"` or `"none"`. `"team"`: the value head also gets the prompt states of the
+            agents that act at the same stage or earlier (MAPPO). `"agent"`: it gets only the agent's own row (IPPO). `"mixed"`: the baseline mixes the value of the team
             with the mean return of the problem's other episodes, in the share that had the smallest error in earlier
             batches. `"none"`: there is no value head, and the mean return of the problem's episodes is the baseline.
         critic_backprop (`bool`, *optional*, defaults to `False`):
@@ -558,54 +449,20 @@ class MultiAgentPPOConfig(MultiAgentConfig):
             Normalise advantages over the live tokens of each `"agent"`, of the whole `"batch"`, or not at all (`"none"`).
     """
 
-    _ranges: ClassVar[dict[str, Range]] = {
-        **MultiAgentConfig._ranges,
-        **dict.fromkeys(("critic_learning_rate", "vf_coef"), NOT_NEGATIVE),
-        **dict.fromkeys(("gamma", "lam", "lam_turn"), UNIT),
-        "cliprange_value": Range(0, above=True, infinite=True),
-    }
-    _choices: ClassVar[dict[str, tuple[str, ...]]] = {
-        **MultiAgentConfig._choices,
-        "critic": ("team", "agent", "mixed", "none"),
-        "kl_penalty": ("loss", "reward"),
-        "advantage_normalization": ("agent", "batch", "none"),
-    }
-
     # Parameters that control the critic
-    critic: str = field(
-        default="team",
-        metadata={"help": "Baseline: 'team' (MAPPO), 'agent' (IPPO), 'mixed' (with siblings), 'none'."},
-    )
-    critic_backprop: bool = field(
-        default=False, metadata={"help": "Whether to backpropagate the value loss into the policy."}
-    )
-    critic_learning_rate: float | None = field(
-        default=None, metadata={"help": "Learning rate of the value head. Default: 0.256 / min(hidden size, 1024)."}
-    )
-    vf_coef: float = field(default=0.1, metadata={"help": "Weight of the value loss."})
-    cliprange_value: float = field(
-        default=0.2,
-        metadata={
-            "help": "Maximum distance of a value from its value at rollout, in standard deviations of the returns."
-        },
-    )
+    critic: Literal["team", "agent", "mixed", "none"] = "team"
+    critic_backprop: bool = False
+    critic_learning_rate: NotNegative | None = None
+    vf_coef: NotNegative = 0.1
+    cliprange_value: Annotated[float, Range(0, above=True, infinite=True)] = 0.2
 
     # Parameters that control credit
-    critic_mix: str = field(  # a number in text, because the command line has no type for both
-        default="0.0",
-        metadata={"help": "Share of the critic in the baseline with credit='counterfactual': a number, or 'auto'."},
-    )
-    gamma: float = field(default=1.0, metadata={"help": "Discount per token, in [0, 1]."})
-    lam: float = field(default=1.0, metadata={"help": "GAE's lambda within a reply, in [0, 1]."})
-    lam_turn: float | None = field(default=None, metadata={"help": "GAE's lambda across turns. Default: lam."})
-    kl_penalty: str = field(
-        default="loss",
-        metadata={"help": "Where to apply the KL divergence with coefficient beta: 'loss' or 'reward'."},
-    )
-    advantage_normalization: str = field(
-        default="agent",
-        metadata={"help": "Normalise advantages over each 'agent', the 'batch', or not at all ('none')."},
-    )
+    critic_mix: str = "0.0"
+    gamma: Unit = 1.0
+    lam: Unit = 1.0
+    lam_turn: Unit | None = None
+    kl_penalty: Literal["loss", "reward"] = "loss"
+    advantage_normalization: Literal["agent", "batch", "none"] = "agent"
 
     def __post_init__(self):
         super().__post_init__()
@@ -640,6 +497,7 @@ class MultiAgentPPOConfig(MultiAgentConfig):
         check_together(self, "critic_mix", needed, "a share of the critic in counterfactual baselines")
 
 
+@documented
 @dataclass
 class SHPPOConfig(MultiAgentPPOConfig):
     """
@@ -649,15 +507,13 @@ class SHPPOConfig(MultiAgentPPOConfig):
         > Parameters that control the heterogeneity layer
 
         parameter_sharing (`str`, *optional*, defaults to `"latent"`):
-            `"latent"`: one adapter, with latents that make agents differ (SHPPO). `"shared"`: one adapter without latents.
+            `"latent"`: one adapter, with latents that make agents differ (SHPPO); `"shared"`: one adapter without latents;
             `"separate"`: one adapter per agent, as a baseline.
         latent_scope (`str`, *optional*, defaults to `"observation"`):
-            Input of the latents. `"observation"`: role text and prompt of the row, with equal weight. `"agent"`: role text
+            Input of the latents: `"observation"`, role text and prompt of the row with equal weight, or `"agent"`, role text
             only, with one draw per agent and generation batch. Each agent is then one LoRA adapter, as vLLM needs.
         latent_size (`int`, *optional*, defaults to `8`):
             Size of the latent.
-        sigma_min (`float`, *optional*, defaults to `0.05`):
-            Smallest standard deviation of a latent.
         policy_gradient_to_latent (`bool`, *optional*, defaults to `False`):
             Whether to backpropagate the PPO loss into LatentNet. Otherwise LatentNet learns from the latent loss only.
         init_core_scale (`float`, *optional*, defaults to `0.3`):
@@ -684,55 +540,21 @@ class SHPPOConfig(MultiAgentPPOConfig):
             Learning rate of InferenceNet.
     """
 
-    _ranges: ClassVar[dict[str, Range]] = {
-        **MultiAgentPPOConfig._ranges,
-        **dict.fromkeys(
-            "init_core_scale latent_entropy_coef latent_distance_coef behaviour_distance_coef latent_learning_rate "
-            "inference_learning_rate".split(),
-            NOT_NEGATIVE,
-        ),
-    }
-    _choices: ClassVar[dict[str, tuple[str, ...]]] = {
-        **MultiAgentPPOConfig._choices,
-        "parameter_sharing": ("latent", "shared", "separate"),
-        "latent_scope": ("observation", "agent"),
-        "latent_distance": ("cosine", "minmax"),
-    }
-
     # Parameters that control the heterogeneity layer
-    parameter_sharing: str = field(
-        default="latent",
-        metadata={"help": "'latent' (SHPPO), 'shared' (one adapter, no latents) or 'separate' (one per agent)."},
-    )
-    latent_scope: str = field(
-        default="observation",
-        metadata={"help": "Input of the latents: 'observation' (role text and prompt) or 'agent' (role text only)."},
-    )
-    latent_size: int = field(default=8, metadata={"help": "Size of the latent."})
-    sigma_min: float = field(default=0.05, metadata={"help": "Smallest standard deviation of a latent."})
-    policy_gradient_to_latent: bool = field(
-        default=False, metadata={"help": "Whether to backpropagate the PPO loss into LatentNet."}
-    )
+    parameter_sharing: Literal["latent", "shared", "separate"] = "latent"
+    latent_scope: Literal["observation", "agent"] = "observation"
+    latent_size: Count = 8
+    policy_gradient_to_latent: bool = False
 
-    init_core_scale: float = field(
-        default=0.3,
-        metadata={"help": "Initial size of the cores, relative to the identity, for layers with LoRA's B at 0."},
-    )
+    init_core_scale: NotNegative = 0.3
 
     # Parameters that control the latent losses
-    latent_entropy_coef: float = field(
-        default=0.01, metadata={"help": "Weight of the entropy of the latents (minimised)."}
-    )
-    latent_distance_coef: float = field(
-        default=0.1, metadata={"help": "Weight of the distance between the latents of agents (maximised)."}
-    )
-    behaviour_distance_coef: float = field(
-        default=0.1,
-        metadata={"help": "Weight of the distance between what agents do with each other's latents (maximised)."},
-    )
-    latent_distance: str = field(default="cosine", metadata={"help": "Distance of latents: 'cosine' or 'minmax'."})
-    latent_learning_rate: float = field(default=3e-3, metadata={"help": "Learning rate of LatentNet."})
-    inference_learning_rate: float = field(default=1e-4, metadata={"help": "Learning rate of InferenceNet."})
+    latent_entropy_coef: NotNegative = 0.01
+    latent_distance_coef: NotNegative = 0.1
+    behaviour_distance_coef: NotNegative = 0.1
+    latent_distance: Literal["cosine", "minmax"] = "cosine"
+    latent_learning_rate: NotNegative = 3e-3
+    inference_learning_rate: NotNegative = 1e-4
 
     def __post_init__(self):
         super().__post_init__()

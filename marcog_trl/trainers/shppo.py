@@ -111,7 +111,7 @@ class SHPPO(PPO):
             scale = self.args.init_core_scale * self._adapter_starts_at_zero
             networks = {
                 "core_decoder": CoreDecoder(size, cores.ranks, scale),
-                "latent_net": LatentNet(2 * self._hidden_size, size, sigma_min=self.args.sigma_min),
+                "latent_net": LatentNet(2 * self._hidden_size, size),
                 "inference_net": InferenceNet(2 * self._hidden_size, size),
             }
         return TeamModule(value_head, self.args.critic_backprop, cores, agents=self.agents, **networks)

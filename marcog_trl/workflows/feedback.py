@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from marcog_trl.execution import Job, TestResult, Verdict
 
 
 VisibleTests = int | None
 
-FEEDBACK_MODES = ("level_feedback", "level_passed", "passed", "plain", "expert_edits")
+FeedbackMode = Literal["level_feedback", "level_passed", "passed", "plain", "expert_edits"]
+FEEDBACK_MODES = get_args(FeedbackMode)
 
 Feedback = Callable[[Mapping[str, Any], str, str, str], str]
 """Custom feedback: `(problem, name of the agent, its reply, results of the visible tests) -> text for the agent`."""

@@ -5,8 +5,7 @@ import pytest
 from marcog_trl.agents import Slot
 from marcog_trl.preferences.pairs import (
     Candidate,
-    candidates_of_lines,
-    candidates_of_tree,
+    candidates_of,
     choose_pairs,
 )
 from marcog_trl.rollout.records import Episode, Row, Turn
@@ -59,7 +58,7 @@ def test_lines_have_discounted_returns_of_each_agent():
     rows = [row("a", 0, 5), row("b", 0, 6), row("a", 1, 7), row("b", 1, 8)]
     played = Episode({}, rows, [turn(a=1.0, b=0.0), turn(a=0.5, b=1.0)])
     masked = Episode({}, rows[:2], [turn(a=1.0, b=0.0)], masked=True)
-    first, second = candidates_of_lines([played, masked], ["a", "b"], gamma_turn=0.5)
+    [(_, (first, second))] = candidates_of([[played, masked]] * 2, ["a", "b"], [2, 1], 0.5, by_turn=False)
     assert first.agent_scores == (1.25, 0.5) and first.score == 0.875
     assert [pair_row["completion_ids"] for pair_row in first.rows] == [[5], [6], [7], [8]]
     assert first.rows[3] == {
@@ -82,26 +81,26 @@ def tree():
 
 class TestTrees:
     def test_siblings_are_compared_by_tree_returns(self):
-        nodes = candidates_of_tree(tree(), ["a"], 2, 1.0)
+        nodes = candidates_of(tree(), ["a"], [2, 2], 1.0, by_turn=True)
         assert [problem for problem, _ in nodes] == [0, 0, 0]
         assert [[c.score for c in siblings] for _, siblings in nodes] == [
             pytest.approx([0.7, 0.9]), [1.0, 0.0], pytest.approx([0.5, 0.1]),
         ]  # fmt: skip
         assert choose_pairs(nodes[0][1]) == [(1, 0)]
         # Whole leaves prefer the first child's first move: 1.2 is the best return
-        leaves = candidates_of_lines(tree()[1], ["a"], 1.0)
+        [(_, leaves)] = candidates_of([tree()[1]] * 2, ["a"], [4, 1], 1.0, by_turn=False)
         assert choose_pairs(leaves, "best_worst") == [(0, 1)]
         assert leaves[0].rows[0]["completion_ids"] == [10]
 
     def test_a_pair_has_the_rows_of_its_turn_and_their_history(self):
-        _, siblings = candidates_of_tree(tree(), ["a"], 2, 1.0)[2]
+        _, siblings = candidates_of(tree(), ["a"], [2, 2], 1.0, by_turn=True)[2]
         assert [[r["completion_ids"] for r in c.rows] for c in siblings] == [[[22]], [[23]]]
         assert [[r["completion_ids"] for r in c.history] for c in siblings] == [[[11]], [[11]]]
 
     def test_masked_children_do_not_count(self):
         levels = tree()
         levels[1][0].masked = True
-        (_, root), (_, left), _ = candidates_of_tree(levels, ["a"], 2, 1.0)
+        (_, root), (_, left), _ = candidates_of(levels, ["a"], [2, 2], 1.0, by_turn=True)
         assert [c.score for c in root] == pytest.approx([0.2, 0.9])  # without the masked child's 1
         assert [c.score for c in left] == [None, 0.0]
         assert choose_pairs(left) == []
@@ -110,7 +109,7 @@ class TestTrees:
         levels = tree()
         for episode in levels[1][:2]:
             del episode.turns[1], episode.rows[1]
-        nodes = candidates_of_tree(levels, ["a"], 2, 1.0)
+        nodes = candidates_of(levels, ["a"], [2, 2], 1.0, by_turn=True)
         assert [[c.score for c in siblings] for _, siblings in nodes] == [
             pytest.approx([0.2, 0.9]), pytest.approx([0.5, 0.1]),
         ]  # fmt: skip

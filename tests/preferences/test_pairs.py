@@ -112,7 +112,7 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"num_candidates": 1}, "num_candidates=1 makes no pair"),
+            ({"num_candidates": 1}, "num_candidates=1 must be at least 2"),
             ({"pairing": "worst"}, "pairing='worst' is unknown"),
             ({"pairs_per_problem": 0}, "pairs_per_problem=0 must be at least 1"),
             ({"min_gap": -1.0}, "min_gap=-1.0 must be at least 0"),
