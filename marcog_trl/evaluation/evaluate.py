@@ -28,8 +28,8 @@ from marcog_trl.processes import this_process
 from marcog_trl.rewards.scoring import Scorer, is_over
 from marcog_trl.rollout.records import Episode
 from marcog_trl.team.data_checks import check_dataset
-from marcog_trl.team.keyed_sampling import KeyedSampler
 from marcog_trl.team.team import Team
+from marcog_trl.team.token_sampling import KeyedSampler
 from marcog_trl.trainers.reward_functions import named_reward
 from marcog_trl.trainers.trainer import MultiAgentTrainer
 

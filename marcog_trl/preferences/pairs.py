@@ -31,8 +31,8 @@ from marcog_trl.rewards.scoring import Scorer, is_over
 from marcog_trl.rollout.records import Episode, Row
 from marcog_trl.rollout.tree import Tree
 from marcog_trl.team.data_checks import check_dataset
-from marcog_trl.team.keyed_sampling import KeyedSampler
 from marcog_trl.team.team import Team
+from marcog_trl.team.token_sampling import KeyedSampler
 from marcog_trl.trainers.batch import rewards_and_returns
 
 

@@ -85,7 +85,7 @@ def zero_reward(logs: Logs, args: Any) -> str | None:
         "crash": "See why with log_completions=True. If programs need more memory, raise execution_memory_mb (now "
         f"{args.execution_memory_mb}).",
         "timeout": f"Raise execution_timeout (now {args.execution_timeout}).",
-        "tests": "Begin with easier problems (dataset_train_split, curriculum_column), use a larger model "
+        "tests": "Begin with easier problems (dataset_train_split, curriculum), use a larger model "
         "(model_name_or_path), or pay for parts of a solution (reward=graded_reward).",
     }[kind]
     return f"{said} {advice}"

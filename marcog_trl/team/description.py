@@ -29,8 +29,8 @@ TEAM_FORMAT = 2
 # Settings that change what a saved team generates, and how it was trained
 _OF_TRAINING = {"full_finetuning", "critic", "critic_backprop"}
 _SAVED_SETTINGS = {f.name for f in fields(TeamSettings)} - MACHINE_SETTINGS | _OF_TRAINING
-# Files of earlier versions have these settings of the machine, too
-_OLD_MACHINE_SETTINGS = ("use_cpu", "bf16")
+# Files of earlier versions have these settings, too: of the machine, and one that is fixed now
+_OLD_SETTINGS = ("use_cpu", "bf16", "sigma_min")
 # A checkpoint can be resumed only if these agree
 _IDENTITY = (
     "format_version", "trainer", "base_model", "full_finetuning", "agents", "workflow", "num_turns", "modules"
@@ -125,9 +125,13 @@ class TeamDescription:
             raise ValueError(f"{str(path)!r} has format_version={found}. This version reads 1 and {TEAM_FORMAT}.")
         known = {f.name for f in fields(cls)} - {"source_file"}
         described: dict[str, Any] = {"num_turns": 1, "modules": {}, "versions": {}} | content
-        settings = {name: value for name, value in content["settings"].items() if name not in _OLD_MACHINE_SETTINGS}
+        settings = {name: value for name, value in content["settings"].items() if name not in _OLD_SETTINGS}
         if found == 1 and settings.get("visible_tests") == 0:
             settings["visible_tests"] = None  # all of them, which 0 meant in format 1
+        if content["settings"].get("sigma_min", 0.05) != 0.05:
+            raise ValueError(
+                f"{str(path)!r} has sigma_min={content['settings']['sigma_min']}. This version has 0.05 alone."
+            )
         described["format_version"] = TEAM_FORMAT
         description = cls(**{key: value for key, value in described.items() if key in known} | {"settings": settings})
         file = path.parent / description.workflow_file

@@ -7,6 +7,7 @@ import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -16,7 +17,7 @@ from datasets import Dataset
 from peft import PeftModel, get_peft_model_state_dict
 
 from marcog_trl.agents import Tools, Workflow
-from marcog_trl.execution import CodeExecutor
+from marcog_trl.execution import CodeExecutor, Verdict
 from marcog_trl.parsing.replies import code_in
 from marcog_trl.problems.schema import list_faults, solution_job
 from marcog_trl.rollout.chats import end_of_turn, with_system_prompt
@@ -24,15 +25,13 @@ from marcog_trl.rollout.engine import encode_prompts, play, play_tree
 from marcog_trl.rollout.records import Episode, Row
 from marcog_trl.rollout.tree import Tree
 from marcog_trl.team.agent_contexts import AgentContexts, keep_token_states
-from marcog_trl.team.answer import Answer
 from marcog_trl.team.data_checks import fault_in, needed_columns
 from marcog_trl.team.description import TeamDescription
 from marcog_trl.team.endpoint_agents import EndpointAgents
-from marcog_trl.team.keyed_sampling import KeyedSampler
 from marcog_trl.team.modules import ATTRIBUTE, TeamModule
 from marcog_trl.team.settings import TeamSettings
 from marcog_trl.team.shared_prompts import contiguous_states, shared_prompts
-from marcog_trl.team.token_sampling import fast_draws
+from marcog_trl.team.token_sampling import KeyedSampler, fast_draws
 from marcog_trl.workflows import Program
 
 
@@ -488,3 +487,20 @@ class Team:
         """Observation of each agent's role text alone, `(N, 2H)`."""
         assert self._contexts is not None
         return self._contexts.role_observations
+
+
+@dataclass(frozen=True)
+class Answer:
+    """
+    A team's solution of a problem.
+
+    Args:
+        code (`str`): The solution's code. Empty if the reply has none.
+        messages (`list[dict]`): Every reply in order: `agent`, `turn` (from 1), `prompt` (text or chat messages), `reply`, and for
+            agents with tools `messages`, which include calls and results.
+        verdict (`Verdict`, *optional*): Result of the problem's tests, if it has any.
+    """
+
+    code: str
+    messages: list[dict[str, Any]] = field(repr=False)
+    verdict: Verdict | None = None

@@ -17,7 +17,6 @@ from marcog_trl.checks import (
     POSITIVE,
     UNIT,
     Count,
-    NaturalNumber,
     NotNegative,
     Positive,
     Range,
@@ -95,18 +94,12 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
 
         > Parameters that control the curriculum
 
-        curriculum_column (`str`, *optional*):
-            Column of the training problems that defines the stages, such as the difficulty or the source. By default there
-            are no stages.
-        curriculum_stages (`list[str]`, *optional*):
-            Values of each stage, in order. `"easy+medium"` joins two values. Defaults to all values in ascending order.
-        curriculum_steps (`list[int]`, *optional*):
-            Optimizer steps at which the second and later stages begin.
-        curriculum_pass_rate (`float`, *optional*):
-            Begin the next stage once the share of passed tests, averaged over `curriculum_window` generation batches,
-            reaches this value.
-        curriculum_window (`int`, *optional*, defaults to `8`):
-            Number of generation batches over which to average the share of passed tests.
+        curriculum (`dict`, *optional*):
+            Stages in which to train, such as `{"column": "difficulty", "pass_rate": 0.6}`. By default there are none. `column` is
+            the column of the training problems that defines the stages. `stages` has the values of each stage, in order, where
+            `"easy+medium"` joins two; by default, all values in ascending order. The next stage begins at the optimizer step
+            that the list `steps` says, or once the share of passed tests, averaged over `window` generation batches (8 by
+            default), reaches `pass_rate`.
 
         > Parameters that control what is trained
 
@@ -134,7 +127,7 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
             [`~marcog_trl.report.callback.ReportCallback`]).
     """
 
-    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "roles", "endpoints"]
+    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "roles", "endpoints", "curriculum"]
     _scales_rewards: ClassVar[bool] = False  # whether the trainer uses scale_rewards
     # Of inherited fields. Others only have to be finite: TRL and transformers check them when the trainer is made
     _ranges: ClassVar[dict[str, Range]] = {
@@ -219,11 +212,7 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
     trained_agents: list[str] | None = None
 
     # Parameters that control the curriculum
-    curriculum_column: str | None = None
-    curriculum_stages: list[str] | None = None
-    curriculum_steps: list[NaturalNumber] | None = None
-    curriculum_pass_rate: Annotated[float, Range(0, 1, above=True)] | None = None
-    curriculum_window: Count = 8
+    curriculum: dict[str, Any] | str | None = None
 
     # Parameters that control what is trained
     full_finetuning: bool = False

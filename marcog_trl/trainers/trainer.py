@@ -60,30 +60,32 @@ from marcog_trl.trainers import metrics
 from marcog_trl.trainers.algorithm import Algorithm, loss_mask
 from marcog_trl.trainers.argument_checks import (
     TOOLS_WITHOUT_VLLM,
+    as_in_trl,
     check_arguments,
     check_curriculum,
     check_optimizer,
+    check_prompts,
     check_workflow,
     checkpoint_without_reentry,
     held_by,
 )
 from marcog_trl.trainers.batch import TeamBatch
 from marcog_trl.trainers.config import MultiAgentConfig
-from marcog_trl.trainers.credit import row_weights
+from marcog_trl.trainers.credit import loss_window, row_weights, rows_to_train, rows_with_signal, share_of_counted_rows
 from marcog_trl.trainers.data import (
+    CurriculumSampler,
+    OrderOfEpoch,
     check_rows,
     fit_batches,
     generation_cycle,
+    make_curriculum,
     spreads_siblings,
     tree_of_process,
     warn_of_schedule,
 )
-from marcog_trl.trainers.data_order import CurriculumSampler, OrderOfEpoch, make_curriculum
 from marcog_trl.trainers.head import HeadOnReplies
-from marcog_trl.trainers.loss_scale import loss_window, rows_to_train, rows_with_signal, share_of_counted_rows
 from marcog_trl.trainers.optim import POLICY, ShardClipping, parameters_by_group, split_groups
 from marcog_trl.trainers.plan import MemoryPlan, plan_run
-from marcog_trl.trainers.prompts import as_in_trl, check_prompts
 from marcog_trl.trainers.reward_functions import reward_functions
 from marcog_trl.trainers.sharing import Sharing
 from marcog_trl.trainers.training_team import TrainingTeam
@@ -235,7 +237,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         )
         # Created before the model is loaded, because it may not support this machine
         executor = args.make_executor() if self.workflow.needs_tests or self.scorer.runs_tests else None
-        check_curriculum(args, self._curriculum is not None, executor is not None)
+        check_curriculum(args, executor is not None)
         self.diagnosis = Diagnosis()
         peft_config = self.algorithm.adapter_config(model, peft_config)
         if args.ddp_find_unused_parameters is None:
@@ -669,7 +671,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
             self.episode_log.add(self._rows_of(batch, advantages, chosen))
         if self._curriculum is not None and self.model.training:
             self._metric("curriculum/stage", self._curriculum.stage_of(self._curriculum.batches) + 1)
-            by_rate = self.args.curriculum_pass_rate is not None  # otherwise problems need no tests
+            by_rate = self._curriculum.pass_rate is not None  # otherwise problems need no tests
             self._curriculum.note(metrics.pass_rate(batch.episodes) if by_rate else None)
         for name, value in metrics.completion_metrics(lengths, ends).items():
             self._metrics[self._mode][name][-1] = value  # TRL's count unused rows

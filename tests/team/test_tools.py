@@ -10,8 +10,8 @@ from transformers import AutoTokenizer
 from marcog_trl import MultiAgentGRPOTrainer, Single, Team, collect_preferences
 from marcog_trl.agents import Slot, with_tools
 from marcog_trl.rollout.records import Row
-from marcog_trl.team.keyed_sampling import KeyedSampler
 from marcog_trl.team.settings import TeamSettings
+from marcog_trl.team.token_sampling import KeyedSampler
 from marcog_trl.team.tools import ToolLoop
 
 

@@ -11,7 +11,7 @@ import teams
 from marcog_trl import MultiAgentGRPOTrainer
 from marcog_trl.rewards.requirements import needs_tests
 from marcog_trl.trainers import metrics
-from marcog_trl.trainers.data_order import Curriculum
+from marcog_trl.trainers.data import Curriculum
 
 
 VALUES = ["easy"] * 4 + ["hard"] * 4 + ["medium"] * 2
@@ -44,7 +44,7 @@ class TestDraw:
         assert [curriculum.stage_of(batch) for batch in (0, 3, 4, 7, 8, 99)] == [0, 0, 1, 1, 2, 2]
 
 
-def run(model, path, steps, resume=None, **options):
+def run(model, path, max_steps, by, resume=None):
     """Trains and gives the prompts of every step."""
     seen = []
 
@@ -63,9 +63,9 @@ def run(model, path, steps, resume=None, **options):
     }
     trainer = teams.make(
         model, path, MultiAgentGRPOTrainer, reward=needs_tests(reward), data=teams.dataset(10, **columns),
-        workflow=teams.Pair(), max_steps=steps, per_device_train_batch_size=8, curriculum_column="level",
-        curriculum_stages=["easy", "medium", "hard"], isolation="best_effort", num_workers=1, shuffle_dataset=True,
-        save_strategy="steps", save_steps=2, **options,
+        workflow=teams.Pair(), max_steps=max_steps, per_device_train_batch_size=8, isolation="best_effort", num_workers=1, shuffle_dataset=True,
+        save_strategy="steps", save_steps=2,
+        curriculum={"column": "level", "stages": ["easy", "medium", "hard"], **by},
     )  # fmt: skip
     teams.script(trainer)
     # What the solutions pass is set by the test: the first two steps half of their tests, and all from then on
@@ -83,15 +83,15 @@ def levels(prompts):
     return {VALUES[int(prompt[5:-4])] for prompt in prompts}
 
 
-@pytest.mark.parametrize("by", [{"curriculum_steps": [2, 5]}, {"curriculum_pass_rate": 0.9, "curriculum_window": 2}])
+@pytest.mark.parametrize("by", [{"steps": [2, 5]}, {"pass_rate": 0.9, "window": 2}])
 def test_a_resumed_run_sees_the_problems_of_the_uninterrupted_one(tiny_model, tmp_path, by):
-    seen, stages = run(tiny_model, tmp_path, 9, **by)
-    expected = [1, 1, 2, 2, 2, 3, 3, 3, 3] if "curriculum_steps" in by else [1, 1, 1, 1, 1, 2, 2, 2, 3]
+    seen, stages = run(tiny_model, tmp_path, 9, by)
+    expected = [1, 1, 2, 2, 2, 3, 3, 3, 3] if "steps" in by else [1, 1, 1, 1, 1, 2, 2, 2, 3]
     assert stages == expected
     names = {1: {"easy"}, 2: {"medium"}, 3: {"hard"}}
     assert [levels(prompts) for prompts in seen] == [names[stage] for stage in stages]
     for step in (4, 6):
-        again, stages = run(tiny_model, tmp_path, 9, resume=str(tmp_path / f"checkpoint-{step}"), **by)
+        again, stages = run(tiny_model, tmp_path, 9, by, str(tmp_path / f"checkpoint-{step}"))
         assert again == seen[step:]
         assert stages == expected
 
@@ -102,7 +102,7 @@ def test_may_be_added_to_a_run_that_had_none(tiny_model, tmp_path):
         "save_strategy": "steps", "save_steps": 2,
     }  # fmt: skip
     teams.make(tiny_model, tmp_path, MultiAgentGRPOTrainer, max_steps=2, **options).train()
-    options |= {"curriculum_column": "level", "curriculum_stages": ["easy", "medium"], "curriculum_steps": [1]}
+    options["curriculum"] = {"column": "level", "stages": ["easy", "medium"], "steps": [1]}
     trainer = teams.make(tiny_model, tmp_path, MultiAgentGRPOTrainer, max_steps=4, **options)
     trainer.train(resume_from_checkpoint=True)
     saved = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())

@@ -53,8 +53,13 @@ def outside(*names):
 
 EXPERT = {"workflow": "collaboration", "num_turns": 2, "feedback": "expert_edits", "data": problems(**TESTED)}
 LEVELS = problems(prompt=[f"{i}" for i in range(10)], level=["easy"] * 4 + ["hard"] * 4 + ["medium"] * 2)
-STAGES = {"data": LEVELS, "curriculum_column": "level"}
-STEPS = {**STAGES, "curriculum_steps": [3, 6]}
+STEPS = {"column": "level", "steps": [3, 6]}
+
+
+def in_stages(curriculum, **options):
+    return {"data": LEVELS, "curriculum": curriculum, **options}
+
+
 BRANCHES = {"workflow": Chain(), "credit": "counterfactual", "fanout": [2, 2], "num_generations": 4}
 GDPO = {"multi_objective_aggregation": "normalize_then_sum"}
 QUANTISED = BitsAndBytesConfig(load_in_4bit=True)
@@ -157,16 +162,17 @@ REFUSED = {
         (GRPO, {"workflow": Pair(), "endpoints": {"b": {"model": "m", "api_key_env": "NONE_SUCH"}}}, "NONE_SUCH"),
     ],
     "curriculum": [
-        (GRPO, {"data": LEVELS, "curriculum_steps": [3]}, r"curriculum_steps=\[3\] needs a column"),
-        (GRPO, {"data": LEVELS, "curriculum_column": "difficulty"}, "curriculum_column='difficulty'"),
-        (GRPO, STAGES, "curriculum_steps=None and curriculum_pass_rate=None"),
-        (GRPO, {**STAGES, "curriculum_steps": [3, 2]}, r"curriculum_steps=\[3, 2\] .* 3 stages"),
-        (GRPO, {**STAGES, "curriculum_pass_rate": 1.5}, r"curriculum_pass_rate=1\.5"),
-        (GRPO, {**STAGES, "curriculum_pass_rate": 0.5, "per_device_train_batch_size": 4}, r"curriculum_pass_rate=0\.5 .* runs tests"),
-        (GRPO, {**STEPS, "curriculum_stages": ["easy", "harder"], "curriculum_steps": [3]}, "'harder'"),
-        (GRPO, {**STEPS, "per_device_train_batch_size": 16}, "'easy' has 4 problems, .* needs 8"),
-        (GRPO, {**STEPS, "dataloader_num_workers": 1}, "dataloader_num_workers=1"),
-        (GRPO, {**STEPS, "restore_callback_states_from_checkpoint": True, "per_device_train_batch_size": 4},
+        (GRPO, in_stages({"steps": [3]}), r"curriculum=\{'steps': \[3\]\} needs a column"),
+        (GRPO, in_stages({**STEPS, "rate": 1}), "curriculum=.*'rate': 1.* may have"),
+        (GRPO, in_stages({"column": "difficulty"}), "curriculum=.*'difficulty'.*no such column"),
+        (GRPO, in_stages({"column": "level"}), "needs either steps or a pass_rate"),
+        (GRPO, in_stages({"column": "level", "steps": [3, 2]}), r"'steps': \[3, 2\].* 3 stages"),
+        (GRPO, in_stages({"column": "level", "pass_rate": 1.5}), r"pass_rate=1\.5"),
+        (GRPO, in_stages({"column": "level", "pass_rate": 0.5}, per_device_train_batch_size=4), r"'pass_rate': 0\.5.* runs tests"),
+        (GRPO, in_stages({"column": "level", "stages": ["easy", "harder"], "steps": [3]}), "'harder'"),
+        (GRPO, in_stages(STEPS, per_device_train_batch_size=16), "'easy' has 4 problems, .* needs 8"),
+        (GRPO, in_stages(STEPS, dataloader_num_workers=1), "dataloader_num_workers=1"),
+        (GRPO, in_stages(STEPS, restore_callback_states_from_checkpoint=True, per_device_train_batch_size=4),
          "restore_callback_states_from_checkpoint=True"),
     ],
     "adapters": [
