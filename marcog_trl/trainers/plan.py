@@ -1,39 +1,33 @@
 """
 What a run will need, before it starts: parameters, memory, rows, tokens and calls of the evaluator.
 
-The memory of a step is that of [`marcog_trl.trainers.memory`], spread over the processes. Nothing here has weights.
+A step without data says what it takes on one process, and the parts are spread over the processes. Nothing here has weights.
 """
 
 from __future__ import annotations
 
 import copy
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
-from peft import PeftConfig
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedConfig
+from peft import PeftConfig, PeftModel, get_peft_model
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, DynamicCache, PreTrainedConfig, Trainer
 from transformers.training_args import OptimizerNames
+from trl.trainer.utils import add_fused_lm_head
 
 from marcog_trl.rollout.prompts import measure_prompts
 from marcog_trl.rollout.tree import Tree
+from marcog_trl.team.modules import ATTRIBUTE, ForwardContext
 from marcog_trl.trainers.adapter_targets import outside_zero3
 from marcog_trl.trainers.algorithm import PROBLEMS_TO_PLAY, Algorithm
-from marcog_trl.trainers.memory import (
-    ACTIVATIONS,
-    CACHE,
-    GENERATION,
-    GRADIENTS,
-    OPTIMIZER,
-    REFERENCE,
-    UPDATE,
-    WEIGHTS,
-    DryStep,
-    Numerics,
-    StepShape,
-)
+from marcog_trl.trainers.memory import MemoryTracker, TritonHead
 
 
 GIB = 2**30
@@ -42,6 +36,12 @@ PROCESS = 0.65 * GIB  # what Python, the libraries, a tokenizer and problems tak
 USABLE = 0.95  # of a GPU's memory; the rest is lost in gaps between tensors
 # Elements of DeepSpeed's buffers, where its configuration does not say otherwise
 REDUCE_BUCKET, LIVE_PARAMETERS = 500_000_000, 1_000_000_000
+PHASES = GENERATION, UPDATE = "generation", "update"
+WEIGHTS, ADAPTER, MODULES = "base weights", "adapter", "critic and latent networks"
+GRADIENTS, OPTIMIZER, REFERENCE = "gradients", "optimizer", "reference model"
+CACHE, STATES, ACTIVATIONS = "KV cache", "states for the critic", "activations, logits"
+# Numbers that an optimizer keeps for each one that it trains
+OPTIMIZER_STATES = {torch.optim.AdamW: 2, torch.optim.SGD: 0, torch.optim.RMSprop: 1, torch.optim.Adagrad: 1}
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class Setup:
     @property
     def dtype(self) -> torch.dtype:
         """Of the base model's weights."""
-        dtype = self._given("dtype")
+        dtype = self.given("dtype")
         if dtype == "auto":
             dtype = self.config.dtype
         if isinstance(dtype, str):
@@ -180,7 +180,8 @@ class Setup:
             raise ValueError(f"dtype={dtype!r} is not a type of numbers. Set --dtype bfloat16.")
         return dtype or torch.float32
 
-    def _given(self, name: str) -> Any:
+    def given(self, name: str) -> Any:
+        """What the model is loaded with."""
         return (self.args.model_init_kwargs or {}).get(name)
 
     @property
@@ -193,16 +194,11 @@ class Setup:
         """The episodes of one problem."""
         return self.algorithm.tree(training=True)
 
-    def shape(self) -> StepShape:
+    @property
+    def speaking(self) -> int:
+        """Rows that are generated at once."""
         speaking = self.rows // len(self.tree.slots) * self.width * self.tree.rows_of_slot[-1]
-        return StepShape(
-            speaking=min(self.rows, max(1, speaking)),
-            micro_batch=self.args.per_device_train_batch_size,
-            prompt_tokens=self.prompt_tokens,
-            completion_tokens=self.args.max_completion_length,
-            accumulates=self.args.gradient_accumulation_steps > 1,
-            alike=self.alike,
-        )
+        return min(self.rows, max(1, speaking))
 
     def trace(self) -> tuple[DryStep, dict[str, dict[str, int]]]:
         """
@@ -212,28 +208,14 @@ class Setup:
             ValueError: If the model's code cannot run without data.
         """
         with outside_zero3(self.args.deepspeed_plugin):
-            with torch.device("meta"):
-                base = AutoModelForCausalLM.from_config(
-                    self.config,
-                    dtype=self.dtype,
-                    trust_remote_code=self.args.trust_remote_code,
-                    attn_implementation="eager" if self._given("attn_implementation") == "eager" else None,
-                )
-            step = DryStep(copy.copy(self.algorithm), base, self.peft_config, self._numerics())
             try:
-                memory = step.memory(self.shape())
+                step = DryStep(self)
+                return step, self._shard(step, step.memory())
             except RuntimeError as error:
                 raise ValueError(
                     f"A model of type {self.config.model_type!r} in {self.dtype} cannot be planned, since its code needs tensors "
                     f"with data: {' '.join(str(error).split())[:200]}"
                 ) from error
-            return step, self._shard(step, memory)
-
-    def _numerics(self) -> Numerics:
-        mixed = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None
-        deepspeed = self.machine.zero_stage > 0
-        trained = mixed if deepspeed else torch.bfloat16 if self.quantization is not None else None
-        return Numerics(self.dtype, None if deepspeed else mixed, trained, self.machine.on_gpu, self.quantization)
 
     def _shard(self, step: DryStep, memory: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
         """Spreads the parts over the processes, and adds what DeepSpeed, DDP and vLLM hold."""
@@ -336,6 +318,239 @@ class Setup:
             return None
         quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=self.dtype)
         return {"load_in_4bit": True}, replace(self, quantization=quantization)
+
+
+# A step without data
+
+
+class DryStep:
+    """
+    A training step without data: what is held is added up, and what comes and goes is found by running the model's own code on fake
+    tensors. So gradient checkpointing, autocast, adapters, cores, and the architecture itself count as they are.
+
+    Args:
+        setup ([`Setup`]): The run.
+
+    Attributes:
+        parameters, trained (`int`): Number of parameters of the base model, and of those that are trained.
+        trained_itemsize (`int`): Bytes of one of the latter.
+        guesses_optimizer (`bool`): Whether the state of the optimizer is taken to be AdamW's.
+    """
+
+    def __init__(self, setup: Setup):
+        self.setup, self.args = setup, setup.args
+        self.algorithm: Any = copy.copy(setup.algorithm)
+        mixed = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None
+        deepspeed = setup.machine.zero_stage > 0
+        self._autocast = None if deepspeed else mixed
+        # Of everything that is trained, where that is not PEFT's choice
+        trained_dtype = mixed if deepspeed else torch.bfloat16 if setup.quantization is not None else None
+        with torch.device("meta"):
+            base: Any = AutoModelForCausalLM.from_config(
+                setup.config,
+                dtype=setup.dtype,
+                trust_remote_code=self.args.trust_remote_code,
+                attn_implementation="eager" if setup.given("attn_implementation") == "eager" else None,
+            )
+            self.parameters = sum(p.numel() for p in base.parameters())
+            self._own_weights = sum(p.nbytes for p in base.parameters())
+            self._causal_lm = base
+            add_fused_lm_head(base, self.args.temperature, self.args.cast_lm_head_to_fp32, ("log_probs", "entropy"))
+            self.model: Any = base if setup.peft_config is None else get_peft_model(base, setup.peft_config)
+            self.modules: Any = self.algorithm.make_modules(self.model)
+            self.algorithm.modules = self.modules
+            if self.modules is not None:
+                self.modules.to(dtype=torch.float32)
+                self.modules.attach(base)
+            trainable = [p for p in self.model.parameters() if p.requires_grad]
+            for parameter in trainable if trained_dtype is not None else ():
+                parameter.data = parameter.data.to(trained_dtype)
+        self.trained, self.trained_itemsize = sum(p.numel() for p in trainable), trainable[0].element_size()
+        self._trained_bytes = sum(p.nbytes for p in trainable)
+        optimizer, _ = Trainer.get_optimizer_cls_and_kwargs(self.args, cast(Any, self.model))
+        self.guesses_optimizer = optimizer not in OPTIMIZER_STATES
+        self._optimizer_states = OPTIMIZER_STATES.get(optimizer, OPTIMIZER_STATES[torch.optim.AdamW])
+
+    def memory(self) -> dict[str, dict[str, int]]:
+        """Bytes by part, `{phase: {part: bytes}}`, at the peaks of [`PHASES`]."""
+        held, unpacked = self._held()
+        with FakeTensorMode(), MemoryTracker() as tracker:
+            _materialize(self.model)
+            found = {GENERATION: self._generation(tracker), UPDATE: self._update(tracker)}
+        for parts in found.values():
+            parts[ACTIVATIONS] += unpacked
+        return {phase: {part: size for part, size in (held | parts).items() if size} for phase, parts in found.items()}
+
+    def _held(self) -> tuple[Counter[str], int]:
+        """Bytes that are there all the time, by part, and those of a quantised layer as it is used."""
+        parts: Counter[str] = Counter()
+        trained = ADAPTER if isinstance(self.model, PeftModel) else WEIGHTS
+        for name, tensor in (*self.model.named_parameters(), *self.model.named_buffers()):
+            part = MODULES if ATTRIBUTE in name.split(".") else trained if tensor.requires_grad else WEIGHTS
+            parts[part] += tensor.nbytes
+        if self.args.beta != 0.0 and trained == WEIGHTS:  # TRL's reference is a model of its own, like the policy
+            parts[REFERENCE] = self._own_weights
+        parts[OPTIMIZER] = self._optimizer_states * self._trained_bytes
+        quantization = self.setup.quantization
+        if quantization is None:
+            return parts, 0
+        # In 4 bits: half a byte, and what scales a block of 64
+        scale = 1 / 64 + 4 / 64 / 256 if quantization.bnb_4bit_use_double_quant else 4 / 64
+        each, size = 0.5 + scale if quantization.load_in_4bit else 1.0, self.setup.dtype.itemsize
+        head = self._causal_lm.get_output_embeddings()
+        linear = [m for m in self._causal_lm.modules() if isinstance(m, nn.Linear) and m is not head]
+        quantised = [m.weight.numel() for m in linear if not m.weight.requires_grad]
+        parts[WEIGHTS] -= round(sum(quantised) * (size - each))
+        return parts, max(quantised) * size
+
+    # Generation
+
+    @torch.no_grad()
+    def _generation(self, tracker: MemoryTracker) -> dict[str, int]:
+        """The larger of the peaks at the prompts and at the last token."""
+        rows, prompt, replies = self.setup.speaking, self.setup.prompt_tokens, max(2, self.args.max_completion_length)
+        self.model.eval()
+        keeps_states = self.modules is not None and self.modules.value_head is not None
+        states = 0
+        if keeps_states and self.algorithm.generates_with_hooks:
+            states = rows * self.model.config.get_text_config().hidden_size * self.setup.dtype.itemsize
+        with self._as_agents(rows):
+            prompts = self._speak(tracker, rows, 0, prompt) | {STATES: states}
+            last = self._speak(tracker, rows, prompt + replies - 2, 1) | {STATES: states * replies}
+        return max(prompts, last, key=lambda parts: sum(parts.values()))
+
+    def _speak(self, tracker: MemoryTracker, rows: int, seen: int, tokens: int) -> dict[str, int]:
+        """One forward pass of `generate` on tokens that follow those that were seen, and the choice of the next token."""
+        before, cache = tracker.live, DynamicCache(config=self.model.config)
+        if seen:
+            self._read(cache, rows, 0, seen)
+        tracker.forget_peak()
+        logits = self._read(cache, rows, seen, tokens)
+        scores = logits.to(torch.float32, copy=True)
+        if self.args.temperature != 1.0 or self.args.top_k or self.args.top_p < 1.0 or self.args.min_p is not None:
+            scores, _ = scores / 2, scores.sort()  # top_p sorts, and takes the most of what changes scores
+        probabilities = scores.softmax(-1)
+        torch.empty_like(probabilities)  # what `torch.multinomial` makes inside
+        del logits, scores, probabilities
+        cached = tracker.live - before
+        return {CACHE: cached, ACTIVATIONS: tracker.peak - before - cached}
+
+    def _read(self, cache: DynamicCache, rows: int, seen: int, tokens: int) -> torch.Tensor:
+        """Returns the logits of the last token."""
+        ids, mask = (torch.zeros(rows, length, dtype=torch.long) for length in (tokens, seen + tokens))
+        return self.model(
+            input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True, logits_to_keep=1
+        ).logits[:, -1]
+
+    def _as_agents(self, rows: int) -> AbstractContextManager[Any]:
+        """The team's modules act as in a rollout."""
+        if self.modules is None:
+            return nullcontext()
+        given = self._rows(rows)
+        return self.modules.rows(ForwardContext(z=given.get("z"), agent=given.get("agent"), frozen=True))
+
+    # Update
+
+    def _update(self, tracker: MemoryTracker) -> dict[str, int]:
+        """The peak of the forward and backward pass of a micro-batch."""
+        if self.args.gradient_checkpointing:
+            options = {"use_reentrant": False, **(self.args.gradient_checkpointing_kwargs or {})}
+            self.model.gradient_checkpointing_enable({**options, "preserve_rng_state": False})
+            if isinstance(self.model, PeftModel):
+                self.model.enable_input_require_grads()
+        self.model.train()
+        for parameter in self.model.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+        before = tracker.live
+        tracker.forget_peak()
+        precision = self._autocast
+        with nullcontext() if precision is None else torch.autocast("cpu", precision):
+            loss = self._loss()
+        loss.backward()
+        activations = tracker.peak - before
+        # Without those of an earlier micro-batch, gradients take the place of the activations that they are made of
+        earlier = (
+            self._trained_bytes
+            if self.args.gradient_accumulation_steps > 1
+            else max(0, self._trained_bytes - activations)
+        )
+        return {ACTIVATIONS: activations, GRADIENTS: earlier}
+
+    def _loss(self) -> torch.Tensor:
+        """A loss that uses what the trainer's uses."""
+        rows, keep = self.args.per_device_train_batch_size, self.args.max_completion_length
+        context = self._update_context(rows, keep)
+        others = None if context is None else context.other_z
+        total = rows + (0 if others is None else len(others))
+        ids = torch.zeros(total, self.setup.prompt_tokens + keep, dtype=torch.long)
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        causal_lm = self._causal_lm
+
+        def choose(decoder: nn.Module, args: Any, output: Any) -> None:
+            states = output.last_hidden_state[:, -keep - 1 : -1]  # the trainer's head sees what predicts replies alone
+            output.last_hidden_state = states.reshape(1, -1, states.size(-1))
+
+        handle = causal_lm.get_decoder().register_forward_hook(choose)
+        with nullcontext() if self.modules is None or context is None else self.modules.rows(context):
+            if self.setup.machine.on_gpu:
+                hidden = causal_lm.get_decoder()(**inputs, use_cache=False).last_hidden_state
+                per_token = TritonHead.apply(hidden[0], causal_lm.get_output_embeddings().weight)
+            else:
+                labels = ids[:, -keep:].reshape(1, -1)
+                per_token = self.model(**inputs, shift_labels=labels, fused_lm_head=True).log_probs
+        handle.remove()
+        losses = [per_token]
+        if context is not None:
+            losses += [x for x in (context.values, context.latent_loss, context.inference_loss) if x is not None]
+        return torch.stack([loss.sum().float() for loss in losses]).sum()
+
+    def _update_context(self, micro_batch: int, keep: int) -> ForwardContext | None:
+        if self.modules is None:
+            return None
+        rows: dict[str, Any] = {**self._rows(micro_batch), "compares": self.setup.alike}
+        rows |= {"distance_low": torch.zeros(()), "distance_high": torch.ones(())}  # for latent_distance="minmax"
+        return self.algorithm.context(rows, keep, part=0)  # which has the most rows to compare
+
+    def _rows(self, rows: int) -> dict[str, torch.Tensor]:
+        """What the team's modules are told of rows."""
+        args, agents = self.args, len(self.algorithm.agents)
+        hidden = self.model.config.get_text_config().hidden_size
+        shapes: dict[str, tuple[int, ...]] = {}
+        if self.modules.value_head is not None:
+            shapes["critic_state"] = (rows, hidden)
+        settings = self.algorithm.describe()
+        if settings.get("parameter_sharing") == "separate":
+            shapes["agent"] = (rows,)
+        if settings.get("parameter_sharing") == "latent":
+            latent, seen = args.latent_size, (rows, agents, 2 * hidden)
+            shapes |= {
+                "z": (rows, latent),
+                "other_z": (rows, latent),
+                "team_obs": seen,
+                "team_eps": (rows, agents, latent),
+            }
+            shapes |= {"team_live": (rows, agents), "team_return": (rows,)}
+            if args.policy_gradient_to_latent:
+                shapes |= {"obs": (rows, 2 * hidden), "eps": (rows, latent)}
+        made = {name: torch.zeros(size) for name, size in shapes.items()}
+        return {name: tensor.long() if name == "agent" else tensor for name, tensor in made.items()}
+
+
+def _materialize(model: nn.Module) -> None:
+    """Replaces tensors on the meta device by those of the mode. Tied ones stay tied."""
+    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            for name, tensor in held.items():
+                if tensor is None:
+                    continue
+                if id(tensor) not in made:
+                    new: torch.Tensor = torch.empty(tensor.shape, dtype=tensor.dtype)
+                    if isinstance(tensor, nn.Parameter):
+                        new = nn.Parameter(new, tensor.requires_grad)
+                    made[id(tensor)] = tensor, new
+                held[name] = made[id(tensor)][1]  # type: ignore[assignment]
 
 
 # A run whose model is loaded

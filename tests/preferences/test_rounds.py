@@ -189,7 +189,7 @@ class TestBadInput:
         [
             ({"num_rounds": 0}, "num_rounds=0 must be at least 1"),
             ({"replay_decay": 1.5}, "replay_decay=1.5 must be"),
-            ({"num_candidates": 1}, "num_candidates=1 makes no pair"),
+            ({"num_candidates": 1}, "num_candidates=1 must be at least 2"),
             ({"push_to_hub": True}, "push_to_hub=True is not supported in rounds"),
         ],
     )

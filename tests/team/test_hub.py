@@ -482,7 +482,8 @@ def test_a_pushed_team_is_whole(online, tiny_model, tmp_path):
 
 
 class TestEverySave:
-    @pytest.mark.parametrize("mode", ["ddp", pytest.param("zero3", marks=pytest.mark.slow)])
+    @pytest.mark.slow
+    @pytest.mark.parametrize("mode", ["ddp", "zero3"])
     def test_every_push_is_of_one_step_with_several_processes(self, hub, tiny_model, tmp_path, mode):
         (tmp_path / "script.py").write_text(SCRIPT)
         launch = f"-m accelerate.commands.launch --config_file {ROOT}/recipes/{mode}.yaml --num_processes 2".split()

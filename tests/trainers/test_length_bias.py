@@ -20,7 +20,9 @@ def mean_length(trainer, replies=256):
     return sum(len(episode.rows[0].completion_ids) for episode in trainer.team.play(problems)) / replies
 
 
-@pytest.mark.parametrize(("reward", "lam"), [("constant", 0.95), ("coin flip", 1.0)])
+@pytest.mark.parametrize(
+    ("reward", "lam"), [("constant", 0.95), pytest.param("coin flip", 1.0, marks=pytest.mark.slow)]
+)
 def test_a_reward_that_text_cannot_influence_leaves_the_length(tiny_model, tmp_path, reward, lam):
     model, coin = AutoModelForCausalLM.from_pretrained(tiny_model), random.Random(0)
     model.generation_config.eos_token_id = ENDS

@@ -14,20 +14,21 @@ from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
 from marcog_trl import MultiAgentGRPOConfig, MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOConfig, SHPPOTrainer
 from marcog_trl.rollout.prompts import measure_prompts, widest_stage
 from marcog_trl.trainers.data import fit_batches
-from marcog_trl.trainers.memory import (
+from marcog_trl.trainers.memory import MemoryTracker, TritonHead
+from marcog_trl.trainers.plan import (
     ACTIVATIONS,
     ADAPTER,
     CACHE,
     GENERATION,
+    GIB,
     GRADIENTS,
     OPTIMIZER,
     REFERENCE,
     UPDATE,
     WEIGHTS,
-    MemoryTracker,
-    TritonHead,
+    Machine,
+    Setup,
 )
-from marcog_trl.trainers.plan import GIB, Machine, Setup
 
 
 FULL = {"generation_kwargs": {"min_new_tokens": 12}, "max_completion_length": 12, "max_steps": 2}
@@ -162,11 +163,11 @@ def test_what_a_rollout_has():
 
 def test_rows_that_speak_at_once():
     chain = setup(workflow=teams.Chain(("a", "b", "c")), per_device_train_batch_size=12)
-    assert chain.shape().speaking == 12  # from the slots alone, they might
-    assert replace(chain, width=1).shape().speaking == 4
+    assert chain.speaking == 12  # from the slots alone, they might
+    assert replace(chain, width=1).speaking == 4
     tree = {"turn_tree": True, "num_generations": 2, "per_device_train_batch_size": 12}
     tree = setup(trainer=MultiAgentGRPOTrainer, workflow=teams.Pair(num_turns=2), **tree)
-    assert tree.shape().speaking == 8  # 2 agents x 2 generations at 2 nodes
+    assert tree.speaking == 8  # 2 agents x 2 generations at 2 nodes
 
 
 class TestSharing:

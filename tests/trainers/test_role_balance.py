@@ -83,7 +83,9 @@ def shares(trainer):
     return sum(own[1][:3]) / 3
 
 
-@pytest.mark.parametrize("trainer_class", TRAINERS)
+@pytest.mark.parametrize(
+    "trainer_class", [MultiAgentGRPOTrainer, pytest.param(MultiAgentPPOTrainer, marks=pytest.mark.slow)]
+)
 def test_both_learn_though_one_writes_ten_times_more(trainer_class, tokenizer, tmp_path):
     trainer = learn(trainer_class, tokenizer, tmp_path, max_steps=60)
     for agent in LENGTHS:
