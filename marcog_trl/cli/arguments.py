@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from datasets import Dataset
 
-from marcog_trl.checks import COUNT, NOT_NEGATIVE, check_choice, check_fields
+from marcog_trl.checks import COUNT, Count, NaturalNumber, check_fields, documented
 from marcog_trl.cli.other_projects import nearest_setting
 from marcog_trl.evaluation.baselines import untrained_team
 from marcog_trl.problems import load_problems
@@ -19,6 +19,7 @@ from marcog_trl.team.settings import TeamSettings
 from marcog_trl.team.team import Team
 
 
+@documented
 @dataclass
 class TeamArguments:
     """
@@ -42,8 +43,8 @@ class TeamArguments:
             Number of held-out problems, from the first one, in each evaluation during training (`eval_strategy`, `eval_steps`).
             One episode of each is played.
         console (`str`, *optional*, defaults to `"lines"`):
-            What is shown during training. `"lines"`: one short line per log, and after 15 seconds without one, what the trainer
-            does. `"trl"`: TRL's progress bar and dictionaries.
+            What is shown during training: `"lines"`, one short line per log, and after 15 seconds without one, what the trainer
+            does; or `"trl"`, TRL's progress bar and dictionaries.
         save_final_model (`bool`, *optional*, defaults to `True`):
             Whether the trained team is saved at the end.
         allow_overlap (`bool`, *optional*, defaults to `False`):
@@ -53,47 +54,21 @@ class TeamArguments:
             error, unless the run continues from one.
     """
 
-    dataset_name: str = field(
-        default="builtin", metadata={"help": "Problem set: 'builtin', 'humaneval', a Hub id, or a path."}
-    )
-    dataset_train_split: str = field(default="train", metadata={"help": "Split of the training problems."})
-    dataset_test_split: str = field(default="test", metadata={"help": "Split of the held-out problems."})
-    dataset_columns: list[str] = field(
-        default_factory=list, metadata={"help": "Columns under other names, such as prompt=question test=asserts."}
-    )
-    reward: list[str] = field(
-        default_factory=lambda: ["execution_reward"],
-        metadata={"help": "Names of reward functions, my_reward.py:function, or folders of reward models."},
-    )
-    num_replies: float | None = field(
-        default=None,
-        metadata={"help": "Replies to train on, such as 1e6: those of every agent count; sets max_steps."},
-    )
-    num_test_samples: int = field(
-        default=4,
-        metadata={
-            "help": "Sampled episodes per held-out problem, before and after training; 0 skips these evaluations."
-        },
-    )
-    num_eval_problems: int = field(
-        default=24,
-        metadata={"help": "Held-out problems in each evaluation during training (eval_strategy, eval_steps)."},
-    )
-    console: str = field(
-        default="lines",
-        metadata={"help": "What is shown during training: 'lines' (one per log), or 'trl' (TRL's dictionaries)."},
-    )
-    save_final_model: bool = field(default=True, metadata={"help": "Whether the trained team is saved at the end."})
-    allow_overlap: bool = field(
-        default=False, metadata={"help": "Whether training problems may be among the held-out ones."}
-    )
-    overwrite_output_dir: bool = field(
-        default=False, metadata={"help": "Whether checkpoints of an earlier run in output_dir are deleted."}
-    )
+    dataset_name: str = "builtin"
+    dataset_train_split: str = "train"
+    dataset_test_split: str = "test"
+    dataset_columns: list[str] = field(default_factory=list)
+    reward: list[str] = field(default_factory=lambda: ["execution_reward"])
+    num_replies: Annotated[float, COUNT] | None = None
+    num_test_samples: NaturalNumber = 4
+    num_eval_problems: Count = 24
+    console: Literal["lines", "trl"] = "lines"
+    save_final_model: bool = True
+    allow_overlap: bool = False
+    overwrite_output_dir: bool = False
 
     def __post_init__(self):
-        check_fields(self, {"num_test_samples": NOT_NEGATIVE, "num_eval_problems": COUNT, "num_replies": COUNT})
-        check_choice("console", self.console, ("lines", "trl"))
+        check_fields(self)
         column_names(self.dataset_columns)
 
     def load_splits(self) -> tuple[Dataset, Dataset]:
@@ -144,6 +119,7 @@ def column_names(pairs: Sequence[str]) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs)
 
 
+@documented
 @dataclass(kw_only=True)
 class SavedTeamArguments:
     """
@@ -166,26 +142,13 @@ class SavedTeamArguments:
             How programs are confined: `"strict"`, `"best_effort"` or `"none"`.
     """
 
-    adapter: str | None = field(
-        default=None, metadata={"help": "Folder or Hub repository of a saved team.", "aliases": ["--team"]}
-    )
-    base_model: str | None = field(
-        default=None, metadata={"help": "Where the team's base model is. Default: where it was in training."}
-    )
-    num_agents: int | None = field(
-        default=None, metadata={"help": "Number of agents. Default: the number that was trained."}
-    )
-    agents: str | None = field(
-        default=None,
-        metadata={"help": "YAML file: a list of all agents with name and role, or a mapping of names to role texts."},
-    )
-    workflow: str | None = field(
-        default=None, metadata={"help": "The workflow, such as my_team.py:Debate. Default: the saved one."}
-    )
-    trust_remote_code: bool = field(
-        default=False, metadata={"help": "Whether to run the file of the saved workflow, if it has one."}
-    )
-    isolation: str = field(default="strict", metadata={"help": "How programs are confined."})
+    adapter: str | None = field(default=None, metadata={"aliases": ["--team"]})
+    base_model: str | None = None
+    num_agents: int | None = None
+    agents: str | None = None
+    workflow: str | None = None
+    trust_remote_code: bool = False
+    isolation: str = "strict"
 
     def team_settings(self) -> dict[str, Any]:
         """The settings that replace those of the team: `isolation`, and `num_agents`, `roles` and `workflow` if given."""
@@ -215,11 +178,8 @@ class PlayingTeamArguments(SavedTeamArguments):
             Other settings of the team, such as `temperature=0.2 max_completion_length=512`.
     """
 
-    model_name_or_path: str | None = field(default=None, metadata={"help": "A model, in place of a saved team."})
-    override: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Other settings of the team, such as temperature=0.2 max_completion_length=512."},
-    )
+    model_name_or_path: str | None = None
+    override: list[str] = field(default_factory=list)
 
     def __post_init__(self):
         if self.adapter is None and self.model_name_or_path is None:
