@@ -37,13 +37,13 @@ class MADPOConfig(DPOConfig):
 
     Args:
         margin (`str`, *optional*, defaults to `"joint"`):
-            `"joint"`: one loss per pair, on the sum over the replies of all agents; `"agent"`: one loss per pair and agent, on the
-            agent's own replies. There, the preferred side is the one with the higher return of that agent. Needs rewards by
-            agent to differ from a loss with the same sides for all.
+            `"joint"`: one loss per pair, on the sum over the replies of all agents; `"agent"`: one loss per pair and agent,
+            on the agent's own replies. There, the preferred side is the one with the higher return of that agent. Needs
+            rewards by agent to differ from a loss with the same sides for all.
         reference (`str`, *optional*, defaults to `"initial"`):
-            Policy that the log-ratios are relative to: `"initial"`, `"round"` or `"none"`. `"initial"`: the team that the first round began with. `"round"`: the
-            team that this training begins with. With one round both are the same. `"none"`: no reference, as in CoMLRL; what
-            keeps the policy close to where it was is then missing.
+            Policy that the log-ratios are relative to: `"initial"`, `"round"` or `"none"`. `"initial"`: the team that the
+            first round began with. `"round"`: the team that this training begins with. With one round both are the same.
+            `"none"`: no reference, as in CoMLRL; what keeps the policy close to where it was is then missing.
         gamma_turn (`float`, *optional*, defaults to `1.0`):
             Weight of the log-ratios of each later turn, in [0, 1], as in the returns.
         beta (`float`, *optional*, defaults to `0.1`):

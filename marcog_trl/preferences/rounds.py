@@ -15,7 +15,6 @@ import gc
 import hashlib
 import json
 import math
-import random
 import shutil
 import warnings
 from abc import ABC, abstractmethod
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, cast
 
 import torch
-from datasets import Dataset, concatenate_datasets
+from datasets import Dataset, interleave_datasets
 from peft import LoraConfig, PeftModel, get_peft_model, set_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, Trainer
@@ -37,7 +36,7 @@ from marcog_trl.agents import Workflow
 from marcog_trl.checks import Count, NotNegative, Positive, Range, Unit, documented
 from marcog_trl.evaluation.evaluate import evaluate_team
 from marcog_trl.files import read_json, write_json
-from marcog_trl.heterogeneity import CoreDecoder, LatentNet, LoraCores, check_peft_config, stack_config
+from marcog_trl.heterogeneity import check_peft_config, stack_config
 from marcog_trl.preferences.madpo_config import MADPOConfig
 from marcog_trl.preferences.madpo_trainer import MADPOTrainer
 from marcog_trl.preferences.pairs import PairSettings, collect_preferences, read_pairs, write_pairs
@@ -49,7 +48,7 @@ from marcog_trl.team.base_models import load_tokenizer
 from marcog_trl.team.data_checks import check_dataset
 from marcog_trl.team.description import ADAPTER_FILES, MODULES_FILE, TEAM_FILE, TeamDescription, agents_of
 from marcog_trl.team.hub import root_files
-from marcog_trl.team.loading import check_has_adapter, find_team, load_base_model, settings_with
+from marcog_trl.team.loading import check_has_adapter, find_team, load_base_model, make_modules, settings_with
 from marcog_trl.team.settings import TeamSettings
 from marcog_trl.team.team import Team
 from marcog_trl.trainers.adapter_targets import outside_zero3, resolve_all_linear
@@ -596,49 +595,27 @@ def _begun(path: Path) -> bool | None:
 # Replay
 
 
-def replay_weights(num_shards: int, decay: float) -> list[float]:
-    """
-    Shares of the rounds in what a round is trained on.
-
-    Args:
-        num_shards (`int`): Number of rounds so far, the oldest first.
-        decay (`float`): λ in [0, 1].
-
-    Returns:
-        `list[float]`: ∝ (1 − λ)^age, with sum 1.
-    """
-    weights = [(1 - decay) ** age for age in reversed(range(num_shards))]
-    return [weight / math.fsum(weights) for weight in weights]
-
-
 def replay(shards: Sequence[Dataset], decay: float, total: int | None = None, seed: int = 0) -> Dataset:
     """
     Draws pairs of several rounds, each at most once.
 
     Args:
         shards (`Sequence[Dataset]`): Pairs of the rounds so far, the oldest first.
-        decay (`float`): λ, see [`replay_weights`]. With 1 the result is the last shard.
+        decay (`float`): λ in [0, 1]. Rounds are drawn with weights ∝ (1 − λ)^age. With 1, the result is the last shard.
         total (`int`, *optional*): Pairs to draw. Defaults to as many as the last shard has.
         seed (`int`, *optional*, defaults to `0`): Seed.
 
     Returns:
         `Dataset`: At most `total` pairs.
     """
-    if decay == 1 or len(shards) == 1:
-        return shards[-1]
-    dice = random.Random(seed)
-    weights = replay_weights(len(shards), decay)
-    left = [dice.sample(range(len(shard)), len(shard)) for shard in shards]
-    drawn: list[list[int]] = [[] for _ in shards]
-    for _ in range(len(shards[-1]) if total is None else total):
-        open_shards = [i for i, indices in enumerate(left) if indices]
-        if not open_shards:
-            break
-        [i] = dice.choices(open_shards, [weights[i] for i in open_shards])
-        drawn[i].append(left[i].pop())
     # A shard without pairs does not know the type of its prompts
-    parts = [shard.select(sorted(own)) for shard, own in zip(shards, drawn, strict=True) if own]
-    return concatenate_datasets(parts) if parts else shards[-1].select([])
+    weights = {age: (1 - decay) ** age for age, shard in enumerate(reversed(shards)) if len(shard)}
+    if decay == 1 or len(shards) == 1 or not weights:
+        return shards[-1]
+    shuffled = [shards[-1 - age].shuffle(seed=seed, keep_in_memory=True) for age in weights]
+    shares = [weight / math.fsum(weights.values()) for weight in weights.values()]
+    drawn = interleave_datasets(shuffled, shares, seed, stopping_strategy="all_exhausted_without_replacement")
+    return drawn.select(range(min(len(drawn), len(shards[-1]) if total is None else total)))
 
 
 # The team that a first round begins with
@@ -691,17 +668,10 @@ def save_untrained_team(
         adapted: PeftModel = get_peft_model(base, config)
         if settings.has_latents:
             described |= {"latent_scope": settings.latent_scope, "latent_size": settings.latent_size}
-            starts_at_zero = config.init_lora_weights in (True, "gaussian")
-            size = 2 * base.config.get_text_config().hidden_size
-            networks = {
-                "core_decoder": CoreDecoder(
-                    settings.latent_size, LoraCores(adapted).ranks, init_core_scale * starts_at_zero
-                ),
-                "latent_net": LatentNet(size, settings.latent_size),
-            }
+            scale = init_core_scale * (config.init_lora_weights in (True, "gaussian"))
+            modules = make_modules(adapted, settings, [agent.name for agent in played.agents], scale)
             path.mkdir(parents=True, exist_ok=True)
-            weights = {f"{name}.{key}": x for name, net in networks.items() for key, x in net.state_dict().items()}
-            save_file(weights, path / MODULES_FILE, metadata={"format": "pt"})
+            save_file(modules.state_dict(), path / MODULES_FILE, metadata={"format": "pt"})
     adapted.save_pretrained(str(path))
     load_tokenizer(model).save_pretrained(path)
     TeamDescription.of("", adapted, played, rewards, settings, described).write(path)

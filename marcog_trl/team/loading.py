@@ -94,21 +94,25 @@ def load_base_model(name: str, quantization_config: Any, model_init_kwargs: Mapp
     return model if quantization_config is not None or "device_map" in options else model.to(device)
 
 
-def load_modules(path: Path, model: Any, settings: TeamSettings, agents: list[str]) -> TeamModule | None:
-    """Loads the modules that generation needs: the core decoder and LatentNet. Returns `None` for a team without them."""
-    if settings.parameter_sharing == "shared":
-        return None
+def make_modules(model: Any, settings: TeamSettings, agents: list[str], core_scale: float = 0.0) -> TeamModule:
+    """Makes the modules that generation needs: the core decoder, whose cores have this size, and LatentNet."""
     cores, networks = LoraCores(model), {}
     if settings.has_latents:
-        observation_size = 2 * model.config.get_text_config().hidden_size
         networks = {
-            "core_decoder": CoreDecoder(settings.latent_size, cores.ranks, 0.0),
-            "latent_net": LatentNet(observation_size, settings.latent_size),
+            "core_decoder": CoreDecoder(settings.latent_size, cores.ranks, core_scale),
+            "latent_net": LatentNet(2 * model.config.get_text_config().hidden_size, settings.latent_size),
         }
-    modules = TeamModule(cores=cores, agents=agents, **networks)  # type: ignore[arg-type]
-    if networks:
+    return TeamModule(cores=cores, agents=agents, **networks)  # type: ignore[arg-type]
+
+
+def load_modules(path: Path, model: Any, settings: TeamSettings, agents: list[str]) -> TeamModule | None:
+    """Loads the modules that generation needs. Returns `None` for a team without them."""
+    if settings.parameter_sharing == "shared":
+        return None
+    modules = make_modules(model, settings, agents)
+    if settings.has_latents:
         weights = load_file(path / MODULES_FILE)
-        modules.load_state_dict({key: value for key, value in weights.items() if key.partition(".")[0] in networks})
+        modules.load_state_dict({name: weights[name] for name in modules.state_dict() if name in weights})
     modules.to(model.device)
     modules.attach(model.get_base_model())
     return modules

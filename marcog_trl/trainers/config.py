@@ -350,8 +350,9 @@ class MultiAgentGRPOConfig(MultiAgentConfig):
         > Parameters that control joint actions
 
         joint_mode (`str`, *optional*, defaults to `"align"`):
-            `"align"` evaluates the g-th replies of all agents together, `"cross"` every combination of their replies. The return of a reply is then the mean over the combinations that contain it. `"cross"` needs agents
-            that reply at the same time, and supports at most 4 agents.
+            `"align"` evaluates the g-th replies of all agents together, `"cross"` every combination of their replies. The
+            return of a reply is then the mean over the combinations that contain it. `"cross"` needs agents that reply at
+            the same time, and supports at most 4 agents.
         turn_tree (`bool`, *optional*, defaults to `False`):
             Whether every joint action branches into `num_generations` joint actions of the next turn. Siblings are then the
             replies at the same node. Evaluation never branches.
@@ -405,10 +406,11 @@ class MultiAgentPPOConfig(MultiAgentConfig):
         > Parameters that control the critic
 
         critic (`str`, *optional*, defaults to `"team"`):
-            Baseline: `"team"`, `"agent"`, `"mixed"` or `"none"`. `"team"`: the value head also gets the prompt states of the
-            agents that act at the same stage or earlier (MAPPO). `"agent"`: it gets only the agent's own row (IPPO). `"mixed"`: the baseline mixes the value of the team
-            with the mean return of the problem's other episodes, in the share that had the smallest error in earlier
-            batches. `"none"`: there is no value head, and the mean return of the problem's episodes is the baseline.
+            Baseline: `"team"`, `"agent"`, `"mixed"` or `"none"`. `"team"`: the value head also gets the prompt states of
+            the agents that act at the same stage or earlier (MAPPO). `"agent"`: it gets only the agent's own row (IPPO).
+            `"mixed"`: the baseline mixes the value of the team with the mean return of the problem's other episodes, in the
+            share that had the smallest error in earlier batches. `"none"`: there is no value head, and the mean return of
+            the problem's episodes is the baseline.
         critic_backprop (`bool`, *optional*, defaults to `False`):
             Whether to backpropagate the value loss into the policy.
         critic_learning_rate (`float`, *optional*):

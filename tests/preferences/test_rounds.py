@@ -13,7 +13,7 @@ from trl import ModelConfig
 
 from marcog_trl import IterativeMADPOConfig, MADPOConfig, MADPORounds, MADPOTrainer, PreferenceRounds
 from marcog_trl.preferences.pairs import read_pairs
-from marcog_trl.preferences.rounds import replay, replay_weights
+from marcog_trl.preferences.rounds import replay
 
 
 LENGTHS = f"{Path(__file__).parents[1]}/helpers/lengths.py:lengths"
@@ -207,11 +207,6 @@ def shard(name, count):
 
 
 class TestReplay:
-    def test_weights_decay_with_age(self):
-        assert replay_weights(3, 0.5) == pytest.approx([1 / 7, 2 / 7, 4 / 7])
-        assert replay_weights(3, 1.0) == [0.0, 0.0, 1.0]
-        assert replay_weights(2, 0.0) == [0.5, 0.5]
-
     def test_draws_have_these_shares(self):
         drawn = replay([shard("a", 4000), shard("b", 4000), shard("c", 4000)], 0.5, total=3500)
         counts = [drawn["of"].count(name) for name in "abc"]

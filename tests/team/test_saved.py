@@ -50,19 +50,6 @@ class TestFromPretrained:
             if name in trainer.args.to_dict():
                 assert getattr(loaded.settings, name) == getattr(trainer.args, name)
 
-    def test_a_trainer_can_begin_from_it(self, saved, tiny_model, tmp_path):
-        trainer, path = saved
-        options = {name: getattr(trainer.args, name) for name in trainer.team.description.modules}
-        fresh = teams.make(
-            tiny_model, tmp_path, type(trainer), workflow="collaboration", data=TESTED, reward="execution_reward",
-            isolation="best_effort", num_workers=1, per_device_train_batch_size=4, **options,
-        )  # fmt: skip
-        fresh.load_team(path)
-        fresh.executor.close()
-        weights = teams.trainable(fresh)
-        for name, tensor in teams.trainable(trainer).items():
-            assert torch.equal(weights[name], tensor), name
-
     def test_replies_are_those_of_the_trainer(self, saved):
         trainer, path = saved
         problems = [
@@ -91,7 +78,7 @@ class TestFromPretrained:
         folder = shutil.copytree(saved[1], tmp_path / "team")
         team = json.loads((folder / "team.json").read_text())
         assert not {"use_cpu", "bf16"} & team["settings"].keys()
-        team["settings"] |= {"use_cpu": True, "bf16": True}
+        team["settings"] |= {"use_cpu": True, "bf16": True, "sigma_min": 0.05}
         (folder / "team.json").write_text(json.dumps(team))
         assert Team.from_pretrained(folder).agents == ["helper", "main"]
 

@@ -307,6 +307,8 @@ class TestLimits:
         weights = {name: x for name, x in teams.trainable(trainer).items() if "lora" in name}
         assert weights
         assert all(torch.equal(x, adapter[name.replace(".default", "")]) for name, x in weights.items())
+        best = load_file(tmp_path / "checkpoint-2" / "team_modules.safetensors")
+        assert all(torch.equal(x, best[name]) for name, x in trainer.modules.state_dict().items())
 
     def test_a_run_stops_early_also_after_a_resume(self, tiny_model, tmp_path):
         stop = EarlyStoppingCallback(early_stopping_patience=3)
