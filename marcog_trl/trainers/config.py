@@ -17,6 +17,7 @@ from marcog_trl.checks import (
     POSITIVE,
     UNIT,
     Count,
+    NaturalNumber,
     NotNegative,
     Positive,
     Range,
