@@ -130,7 +130,7 @@ The keys of a request for replies are names of agents or [`Slot`]s."""
 @dataclass(frozen=True)
 class WorkflowFile:
     """
-    The Python file of a workflow that was loaded by name, as it was then.
+    The Python file of a workflow or of a reward that was loaded by name, as it was then.
 
     Args:
         path (`Path`): Where it was; absolute.
@@ -139,6 +139,11 @@ class WorkflowFile:
 
     path: Path
     content: bytes
+
+    @classmethod
+    def read(cls, path: Path) -> WorkflowFile:
+        """Reads the file at a path."""
+        return cls(path.absolute(), path.read_bytes())
 
 
 class Workflow:

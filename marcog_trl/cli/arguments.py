@@ -137,7 +137,7 @@ class SavedTeamArguments:
         workflow (`str`, *optional*):
             Name of the workflow, such as `my_team.py:Debate`. Defaults to the saved one.
         trust_remote_code (`bool`, *optional*, defaults to `False`):
-            Whether to run the file of the saved workflow, if it has one.
+            Whether to run the files of the saved workflow and rewards, if they have some.
         isolation (`str`, *optional*, defaults to `"strict"`):
             How programs are confined: `"strict"`, `"best_effort"` or `"none"`.
     """

@@ -9,8 +9,9 @@ from typing import Any
 
 from marcog_trl import rewards
 from marcog_trl.cli.arguments import TeamArguments
-from marcog_trl.cli.solve import read_problem
+from marcog_trl.problems.tests import read_problem
 from marcog_trl.team.description import TeamDescription
+from marcog_trl.workflows.from_file import names_file
 
 
 def next_steps(
@@ -37,7 +38,9 @@ def next_steps(
     data += ["--dataset_columns", *script.dataset_columns] if script.dataset_columns else []
     train, test = script.dataset_train_split, script.dataset_test_split
     evaluate = [*data, "--dataset_test_split", test] if test != "test" else [*data]
-    if not set(team.rewards) <= set(rewards.__all__):  # a reward model, for example
+    if not all(
+        name in rewards.REWARD_NAMES or names_file(name) for name in team.rewards
+    ):  # a reward model, for example
         evaluate += ["--reward", "execution_reward"]
     # Over the training problems, the latents of agents in observation scope are averaged
     export = ["--output_dir", f"{folder}-agents", *data, *(["--dataset_split", train] if train != "train" else [])]
@@ -45,7 +48,7 @@ def next_steps(
     written = _write_problem(Path(folder), problems)
     if written is not None:
         commands = {"Solve a held-out problem": ["solve", "--problem", written], **commands}
-    common = ["--trust_remote_code"] if team.source_file is not None else []
+    common = ["--trust_remote_code"] if team.source_file is not None or team.reward_files else []
     common += ["--isolation", isolation] if isolation != "strict" else []
     return {
         what: shlex.join(["marcog-trl", name, "--team", folder, *flags, *common])

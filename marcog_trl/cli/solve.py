@@ -21,7 +21,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from marcog_trl.cli.arguments import PlayingTeamArguments
 from marcog_trl.cli.console import RunStatus, one_line
@@ -29,53 +28,10 @@ from marcog_trl.cli.parsing import Parser
 from marcog_trl.cli.progress import hide_bars_of_libraries
 from marcog_trl.endpoints import EndpointError
 from marcog_trl.execution.__main__ import read_file
-from marcog_trl.execution.analysis import guess_format, split_asserts
-from marcog_trl.problems.tests import helpers_before
+from marcog_trl.parsing.syntax import find, parse
+from marcog_trl.problems.tests import read_problem
 from marcog_trl.team.team import Answer
-
-
-def read_problem(source: str, tests: str | None = None) -> dict[str, Any]:
-    """
-    Reads a problem from Python source.
-
-    Args:
-        source (`str`): Imports, helpers, then the function or class to write, then asserts that test it.
-        tests (`str`, *optional*): Source of tests, if `source` has none.
-
-    Returns:
-        `dict`: `prompt`, `entry_point`, and, if there are tests, `test`, `test_format` and `setup`.
-
-    Raises:
-        ValueError: If `source` or `tests` is not Python, `source` defines no function or class, or both have tests.
-    """
-    example = "Write 'def f(x):' with a docstring in the next line, for example."
-    body = _parse_python(source, "the problem is", example)
-    asked = [node for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
-    if not asked:
-        raise ValueError(f"the problem defines no function. {example}")
-    end = asked[-1].end_lineno or 0
-    lines = source.splitlines(keepends=True)
-    below = "".join(lines[end:]) if body[-1] is not asked[-1] else ""  # comments are not tests
-    problem: dict[str, Any] = {"prompt": "".join(lines[:end]).rstrip() + "\n", "entry_point": asked[-1].name}
-    if below.strip() and tests is not None:
-        raise ValueError("the problem has tests after its function, and --tests has others. Use one of them.")
-    given, tests = tests is not None, below if tests is None else tests
-    statements = _parse_python(tests, "the tests are", "Write 'assert f(1) == 2', for example.")
-    if given and not statements:
-        raise ValueError("the tests are empty. Write 'assert f(1) == 2', for example, or leave out --tests.")
-    if statements:
-        kind = guess_format(tests)
-        problem |= {"test": split_asserts(tests) if kind == "asserts" else tests, "test_format": kind}
-        first_line = min([asked[-1].lineno, *(decorator.lineno for decorator in asked[-1].decorator_list)])
-        problem["setup"] = helpers_before(source, first_line)
-    return problem
-
-
-def _parse_python(source: str, what: str, instead: str) -> list[ast.stmt]:
-    try:
-        return ast.parse(source).body
-    except (SyntaxError, ValueError) as error:
-        raise ValueError(f"{what} not Python: {error}. {instead}") from None
+from marcog_trl.workflows import ClassTeam
 
 
 @dataclass(kw_only=True)
@@ -94,6 +50,12 @@ def solve(args: SolveArguments) -> Answer:
     """Loads the team and solves the problem."""
     problem = read_problem(read_file(Path(args.problem)), read_file(Path(args.tests)) if args.tests else None)
     team = args.load_team()
+    asked = find(parse(problem["prompt"]), problem["entry_point"])
+    if isinstance(asked, ast.ClassDef) and not isinstance(team.workflow, ClassTeam):
+        raise ValueError(
+            f"the problem is the class {problem['entry_point']}, but the agents of {type(team.workflow).__name__} write functions. "
+            "Write a function without a body."
+        )
     answer = team.solve(problem, greedy=not args.sample)
     team.close()
     return answer

@@ -23,11 +23,13 @@ from marcog_trl.checks import COUNT, check_number
 from marcog_trl.evaluation.estimates import which_k
 from marcog_trl.evaluation.figures import EpisodeRecord, describe_episode, summarize
 from marcog_trl.evaluation.journal import Journal, ProblemRecord, resume_on_all
-from marcog_trl.problems import check_problems
+from marcog_trl.problems import check_problems, load_problems
 from marcog_trl.processes import this_process
+from marcog_trl.rewards import execution_reward
 from marcog_trl.rewards.scoring import Scorer, is_over
 from marcog_trl.rollout.records import Episode
-from marcog_trl.team.data_checks import check_dataset
+from marcog_trl.team.data_checks import check_dataset, completed
+from marcog_trl.team.description import TeamDescription
 from marcog_trl.team.team import Team
 from marcog_trl.team.token_sampling import KeyedSampler
 from marcog_trl.trainers.reward_functions import named_reward
@@ -41,7 +43,7 @@ Sample = tuple[int, int | None]
 
 def evaluate_team(
     team: Team | MultiAgentTrainer,
-    problems: Dataset,
+    problems: Dataset | str,
     num_samples: int = 10,
     batch_size: int = 128,
     seed: int = 0,
@@ -60,7 +62,8 @@ def evaluate_team(
 
     Args:
         team ([`Team`] or [`MultiAgentTrainer`]): The team, or its trainer.
-        problems (`Dataset` of P rows): Problems with tests.
+        problems (`Dataset` of P rows, or `str`): Problems with tests, or the name of a problem set, of which the split `test` is
+            measured.
         num_samples (`int`, *optional*, defaults to `10`): n, number of sampled episodes per problem.
         batch_size (`int`, *optional*, defaults to `128`): Number of episodes that a process plays at once. The minimum is
             the episodes of one problem.
@@ -120,7 +123,7 @@ def evaluate_team(
 
 def evaluate_problems(
     team: Team | MultiAgentTrainer,
-    problems: Dataset,
+    problems: Dataset | str,
     num_samples: int = 10,
     batch_size: int = 128,
     seed: int = 0,
@@ -181,7 +184,7 @@ def make_scorer(team: Team, trainer: MultiAgentTrainer | None, reward_funcs: Any
     """Returns the scorer of the episodes, and the names of its reward functions."""
     if trainer is not None and reward_funcs is None:
         return trainer.scorer, trainer.reward_func_names
-    given = team.description.rewards if reward_funcs is None else reward_funcs
+    given = _saved_rewards(team.description) if reward_funcs is None else reward_funcs
     given = given if isinstance(given, list) else [given]
     try:
         funcs = [named_reward(func) for func in given]
@@ -201,7 +204,23 @@ def make_scorer(team: Team, trainer: MultiAgentTrainer | None, reward_funcs: Any
     return Scorer(funcs, team.agents, lambda: team.executor), [get_callable_name(func) for func in funcs]
 
 
-def _check_problems(team: Team, scorer: Scorer, problems: Dataset) -> list[dict[str, Any]]:
+def _saved_rewards(description: TeamDescription) -> list[str]:
+    """The names of the rewards of the training, with the paths of those that are in files beside the team."""
+    paths = {file.path.name: file.path for file in description.reward_files}
+    names = [(name, paths.get(name.rpartition(":")[0])) for name in description.rewards]
+    if not description.trusted and (found := [path for _, path in names if path is not None]):
+        raise ValueError(
+            f"The team has its reward in {str(found[0])!r}, and to measure it runs this file. Read the file, then set "
+            "trust_remote_code=True (--trust_remote_code), or measure another reward (--reward execution_reward)."
+        )
+    return [name if path is None else str(path.parent / name) for name, path in names]
+
+
+def _check_problems(team: Team, scorer: Scorer, problems: Dataset | str) -> list[dict[str, Any]]:
+    """The problems as rows. Those of a set are loaded, and columns that their tests tell are guessed."""
+    if isinstance(problems, str):
+        problems = load_problems(problems, "test")
+    problems = completed("problems", problems, team.workflow, [*scorer.funcs, execution_reward])
     if len(problems) == 0:
         raise ValueError("problems is empty. Pass at least one problem.")
     for column in ("prompt", "test", "test_format"):

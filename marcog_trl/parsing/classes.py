@@ -15,7 +15,18 @@ from typing import Any
 from marcog_trl.parsing.budget import Budget, Lines
 from marcog_trl.parsing.extract import extract_code, fences, normalise
 from marcog_trl.parsing.prompts import context_of
-from marcog_trl.parsing.syntax import bound_names, combine, find, is_stub, parse, place, shape, statements, top_level
+from marcog_trl.parsing.syntax import (
+    bound_names,
+    combine,
+    find,
+    is_empty,
+    is_stub,
+    parse,
+    place,
+    shape,
+    statements,
+    top_level,
+)
 
 
 _INDENT = "    "
@@ -180,7 +191,7 @@ def _read(texts: Sequence[str], skeleton: Skeleton, budget: Budget) -> ClassPart
             if node is cut:
                 continue
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                if not _is_empty(node) and not (node.name in given and _shape(node) == _shape(given[node.name])):
+                if not is_empty(node) and not (node.name in given and _shape(node) == _shape(given[node.name])):
                     written.setdefault(node.name, []).append(_source(source, node, _INDENT))
             elif not isinstance(node, ast.Expr | ast.Pass):
                 attributes.append(_statement(source, node, _INDENT))
@@ -203,14 +214,6 @@ def _is_constant(node: ast.stmt) -> bool:
     if isinstance(node, ast.AnnAssign):
         return node.value is not None  # "Note: this" is not a constant
     return isinstance(node, ast.Assign | ast.Try | ast.If)
-
-
-def _is_empty(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether a method is a stub or only raises `NotImplementedError`."""
-    match statements(node):
-        case [ast.Raise(exc=ast.Name(id="NotImplementedError") | ast.Call(func=ast.Name(id="NotImplementedError")))]:
-            return True
-    return is_stub(node)
 
 
 def _shape(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[tuple]:

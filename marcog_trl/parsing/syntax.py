@@ -137,6 +137,17 @@ def is_stub(function: ast.AST) -> bool:
     )
 
 
+def is_empty(function: ast.AST) -> bool:
+    """Whether a function is a stub, or only raises `NotImplementedError`."""
+    if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+        match statements(function):
+            case [
+                ast.Raise(exc=ast.Name(id="NotImplementedError") | ast.Call(func=ast.Name(id="NotImplementedError")))
+            ]:
+                return True
+    return is_stub(function)
+
+
 def combine(*sources: str) -> str:
     """
     Join several sources to one module, in order. `from __future__` imports come first, as Python demands.

@@ -16,7 +16,7 @@ from marcog_trl.parsing.syntax import parse
 from marcog_trl.problems.builtin import SIZES, generate
 from marcog_trl.problems.schema import check_problems
 from marcog_trl.problems.sets import SETS, KnownSet
-from marcog_trl.problems.tests import called_name, cut_asserts, guess_test_format, helpers_before, stub_line
+from marcog_trl.problems.tests import GUESSED, complete, cut_asserts, guess_test_format
 
 
 BUILTIN = "builtin"
@@ -70,9 +70,8 @@ def load_problems(
         raise ValueError(
             f"Problem set {name_or_path!r} has no rows in split={split!r}. Use another split or a longer slice."
         )
-    dataset = _cut_asserts(_rename(dataset, name_or_path, columns or {}), name_or_path)
-    dataset = dataset.map(
-        lambda row, index: _complete(row, f"{name_or_path}/{index}"), with_indices=True, load_from_cache_file=False
+    dataset = complete_problems(
+        f"problem set {name_or_path!r}", _rename(dataset, name_or_path, columns or {}), name_or_path
     )
     check_problems(
         f"problem set {name_or_path!r}", dataset, {"prompt": "every episode", "test": "a reward that runs code"}
@@ -174,39 +173,34 @@ def _with_tests(dataset: Dataset, name: str) -> Dataset:
     return kept
 
 
-def _cut_asserts(dataset: Dataset, name: str) -> Dataset:
-    """Cut a column of texts with asserts into lists of tests, as `test_format="asserts"` needs them."""
+def complete_problems(title: str, dataset: Dataset, name: str | None = None) -> Dataset:
+    """
+    Problems with the common columns that they lack (see [`~marcog_trl.problems.tests.complete`]).
+
+    Args:
+        title (`str`): What errors call them.
+        dataset (`Dataset`): Rows with `prompt` and `test`.
+        name (`str`, *optional*): Name of the set, of which the `task_id` of rows without one is made.
+
+    Raises:
+        ValueError: If the column `test` mixes formats.
+    """
     feature = dataset.features["test"]
-    if not (isinstance(feature, Value) and feature.dtype in ("string", "large_string")):
-        return dataset
-    rows = dataset.select_columns([column for column in ("test", "test_format") if column in dataset.column_names])
-    # Texts that do not parse are reported later, by check_problems
-    formats = {row.get("test_format") or guess_test_format(row["test"]) for row in rows if parse(row["test"] or "")}
-    if "asserts" not in formats:
-        return dataset
-    if len(formats) > 1:
-        raise ValueError(
-            f"Column 'test' of problem set {name!r} mixes the formats {sorted(formats)}. Make a problem set for each format."
-        )
-    return dataset.map(lambda row: {"test": cut_asserts(row["test"] or "")}, load_from_cache_file=False)
+    if isinstance(feature, Value) and feature.dtype in ("string", "large_string"):
+        rows = dataset.select_columns([column for column in ("test", "test_format") if column in dataset.column_names])
+        # Texts that do not parse are reported later, by check_problems
+        formats = {
+            row.get("test_format") or guess_test_format(row["test"]) for row in rows if parse(row["test"] or "")
+        }
+        if "asserts" in formats and len(formats) > 1:
+            raise ValueError(
+                f"Column 'test' of {title} mixes the formats {sorted(formats)}. Make a problem set for each format."
+            )
+        if "asserts" in formats:  # lists of tests
+            dataset = dataset.map(lambda row: {"test": cut_asserts(row["test"] or "")}, load_from_cache_file=False)
 
+    def guess(row: dict[str, Any], index: int) -> dict[str, Any]:
+        own = {} if name is None or row.get("task_id") is not None else {"task_id": f"{name}/{index}"}
+        return own | {column: value for column, value in complete(row).items() if column in GUESSED}
 
-def _complete(row: dict[str, Any], task_id: str) -> dict[str, Any]:
-    """Fill in the common columns that a row lacks."""
-    task_id = task_id if row.get("task_id") is None else row["task_id"]
-    test, prompt = row["test"], row["prompt"]
-    test_format = row.get("test_format") or guess_test_format(test)
-    first = test[0] if isinstance(test, list) and test else ""
-    reference = row.get("canonical_solution") or prompt
-    entry_point = row.get("entry_point") or (called_name(first, reference) if test_format == "asserts" else "")
-    stub = stub_line(prompt, entry_point)
-    starter_code = row.get("starter_code") or (prompt if stub else "")
-    setup = row.get("setup") or (helpers_before(prompt, stub) if stub else "")
-    return {
-        "task_id": task_id,
-        "test_format": test_format,
-        "entry_point": entry_point,
-        "starter_code": starter_code,
-        "setup": setup,
-        "canonical_solution": row.get("canonical_solution") or "",
-    }
+    return dataset.map(guess, with_indices=True, load_from_cache_file=False)

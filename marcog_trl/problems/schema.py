@@ -10,7 +10,7 @@ from marcog_trl.execution.jobs import plan
 from marcog_trl.parsing.replies import code_in
 
 
-MOST_FAULTS = 100  # that one error lists
+MOST_FAULTS, MOST_ROWS = 100, 5  # different faults that one error lists, and rows of each
 
 
 def make_job(problem: Mapping[str, Any], code: str, **limits: Any) -> Job:
@@ -80,19 +80,24 @@ def check_problems(name: str, problems: Iterable[Mapping[str, Any]], needed: Map
 def list_faults(name: str, faults: Iterable[tuple[Any, int, str | None]]) -> None:
     """Raise an error that lists the faults of rows, given as `(task_id, index of the row, fault or None)`."""
     faults = list(faults)
-    reasons = {fault for _, _, fault in faults}
-    if len(faults) > 1 and len(reasons) == 1 and None not in reasons:
-        raise ValueError(f"{name} has no problem that can be used. All of them have the same fault: {reasons.pop()}.")
-    found = [
-        f"{f'row {i}' if task_id is None else f'task_id {task_id!r}'}: {fault}"
-        for task_id, i, fault in faults
-        if fault is not None
+    rows: dict[str, list[str]] = {}  # fault -> the rows that have it
+    for task_id, i, fault in faults:
+        if fault is not None:
+            rows.setdefault(fault, []).append(f"row {i}" if task_id is None else f"task_id {task_id!r}")
+    if not rows:
+        return
+    if len(faults) > 1 and [len(found) for found in rows.values()] == [len(faults)]:
+        raise ValueError(f"{name}: no problem can be used, since all have the same fault: {next(iter(rows))}.")
+    count = sum(map(len, rows.values()))
+    listed = [
+        f"{', '.join(found[:MOST_ROWS])}{' and others' * (len(found) > MOST_ROWS)}: {fault}"
+        for fault, found in rows.items()
     ]
-    if found:
-        others = [f"and {len(found) - MOST_FAULTS} more"] * (len(found) > MOST_FAULTS)
-        count = "a problem" if len(found) == 1 else f"{len(found)} problems"
-        listed = "; ".join([*found[:MOST_FAULTS], *others])
-        raise ValueError(f"{name} has {count} that cannot be used: {listed}. Correct or drop these rows.")
+    others = [f"and {len(listed) - MOST_FAULTS} more faults"] * (len(listed) > MOST_FAULTS)
+    raise ValueError(
+        f"{name}: {count} problem{'s' * (count > 1)} cannot be used: {'; '.join([*listed[:MOST_FAULTS], *others])}. Correct or drop "
+        "these rows."
+    )
 
 
 def fault_of(problem: Mapping[str, Any], needed: Mapping[str, str]) -> str | None:

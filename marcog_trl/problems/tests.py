@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import ast
 import builtins
+from collections.abc import Mapping
 from io import StringIO
 from typing import Any
 
-from marcog_trl.execution.analysis import split_asserts
-from marcog_trl.parsing.syntax import bound_names, combine, find, parse, top_level
+from marcog_trl.execution.analysis import guess_format, split_asserts
+from marcog_trl.parsing.syntax import bound_names, combine, find, is_empty, parse, top_level
+
+
+GUESSED = ("test_format", "entry_point", "starter_code", "setup", "canonical_solution")
+"""Columns of a problem that its prompt and its tests may tell."""
 
 
 def cut_asserts(text: str) -> list[str]:
@@ -31,6 +36,27 @@ def with_test_format(problem: dict[str, Any]) -> dict[str, Any]:
     test_format = guess_test_format(test)
     test = cut_asserts(test) if test_format == "asserts" and isinstance(test, str) else test
     return {**problem, "test": test, "test_format": test_format}
+
+
+def complete(problem: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    A dataset row with the common columns that it lacks.
+
+    Args:
+        problem (`Mapping`): A row with `prompt`, and with `test` if it has tests.
+
+    Returns:
+        `dict`: The row with the columns [`GUESSED`], which are empty where neither the prompt nor the tests tell.
+    """
+    problem = with_test_format(dict(problem))
+    test, prompt = problem.get("test"), problem.get("prompt", "")
+    first = test[0] if isinstance(test, list) and test else ""
+    reference = problem.get("canonical_solution") or prompt
+    asserts = problem.get("test_format") == "asserts"
+    entry_point = problem.get("entry_point") or (called_name(first, reference) if asserts else "")
+    stub = stub_line(prompt, entry_point)
+    guessed = ("", entry_point, prompt if stub else "", helpers_before(prompt, stub) if stub else "", "")
+    return problem | {name: problem.get(name) or value for name, value in zip(GUESSED, guessed, strict=True)}
 
 
 def _format_of_text(test: str) -> str:
@@ -93,3 +119,59 @@ def first_call(test: str, solution: str = "") -> ast.Call | None:
         defined = {name for node in (reference.body if reference else ()) for name in bound_names(node)}
         meant = [call for name, call in calls if name in defined]
     return meant[0] if meant else None
+
+
+def read_problem(source: str, tests: str | None = None) -> dict[str, Any]:
+    """
+    Read a problem from Python source.
+
+    Args:
+        source (`str`): Imports, helpers, then the function or class to write, then asserts that test it.
+        tests (`str`, *optional*): Source of tests, if `source` has none.
+
+    Returns:
+        `dict`: `prompt`, `entry_point`, and, if there are tests, `test`, `test_format` and `setup`.
+
+    Raises:
+        ValueError: If `source` or `tests` is not Python, `source` defines no function or class, the function has a body, or both
+            have tests.
+    """
+    example = "Write 'def f(x):' with a docstring in the next line, for example."
+    body = _parse_python(source, "the problem is", example)
+    asked = [node for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
+    if not asked:
+        raise ValueError(f"the problem defines no function. {example}")
+    if not isinstance(asked[-1], ast.ClassDef) and not is_empty(asked[-1]):
+        raise ValueError(
+            f"the function {asked[-1].name} has a body, so there is nothing to write. Leave only its docstring, or write '...'."
+        )
+    end = asked[-1].end_lineno or 0
+    lines = source.splitlines(keepends=True)
+    below = "".join(lines[end:]) if body[-1] is not asked[-1] else ""  # comments are not tests
+    problem: dict[str, Any] = {"prompt": "".join(lines[:end]).rstrip() + "\n", "entry_point": asked[-1].name}
+    if below.strip() and tests is not None:
+        raise ValueError("the problem has tests after its function, and --tests has others. Use one of them.")
+    given, tests = tests is not None, below if tests is None else tests
+    statements = _parse_python(tests, "the tests are", "Write 'assert f(1) == 2', for example.")
+    if given and not statements:
+        raise ValueError("the tests are empty. Write 'assert f(1) == 2', for example, or leave out --tests.")
+    if statements:
+        kind = guess_format(tests)
+        problem |= {"test": split_asserts(tests) if kind == "asserts" else tests, "test_format": kind}
+        first_line = min([asked[-1].lineno, *(decorator.lineno for decorator in asked[-1].decorator_list)])
+        problem["setup"] = helpers_before(source, first_line)
+    return problem
+
+
+def as_problem(prompt: str) -> dict[str, Any]:
+    """A prompt as a problem: what [`read_problem`] reads, if it is Python that defines a function, or the prompt alone."""
+    tree = parse(prompt)
+    is_code = tree is not None and any(isinstance(node, ast.FunctionDef | ast.ClassDef) for node in tree.body)
+    return read_problem(prompt) if is_code else {"prompt": prompt}
+
+
+def _parse_python(source: str, what: str, instead: str) -> list[ast.stmt]:
+    try:
+        return ast.parse(source).body
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(f"{what} not Python: {error}. {instead}") from None

@@ -13,7 +13,9 @@ from typing import Any
 from datasets import Dataset, IterableDataset
 
 from marcog_trl.agents import Slot, Workflow
+from marcog_trl.problems.loading import complete_problems
 from marcog_trl.problems.schema import fault_of, list_faults
+from marcog_trl.problems.tests import GUESSED
 from marcog_trl.rewards.requirements import needs
 from marcog_trl.rollout.engine import replay
 from marcog_trl.workflows import Single
@@ -64,6 +66,32 @@ def check_dataset(name: str, dataset: Any, workflow: Workflow, reward_funcs: Seq
             raise ValueError(f"{name} has no column {column!r}, which {reader} needs, only {columns}. Add the column.")
     if isinstance(dataset, Dataset):
         list_faults(name, [(row.get("task_id"), i, fault_in(row, workflow, needed)) for i, row in enumerate(dataset)])
+
+
+def completed(name: str, dataset: Any, workflow: Workflow, reward_funcs: Sequence[Any]) -> Any:
+    """
+    Guesses the columns that the workflow and the rewards need, and that the tests of problems tell, as [`load_problems`] does.
+
+    Args:
+        name, dataset, workflow, reward_funcs: See [`check_dataset`].
+
+    Returns:
+        `Dataset`: The problems. What was guessed is said in a warning. Unchanged if nothing is missing, or cannot be guessed.
+    """
+    if isinstance(dataset, dict):
+        return {key: completed(f"{name}[{key!r}]", part, workflow, reward_funcs) for key, part in dataset.items()}
+    if not isinstance(dataset, Dataset) or not len(dataset) or not {"prompt", "test"} <= {*dataset.column_names}:
+        return dataset
+    missing = [c for c in needed_columns(workflow, reward_funcs) if c in GUESSED and c not in dataset.column_names]
+    if not missing:
+        return dataset
+    dataset = complete_problems(name, dataset)
+    told = " and ".join(f"{column}={dataset[0][column]!r}" for column in missing)
+    warnings.warn(
+        f"{name} has no column {' and '.join(map(repr, missing))}, which its prompts and tests tell: the first problem has {told}.",
+        stacklevel=2,
+    )
+    return dataset
 
 
 def _is_ours(reward_func: Any) -> bool:

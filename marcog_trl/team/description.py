@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from marcog_trl.agents import Tools, Workflow, WorkflowFile
 from marcog_trl.files import read_json, write_json, write_whole
 from marcog_trl.team.settings import MACHINE_SETTINGS, TeamSettings
 from marcog_trl.workflows import is_own
-from marcog_trl.workflows.from_file import file_of, in_folder
+from marcog_trl.workflows.from_file import file_of, in_folder, names_file
 
 
 TEAM_FILE = "team.json"
@@ -35,6 +35,7 @@ _OLD_SETTINGS = ("use_cpu", "bf16", "sigma_min")
 _IDENTITY = (
     "format_version", "trainer", "base_model", "full_finetuning", "agents", "workflow", "num_turns", "modules"
 )  # fmt: skip
+_FILES = {"source_file", "reward_files", "trusted"}  # what is known of the files beside a `team.json`
 USE_SAVED_TEAM = "Use a folder that a trainer's save_model wrote."
 
 
@@ -50,7 +51,7 @@ class TeamDescription:
         workflow (`str`): Class of the workflow.
         num_turns (`int`): Maximum number of turns of an episode.
         modules (`dict`): Settings that determine the shapes of the team's modules, such as the size of the latent.
-        rewards (`list[str]`): Names of the reward functions.
+        rewards (`list[str]`): Names of the reward functions, such as `"execution_reward"` or `"my_reward.py:shortest"`.
         settings (`dict`): Settings that change what the team generates.
         versions (`dict[str, str]`): Versions of the packages that wrote the file.
         quantization_config (`dict`, *optional*): How the base model was quantised in training.
@@ -58,6 +59,8 @@ class TeamDescription:
         trained_as (`list[dict]`, *optional*): The agents of the training, if they differ from `agents`.
         source_file ([`WorkflowFile`], *optional*): The file of the workflow, if it was loaded from one. It is written beside
             `team.json`, which has its name in `settings["workflow"]` and its SHA-256 in `workflow_sha256`.
+        reward_files (`tuple[WorkflowFile, ...]`, *optional*): The files of reward functions, which are there, too.
+        trusted (`bool`, *optional*, defaults to `True`): Whether these files may be run.
     """
 
     trainer: str
@@ -77,11 +80,14 @@ class TeamDescription:
     note: str | None = None
     trained_as: list[dict[str, Any]] | None = None
     source_file: WorkflowFile | None = field(default=None, repr=False)
+    reward_files: tuple[WorkflowFile, ...] = field(default=(), repr=False)
+    trusted: bool = field(default=True, repr=False, compare=False)
     format_version: int = TEAM_FORMAT
 
     def __post_init__(self) -> None:
-        if "workflow" in self.settings:  # its file is in the same folder
+        if "workflow" in self.settings:  # its file is in the same folder, as are those of the rewards
             self.settings = {**self.settings, "workflow": in_folder(str(self.settings["workflow"]), Path())}
+        self.rewards = [Path(name).name if names_file(name) else name for name in self.rewards]
 
     @classmethod
     def of(
@@ -94,9 +100,12 @@ class TeamDescription:
         modules: dict[str, Any],
         note: str | None = None,
     ) -> TeamDescription:
-        """Describes a team. `settings` is the trainer's configuration, or a [`TeamSettings`]."""
+        """
+        Describes a team. `rewards` has names, which may be of files, and `settings` is the trainer's configuration, or a
+        [`TeamSettings`].
+        """
         quantised = getattr(model.config, "quantization_config", None)
-        return cls(
+        described = cls(
             trainer=trainer,
             base_model=model.config.name_or_path,
             agents=agents_of(workflow),
@@ -108,7 +117,16 @@ class TeamDescription:
             quantization_config=None if quantised is None else quantised.to_dict(),
             note=note,
             source_file=workflow.source_file if is_own(settings.workflow) else None,
+            reward_files=tuple(WorkflowFile.read(Path(file_of(name))) for name in rewards if names_file(name)),
         )
+        for other in described.reward_files:
+            for file in filter(None, (described.source_file, *described.reward_files)):
+                if file.path.name == other.path.name and file.content != other.content:
+                    raise ValueError(
+                        f"The files {str(file.path)!r} and {str(other.path)!r} are saved with the team under one name. Rename one "
+                        "of them."
+                    )
+        return described
 
     @classmethod
     def read(cls, path: Path) -> TeamDescription:
@@ -123,7 +141,7 @@ class TeamDescription:
         found = content["format_version"]
         if found not in (1, TEAM_FORMAT):
             raise ValueError(f"{str(path)!r} has format_version={found}. This version reads 1 and {TEAM_FORMAT}.")
-        known = {f.name for f in fields(cls)} - {"source_file"}
+        known = {f.name for f in fields(cls)} - _FILES
         described: dict[str, Any] = {"num_turns": 1, "modules": {}, "versions": {}} | content
         settings = {name: value for name, value in content["settings"].items() if name not in _OLD_SETTINGS}
         if found == 1 and settings.get("visible_tests") == 0:
@@ -134,23 +152,27 @@ class TeamDescription:
             )
         described["format_version"] = TEAM_FORMAT
         description = cls(**{key: value for key, value in described.items() if key in known} | {"settings": settings})
-        file = path.parent / description.workflow_file
-        if description.workflow_file and file.is_file():
-            description.source_file = WorkflowFile(file.absolute(), file.read_bytes())
+        if description.workflow_file and (path.parent / description.workflow_file).is_file():
+            description.source_file = WorkflowFile.read(path.parent / description.workflow_file)
+        description.reward_files = tuple(
+            WorkflowFile.read(file)
+            for file in (path.parent / file_of(reward) for reward in description.rewards if names_file(reward))
+            if file.is_file()
+        )
         return description
 
     def write(self, folder: Path) -> None:
-        """Writes `team.json` and the file of the workflow into a folder."""
+        """Writes `team.json` and the files of the workflow and of the rewards into a folder."""
         write_json(folder / TEAM_FILE, self.to_dict())
-        source = self.source_file
-        if source is not None and source.path.resolve() != (folder / source.path.name).resolve():
-            write_whole(folder / source.path.name, source.content)
+        for source in (self.source_file, *self.reward_files):
+            if source is not None and source.path.resolve() != (folder / source.path.name).resolve():
+                write_whole(folder / source.path.name, source.content)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the content of `team.json`, without fields that are `None`."""
-        content = {"format_version": self.format_version, **asdict(replace(self, source_file=None))}
+        content = {"format_version": self.format_version, **asdict(self)}
         content["workflow_sha256"] = self.workflow_sha256
-        return {key: value for key, value in content.items() if value is not None}
+        return {key: value for key, value in content.items() if value is not None and key not in _FILES}
 
     @property
     def workflow_file(self) -> str:

@@ -68,6 +68,7 @@ def load_team(
     if not saved.full_finetuning:
         check_adapter(path, saved)
     base = str(path) if saved.full_finetuning else described.base_model
+    described.trusted = trust_remote_code
     modules = None
     hint = USE_SAVED_TEAM if saved.full_finetuning else "Set base_model to the model that it was trained on."
     with reading(f"{str(path)!r}, on the base model {base!r},", hint):

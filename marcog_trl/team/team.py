@@ -20,6 +20,7 @@ from marcog_trl.agents import Tools, Workflow
 from marcog_trl.execution import CodeExecutor, Verdict
 from marcog_trl.parsing.replies import code_in
 from marcog_trl.problems.schema import list_faults, solution_job
+from marcog_trl.problems.tests import as_problem, complete
 from marcog_trl.rollout.chats import end_of_turn, with_system_prompt
 from marcog_trl.rollout.engine import encode_prompts, play, play_tree
 from marcog_trl.rollout.records import Episode, Row
@@ -177,7 +178,8 @@ class Team:
 
         Args:
             problems (`Mapping`, `str`, or a list of them, or a `Dataset`): Problems with `prompt`, `entry_point` if the
-                workflow asks for a function by name, and `test` and `test_format` if there are tests. A `str` is a prompt.
+                workflow asks for a function by name, and `test` if there are tests. What prompt and tests tell need not be there.
+                A `str` is a prompt: Python, of which the last function is the one to write, or other text.
             greedy (`bool`, *optional*, defaults to `True`): Whether to decode greedily instead of sampling.
             batch_size (`int`, *optional*, defaults to `128`): Number of problems to play at once.
 
@@ -191,7 +193,7 @@ class Team:
             return self.solve([problems], greedy, batch_size)[0]
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size} must be positive. Set batch_size=128.")
-        rows = [{"prompt": problem} if isinstance(problem, str) else dict(problem) for problem in problems]
+        rows = [as_problem(problem) if isinstance(problem, str) else complete(problem) for problem in problems]
         needed = needed_columns(self.workflow, ())
         tested = dict.fromkeys(("test", "test_format"), "a problem with tests")
         faults = [fault_in(row, self.workflow, tested | needed if row.get("test") else needed) for row in rows]

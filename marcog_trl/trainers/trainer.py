@@ -51,7 +51,7 @@ from marcog_trl.report.diagnosis import Diagnosis
 from marcog_trl.report.episodes import EpisodeLog, episode_row, spread
 from marcog_trl.rewards.scoring import Scorer, is_over, is_reward_model
 from marcog_trl.rollout.records import Episode, Row
-from marcog_trl.team.data_checks import check_dataset, check_eval_dataset, usable
+from marcog_trl.team.data_checks import check_dataset, check_eval_dataset, completed, usable
 from marcog_trl.team.description import TeamDescription
 from marcog_trl.team.modules import ATTRIBUTE, ForwardContext, TeamModule
 from marcog_trl.team.settings import TeamSettings
@@ -89,6 +89,7 @@ from marcog_trl.trainers.plan import MemoryPlan, plan_run
 from marcog_trl.trainers.reward_functions import reward_functions
 from marcog_trl.trainers.sharing import Sharing
 from marcog_trl.trainers.training_team import TrainingTeam
+from marcog_trl.workflows.from_file import names_file
 
 
 @dataclass
@@ -208,10 +209,17 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         self.args = args  # TRL sets it too, but the checks below need it
         self.workflow = with_tools(args.make_workflow(workflow), tools)
         self.agents = [agent.name for agent in self.workflow.agents]
+        named = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
+        # Rewards in files, by their place: they are saved with the team
+        self._rewards_in_files = {
+            i: name for i, name in enumerate(named) if isinstance(name, str) and names_file(name)
+        }
         reward_funcs = reward_functions(reward_funcs, optional=environment_factory is not None)
         self.trained_agents = check_workflow(self.workflow, args)
         given, self.workflow = self.workflow, as_in_trl(self.workflow, args, train_dataset)
         if environment_factory is None:
+            train_dataset = completed("train_dataset", train_dataset, self.workflow, reward_funcs)
+            eval_dataset = completed("eval_dataset", eval_dataset, self.workflow, reward_funcs)
             check_dataset("train_dataset", train_dataset, self.workflow, reward_funcs)
             check_eval_dataset(eval_dataset, self.workflow, reward_funcs)
             train_dataset = usable("train_dataset", train_dataset, self.workflow, reward_funcs)
@@ -319,9 +327,8 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         """Returns the content of `team.json`."""
         modules = self.algorithm.describe()
         note = modules.pop("note", None)
-        description = TeamDescription.of(
-            type(self).__name__, self.model, self.workflow, self.reward_func_names, self.args, modules
-        )
+        rewards = [self._rewards_in_files.get(i, name) for i, name in enumerate(self.reward_func_names)]
+        description = TeamDescription.of(type(self).__name__, self.model, self.workflow, rewards, self.args, modules)
         description.note = note
         return description
 

@@ -116,10 +116,15 @@ def load_function(name: str) -> Callable:
         ValueError: In one line, if the file cannot be read or run, or defines no such function.
     """
     file, _, function_name = name.rpartition(":")
-    defined = vars(_run("reward", name)[0])
-    if not callable(defined.get(function_name)):
-        raise ValueError(f"reward={name!r}: {file!r} defines no function {function_name!r}.")
-    return defined[function_name]
+    module, _ = _run("reward", name)
+    if callable(function := vars(module).get(function_name)):
+        return function
+    own = {key: value for key, value in vars(module).items() if inspect.isfunction(value)}
+    near = nearest(function_name, own) or next((key for key in own if own[key].__module__ == module.__name__), "")
+    raise ValueError(
+        f"reward={name!r}: {file!r} defines no function {function_name!r}."
+        + (f" Did you mean {file}:{near}?" if near else " Write one that takes completions, and returns rewards.")
+    )
 
 
 def _run(kind: str, name: str) -> tuple[ModuleType, WorkflowFile]:

@@ -12,7 +12,8 @@ from marcog_trl.cli.evaluate import EvaluationArguments
 from marcog_trl.cli.export import ExportArguments
 from marcog_trl.cli.next_steps import next_steps
 from marcog_trl.cli.parsing import Parser
-from marcog_trl.cli.solve import SolveArguments, read_problem
+from marcog_trl.cli.solve import SolveArguments
+from marcog_trl.problems.tests import read_problem
 
 
 CLASSES = {"solve": SolveArguments, "evaluate": EvaluationArguments, "export": ExportArguments}

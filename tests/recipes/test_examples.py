@@ -12,11 +12,11 @@ from tool_model import call, recite_texts
 from marcog_trl import MultiAgentGRPOTrainer, load_problems, make_workflow
 from marcog_trl.cli.main import main
 from marcog_trl.cli.recipe import RECIPES
-from marcog_trl.cli.solve import read_problem
 from marcog_trl.cli.train import train
 from marcog_trl.embedded import BuildSettings, draw_habits
 from marcog_trl.execution import CodeExecutor
 from marcog_trl.problems.builtin import generate
+from marcog_trl.problems.tests import read_problem
 from marcog_trl.rollout.engine import play
 
 

@@ -5,6 +5,7 @@ import teams
 from datasets import IterableDataset
 
 from marcog_trl.agents import Workflow
+from marcog_trl.evaluation.evaluate import evaluate_team
 
 
 BAD = {3: "assert f(1) = 1", 5: "break", 60: "assert f("}
@@ -27,7 +28,7 @@ def rows(count=64):
 def test_all_bad_rows_are_named_before_the_model_is_loaded(tmp_path, where):
     bad, good = (teams.Dataset.from_list([row for row in rows() if keep(row)]) for keep in (bool, is_good))
     options = {"data": bad} if where == "train_dataset" else {"data": good, "eval_dataset": bad}
-    with pytest.raises(ValueError, match=f"{where} has 3 problems that cannot be used: ") as error:
+    with pytest.raises(ValueError, match=f"{where}: 3 problems cannot be used: ") as error:
         teams.make("nobody/no-such-model", tmp_path, reward="execution_reward", **options)
     for i, test in BAD.items():
         assert f"task_id 'x/{i}': tests[0]={test!r} does not parse: " in str(error.value)
@@ -53,13 +54,13 @@ class Picky(Workflow):
 
 def test_rows_that_the_workflow_cannot_play_are_named_too(tmp_path):
     data = teams.Dataset.from_list(rows(12))
-    with pytest.raises(ValueError, match=r"has 10 problems .* task_id 'x/1': 'def f1\(x\):' is not for me;"):
+    with pytest.raises(ValueError, match=r"10 problems .* task_id 'x/1': 'def f1\(x\):' is not for me;"):
         teams.make("nobody/no-such-model", tmp_path, data=data, workflow=Picky())
 
 
 def test_what_is_wrong_with_every_row_is_said_once(tmp_path):
     data = teams.Dataset.from_list([row | {"test_format": "doctest"} for row in rows(12)])
-    with pytest.raises(ValueError, match="train_dataset has no problem that can be") as error:
+    with pytest.raises(ValueError, match="train_dataset: no problem can be used") as error:
         teams.make("nobody/no-such-model", tmp_path, data=data, reward="execution_reward")
     assert str(error.value).count("doctest") == 1
 
@@ -95,3 +96,16 @@ def test_a_stream_for_evaluation_goes_on_without_its_bad_rows(tiny_model, tmp_pa
         with pytest.warns(UserWarning, match="eval_dataset has an invalid problem, which is skipped: task_id 'x/3'"):
             played = [row["task_id"] for batch in trainer.get_eval_dataloader(chosen) for row in batch]
         assert sorted(set(played)) == sorted(row["task_id"] for row in rows(12) if is_good(row))
+
+
+def test_what_prompts_and_tests_tell_may_be_missing(tiny_model, tmp_path):
+    """In training and in an evaluation, which says once what was guessed."""
+    data = teams.Dataset.from_list(
+        [{"prompt": f"def f{i}(x):\n    ...", "test": f"assert f{i}(1) == 1"} for i in range(4)]
+    )
+    options = {"workflow": "collaboration", "isolation": "best_effort", "num_workers": 1}
+    with pytest.warns(UserWarning, match="tell: the first problem has test_format='asserts' and entry_point='f0'"):
+        trainer = teams.make(tiny_model, tmp_path, reward="execution_reward", data=data, **options)
+    assert trainer.train_dataset["entry_point"] == [f"f{i}" for i in range(4)]
+    with pytest.warns(UserWarning, match="problems has no column 'test_format' and 'entry_point'"):
+        assert evaluate_team(trainer.team, data, num_samples=1)["problems"] == 4

@@ -11,8 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 
 from marcog_trl import MultiAgentPPOTrainer, SHPPOTrainer, Team
 from marcog_trl.cli.main import main
-from marcog_trl.cli.solve import read_problem
 from marcog_trl.evaluation.baselines import untrained_team
+from marcog_trl.problems.tests import read_problem
 from marcog_trl.team.settings import TeamSettings
 
 
@@ -131,10 +131,19 @@ class TestBadInput:
         with pytest.raises(ValueError, match="row 0: it has no 'test', which workflow Pipeline needs"):
             load(saved("pipeline")).solve(PROBLEM)
 
+    def test_code_is_a_problem(self, saved, load):
+        team = load(saved("collaboration"))
+        recite(team, ["def aux(x):\n    return x", "def f(x):\n    return x + 1"])
+        answer = team.solve("def f(x): ...\n\n\nassert f(1) == 2\n")
+        assert answer.code.endswith("return x + 1") and answer.verdict.passed == answer.verdict.total == 1
+        recite(team, ["def aux(x):\n    return x", "def f(x):\n    return x + 1"])
+        assert team.solve({"prompt": "Write f.", "test": "assert f(1) == 3"}).verdict.passed == 0
+
     @pytest.mark.parametrize(
         ("problem", "options", "message"),
         [
-            ({**PROBLEM, "test": ["assert f(1) == 2"]}, {}, "has no 'test_format', which a problem with tests needs"),
+            ("def f(x):\n    return x", {}, "the function f has a body, so there is nothing to write"),
+            ("Write f.", {}, "problems: 1 problem cannot be used: row 0: it has no 'entry_point'"),
             ({**PROBLEM, "prompt": 5}, {}, "its prompt=5 is neither text nor a list of chat messages"),
             (
                 {**PROBLEM, "task_id": "x", "test": ["assert f(1) = 2"], "test_format": "asserts"},
@@ -311,12 +320,36 @@ class TestCommandLine:
             ("def f(x): ...", "assert ((", r"the tests are not Python: .*\. Write 'assert f\(1\) == 2', for example"),
             ("def f(x): ...", "", r"the tests are empty\. Write 'assert .*, or leave out --tests"),
             ("def f(x): ...", "# later\n", "the tests are empty"),
+            (
+                "def f(x):\n    'Twice x.'\n    return x",
+                None,
+                "the function f has a body, so there is nothing to write",
+            ),
             ("def f(x): ...\nassert f(1)", "assert f(2)", "has tests after its function, and --tests has others"),
         ],
     )
     def test_refuses_what_is_no_problem(self, source, tests, message):
         with pytest.raises(ValueError, match=message):
             read_problem(source, tests)
+
+    def test_a_model_may_take_the_place_of_a_team(self, tiny_model, tmp_path, capsys):
+        (tmp_path / "stack.py").write_text("class Stack:\n    def push(self, x): ...\n")
+        (tmp_path / "f.py").write_text("def f(x):\n    raise NotImplementedError\n")
+        arguments = [
+            "solve",
+            "--model_name_or_path",
+            tiny_model,
+            "--workflow",
+            "collaboration",
+            "--override",
+            "max_completion_length=3",
+        ]
+        assert main([*arguments, "--messages", "--problem", str(tmp_path / "f.py")]) == 1
+        assert "--- helper, turn 1" in capsys.readouterr().err
+        with pytest.raises(
+            SystemExit, match="the problem is the class Stack, but the agents of Collaboration write functions"
+        ):
+            main([*arguments, "--problem", str(tmp_path / "stack.py")])
 
     def test_other_agents_come_from_a_file(self, saved, tmp_path, capsys):
         (tmp_path / "problem.py").write_text("def f(x):\n    '''Twice x.'''\n")

@@ -269,3 +269,23 @@ class TestShare:
             trainer.train()
             trainer._finish_current_push()
             assert hub.repos["user/team"]["my_team.py"] == FILE.encode()
+
+
+def test_a_reward_in_a_file_is_saved_and_measured(tiny_model, tmp_path, monkeypatch, capsys):
+    """Without the user's file, and only if its copy is trusted."""
+    monkeypatch.chdir(tmp_path)
+    Path("my_reward.py").write_text("def brief(completions, **kwargs):\n    return [7.0 for _ in completions]\n")
+    options = {"workflow": "collaboration", "data": DATA, **EXECUTION}
+    trainer = teams.make(tiny_model, "team", MultiAgentGRPOTrainer, ["my_reward.py:brief"], **options)
+    trainer.save_model()
+    assert json.loads(Path("team/team.json").read_text())["rewards"] == ["my_reward.py:brief"]
+    Path("my_reward.py").unlink()
+    command = ["evaluate", "--team", "team", "--dataset_test_split", "test[:1]", "--num_samples", "1"]
+    command += ["--isolation", "best_effort"]
+    with pytest.raises(SystemExit, match=r"The team has its reward in '.*my_reward\.py'") as error:
+        main(command)
+    one_line(error)
+    main([*command, "--trust_remote_code", "--output", "figures.json"])
+    assert json.loads(Path("figures.json").read_text())["figures"]["reward"] == 7.0
+    export_team(Team.from_pretrained("team", isolation="best_effort"), Path("team"), "exported", DATA)
+    assert Path("exported/my_reward.py").is_file()
