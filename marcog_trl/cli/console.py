@@ -79,12 +79,13 @@ def _interrupt_once(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def one_line(*errors: type[Exception]) -> Iterator[None]:
-    """Ends the program with one line at these errors, which has their messages and notes. The exit status is 2."""
+    """Ends the program at these errors with their message in one line, and a line for each of their notes. The exit status is 2."""
     try:
         yield
     except errors as error:
-        message = " ".join([str(error), *getattr(error, "__notes__", ())])
-        line = f"error: {' '.join(message.split())}"
+        line = f"error: {' '.join(str(error).split())}"
+        for note in getattr(error, "__notes__", ()):
+            line += f"\n  {' '.join(note.split())}"
         print(line, file=sys.stderr)
         end = SystemExit(line)  # for callers in Python; the interpreter prints no message beside a number
         end.code = MISTAKEN

@@ -48,6 +48,7 @@ from marcog_trl.evaluation.evaluate import check_evaluation, evaluate_team
 from marcog_trl.problems import load_problems
 from marcog_trl.processes import this_process
 from marcog_trl.report.console import print_evaluation
+from marcog_trl.rollout.player import WorkflowError
 from marcog_trl.team.agent_contexts import without_adapter
 from marcog_trl.team.team import Team
 from marcog_trl.trainers.reward_functions import named_reward
@@ -167,7 +168,7 @@ def main(argv: Sequence[str], status: RunStatus) -> int:
         SystemExit: With one line, if anything in the command line, the data or the model is wrong.
     """
     hide_bars_of_libraries()
-    with one_line(ValueError, OSError, EndpointError):
+    with one_line(ValueError, OSError, EndpointError, WorkflowError):
         (args,) = Parser(EvaluationArguments, prog="marcog-trl evaluate", description=__doc__).parse(argv)
         status.now = lambda: _kept_by(args.output)
         with redirect_stdout(sys.stderr):  # libraries print there too

@@ -30,6 +30,7 @@ from marcog_trl.endpoints import EndpointError
 from marcog_trl.execution.__main__ import read_file
 from marcog_trl.parsing.syntax import find, parse
 from marcog_trl.problems.tests import read_problem
+from marcog_trl.rollout.player import WorkflowError
 from marcog_trl.team.team import Answer
 from marcog_trl.workflows import ClassTeam
 
@@ -85,7 +86,7 @@ def show(answer: Answer, messages: bool) -> int:
 def main(argv: Sequence[str], status: RunStatus) -> int:
     """Runs `marcog-trl solve` with these flags. Returns the exit status."""
     hide_bars_of_libraries()
-    with one_line(ValueError, OSError, EndpointError):
+    with one_line(ValueError, OSError, EndpointError, WorkflowError):
         (args,) = Parser(SolveArguments, prog="marcog-trl solve", description=__doc__).parse(argv)
         with contextlib.redirect_stdout(sys.stderr):  # libraries print there too
             answer = solve(args)

@@ -28,6 +28,7 @@ from marcog_trl.preferences.reward_model import TeamRewardModel, is_team_reward_
 from marcog_trl.report.console import print_table
 from marcog_trl.report.metrics_file import METRICS_FILE, MetricsFile
 from marcog_trl.report.results import change_rows, examples, write_results
+from marcog_trl.rollout.player import WorkflowError
 from marcog_trl.team.base_models import check_model
 from marcog_trl.team.hub import PushError
 from marcog_trl.trainers.adapter_targets import outside_zero3
@@ -114,7 +115,7 @@ def train(
             if checkpoint is not None:
                 check_resumable(f"resume_from_checkpoint={checkpoint!r}", Path(checkpoint), trainer.team.description)
             trainer.accelerator.print(f"Code execution: {trainer.executor.isolation}")
-        with one_line(EndpointError, PushError):
+        with one_line(EndpointError, PushError, WorkflowError):
             _run(_Run(script, trainer, test_dataset, checkpoint, started), status)
 
 

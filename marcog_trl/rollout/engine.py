@@ -19,7 +19,7 @@ from marcog_trl.agents import LATER, Advisor, Consult, Execute, Prompt, Workflow
 from marcog_trl.execution import CodeExecutor, shared_executor
 from marcog_trl.parsing.prompts import ToolChat
 from marcog_trl.rollout.chats import as_text, render
-from marcog_trl.rollout.player import EpisodePlayer
+from marcog_trl.rollout.player import EpisodePlayer, WorkflowError
 from marcog_trl.rollout.records import AsGiven, Episode, Request, Response, Row
 from marcog_trl.rollout.tree import Level, Tree
 
@@ -40,6 +40,7 @@ def play(
     score: Callable[[list[Episode], int], object] | None = None,
     sum_over_processes: Callable[[int], int] = int,
     is_over: Callable[[Episode], bool] | None = None,
+    on_error: Callable[[WorkflowError], None] | None = None,
 ) -> list[Episode]:
     """
     Play one episode of a workflow per problem.
@@ -58,18 +59,21 @@ def play(
             make the same number of generate calls. By default there is one process.
         is_over (`Callable`, *optional*): `is_over(episode)`, called after the scoring of each turn except the last. Whether the
             episode ends here, even if its workflow would go on.
+        on_error (`Callable`, *optional*): `on_error(error)`, called where the workflow raises an exception. The episode is then
+            masked and ends. By default the exception ends the run.
 
     Returns:
         `list[Episode]`: E episodes, in the order of `problems`.
 
     Raises:
         TypeError: If `play`, `parts` or `solution` of the workflow yields or returns a value of a wrong type.
+        WorkflowError: If one of them raises an exception, and there is no `on_error`.
         ValueError: If the workflow asks an agent that it does not have, asks for more replies than it has slots, or asks
             with an empty prompt.
     """
     return play_tree(
         workflow, problems, generate, encode, decode, Tree.of_turns(workflow, [1] * workflow.num_turns), executor, score,
-        sum_over_processes, is_over,
+        sum_over_processes, is_over, on_error,
     )[-1]  # fmt: skip
 
 
@@ -84,12 +88,13 @@ def play_tree(
     score: Callable[[list[Episode], int], object] | None = None,
     sum_over_processes: Callable[[int], int] = int,
     is_over: Callable[[Episode], bool] | None = None,
+    on_error: Callable[[WorkflowError], None] | None = None,
 ) -> list[list[Episode]]:
     """
     Play a tree of episodes per problem. All episodes are played together, level by level.
 
     Args:
-        workflow, generate, encode, decode, executor, score, sum_over_processes, is_over: See [`play`]. `score` receives all episodes of a
+        workflow, generate, encode, decode, executor, score, sum_over_processes, is_over, on_error: See [`play`]. `score` receives all episodes of a
             turn. An episode that ended earlier has fewer turns, and occurs once per descendant that it could have had. Where
             the next turn branches, masked episodes end, too.
         problems (`Sequence[Mapping]` of length P): Dataset rows, without repetition.
@@ -104,7 +109,7 @@ def play_tree(
     """
     workflow.validate()
     engine = _Engine(generate, encode, decode, executor, sum_over_processes)
-    players = [EpisodePlayer(workflow, problem, index) for index, problem in enumerate(problems)]
+    players = [EpisodePlayer(workflow, problem, index, on_error) for index, problem in enumerate(problems)]
     if not workflow.replayable:  # even the first requests of siblings may differ
         players, tree = _forks(players, tree.branches[0]), tree.without_root
     turns: list[list[Episode]] = []

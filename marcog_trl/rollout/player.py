@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Generator, Mapping
+import inspect
+import sysconfig
+import traceback
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -14,11 +19,35 @@ from marcog_trl.rollout.records import AsGiven, Episode, Request, Response, Row,
 from marcog_trl.rollout.tree import Level
 
 
-class EpisodePlayer:
-    """Plays one episode: runs the generator of the workflow, and keeps its pending request and the record of the episode."""
+MOST_LINES = 10  # of the user's own code that an error shows
+_FOREIGN = tuple({str(Path(__file__).parents[1]), *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib"))})
 
-    def __init__(self, workflow: Workflow, problem: Mapping[str, Any], index: int):
+
+class WorkflowError(RuntimeError):
+    """Raised if the code of a workflow raises an exception. Its notes are the lines of that code."""
+
+
+class EpisodePlayer:
+    """
+    Plays one episode: runs the generator of the workflow, and keeps its pending request and the record of the episode.
+
+    Args:
+        workflow ([`Workflow`]): The workflow.
+        problem (`Mapping`): One dataset row.
+        index (`int`): Number of the episode in its batch.
+        on_error (`Callable`, *optional*): Told of a [`WorkflowError`], after which the episode is masked and ends. By default, it
+            is raised. It is always raised if no agent has spoken.
+    """
+
+    def __init__(
+        self,
+        workflow: Workflow,
+        problem: Mapping[str, Any],
+        index: int,
+        on_error: Callable[[WorkflowError], None] | None = None,
+    ):
         self.workflow = workflow
+        self.on_error = on_error
         self.title = type(workflow).__name__
         self.index = index
         self.problem = problem
@@ -34,7 +63,12 @@ class EpisodePlayer:
         self._used = dict.fromkeys(self._slots, 0)  # agent -> number of its slots that are filled or skipped
         self._last_turn = 0  # turn of the last reply
         self._asked: dict[Slot, Prompt] = {}
-        play = workflow.play(self.episode.problem)
+        if inspect.iscoroutinefunction(workflow.play) or inspect.isasyncgenfunction(workflow.play):
+            raise TypeError(
+                f"{self.title}.play is asynchronous. Write 'def play', without 'async', and 'yield' in place of 'await'."
+            )
+        with self._explaining("play"):
+            play = workflow.play(self.episode.problem)
         if not isinstance(play, Generator):
             raise TypeError(
                 f"{self.title}.play returned {play!r}, since it has no `yield`. Let it yield {{agent name: prompt}}."
@@ -46,13 +80,17 @@ class EpisodePlayer:
 
     def _advance(self, response: Response | None) -> Request | None:
         try:
-            request = next(self._play) if response is None else self._play.send(response)
+            with self._explaining("play"):
+                request = next(self._play) if response is None else self._play.send(response)
         except StopIteration as end:
             self._returned = end.value
             return None
         except EpisodeFailed as failure:
             self._returned = ""
             self.episode.failure, self.episode.masked = str(failure), self.episode.masked | failure.masks
+            return None
+        except WorkflowError as error:
+            self._mask(error)
             return None
         if isinstance(request, Execute):
             if not request.jobs:
@@ -65,6 +103,34 @@ class EpisodePlayer:
                 "Execute([job, ...]) or Consult(advisor, [question, ...])."
             )
         return request
+
+    @contextmanager
+    def _explaining(self, method: str) -> Iterator[None]:
+        """Replaces an exception in the user's code by one that says for which problem and reply it was raised, and where."""
+        try:
+            yield
+        except (StopIteration, EpisodeFailed):
+            raise
+        except Exception as error:
+            frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_FOREIGN)]
+            if not frames:  # ours, which says what to do
+                raise
+            text = f"{self.title}.{method} raised {type(error).__name__}: {' '.join(str(error).split())}"
+            text += f" (problem {self.problem['task_id']!r})" if self.problem.get("task_id") else ""
+            for row in self.episode.rows[-1:]:
+                text += f" after agent {row.slot.agent!r} replied {row.text.strip()!r:.200}"
+            explained = WorkflowError(f"{text}.")
+            for frame in frames[-MOST_LINES:]:
+                explained.add_note(f"{frame.filename}, line {frame.lineno}, in {frame.name}: {frame.line}")
+            raise explained from error
+
+    def _mask(self, error: WorkflowError) -> None:
+        """Ends the episode without a reward, or raises the error."""
+        if self.on_error is None or not self.episode.rows:
+            raise error
+        self.on_error(error)
+        self.episode.failure, self.episode.masked = str(error), True
+        self._returned = ""
 
     def _slots_of(self, request: dict[str | Slot, Prompt]) -> dict[Slot, Prompt]:
         """The slots that a request for replies fills: those that it names, else the next slot of the agent."""
@@ -142,7 +208,7 @@ class EpisodePlayer:
 
     def fork(self, index: int) -> EpisodePlayer:
         """Copy the episode as number `index`. The copies share the rows and turns so far."""
-        fork = EpisodePlayer(self.workflow, self.problem, index)
+        fork = EpisodePlayer(self.workflow, self.problem, index, self.on_error)
         for response in self.episode.responses:
             fork.respond(response)
         if self.request is None:
@@ -165,12 +231,20 @@ class EpisodePlayer:
     def end_turn(self) -> None:
         """Close the current turn. If no agent spoke in it, the episode is over."""
         if self._replies or (self.episode.failure is not None and not self.turn):
-            parts = self.workflow.parts(self.episode.problem, self._replies)
+            with self._explaining("parts"):
+                parts = self.workflow.parts(self.episode.problem, self._replies)
             if not isinstance(parts, Mapping):
                 raise TypeError(f"{self.title}.parts returned {parts!r:.80}. Return a dict of name -> text.")
             solution, method = self._returned, "play"
             if solution is None:
-                solution, method = self.workflow.solution(self.episode.problem, parts), "solution"
+                method = "solution"
+                try:
+                    with self._explaining(method):
+                        solution = self.workflow.solution(self.episode.problem, parts)
+                except WorkflowError as error:
+                    self._mask(error)
+                    self.stop()
+                    solution = ""
             if not isinstance(solution, str):
                 raise TypeError(f"{self.title}.{method} returned {solution!r:.80}. Return the solution as text.")
             self.episode.turns.append(Turn(parts, solution, self._verdicts))

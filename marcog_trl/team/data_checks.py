@@ -18,6 +18,7 @@ from marcog_trl.problems.schema import fault_of, list_faults
 from marcog_trl.problems.tests import GUESSED
 from marcog_trl.rewards.requirements import needs
 from marcog_trl.rollout.engine import replay
+from marcog_trl.rollout.player import WorkflowError
 from marcog_trl.workflows import Single
 
 
@@ -151,8 +152,8 @@ def fault_in(row: Mapping[str, Any], workflow: Workflow, needed: Mapping[str, st
     if fault is None:
         try:
             [request] = replay(workflow, row, ())
-        except ValueError as error:
-            return " ".join(str(error).split())
+        except (ValueError, WorkflowError) as error:
+            return " ".join([*str(error).split(), *getattr(error, "__notes__", ())[-1:]])
         using = {agent.name for agent in workflow.agents if agent.tools}
         for key, prompt in request.items() if isinstance(request, dict) else ():
             agent = key.agent if isinstance(key, Slot) else key

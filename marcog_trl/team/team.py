@@ -23,6 +23,7 @@ from marcog_trl.problems.schema import list_faults, solution_job
 from marcog_trl.problems.tests import as_problem, complete
 from marcog_trl.rollout.chats import end_of_turn, with_system_prompt
 from marcog_trl.rollout.engine import encode_prompts, play, play_tree
+from marcog_trl.rollout.player import WorkflowError
 from marcog_trl.rollout.records import Episode, Row
 from marcog_trl.rollout.tree import Tree
 from marcog_trl.team.agent_contexts import AgentContexts, keep_token_states
@@ -64,6 +65,7 @@ class Team:
         executor ([`CodeExecutor`], *optional*): Runs code. By default, one is started from the settings when first needed.
     """
 
+    on_workflow_error: Callable[[WorkflowError], None] | None = None  # see `play`
     masks_failures = False  # whether an episode is masked if an agent's endpoint fails; otherwise this is an error
 
     def __init__(
@@ -300,7 +302,7 @@ class Team:
             tools_of (`Callable`, *optional*): Returns the tools of a row, in place of those of its agent.
 
         Returns:
-            `dict[str, Any]`: `generate`, `encode`, `decode`, `executor` and `sum_over_processes`.
+            `dict[str, Any]`: `generate`, `encode`, `decode`, `executor`, `sum_over_processes` and `on_error`.
         """
         speak = self.generate if sampler is None else lambda rows: (self._generate(rows, sampler), None)
         if reply is not None:
@@ -333,6 +335,7 @@ class Team:
             "decode": functools.partial(self.tokenizer.batch_decode, skip_special_tokens=True),
             "executor": lambda: self.executor,
             "sum_over_processes": self.sum_over_processes,
+            "on_error": self.on_workflow_error,
         }
 
     def generate(self, rows: list[Row]) -> tuple[list[list[int]], list[list[float]] | None]:

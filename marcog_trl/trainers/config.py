@@ -80,6 +80,9 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
             episodes of that call from the update, warns once, and logs their share as `rewards/failed`. If workers cannot
             start, the run always stops. The same holds if the endpoint of an agent does not answer: `"mask"` excludes the
             episode, and logs the share of missing replies as `agents/.../failed`.
+        on_workflow_error (`str`, *optional*, defaults to `"raise"`):
+            What to do if the code of a workflow raises an exception. `"raise"` stops the run with the problem, the reply and the
+            lines of the workflow. `"mask"` excludes the episode from the update, warns once, and counts it in `episodes/masked`.
         reward_timeout (`float`, *optional*):
             Seconds after which a call of a coroutine reward function is cancelled. Other functions have no limit, except
             that rewards that run tests have `execution_timeout`. By default there is no limit.
@@ -205,6 +208,7 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
     reward_scale: float = 1.0
     reward_shift: float = 0.0
     on_reward_error: Literal["raise", "mask"] = "raise"
+    on_workflow_error: Literal["raise", "mask"] = "raise"
     reward_timeout: Positive | None = None
     agent_loss_weighting: Literal["agent", "token"] = "agent"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
@@ -11,6 +12,7 @@ from accelerate.utils import gather_object
 from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.models import unwrap_model_for_generation
 
+from marcog_trl.rollout.player import WorkflowError
 from marcog_trl.rollout.records import Episode, Row
 from marcog_trl.team.team import Team
 
@@ -28,6 +30,9 @@ class TrainingTeam(Team):
         super().__init__(trainer.accelerator.unwrap_model(trainer.model), trainer._tokenizer, **options)
         self._trainer = trainer
         self.masks_failures = trainer.args.on_reward_error == "mask"
+        self._warned_of_workflow = False
+        if trainer.args.on_workflow_error == "mask":
+            self.on_workflow_error = self._warn_of_workflow
         if not trainer.use_vllm:
             self.generation_config = trainer.generation_config
         ends = [
@@ -46,6 +51,16 @@ class TrainingTeam(Team):
         elif "eos_token_id" not in given:
             trainer.generation_config.eos_token_id = self.eos_token_ids
             trainer.generation_kwargs["eos_token_id"] = self.eos_token_ids
+
+    def _warn_of_workflow(self, error: WorkflowError) -> None:
+        if not self._warned_of_workflow:
+            self._warned_of_workflow = True
+            where = "; ".join(error.__notes__)
+            warnings.warn(
+                f"on_workflow_error='mask' excludes an episode from training, and later ones without a warning; they are counted as "
+                f"episodes/masked in the log: {error} {where}",
+                stacklevel=2,
+            )
 
     def play(self, *args: Any, **options: Any) -> list[Episode]:
         if self._trainer.environment_factories is not None and "tools_of" not in options:

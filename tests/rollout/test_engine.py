@@ -9,6 +9,7 @@ from transformers import AutoTokenizer
 from marcog_trl.agents import Agent, Consult, Execute, Slot, Workflow
 from marcog_trl.execution import Job, TestResult, Verdict
 from marcog_trl.rollout.engine import encode_prompts, play, play_tree, replay
+from marcog_trl.rollout.player import WorkflowError
 from marcog_trl.rollout.tree import Tree
 from marcog_trl.workflows import make_workflow
 
@@ -286,7 +287,9 @@ class Careless(Workflow):
 class TestProblems:
     @pytest.mark.parametrize("where", ["play", "parts", "solution"])
     def test_a_problem_is_read_only(self, where):
-        with pytest.raises(TypeError, match="does not support item assignment"):
+        with pytest.raises(
+            WorkflowError, match=f"Careless.{where} raised TypeError: .* does not support item assignment"
+        ):
             run(Careless(where, lambda problem: operator.setitem(problem, "prompt", "mine")), 1)
 
     @pytest.mark.parametrize("where", ["play", "parts", "solution"])

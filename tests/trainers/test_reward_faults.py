@@ -23,6 +23,7 @@ from transformers import TrainerCallback
 from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOTrainer
 from marcog_trl.execution import Job
 from marcog_trl.rewards.scoring import check_rewards
+from marcog_trl.rollout.player import WorkflowError
 
 
 ROOT = Path(__file__).parents[2]
@@ -355,3 +356,37 @@ def descendants(pid):
         int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
     ]
     return children + [below for child in children for below in descendants(child)]
+
+
+class Frail(teams.Chain):
+    """Fails after a reply that it does not like."""
+
+    def play(self, problem):
+        replies = yield {"a": f"{problem['prompt']} a"}
+        if problem["prompt"].startswith("def f1"):
+            replies["main"]
+        yield {"b": f"{problem['prompt']} b"}
+
+
+class TestWorkflowsThatFail:
+    """The run ends with the problem, the reply and the user's lines, or goes on without the episode, which is counted."""
+
+    def make(self, tiny_model, folder, **options):
+        data = teams.dataset(4, task_id=[f"x/{i}" for i in range(4)])
+        options = {"workflow": Frail(), "data": data, "per_device_train_batch_size": 16, **options}
+        return teams.make(tiny_model, folder, MultiAgentGRPOTrainer, **options)
+
+    def test_the_run_ends(self, tiny_model, tmp_path):
+        trainer = self.make(tiny_model, tmp_path)
+        said = r"Frail\.play raised KeyError: 'main' \(problem 'x/1'\) after agent 'a' replied '.*'\."
+        with pytest.raises(WorkflowError, match=said) as failed:
+            trainer.train()
+        line = failed.value.__notes__[0]
+        assert line.startswith(__file__) and line.endswith('in play: replies["main"]')
+
+    def test_the_episode_is_left_out_and_counted(self, tiny_model, tmp_path):
+        trainer = self.make(tiny_model, tmp_path, on_workflow_error="mask")
+        with pytest.warns(UserWarning, match="on_workflow_error='mask' excludes an episode .*KeyError: 'main'"):
+            trainer.train()
+        log = next(log for log in trainer.state.log_history if "loss" in log)
+        assert log["episodes/masked"] == 0.25 and math.isfinite(log["loss"])
