@@ -28,6 +28,8 @@ if TYPE_CHECKING:
         save_untrained_team,
     )
     from marcog_trl.problems import load_problems
+    from marcog_trl.report.console import ConsoleCallback
+    from marcog_trl.report.metrics_file import MetricsFile
     from marcog_trl.rewards import (
         class_reward,
         collaboration_reward,
@@ -35,7 +37,9 @@ if TYPE_CHECKING:
         divided_work_reward,
         execution_reward,
         graded_reward,
+        make_reward,
     )
+    from marcog_trl.team.settings import TeamSettings
     from marcog_trl.team.team import Team
     from marcog_trl.trainers import (
         MultiAgentConfig,
@@ -70,14 +74,17 @@ _MODULES = {
     "marcog_trl.problems": ("load_problems",),
     "marcog_trl.rewards": (
         "class_reward", "collaboration_reward", "delta_reward", "divided_work_reward",
-        "execution_reward", "graded_reward", "program_reward",
+        "execution_reward", "graded_reward", "make_reward", "program_reward",
     ),
+    "marcog_trl.report.console": ("ConsoleCallback",),
+    "marcog_trl.report.metrics_file": ("MetricsFile",),
     "marcog_trl.trainers": (
         "MultiAgentConfig", "MultiAgentGRPOConfig", "MultiAgentGRPOTrainer", "MultiAgentPPOConfig",
         "MultiAgentPPOTrainer", "MultiAgentTrainer", "SHPPOConfig", "SHPPOTrainer",
     ),
     "marcog_trl.evaluation.evaluate": ("evaluate_team",),
     "marcog_trl.execution": ("python_tool",),
+    "marcog_trl.team.settings": ("TeamSettings",),
     "marcog_trl.team.team": ("Team",),
     "marcog_trl.workflows": (
         "Centralized", "ClassTeam", "Collaboration", "Discussion", "Pipeline", "Program", "Single", "make_workflow",

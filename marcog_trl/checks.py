@@ -14,6 +14,10 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 
+OLD_NAMES = r"`(is_)?gradient_checkpointing\w*` is deprecated"
+"""Warnings of old names of transformers that TRL sets and calls, and PEFT reads from every model: users can do nothing about them."""
+
+
 @dataclass(frozen=True)
 class Range:
     """

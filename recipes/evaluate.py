@@ -13,4 +13,4 @@ from marcog_trl.cli.main import main
 
 
 if __name__ == "__main__":
-    sys.exit(main(["evaluate", *sys.argv[1:]]))
+    main(["evaluate", *sys.argv[1:]])

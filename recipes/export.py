@@ -13,4 +13,4 @@ from marcog_trl.cli.main import main
 
 
 if __name__ == "__main__":
-    sys.exit(main(["export", *sys.argv[1:]]))
+    main(["export", *sys.argv[1:]])

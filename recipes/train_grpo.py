@@ -18,4 +18,4 @@ from marcog_trl.cli.main import main
 
 
 if __name__ == "__main__":
-    sys.exit(main(["train", "grpo", *sys.argv[1:]]))
+    main(["train", "grpo", *sys.argv[1:]])

@@ -15,4 +15,4 @@ from marcog_trl.cli.main import main
 
 
 if __name__ == "__main__":
-    sys.exit(main(["train", "iac", *sys.argv[1:]]))
+    main(["train", "iac", *sys.argv[1:]])

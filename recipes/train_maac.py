@@ -14,4 +14,4 @@ from marcog_trl.cli.main import main
 
 
 if __name__ == "__main__":
-    sys.exit(main(["train", "maac", *sys.argv[1:]]))
+    main(["train", "maac", *sys.argv[1:]])

@@ -16,4 +16,4 @@ from marcog_trl.cli.main import main
 
 
 if __name__ == "__main__":
-    sys.exit(main(["train", "madpo", *sys.argv[1:]]))
+    main(["train", "madpo", *sys.argv[1:]])

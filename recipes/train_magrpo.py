@@ -17,4 +17,4 @@ from marcog_trl.cli.main import main
 
 
 if __name__ == "__main__":
-    sys.exit(main(["train", "magrpo", *sys.argv[1:]]))
+    main(["train", "magrpo", *sys.argv[1:]])

@@ -13,10 +13,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from marcog_trl.checks import OLD_NAMES
+
 
 _PACKAGE = str(Path(__file__).parents[1])
-# Old names of transformers that TRL sets and calls, and that PEFT reads from every model: users can do nothing about them
-_OLD_NAMES = re.compile(r"`(is_)?gradient_checkpointing\w*` is deprecated")
 MISTAKEN = (
     2  # exit status of a command that could not do what it was asked; 1 where it did, and the result is negative
 )
@@ -58,7 +58,7 @@ def warnings_once() -> Iterator[None]:
         message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
     ) -> None:
         text = " ".join(str(message).split())
-        if (text, category) in shown or not (is_main() or filename.startswith(_PACKAGE)) or _OLD_NAMES.search(text):
+        if (text, category) in shown or not (is_main() or filename.startswith(_PACKAGE)) or re.search(OLD_NAMES, text):
             return
         shown.add((text, category))
         place = "" if category is UserWarning else f" ({category.__name__} in {filename}:{lineno})"

@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 
 import datasets
-from transformers import PrinterCallback, ProgressCallback, Trainer
+from transformers import Trainer
 from transformers.utils.logging import disable_progress_bar
 
 from marcog_trl.cli.console import is_main
 from marcog_trl.report.console import ConsoleCallback
-from marcog_trl.trainers.trainer import MultiAgentTrainer
 
 
 def hide_bars_of_libraries() -> None:
@@ -28,11 +27,7 @@ def show(trainer: Trainer, console: str) -> None:
         trainer (`Trainer`): The trainer. Its own progress bar is removed, unless it is asked for.
         console (`str`): See [`TeamArguments`].
     """
-    if console == "trl":
-        return
-    for callback in (ProgressCallback, PrinterCallback):  # which of them is there depends on disable_tqdm
-        trainer.remove_callback(callback)
-    lines = ConsoleCallback()
-    trainer.add_callback(lines)
-    if isinstance(trainer, MultiAgentTrainer):
-        trainer.on_activity = lines.tell
+    if console != "trl":
+        lines = ConsoleCallback()
+        trainer.add_callback(lines)
+        lines.attach(trainer)

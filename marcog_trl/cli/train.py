@@ -99,7 +99,6 @@ def train(
             resume = resume_choice(args.resume_from_checkpoint)
             checkpoint = start_from(args, resume, script.overwrite_output_dir)
             check_run(script, args, model)
-            metrics_file = MetricsFile(cast(str, args.output_dir))
             begin(f"Loading {model.model_name_or_path}")
             trainer = (trainer_class or getattr(marcog_trl, recipe.trainer))(
                 model=str(model.model_name_or_path),
@@ -111,7 +110,7 @@ def train(
                 peft_config=get_peft_config(model),
             )
             trainer.get_optimizer_cls_and_kwargs(args, trainer.model)  # which may need a package
-            trainer.add_callback(metrics_file)
+            trainer.add_callback(MetricsFile())
             if checkpoint is not None:
                 check_resumable(f"resume_from_checkpoint={checkpoint!r}", Path(checkpoint), trainer.team.description)
             trainer.accelerator.print(f"Code execution: {trainer.executor.isolation}")

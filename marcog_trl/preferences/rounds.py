@@ -338,7 +338,7 @@ class PreferenceRounds(ABC):
 
     def fit(self, trainer: Trainer, **options: Any) -> None:
         """Trains, shows it, and writes all metrics to the trainer's folder."""
-        trainer.add_callback(MetricsFile(str(trainer.args.output_dir)))
+        trainer.add_callback(MetricsFile())
         if self._show is not None:
             self._show(trainer)
         trainer.train(**options)

@@ -15,7 +15,7 @@ from rich.rule import Rule
 from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
-from transformers import TrainerCallback, TrainerState
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainerState
 
 from marcog_trl.report.results import LABELS, shown_interval
 
@@ -32,13 +32,11 @@ _OF_PREFERENCES = {  # of MADPO and of a reward model, which log no reward
 class ConsoleCallback(TrainerCallback):
     """
     Prints a line per log (reward, share of solved problems, rewards of agents that differ, entropy, tokens per second, and time
-    left), and after 15 seconds without one, what the trainer does. Use it in place of transformers' `ProgressCallback`:
+    left), and after 15 seconds without one, what the trainer does: which agents write, judging, or learning. It takes the place of
+    transformers' progress bar:
 
     ```python
-    >>> console = ConsoleCallback()
-    >>> trainer.add_callback(console)
-    >>> trainer.on_activity = console.tell
-    >>> trainer.train()
+    >>> trainer = MultiAgentGRPOTrainer(..., callbacks=[ConsoleCallback(), MetricsFile()])
     ```
 
     Only the main process prints.
@@ -48,6 +46,12 @@ class ConsoleCallback(TrainerCallback):
         self._state: TrainerState | None = None  # on the main process, while it trains
         self._first_step = 0
         self._began = self._printed = time.monotonic()
+
+    def attach(self, trainer: Trainer) -> None:
+        """Takes the place of the trainer's progress bar. Trainers of teams do so with a `ConsoleCallback` that they are given."""
+        for callback in (ProgressCallback, PrinterCallback):  # which of them is there depends on disable_tqdm
+            trainer.remove_callback(callback)
+        trainer.on_activity = self.tell  # type: ignore[attr-defined]
 
     def on_train_begin(self, args, state, control, **kwargs):
         self._state = state if state.is_world_process_zero else None

@@ -24,33 +24,30 @@ class MetricsFile(TrainerCallback):
     the callback logs a warning, and training goes on.
 
     ```python
-    >>> trainer.add_callback(MetricsFile("outputs/team"))
+    >>> trainer.add_callback(MetricsFile())
     >>> trainer.train()
     >>> metrics = pandas.read_json("outputs/team/metrics.jsonl", lines=True)
     ```
 
-    Args:
-        output_dir (`str` or `Path`): The folder.
     """
-
-    def __init__(self, output_dir: str | Path):
-        self.path = Path(output_dir) / METRICS_FILE
 
     def on_train_begin(self, args, state, control, **kwargs):
         if state.is_world_process_zero:
-            self._write(state.log_history, "w")
+            self._write(args.output_dir, state.log_history, "w")
 
     def on_log(self, args, state, control, **kwargs):
         if state.is_world_process_zero:
-            self._write(state.log_history[-1:], "a")
+            self._write(args.output_dir, state.log_history[-1:], "a")
 
-    def _write(self, logs: Sequence[Mapping[str, Any]], mode: str) -> None:
+    @staticmethod
+    def _write(output_dir: str, logs: Sequence[Mapping[str, Any]], mode: str) -> None:
+        path = Path(output_dir) / METRICS_FILE
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open(mode) as file:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open(mode) as file:
                 file.writelines(map(_line, logs))
         except OSError as error:
-            logger.warning("The metrics of the run were not written to %s: %s", self.path, error.strerror)
+            logger.warning("The metrics of the run were not written to %s: %s", path, error.strerror)
 
 
 def _line(log: Mapping[str, Any]) -> str:

@@ -111,6 +111,10 @@ class Team:
 
             workflow.knows_tools = knows_tools(tokenizer)
 
+    def __repr__(self) -> str:
+        title = type(self.workflow).__name__
+        return f"{type(self).__name__}({', '.join(self.agents)}; workflow {title}, base model {self.description.base_model!r})"
+
     @classmethod
     def from_pretrained(
         cls,

@@ -17,6 +17,7 @@ from marcog_trl.checks import (
     POSITIVE,
     UNIT,
     Count,
+    OLD_NAMES,
     NaturalNumber,
     NotNegative,
     Positive,
@@ -613,7 +614,11 @@ def check_mappings(args: Any) -> None:
 
 
 def use_new_names(args: Any) -> None:
-    """Sets transformers' new names of fields to which TRL gives defaults by their old names. Otherwise a warning names the old."""
+    """
+    Sets transformers' new names of fields to which TRL gives defaults by their old names. Otherwise a warning names the old. Those
+    of TRL's and PEFT's own code are hidden.
+    """
+    warnings.filterwarnings("ignore", f".*{OLD_NAMES}", FutureWarning)
     known = {f.name for f in fields(args)}  # older transformers have only the old ones
     for kind in ("checkpointing", "checkpointing_kwargs"):
         new, old = f"activation_{kind}", f"gradient_{kind}"

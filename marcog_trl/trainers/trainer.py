@@ -46,7 +46,7 @@ from trl.trainer.utils import RepeatSampler
 from marcog_trl.agents import Tools, Workflow, with_tools
 from marcog_trl.execution import CodeExecutor
 from marcog_trl.report.callback import ReportCallback
-from marcog_trl.report.console import MOST_EPISODES, print_episodes
+from marcog_trl.report.console import MOST_EPISODES, ConsoleCallback, print_episodes
 from marcog_trl.report.diagnosis import Diagnosis
 from marcog_trl.report.episodes import EpisodeLog, episode_row, spread
 from marcog_trl.rewards.scoring import Scorer, is_over, is_reward_model
@@ -308,6 +308,9 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
             folder = Path(args.output_dir or "")
             self.episode_log = EpisodeLog(folder, args.log_episodes_steps, args.max_logged_episodes, process, count)
             self.add_callback(self.episode_log)
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, ConsoleCallback):
+                callback.attach(self)
         self.report: ReportCallback | None = None
         if args.write_report:
             self.report = ReportCallback(self._name, self.team.description.to_dict(), self.diagnosis.found)
@@ -368,6 +371,22 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
     @property
     def _causal_lm(self) -> PreTrainedModel:
         return self.model.get_base_model() if is_peft_model(self.model) else self.model
+
+    @property
+    def trained(self) -> str:
+        """What is trained, in one line."""
+        model = self.accelerator.unwrap_model(self.model)
+        if is_peft_model(model):
+            kinds = len({name.rpartition(".")[2] for name in model.base_model.targeted_module_names})
+            what = f"LoRA of rank {model.peft_config['default'].r} on {kinds} kind{'s' * (kinds > 1)} of layers"
+            trained, total = model.get_nb_trainable_parameters()
+        else:
+            what, total = "all weights", model.num_parameters()
+            trained = model.num_parameters(only_trainable=True)
+        return f"{what}: {trained / 1e6:,.3g} of {total / 1e6:,.3g} million parameters, learning rate {self.args.learning_rate:g}"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.team!r}, {self.trained})"
 
     @property
     def modules(self) -> TeamModule:
@@ -776,6 +795,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
 
     def train(self, *args, **kwargs):
         if self.is_world_process_zero():
+            print(f"Training {self.trained}", flush=True)
             warn_of_schedule(self.args, self.algorithm.tree(training=True))
         return super().train(*args, **kwargs)
 

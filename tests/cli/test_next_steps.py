@@ -23,7 +23,7 @@ PLAIN = {"prompt": "def f(x):\n    '''Twice x.'''\n", "entry_point": "f", "setup
 
 def steps(folder, problems, script=None, isolation="strict", rewards=("execution_reward",), source_file=None):
     """The commands, and what their flags set."""
-    team = SimpleNamespace(rewards=list(rewards), source_file=source_file)
+    team = SimpleNamespace(rewards=list(rewards), source_file=source_file, reward_files=())
     commands = next_steps(str(folder), team, script or TeamArguments(), isolation, problems)
     words = list(map(shlex.split, commands.values()))
     return commands, {name: Parser(CLASSES[name]).parse(flags)[0] for _, name, *flags in words}

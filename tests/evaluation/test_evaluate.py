@@ -424,7 +424,7 @@ class TestRefusals:
                 r"lies in '.*test_evaluate\.py', which is a file\. Choose another folder",
             ),
             ({"problems": with_tests().select([])}, "problems is empty"),
-            ({"problems": with_tests().remove_columns("test_format")}, "problems has no column 'test_format'"),
+            ({"problems": with_tests().remove_columns("test")}, "problems has no column 'test'"),
             (
                 {"problems": with_tests(1).map(lambda row: {"test": []})},
                 "task_id 'problem/0': it has no 'test', which reward",
@@ -435,7 +435,7 @@ class TestRefusals:
                         lambda row, i: {"test": ["assert ("] if i else row["test"]}, with_indices=True
                     )
                 },
-                r"problems has 2 problems .* task_id 'problem/1': tests\[0\]='assert \(' does not parse.* task_id 'problem/2': tests",
+                r"problems: 2 problems .* task_id 'problem/1', task_id 'problem/2': tests\[0\]='assert \(' does not parse",
             ),
             (
                 {"problems": with_tests(2).add_column("turn", [1, 2])},

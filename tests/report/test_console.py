@@ -1,12 +1,13 @@
 """What a run prints: one short line per log, and what the trainer does after silence."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
 import teams
 
+from marcog_trl import ConsoleCallback, MetricsFile
 from marcog_trl.report import console as printing
-from marcog_trl.report.console import ConsoleCallback
 
 
 @pytest.fixture
@@ -101,3 +102,19 @@ def test_a_trainer_tells_what_it_does(tiny_model, tmp_path):
         "learning from part 1 of 2 of the replies",
         "learning from part 2 of 2 of the replies",
     ]
+
+
+def test_a_trainer_with_a_console_has_no_progress_bar_and_says_what_it_trains(tiny_model, tmp_path, capsys):
+    trainer = teams.make(
+        tiny_model, tmp_path, workflow=teams.Pair(), callbacks=[ConsoleCallback(), MetricsFile()], disable_tqdm=False
+    )
+    assert repr(trainer.team).startswith("TrainingTeam(a, b; workflow Pair, base model ")
+    teams.script(trainer)
+    trainer.train()
+    printed = capsys.readouterr()
+    said = r"Training LoRA of rank 4 on 7 kinds of layers: [\d.]+ of [\d.]+ million parameters, learning rate 0.01\n"
+    assert (
+        re.search(said, printed.out) and re.search(r"\nstep 1 of 1  reward ", printed.out) and "1/1" not in printed.err
+    )
+    assert repr(trainer).startswith("MultiAgentPPOTrainer(TrainingTeam(a, b; ") and "LoRA of rank 4" in repr(trainer)
+    assert (tmp_path / "metrics.jsonl").is_file()

@@ -21,7 +21,7 @@ def test_shows_a_run_reads_its_metrics_and_draws_its_pictures(tiny_model, tmp_pa
     tests = {"task_id": list("wxyz"), "test": [["assert f0(1)"]] * 4, "test_format": ["asserts"] * 4}
     options |= {"data": dataset(4, entry_point=["f"] * 4, **tests), "reward": execution_reward}
     trainer = make(tiny_model, tmp_path / "outputs" / "team", **options)
-    trainer.add_callback(MetricsFile(trainer.args.output_dir))
+    trainer.add_callback(MetricsFile())
     script(trainer)
     monkeypatch.chdir(tmp_path)
     of_console, of_metrics, of_episodes, of_pictures = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)

@@ -15,7 +15,7 @@ def lines(folder):
 
 def make(model, path, **options):
     trainer = teams.make(model, path, workflow=teams.Pair(), **options)
-    trainer.add_callback(MetricsFile(path))
+    trainer.add_callback(MetricsFile())
     teams.script(trainer)
     return trainer
 
