@@ -25,7 +25,7 @@ COMMANDS = sorted(
         (script, flags)
         for guide in GUIDES
         for script, flags in re.findall(
-            r"(?:recipes/|marcog-trl )(train_\w+|evaluate|export|solve)(?:\.py)?\b([^`\n|]*)", guide.read_text()
+            r"(?:recipes/|marcog-trl )(train[_ ][a-z]+|evaluate|export|solve)(?:\.py)?\b([^`\n|]*)", guide.read_text()
         )
         if "--" in flags
     }
@@ -39,8 +39,8 @@ def test_flags_are_accepted(script, flags, monkeypatch):
     monkeypatch.setattr(parsing, "build_default_model", lambda: "built")
     monkeypatch.setenv("OPENAI_API_KEY", "any")
     argv = shlex.split(flags, comments=True)
-    if script.startswith("train_"):
-        read_training_arguments(RECIPES[script.removeprefix("train_")], [*argv, "--bf16", "false"])
+    if script.startswith("train"):
+        read_training_arguments(RECIPES[script[len("train_") :]], [*argv, "--bf16", "false"])
     else:
         classes = {"evaluate": EvaluationArguments, "export": ExportArguments, "solve": SolveArguments}
         Parser(classes[script]).parse(argv)

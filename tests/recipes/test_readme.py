@@ -36,10 +36,12 @@ def test_readme(tiny_model, tmp_path, monkeypatch):
     data = teams.dataset(4, entry_point=["f"] * 4)
     teams.make(tiny_model, tmp_path / "outputs" / "quickstart", SHPPOTrainer, data=data, **options).save_model()
     names = run("README.md", tiny_model, tmp_path, monkeypatch)
-    assert (tmp_path / "outputs" / "team" / "team.json").exists()
+    assert (tmp_path / "outputs" / "python" / "team.json").exists()
     assert names["answer"].verdict.total == 1
     (rewards,) = names["brief_reward"](['"""Adds."""'], [{"writer": "a" * 100}])
     assert rewards == pytest.approx({"writer": 0.9})
+    chat = [[{"role": "assistant", "content": '"""Adds."""'}]]
+    assert names["brief_reward"](chat, [{"writer": "a" * 100}]) == [rewards]
     first, second = replay(names["Review"](), {"prompt": "Write f."}, [{"writer": "draft"}])
     assert "Write f." in first["writer"][0]["content"] and "draft" in second["reviewer"][0]["content"]
 
