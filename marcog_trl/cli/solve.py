@@ -15,7 +15,6 @@ A team with a workflow of its own, whose file is saved with it; or with a copy o
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import sys
 from collections.abc import Sequence
@@ -28,11 +27,9 @@ from marcog_trl.cli.parsing import Parser
 from marcog_trl.cli.progress import hide_bars_of_libraries
 from marcog_trl.endpoints import EndpointError
 from marcog_trl.execution.__main__ import read_file
-from marcog_trl.parsing.syntax import find, parse
 from marcog_trl.problems.tests import read_problem
 from marcog_trl.rollout.player import WorkflowError
 from marcog_trl.team.team import Answer
-from marcog_trl.workflows import ClassTeam
 
 
 @dataclass(kw_only=True)
@@ -51,12 +48,6 @@ def solve(args: SolveArguments) -> Answer:
     """Loads the team and solves the problem."""
     problem = read_problem(read_file(Path(args.problem)), read_file(Path(args.tests)) if args.tests else None)
     team = args.load_team()
-    asked = find(parse(problem["prompt"]), problem["entry_point"])
-    if isinstance(asked, ast.ClassDef) and not isinstance(team.workflow, ClassTeam):
-        raise ValueError(
-            f"the problem is the class {problem['entry_point']}, but the agents of {type(team.workflow).__name__} write functions. "
-            "Write a function without a body."
-        )
     answer = team.solve(problem, greedy=not args.sample)
     team.close()
     return answer

@@ -9,7 +9,7 @@ from io import StringIO
 from typing import Any
 
 from marcog_trl.execution.analysis import guess_format, split_asserts
-from marcog_trl.parsing.syntax import bound_names, combine, find, is_empty, parse, top_level
+from marcog_trl.parsing.syntax import bound_names, combine, find, parse, top_level
 
 
 GUESSED = ("test_format", "entry_point", "starter_code", "setup", "canonical_solution")
@@ -133,18 +133,13 @@ def read_problem(source: str, tests: str | None = None) -> dict[str, Any]:
         `dict`: `prompt`, `entry_point`, and, if there are tests, `test`, `test_format` and `setup`.
 
     Raises:
-        ValueError: If `source` or `tests` is not Python, `source` defines no function or class, the function has a body, or both
-            have tests.
+        ValueError: If `source` or `tests` is not Python, `source` defines no function or class, or both have tests.
     """
     example = "Write 'def f(x):' with a docstring in the next line, for example."
     body = _parse_python(source, "the problem is", example)
     asked = [node for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
     if not asked:
         raise ValueError(f"the problem defines no function. {example}")
-    if not isinstance(asked[-1], ast.ClassDef) and not is_empty(asked[-1]):
-        raise ValueError(
-            f"the function {asked[-1].name} has a body, so there is nothing to write. Leave only its docstring, or write '...'."
-        )
     end = asked[-1].end_lineno or 0
     lines = source.splitlines(keepends=True)
     below = "".join(lines[end:]) if body[-1] is not asked[-1] else ""  # comments are not tests

@@ -4,6 +4,7 @@ Checks, before any work starts, that a dataset has the columns that episodes, th
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import warnings
@@ -13,13 +14,14 @@ from typing import Any
 from datasets import Dataset, IterableDataset
 
 from marcog_trl.agents import Slot, Workflow
+from marcog_trl.parsing.syntax import find, is_empty, parse
 from marcog_trl.problems.loading import complete_problems
 from marcog_trl.problems.schema import fault_of, list_faults
 from marcog_trl.problems.tests import GUESSED
 from marcog_trl.rewards.requirements import needs
 from marcog_trl.rollout.engine import replay
 from marcog_trl.rollout.player import WorkflowError
-from marcog_trl.workflows import Single
+from marcog_trl.workflows import ClassTeam, Single
 
 
 _GIVEN = ("replies", "rows", "turn", "verdicts", "advice", "previous_solution", "previous_verdicts", "executor")
@@ -160,6 +162,22 @@ def fault_in(row: Mapping[str, Any], workflow: Workflow, needed: Mapping[str, st
             if agent in using and isinstance(prompt, str):
                 fault = NEEDS_MESSAGES.format(agent=agent)
     return fault
+
+
+def fault_of_task(row: Mapping[str, Any], workflow: Workflow) -> str | None:
+    """Why a team that writes a function has nothing to write: it is there already, or a class is asked for. `None` if it has."""
+    if (
+        not workflow.needs_entry_point
+        or not type(workflow).__module__.startswith("marcog_trl.")
+        or isinstance(workflow, ClassTeam)
+    ):
+        return None
+    asked = find(parse(str(row["prompt"])), row["entry_point"])
+    if isinstance(asked, ast.ClassDef):
+        return f"{asked.name} is a class, but the agents of {type(workflow).__name__} write functions"
+    if isinstance(asked, ast.FunctionDef) and not is_empty(asked):
+        return f"the function {asked.name} has a body, so there is nothing to write: leave only its docstring, or write '...'"
+    return None
 
 
 NEEDS_MESSAGES = (

@@ -27,7 +27,7 @@ from marcog_trl.rollout.player import WorkflowError
 from marcog_trl.rollout.records import Episode, Row
 from marcog_trl.rollout.tree import Tree
 from marcog_trl.team.agent_contexts import AgentContexts, keep_token_states
-from marcog_trl.team.data_checks import fault_in, needed_columns
+from marcog_trl.team.data_checks import fault_in, fault_of_task, needed_columns
 from marcog_trl.team.description import TeamDescription
 from marcog_trl.team.endpoint_agents import EndpointAgents
 from marcog_trl.team.modules import ATTRIBUTE, TeamModule
@@ -202,7 +202,11 @@ class Team:
         rows = [as_problem(problem) if isinstance(problem, str) else complete(problem) for problem in problems]
         needed = needed_columns(self.workflow, ())
         tested = dict.fromkeys(("test", "test_format"), "a problem with tests")
-        faults = [fault_in(row, self.workflow, tested | needed if row.get("test") else needed) for row in rows]
+        faults = [
+            fault_in(row, self.workflow, tested | needed if row.get("test") else needed)
+            or fault_of_task(row, self.workflow)
+            for row in rows
+        ]
         list_faults(
             "problems",
             [(row.get("task_id"), i, fault) for i, (row, fault) in enumerate(zip(rows, faults, strict=True))],

@@ -320,11 +320,6 @@ class TestCommandLine:
             ("def f(x): ...", "assert ((", r"the tests are not Python: .*\. Write 'assert f\(1\) == 2', for example"),
             ("def f(x): ...", "", r"the tests are empty\. Write 'assert .*, or leave out --tests"),
             ("def f(x): ...", "# later\n", "the tests are empty"),
-            (
-                "def f(x):\n    'Twice x.'\n    return x",
-                None,
-                "the function f has a body, so there is nothing to write",
-            ),
             ("def f(x): ...\nassert f(1)", "assert f(2)", "has tests after its function, and --tests has others"),
         ],
     )
@@ -346,9 +341,7 @@ class TestCommandLine:
         ]
         assert main([*arguments, "--messages", "--problem", str(tmp_path / "f.py")]) == 1
         assert "--- helper, turn 1" in capsys.readouterr().err
-        with pytest.raises(
-            SystemExit, match="the problem is the class Stack, but the agents of Collaboration write functions"
-        ):
+        with pytest.raises(SystemExit, match="Stack is a class, but the agents of Collaboration write functions"):
             main([*arguments, "--problem", str(tmp_path / "stack.py")])
 
     def test_other_agents_come_from_a_file(self, saved, tmp_path, capsys):
