@@ -4,7 +4,6 @@
 import argparse
 import difflib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,20 +23,13 @@ class OneLineParser(argparse.ArgumentParser):
         self.exit(2, f"error: {' '.join(message.split())}\n")
 
     def parse_args(self, args=None, namespace=None):
-        flags = {flag for action in self._all_actions() for flag in action.option_strings}
+        flags = {flag for action in self._actions for flag in action.option_strings}
         for argument in sys.argv[1:] if args is None else args:
             name = argument.partition("=")[0]
             if name.startswith("--") and name not in flags:
                 near = difflib.get_close_matches(name, flags, n=1)
                 self.error(f"unknown flag {name}." + (f" Did you mean {near[0]}?" if near else ""))
         return super().parse_args(args, namespace)
-
-    def _all_actions(self) -> Iterator[argparse.Action]:
-        """The actions of the parser and of its subcommands."""
-        for action in self._actions:
-            yield action
-            for command in action.choices.values() if isinstance(action, argparse._SubParsersAction) else ():
-                yield from command._all_actions()
 
 
 def read_file(path: Path) -> str:

@@ -365,24 +365,16 @@ class _Folder(ast.NodeTransformer):
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
         self.generic_visit(node)
-        left, right = _number(node.left), _number(node.right)
         operation = self._OPERATIONS.get(type(node.op))
-        if left is None or right is None or operation is None:
-            return node
-        small = abs(left) <= 1 << 64 and abs(right) <= (64 if isinstance(node.op, ast.Pow) else 1 << 64)
         try:
+            left, right = ast.literal_eval(node.left), ast.literal_eval(node.right)
+            if operation is None or not {type(left), type(right)} <= {int, float}:
+                return node
+            small = abs(left) <= 1 << 64 and abs(right) <= (64 if isinstance(node.op, ast.Pow) else 1 << 64)
             value = operation(left, right) if small else None
-        except (ArithmeticError, ValueError):
-            return node  # the test itself raises
+        except (ArithmeticError, *_NO_LITERAL):
+            return node  # it is no literal, or the test itself raises
         return ast.copy_location(ast.Constant(value), node) if type(value) in (int, float) else node
-
-
-def _number(node: ast.expr) -> int | float | None:
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        value = _number(node.operand)
-        return None if value is None else -value
-    found = node.value if isinstance(node, ast.Constant) else None
-    return found if type(found) is int or type(found) is float else None
 
 
 def _is_literal(node: ast.expr) -> bool:

@@ -227,22 +227,14 @@ class CodeExecutor:
     def _payload(self, job: Job, job_plan: Plan) -> dict[str, Any]:
         files = self.files if job.files is None else job.files
         return {
+            **vars(job_plan),
             "code": job.code,
             "files": job_plan.files if files is None else files,
             "tests": job.tests if job_plan.calls is None else None,
             "format": job.test_format,
             "setup": job.setup,
             "entry_point": job.entry_point,
-            "exports": job_plan.exports,
-            "modules": job_plan.modules,
-            "names": job_plan.names,
-            "seeded": job_plan.seeded,
-            "codes": job_plan.codes,
-            "counted": job_plan.counted,
-            "total": job_plan.total,
-            "calls": job_plan.calls,
             "kept_output": job.kept_output,
-            "checker": job_plan.checker,
             "timeout": self.timeout if job.timeout is None else job.timeout,
             "test_timeout": self.test_timeout if job.test_timeout is None else job.test_timeout,
             "max_timeouts": self.max_timeouts,

@@ -27,7 +27,6 @@ _OF_CLASSES = _OF_OBJECTS | frozenset(
     )
 )
 _DATA = frozenset("builtins decimal fractions datetime collections uuid numpy".split())  # modules of plain values
-_AHEAD = 64  # items to ask for at once, of iterators that only iterate
 _OPERATORS = (
     "add sub mul truediv floordiv mod matmul and or xor lshift rshift".split()
 )  # between objects of the program
@@ -52,7 +51,6 @@ class Facts:
     base: str | None  # name of the builtin value type that the class derives from
     value_type: type | None  # that type, if handles hold the value themselves
     methods: frozenset[str]  # functions that are called without being read first
-    quick: bool  # whether an iterator's items may be asked for ahead of time
     is_exception: bool
 
 
@@ -337,7 +335,7 @@ _seen: dict[int, tuple[Any, _Seen]] = {}  # id of a handle -> it, and its items
 
 def _iterate(self: Any) -> Any:
     if "__next__" in type(self).facts.has:
-        if "__iter__" not in type(self).facts.own or type(self).facts.quick:
+        if "__iter__" not in type(self).facts.own:
             return self
         found = session.ask("iter", self)
         return found if session.is_handle(found) else iter(found)
@@ -347,21 +345,11 @@ def _iterate(self: Any) -> Any:
     return iter(found[1])
 
 
-_ahead: dict[
-    int, tuple[Any, list, list]
-] = {}  # id of a handle -> it, items that were asked for, and whether these are the last
-
-
 def _next(self: Any) -> Any:
-    _, items, ended = _ahead.setdefault(id(self), (self, [], []))
-    if not items and not ended:
-        found, last = session.ask("next", self, _AHEAD if type(self).facts.quick else 1)
-        items += reversed(found)
-        ended += [1] if last else []
-    if not items:
-        ended.clear()
+    found = session.ask("next", self)
+    if not found:
         raise StopIteration
-    return items.pop()
+    return found[0]
 
 
 def _exit(self: Any, kind: Any, value: Any, trace: Any) -> bool:
@@ -431,7 +419,6 @@ def make_class(facts: dict, bases: list) -> Any:
         facts["base"],
         value_type,
         frozenset(facts["methods"]),
-        facts["quick"] is True,
         is_exception,
     )
     if is_exception:
@@ -454,8 +441,6 @@ def make_class(facts: dict, bases: list) -> Any:
         elif facts["base"] is not None:
             space["__eq__"] = _plain_equal
             space["__hash__"] = Handle.__hash__
-        if facts["weak"] is not True and value_type is None:
-            space["__slots__"] = ()
         if facts["unhashable"] is True:
             space["__hash__"] = None
     space["facts"] = known

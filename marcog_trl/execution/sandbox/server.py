@@ -13,7 +13,6 @@ import inspect
 import operator
 import socket
 import sys
-import time
 import types
 from collections.abc import Callable
 from typing import Any
@@ -41,16 +40,12 @@ def _exit(thing: Any, name: str, error: BaseException | None) -> bool:
         raise
 
 
-def _next(iterator: Any, count: int) -> tuple:
-    """Up to `count` items, fewer if they take their time or the next one raises; and whether this was the end."""
-    items: list[Any] = []
-    start = time.perf_counter()
-    while len(items) < count and (not items or time.perf_counter() - start < 0.005):
-        try:
-            items.append(next(iterator))
-        except StopIteration:
-            return tuple(items), True
-    return tuple(items), False
+def _next(iterator: Any) -> tuple:
+    """The next item in a tuple, which is empty at the end."""
+    try:
+        return (next(iterator),)
+    except StopIteration:
+        return ()
 
 
 _loops: list[Any] = []  # the event loop of this process, once there is one
@@ -264,9 +259,7 @@ class Server:
             "own": sorted(own & SPECIAL),
             "base": None if base is None else base.__name__,
             "unhashable": kind.__hash__ is None,
-            "weak": kind.__weakrefoffset__ != 0,
             "methods": self.methods_of(above) if type(kind).__getattribute__ is type.__getattribute__ else [],
-            "quick": kind.__module__ in ("builtins", "itertools"),  # its items may be asked for ahead of time
         }
         return ["K", number, facts]
 
