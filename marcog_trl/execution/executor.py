@@ -142,7 +142,7 @@ class CodeExecutor:
         self.packages = tuple(packages)
         self.files = files
         found = find_packages(packages)
-        _refuse(limits.too_low() or limits.too_low_for_memory(memory_mb) or limits.too_low_for_time(timeout))
+        _refuse(limits.too_low(memory_mb, timeout))
         self.isolation = resolve(isolation)
         logger.info("code execution: %s", self.isolation)
         if isolation == "best_effort" and self.isolation.tier != "confined":
@@ -178,8 +178,7 @@ class CodeExecutor:
             verdicts.append(None)
             try:
                 plans[index] = plan(job)
-                _refuse(None if job.memory_mb is None else limits.too_low_for_memory(job.memory_mb))
-                _refuse(None if job.timeout is None else limits.too_low_for_time(job.timeout))
+                _refuse(limits.too_low(job.memory_mb or 0, job.timeout or 0.0))
             except UnusableTests as error:
                 verdicts[index] = unusable(job, str(error))
             except ValueError as error:

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+from .sandbox.syscalls import COLUMNS, SECCOMP
+
 
 IsolationLevel = Literal["strict", "best_effort", "none"]
 ISOLATION_LEVELS = ("strict", "best_effort", "none")
 
 _SYS_LANDLOCK_CREATE_RULESET = 444  # the same on x86_64 and aarch64
 _LANDLOCK_CREATE_RULESET_VERSION = 1
-_SYS_SECCOMP = {"x86_64": 317, "aarch64": 277}
 _SECCOMP_GET_ACTION_AVAIL = 2
 _SECCOMP_RET_ERRNO = 0x00050000
 
@@ -64,12 +65,12 @@ def probe() -> tuple[int, bool]:
         `tuple[int, bool]`: Landlock's ABI version (0 if it is missing), and whether seccomp filters are available.
     """
     machine = platform.machine()
-    if not sys.platform.startswith("linux") or machine not in _SYS_SECCOMP:
+    if not sys.platform.startswith("linux") or machine not in COLUMNS:
         return 0, False
     libc = ctypes.CDLL(None, use_errno=True)
     abi = libc.syscall(_SYS_LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), _LANDLOCK_CREATE_RULESET_VERSION)
     action = ctypes.c_uint32(_SECCOMP_RET_ERRNO)
-    seccomp = libc.syscall(_SYS_SECCOMP[machine], _SECCOMP_GET_ACTION_AVAIL, 0, ctypes.byref(action)) == 0
+    seccomp = libc.syscall(SECCOMP[COLUMNS[machine]], _SECCOMP_GET_ACTION_AVAIL, 0, ctypes.byref(action)) == 0
     return max(abi, 0), seccomp
 
 
@@ -100,7 +101,7 @@ def resolve(level: IsolationLevel) -> Isolation:
 def refusal(abi: int, seccomp: bool) -> str:
     """Says what `isolation="strict"` lacks here, and what to do."""
     missing, advice = [], []
-    if not sys.platform.startswith("linux") or platform.machine() not in _SYS_SECCOMP:
+    if not sys.platform.startswith("linux") or platform.machine() not in COLUMNS:
         missing.append(f"Linux on x86_64 or aarch64 (this is {sys.platform} on {platform.machine()})")
         advice.append("Run inside a Linux virtual machine or container")
     else:

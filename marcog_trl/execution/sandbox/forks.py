@@ -8,16 +8,21 @@ import _sitebuiltins
 import base64
 import builtins
 import contextlib
+import errno
 import gc
+import importlib.machinery
+import importlib.util
 import marshal
 import math
 import os
+import posix
 import signal
 import socket
 import struct
 import sys
+from typing import Any
 
-from . import handles, judge, output, sight, solution, wire
+from . import handles, judge, output, solution, wire
 from .confine import Confinement, keep_access_times, mount
 
 
@@ -95,7 +100,7 @@ def _prepare(load: list[str], modules: dict[str, str]) -> None:
         __import__(name)
     builtins.exit, builtins.quit = _sitebuiltins.Quitter("exit", ""), _sitebuiltins.Quitter("quit", "")
     sys.argv[:] = [""]
-    sight.show_modules(modules)
+    _show_modules(modules)
     for name in load:
         with contextlib.suppress(Exception):  # programs that import it get the same error
             __import__(name)
@@ -162,6 +167,99 @@ def _call(sock: socket.socket) -> None:
         reader.receive(math.inf)
 
 
+# What programs see of the file system: modules that they may import, and files that they may read
+
+
+class Finder:
+    """
+    Finds top-level modules in a fixed table, so that the folders that contain them need not be listed.
+
+    Args:
+        modules (`dict[str, str]`): Path by name: a file, or a package's folder.
+    """
+
+    def __init__(self, modules: dict[str, str]):
+        self.modules = modules
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        location = self.modules.get(name)
+        if path is not None or location is None:
+            return None
+        if not os.path.isdir(location):
+            return importlib.util.spec_from_file_location(name, location)
+        first = os.path.join(location, "__init__.py")
+        if os.path.isfile(first):
+            return importlib.util.spec_from_file_location(name, first, submodule_search_locations=[location])
+        spec = importlib.machinery.ModuleSpec(name, None, is_package=True)  # a namespace
+        spec.submodule_search_locations = [location]
+        return spec
+
+
+def _library_modules() -> dict[str, str]:
+    """Paths of the modules and packages of the standard library that are written in Python, by name."""
+    library = os.path.dirname(os.__file__)
+    found = {}
+    for entry in os.scandir(library):
+        if entry.name.endswith(".py"):
+            found[entry.name[:-3]] = entry.path
+        elif os.path.exists(os.path.join(entry.path, "__init__.py")):
+            found[entry.name] = entry.path
+    return found
+
+
+def _show_modules(modules: dict[str, str]) -> None:
+    """Makes the standard library and the given modules importable, and nothing else that is installed."""
+    library = os.path.dirname(os.__file__)
+    sys.path[:] = [path for path in sys.path if path != library]
+    sys.meta_path.append(Finder({**modules, **_library_modules()}))
+
+
+def _look_by_opening() -> None:
+    """
+    Replaces `os.stat`, `os.lstat` and `os.access`: files that the program may not read do not exist for them.
+
+    Confined processes cannot ask the kernel about files by name (`seccomp.py`), because it would tell them about any file. The
+    new functions open the file, which Landlock controls, and ask about the open file.
+    """
+    real_stat, fstat, opened, close = posix.stat, posix.fstat, posix.open, posix.close
+    looking = posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK
+
+    def stat(path: Any, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> os.stat_result:
+        if isinstance(path, int):
+            return fstat(path)
+        try:
+            fd = opened(path, looking if follow_symlinks else looking | posix.O_NOFOLLOW, dir_fd=dir_fd)
+        except PermissionError:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from None
+        try:
+            return fstat(fd)
+        finally:
+            close(fd)
+
+    def lstat(path: Any, *, dir_fd: int | None = None) -> os.stat_result:
+        return stat(path, dir_fd=dir_fd, follow_symlinks=False)
+
+    def access(
+        path: Any, mode: int, *, dir_fd: int | None = None, effective_ids: bool = False, follow_symlinks: bool = True
+    ) -> bool:
+        try:
+            stat(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
+        except OSError:
+            return False
+        return not mode & (os.W_OK | os.X_OK)
+
+    for function in (stat, lstat, access):
+        for kinds in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
+            if getattr(posix, function.__name__) in kinds:
+                kinds.add(function)
+        for module in (posix, os):
+            setattr(module, function.__name__, function)
+    assert os.stat is not real_stat
+
+
+# The process
+
+
 def _confine(confinement: Confinement, sock: socket.socket, driver: int) -> None:
     """Confines this process, and sends the driver the descriptors for counting threads and for the scratch folder. They are
     sent first, because a confined process cannot send descriptors."""
@@ -186,7 +284,7 @@ def _confine(confinement: Confinement, sock: socket.socket, driver: int) -> None
         if not sent:
             hand_over(None)
     if confinement.seccomp and confinement.folder is None:
-        sight.look_by_opening()
+        _look_by_opening()
 
 
 def _is_single() -> bool:

@@ -441,6 +441,8 @@ def make_class(facts: dict, bases: list) -> Any:
         elif facts["base"] is not None:
             space["__eq__"] = _plain_equal
             space["__hash__"] = Handle.__hash__
+        if facts["weak"] is not True and value_type is None:
+            space["__slots__"] = ()
         if facts["unhashable"] is True:
             space["__hash__"] = None
     space["facts"] = known

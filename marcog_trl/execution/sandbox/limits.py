@@ -16,38 +16,35 @@ def cpu_seconds(timeout: float) -> int:
     return int(min(timeout, MOST_CPU_SECONDS)) + 1
 
 
-def too_low() -> str | None:
-    """Says which hard limit of this process is too low for any program, and what to do; `None` if all are high enough."""
+def too_low(memory_mb: int = 0, timeout: float = 0.0) -> str | None:
+    """
+    Says which hard limit of this process is too low for programs, and what to do.
+
+    Args:
+        memory_mb (`int`, *optional*, defaults to `0`): Address space of a program in MiB.
+        timeout (`float`, *optional*, defaults to `0.0`): Wall-clock limit of a program in seconds.
+
+    Returns:
+        `str` or `None`: The reason, or `None` if all limits are high enough.
+    """
     for which, name, option, least, unit in (
         (resource.RLIMIT_NOFILE, "open files", "n", LEAST_OPEN_FILES, ""),
         (resource.RLIMIT_FSIZE, "file size", "f", FILE_SIZE, " bytes"),
     ):
-        hard = resource.getrlimit(which)[1]
-        if hard != resource.RLIM_INFINITY and hard < least:
-            return f"the hard limit on {name} is {hard}{unit} and programs need {least}. Raise it (ulimit -H{option})."
+        if _hard(which) < least:
+            return f"the hard limit on {name} is {_hard(which)}{unit} and programs need {least}. Raise it (ulimit -H{option})."
+    memory, cpu, needed = _hard(resource.RLIMIT_AS), _hard(resource.RLIMIT_CPU), cpu_seconds(timeout) + 1
+    if memory < memory_mb << 20:
+        return (
+            f"memory_mb={memory_mb} is more than the hard limit on this process's address space, {memory >> 20} MiB. "
+            f"Set memory_mb to at most {memory >> 20}, or raise the limit (ulimit -Hv)."
+        )
+    if cpu < needed:
+        return (
+            f"timeout={timeout:g} needs {needed} s of CPU time, and this process's hard limit on CPU time is {cpu} s. "
+            "Set a shorter timeout, or raise the limit (ulimit -Ht)."
+        )
     return None
-
-
-def too_low_for_memory(memory_mb: int) -> str | None:
-    """Says so, and what to do, if the hard limit on address space is below `memory_mb` MiB; otherwise `None`."""
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    if hard == resource.RLIM_INFINITY or hard >= memory_mb << 20:
-        return None
-    return (
-        f"memory_mb={memory_mb} is more than the hard limit on this process's address space, {hard >> 20} MiB. "
-        f"Set memory_mb to at most {hard >> 20}, or raise the limit (ulimit -Hv)."
-    )
-
-
-def too_low_for_time(timeout: float) -> str | None:
-    """Says so, and what to do, if the hard limit on CPU time is too low for `timeout` seconds; otherwise `None`."""
-    hard, needed = resource.getrlimit(resource.RLIMIT_CPU)[1], cpu_seconds(timeout) + 1
-    if hard == resource.RLIM_INFINITY or hard >= needed:
-        return None
-    return (
-        f"timeout={timeout:g} needs {needed} s of CPU time, and this process's hard limit on CPU time is {hard} s. "
-        "Set a shorter timeout, or raise the limit (ulimit -Ht)."
-    )
 
 
 def limit_process() -> None:
@@ -65,8 +62,7 @@ def limit_process() -> None:
         wanted += [("MEMLOCK", 0), ("MSGQUEUE", 0), ("SIGPENDING", SIGNALS)]
     for name, value in wanted:
         which = getattr(resource, f"RLIMIT_{name}")
-        hard = resource.getrlimit(which)[1]
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        value = min(value, _hard(which))
         resource.setrlimit(which, (value, value))
 
 

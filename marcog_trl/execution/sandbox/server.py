@@ -259,6 +259,7 @@ class Server:
             "own": sorted(own & SPECIAL),
             "base": None if base is None else base.__name__,
             "unhashable": kind.__hash__ is None,
+            "weak": kind.__weakrefoffset__ != 0,
             "methods": self.methods_of(above) if type(kind).__getattribute__ is type.__getattribute__ else [],
         }
         return ["K", number, facts]
