@@ -235,13 +235,8 @@ class Server:
 
     def hand_out_class(self, kind: Any) -> list:
         """Describes a class: its name, its bases, its special methods and its own methods."""
-        name: Any = values.TYPE_NAMES.get(kind)
-        if name is not None:
-            return ["T", name]
-        name = kind.__name__
-        if vars(builtins).get(name) is kind:
-            return ["B", name]
-        return self.describe_class(kind)
+        place = values.PLACES.get(kind)
+        return self.describe_class(kind) if place is None else ["S", *place]
 
     def describe_class(self, kind: Any) -> list:
         number = self.number_of(kind)
@@ -336,10 +331,8 @@ class Server:
             return self.objects[number]
         if tag == "M":
             return getattr(self.objects[number], data[2])
-        if tag == "B":
-            return getattr(builtins, number)
         if tag == "S":
-            return getattr(importlib.import_module(number), data[2])
+            return values.TYPES.get((number, data[2])) or getattr(importlib.import_module(number), data[2])
         if number not in self.borrowed:
             made = _BORROWED[tag](self, *data[1:])
             self.borrowed[number] = made

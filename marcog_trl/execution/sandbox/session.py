@@ -135,10 +135,9 @@ class Session:
             return ["M", *self.hand_over(value.thing)[1:], value.name]
         if self.is_handle(value) and not isinstance(value, BaseException):
             raise values.Uncrossable("an object of the program's earlier process, which has ended")
-        name = getattr(value, "__name__", None)
-        if type(name) is str and vars(builtins).get(name) is value:
-            return ["B", name]
-        module = getattr(value, "__module__", None)
+        if isinstance(value, type) and value in values.PLACES:
+            return ["S", *values.PLACES[value]]
+        name, module = getattr(value, "__name__", None), getattr(value, "__module__", None)
         if callable(value) and type(module) is str and module.partition(".")[0] in sys.stdlib_module_names:
             if getattr(sys.modules.get(module), str(name), None) is value:
                 return ["S", module, name]
@@ -168,7 +167,7 @@ class Session:
         tag, number = data[0], data[1]
         if tag == "mine":
             return self.lent[number]
-        if tag == "K" or tag == "B" or tag == "S":
+        if tag == "K" or tag == "S":
             return self.permitted(self.class_of(data))
         if tag == "E":
             return self.exception(data[1])
@@ -210,15 +209,8 @@ class Session:
     def class_of(self, data: list) -> Any:
         """The class that tagged JSON names or describes."""
         tag = data[0]
-        if tag == "T":
-            return self.codec.decode(data)
-        if tag == "B":
-            found = vars(builtins).get(data[1])
-            if isinstance(found, type):
-                return found
         if tag == "S":
-            found = _standard(data[1], data[2])
-            return Exception if found is None else found
+            return values.TYPES.get((data[1], data[2])) or _standard(data[1], data[2]) or Exception
         if tag == "h":
             return self.handles[data[1]]
         if tag != "K":

@@ -8,6 +8,7 @@ longer kept is as if it had been copied.
 """
 
 import base64
+import builtins
 import collections
 import datetime
 import decimal
@@ -97,11 +98,13 @@ _VALUES: dict[str, tuple[Any, Callable[[Any], tuple], Callable]] = {
 _VALUE_TAGS: dict[Any, str] = {kind: tag for tag, (kind, _, _) in _VALUES.items()}
 # tag of a type whose module is only loaded if the program or its tests load it: the module, the name, the attribute to send
 _RARE = {"U": ("uuid", "UUID", "hex"), "P": ("pathlib", "PosixPath", "__str__"), "zi": ("zoneinfo", "ZoneInfo", "key")}
-TYPES: dict[str, type] = {
-    kind.__name__: kind
-    for kind in (int, float, str, bool, bytes, complex, list, tuple, dict, set, frozenset, range, slice, type(None))
-} | {kind.__name__: kind for kind in (*NODES, *_VALUE_TAGS) if kind not in (type(...), type(NotImplemented))}
-TYPE_NAMES = {kind: name for name, kind in TYPES.items()}
+# types that both sides name by their module and name
+PLACES: dict[Any, tuple[str, str]] = {
+    kind: (kind.__module__, kind.__name__)
+    for kind in (*NODES, *_VALUE_TAGS, type(None), *vars(builtins).values())
+    if isinstance(kind, type)
+}
+TYPES = {place: kind for kind, place in PLACES.items()}
 
 
 # Classes that derive from a builtin value type. Looked up by their bases, nearest first
@@ -207,8 +210,6 @@ class Codec:
         if kind is bytes:
             self._spend(len(value))
             return ["b", base64.b64encode(value).decode()]
-        if kind is type and value in TYPE_NAMES:
-            return ["T", TYPE_NAMES[value]]
         if _is_scalar(value):
             return [
                 "a",
@@ -301,8 +302,6 @@ class Codec:
             return base64.b64decode(data[1]).decode("utf-8", "surrogatepass")
         if tag == "b":
             return base64.b64decode(data[1])
-        if tag == "T":
-            return TYPES[data[1]]
         if tag == "N":
             items = [self._decode(item) for item in data[3:]]
             # without nodes, it is compared with literals, which are equal to a tuple
