@@ -3,11 +3,16 @@
 import json
 import urllib.error
 import urllib.request
+from pathlib import Path
 
-from marcog_trl import Program
+import teams
+import torch
+
+from marcog_trl import MultiAgentGRPOTrainer, Program
 from marcog_trl.rollout.engine import play
 
 
+EXAMPLES = Path(__file__).parents[2] / "recipes" / "examples" / "programs"
 PROBLEM = {"prompt": "Write f."}
 
 
@@ -56,3 +61,20 @@ def post(url, key, body, path="/chat/completions"):
     except urllib.error.HTTPError as error:
         text, status = error.read().decode(), error.code
     return status, json.loads(text) if text.startswith("{") else text
+
+
+def same_training(model, path, workflow, program, **options):
+    """Asserts that a program trains as the same team does that is written as a workflow."""
+    trained = []
+    for each in (workflow, program):
+        trainer = teams.make(model, path, MultiAgentGRPOTrainer, workflow=each, **options)
+        start = teams.trainable(trainer)
+        trainer.train()
+        trained.append(
+            (teams.trainable(trainer), teams.logged(trainer, "reward"), teams.logged(trainer, "num_tokens"))
+        )
+    assert teams.logged(trainer, "program/failed") == [0]
+    (weights, *figures), (other, *other_figures) = trained
+    assert figures == other_figures
+    assert all(torch.equal(weights[name], other[name]) for name in weights)
+    assert not all(torch.equal(weights[name], start[name]) for name in weights)
