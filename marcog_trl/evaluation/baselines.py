@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from marcog_trl.team.description import TEAM_FILE, TeamDescription
 from marcog_trl.team.loading import find_team, load_base_model, settings_with
 from marcog_trl.team.settings import TeamSettings
 from marcog_trl.team.team import Team
+from marcog_trl.workflows.program import OPTIONS as PROGRAM_OPTIONS
 
 
 def untrained_team(
@@ -99,5 +100,8 @@ def single_agent(
         centralized=False,
         parameter_sharing="shared",
     )
+    for field in fields(TeamSettings):
+        if field.name in PROGRAM_OPTIONS:
+            setattr(of_one, field.name, field.default)
     base = base_model or saved.base_model
     return untrained_team(base, of_one, tokenizer=load_tokenizer(path), model_init_kwargs=model_init_kwargs)

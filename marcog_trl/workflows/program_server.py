@@ -335,7 +335,7 @@ def _result(returned: Any, agents: list[str]) -> Result:
     solution, rewards = returned, None
     if isinstance(returned, Mapping):
         solution, rewards = returned.get("solution"), returned.get("rewards")
-    if not isinstance(solution, str) or not solution.strip():
+    if not isinstance(solution, str):
         return Result(
             failure=f"it returned {returned!r:.80}. Return the solution as text, or a dict with 'solution' and 'rewards'."
         )

@@ -1,6 +1,7 @@
 """The workflows in `recipes/examples`: what they ask, which solution they choose, and whole runs on every command line."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -150,31 +151,41 @@ FLAGS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["debate.py:Debate", "fixer.py:CodeAndFix", "checked.py:CheckedCollaboration"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "debate.py:Debate",
+        "fixer.py:CodeAndFix",
+        "checked.py:CheckedCollaboration",
+        pytest.param("fetch.mjs", marks=pytest.mark.skipif(shutil.which("node") is None, reason="needs node")),
+    ],
+)
 def test_from_training_to_solving(name, request, tmp_path, monkeypatch, capfd):
     """As a user does it: each command line takes the file, or trusts the one that is saved with the team."""
     model = request.getfixturevalue("tool_model" if name.startswith("checked") else "tiny_model")
     monkeypatch.chdir(tmp_path)
     file, _, class_name = name.partition(":")
-    shutil.copy(EXAMPLES / file, "my_team.py")
-    workflow = f"my_team.py:{class_name}"
-    model = ["--model_name_or_path", model, "--output_dir", "team"]
-    train(RECIPES["magrpo"], [*FLAGS, *model, "--workflow", workflow])
-    assert Path("team/my_team.py").read_text() == (EXAMPLES / file).read_text()
+    original, copy = EXAMPLES / (file if class_name else f"programs/{file}"), f"my_team{Path(file).suffix}"
+    shutil.copy(original, copy)
+    workflow = f"{copy}:{class_name}" if class_name else f"node {copy}"
+    program = [] if class_name else ["--agents", "coder", "reviewer", "--max_calls", "1"]
+    model = ["--model_name_or_path", model, "--output_dir", "team", "--workflow", workflow]
+    train(RECIPES["magrpo"], [*FLAGS, *model, *program])
+    assert Path("team", copy).read_text() == original.read_text()
 
     Path("problem.py").write_text(f"{PROBLEM['prompt']}\n\nassert f(1) == 2\n")
     solve = ["solve", "--problem", "problem.py", "--isolation", "best_effort"]
     few = ["--dataset_test_split", "test[:1]", "--num_samples", "1", "--isolation", "best_effort"]
     with pytest.raises(SystemExit):
         main([*solve, "--team", "team"])
-    assert capfd.readouterr().err.splitlines()[-1].startswith("error: 'team' has its workflow in my_team.py")
-    with pytest.raises(SystemExit, match=r"^error: 'team' has its workflow in my_team\.py"):
+    assert capfd.readouterr().err.splitlines()[-1].startswith(f"error: 'team' has its workflow in {copy}")
+    with pytest.raises(SystemExit, match=f"^error: 'team' has its workflow in {re.escape(copy)}"):
         main(["evaluate", "--team", "team", *few])
 
     assert main([*solve, "--team", "team", "--workflow", workflow]) == 1  # random weights
-    Path("my_team.py").unlink()
+    Path(copy).unlink()
     assert main(["evaluate", "--team", "team", "--trust_remote_code", "--output", "e.json", *few]) == 0
-    assert json.loads(Path("e.json").read_text())["settings"]["workflow"] == class_name
+    assert json.loads(Path("e.json").read_text())["settings"]["workflow"] == (class_name or "Program")
     for baseline in ("--untrained", "--single_agent"):
         assert main(["evaluate", "--team", "team", "--trust_remote_code", baseline, *few]) == 0
     export = ["export", "--team", "team", "--output_dir", "exported", "--isolation", "best_effort"]
