@@ -6,8 +6,8 @@ What it costs to play a team as a program instead of a generator: the server, th
 
 Two teams of a planner and a coder write the same replies on the embedded default model, 64 episodes a step. They take turns,
 round by round, each in a process of its own with one thread. `program` uses the package openai; `program, urllib` asks the same
-server without it. Seconds a call are those of a stage without a model, divided by its calls; a share is the difference of the
-medians of a step to the generator's.
+server without it. Seconds are those of the processor, of all threads, so that other load does not count. Those of a call are
+measured without a model. All figures are medians.
 """
 
 import json
@@ -76,21 +76,21 @@ def measure(task):
     problems = load_problems("builtin", "train")
 
     def alone():
-        started = time.perf_counter()
+        started = time.process_time()
         play(
             make_team(kind), [problems[i] for i in range(episodes)], lambda rows: ([[0] * 60 for _ in rows], None),
             lambda prompts: [[0] for _ in prompts], lambda ids: ["x" * len(each) for each in ids],
         )  # fmt: skip
-        return (time.perf_counter() - started) / (2 * episodes) * 1000
+        return (time.process_time() - started) / (2 * episodes) * 1000
 
     seconds = []
 
     class Steps(TrainerCallback):
         def on_step_begin(self, *args, **kwargs):
-            self.started = time.perf_counter()
+            self.started = time.process_time()
 
         def on_step_end(self, *args, **kwargs):
-            seconds.append(time.perf_counter() - self.started)
+            seconds.append(time.process_time() - self.started)
 
     with tempfile.TemporaryDirectory() as folder:
         config = MultiAgentGRPOConfig(
@@ -109,27 +109,24 @@ def measure(task):
 
 def main():
     options = read_options(make_parser(__doc__, rounds=3, steps=5, episodes=64), measure)
-    found = {kind: {"steps": [], "calls": []} for kind in KINDS}
-    for kind in take_turns(KINDS, options.rounds):
-        task = {"kind": kind, "steps": options.steps, "episodes": options.episodes}
-        result = measure_apart(__file__, task, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
-        for name, values in result.items():
-            found[kind][name] += values
-    medians = {
-        kind: {name: statistics.median(values) for name, values in of_kind.items()} for kind, of_kind in found.items()
-    }
-    base = medians["generator"]
+    tasks = {kind: {"kind": kind, "steps": options.steps, "episodes": options.episodes} for kind in KINDS}
+    environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    found = take_turns(tasks, options.rounds, lambda task: measure_apart(__file__, task, **environment))
+    calls, steps = (
+        {kind: statistics.median(value for round in rounds for value in round[name]) for kind, rounds in found.items()}
+        for name in ("calls", "steps")
+    )
     rows = [
         [
             kind,
-            f"{of['calls']:.2f}",
-            f"{of['calls'] - base['calls']:.2f}",
-            f"{of['steps']:.3f}",
-            f"{of['steps'] / base['steps'] - 1:+.1%}",
+            f"{calls[kind]:.2f}",
+            f"{calls[kind] - calls['generator']:.2f}",
+            f"{steps[kind]:.3f}",
+            f"{steps[kind] / steps['generator'] - 1:+.1%}",
         ]
-        for kind, of in medians.items()
+        for kind in KINDS
     ]
-    print(table(["team", "ms a call", "more", "seconds a step", "more"], rows))
+    print(table(["team", "ms a call", "more", "seconds a step", "more"], *rows))
 
 
 if __name__ == "__main__":
