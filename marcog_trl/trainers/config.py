@@ -14,10 +14,10 @@ from trl import GRPOConfig
 from marcog_trl.checks import (
     COUNT,
     NOT_NEGATIVE,
+    OLD_NAMES,
     POSITIVE,
     UNIT,
     Count,
-    OLD_NAMES,
     NaturalNumber,
     NotNegative,
     Positive,
