@@ -21,6 +21,10 @@ MISTAKEN = (
     2  # exit status of a command that could not do what it was asked; 1 where it did, and the result is negative
 )
 INTERRUPTED = 130  # of a program that Ctrl-C ended
+_ENDS = {
+    signal.SIGINT: "Interrupted",
+    signal.SIGTERM: "Terminated",
+}  # what ends a program: Ctrl-C, and `kill` or a scheduler
 
 
 class RunStatus:
@@ -32,17 +36,19 @@ class RunStatus:
 
 @contextmanager
 def interrupts() -> Iterator[RunStatus]:
-    """Ends the program at Ctrl-C with one line that says what is kept."""
+    """Ends the program at Ctrl-C and SIGTERM with one line that says what is kept."""
     status = RunStatus()
-    before = signal.signal(signal.SIGINT, _interrupt_once)
+    before = {number: signal.signal(number, _interrupt_once) for number in _ENDS}
     try:
         yield status
-    except KeyboardInterrupt:
-        log(f"Interrupted. {status.now()}")
-        sys.exit(INTERRUPTED)
+    except KeyboardInterrupt as end:
+        number = end.args[0] if end.args else signal.SIGINT
+        log(f"{_ENDS[number]}. {status.now()}")
+        sys.exit(128 + number)
     finally:
-        if signal.getsignal(signal.SIGINT) is _interrupt_once:
-            signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            if signal.getsignal(number) is _interrupt_once:
+                signal.signal(number, handler)
 
 
 @contextmanager
@@ -73,8 +79,8 @@ def warnings_once() -> Iterator[None]:
 
 def _interrupt_once(number: int, frame: FrameType | None) -> None:
     """Ctrl-C reaches a process twice, from the terminal and from its launcher: the second time, it is ending already."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    raise KeyboardInterrupt
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt(number)
 
 
 @contextmanager

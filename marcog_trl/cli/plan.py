@@ -154,7 +154,7 @@ def show(name: str, plan: MemoryPlan) -> None:
         f"{name}: {plan.parameters / 1e6:,.0f} M parameters; {plan.trained / 1e6:,.1f} M are trained ({share:.1%})"
     )
     console.print(
-        f"A rollout has {rollout['problems']} problems, {rollout['rows']} rows, at most {rollout['tokens']:,} tokens and "
+        f"A rollout has {rollout['problems']} problem{'' if rollout['problems'] == 1 else 's'}, {rollout['rows']} rows, at most {rollout['tokens']:,} tokens and "
         f"{rollout['evaluations']} evaluator calls. It is used for {plan.steps_per_rollout:g} optimizer step"
         f"{'' if plan.steps_per_rollout == 1 else 's'}."
     )

@@ -6,6 +6,7 @@ import copy
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,6 +42,11 @@ def check_arguments(
     for name, value in unsupported.items():
         if value is not None:
             raise ValueError(f"{trainer_class.__name__} does not support {name}. Write a Workflow instead.")
+    if isinstance(model, str) and (Path(model) / "team.json").is_file():
+        raise ValueError(
+            f"model={model!r} is a saved team. To go on with its run, pass the model of that run, and its checkpoint to "
+            "trainer.train(resume_from_checkpoint=...). To begin a new one, pass the base model."
+        )
     check_report_to(args)
     if args.full_finetuning:
         check_full_finetuning(model, args, peft_config, quantization_config)

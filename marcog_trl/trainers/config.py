@@ -238,6 +238,10 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
     def __post_init__(self):
         check_fields(self, self._ranges)
         check_mappings(self)
+        if self.output_dir is not None and not str(self.output_dir).strip():
+            raise ValueError(
+                f"output_dir={self.output_dir!r} names no folder. Set output_dir='outputs/team', for example."
+            )
         if self.max_steps == 0:
             raise ValueError("max_steps=0 trains nothing. Set max_steps=1, or max_steps=-1 to train num_train_epochs.")
         if self.max_steps == -1 and self.num_train_epochs == 0:

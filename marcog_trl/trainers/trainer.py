@@ -198,6 +198,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         workflow: Workflow | str | None = None,
         algorithm: type[Algorithm] | None = None,
     ):
+        model = str(model) if isinstance(model, Path) else model
         args = check_arguments(
             type(self),
             model,
@@ -207,6 +208,10 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
             rollout_func=rollout_func,
         )
         self.args = args  # TRL sets it too, but the checks below need it
+        if isinstance(workflow, str) and args.workflow not in ("single", workflow):
+            raise ValueError(
+                f"workflow={workflow!r} contradicts workflow={args.workflow!r} of the configuration. Leave one of them out."
+            )
         self.workflow = with_tools(args.make_workflow(workflow), tools)
         self.agents = [agent.name for agent in self.workflow.agents]
         named = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]

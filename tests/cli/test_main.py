@@ -1,8 +1,11 @@
 """`marcog-trl` and `python -m marcog_trl`: the commands, their help and what they refuse."""
 
 import importlib
+import os
 import runpy
+import signal
 import sys
+import time
 
 import pytest
 
@@ -79,3 +82,16 @@ def test_ctrl_c_is_one_line(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["export"])
     assert ended.value.code == 130 and "Interrupted. Nothing was kept." in capsys.readouterr().err
+
+
+def test_a_command_that_is_terminated_says_what_is_kept(monkeypatch, capsys):
+    def terminated(argv, status):
+        status.now = lambda: "The checkpoint is kept."
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+
+    monkeypatch.setattr(importlib.import_module("marcog_trl.cli.export"), "main", terminated)
+    with pytest.raises(SystemExit) as ended:
+        main(["export"])
+    assert ended.value.code == 143 and "Terminated. The checkpoint is kept." in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

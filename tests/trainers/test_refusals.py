@@ -1,5 +1,7 @@
 """What cannot work is refused with one line that names the field and its value, before the model is looked for: it does not exist."""
 
+from pathlib import Path
+
 import pytest
 import teams
 import torch
@@ -282,3 +284,26 @@ class TestOptimizers:
         before = teams.trainable(trainer)
         trainer.train()
         assert not any(torch.equal(tensor, before[name]) for name, tensor in teams.trainable(trainer).items())
+
+
+def test_a_saved_team_is_no_model(tmp_path):
+    (tmp_path / "team.json").write_text("{}")
+    with pytest.raises(ValueError, match="is a saved team.*resume_from_checkpoint"):
+        teams.make(str(tmp_path), tmp_path / "run", GRPO)
+
+
+def test_a_workflow_that_contradicts_the_configuration(tmp_path):
+    with pytest.raises(ValueError, match="workflow='pipeline' contradicts workflow='discussion'"):
+        GRPO(
+            "nowhere/model", teams.letters, teams.CONFIGS[GRPO](str(tmp_path), workflow="discussion", **teams.QUIET),
+            problems(), workflow="pipeline",
+        )  # fmt: skip
+
+
+def test_an_output_folder_without_a_name():
+    with pytest.raises(ValueError, match="output_dir='' names no folder"):
+        teams.CONFIGS[GRPO]("", **teams.QUIET)
+
+
+def test_the_model_may_be_a_path(tiny_model, tmp_path):
+    assert teams.make(Path(tiny_model), tmp_path, GRPO).team.description.base_model == tiny_model
