@@ -288,7 +288,7 @@ class TestOptimizers:
 
 def test_a_saved_team_is_no_model(tmp_path):
     (tmp_path / "team.json").write_text("{}")
-    with pytest.raises(ValueError, match="is a saved team.*resume_from_checkpoint"):
+    with pytest.raises(ValueError, match=r"is a saved team.*resume_from_checkpoint"):
         teams.make(str(tmp_path), tmp_path / "run", GRPO)
 
 
