@@ -18,7 +18,7 @@ import networkx
 
 
 ROOT = Path(__file__).parent.parent
-BUDGETS = {"marcog_trl": 21_400, "tests": 21_850, "recipes/benchmarks": 2_700}
+BUDGETS = {"marcog_trl": 22_180, "tests": 22_900, "recipes/benchmarks": 2_790}
 LARGEST_CIRCLE = 2  # files
 LAYOUT = {
     tokenize.COMMENT,

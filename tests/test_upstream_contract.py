@@ -177,7 +177,7 @@ def test_every_private_name_that_is_touched_is_listed():
             elif isinstance(node, ast.ImportFrom):
                 names = [*(alias.name for alias in node.names), *str(node.module).split(".")]
                 used |= {(name, False) for name in names}
-            elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 ours.add((node.name, True))
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 ours.add((node.id, True))

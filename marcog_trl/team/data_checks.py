@@ -155,6 +155,8 @@ def fault_in(row: Mapping[str, Any], workflow: Workflow, needed: Mapping[str, st
         try:
             [request] = replay(workflow, row, ())
         except (ValueError, WorkflowError) as error:
+            if isinstance(error.__cause__, ValueError):  # what the workflow itself says of the problem
+                return str(error.__cause__)
             return " ".join([*str(error).split(), *getattr(error, "__notes__", ())[-1:]])
         using = {agent.name for agent in workflow.agents if agent.tools}
         for key, prompt in request.items() if isinstance(request, dict) else ():

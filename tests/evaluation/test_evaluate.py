@@ -484,9 +484,7 @@ def recipe(monkeypatch):
     def run_recipe(*arguments):
         monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, arguments), "--isolation", "best_effort"])
         monkeypatch.syspath_prepend(ROOT / "recipes")  # as where it is started
-        with pytest.raises(SystemExit) as ended:
-            runpy.run_path(str(ROOT / "recipes" / "evaluate.py"), run_name="__main__")
-        assert not ended.value.code, ended.value.code
+        runpy.run_path(str(ROOT / "recipes" / "evaluate.py"), run_name="__main__")
 
     return run_recipe
 

@@ -34,7 +34,7 @@ CONFIGS = {
 # A training of a few short steps, on any machine, that writes nothing
 QUIET = {
     "logging_steps": 1, "save_strategy": "no", "report_to": "none", "gradient_checkpointing": False, "use_cpu": True,
-    "bf16": False, "disable_tqdm": True, "lr_scheduler_type": "constant", "max_logged_episodes": 0,
+    "bf16": False, "disable_tqdm": True, "lr_scheduler_type": "constant",
 }  # fmt: skip
 VOCABULARY = 300  # of the tiny model, special tokens and the rarest left out
 EOS = 1
@@ -111,6 +111,7 @@ def make(model, path, trainer=MultiAgentPPOTrainer, reward=letters, data=..., lo
         "max_grad_norm": 1e9,
         "weight_decay": 0.0,
         "shuffle_dataset": False,
+        "max_logged_episodes": 0,
         **QUIET,
         **options,
     }

@@ -97,7 +97,7 @@ def test_verdicts_of_the_workflow_are_taken_over(scripted):
 # What all rewards of functions share
 
 
-@pytest.fixture(params=[name for name in REWARD_NAMES if name != "class_reward"])
+@pytest.fixture(params=[name for name in REWARD_NAMES if name not in ("class_reward", "program_reward")])
 def reward(request):
     return make_reward(request.param)
 

@@ -394,7 +394,7 @@ class TestPushToHub:
             make(tiny_model, tmp_path, push_to_hub=True, hub_model_id="someone/team")
 
 
-def test_a_recipe_whose_last_push_fails_keeps_its_results(online, tiny_model, tmp_path):
+def test_a_recipe_whose_last_push_fails_keeps_its_results(online, tiny_model, tmp_path, capsys):
     online.refuses_commits = True
     out = tmp_path / "run"
     flags = (
@@ -404,7 +404,8 @@ def test_a_recipe_whose_last_push_fails_keeps_its_results(online, tiny_model, tm
     flags += f"--push_to_hub true --hub_model_id someone/team --output_dir {out}"
     with pytest.raises(SystemExit) as ended:
         train(RECIPES["shppo"], flags.split())
-    error = ended.value.code
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert ended.value.code == 2
     assert error.startswith("error: The push to 'someone/team' failed: ") and "The storage is full" in error
     assert error.endswith(f"To push it again: python recipes/export.py --output_dir {out} --push someone/team")
     assert REPOSITORY | {"results.json", "report.html"} <= set(files_of(out)) and not online.commits

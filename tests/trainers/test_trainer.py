@@ -214,7 +214,7 @@ class TestRewards:
             assert until_now == [[*before, *ids] for before, ids in zip(earlier, completion_ids, strict=True)]
             calls.append((prompts, completions, completion_ids, replies, turn, level))
             assert executor is trainer.executor and verdicts == [[]] * len(prompts)
-            assert set(kwargs) == {"log_extra", "log_metric", "trainer_state"}
+            assert set(kwargs) == {"advice", "log_extra", "log_metric", "trainer_state"}
             return [0.0] * len(prompts)
 
         trainer = teams.make(
