@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from marcog_trl.checks import nearest
 from marcog_trl.cli.recipe import RECIPES
+from marcog_trl.workflows import is_own
 
 
 # Section of an algorithm -> the recipe that it is for
@@ -49,10 +50,13 @@ Entry = str | Only | Rule | None
 def _agents(value: Any, get: Callable) -> dict[str, Any]:
     if isinstance(value, int):
         return {"num_agents": value}
+    if isinstance(value, list) and is_own(str(get("workflow", ""))):
+        return {"agents": value}  # those of a program, as here
     if isinstance(value, list) and value and len(set(map(str, value))) == 1:
         return {"model_name_or_path": value[0], "num_agents": len(value)}
     raise ValueError(
-        f"agents={value!r} is not supported: the team shares one model. Set agent_model.name, and agents=2 for two agents."
+        f"agents={value!r} is not supported: the team shares one model. Set agent_model.name, and agents=2 for two agents. The "
+        "agents of a program need its workflow beside them, such as workflow: my_agents.py:solve."
     )
 
 

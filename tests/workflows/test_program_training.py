@@ -20,6 +20,8 @@ from marcog_trl import (
     Workflow,
     program_reward,
 )
+from marcog_trl.cli.parsing import read_training_arguments
+from marcog_trl.cli.recipe import RECIPES
 from marcog_trl.evaluation.evaluate import evaluate_team
 from marcog_trl.team.export import export_team
 
@@ -303,3 +305,13 @@ class TestTools:
         batch = teams.generation_batch(made)
         assert "multiply" in asked[0][0] and "12" in asked[1][0].rpartition("<tool_response>")[2]
         assert batch["advantages"].abs().sum() > 0
+
+
+@pytest.mark.parametrize("agents", [["planner", "coder"], ["planner"]])
+def test_a_file_of_settings_names_the_agents(tiny_model, tmp_path, agents):
+    """Under a name that CoMLRL's files use for models."""
+    (tmp_path / "my_agents.py").write_text(FILE)
+    settings = {"workflow": f"{tmp_path / 'my_agents.py'}:solve", "agents": agents, "model_name_or_path": tiny_model}
+    (tmp_path / "run.yaml").write_text(json.dumps(settings | {"use_cpu": True, "bf16": False}))
+    _, args, _ = read_training_arguments(RECIPES["magrpo"], ["--config", str(tmp_path / "run.yaml")])
+    assert args.agents == agents and [agent.name for agent in args.make_workflow().agents] == agents
