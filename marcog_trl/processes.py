@@ -23,6 +23,11 @@ def sum_over_processes(tensor: torch.Tensor) -> torch.Tensor:
     return reduce(tensor, reduction="sum")
 
 
+def most_over_processes(count: int) -> int:
+    """Returns the maximum of a number over all processes. A collective operation."""
+    return int(gather(torch.tensor([count], device=this_process().device)).max())
+
+
 def gather_rows(*rows: torch.Tensor) -> tuple[slice, list[torch.Tensor]]:
     """
     Gathers tensors that have a row for each of the same things. A collective operation.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -241,14 +241,18 @@ def rows_to_train(batch: TeamBatch, output: dict[str, Any], parts: int) -> dict[
     return output | counts
 
 
-def rows_with_signal(inputs: dict[str, Any]) -> dict[str, Any]:
+def rows_with_signal(inputs: dict[str, Any], most: Callable[[int], int] = int) -> dict[str, Any]:
     """
     Returns a micro-batch without the rows whose advantages are all 0, and without columns that only pad the others. The sum of
     its policy loss does not change: what TRL divides it by is a number of the whole batch, or of rows, for which
     `rows_per_counted_row` makes up.
 
-    For losses to which rows without an advantage add nothing. Every process runs every micro-batch, so where no row has an
-    advantage, one with one token stays, which does not count in metrics.
+    For losses to which rows without an advantage add nothing. Every process runs every micro-batch, and TRL gathers values of
+    rows, so all processes keep the same number of rows, at least one: further ones stay without tokens that count.
+
+    Args:
+        inputs (`dict`): The micro-batch.
+        most (`Callable`, *optional*): Returns the maximum of a number over all processes. A collective operation.
     """
     mask = inputs["completion_mask"] * inputs["tool_mask"]
     advantages = inputs["advantages"]
@@ -258,9 +262,9 @@ def rows_with_signal(inputs: dict[str, Any]) -> dict[str, Any]:
     prompt, reply = (inputs[f"{part}_mask"][keep].any(0) for part in ("prompt", "completion"))
     first = int(prompt.int().argmax()) if keep.any() else len(prompt) - 1
     last = columns - int(reply.flip(0).int().argmax()) if keep.any() else 1
-    if not keep.any():
-        keep[0] = True
-        inputs = inputs | {"tool_mask": torch.zeros_like(mask)}
+    silent = ~keep
+    inputs = inputs | {"tool_mask": inputs["tool_mask"] * keep[:, None]}
+    keep = keep | (silent & (silent.cumsum(0) <= max(1, most(int(keep.sum()))) - keep.sum()))
 
     def cut(name: str, value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or not value.dim():

@@ -45,6 +45,7 @@ from trl.trainer.utils import RepeatSampler
 
 from marcog_trl.agents import Tools, Workflow, with_tools
 from marcog_trl.execution import CodeExecutor
+from marcog_trl.processes import most_over_processes
 from marcog_trl.report.callback import ReportCallback
 from marcog_trl.report.console import MOST_EPISODES, ConsoleCallback, print_episodes
 from marcog_trl.report.diagnosis import Diagnosis
@@ -630,7 +631,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         if self.model.training:
             self.on_activity(f"learning from part {self._step % parts + 1} of {parts} of the replies")
         if self.model.training and self._skips_rows():
-            inputs = rows_with_signal(inputs)
+            inputs = rows_with_signal(inputs, most_over_processes)
             mask = loss_mask(inputs)
         if self.algorithm.penalizes_rewards:
             beta = 0.0
