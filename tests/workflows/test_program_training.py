@@ -308,8 +308,9 @@ class TestTools:
 
 
 @pytest.mark.parametrize("agents", [["planner", "coder"], ["planner"]])
-def test_a_file_of_settings_names_the_agents(tiny_model, tmp_path, agents):
+def test_a_file_of_settings_names_the_agents(tiny_model, tmp_path, monkeypatch, agents):
     """Under a name that CoMLRL's files use for models."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "my_agents.py").write_text(FILE)
     settings = {"workflow": f"{tmp_path / 'my_agents.py'}:solve", "agents": agents, "model_name_or_path": tiny_model}
     (tmp_path / "run.yaml").write_text(json.dumps(settings | {"use_cpu": True, "bf16": False}))
