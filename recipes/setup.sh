@@ -31,6 +31,11 @@ marcog_setup() ( # in a subshell, which may exit
     if ls .venv/.installed-* >/dev/null 2>&1 && ! ls .venv/.installed-*-"$sum" >/dev/null 2>&1; then
         clear=--clear
     fi
+    # One that another Python made keeps links to that one
+    base='import sys; print(sys.base_prefix, sys.version)'
+    if [ -e .venv ] && [ "$(.venv/bin/python -c "$base" 2>/dev/null)" != "$("$python" -c "$base")" ]; then
+        clear=--clear
+    fi
     # torch first and pinned, so that no other requirement pulls another build of it
     "$python" -m venv $clear .venv &&
         .venv/bin/python -m pip install -q --disable-pip-version-check "$(grep '^torch==' recipes/constraints.txt)" &&
