@@ -78,3 +78,17 @@ def same_training(model, path, workflow, program, **options):
     assert figures == other_figures
     assert all(torch.equal(weights[name], other[name]) for name in weights)
     assert not all(torch.equal(weights[name], start[name]) for name in weights)
+
+
+# The beginning of a script that a command runs: `ask(model, text)` without a package
+ASK = """
+import json, os, sys, urllib.request
+
+problem = json.load(sys.stdin)
+
+def ask(model, text):
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": text}]}).encode()
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+"""

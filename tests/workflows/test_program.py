@@ -9,7 +9,7 @@ import warnings
 
 import openai
 import pytest
-from programs import PROBLEM, ask, play_programs, post, text_of
+from programs import ASK, PROBLEM, ask, play_programs, post, text_of
 
 from marcog_trl import Program
 from marcog_trl.rewards import program_reward
@@ -27,17 +27,7 @@ def two_sync(problem, client):
     return text_of(ask(client, "coder", plan))
 
 
-SCRIPT = """
-import json, os, sys, urllib.request
-
-problem = json.load(sys.stdin)
-
-def ask(model, text):
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": text}]}).encode()
-    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
-    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
-    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
-
+SCRIPT = f"""{ASK}
 solution = ask("coder", ask("planner", problem["prompt"]))
 print(solution)
 """

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import teams
 import torch
-from programs import ask, text_of
+from programs import ASK, ask, text_of
 from tool_model import CHATS, call, multiply, recite_texts
 
 from marcog_trl import (
@@ -43,18 +43,10 @@ async def solve(problem, client):
     )
     return f"Solution: {code.choices[0].message.content}"
 """
-SCRIPT = """
-import json, os, pathlib, sys, urllib.request
+SCRIPT = f"""import pathlib
 
 pathlib.Path("runs.txt").open("a").write("x")
-problem = json.load(sys.stdin)
-
-def ask(model, text):
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": text}]}).encode()
-    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
-    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
-    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
-
+{ASK}
 print("Solution: " + ask("coder", "Plan: " + ask("planner", problem["prompt"])))
 """
 
