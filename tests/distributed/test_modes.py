@@ -15,13 +15,13 @@ from safetensors.torch import load_file
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("train_team.py")
 # In every suite, and in the slow one
-FEW = ("ppo", "observation", "siblings", "tree", "resumed")
+FEW = ("ppo", "observation", "siblings", "tree", "ties", "resumed")
 MORE = "agent separate single some tools counterfactual full checkpointing unclipped resumed_full best madpo reward_model".split()
 ABSENT = {  # under ZeRO, runs need what it does not support, or take as long as all others
     "one": ("checkpointing", "resumed_full"),
     "ddp": ("checkpointing", "unclipped", "separate", "resumed_full"),
-    "zero2": "siblings tree separate single some tools counterfactual checkpointing unclipped resumed_full best".split(),
-    "zero3": "siblings single tools counterfactual unclipped best".split(),
+    "zero2": "siblings tree ties separate single some tools counterfactual checkpointing unclipped resumed_full best".split(),
+    "zero3": "siblings ties single tools counterfactual unclipped best".split(),
 }
 MODES = {
     "one": (1, "NO", None),
@@ -52,6 +52,7 @@ GLOBAL += ("episodes/turns", "agents/writer/turn_2/reward", "rewards/margins", "
 GLOBAL += ("agents/writer/tools/call_frequency", "tools/call_frequency")
 GLOBAL += ("accuracy", "margin", "mean_reward")
 GLOBAL += ("critic/baseline_share", "agents/critic/advantage_variance")
+GLOBAL += ("advantages/zero",)
 GLOBAL += ("ledger/generated_tokens", "ledger/evaluations")
 
 

@@ -91,6 +91,12 @@ def reward(completions, replies, **kwargs):
     return rewards
 
 
+def odd_problems_tie(completions, prompts, **kwargs):
+    """Siblings earn the same in every other problem: in an update, one of two processes has no row with an advantage."""
+    rewards = [zlib.crc32(completion.encode()) % 7 / 7 for completion in completions]
+    return [1.0 if int(prompt[-2]) % 2 else reward for prompt, reward in zip(prompts, rewards, strict=True)]
+
+
 class Recorded:
     """In place of sampling: the n-th reply to a prompt is always the same, on every process."""
 
@@ -184,6 +190,7 @@ RECORDED = {
     # A script for GRPOTrainer: two processes have half of a group each, and make one step of it
     "single": (RecordedSingleTrainer, MultiAgentGRPOConfig, SINGLE),
     "siblings": (RecordedSinglePPOTrainer, MultiAgentPPOConfig, SIBLINGS),
+    "ties": (RecordedGRPOTrainer, MultiAgentGRPOConfig, {"beta": 0.0}),
 }
 
 
@@ -272,9 +279,8 @@ def recorded(model, folder, name):
     if name == "tools":
         model = str(folder / "model")
         on_main(lambda: build_tool_model(model))
-    trainer = make_trainer(
-        model, folder, trainer_class, config_class, options, workflow=WithTool() if name == "tools" else None
-    )
+    reward_func, workflow = odd_problems_tie if name == "ties" else reward, WithTool() if name == "tools" else None
+    trainer = make_trainer(model, folder, trainer_class, config_class, options, reward_func, workflow)
     before = weights_of(trainer)
     trainer.train()
     trainer.save_model()
