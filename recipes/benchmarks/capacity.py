@@ -2,7 +2,7 @@
 Measures when one adapter is too small for a team: agents that agree on what words mean or not, adapters of several ranks.
 
     python recipes/benchmarks/capacity.py                          # runs what is missing, then reports
-    python recipes/benchmarks/capacity.py --agents 8 --ranks 1 4   # a part; several processes can share the work
+    python recipes/benchmarks/capacity.py --agents 8 --ranks 4     # a part; several processes can share the work
     python recipes/benchmarks/capacity.py --report                 # tables of the results so far
 
 Agent j writes step j of a problem in its own way (see role_task.py): the model knows three functions for each step and has no
@@ -20,18 +20,26 @@ from pathlib import Path
 
 import numpy as np
 from common import make_parser, run_study, table
+from learning import Condition
 from learning_report import figures_of, interval, paired, shown
-from zero_shot import PARTING, condition
 
 
+TASK = Path(__file__).with_name("role_task.py")
 KINDS = ("agree", "conflict")
 METHODS = {"shared": "one LoRA", "latent": "SHPPO", "separate": "LoRA per agent"}
 OTHERS = ("shared", "separate")  # what SHPPO is compared with
-LEARNING_RATES = {1: 3e-3, 2: 3e-3, 4: 3e-3, 16: 1e-3}  # by rank
+SETTINGS = {
+    "per_device_train_batch_size": 96,  # fits 2, 4 and 8 agents
+    "max_completion_length": 24,
+    "logging_steps": 1,
+    "learning_rate": 3e-3,
+    "init_core_scale": 1.5,
+    "behaviour_distance_coef": 0.0,  # prompts differ
+}
 
 
 def run(name, options):
-    """Trains a team, and measures it: `final` (figures per problem), `rewards` (of each step) and `ledger`."""
+    """Trains a team, and measures it: `final` (figures per problem) and `rewards` (of each step)."""
     from peft import LoraConfig
     from role_task import chain_model, draw_meanings, make_problems, measure, train
 
@@ -40,16 +48,16 @@ def run(name, options):
     kind, size, rank, method, seed = name.split("/")
     size, rank, seed = int(size), int(rank), int(seed)
     meanings = draw_meanings(kind, size, seed)
-    settings = PARTING | {"learning_rate": LEARNING_RATES[rank]}
-    plan = condition(METHODS[method], "OwnWay", parameter_sharing=method, num_agents=size, **settings)
+    settings = SETTINGS | {"parameter_sharing": method, "num_agents": size}
+    plan = Condition(METHODS[method], workflow=f"{TASK}:OwnWay", settings=settings)
     adapter = LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=2 * rank, target_modules="all-linear")
     with tempfile.TemporaryDirectory() as folder:
         problems = make_problems("train", size, 4000, meanings=meanings)
-        learned = train(plan, chain_model(options.output_dir), seed, options.tokens, problems, folder, adapter)
+        rewards = train(plan, chain_model(options.output_dir), seed, options.tokens, problems, folder, adapter)
         team = Team.from_pretrained(folder, trust_remote_code=True)
         problems = make_problems(options.split, size, options.problems, meanings=meanings)
-        final = measure(team, problems, options.num_samples)
-    return {"final": final, **learned}
+        final = {"wanted": measure(team, problems, options.num_samples)}
+    return {"final": final, "rewards": rewards}
 
 
 def units(options):
@@ -71,7 +79,7 @@ def report(found):
         results.setdefault((kind, int(size), int(rank)), {})[method] = runs
     rows = []
     for (kind, size, rank), of in sorted(results.items()):
-        ends = [shown(figures_of(of[name], "sampled/right")) if name in of else "" for name in METHODS]
+        ends = [shown(figures_of(of[name], "wanted")) if name in of else "" for name in METHODS]
         areas = [
             f"{np.mean([np.mean(run['rewards']) for run in of[name]]):.3f}" if name in of else "" for name in METHODS
         ]
@@ -85,7 +93,7 @@ def report(found):
 
 def difference(of, other):
     """How far SHPPO is above another method on held-out problems, with the seeds that both have: mean and half its interval."""
-    pairs = [figures_of(runs, "sampled/right") for runs in paired(of, "latent", other) if runs]
+    pairs = [figures_of(runs, "wanted") for runs in paired(of, "latent", other) if runs]
     return interval(np.subtract(*pairs)) if pairs else None
 
 
@@ -98,7 +106,7 @@ def written(mean, half):
 def main():
     parser = make_parser(__doc__, tokens=60_000, problems=40, num_samples=2)
     parser.add_argument("--agents", type=int, nargs="+", default=[2, 4, 8])
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4, 16], choices=LEARNING_RATES)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/capacity"))
     run_study(__file__, parser, lambda options: f"{options.tokens}-tokens-{options.split}", units, run, report)
 

@@ -311,17 +311,15 @@ def built_once(folder, parts, build):
     return str(target)
 
 
-def same_prompt_team(num_agents, turns=1):
+def same_prompt_team(num_agents):
     """A workflow whose agents see the same prompt, so that prompts are as long as those of a single agent."""
     from marcog_trl import Agent, Workflow
 
     class Team(Workflow):
         agents = tuple(Agent(f"agent{i}", f"Write part {i}.") for i in range(num_agents))
-        num_turns = turns
 
         def play(self, problem):
-            for _ in range(turns):
-                yield {agent.name: problem["prompt"] for agent in self.agents}
+            yield {agent.name: problem["prompt"] for agent in self.agents}
 
         def solution(self, problem, replies):
             return "".join(replies.values())

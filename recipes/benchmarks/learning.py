@@ -3,7 +3,6 @@ Compares what teams, single agents and baselines learn on the built-in problems 
 
     python recipes/benchmarks/learning.py                                  # runs what is missing, then reports
     python recipes/benchmarks/learning.py --only symmetry/shppo --seeds 0  # one unit; several processes can share the work
-    python recipes/benchmarks/learning.py --ablations                      # also SHPPO with other settings
     python recipes/benchmarks/learning.py --comlrl-python PATH             # also CoMLRL
     python recipes/benchmarks/learning.py --report                         # tables of the results so far
 
@@ -26,11 +25,10 @@ Families:
 * `symmetry`: the same problems, but both agents read the same prompt, which asks for either function. Only where one wrote
   the helper and the other the main function, whoever did which, is there a solution: such a pair earns 1 and the share of
   tests that it passes, everything else 0. A policy that does not know whose reply it writes gets there half of the time at
-  best, 2p(1 − p). Role texts reach LatentNet alone, and, in the condition `roles_in_prompt`, the prompt.
+  best, 2p(1 − p). Role texts reach LatentNet alone.
 
-Measured are held-out problems (compositions that training never showed): `solved`, of 4 samples each at temperature 1,
-`greedy`, and `complementary`, the share of sampled pairs of replies that are helper and main. Intervals are 95 % over
-problems and seeds, crossed: the variance of a mean is s²(means of the seeds) / seeds + s²(means of the problems) /
+Measured are held-out problems (compositions that training never showed): `solved`, of 4 samples each at temperature 1, and
+`greedy`. Intervals are 95 % over problems and seeds, crossed: the variance of a mean is s²(means of the seeds) / seeds + s²(means of the problems) /
 problems, which is slightly too wide, with Student's t at Satterthwaite's degrees of freedom. With one seed they are over
 problems alone. Differences are taken problem by problem and seed by seed first. Evaluations while a unit learns (1 sample
 per problem) are not part of its tokens and seconds.
@@ -49,7 +47,7 @@ import yaml
 from common import RECIPE_FOLDER, make_parser, run_study
 from learning_peers import TwoModels, comlrl
 from learning_report import report
-from learning_task import SameQuestion, complementary, complementary_reward, study_model
+from learning_task import SameQuestion, complementary_reward, study_model
 
 
 CONFIG = RECIPE_FOLDER / "configs" / "builtin.yaml"
@@ -70,7 +68,6 @@ class Condition:
         rewards (`tuple`, *optional*, defaults to `("execution_reward",)`): Reward functions, which are summed.
         settings (`dict`, *optional*): Fields of the configuration, beside those of `recipes/configs/builtin.yaml`.
         trained (`bool`, *optional*, defaults to `True`): Whether it is trained at all.
-        ablation (`bool`, *optional*, defaults to `False`): Whether `--ablations` asks for it.
         peer (`Callable`, *optional*): What trains it, if it is none of the trainers: a function of learning_peers.py.
     """
 
@@ -80,7 +77,6 @@ class Condition:
     settings: dict = field(default_factory=dict)
     rewards: tuple = ("execution_reward",)
     trained: bool = True
-    ablation: bool = False
     peer: Callable | None = None
 
 
@@ -92,24 +88,7 @@ def of_team(workflow):
         "shared_ppo": Condition("shared PPO", **ppo),
         "magrpo": Condition("MAGRPO (shared)", "MultiAgentGRPOTrainer", workflow),
         "shppo": Condition("SHPPO, observation", workflow=workflow),
-        "shppo_agent": Condition("SHPPO, agent", workflow=workflow, settings={"latent_scope": "agent"}),
         "separate": Condition("LoRA per agent", workflow=workflow, settings={"parameter_sharing": "separate"}),
-    }
-
-
-def ablations(workflow):
-    """SHPPO with other settings."""
-    parts = {
-        "no_behaviour": {"behaviour_distance_coef": 0.0},
-        "large_cores": {"behaviour_distance_coef": 0.0, "init_core_scale": 1.0},
-        "slow_latents": {"behaviour_distance_coef": 0.0, "init_core_scale": 1.0, "latent_learning_rate": 1e-4},
-    }
-    labels = {
-        name: ", ".join(f"{key}={value:g}" for key, value in settings.items()) for name, settings in parts.items()
-    }
-    return {
-        f"shppo_{name}": Condition(f"SHPPO, {labels[name]}", workflow=workflow, settings=settings, ablation=True)
-        for name, settings in parts.items()
     }
 
 
@@ -138,15 +117,10 @@ FAMILIES = {
         "comlrl_magrpo": Condition("CoMLRL, MAGRPO", peer=functools.partial(comlrl, "magrpo")),
         "comlrl_mareinforce": Condition("CoMLRL, MAREINFORCE", peer=functools.partial(comlrl, "mareinforce")),
         "comlrl_maac": Condition("CoMLRL, MAAC", peer=functools.partial(comlrl, "maac")),
-        **ablations("collaboration"),
     },
     "symmetry": {
         name: replace(condition, rewards=("execution_reward", complementary_reward))
-        for name, condition in {
-            **of_team("same_question"),
-            "roles_in_prompt": Condition("shared PPO, roles in prompt", "MultiAgentPPOTrainer"),
-            **ablations("same_question"),
-        }.items()
+        for name, condition in of_team("same_question").items()
     },
 }
 
@@ -214,17 +188,10 @@ def measure(trainer, problems, num_samples):
     def mean(values):
         return sum(values) / len(values)
 
-    figures = {
+    return {
         "solved": [mean([e["status"] == "passed" for e in record["samples"]]) for record in records],
         "greedy": [float(record["greedy"]["status"] == "passed") for record in records],
     }
-    if len(trainer.agents) > 1:
-        pairs = [[e["replies"] for e in record["samples"]] for record in records]
-        of_problem = list(zip(problems, pairs, strict=True))
-        figures |= {
-            "complementary": [mean([complementary(p, r.values()) for r in replies]) for p, replies in of_problem],
-        }
-    return figures
 
 
 def run_unit(condition, seed, model, tokens, train_dataset, test_dataset, points=5, num_samples=4, decay=False):
@@ -323,7 +290,6 @@ def units(options):
             for name, condition in conditions.items():
                 named = {name, f"{family}/{name}"} & set(options.only or ())
                 chosen = not options.only or family in options.only
-                chosen = chosen and (options.ablations or not condition.ablation)
                 if name.startswith("comlrl") and options.comlrl_python is None:
                     if named:
                         sys.exit(f"error: {family}/{name} needs CoMLRL. Set --comlrl-python.")
@@ -357,7 +323,6 @@ def main():
     )
     parser.add_argument("--decay", action="store_true", help="decay learning rates linearly to 0, except for CoMLRL")
     parser.add_argument("--default-model", action="store_true", help="train the embedded default as it is")
-    parser.add_argument("--ablations", action="store_true", help="also SHPPO with other settings")
     parser.add_argument("--comlrl-python", help="interpreter of CoMLRL's environment; without it, CoMLRL is left out")
     parser.add_argument("--comlrl-learning-rate", type=float, help="another learning rate for CoMLRL")
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/learning"))

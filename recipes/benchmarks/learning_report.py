@@ -50,14 +50,12 @@ def report(results, families):
         conditions = {name: results[f"{family}/{name}"] for name in plans if f"{family}/{name}" in results}
         if not conditions:
             continue
-        columns = {"solved": "solved, sampled", "greedy": "solved, greedy"}
-        if family == "symmetry":
-            columns |= {"complementary": "complementary"}
         rows = [
-            [plans[name].label, len(runs), *(shown(figures_of(runs, column)) for column in columns)]
+            [plans[name].label, len(runs), *(shown(figures_of(runs, column)) for column in ("solved", "greedy"))]
             for name, runs in conditions.items()
         ]
-        parts += [f"**{family}**", table(["", "seeds", *columns.values()], *rows), *areas(plans, conditions)]
+        parts += [f"**{family}**", table(["", "seeds", "solved, sampled", "solved, greedy"], *rows)]
+        parts += areas(plans, conditions)
         rows = [ledger(plans[name].label, runs) for name, runs in conditions.items() if plans[name].trained]
         parts.append(
             table(["", "generated tokens", "evaluator calls", "sandbox", "training", "optimizer steps"], *rows)
@@ -94,7 +92,7 @@ def curve_of(run, start):
 def start_of(plans, conditions, name):
     """Solved samples of the untrained team that a condition begins as, `(P,)`, or `None`, if it was not measured."""
     before = conditions.get("untrained_single" if plans[name].workflow == "single" else "untrained")
-    return None if before is None or name == "roles_in_prompt" else figures_of(before, "solved").mean(0)
+    return None if before is None else figures_of(before, "solved").mean(0)
 
 
 BUDGETS = (60_000, 200_000)

