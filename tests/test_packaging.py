@@ -102,7 +102,6 @@ class TestWheel:
         self.run(installed, "-c", USE, str(installed))
 
     def test_has_a_command_line(self, installed, tiny_model):
-        assert "--problem" in self.run(installed, "-m", "marcog_trl", "solve", "--help")
         assert "--problem" in self.run(installed, installed / "bin" / "marcog-trl", "solve", "--help")
         config = ["--config", "qwen2.5-coder-0.5b-cpu-fixer", "--prompt-tokens", "99", "--trainer", "magrpo"]
         planned = self.run(installed, "-m", "marcog_trl", "plan", *config, "--model_name_or_path", tiny_model)

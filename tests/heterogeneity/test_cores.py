@@ -100,17 +100,6 @@ class TestCores:
         cores.clear()
         assert not torch.equal(model.generate(**batch, use_cache=True, **options).sequences, cached.sequences)
 
-    def test_rows_do_not_see_each_other(self, batch):
-        model = make_model()
-        cores = LoraCores(model)
-        values = random_cores(cores.ranks, 3)
-        cores.set(values)
-        before = model(**batch).logits
-        cores.set([torch.cat([core[:1], core[1:] + 1]) for core in values])
-        after = model(**batch).logits
-        torch.testing.assert_close(after[0], before[0], rtol=1e-12, atol=1e-12)
-        assert not torch.allclose(after[1:], before[1:])
-
     def test_disabled_and_other_adapters_run_no_cores(self, batch):
         model = make_model()
         model.add_adapter("ref", LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
@@ -269,10 +258,6 @@ class TestRefusals:
         model = get_peft_model(base, LoraConfig(target_modules=["conv"]))
         with pytest.raises(ValueError, match=r"target_modules adapts 'conv', a Conv1d, but .* linear layers only"):
             LoraCores(model)
-
-    def test_dora_is_refused_at_construction(self):
-        with pytest.raises(ValueError, match="use_dora=True"):
-            LoraCores(make_model(use_dora=True))
 
     def test_without_adapter(self):
         with pytest.raises(ValueError, match="Pass a PeftModel with a LoRA adapter"):

@@ -8,7 +8,6 @@ from tiny_lora import make_base, make_model, random_cores
 from marcog_trl.heterogeneity import (
     LoraCores,
     block_mask,
-    fold,
     fold_adapters,
     save_folded_adapters,
     save_split_adapters,
@@ -66,14 +65,6 @@ class TestFold:
                 ValueError, match=r"for 14 layers of ranks \[4\]\. Pass one of shape \(agents, r, r\) per layer"
             ):
                 fold_adapters(model, cores)
-
-    def test_the_adapter_is_read_once_for_all_agents(self, monkeypatch):
-        reads = []
-        read = fold.get_peft_model_state_dict
-        monkeypatch.setattr(
-            fold, "get_peft_model_state_dict", lambda *args, **kwargs: reads.append(1) or read(*args, **kwargs)
-        )
-        assert len(fold_adapters(make_model(), random_cores([4] * 14, 5))) == 5 and len(reads) == 1
 
     def test_only_the_main_process_writes(self, tmp_path):
         paths = [tmp_path / "agent"]

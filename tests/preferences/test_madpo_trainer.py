@@ -30,11 +30,11 @@ def batch_of(trainer, count=2):
     return trainer._prepare_inputs(trainer.data_collator(list(trainer.train_dataset.select(range(count)))))
 
 
-def own_pair(chosen, rejected, pairs, scores=((1.0, 1.0), (0.0, 0.0))):
+def own_pair(chosen, rejected, pairs, scores=((1.0, 1.0), (0.0, 0.0)), turns=(0, 0)):
     """A pair with replies of one token, of agents a and b."""
-    row = {"act": 0, "turn": 0, "prompt_ids": [20], "latent": []}
+    row = {"act": 0, "prompt_ids": [20], "latent": []}
     sides = [
-        [{**row, "agent": a, "completion_ids": [t]} for a, t in zip("ab", side, strict=True)]
+        [{**row, "agent": a, "turn": k, "completion_ids": [t]} for a, k, t in zip("ab", turns, side, strict=True)]
         for side in (chosen, rejected)
     ]
     changed = {
@@ -70,9 +70,17 @@ class TestLoss:
         assert logged["agents/a/margin"] == pytest.approx(0.3) and logged["agents/b/margin"] == pytest.approx(-0.1)
         assert logged["rewards/margins"] == pytest.approx(0.2) and logged["rewards/accuracies"] == 1
 
+    def test_later_turns_count_less(self, make_trainer, make_pairs):
+        pairs = own_pair((5, 6), (7, 8), make_pairs(), turns=(0, 1))
+        trainer = make_trainer(pairs=pairs, reference="none", gamma_turn=0.5)
+        loss = trainer._compute_loss(Scripted(2.0, -0.5, -1.0, 0.5), batch_of(trainer, 1), False)
+        assert loss.item() == pytest.approx(-math.log(1 / (1 + math.exp(-0.1 * (3 - 0.5 * 1)))), abs=1e-6)
+
     def test_each_agent_can_have_a_loss_of_its_own(self, make_trainer, make_pairs):
-        trainer = make_trainer(pairs=own_pair((5, 6), (7, 8), make_pairs()), reference="none", margin="agent")
-        assert len(trainer.train_dataset) == 2
+        """In which it prefers the side on which it earned more."""
+        pairs = own_pair((5, 6), (7, 8), make_pairs(), scores=((1.0, 0.0), (0.0, 0.5)))
+        trainer = make_trainer(pairs=pairs, reference="none", margin="agent")
+        assert [example["chosen_rows"][0]["ids"] for example in trainer.train_dataset] == [[20, 5], [20, 8]]
         losses = []
         for example, logps in zip(trainer.train_dataset, ((2.0, -1.0), (-0.5, 0.5)), strict=True):
             inputs = trainer._prepare_inputs(trainer.data_collator([example]))
@@ -114,6 +122,14 @@ class TestLoss:
         assert found.keys() == expected.keys() and len(found) >= 28
         for name, gradient in expected.items():
             assert torch.allclose(found[name], gradient, atol=1e-6), name
+
+    def test_replies_that_both_sides_have_are_left_out(self, make_trainer, make_pairs):
+        """Where they cancel, as in a loss of margins."""
+        sizes = []
+        for loss_type in (["sigmoid"], ["sigmoid", "sft"]):
+            trainer = make_trainer(pairs=own_pair((5, 6), (5, 8), make_pairs()), loss_type=loss_type)
+            sizes.append(len(trainer.train_dataset[0]["chosen_rows"]))
+        assert sizes == [1, 2]
 
     def test_a_row_does_not_see_the_rows_before_it(self, make_trainer, make_pairs):
         logps = []

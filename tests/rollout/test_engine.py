@@ -553,19 +553,6 @@ class TestEncodePrompts:
     def tokenizer(self, tiny_model):
         return AutoTokenizer.from_pretrained(tiny_model)
 
-    def test_chat_messages_go_through_the_template(self, tokenizer):
-        [ids] = encode_prompts(tokenizer, [self.CHAT[:1]])
-        assert tokenizer.decode(ids) == "<|user|>def f(x):<|end|><|assistant|>"
-        expected = tokenizer.apply_chat_template(
-            [self.CHAT], add_generation_prompt=True, tokenize=True, return_dict=True
-        )
-        assert encode_prompts(tokenizer, [self.CHAT]) == expected["input_ids"]
-
-    def test_plain_text_is_tokenized_as_it_is(self, tokenizer):
-        texts = ["def f(x):", "assert f(3) == 7\n"]
-        assert encode_prompts(tokenizer, texts) == tokenizer(texts)["input_ids"]
-        assert [tokenizer.decode(ids) for ids in encode_prompts(tokenizer, texts)] == texts
-
     def test_without_a_template_replies_are_answers(self, tokenizer, tiny_model):
         base = AutoTokenizer.from_pretrained(tiny_model)
         base.chat_template = None

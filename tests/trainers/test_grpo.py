@@ -1,7 +1,5 @@
 """The group-relative family against hand-worked numbers."""
 
-import math
-
 import pytest
 import teams
 import torch
@@ -81,16 +79,6 @@ class TestAdvantage:
         torch.testing.assert_close(weighted[:, 1], 0.25 * plain[:, 1])
         assert plain[:, 0].any() and plain[:, 1].any()
 
-    def test_masked_episodes_are_no_siblings(self, tiny_model, tmp_path):
-        trainer = teams.make(
-            tiny_model, tmp_path, MultiAgentGRPOTrainer, workflow=teams.Pair(), data=teams.dataset(2),
-            reward=lambda completions, **kwargs: [1.0, None, 5.0, 3.0], num_generations=4, advantage="rloo",
-            per_device_train_batch_size=8, agent_loss_weighting="token",
-        )  # fmt: skip
-        teams.script(trainer)
-        found = teams.generation_batch(trainer)["advantages"].view(2, 4)
-        torch.testing.assert_close(found, torch.tensor([[-3.0, 0.0, 3.0, 0.0]] * 2))
-
     def test_the_rewards_of_each_function_are_normalised_first(self, tiny_model, tmp_path):
         """Agents have rewards of their own, one function does not apply to an episode, and one episode has no reward."""
 
@@ -164,24 +152,8 @@ class TestSingleAgent:
             torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-5)
 
 
-def test_a_team_trains_and_comes_back(tiny_model, tmp_path):
-    data = teams.dataset(2, test=[["assert f"]] * 2, test_format=["asserts"] * 2, entry_point=["f"] * 2)
-    trainer = teams.make(
-        tiny_model, tmp_path, MultiAgentGRPOTrainer, workflow="collaboration", data=data, reward="execution_reward",
-        isolation="best_effort", num_workers=1, per_device_train_batch_size=4, scale_rewards="agent", beta=0.1,
-        advantage="none",
-    )  # fmt: skip
-    trainer.train()
-    assert math.isfinite(trainer.state.log_history[0]["loss"])
+def test_the_card_has_the_name_of_the_algorithm(tiny_model, tmp_path):
+    trainer = teams.make(tiny_model, tmp_path, MultiAgentGRPOTrainer, advantage="none")
     trainer.save_model()
     trainer.create_model_card()
-    trainer.executor.close()
     assert "trained with MAREINFORCE" in " ".join((tmp_path / "README.md").read_text().split())
-    again = teams.make(
-        tiny_model, tmp_path / "again", MultiAgentGRPOTrainer, workflow="collaboration", data=data, reward="execution_reward",
-        isolation="best_effort", num_workers=1, per_device_train_batch_size=4,
-    )  # fmt: skip
-    again.load_team(tmp_path)
-    again.executor.close()
-    weights = teams.trainable(again)
-    assert weights and all(torch.equal(weights[name], tensor) for name, tensor in teams.trainable(trainer).items())

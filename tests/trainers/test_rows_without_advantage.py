@@ -78,23 +78,6 @@ def test_weights_are_those_with_all_rows(tiny_model, tmp_path, options):
         assert teams.logged(ours, name) == pytest.approx(teams.logged(theirs, name), rel=1e-4, abs=1e-6)
 
 
-@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "luspo"])
-def test_all_processes_keep_as_many_rows(tiny_model, tmp_path, monkeypatch, loss_type):
-    """TRL gathers values of rows: with other numbers on another process, the run would end or hang."""
-    options = {"loss_type": loss_type}
-    if loss_type == "luspo":
-        options |= {"importance_sampling_level": "sequence", "agent_loss_weighting": "token"}
-    _, _, alone = train(tiny_model, tmp_path / "a", True, **options)
-    monkeypatch.setattr("marcog_trl.trainers.trainer.most_over_processes", lambda count: min(6, count + 2))
-    ours, gradients, shapes = train(tiny_model, tmp_path / "b", True, **options)
-    theirs, expected, _ = train(tiny_model, tmp_path / "c", False, **options)
-    assert rows(alone) < rows(shapes)
-    for one, other in zip(gradients, expected, strict=True):
-        check_equal(one, other)
-    for name in ("loss", "grad_norm", "clip_ratio/region_mean"):
-        assert teams.logged(ours, name) == pytest.approx(teams.logged(theirs, name), rel=1e-3, abs=1e-6)
-
-
 def test_a_batch_without_any_advantage_is_a_step_like_others(tiny_model, tmp_path):
     ours, [first, _], shapes = train(tiny_model, tmp_path / "a", True, reward=all_tie)
     theirs, _, _ = train(tiny_model, tmp_path / "b", False, reward=all_tie)

@@ -86,32 +86,6 @@ def test_questions_go_out_together_and_no_more_than_allowed(endpoint):
 # Failures
 
 
-def test_server_errors_are_retried(endpoint):
-    endpoint.answer = lambda text, attempt: (500, "", {}) if attempt < 2 else (200, completion("better"), {})
-    expert = expert_at(endpoint, max_retries=2)
-    assert quiet(expert, [question("a")]) == ["better"]
-    assert len(endpoint.seen) == 3
-
-
-def test_retries_end(endpoint):
-    endpoint.answer = lambda text, attempt: (503, "loading", {}) if text == "bad" else (200, completion("fine"), {})
-    expert = expert_at(endpoint, max_retries=2)
-    with pytest.warns(RuntimeWarning, match=r"1 of 2 questions.* InternalServerError: "):
-        assert expert([question("bad"), question("good")]) == [None, "fine"]
-    assert endpoint.seen.count("bad") == 3
-    assert (expert.asked, expert.failed) == (2, 1)
-
-
-@pytest.mark.parametrize("retry_after", ["0", "0.4"])
-def test_rate_limits_are_waited_for(endpoint, retry_after):
-    limited = (429, "{}", {"Retry-After": retry_after})
-    endpoint.answer = lambda text, attempt: limited if attempt == 0 else (200, completion("better"), {})
-    start = time.monotonic()
-    assert quiet(expert_at(endpoint), [question("a")]) == ["better"]
-    assert time.monotonic() - start >= float(retry_after)
-    assert len(endpoint.seen) == 2
-
-
 @pytest.mark.parametrize("status", [400, 401, 404])
 def test_refusals_are_not_retried_and_do_not_tell_the_key(endpoint, status):
     refusal = json.dumps({"error": {"message": f"no access with {KEY}", "code": "refused"}})
