@@ -34,6 +34,7 @@ def test_slots_default_to_every_agent_once_per_turn():
         ({"agents": (Agent("a", ""), Agent("a", ""))}, r"2 agents named 'a'.*'a1', 'a2'"),
         ({"num_turns": 0}, "num_turns=0 must be at least 1"),
         ({"slots": ()}, r"slots=\(\) lets no agent speak"),
+        ({"slots": (Slot("a"), Slot("a"))}, r"slots .* 2 times"),
         ({"slots": (Slot("c"),)}, r"agent='c', which is not in \['a', 'b'\]"),
         ({"slots": (Slot("a", turn=1),)}, "turn=1 of agent 'a', but num_turns=1 has the turns 0 to 0"),
     ],

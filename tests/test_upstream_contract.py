@@ -24,10 +24,10 @@ from datasets import Dataset
 from peft import LoraConfig, LoraModel, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel, Trainer
-from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, RewardConfig, RewardTrainer
+from trl import DPOTrainer, GRPOConfig, GRPOTrainer, RewardTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import base_trainer
-from trl.trainer.utils import FusedCausalLMOutput, RepeatSampler, shuffle_sequence_dict, split_tensor_dict
+from trl.trainer.utils import RepeatSampler
 
 import marcog_trl
 from marcog_trl import Single
@@ -292,72 +292,6 @@ def test_a_rollout_function_gives_rows_and_masks(tiny_model, tmp_path):
     assert trainer.calls == [("rewards", 4, 1)]
 
 
-@pytest.fixture(scope="module")
-def trainer(tiny_model, tmp_path_factory):
-    options = {"steps_per_generation": 4, "gradient_accumulation_steps": 2}
-    trainer = Recorder(tiny_model, tmp_path_factory.mktemp("loss"), **options)
-    trainer.current_gradient_accumulation_steps = 2
-    trainer.model.train()
-    return trainer
-
-
-MEANS_OVER_ROWS = {"grpo": True, "sapo": True, "dr_grpo": True, "luspo": True, "dapo": False, "bnpo": False,
-                   "cispo": False, "vespo": False}  # fmt: skip
-
-
-@pytest.mark.parametrize("loss_type", MEANS_OVER_ROWS)
-def test_which_losses_are_means_over_rows_that_masked_rows_dilute(trainer, monkeypatch, loss_type):
-    """Their advantages may differ by token, and they ask for log-probabilities once."""
-    monkeypatch.setattr(trainer, "loss_type", loss_type)
-    losses = []
-    for masked in (0, 4):
-        mask = torch.tensor([1] * 4 + [0] * masked)[:, None].expand(-1, 3)
-        torch.manual_seed(0)
-        advantages = torch.cat([torch.randn(4, 3), torch.zeros(masked, 3)])
-        full = torch.ones(4 + masked, 3, dtype=torch.long)
-        trainer.calls.clear()
-        losses.append(
-            trainer._compute_loss(
-                trainer.model,
-                {"prompt_ids": 5 * full, "prompt_mask": full, "completion_ids": 11 * full, "completion_mask": full,
-                 "tool_mask": mask, "advantages": advantages, "num_items_in_batch": mask.sum()},
-            )
-        )  # fmt: skip
-        assert trainer.calls == [("update", None)]
-    torch.testing.assert_close(losses[1], losses[0] / 2 if MEANS_OVER_ROWS[loss_type] else losses[0])
-    if loss_type == "dapo":  # minus the mean advantage, over the share of an optimizer step in the generation batch
-        torch.testing.assert_close(losses[0], -advantages.sum() / (12 * 2 / 4))
-
-
-def test_a_generation_batch_is_used_for_so_many_steps(tiny_model, tmp_path):
-    options = {"steps_per_generation": 2, "num_iterations": 2, "gradient_accumulation_steps": 2}
-    trainer = Recorder(tiny_model, tmp_path, **options)
-    trainer.train()
-    assert trainer.calls.count("generate") == 2 and trainer._step == 8
-    batch = {"ids": torch.arange(6).view(6, 1), "z": torch.arange(6.0), "count": torch.tensor(7), "absent": None}
-    for part in split_tensor_dict(shuffle_sequence_dict(batch), 3):
-        assert part["count"] == 7 and part["absent"] is None and torch.equal(part["ids"][:, 0].float(), part["z"])
-    sampler = RepeatSampler("abcde", mini_repeat_count=2, batch_size=2, repeat_count=3, seed=7)
-    first = list(sampler)
-    assert first[:4] == first[4:8] == first[8:12] and first[0] == first[1] != first[2] == first[3]
-    assert (len(first), sampler.num_samples, sampler.seed, sampler.shuffle) == (24, 5, 7, True)
-
-
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_hooks_on_the_decoder_run_once_per_pass_and_see_the_last_state(tiny_model, tmp_path, checkpointing):
-    trainer = Recorder(tiny_model, tmp_path, gradient_checkpointing=checkpointing)
-    causal_lm, seen = trainer.model.get_base_model(), []
-    causal_lm.get_decoder().register_forward_hook(lambda module, args, output: seen.append(output[0]))
-    ids = torch.full((2, 5), 7)
-    trainer.model.train()
-    logps, _, _ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, torch.ones_like(ids), 3)
-    logps.sum().backward()
-    [state] = seen
-    logits = state @ causal_lm.get_output_embeddings().weight.T
-    expected = logits[:, 1:-1].log_softmax(-1).gather(2, ids[:, 2:, None]).squeeze(2)
-    torch.testing.assert_close(logps, expected, rtol=1e-4, atol=1e-4)
-
-
 def test_modules_of_others_are_not_saved_with_the_adapter(tiny_model):
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), LORA)
     model.get_base_model().add_module("marcog_team", torch.nn.Linear(2, 2))
@@ -372,50 +306,6 @@ def test_modules_of_others_are_not_saved_with_the_adapter(tiny_model):
         "init_lora_weights",
         "use_dora",
     }
-
-
-def test_dpo_asks_the_model_once_and_sums_its_log_probabilities(tiny_model, tmp_path):
-    data = Dataset.from_dict({"prompt": ["def f(x):"], "chosen": [" return x"], "rejected": [" 1"]})
-    trainer = DPOTrainer(tiny_model, args=DPOConfig(str(tmp_path), **OPTIONS), train_dataset=data, peft_config=LORA)
-    batch = {
-        "input_ids": torch.tensor([[10, 11, 12, 1], [10, 11, 13, 0]]),
-        "attention_mask": torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]]),
-        "completion_mask": torch.tensor([[0, 0, 1, 1], [0, 0, 1, 0]]),
-        "ref_chosen_logps": torch.tensor([-1.0]),
-        "ref_rejected_logps": torch.tensor([-2.0]),
-    }
-    calls, logps = [], torch.tensor([[0.0, -0.5, -1.5], [0.0, -3.0, 0.0]])
-
-    def model(**inputs):
-        adapter = next(module for module in trainer.model.modules() if isinstance(module, LoraLayer))
-        calls.append((set(inputs), adapter.disable_adapters, torch.is_grad_enabled()))
-        zeros = torch.zeros(2, 3)
-        return FusedCausalLMOutput(log_probs=logps, entropy=zeros, mean_logits=zeros, is_top1=zeros.bool())
-
-    trainer.precompute_ref_logps = True  # read at every step, so that it may be set after construction
-    trainer.ref_model = model  # asked with the adapter on
-    assert [side.item() for side in trainer.compute_ref_log_probs(model, batch)] == [-2.0, -3.0]
-    assert trainer._compute_loss(model, batch, False).item() == pytest.approx(0.693147, abs=1e-6)  # equal ratios
-    keys = {"input_ids", "attention_mask", "labels", "use_cache", "fused_lm_head"}
-    assert calls == [(keys, False, False), (keys, False, True)]
-    assert trainer._metrics["train"]["rewards/margins"] == [0.0]
-    labels = batch["input_ids"].masked_fill(batch["completion_mask"] == 0, -100)
-    output = trainer.model(input_ids=batch["input_ids"], labels=labels, use_cache=False, fused_lm_head=True)
-    for name in ("log_probs", "entropy", "mean_logits", "is_top1"):
-        assert output[name].shape == (2, 3)
-
-
-def test_the_reward_trainer_takes_token_ids_as_they_are(tiny_model, tmp_path):
-    data = {"chosen_ids": [[40, 41, 1], [42, 1]], "rejected_ids": [[43, 1], [44] * 9], "task_id": ["a", "b"]}
-    args = RewardConfig(str(tmp_path), max_length=8, **OPTIONS)
-    trainer = RewardTrainer(tiny_model, args, train_dataset=Dataset.from_dict(data))
-    assert trainer.train_dataset["task_id"] == ["a"]  # the longer pair is left out
-    batch = trainer.data_collator([trainer.train_dataset[0]])
-    assert batch["input_ids"].tolist() == [[40, 41, 1], [43, 1, 0]]
-    with torch.no_grad():
-        both = trainer.model(**batch).logits
-        alone = trainer.model(input_ids=torch.tensor([[43, 1]])).logits
-    assert both.shape == (2, 1) and torch.allclose(both[1], alone[0], atol=1e-6)
 
 
 def test_buffers_of_deepspeed():

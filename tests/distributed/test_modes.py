@@ -1,18 +1,14 @@
 """Teams under DDP, ZeRO-2 and ZeRO-3 with two processes on CPU, launched as a user would, against one process."""
 
 import functools
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from launched import launched
 from safetensors.torch import load_file
 
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("train_team.py")
 # In every suite, and in the slow one
 FEW = ("ppo", "observation", "siblings", "tree", "ties", "resumed")
@@ -65,29 +61,7 @@ def results(tiny_model, tmp_path_factory):
     def launch(mode: str, few: bool) -> Path:
         out = folder / f"{mode}-{'few' if few else 'more'}"
         out.mkdir()
-        command = [sys.executable]
-        if mode != "one":
-            command += ["-m", "accelerate.commands.launch", "--config_file", str(ROOT / "recipes" / f"{mode}.yaml")]
-            command += ["--num_processes", "2"]
-        runs = [run for run in RUNS[mode] if (run in FEW) == few]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-        with open(out / "log.txt", "w") as log:
-            process = subprocess.Popen(
-                [*command, str(SCRIPT), tiny_model, str(out), *runs],
-                cwd=ROOT,
-                env=environment,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            try:
-                code = process.wait(timeout=600)
-            except subprocess.TimeoutExpired:
-                code = "a hang"
-            finally:
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-        assert code == 0, f"{mode} ended with {code}:\n{(out / 'log.txt').read_text()[-5000:]}"
+        launched(mode, SCRIPT, tiny_model, out, *(run for run in RUNS[mode] if (run in FEW) == few), timeout=600)
         return out
 
     return lambda mode, run: launch(mode, run in FEW)

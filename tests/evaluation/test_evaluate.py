@@ -1,9 +1,7 @@
 """What an evaluation says of a team, that nothing else decides what it samples, and that a stopped one goes on."""
 
 import json
-import os
 import runpy
-import subprocess
 import sys
 from concurrent.futures import Future
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 import pytest
 import teams
 import torch
+from launched import launched
 
 from marcog_trl import MultiAgentPPOTrainer, MultiAgentTrainer, SHPPOTrainer, evaluate_team, load_problems
 from marcog_trl.evaluation.baselines import untrained_team
@@ -150,23 +149,6 @@ class TestFigures:
         monkeypatch.setattr(trainer.executor, "run", lambda jobs: submit(jobs).result())
         figures = evaluate_team(trainer, trainer.train_dataset, num_samples=2, sampling="stream")
         assert figures["infrastructure"] == 9 and figures["solved"] == 0
-
-    def test_generates_while_the_batch_before_is_executed(self, trainer, monkeypatch):
-        events = []
-
-        def generate(prompt_ids, *rest):
-            events.append("generate")
-            return [trainer._tokenizer(f"def f(x):\n    {WRONG}")["input_ids"] for _ in prompt_ids], None
-
-        submit, score = trainer.executor.submit, trainer.scorer.score
-        monkeypatch.setattr(trainer.team, "_generate", keyed(generate))
-        monkeypatch.setattr(trainer.executor, "submit", lambda jobs: events.append("submit") or submit(jobs))
-        monkeypatch.setattr(trainer.scorer, "score", lambda *args: events.append("score") or score(*args))
-        figures = evaluate_team(trainer, trainer.train_dataset, num_samples=2, batch_size=3)
-        begin = ["generate", "submit"]
-        score = ["score"] * 2  # of the samples, and of the greedy episodes
-        assert events == [*begin, *begin, *score, *begin, *score, *score]
-        assert figures["tests_passed"] == 0.5 and figures["samples"] == 6
 
     def test_several_turns_are_measured_at_their_last(self, tiny_model, tmp_path, monkeypatch):
         trainer = make(
@@ -510,16 +492,10 @@ def test_two_processes_write_what_one_writes(team, tmp_path):
     rows = tmp_path / "problems.jsonl"
     team.train_dataset.to_json(rows)
     figures = evaluate_team(team, load_problems(str(rows), "test"), 3, batch_size=8, output=tmp_path / "one.json")
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(ROOT / "recipes" / "ddp.yaml")]
-    recipe = ["--num_processes", "2", str(ROOT / "recipes" / "evaluate.py"), "--adapter", str(tmp_path / "team")]
-    options = ["--dataset_name", str(rows), "--num_samples", "3", "--batch_size", "8", "--isolation", "best_effort"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    run = subprocess.run(
-        [*launch, *recipe, *options, "--output", str(tmp_path / "two.json")],
-        env=environment, capture_output=True, text=True, timeout=300, cwd=ROOT,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr[-3000:]
-    assert "pass@1" in run.stdout and "trained team: 7 problems" in " ".join(run.stdout.split())
+    options = ["--dataset_name", rows, "--num_samples", "3", "--batch_size", "8", "--isolation", "best_effort"]
+    options += ["--adapter", tmp_path / "team", "--output", tmp_path / "two.json"]
+    printed = launched("ddp", ROOT / "recipes" / "evaluate.py", *options)
+    assert "pass@1" in printed and "trained team: 7 problems" in " ".join(printed.split())
     assert lines(tmp_path / "two.jsonl") == lines(tmp_path / "one.jsonl")
     written = json.loads((tmp_path / "two.json").read_text())
     assert without_clock(written["figures"]) == without_clock(figures)

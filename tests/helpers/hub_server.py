@@ -201,5 +201,6 @@ def use(hub, monkeypatch):
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + template[template.index("/{repo_id}") :])
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", hub.url)
     monkeypatch.setattr("transformers.utils.hub._hf_api", None)  # kept from the first call on
     monkeypatch.setenv("HF_TOKEN", TOKEN)

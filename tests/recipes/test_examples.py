@@ -196,37 +196,6 @@ def test_from_training_to_solving(name, request, tmp_path, monkeypatch, capfd):
     assert all(f"--- {agent['name']}, turn " in printed for agent in agents)
 
 
-def test_a_run_resumes_with_the_same_file_only(tiny_model, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    recipe = RECIPES["magrpo"]
-    file = Path(shutil.copy(EXAMPLES / "best_of_n.py", "my_team.py"))
-    flags = [*FLAGS, "--model_name_or_path", tiny_model, "--output_dir", "team", "--workflow", "my_team.py:BestOfN"]
-    flags += [
-        "--num_agents",
-        "2",
-        "--per_device_train_batch_size",
-        "4",
-        "--save_strategy",
-        "steps",
-        "--save_steps",
-        "1",
-    ]
-    train(recipe, flags)
-    file.write_text(file.read_text().replace("Code only.", "Only code."))
-    again = [*flags, "--max_steps", "2", "--resume_from_checkpoint", "true"]
-    with pytest.raises(SystemExit, match=r"^error: .* has another team: agents is "):
-        train(recipe, again)
-    file.write_text(file.read_text().replace("Only code.", "Code only.") + "# other code\n")
-    with pytest.raises(
-        SystemExit, match=r"^error: .* another version of the workflow's file, '.*my_team\.py'"
-    ) as ended:
-        train(recipe, again)
-    assert "\n" not in str(ended.value)
-    copy = next(word for word in str(ended.value).split() if word.endswith("my_team.py:BestOfN"))
-    train(recipe, [*again, "--workflow", copy])  # as the error says
-    assert json.loads(Path("team/checkpoint-2/trainer_state.json").read_text())["global_step"] == 2
-
-
 def test_a_model_may_be_measured_with_one(tiny_model, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     what = ["--model_name_or_path", tiny_model, "--workflow", f"{EXAMPLES}/best_of_n.py:BestOfN", "--num_agents", "2"]

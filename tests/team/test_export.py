@@ -1,7 +1,6 @@
 """Agents as ordinary adapters: what a process without marcog_trl loads is the agent, or as far from it as the report says."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 import teams
 import torch
+from launched import launched
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
@@ -282,11 +282,7 @@ def export_before_and_after_training(model, out, *names):
 @pytest.mark.slow
 def test_two_processes_export_what_one_does(tiny_model, tmp_path):
     export_before_and_after_training(tiny_model, tmp_path / "one", *PARALLEL)
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", f"{ROOT}/recipes/zero3.yaml"]
-    command += ["--num_processes", "2", __file__, tiny_model, str(tmp_path / "two"), *PARALLEL]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stderr[-5000:]
+    launched("zero3", __file__, tiny_model, tmp_path / "two", *PARALLEL, timeout=400)
     for name in (f"{name}-{when}" for name in PARALLEL for when in ("before", "after")):
         one, two = tmp_path / "one" / name, tmp_path / "two" / name
         for agent in "ab":

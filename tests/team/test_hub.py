@@ -4,7 +4,6 @@ import json
 import re
 import runpy
 import shutil
-import subprocess
 import sys
 from concurrent.futures import Future
 from pathlib import Path
@@ -16,6 +15,7 @@ import teams
 import torch
 import wandb
 from huggingface_hub import constants
+from launched import launched
 from safetensors import safe_open
 from safetensors.torch import load, load_file
 from transformers import set_seed
@@ -58,13 +58,6 @@ def online(hub, monkeypatch):
     """The same Hub for this process."""
     hub_server.use(hub, monkeypatch)
     return hub
-
-
-def run(hub, home, *command, cwd=ROOT, **variables):
-    environment = hub_server.environment(hub.url, home, **variables)
-    return subprocess.run(
-        [sys.executable, *map(str, command)], env=environment, cwd=cwd, capture_output=True, text=True, timeout=240
-    )
 
 
 def make(model, path, **options):
@@ -316,22 +309,6 @@ class TestPushTeam:
         assert all(torch.equal(modules[name], tensor) for name, tensor in trainer.modules.state_dict().items())
 
 
-# Appended to the card's snippet, in a process of its own
-COMPARE = """
-import sys
-
-import torch
-
-logits = {}
-for agent in ("helper", "main"):
-    model.set_adapter(agent)
-    with torch.no_grad():
-        logits[agent] = model.eval()(**inputs).logits
-assert "marcog_trl" not in sys.modules and "trl" not in sys.modules
-torch.save((inputs["input_ids"], logits), sys.argv[1])
-"""
-
-
 @pytest.fixture
 def recipe(online, monkeypatch):
     """Runs the recipe with a command line."""
@@ -364,19 +341,21 @@ class TestLoading:
         push_team(written[0], "someone/team")
         return re.findall(r"(?ms)^```python\n(.*?)^```", online.repos["someone/team"]["README.md"].decode(), re.DOTALL)
 
-    def test_the_cards_snippet_loads_the_agents_into_vanilla_peft(self, online, written, snippets, tmp_path):
-        trainer = written[1]
-        snippet = snippets[0].replace("path/to/tiny", trainer.model.config.name_or_path)
-        done = run(online, tmp_path / "home", "-c", snippet + COMPARE, tmp_path / "logits.pt", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr[-3000:]
-        ids, logits = torch.load(tmp_path / "logits.pt")
+    def test_the_cards_snippet_loads_the_agents_with_peft_alone(self, written, snippets, tmp_path, monkeypatch):
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+        trainer, names = written[1], {}
+        assert "marcog_trl" not in snippets[0] and "trl" not in re.findall(r"^from (\w+)", snippets[0], re.M)
+        exec(snippets[0].replace("path/to/tiny", trainer.model.config.name_or_path), names)
+        logits = {}
         trainer.model.eval()
         with torch.no_grad():
             mu, _ = trainer.modules.latents(trainer.role_observations)
             for agent, z in zip(trainer.agents, mu, strict=True):
+                names["model"].set_adapter(agent)
+                logits[agent] = names["model"].eval()(**names["inputs"]).logits
                 with trainer.modules.rows(ForwardContext(z=z[None])):
-                    expected = trainer.model(input_ids=ids).logits
-                    assert (expected - logits[agent]).abs().max() < 1e-5 * max(1, expected.abs().max())
+                    expected = trainer.model(**names["inputs"]).logits
+                assert (expected - logits[agent]).abs().max() < 1e-5 * max(1, expected.abs().max())
         assert (logits["helper"] - logits["main"]).abs().max() > 1e-3
 
     def test_the_cards_snippet_loads_the_whole_team(self, snippets, tmp_path, monkeypatch):
@@ -487,11 +466,8 @@ class TestEverySave:
     @pytest.mark.parametrize("mode", ["ddp", "zero3"])
     def test_every_push_is_of_one_step_with_several_processes(self, hub, tiny_model, tmp_path, mode):
         (tmp_path / "script.py").write_text(SCRIPT)
-        launch = f"-m accelerate.commands.launch --config_file {ROOT}/recipes/{mode}.yaml --num_processes 2".split()
-        variables = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-        command = [*launch, tmp_path / "script.py", tiny_model, tmp_path / "run"]
-        done = run(hub, tmp_path / "home", *command, **variables)
-        assert done.returncode == 0, done.stderr[-3000:]
+        variables = hub_server.environment(hub.url, tmp_path / "home")
+        launched(mode, tmp_path / "script.py", tiny_model, tmp_path / "run", **variables)
         pushed = [files for files in hub.states if "team.json" in files]
         assert len({files["adapter_model.safetensors"] for files in pushed}) == 2  # steps
         for i, files in enumerate(pushed):

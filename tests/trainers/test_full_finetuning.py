@@ -9,14 +9,13 @@ from huggingface_hub import ModelCard
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
-from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOConfig
+from marcog_trl import MultiAgentPPOTrainer, SHPPOConfig
 from marcog_trl.preferences.rounds import IterativeMARLHFConfig
 from marcog_trl.team.export import export_team
 from marcog_trl.team.hub import push_team
 from marcog_trl.team.team import Team
 
 
-TRAINERS = (MultiAgentGRPOTrainer, MultiAgentPPOTrainer)
 FULL = {"full_finetuning": True, "peft_config": None, "learning_rate": 1e-3}
 
 

@@ -255,31 +255,13 @@ class TestRatio:
             workflow=teams.Short(),
             per_device_train_batch_size=5,
             learning_rate=0.0,
+            epsilon=1e-12,
             **options,
         )
         teams.randomize(trainer.modules)
         no_states(trainer)  # a pass over the rollouts gives the old log-probabilities
-        ratios = []
-        update = trainer._get_per_token_logps_and_entropies
-
-        def watched(model, input_ids, *args, **kwargs):
-            result = update(model, input_ids, *args, **kwargs)
-            if torch.is_grad_enabled():
-                inputs = next(
-                    batch
-                    for batch in trainer._buffered_inputs
-                    if torch.equal(torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1), input_ids)
-                )
-                mask = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
-                ratios.append((result[0] - inputs["old_per_token_logps"])[mask].exp())
-            return result
-
-        trainer._get_per_token_logps_and_entropies = watched
         trainer.train()
-        assert len(ratios) == options["gradient_accumulation_steps"]
-        assert all(torch.equal(ratio, torch.ones_like(ratio)) for ratio in ratios)
-        assert sum(map(len, ratios)) > 0
-        for name in ("low_mean", "high_mean", "region_mean"):
+        for name in ("low_mean", "high_mean", "region_mean"):  # of ratios that are not 1 in float32
             assert teams.logged(trainer, f"clip_ratio/{name}") == [0]
 
 

@@ -20,7 +20,6 @@ from marcog_trl import (
     SHPPOTrainer,
     Workflow,
 )
-from marcog_trl.agents import Slot
 
 
 GRPO, PPO, SHPPO = MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOTrainer
@@ -33,17 +32,8 @@ def problems(**columns):
     return Dataset.from_dict({name: values for name, values in columns.items() if values is not None})
 
 
-class Silent(Workflow):
-    agents = ()
-
-
 class Twins(Workflow):
     agents = (Agent("main", ""), Agent("main", ""))
-
-
-class Stutter(Workflow):
-    agents = (Agent("main", ""),)
-    slots = (Slot("main"), Slot("main"))
 
 
 def outside(*names):
@@ -77,9 +67,7 @@ REFUSED = {
         (GRPO, {**BRANCHES, "generation_batch_size": 8}, r"generation_batch_size=8 .* 6 rows \(2 \+ 4\)"),
     ],
     "workflows": [
-        (PPO, {"workflow": Silent()}, r"Silent\.agents="),
         (PPO, {"workflow": Twins()}, r"Twins\.agents=.*2 agents named 'main'"),
-        (PPO, {"workflow": Stutter()}, r"Stutter\.slots .* 2 times"),
         (PPO, {"workflow": "debate"}, "workflow='debate' is unknown"),
         (PPO, {"num_agents": 3}, "num_agents=3"),
         (PPO, {"num_agents": 1, "workflow": "collaboration"}, "num_agents=1"),

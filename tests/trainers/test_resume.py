@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import teams
 import torch
+from launched import launched
 from safetensors.torch import load_file
 from transformers import EarlyStoppingCallback, TrainerCallback
 
@@ -23,28 +24,13 @@ from marcog_trl.trainers.checkpointing import (
 )
 
 
-ROOT = Path(__file__).parents[2]
-KILL_TEAM = ROOT / "tests" / "distributed" / "kill_team.py"
+KILL_TEAM = Path(__file__).parents[1] / "distributed" / "kill_team.py"
 
 
 def kill_team(model, out, plan, mode="one", timeout=280):
     """Runs `kill_team.py`, and returns its series."""
-    command = [sys.executable]
-    if mode != "one":
-        command += ["-m", "accelerate.commands.launch", "--config_file", str(ROOT / "recipes" / f"{mode}.yaml")]
-        command += ["--num_processes", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     out.mkdir(parents=True)
-    with open(out / "log.txt", "w") as log:
-        code = subprocess.run(
-            [*command, str(KILL_TEAM), model, str(out), json.dumps(plan)],
-            cwd=ROOT,
-            env=environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            timeout=timeout,
-        ).returncode
-    assert code == 0, (out / "log.txt").read_text()[-5000:]
+    launched(mode, KILL_TEAM, model, out, json.dumps(plan), timeout=timeout)
     return json.loads((out / "results.json").read_text())
 
 

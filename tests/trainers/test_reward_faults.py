@@ -18,6 +18,7 @@ import pandas as pd
 import pytest
 import teams
 import torch
+from launched import launched
 from transformers import TrainerCallback
 
 from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOTrainer
@@ -279,19 +280,7 @@ class TestExecution:
 @pytest.mark.slow
 def test_processes_stop_or_go_on_together(tiny_model, tmp_path):
     """Two processes, of which one's reward function fails; neither waits for the other."""
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(ROOT / "recipes" / "ddp.yaml")]
-    command += [
-        "--num_processes",
-        "2",
-        str(ROOT / "tests" / "distributed" / "fail_team.py"),
-        tiny_model,
-        str(tmp_path),
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    ended = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert ended.returncode == 0, ended.stderr[-5000:]
+    launched("ddp", ROOT / "tests" / "distributed" / "fail_team.py", tiny_model, tmp_path)
     one, other = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
     assert "RuntimeError: reward function 'faulty' failed on process 1: ZeroDivisionError" in one["raise"]
     assert other["raise"] == "ZeroDivisionError: a defect on process 1"

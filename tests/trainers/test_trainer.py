@@ -361,53 +361,6 @@ def finished(result):
     return future
 
 
-class Quoting(teams.Pair):
-    def solution(self, problem, replies):
-        return f"```python\ndef f():\n    return {replies!r}\n```"
-
-
-class TestOverlap:
-    def test_solutions_are_executed_during_the_reference_pass(self, tiny_model, tmp_path):
-        """What is masked for it afterwards counts nowhere."""
-        events = []
-
-        class Executor:
-            def submit(self, jobs):
-                events.append(("submit", len(jobs)))
-                future = Future()
-                future.result = lambda: events.append("result") or verdicts(jobs)
-                return future
-
-        def verdicts(jobs):  # those of the first two solutions never come
-            lost = [job for event, job in enumerate(jobs) if event < 2]
-            return [
-                Verdict("infrastructure" if job in lost else "passed", int(job not in lost), 1, ()) for job in jobs
-            ]
-
-        trainer = teams.make(
-            tiny_model, tmp_path, SHPPOTrainer, data=problems(**TESTED), reward="execution_reward", beta=0.1,
-            workflow=Quoting(), per_device_train_batch_size=16, num_generations=4,
-        )  # fmt: skip
-        forward = trainer._get_per_token_logps_and_entropies
-        trainer._get_per_token_logps_and_entropies = lambda *a, **k: events.append("forward") or forward(*a, **k)
-        trainer.team._executor = Executor()
-        teams.script(trainer)
-        output = teams.generation_batch(trainer)
-        # Of the reference, and of values where generation was scripted
-        passes = ["forward"] * (events.count("forward") - 1)
-        assert events == [("submit", 8), "forward", "result", *passes]
-        live = (output["completion_mask"] * output["tool_mask"]).sum(1)
-        assert [i for i in range(16) if not live[i]] == [0, 1, 4, 5]
-        assert not output["advantages"][[0, 1, 4, 5]].any()
-        assert output["num_items_in_batch"] == live.sum()
-        assert trainer._metrics["train"]["episodes/masked"] == [2 / 8]
-
-
-def problems(**columns):
-    columns = {"prompt": ["?"] * 8, **columns}
-    return Dataset.from_dict({name: values for name, values in columns.items() if values is not None})
-
-
 TESTED = {"test": [["assert f"]] * 8, "test_format": ["asserts"] * 8, "entry_point": ["f"] * 8}
 
 
