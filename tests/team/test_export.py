@@ -18,7 +18,6 @@ from marcog_trl.heterogeneity import fold
 from marcog_trl.team.modules import ForwardContext
 
 
-ROOT = Path(__file__).parents[2]
 TEAMS = {
     "agent": (SHPPOTrainer, {"latent_scope": "agent"}),
     "observation": (SHPPOTrainer, {}),

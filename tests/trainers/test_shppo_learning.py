@@ -110,9 +110,6 @@ class TestSeparation:
         # It answers both alike: the shares of the two words add up to 1 at most
         assert sum(success(trainer)) < 1.15
 
-    def test_one_adapter_each_can(self, tokenizer, tmp_path):
-        assert min(success(learn(tokenizer, tmp_path, parameter_sharing="separate"))) > 0.85
-
     def test_agents_that_are_asked_for_the_same_stay_together(self, tokenizer, tmp_path):
         trainer = learn(tokenizer, tmp_path, apart=False)
         assert min(success(trainer)) > 0.85
