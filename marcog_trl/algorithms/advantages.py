@@ -123,22 +123,6 @@ def _tails(
     return tail
 
 
-def turn_returns(rewards: torch.Tensor, gamma_turn: float = 1.0) -> torch.Tensor:
-    """
-    Return of each turn: its reward plus the discounted return of the next turn.
-
-    Args:
-        rewards (`torch.Tensor` of shape `(E, K)`):
-            Reward of each turn of each episode (or of each agent of each episode), in reward units; 0 after the last
-            turn of an episode.
-        gamma_turn (`float`, *optional*, defaults to `1.0`): Discount per turn, in [0, 1].
-
-    Returns:
-        `torch.Tensor` of shape `(E, K)`: The returns, in reward units.
-    """
-    return _discounted_sum(rewards, gamma_turn)
-
-
 def tree_returns(
     rewards: torch.Tensor,
     played: torch.Tensor,

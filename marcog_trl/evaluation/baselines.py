@@ -18,22 +18,18 @@ from marcog_trl.workflows.program import OPTIONS as PROGRAM_OPTIONS
 
 def untrained_team(
     model: str,
-    settings: TeamSettings | None = None,
-    workflow: Workflow | str | None = None,
+    settings: TeamSettings,
     tokenizer: Any = None,
     model_init_kwargs: Mapping[str, Any] | None = None,
-    device: Any = None,
 ) -> Team:
     """
     Builds a team on an untrained model, without an adapter.
 
     Args:
         model (`str`): Name or path of the model.
-        settings ([`TeamSettings`], *optional*): Workflow and generation settings. The default workflow is `"single"`.
-        workflow ([`Workflow`] or `str`, *optional*): Replaces the workflow of the settings: an instance or a name.
+        settings ([`TeamSettings`]): Workflow and generation settings.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): Defaults to the model's tokenizer.
         model_init_kwargs (`Mapping`, *optional*): Keyword arguments for the model's `from_pretrained`.
-        device (`str` or `torch.device`, *optional*): Device of the model. Defaults to this process's accelerator, or the CPU.
 
     Returns:
         [`Team`].
@@ -41,11 +37,10 @@ def untrained_team(
     Raises:
         ValueError: If the settings do not fit the workflow.
     """
-    settings = settings or TeamSettings()
-    played = settings.make_workflow(workflow)
+    played = settings.make_workflow()
     executor = settings.make_executor() if played.needs_tests else None  # raises on machines without isolation
     tokenizer = load_tokenizer(model) if tokenizer is None else tokenizer
-    loaded = load_base_model(model, None, model_init_kwargs or {}, device).eval()
+    loaded = load_base_model(model, None, model_init_kwargs or {}, None).eval()
     description = TeamDescription.of("", loaded, played, ["execution_reward"], settings, {})
     return Team(loaded, tokenizer, played, settings, description, executor=executor)
 

@@ -8,7 +8,6 @@ from marcog_trl.algorithms.advantages import (
     gae,
     group_advantages,
     normalize_advantages,
-    turn_returns,
     value_loss,
 )
 
@@ -126,12 +125,6 @@ class TestGae:
         advantages, _ = gae(rewards, torch.zeros(1, 4096), torch.ones(1, 4096), lam=0.999)
         expected = 0.999 ** torch.arange(4095, -1, -1, dtype=torch.float64)
         torch.testing.assert_close(advantages[0].double(), expected, rtol=1e-5, atol=0)
-
-
-def test_turn_returns():
-    rewards = torch.tensor([[1.0, 2.0, 4.0], [0.0, 0.0, 8.0]])
-    torch.testing.assert_close(turn_returns(rewards), torch.tensor([[7.0, 6.0, 4.0], [8.0, 8.0, 8.0]]))
-    torch.testing.assert_close(turn_returns(rewards, 0.5), torch.tensor([[3.0, 4.0, 4.0], [2.0, 4.0, 8.0]]))
 
 
 class TestNormalizeAdvantages:
