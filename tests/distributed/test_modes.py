@@ -13,8 +13,8 @@ SCRIPT = Path(__file__).with_name("train_team.py")
 # In every suite, and in the slow one
 FEW = ("ppo", "observation", "siblings", "tree", "ties", "resumed")
 MORE = "agent separate single some tools counterfactual full checkpointing unclipped resumed_full best madpo reward_model".split()
-ABSENT = {  # under ZeRO, runs need what it does not support, or take as long as all others
-    "one": ("checkpointing", "resumed_full"),
+ABSENT = {  # on one process, trainers' own tests resume; under ZeRO, runs need what it does not support, or take long
+    "one": ("checkpointing", "resumed", "resumed_full"),
     "ddp": ("checkpointing", "unclipped", "separate", "resumed_full"),
     "zero2": "siblings tree ties separate single some tools counterfactual checkpointing unclipped resumed_full best".split(),
     "zero3": "siblings ties single tools counterfactual unclipped best".split(),
