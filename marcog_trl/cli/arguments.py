@@ -14,6 +14,7 @@ from marcog_trl.checks import COUNT, Count, NaturalNumber, check_fields, documen
 from marcog_trl.cli.other_projects import nearest_setting
 from marcog_trl.evaluation.baselines import untrained_team
 from marcog_trl.problems import load_problems
+from marcog_trl.problems.loading import check_file
 from marcog_trl.team.base_models import check_model
 from marcog_trl.team.settings import TeamSettings
 from marcog_trl.team.team import Team
@@ -69,6 +70,7 @@ class TeamArguments:
 
     def __post_init__(self):
         check_fields(self)
+        check_file(self.dataset_name)  # before an embedded model is built
         column_names(self.dataset_columns)
 
     def load_splits(self) -> tuple[Dataset, Dataset]:

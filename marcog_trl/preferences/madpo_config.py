@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 from trl import DPOConfig
 
 from marcog_trl.checks import COUNT, POSITIVE, Range, Unit, check_choice, check_fields, documented
-from marcog_trl.trainers.config import check_mappings, run_on_cpu, use_new_names
+from marcog_trl.trainers.config import check_mappings, check_output_dir, run_on_cpu, use_new_names
 
 
 # Of the log-ratios of both sides only the difference counts, so that replies which are in both cancel
@@ -74,6 +74,7 @@ class MADPOConfig(DPOConfig):
             self.loss_type = [self.loss_type]
         check_fields(self, self._ranges)
         check_mappings(self)
+        check_output_dir(self.output_dir)
         run_on_cpu(self)
         use_new_names(self)
         super().__post_init__()

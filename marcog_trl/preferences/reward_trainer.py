@@ -18,7 +18,7 @@ from marcog_trl.checks import Range, check_number
 from marcog_trl.files import write_json
 from marcog_trl.preferences.reward_model import REWARD_MODEL_FILE, TeamRewardModel
 from marcog_trl.preferences.transcript import tokenizer_digest, transcript_of
-from marcog_trl.trainers.config import run_on_cpu, use_new_names
+from marcog_trl.trainers.config import check_output_dir, run_on_cpu, use_new_names
 
 
 @dataclass
@@ -43,6 +43,7 @@ class TeamRewardConfig(RewardConfig):
     )
 
     def __post_init__(self):
+        check_output_dir(self.output_dir)
         run_on_cpu(self)
         use_new_names(self)
         super().__post_init__()

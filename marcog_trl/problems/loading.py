@@ -123,6 +123,7 @@ def _known(name: str, known: KnownSet, split: str) -> Dataset:
 
 def _read(name_or_path: str, split: str, config: str | None = None) -> Dataset:
     """Read rows with `datasets`. Its errors become one line."""
+    check_file(name_or_path)
     path = Path(name_or_path)
     suffix = Path(path.name.removesuffix(".gz")).suffix
     try:
@@ -140,6 +141,16 @@ def _read(name_or_path: str, split: str, config: str | None = None) -> Dataset:
         ) from error
     except StopIteration as error:
         raise ValueError(f"Problem set {name_or_path!r} has no rows: the file is empty.") from error
+
+
+def check_file(name_or_path: str) -> None:
+    """Raises a `ValueError` if a problem set is named like a file or a folder that is not there. Asks no network."""
+    path = Path(name_or_path)
+    looks_like_path = path.suffix in (*FILE_TYPES, ".gz") or name_or_path.startswith(("/", "./", "../", "~"))
+    if looks_like_path and not path.exists():
+        raise ValueError(
+            f"Problem set {name_or_path!r} is not there: {str(path.absolute())!r} does not exist. Correct the path."
+        )
 
 
 def _rename(dataset: Dataset, name: str, columns: Mapping[str, str]) -> Dataset:

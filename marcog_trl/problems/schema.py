@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -111,7 +112,18 @@ def fault_of(problem: Mapping[str, Any], needed: Mapping[str, str]) -> str | Non
             plan(make_job(problem, ""))
         except ValueError as error:
             fault = " ".join(str(error).split())
-    return fault
+    return fault or _fault_of_entry_point(problem)
+
+
+def _fault_of_entry_point(problem: Mapping[str, Any]) -> str | None:
+    """Says that the tests of a problem call something else than its entry point, so that no solution would be tested."""
+    name, tests = problem.get("entry_point"), problem.get("test")
+    if not name or not tests or problem.get("test_format") not in ("asserts", "unittest"):
+        return None  # others pass the entry point to `check`, or have none
+    text = "\n".join([problem.get("setup") or "", *([tests] if isinstance(tests, str) else tests)])
+    if re.search(rf"\b{re.escape(name)}\b", text):
+        return None
+    return f"its tests never use entry_point={name!r}: set it to the function that they call"
 
 
 def fault_of_prompt(prompt: Any) -> str | None:

@@ -27,14 +27,40 @@ def check_model(field: str, name: str, tokenizer: bool = True, **model_init_kwar
     """
     options = {key: model_init_kwargs[key] for key in _WHERE_FROM if key in model_init_kwargs}
     try:
-        AutoConfig.from_pretrained(name, **options)
+        config = AutoConfig.from_pretrained(name, **options)
         if tokenizer:
-            load_tokenizer(name, **options)
+            check_vocabulary(config, load_tokenizer(name, **options))
         for file in sorted(Path(name).glob("*.safetensors")):
             with safe_open(file, "pt"):
                 pass
     except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f"{field}={name!r} cannot be loaded: {' '.join(str(error).split())}") from error
+
+
+def check_vocabulary(config: Any, tokenizer: Any) -> None:
+    """
+    Checks that a model knows the tokens of a tokenizer. The first unknown one would end a run somewhere in PyTorch.
+
+    Args:
+        config (`PretrainedConfig`): Configuration of the model.
+        tokenizer (`PreTrainedTokenizerBase`): The tokenizer. Of its added tokens, only those that every text has count: some
+            models, such as Gemma 3's smallest, have others that they do not know, and text never has.
+
+    Raises:
+        ValueError: If the vocabulary of the model is smaller.
+    """
+    known = config.get_text_config().vocab_size
+    used = [
+        index
+        for index in (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+        if index is not None
+    ]
+    needed = max(tokenizer.vocab_size, *(index + 1 for index in used))
+    if needed > known:
+        raise ValueError(
+            f"the tokenizer has {needed} tokens, but the model knows {known} (vocab_size). Use the tokenizer of this model, or "
+            "call model.resize_token_embeddings(len(tokenizer)) and save both."
+        )
 
 
 def load_tokenizer(name: str | Path, **options: Any) -> Any:

@@ -338,7 +338,11 @@ def find_team(path: str | Path) -> Path:
     if not folder.is_dir() and len(folder.parts) == 2 and not folder.is_absolute():
         try:
             folder = Path(snapshot_download(str(path)))
-        except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        except LocalEntryNotFoundError as error:  # offline
+            raise ValueError(
+                f"{str(path)!r} is not a folder, and the Hub, where it may be a repository, cannot be reached. {USE_SAVED_TEAM}"
+            ) from error
+        except (HfHubHTTPError, OSError) as error:
             cause = str(error).strip().splitlines()[0]
             raise ValueError(
                 f"{str(path)!r} is not a folder, and the Hub did not return such a repository: {cause.rstrip('.')}. {USE_SAVED_TEAM}"

@@ -27,6 +27,7 @@ from marcog_trl.rollout.player import WorkflowError
 from marcog_trl.rollout.records import Episode, Row
 from marcog_trl.rollout.tree import Tree
 from marcog_trl.team.agent_contexts import AgentContexts, keep_token_states
+from marcog_trl.team.base_models import check_vocabulary
 from marcog_trl.team.data_checks import fault_in, fault_of_task, needed_columns
 from marcog_trl.team.description import TeamDescription
 from marcog_trl.team.endpoint_agents import EndpointAgents
@@ -78,6 +79,7 @@ class Team:
         modules: TeamModule | None = None,
         executor: CodeExecutor | None = None,
     ):
+        check_vocabulary(model.config, tokenizer)
         self.model = model
         self.tokenizer = tokenizer
         self.workflow = workflow

@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 import torch
@@ -238,10 +239,7 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
     def __post_init__(self):
         check_fields(self, self._ranges)
         check_mappings(self)
-        if self.output_dir is not None and not str(self.output_dir).strip():
-            raise ValueError(
-                f"output_dir={self.output_dir!r} names no folder. Set output_dir='outputs/team', for example."
-            )
+        check_output_dir(self.output_dir)
         if self.max_steps == 0:
             raise ValueError("max_steps=0 trains nothing. Set max_steps=1, or max_steps=-1 to train num_train_epochs.")
         if self.max_steps == -1 and self.num_train_epochs == 0:
@@ -628,6 +626,14 @@ def use_new_names(args: Any) -> None:
         new, old = f"activation_{kind}", f"gradient_{kind}"
         if new in known and getattr(args, new) is None:
             setattr(args, new, getattr(args, old))
+
+
+def check_output_dir(output_dir: str | Path | None) -> None:
+    """Refuses a folder without a name, such as `..`, which a run would fill with its files, and which names its model card."""
+    if output_dir is not None and Path(str(output_dir).strip()).name in ("", ".."):
+        raise ValueError(
+            f"output_dir={str(output_dir)!r} has no name of its own. Set output_dir='outputs/team', for example."
+        )
 
 
 def run_on_cpu(args: Any) -> None:

@@ -65,6 +65,9 @@ def names(tiny_model, tmp_path_factory):
     weights = folder / "truncated" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
     shutil.copytree(tiny_model, folder / "no_tokenizer", ignore=shutil.ignore_patterns("token*", "chat*"))
+    shutil.copytree(tiny_model, folder / "small_vocabulary")
+    config = json.loads((folder / "small_vocabulary" / "config.json").read_text())
+    (folder / "small_vocabulary" / "config.json").write_text(json.dumps(config | {"vocab_size": 100}))
     (folder / "empty").mkdir()
     (folder / "shape").mkdir()
     (folder / "shape" / "config.json").write_text(json.dumps(SHAPE))
@@ -143,6 +146,12 @@ def test_command_line(names, place, capsys, command, line, said):
 def test_what_is_right_goes_on_to_the_model(place, tiny_model):
     with pytest.raises(LoadedTooEarly):
         train("train_ppo", ["--model_name_or_path", tiny_model])
+
+
+def test_a_missing_file_is_said_before_the_embedded_model_is_built(place, monkeypatch):
+    monkeypatch.setattr(parsing, "build_default_model", load_too_early)
+    with pytest.raises(SystemExit, match=r"Problem set 'nowhere\.jsonl' is not there"):
+        train("train_ppo", ["--dataset_name", "nowhere.jsonl"])
 
 
 @pytest.mark.parametrize("recipe", ["train_magrpo", "train_ppo", "train_shppo"])

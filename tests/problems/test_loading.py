@@ -367,7 +367,8 @@ def test_a_name_that_is_no_text_is_refused(options):
     [
         ("no-such-set", "train", "Cannot load problem set 'no-such-set'"),
         ("no/such-set", "train", "Cannot load problem set 'no/such-set'"),
-        ("no_such_file.jsonl", "train", "Cannot load problem set 'no_such_file.jsonl'"),
+        ("no_such_file.jsonl", "train", "'no_such_file.jsonl' is not there: '/.*no_such_file.jsonl' does not exist"),
+        ("./no_such_folder", "train", "'./no_such_folder' is not there"),
         (__file__, "train", "does not end in"),
         ("builtin", "dev", "Unknown split"),
         ("builtin", "train[", "Unrecognized instruction"),

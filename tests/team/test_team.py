@@ -160,8 +160,11 @@ class TestBadInput:
     def test_what_is_no_team_is_refused(self, load, tmp_path):
         with pytest.raises(ValueError, match=r"has no team\.json"):
             load(tmp_path)
-        with pytest.raises(ValueError, match="'nobody/nothing' is not a folder, and the Hub did not return such"):
+        with pytest.raises(
+            ValueError, match=r"'nobody/nothing' is not a folder, and the Hub, .* cannot be reached"
+        ) as error:
             load("nobody/nothing")
+        assert len(str(error.value)) < 200
 
     @pytest.mark.parametrize(
         "missing", ["adapter_config.json", "adapter_model.safetensors", "team_modules.safetensors", "tokenizer.json"]

@@ -91,6 +91,10 @@ REFUSED = {
         (PPO, {"data": problems(replies=["mine"] * 8), "reward": "collaboration_reward"}, "a column 'replies'"),
         (PPO, {"eval_dataset": problems().select([])}, "eval_dataset is empty"),
         (PPO, {"eval_dataset": {"hard": problems(prompt=None, question=["?"])}}, r"eval_dataset\['hard'\] .*'prompt'"),
+        (PPO, {"reward": "execution_reward", "data": problems(**TESTED | {"entry_point": ["f"] * 7 + ["g"]})},
+         "row 7: its tests never use entry_point='g'"),
+        (PPO, {"reward": "execution_reward", "data": problems(**TESTED | {"entry_point": ["g"] * 8})},
+         "no problem can be used, .*: its tests never use entry_point='g': set it to the function"),
         (PPO, {"workflow": "collaboration", "num_turns": 2}, "'test', which workflow Collaboration needs"),
         (PPO, {"workflow": "collaboration", "data": problems(**TESTED | {"entry_point": None}), "num_generations": 4},
          "'entry_point', which workflow Collaboration needs"),
@@ -240,6 +244,18 @@ def test_layers_in_which_latents_cannot_act(tiny_model, tmp_path, target):
     assert "\n" not in str(error.value)
 
 
+def test_a_model_that_does_not_know_all_tokens(tiny_model, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    model.resize_token_embeddings(tokenizer.vocab_size - 1)
+    with pytest.raises(
+        ValueError, match=f"the tokenizer has {tokenizer.vocab_size} tokens, .* {tokenizer.vocab_size - 1} "
+    ):
+        teams.make(model, tmp_path, processing_class=tokenizer)
+    model.resize_token_embeddings(tokenizer.vocab_size)
+    teams.make(model, tmp_path, processing_class=tokenizer)
+
+
 class TestOptimizers:
     """An optimizer of the user's, which was made before the trainer."""
 
@@ -289,7 +305,7 @@ def test_a_workflow_that_contradicts_the_configuration(tmp_path):
 
 
 def test_an_output_folder_without_a_name():
-    with pytest.raises(ValueError, match="output_dir='' names no folder"):
+    with pytest.raises(ValueError, match="output_dir='' has no name of its own"):
         teams.CONFIGS[GRPO]("", **teams.QUIET)
 
 
