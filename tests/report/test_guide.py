@@ -16,11 +16,10 @@ GUIDE = Path(__file__).parents[2] / "marcog_trl" / "report" / "README.md"
 
 
 def test_shows_a_run_reads_its_metrics_and_draws_its_pictures(tiny_model, tmp_path, monkeypatch, capsys):
-    options = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
-    options |= {"workflow": "collaboration", "max_logged_episodes": 8}
+    options = {"max_steps": 2, "workflow": "collaboration", "max_logged_episodes": 8}
     tests = {"task_id": list("wxyz"), "test": [["assert f0(1)"]] * 4, "test_format": ["asserts"] * 4}
-    options |= {"data": dataset(4, entry_point=["f"] * 4, **tests), "reward": execution_reward}
-    trainer = make(tiny_model, tmp_path / "outputs" / "team", **options)
+    options |= {"data": dataset(4, entry_point=["f0"] * 4, **tests), "reward": execution_reward}
+    trainer = make(tiny_model, tmp_path / "outputs" / "quickstart", **options)
     trainer.add_callback(MetricsFile())
     script(trainer)
     monkeypatch.chdir(tmp_path)
