@@ -93,6 +93,10 @@ class RunningMoments(nn.Module):
         """Returns values `(..., *shape)` as distances from the mean, in standard deviations."""
         return (values - self.mean) / self.scale
 
+    def restore(self, distances: torch.Tensor) -> torch.Tensor:
+        """Returns the values that [`standardize`] has made into these distances."""
+        return distances * self.scale + self.mean
+
     def update(self, values: torch.Tensor, sums: SumOverProcesses | None = None) -> None:
         """
         Adds a batch. Without values in any process, nothing changes.
@@ -115,6 +119,12 @@ class RunningMoments(nn.Module):
         for name, buffer in self._buffers.items():
             self._buffers[name] = cast(torch.Tensor, buffer).float()
         return self
+
+    def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
+        # Earlier versions had no moments
+        for part, value in (("batches", 1 / NEWEST), ("mean", 0.0), ("square", 1.0)):
+            state_dict.setdefault(prefix + part, torch.full_like(self._buffers[part], value))
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
 class ValueHead(nn.Module):
@@ -152,7 +162,7 @@ class ValueHead(nn.Module):
             `torch.Tensor` of shape `(B, T)`: Values in reward units, float32 (float64 for float64 weights).
         """
         x = self.own(standardize(hidden)) + self.team(state)[:, None]
-        return self.out(F.silu(x)).squeeze(-1) * self.returns.scale + self.returns.mean
+        return self.returns.restore(self.out(F.silu(x)).squeeze(-1))
 
     def update_returns(
         self, returns: torch.Tensor, values: torch.Tensor, sums: SumOverProcesses | None = None
@@ -170,15 +180,13 @@ class ValueHead(nn.Module):
         """
         output = self.returns.standardize(values)
         self.returns.update(returns, sums)
-        return output * self.returns.scale + self.returns.mean
+        return self.returns.restore(output)
 
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
         # Heads of earlier versions had a constant instead of moments, and without a team no second input
-        start = state_dict.pop(f"{prefix}start", torch.zeros(())).float()
         state_dict.setdefault(f"{prefix}team.weight", torch.zeros(self.team.weight.shape))
-        for name, mean in (("returns", start), ("states", torch.zeros_like(self.states.mean))):
-            for part, value in (("batches", torch.tensor(1 / NEWEST)), ("mean", mean), ("square", 1 + mean**2)):
-                state_dict.setdefault(f"{prefix}{name}.{part}", value)
+        if (start := state_dict.pop(f"{prefix}start", None)) is not None:
+            state_dict |= {f"{prefix}returns.mean": start.float(), f"{prefix}returns.square": 1 + start.float() ** 2}
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 

@@ -121,7 +121,7 @@ def inference_loss(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
     Args:
         value (`torch.Tensor` of shape `(B,)`): Estimate of InferenceNet, from detached μ and σ.
-        target (`torch.Tensor` of shape `(B,)`): Mean of the agents' returns of the turn, in reward units. No gradient.
+        target (`torch.Tensor` of shape `(B,)`): Mean of the agents' returns of the turn, in the units of `value`. No gradient.
 
     Returns:
         `torch.Tensor` of shape `(B,)`: `(V_I − y)²`.

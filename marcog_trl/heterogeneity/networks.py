@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from marcog_trl.algorithms.critic import Float32Linear, standardize
+from marcog_trl.algorithms.critic import Float32Linear, RunningMoments, standardize
 
 
 def _orthogonal(layer: Float32Linear, gain: float) -> Float32Linear:
@@ -69,6 +69,9 @@ class InferenceNet(nn.Module):
     """
     Estimates the return of a team from the observations and latents of its agents, in any order.
 
+    Like the critic, it predicts standardised returns, so that it learns as fast with rewards of any size, and begins at the mean
+    return.
+
     Args:
         obs_size (`int`): 2H, size of an observation.
         latent_size (`int`, *optional*, defaults to `8`): d, size of the latent.
@@ -86,6 +89,7 @@ class InferenceNet(nn.Module):
         self.team = _orthogonal(Float32Linear(hidden, hidden), gain=2**0.5)
         # Small, so that the untrained estimate hardly affects the latents
         self.value = _orthogonal(Float32Linear(hidden, 1), gain=0.01)
+        self.returns = RunningMoments()
 
     def forward(
         self,
@@ -115,7 +119,7 @@ class InferenceNet(nn.Module):
         # The mean, because the target is a mean over the agents, for teams of any size
         x = torch.where(alive, x, torch.zeros_like(x)).sum(dim=1) / alive.sum(dim=1).clamp(min=1)
         x = F.relu(self.team(x, detach_weights))
-        return self.value(x, detach_weights).squeeze(-1)
+        return self.returns.restore(self.value(x, detach_weights).squeeze(-1))
 
 
 class CoreDecoder(nn.Module):

@@ -209,9 +209,9 @@ class TeamModule(nn.Module):
     def _latent_losses(self, context: ForwardContext, targets: LatentTargets) -> None:
         assert self.latent_net is not None and self.inference_net is not None
         mu, sigma = self.latent_net(targets.obs)
-        context.inference_loss = inference_loss(
-            self.inference_net(targets.obs, mu.detach(), sigma.detach(), targets.live), targets.target
-        )
+        value = self.inference_net(targets.obs, mu.detach(), sigma.detach(), targets.live)
+        scale = self.inference_net.returns.scale
+        context.inference_loss = inference_loss(value / scale, targets.target / scale)
         context.latent_loss = latent_loss(
             self.inference_net(targets.obs, mu, sigma, targets.live, detach_weights=True),
             sigma,

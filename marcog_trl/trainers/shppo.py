@@ -235,15 +235,16 @@ class SHPPO(PPO):
         team_turn = batch.episodes_of_row[:, 0] * batch.num_turns + batch.turn
         count = torch.zeros(len(batch.episodes) * batch.num_turns, device=batch.device)
         count.index_add_(0, team_turn, batch.in_statistics.float())
+        team_return = batch.mean_over_episodes(batch.returns.mean(1))  # from the row's turn on, averaged over agents
+        if batch.training:
+            self._modules.inference_net.returns.update(team_return[batch.in_statistics], sum_over_processes)
         low, high = latent_distance_range(z[index], live.float())
         _, (lows, highs) = gather_rows(low.view(1), high.view(1))
         inputs = {
             "team_obs": obs[index] * live.unsqueeze(-1),
             "team_eps": eps[index] * live.unsqueeze(-1),
             "team_live": live.float(),
-            "team_return": batch.mean_over_episodes(
-                batch.returns.mean(1)
-            ),  # from the row's turn on, averaged over agents
+            "team_return": team_return,
             "team_weight": batch.in_statistics / count[team_turn].clamp(min=1),
             "num_team_turns": sum_over_processes((count > 0).sum().float()),
             "other_z": other_z,

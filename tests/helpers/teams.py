@@ -158,9 +158,13 @@ def recite(trainer, *calls):
 
 
 def hold_critic(trainer, mean=0.0):
-    """Keeps the moments of the critic: its states are as they are, and its values have this mean and a scale of 1."""
-    head = trainer.modules.value_head
-    for moments, value in ((head.returns, mean), (head.states, 0.0)):
+    """
+    Keeps the moments of the critic, and of the network that judges latents: states are as they are, and values have this mean and a
+    scale of 1.
+    """
+    head, inference = trainer.modules.value_head, trainer.modules.inference_net
+    held = [(head.returns, mean), (head.states, 0.0)] + ([(inference.returns, mean)] if inference is not None else [])
+    for moments, value in held:
         moments.mean.fill_(value)
         moments.square.fill_(value**2 + 1)
         moments.update = lambda values, sums: None

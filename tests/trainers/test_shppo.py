@@ -286,10 +286,29 @@ class TestLatents:
             )
             for parameter in trainer.modules.inference_net.parameters():
                 torch.nn.init.zeros_(parameter)
+            teams.hold_critic(trainer)
             teams.change_credit(trainer, teams.without_advantages)
             trainer.train()
             # Returns of the three team-turns: 0, 4 (two rewards of 2) and 2
             assert teams.logged(trainer, "loss") == pytest.approx([(0 + 16 + 4) / 3], rel=1e-5)
+
+    def test_the_loss_of_the_network_that_judges_them_does_not_depend_on_the_size_of_rewards(
+        self, tiny_model, tmp_path
+    ):
+        def losses(scale, shift):
+            def reward(completions, **kwargs):
+                return [scale * value + shift for value in teams.letters(completions)]
+
+            trainer = teams.make(tiny_model, tmp_path, SHPPOTrainer, reward, workflow=teams.Pair(), max_steps=3)
+            teams.script(trainer)
+            trainer.train()
+            returns = trainer.modules.inference_net.returns
+            assert returns.batches == 3 and returns.mean / scale == pytest.approx(shift / scale, abs=1)
+            return teams.logged(trainer, "latent/inference_loss")
+
+        small = losses(1.0, 0.0)
+        assert 0.5 < small[0] < 2  # it begins at the mean return
+        assert losses(40.0, 35.0) == pytest.approx(small, rel=0.1)
 
 
 class TestTeam:
