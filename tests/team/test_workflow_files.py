@@ -97,7 +97,7 @@ class TestSave:
         assert "my_team.py" in json.loads((Path(folder) / "checkpoint-1" / "complete.json").read_text())["files"]
 
     def test_never_writes_to_the_user_s_own_file(self, tiny_model, file):
-        trainer = make(tiny_model, ".")
+        trainer = make(tiny_model, Path.cwd())
         file.write_text(f"{FILE}# edited since")
         trainer.save_model()
         assert file.read_text().endswith("# edited since")
