@@ -264,7 +264,7 @@ class Setup:
         if args.deepspeed is not None or (args.fsdp and args.fsdp != []):
             notes.append("Settings of a DeepSpeed file, and FSDP, are not read. Pass --zero_stage.")
         if not self.machine.on_gpu:
-            notes.append("On CPU, the C library may keep half as much again. MALLOC_MMAP_THRESHOLD_=65536 avoids it.")
+            notes.append("On CPU, the C library may keep half as much again. MALLOC_MMAP_THRESHOLD_=65536 avoids it, but makes steps slower.")
         return notes
 
     def plan(self) -> MemoryPlan:
