@@ -154,13 +154,14 @@ TABLE: dict[str, dict[str, Entry]] = {
     "external": {
         "mode": "feedback",
         "sandbox_slice": "visible_tests",
+        "expert_model": lambda value, get: {"expert": {"model": value}},
         "external_prompt_passthrough": Only((False,), _HISTORY),
         "original_prompt": Only((True,), _HISTORY),
         "previous_response": Only((True,), _HISTORY),
     },
     "reward_processor": {
-        "enabled": lambda value, get: {} if value else {"reward_scale": 1.0, "reward_shift": 0.0},
-        "scale_factor": lambda value, get: {"reward_scale": value} if get("enabled", True) else {},
+        "enabled": lambda value, get: {},  # read with the others
+        "scale_factor": lambda value, get: {"reward_weights": [value]} if get("enabled", True) else {},
         "shift": lambda value, get: {"reward_shift": value} if get("enabled", True) else {},
     },
     "wandb": {
@@ -260,7 +261,6 @@ VALUES: dict[str, dict[Any, Any]] = {
     "pairing": {"reward_gap": "gap", "comparator_reward": "gap"},
     "pairs_per_problem": {None: 10**6},  # no limit
     "reward_max_length": {None: 10**6},
-    "reward_scale": {None: 1.0},
     "reward_shift": {None: 0.0},
     "external.sandbox_slice": {0: None, "all": None},
     "scale_rewards": {True: "group", False: "none"},

@@ -127,7 +127,7 @@ class IterativeMADPOConfig(RoundsSettings, TeamSettings, MADPOConfig):
     """
 
     _VALID_DICT_FIELDS = [
-        *MADPOConfig._VALID_DICT_FIELDS, "roles", "endpoints", "generation_kwargs", "chat_template_kwargs"
+        *MADPOConfig._VALID_DICT_FIELDS, "roles", "endpoints", "expert", "generation_kwargs", "chat_template_kwargs"
     ]  # fmt: skip
 
     init_core_scale: NotNegative = SHPPOConfig.init_core_scale

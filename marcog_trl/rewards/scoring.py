@@ -320,7 +320,6 @@ class ScoringSettings:
 
     on_reward_error: str = "raise"
     reward_timeout: float | None = None
-    reward_scale: float = 1.0
     reward_shift: float = 0.0
 
 
@@ -476,8 +475,8 @@ class Scorer:
                     own[agent] += weight * rewards[i][agent]
             elif not value.isnan():
                 shared += float(weight * value)
-        scale, shift = self.settings.reward_scale, self.settings.reward_shift
-        turn.rewards = {agent: scale * (shared + own[agent]) + shift for agent in self._agents}
+        shared += self.settings.reward_shift
+        turn.rewards = {agent: shared + own[agent] for agent in self._agents}
         return lost
 
     def _raise_or_warn(self, errors: Mapping[str, Exception]) -> None:

@@ -118,13 +118,17 @@ def use_endpoints(workflow: Workflow, given: Mapping[str, Any] | None) -> dict[s
     """
     names = [agent.name for agent in workflow.agents]
     if given is not None and not isinstance(given, Mapping):
-        raise ValueError(f"endpoints={given!r} is not a mapping. {_EXAMPLE}")
+        raise ValueError(
+            f'endpoints={given!r} is not a mapping. Set endpoints={{"planner": {_EXAMPLE}}}, for example.'
+        )
     for name in given or {}:
         if name not in names:
             raise ValueError(f"endpoints has {name!r}, which is not one of the team's agents. Use some of {names}.")
     if given:
         workflow.agents = tuple(
-            replace(agent, endpoint=_endpoint(agent.name, given[agent.name])) if agent.name in given else agent
+            replace(agent, endpoint=endpoint_of(f"endpoints[{agent.name!r}]", given[agent.name]))
+            if agent.name in given
+            else agent
             for agent in workflow.agents
         )
     found = {agent.name: agent.endpoint for agent in workflow.agents if agent.endpoint is not None}
@@ -136,18 +140,19 @@ def use_endpoints(workflow: Workflow, given: Mapping[str, Any] | None) -> dict[s
     return {name: asdict(endpoint) for name, endpoint in found.items()} or None
 
 
-_EXAMPLE = 'Set endpoints={"planner": {"model": "gpt-4o-mini", "base_url": "http://localhost:8000/v1"}}, for example.'
+_EXAMPLE = '{"model": "gpt-4o-mini", "base_url": "http://localhost:8000/v1"}'
 
 
-def _endpoint(name: str, given: Any) -> Endpoint:
+def endpoint_of(name: str, given: Any) -> Endpoint:
+    """Makes an endpoint of its fields. `name`: where they stand, for errors."""
     if not isinstance(given, Mapping) or "model" not in given:
-        raise ValueError(f"endpoints[{name!r}]={given!r} names no model. {_EXAMPLE}")
+        raise ValueError(f"{name}={given!r} names no model. Set {name}={_EXAMPLE}, for example.")
     known = [field.name for field in fields(Endpoint)]
     for key in given:
         if key not in known:
             near = nearest(str(key), known)
             raise ValueError(
-                f"endpoints[{name!r}] has an unknown key {key!r}. "
+                f"{name} has an unknown key {key!r}. "
                 + (f"Did you mean {near!r}?" if near else f"Use some of {known}.")
             )
     return Endpoint(**given)

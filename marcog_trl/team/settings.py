@@ -15,7 +15,7 @@ from marcog_trl.checks import Count, NaturalNumber, Positive, Range, Unit, check
 from marcog_trl.execution import CodeExecutor
 from marcog_trl.execution.isolation import IsolationLevel
 from marcog_trl.execution.jobs import LEAST_MEMORY_MB
-from marcog_trl.team.endpoint_agents import use_endpoints
+from marcog_trl.team.endpoint_agents import endpoint_of, use_endpoints
 from marcog_trl.workflows import Centralized, ClassTeam, FeedbackWorkflow, Program, construct, is_own, workflow_class
 from marcog_trl.workflows.expert import ExpertEdits
 from marcog_trl.workflows.feedback import FeedbackMode
@@ -29,8 +29,7 @@ _OPTION_OF = {
     "feedback": "feedback",
     "visible_tests": "visible_tests",
     "class_split": "split",
-    "expert_model": "expert",
-    "expert_base_url": "expert",
+    "expert": "expert",
     **{name: name for name in PROGRAM_OPTIONS},
 }
 
@@ -79,9 +78,9 @@ class PlaySettings:
         feedback (`str`, *optional*, defaults to `"level_feedback"`):
             Feedback between turns: `"level_feedback"`, `"level_passed"`, `"passed"`, `"plain"` or `"expert_edits"` (see
             [`FeedbackWorkflow`]). Pass a function to the workflow instead.
-        expert_model, expert_base_url (`str`, *optional*):
-            Model and endpoint that `feedback="expert_edits"` asks with the `openai` client. The environment variable
-            `OPENAI_API_KEY` has the key.
+        expert (`dict`, *optional*):
+            OpenAI-compatible endpoint that `feedback="expert_edits"` asks: the fields of [`~marcog_trl.endpoints.Endpoint`],
+            such as `{"model": "gpt-4o-mini"}`.
         visible_tests (`int`, *optional*, defaults to `1`):
             Number of tests that feedback may show: negative numbers count from the end, 0 shows none, and `None` all.
         early_termination_threshold (`float`, *optional*):
@@ -117,8 +116,7 @@ class PlaySettings:
     class_split: Literal["random", "pick", "one"] | None = None
     centralized: bool = False
     feedback: FeedbackMode = "level_feedback"
-    expert_model: str | None = None
-    expert_base_url: str | None = None
+    expert: dict[str, Any] | str | None = None
     visible_tests: int | None = 1
     early_termination_threshold: float | None = None
 
@@ -137,10 +135,10 @@ class PlaySettings:
         """
         if self.system_prompt is not None and not str(self.system_prompt).strip():
             raise ValueError(f"system_prompt={self.system_prompt!r} is blank. Set system_prompt=None, or a text.")
-        if self.num_turns > 1 and self.feedback == "expert_edits" and not self.expert_model:
+        if self.num_turns > 1 and self.feedback == "expert_edits" and not self.expert:
             raise ValueError(
-                "feedback='expert_edits' needs a model to ask, but expert_model=None. Set expert_model='gpt-4o-mini', for "
-                "example."
+                'feedback=\'expert_edits\' needs a model to ask, but expert=None. Set expert={"model": "gpt-4o-mini"}, '
+                "for example."
             )
 
     def make_executor(self) -> CodeExecutor:
@@ -192,7 +190,7 @@ class PlaySettings:
         if self.num_turns > 1 or self.workflow == "pipeline" or from_file:
             options |= {"feedback": self.feedback, "visible_tests": self.visible_tests}
         if self.num_turns > 1 and self.feedback == "expert_edits":
-            options["expert"] = expert = ExpertEdits(self.expert_model or "", self.expert_base_url)
+            options["expert"] = expert = ExpertEdits(endpoint_of("expert", self.expert))
             expert.endpoint.check()
         if from_file:
             takes = inspect.signature(made_of).parameters
@@ -213,8 +211,7 @@ class PlaySettings:
         if isinstance(workflow, FeedbackWorkflow):
             brought |= {"feedback": workflow.feedback, "visible_tests": workflow.visible_tests}
             if isinstance(workflow.expert, ExpertEdits):
-                asked = workflow.expert.endpoint
-                brought |= {"expert_model": asked.model, "expert_base_url": asked.base_url}
+                brought["expert"] = dataclasses.asdict(workflow.expert.endpoint)
         if isinstance(workflow, ClassTeam):
             brought["class_split"] = workflow.split
         if isinstance(workflow, Program):
@@ -222,7 +219,7 @@ class PlaySettings:
         defaults = {f.name: f.default for f in dataclasses.fields(self)}
         for name, value in brought.items():
             asked = getattr(self, name)
-            agrees = asked.items() <= value.items() if isinstance(asked, dict) else asked == value
+            agrees = asked.items() <= (value or {}).items() if isinstance(asked, dict) else asked == value
             if asked != defaults[name] and not agrees:
                 title = type(workflow).__name__
                 if options is None:
@@ -234,9 +231,9 @@ class PlaySettings:
         if isinstance(workflow, FeedbackWorkflow):
             self.visible_tests = brought["visible_tests"]
             # team.json cannot hold functions or other kinds of experts
-            if isinstance(workflow.feedback, str) and (workflow.expert is None or brought["expert_model"] is not None):
+            if isinstance(workflow.feedback, str) and (workflow.expert is None or brought["expert"] is not None):
                 self.feedback = cast(FeedbackMode, workflow.feedback)
-                self.expert_model, self.expert_base_url = brought["expert_model"], brought["expert_base_url"]
+                self.expert = brought["expert"]
         if isinstance(workflow, ClassTeam):
             self.class_split = cast(Any, workflow.split)
         if isinstance(workflow, Program):

@@ -73,9 +73,9 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
             Maximum number of joint actions per problem where episodes branch.
         gamma_turn (`float`, *optional*, defaults to `1.0`):
             Discount per turn, in [0, 1].
-        reward_scale, reward_shift (`float`, *optional*, default to `1.0` and `0.0`):
-            The reward of a turn is `reward_scale` times the sum of its rewards, plus `reward_shift`. The metrics
-            `rewards/...` are logged before this step, and `agents/.../reward` after it.
+        reward_shift (`float`, *optional*, defaults to `0.0`):
+            Added to the weighted sum of rewards of every turn. A negative one is the cost of a turn. The metrics `rewards/...` are
+            logged before this step, and `agents/.../reward` after it.
         on_reward_error (`str`, *optional*, defaults to `"raise"`):
             What to do if a reward function raises an error, takes longer than `reward_timeout`, or does not return one
             finite number, dict or `None` per episode: `"raise"` stops the run on all processes, `"mask"` excludes the
@@ -133,7 +133,7 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
             [`~marcog_trl.report.callback.ReportCallback`]).
     """
 
-    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "roles", "endpoints", "curriculum"]
+    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "roles", "endpoints", "expert", "curriculum"]
     _scales_rewards: ClassVar[bool] = False  # whether the trainer uses scale_rewards
     # Of inherited fields. Others only have to be finite: TRL and transformers check them when the trainer is made
     _ranges: ClassVar[dict[str, Range]] = {
@@ -207,7 +207,6 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
     fanout: list[Count] | None = None
     max_joint_actions: Count = 1024
     gamma_turn: Unit = 1.0
-    reward_scale: float = 1.0
     reward_shift: float = 0.0
     on_reward_error: Literal["raise", "mask"] = "raise"
     on_workflow_error: Literal["raise", "mask"] = "raise"

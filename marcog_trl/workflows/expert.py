@@ -49,29 +49,15 @@ class ExpertEdits:
     While the endpoint is down, a call sends a single question (see [`~marcog_trl.endpoints.EndpointClient`]).
 
     Args:
-        model, base_url, api_key_env, timeout, max_retries, concurrency, max_tokens, temperature:
-            See [`~marcog_trl.endpoints.Endpoint`].
+        endpoint ([`~marcog_trl.endpoints.Endpoint`]): The model's endpoint.
 
     Attributes:
-        endpoint ([`~marcog_trl.endpoints.Endpoint`]): The endpoint.
         asked (`int`): Number of different questions so far.
         failed (`int`): Number of questions without an answer. The first call with failures emits a warning.
     """
 
-    def __init__(
-        self,
-        model: str,
-        base_url: str | None = None,
-        api_key_env: str = "OPENAI_API_KEY",
-        timeout: float = 60.0,
-        max_retries: int = 3,
-        concurrency: int = 8,
-        max_tokens: int = 512,
-        temperature: float = 0.0,
-    ):
-        self.endpoint = Endpoint(
-            model, base_url, api_key_env, timeout, max_retries, concurrency, max_tokens, temperature
-        )
+    def __init__(self, endpoint: Endpoint):
+        self.endpoint = endpoint
         self.asked = 0
         self.failed = 0
 

@@ -84,7 +84,7 @@ class FeedbackWorkflow(Workflow):
                 raise ValueError(f"roles[{name!r}]={text!r} is not text. Pass a str.")
         self.agents = tuple(replace(agent, role=(roles or {}).get(agent.name, agent.role)) for agent in agents)
         if feedback == "expert_edits" and expert is None:
-            raise ValueError("feedback='expert_edits' needs an expert. Set expert=ExpertEdits('gpt-4o-mini').")
+            raise ValueError("feedback='expert_edits' needs an expert. Set expert=ExpertEdits(Endpoint(...)).")
         self.num_turns = num_turns
         self.feedback = feedback
         self.expert = expert

@@ -102,7 +102,7 @@ CONTRADICTIONS = [
     (MultiAgentPPOConfig, {"max_steps": 0}, "max_steps=0"),
     (MultiAgentPPOConfig, {"num_train_epochs": 0}, "num_train_epochs=0"),
     (MultiAgentPPOConfig, {"critic": "none", "num_generations": 1}, "num_generations=1"),
-    (MultiAgentPPOConfig, {"num_turns": 2, "feedback": "expert_edits"}, "expert_model=None"),
+    (MultiAgentPPOConfig, {"num_turns": 2, "feedback": "expert_edits"}, "expert=None"),
     (MultiAgentPPOConfig, {"write_report": True, "logging_strategy": "no"}, "logging_strategy='no'"),
     (MultiAgentPPOConfig, {"roles": "[1]"}, r"roles='\[1\]'"),
     (MultiAgentPPOConfig, {"generation_kwargs": "x"}, "generation_kwargs='x'"),
@@ -154,7 +154,7 @@ WRONG_NUMBERS = [
 ]
 # Fields for which every finite number means something, or which TRL and transformers check when the trainer is made
 UNCHECKED = set(
-    "visible_tests reward_scale reward_shift reward_weights early_termination_threshold local_rank ddp_bucket_cap_mb "
+    "visible_tests reward_shift reward_weights early_termination_threshold local_rank ddp_bucket_cap_mb "
     "ddp_timeout seed label_smoothing_factor logging_steps eval_steps eval_delay save_total_limit eval_accumulation_steps "
     "router_aux_loss_coef num_completions_to_print vllm_importance_sampling_cap vllm_tensor_parallel_size "
     "vllm_max_model_length vllm_server_timeout vllm_server_port vllm_group_port vllm_gpu_memory_utilization".split()

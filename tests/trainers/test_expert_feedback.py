@@ -22,7 +22,7 @@ def test_a_server_that_dies_costs_its_feedback_only(tiny_model, tmp_path, endpoi
     columns = {"test": [["assert f"]] * 2, "test_format": ["asserts"] * 2, "entry_point": ["f"] * 2}
     trainer = teams.make(
         tiny_model, tmp_path, MultiAgentGRPOTrainer, workflow="collaboration", num_turns=2, feedback="expert_edits",
-        expert_model="any", expert_base_url=endpoint.url, data=teams.dataset(2, **columns), max_steps=3,
+        expert={"model": "any", "base_url": endpoint.url}, data=teams.dataset(2, **columns), max_steps=3,
         per_device_train_batch_size=12 if turn_tree else 8, isolation="best_effort", num_workers=1, turn_tree=turn_tree,
     )  # fmt: skip
     calls = teams.script(trainer)

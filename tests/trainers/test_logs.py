@@ -18,7 +18,7 @@ def test_metrics_are_by_agent_and_turn(tiny_model, tmp_path):
     rewards = iter([[{"a": 1.0, "b": 2.0}] * 2, [{"a": 3.0, "b": 5.0}] * 2])
     trainer = teams.make(
         tiny_model, tmp_path, MultiAgentGRPOTrainer, workflow=teams.Pair(num_turns=2), data=teams.dataset(1),
-        reward=lambda completions, **kwargs: next(rewards), reward_scale=10.0, reward_shift=0.5,
+        reward=lambda completions, **kwargs: next(rewards), reward_weights=[10.0], reward_shift=0.5,
     )  # fmt: skip
     teams.script(trainer)
     trainer.train()
@@ -29,8 +29,8 @@ def test_metrics_are_by_agent_and_turn(tiny_model, tmp_path):
     }  # fmt: skip
     for name, value in expected.items():
         assert teams.logged(trainer, name) == [pytest.approx(value)], name
-    # TRL's own reward metric is what the function returned, averaged over agents and turns
-    assert teams.logged(trainer, "reward") == [pytest.approx(2.75)]
+    # TRL's own reward metric is the weighted sum of what the functions returned, averaged over agents and turns
+    assert teams.logged(trainer, "reward") == [pytest.approx(27.5)]
     for name in ("completion_length", "clipped_ratio"):
         assert len(teams.logged(trainer, f"agents/b/turn_2/{name}")) == 1
 

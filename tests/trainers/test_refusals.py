@@ -75,8 +75,8 @@ REFUSED = {
         (PPO, {"workflow": Pair(), "num_agents": 4}, "num_agents=4 contradicts"),
         (PPO, {"workflow": Pair(), "roles": {"a": "Be brief."}}, "roles=.* contradicts"),
         (PPO, {"workflow": Pair(), "visible_tests": 2}, "visible_tests=2 contradicts"),
-        (GRPO, EXPERT, "expert_model=None"),
-        (GRPO, {**EXPERT, "expert_model": "any"}, "OPENAI_API_KEY"),
+        (GRPO, EXPERT, "expert=None"),
+        (GRPO, {**EXPERT, "expert": {"model": "any"}}, "OPENAI_API_KEY"),
         (PPO, {"system_prompt": " "}, "system_prompt=' '"),
     ],
     "datasets": [

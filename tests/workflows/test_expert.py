@@ -9,6 +9,7 @@ from chat_server import KEY, completion
 from chat_server import endpoint as endpoint  # a fixture
 from chat_server import environment as environment  # a fixture
 
+from marcog_trl.endpoints import Endpoint
 from marcog_trl.workflows.expert import ExpertEdits, expert_question
 
 
@@ -17,9 +18,7 @@ def question(text):
 
 
 def expert_at(endpoint, **options):
-    expert = ExpertEdits("expert-1", f"http://127.0.0.1:{endpoint.port}/v1", **{"timeout": 5.0, **options})
-    expert.endpoint.check()
-    return expert
+    return ExpertEdits(Endpoint("expert-1", f"http://127.0.0.1:{endpoint.port}/v1", **{"timeout": 5.0, **options}))
 
 
 def quiet(expert, questions):
@@ -52,15 +51,6 @@ def test_a_request_carries_key_model_and_settings(endpoint, monkeypatch):
     assert path == "/v1/chat/completions"
     assert headers["Authorization"] == "Bearer another-key"
     assert body == {"model": "expert-1", "messages": question("a"), "max_tokens": 77, "temperature": 0.5}
-
-
-def test_equal_questions_of_one_call_are_asked_once(endpoint):
-    expert = expert_at(endpoint)
-    assert quiet(expert, [question("a"), question("b"), question("a")]) == ["edit a", "edit b", "edit a"]
-    assert sorted(endpoint.seen) == ["a", "b"]
-    assert (expert.asked, expert.failed) == (2, 0)
-    assert quiet(expert, [question("a")]) == ["edit a"]
-    assert len(endpoint.seen) == 3  # another call asks again
 
 
 def test_questions_go_out_together_and_no_more_than_allowed(endpoint):
@@ -102,16 +92,17 @@ def test_refusals_are_not_retried_and_do_not_tell_the_key(endpoint, status):
     assert warning.filename == __file__
 
 
-def test_only_the_first_failure_warns_and_all_are_counted(endpoint):
+def test_only_the_first_failure_warns_and_all_different_ones_are_counted(endpoint):
     endpoint.answer = lambda text, attempt: (400, "{}", {}) if "bad" in text else (200, completion("fine"), {})
     expert = expert_at(endpoint)
     assert quiet(expert, [question("good")]) == ["fine"]
     with pytest.warns(RuntimeWarning) as caught:
-        assert expert([question("bad 1"), question("good"), question("bad 2")]) == [None, "fine", None]
+        answers = expert([question(text) for text in ("bad 1", "good", "bad 2", "bad 2")])
+    assert answers == [None, "fine", None, None]
     assert len(caught) == 1
     assert quiet(expert, [question("bad 3")]) == [None]
     assert quiet(expert, [question("good")]) == ["fine"]
-    assert (expert.asked, expert.failed) == (6, 3)
+    assert (expert.asked, expert.failed) == (6, 3) and endpoint.seen.count("good") == 3
 
 
 def test_slow_answers_time_out_and_are_retried(endpoint):
@@ -238,14 +229,13 @@ def test_refusals_of_everything_do_not_count_as_down(endpoint):
 )
 def test_settings_are_checked(option):
     [name] = option
-    expert = ExpertEdits(**{"model": "expert-1", "base_url": "http://localhost:8000/v1", **option})
     with pytest.raises(ValueError, match=rf"{name}=.* Set {name}="):
-        expert.endpoint.check()
+        Endpoint(**{"model": "expert-1", "base_url": "http://localhost:8000/v1", **option}).check()
 
 
 def test_a_password_in_the_url_is_refused_and_not_shown():
     with pytest.raises(ValueError, match="base_url contains") as caught:
-        ExpertEdits("expert-1", "http://me:hunter2@localhost/v1").endpoint.check()
+        Endpoint("expert-1", "http://me:hunter2@localhost/v1").check()
     assert "hunter2" not in str(caught.value)
 
 
@@ -255,21 +245,21 @@ def test_a_missing_key_is_named(monkeypatch, key):
     if key is not None:
         monkeypatch.setenv("EXPERT_KEY", key)
     with pytest.raises(ValueError, match="EXPERT_KEY"):
-        ExpertEdits("expert-1", api_key_env="EXPERT_KEY").endpoint.check()
+        Endpoint("expert-1", api_key_env="EXPERT_KEY").check()
 
 
 @pytest.mark.parametrize("key", ["two words", "line\n", "schlüssel"])
 def test_a_key_that_no_header_takes_is_refused_and_not_shown(monkeypatch, key):
     monkeypatch.setenv("OPENAI_API_KEY", key)
     with pytest.raises(ValueError, match="OPENAI_API_KEY") as caught:
-        ExpertEdits("expert-1").endpoint.check()
+        Endpoint("expert-1").check()
     assert key not in str(caught.value)
 
 
 def test_without_openai_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "openai", None)
     with pytest.raises(ImportError, match=r"pip install marcog-trl\[expert\]"):
-        ExpertEdits("expert-1").endpoint.check()
+        Endpoint("expert-1").check()
 
 
 # The question
