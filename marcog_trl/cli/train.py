@@ -162,7 +162,7 @@ def _write_results(run: _Run, output_dir: Path) -> None:
     if trainer.report is not None:
         records = run.records
         read = examples(run.test_dataset, records["untrained"], records["trained"]) if records else []
-        trainer.report.write(trainer.args, trainer.state, results, read)
+        trainer.report.write(trainer.args, trainer.state, run.results, read)
         print(f"Report: {output_dir / 'report.html'}")
     print(
         f"{'Model' if trainer.args.full_finetuning else 'Adapter'}: {adapter}\nResults: {output_dir / 'results.json'}\nMetrics: {output_dir / METRICS_FILE}"

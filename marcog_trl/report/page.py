@@ -49,7 +49,7 @@ def make_page(
         title=f"{args.run_name or folder.name}: {algorithm}",
         status=f"Step {state.global_step} of {state.max_steps}, written {datetime.now(UTC):%Y-%m-%d %H:%M UTC}",
         warnings=warnings,
-        results=change_rows(results) if results and {"untrained", "trained"} <= set(results) else None,
+        results=change_rows(results) if results else None,
         examples=examples,
         episodes=_episodes(folder, state),
         run={
@@ -64,7 +64,8 @@ def make_page(
         agents=agents,
         colors={agent: agent_color(i) for i, agent in enumerate(agents)},
         pictures={
-            title: base64.b64encode(image).decode() for title, image in draw(state.log_history, list(agents)).items()
+            title: base64.b64encode(image).decode()
+            for title, image in draw(state.log_history, list(agents), results).items()
         },
         metrics=_metric_rows(state.log_history),
         settings=_changed_settings(args),

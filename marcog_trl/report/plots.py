@@ -32,6 +32,7 @@ class Panel:
         metrics (`str`): Names of the metrics, as a regular expression. If it has a group, that is the label of a curve.
         limits (`tuple`, *optional*): Lowest and highest value that the vertical axis shows, `None` for those of the curves.
         min_curves (`int`, *optional*, defaults to 1): With fewer curves, the panel is left out.
+        result (`str`, *optional*): Name of the same figure in what [`evaluate_team`] returns.
     """
 
     title: str
@@ -39,12 +40,13 @@ class Panel:
     metrics: str
     limits: tuple[float | None, float | None] = (None, None)
     min_curves: int = 1
+    result: str = ""
 
 
 SHARE, POSITIVE = (-0.02, 1.02), (0.0, None)
 PANELS = (
-    Panel("Solved", "share of episodes, 0 to 1", "episodes/solved", SHARE),
-    Panel("Reward", "reward units", "reward"),
+    Panel("Solved", "share of episodes, 0 to 1", "episodes/solved", SHARE, result="solved"),
+    Panel("Reward", "reward units", "reward", result="reward"),
     Panel("Reward functions", "reward units", "rewards/(.+)/mean", min_curves=2),
     Panel("Reward per agent", "reward units", "agents/([^/]+)/reward", min_curves=2),
     Panel("Solutions that fail", "share of episodes, 0 to 1", "failures/(.+)", SHARE),
@@ -72,13 +74,17 @@ def read_history(history: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     return frame.dropna(axis="columns", how="all").drop(columns="step", errors="ignore")
 
 
-def draw(history: Sequence[Mapping[str, Any]], agents: Sequence[str]) -> dict[str, bytes]:
+def draw(
+    history: Sequence[Mapping[str, Any]], agents: Sequence[str], results: Mapping[str, Any] | None = None
+) -> dict[str, bytes]:
     """
     Draws the pictures of a run. Needs no display, and does not change the state of `matplotlib.pyplot`.
 
     Args:
         history (`list[dict]`): `trainer.state.log_history`. What a run did not log is left out.
         agents (`list[str]`): Names of the agents. An agent has the same colour and line style in all pictures.
+        results (`Mapping`, *optional*): `{"untrained": {...}, "trained": {...}}` of what [`evaluate_team`] returned, which are
+            shown before the first step and at the last one, with their intervals.
 
     Returns:
         `dict[str, bytes]`: PNG files by the titles of `PANELS`.
@@ -86,7 +92,7 @@ def draw(history: Sequence[Mapping[str, Any]], agents: Sequence[str]) -> dict[st
     metrics = read_history(history)
     found = {panel: [match for name in metrics if (match := re.fullmatch(panel.metrics, name))] for panel in PANELS}
     return {
-        panel.title: _draw_panel(panel, matches, metrics, agents)
+        panel.title: _draw_panel(panel, matches, metrics, agents, results)
         for panel, matches in found.items()
         if len(matches) >= panel.min_curves
     }
@@ -97,7 +103,9 @@ def agent_color(index: int) -> str:
     return COLORS[index % len(COLORS)]
 
 
-def _draw_panel(panel: Panel, matches: Sequence[re.Match], metrics: pd.DataFrame, agents: Sequence[str]) -> bytes:
+def _draw_panel(
+    panel: Panel, matches: Sequence[re.Match], metrics: pd.DataFrame, agents: Sequence[str], results: Mapping | None
+) -> bytes:
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -120,10 +128,14 @@ def _draw_panel(panel: Panel, matches: Sequence[re.Match], metrics: pd.DataFrame
         axis.plot(mean.index, mean, color=color, label=text, marker="o" if len(mean) < 3 else None, **style)
         if f"eval_{match[0]}" in metrics:
             held_out = metrics[f"eval_{match[0]}"].dropna()
-            marks: dict[str, Any] = {"marker": "D", "markersize": 5, "markerfacecolor": "white", "linestyle": "none"}
-            axis.plot(
-                held_out.index, held_out, color=color, label=" held-out" if match is matches[0] else None, **marks
-            )
+            label = " held-out" if match is matches[0] else ""
+            axis.plot(held_out.index, held_out, "D", color=color, markersize=5, markerfacecolor="white", label=label)
+    if results and panel.result:
+        evaluations = [results["untrained"], results["trained"]]
+        measured = np.array([[found[panel.result]] for found in evaluations])
+        bounds = [found.get(f"{panel.result}_interval", [found[panel.result]] * 2) for found in evaluations]
+        label, ends = " held-out, before and after", [0, metrics.index.max()]
+        axis.errorbar(ends, measured[:, 0], abs(bounds - measured).T, fmt="D", color=TEAM_COLOR, label=label)
     axis.set_title(panel.title, fontsize=11, loc="left", fontweight="bold")
     axis.set_xlabel("optimizer step", fontsize=9)
     axis.set_ylabel(panel.ylabel, fontsize=9)

@@ -35,9 +35,9 @@ def drawn(monkeypatch):
         Figure, "savefig", lambda figure, *args, **kw: (figures.append(figure), save(figure, *args, **kw))
     )
 
-    def of(history, agents=AGENTS):
+    def of(history, agents=AGENTS, results=None):
         figures.clear()
-        images = draw(history, agents)
+        images = draw(history, agents, results)
         assert all(image.startswith(b"\x89PNG") for image in images.values())
         axes = {figure.axes[0].get_title(loc="left"): figure.axes[0] for figure in figures}
         assert list(axes) == list(images)
@@ -77,6 +77,16 @@ def test_held_out_problems_are_shown_beside_the_training(drawn):
     assert {label: line.get_xydata().tolist() for label, line in curves.items()} == {
         "training": [[1, 0.5], [2, 0.5]], "held-out": [[1, 0.3]]
     }  # fmt: skip
+
+
+def test_the_evaluations_before_and_after_are_shown_with_their_intervals(drawn):
+    before, after = {"solved": 0.3, "solved_interval": [0.2, 0.5], "reward": 0.1}, {"solved": 0.8, "reward": 0.6}
+    axes = drawn([log(1), log(2)], results={"untrained": before, "trained": after})
+    marks, _, [bars] = entries(axes["Solved"])["held-out, before and after"].lines
+    assert marks.get_xydata().tolist() == [[0, 0.3], [2, 0.8]]
+    assert [bar[:, 1].tolist() for bar in bars.get_segments()] == [pytest.approx([0.2, 0.5]), [0.8, 0.8]]
+    with_both = {title for title, axis in axes.items() if "held-out, before and after" in entries(axis)}
+    assert with_both == {"Solved", "Reward"}
 
 
 def test_solutions_fail_for_reasons_that_people_read(drawn):
