@@ -1,6 +1,7 @@
 """The package as it is installed: its dependencies, and a wheel that runs without the checkout."""
 
 import ast
+import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+import marcog_trl
 
 
 ROOT = Path(__file__).parents[1]
@@ -42,6 +45,13 @@ def test_what_is_imported_is_declared():
     }
     assert imported(at_import=True) <= declared
     assert declared <= imported(at_import=False) <= declared | extras
+
+
+def test_a_version_of_trl_that_was_not_tested_is_named(monkeypatch):
+    assert f"trl=={marcog_trl.TESTED_TRL}" in (ROOT / "recipes" / "constraints.txt").read_text().split()
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.17.0")
+    with pytest.warns(UserWarning, match=r"tested with trl 1\.16\.0, and this is 1\.17\.0"):
+        importlib.reload(marcog_trl)
 
 
 # Uses every kind of file that the package reads at run time: templates, metric modules, the workers' sources

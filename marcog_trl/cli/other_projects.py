@@ -261,7 +261,6 @@ VALUES: dict[str, dict[Any, Any]] = {
     "pairing": {"reward_gap": "gap", "comparator_reward": "gap"},
     "pairs_per_problem": {None: 10**6},  # no limit
     "reward_max_length": {None: 10**6},
-    "reward_shift": {None: 0.0},
     "external.sandbox_slice": {0: None, "all": None},
     "scale_rewards": {True: "group", False: "none"},
     "top_k": {None: 0},

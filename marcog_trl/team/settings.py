@@ -25,12 +25,8 @@ from marcog_trl.workflows.program import OPTIONS as PROGRAM_OPTIONS
 # Settings of the machine that runs a team, not of the team
 MACHINE_SETTINGS = {"num_workers", "execution_timeout", "execution_memory_mb", "isolation"}
 # Settings that only some workflows have, and what their constructors call them
-_OPTION_OF = {
-    "feedback": "feedback",
-    "visible_tests": "visible_tests",
-    "class_split": "split",
-    "expert": "expert",
-    **{name: name for name in PROGRAM_OPTIONS},
+_OPTION_OF = {"class_split": "split"} | {
+    name: name for name in ("feedback", "visible_tests", "expert", *PROGRAM_OPTIONS)
 }
 
 
