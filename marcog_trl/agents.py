@@ -234,7 +234,7 @@ class Workflow:
 
     def parts(self, problem: Mapping[str, Any], replies: Mapping[str, str]) -> Mapping[str, str]:
         """
-        Which part of a turn each agent wrote, as passed to `solution` and to reward functions: the replies, unless one agent
+        The part of a turn that each agent wrote, as passed to `solution` and to reward functions: the replies, unless one agent
         writes the parts of several.
 
         Args:
@@ -279,7 +279,7 @@ class Workflow:
         for agent in self.agents:
             if agent.tools and agent.endpoint is not None:
                 raise ValueError(
-                    f"Agent {agent.name!r} has tools and an endpoint, which cannot call them. Remove one of both."
+                    f"Agent {agent.name!r} has tools and an endpoint, which cannot call them. Remove either of them."
                 )
         repeated = [name for name in names if names.count(name) > 1]
         if repeated:

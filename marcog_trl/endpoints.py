@@ -84,7 +84,7 @@ class Endpoint:
 @dataclass(frozen=True)
 class Completion:
     """
-    What an endpoint returned for one prompt.
+    The answer of an endpoint to one prompt.
 
     Args:
         text (`str`): The answer; empty if there is none.

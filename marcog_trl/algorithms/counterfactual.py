@@ -34,7 +34,7 @@ def sibling_moments(
     worth: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, siblings: list[int]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """
-    What the share of the critic is estimated from, per group of siblings.
+    Moments from which the share of the critic is estimated, per group of siblings.
 
     Args:
         worth (`torch.Tensor` of shape `(B,)`): Q̂ of each row, in reward units. Siblings are contiguous.

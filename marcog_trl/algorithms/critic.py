@@ -85,7 +85,7 @@ class RunningMoments(nn.Module):
     @property
     def scale(self) -> torch.Tensor:
         """The standard deviation, `()`: the root mean square of those of all quantities. 1 if all values were 0."""
-        floor = 1e-3 * self.square.mean().sqrt()  # the rounding errors of equal values are no signal
+        floor = 1e-3 * self.square.mean().sqrt()  # the rounding errors of equal values are not a signal
         scale = torch.maximum((self.square - self.mean**2).clamp(min=0).mean().sqrt(), floor)
         return torch.where(scale > 0, scale, torch.ones_like(scale))
 

@@ -1,4 +1,4 @@
-"""What commands say of errors and warnings: one line instead of a traceback, and each warning once."""
+"""Errors and warnings of commands: one line instead of a traceback, and each warning once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ENDS = {
 
 
 class RunStatus:
-    """What Ctrl-C leaves behind, and how to continue: `now` is replaced as the run proceeds."""
+    """The line that Ctrl-C prints, on what it leaves behind and how to continue: `now` is replaced as the run proceeds."""
 
     def __init__(self) -> None:
         self.now: Callable[[], str] = lambda: "Nothing was kept."

@@ -123,7 +123,7 @@ def table(rows: Sequence[tuple[int, dict[str, Any]]]) -> Table:
 
 
 def difference(rows: Sequence[tuple[int, dict[str, Any]]], steps: Sequence[int]) -> str:
-    """What changed in the solution between two steps, as a unified diff."""
+    """The change of the solution between two steps, as a unified diff."""
     pair = []
     for step in steps:
         row = next((row for _, row in rows if row["step"] == step), None)

@@ -124,7 +124,7 @@ def _load(args: EvaluationArguments) -> tuple[Team, str]:
 
 
 def measure(args: EvaluationArguments) -> tuple[str, dict[str, Any], int]:
-    """What the team is, its figures, and the number of problems."""
+    """A description of the team, its figures, and the number of problems."""
     problems = load_problems(args.dataset_name, args.dataset_test_split, columns=column_names(args.dataset_columns))
     team, measured = _load(args)
     with without_adapter(team.model) if args.untrained else nullcontext():
@@ -145,7 +145,7 @@ def measure(args: EvaluationArguments) -> tuple[str, dict[str, Any], int]:
 
 
 def _kept_by(output: str | None) -> str:
-    """What an interrupted evaluation leaves, and how to continue."""
+    """Line on what an interrupted evaluation leaves, and how to continue."""
     if output is None:
         return "Nothing was kept. With --output evaluation.json, the same command continues where it was stopped."
     partial = Path(output).with_suffix(".jsonl.partial")

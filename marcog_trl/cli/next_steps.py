@@ -1,4 +1,4 @@
-"""What to do after a training: commands that work as they are printed."""
+"""The next steps after a training: commands that work as they are printed."""
 
 from __future__ import annotations
 

@@ -386,7 +386,7 @@ def field_of(name: str) -> str:
 
 
 def _entry(name: str) -> str | Only | Rule | None:
-    """What the table says of a name; its key, if it says nothing."""
+    """The entry of the table for a name; its key, if there is none."""
     section, key = _split(name)
     if section == "env":
         return name

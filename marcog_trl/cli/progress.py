@@ -1,4 +1,4 @@
-"""What commands and training recipes show while they run."""
+"""Output of commands and training recipes while they run."""
 
 from __future__ import annotations
 

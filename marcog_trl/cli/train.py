@@ -181,7 +181,7 @@ def _next_steps(run: _Run, problems: Iterable[Mapping[str, Any]] = ()) -> dict[s
 
 
 def _kept_by_training(trainer: MultiAgentTrainer) -> str:
-    """What a run that was interrupted during training leaves, and how to continue."""
+    """Line on what a run that was interrupted during training leaves, and how to continue."""
     step = f"Training was at step {trainer.state.global_step} of {trainer.state.max_steps}."
     checkpoint = last_whole_checkpoint(cast(str, trainer.args.output_dir))
     if checkpoint is None:

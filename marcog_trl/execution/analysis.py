@@ -248,7 +248,7 @@ def _uses_files(node: ast.AST) -> bool:
 
 def refusal(nodes: Iterable[ast.AST]) -> str | None:
     """
-    Why a judge cannot run tests.
+    Reason why a judge cannot run tests.
 
     Args:
         nodes (`Iterable[ast.AST]`): All nodes of the tests and their set-up.
@@ -373,7 +373,7 @@ class _Folder(ast.NodeTransformer):
             small = abs(left) <= 1 << 64 and abs(right) <= (64 if isinstance(node.op, ast.Pow) else 1 << 64)
             value = operation(left, right) if small else None
         except (ArithmeticError, *_NO_LITERAL):
-            return node  # it is no literal, or the test itself raises
+            return node  # not a literal, or the test itself raises
         return ast.copy_location(ast.Constant(value), node) if type(value) in (int, float) else node
 
 

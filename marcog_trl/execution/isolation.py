@@ -1,4 +1,4 @@
-"""What the kernel offers for confining programs, and what an isolation level needs."""
+"""The kernel's means of confining programs, and those that an isolation level needs."""
 
 import ctypes
 import os
@@ -28,7 +28,7 @@ class IsolationError(RuntimeError, ValueError):
 @dataclass(frozen=True)
 class Isolation:
     """
-    What is really active around the programs.
+    The confinement that is really active around the programs.
 
     Attributes:
         level (`str`): The requested level: `"strict"`, `"best_effort"` or `"none"`.

@@ -142,7 +142,7 @@ def unusable(job: Job, reason: str) -> Verdict:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the tests of a job need. Computed once for all programs that share the tests."""
+    """The needs of a job's tests. Computed once for all programs that share the tests."""
 
     total: int
     exports: tuple[str, ...]
@@ -281,7 +281,7 @@ def _reach(
     calls: list[dict[str, Any]] | None,
     rewrite: Callable[[ast.Module], ast.Module],
 ) -> dict[str, Any]:
-    """What tests do besides calling the program, as arguments of `Plan`. The set-up comes first. `rewrite` changes the tests so
+    """Finds what tests do besides calling the program, as arguments of `Plan`. The set-up comes first. `rewrite` changes the tests so
     that the judge can tell them apart and explain them."""
     if calls is not None:  # the tests are not run
         return {"calls": calls, "files": analysis.uses_files(ast.walk(trees[0]))}

@@ -53,7 +53,7 @@ def latent_distance_range(z: torch.Tensor, live: torch.Tensor) -> tuple[torch.Te
 
     Returns:
         `tuple[torch.Tensor, torch.Tensor]`: minimum and maximum, both scalars without gradient; `inf` and `-inf` if there
-        is no pair, so that they can be reduced over processes.
+            are no pairs, so that they can be reduced over processes.
     """
     distance, pairs = _distances(z.detach(), live)
     return distance.masked_fill(~pairs, torch.inf).amin(), distance.masked_fill(~pairs, -torch.inf).amax()

@@ -102,7 +102,7 @@ class MADPOTrainer(Sharing, DPOTrainer):
         team ([`Team`]): The team that is trained. Under ZeRO-3 it cannot play; save and load it.
 
     Raises:
-        ValueError: Before the model is loaded, if `model` is no saved team, or there are no pairs, or they are another team's, or
+        ValueError: Before the model is loaded, if `model` is not a saved team, or there are no pairs, or they are another team's, or
             all are longer than `max_length`.
 
     Source: DPO (https://huggingface.co/papers/2305.18290), on the pairs of CoMLRL's MADPO.

@@ -76,7 +76,7 @@ def features(prompt: Any) -> Features:
 
 def identity(workflow: Workflow, tokenizer: Any, latent_net: Mapping[str, torch.Tensor] | None) -> str:
     """
-    What pairs must have in common with the team that is trained on them, as JSON.
+    Features that pairs must share with the team that is trained on them, as JSON.
 
     Args:
         workflow ([`Workflow`]): The team's workflow.
@@ -137,7 +137,7 @@ def check_identity(name: str, pairs: Dataset, expected: str) -> None:
 @dataclass(frozen=True)
 class Candidate:
     """
-    What can be one side of a pair: an episode, or one turn of it.
+    A possible side of a pair: an episode, or one turn of it.
 
     Args:
         rows (`list[PairRow]`): Its replies, in order.
@@ -153,7 +153,7 @@ class Candidate:
 
     @property
     def replies(self) -> tuple:
-        """What tells candidates apart: who wrote which tokens."""
+        """Tells candidates apart: who wrote which tokens."""
         return tuple((row["agent"], row["turn"], row["act"], tuple(row["completion_ids"])) for row in self.rows)
 
 
@@ -480,6 +480,6 @@ class Collector:
         return candidates_of(levels, team.agents, self.tree.branches, self.gamma_turn, self.by_turn)
 
     def _key(self, row: Row, indices: Sequence[int]) -> str:
-        """What the seed of a reply depends on, beside its agent and turn."""
+        """The values that the seed of a reply depends on, beside its agent and turn."""
         place, episode = divmod(row.episode, self.tree.joint_actions[row.slot.turn])
         return repr((self.seed, indices[place], episode))

@@ -91,7 +91,7 @@ class TeamRewardModel:
         path = Path(path)
         if not is_team_reward_model(path):
             raise ValueError(
-                f"{str(path)!r} is no reward model of a team: it has no {REWARD_MODEL_FILE}. Use a folder that "
+                f"{str(path)!r} is not the reward model of a team: it has no {REWARD_MODEL_FILE}. Use a folder that "
                 "TeamRewardTrainer.save_model wrote."
             )
         saved = read_json(path / REWARD_MODEL_FILE, "mean", "std", "dtype", "autocast")

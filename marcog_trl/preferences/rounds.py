@@ -385,7 +385,7 @@ class PreferenceRounds(ABC):
     # The folder
 
     def _identity(self) -> dict[str, Any]:
-        """What a run that continues this one must agree on."""
+        """Settings that a run that continues this one must share."""
         settings, model = self.args.to_dict(), asdict(self.model)
         team = {f.name for cls in (RoundsSettings, TeamSettings) for f in fields(cls)} - _CHANGEABLE
         file = self.workflow.source_file
@@ -588,7 +588,7 @@ class MARLHFRounds(PreferenceRounds):
 
 
 def _begun(path: Path) -> bool | None:
-    """What a training whose folder may hold checkpoints is to resume from."""
+    """`True` if a training's folder has a whole checkpoint, from which it resumes, else `None`."""
     return True if on_main(lambda: last_whole_checkpoint(path) is not None) else None
 
 

@@ -1,4 +1,4 @@
-"""What a reward model reads: an episode as one sequence of token ids, the same in its training and in reinforcement learning."""
+"""The input of a reward model: an episode as one sequence of token ids, the same in its training and in reinforcement learning."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def replies_of(rows: Iterable[Row]) -> list[dict[str, Any]]:
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
-    """What tells tokenizers apart whose token ids mean something else."""
+    """A digest that tells tokenizers apart whose token ids mean something else."""
     vocabulary = json.dumps([sorted(tokenizer.get_vocab().items()), tokenizer.eos_token_id])
     return hashlib.sha256(vocabulary.encode()).hexdigest()[:16]
 

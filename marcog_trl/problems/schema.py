@@ -102,7 +102,7 @@ def list_faults(name: str, faults: Iterable[tuple[Any, int, str | None]]) -> Non
 
 
 def fault_of(problem: Mapping[str, Any], needed: Mapping[str, str]) -> str | None:
-    """Why a problem cannot be used, in one line; `None` if it can be used. See [`check_problems`]."""
+    """Reason why a problem cannot be used, in one line; `None` if it can be used. See [`check_problems`]."""
     for column, reader in needed.items():
         if not problem.get(column):
             return f"it has no {column!r}, which {reader} needs"
@@ -127,7 +127,7 @@ def _fault_of_entry_point(problem: Mapping[str, Any]) -> str | None:
 
 
 def fault_of_prompt(prompt: Any) -> str | None:
-    """Why a prompt (text or chat messages) cannot be used; `None` if it can be used."""
+    """Reason why a prompt (text or chat messages) cannot be used; `None` if it can be used."""
     if isinstance(prompt, str):
         return None if prompt.strip() else f"its prompt={prompt!r} is blank"
     if not isinstance(prompt, list) or not prompt or not all(isinstance(message, Mapping) for message in prompt):

@@ -1,1 +1,1 @@
-"""What people look at: the pictures and the page of a run, tables on the console."""
+"""For people to read: the pictures and the page of a run, and tables on the console."""

@@ -1,4 +1,4 @@
-"""What is printed: a line per log, tables of results, and episodes to read."""
+"""Output on the console: a line per log, tables of results, and episodes to read."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class ConsoleCallback(TrainerCallback):
 
 
 def _summary(log: Mapping[str, Any], prefix: str = "") -> str:
-    """What people look at first in a log, or in an evaluation whose metrics have this prefix."""
+    """The most important figures of a log, or of an evaluation whose metrics have this prefix."""
     metrics = _OF_TEAMS if f"{prefix}reward" in log else _OF_PREFERENCES
     values = [(label, log.get(prefix + name)) for name, label in metrics.items()]
     if not prefix:

@@ -73,7 +73,7 @@ COLUMNS = Features(
 @dataclass(frozen=True)
 class Learned:
     """
-    What a training knows of a reply.
+    Facts that training adds to a reply.
 
     Args:
         logprob (`float`, *optional*): Mean log-probability of its tokens.
@@ -139,7 +139,7 @@ def episode_row(
 
 
 def _tested(turn: Turn) -> tuple[Job, Verdict] | tuple[None, None]:
-    """What was executed for a turn: all tests on its solution, else what its workflow ran last."""
+    """The job and the verdict of a turn: all tests on its solution, else what its workflow ran last."""
     return turn.tested or (turn.verdicts[-1] if turn.verdicts else (None, None))
 
 

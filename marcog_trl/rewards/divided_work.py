@@ -148,7 +148,7 @@ class _Outcome(NamedTuple):
 def _outcome(
     verdict: Verdict | None, frozen: Verdict | None, changed: Verdict | None, alone: Verdict | None
 ) -> _Outcome | None:
-    """What the experiments say of a solution with this verdict; `None` if the executor failed."""
+    """Result of the experiments on a solution with this verdict; `None` if the executor failed."""
     assert verdict is not None and frozen is not None and changed is not None and alone is not None
     if any(each.status == "infrastructure" for each in (frozen, changed, alone)):
         return None

@@ -1,4 +1,4 @@
-"""Why a solution fails: the first check that it does not pass."""
+"""The reason why a solution fails: the first check that it does not pass."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def changed(helper: Callable) -> Callable:
     """
     A helper that returns another value of the same type, without the truth of a container changed: see [`another`]. Truth
     values become the opposite of the first one. What cannot be changed, such as an object, becomes what the helper returned
-    first. What only hands on the arguments is no work, and stays.
+    first. What only hands on the arguments does not count as work, and stays.
     """
     first: list[Any] = []
     turns = itertools.count()

@@ -1,4 +1,4 @@
-"""What workflows and reward functions need from the dataset and the trainer."""
+"""Needs of workflows and reward functions: columns of the dataset, and arguments from the trainer."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def is_reward_model(reward_func: Any) -> bool:
 @dataclass(repr=False)
 class RewardCall:
     """
-    What all reward functions returned for one turn.
+    The returned values of all reward functions for one turn.
 
     Args:
         turn (`int`): The turn, counted from 0.
@@ -68,7 +68,7 @@ class RewardCall:
         return torch.tensor(means).reshape(len(self.rewards), len(self.episodes)).T
 
     def lost(self, i: int) -> list[str]:
-        """Why the i-th episode could not be scored, if there are reasons."""
+        """Reasons why the i-th episode could not be scored."""
         return [own[i].reason for own in self.rewards if isinstance(own[i], InfrastructureFailure)]
 
     def score(self, i: int, values: Sequence[float], agents: Sequence[str]) -> Score:

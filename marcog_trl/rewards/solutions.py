@@ -1,4 +1,4 @@
-"""What the shipped reward functions do with the solutions that they are asked about: run their tests, and log means."""
+"""Shared by the shipped reward functions: runs the tests of solutions, and logs means."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where episodes branch, and the layout of their replies as rows. Lines are trees that branch once, at the root."""
+"""The branches of episodes, and the layout of their replies as rows. Lines are trees that branch once, at the root."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def completed(name: str, dataset: Any, workflow: Workflow, reward_funcs: Sequenc
     dataset = complete_problems(name, dataset)
     told = " and ".join(f"{column}={dataset[0][column]!r}" for column in missing)
     warnings.warn(
-        f"{name} has no column {' and '.join(map(repr, missing))}, which its prompts and tests tell: the first problem has {told}.",
+        f"{name} has no column {' and '.join(map(repr, missing))}, which was read from its prompts and tests: the first problem has {told}.",
         stacklevel=2,
     )
     return dataset
@@ -167,7 +167,7 @@ def fault_in(row: Mapping[str, Any], workflow: Workflow, needed: Mapping[str, st
 
 
 def fault_of_task(row: Mapping[str, Any], workflow: Workflow) -> str | None:
-    """Why a team that writes a function has nothing to write: it is there already, or a class is asked for. `None` if it has."""
+    """Reason why a team has no function to write: it is there already, or a class is asked for. `None` if it has one."""
     if (
         not workflow.needs_entry_point
         or not type(workflow).__module__.startswith("marcog_trl.")

@@ -175,7 +175,7 @@ def _check_replaceable(path: Path) -> None:
         return
     for entry in sorted(path.iterdir()) if path.exists() else ():
         if entry.name != EXPORT_FILE and not (entry / "adapter_config.json").is_file():
-            raise ValueError(f"path={str(path)!r} contains {entry.name!r}, which is no export. Use a new folder.")
+            raise ValueError(f"path={str(path)!r} contains {entry.name!r}, which is not an export. Use a new folder.")
 
 
 @contextmanager

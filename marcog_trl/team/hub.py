@@ -50,7 +50,7 @@ def push_team(
         `CommitInfo`: Of the commit.
 
     Raises:
-        ValueError: If the folder is no such team, or `repo_id` not the name of a repository.
+        ValueError: If the folder is not such a team, or `repo_id` is not the name of a repository.
         PushError: If the push fails, such as without network or rights. The local files are kept.
     """
     check_repo_id(repo_id)

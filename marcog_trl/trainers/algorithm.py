@@ -1,5 +1,5 @@
 """
-What an algorithm decides: what replies are compared with, what they are credited with, and losses beside TRL's.
+The decisions of an algorithm: what replies are compared with and credited with, and losses beside TRL's.
 
 It knows nothing of TRL and of processes that train. A trainer asks it, in this order:
 
@@ -43,7 +43,7 @@ Mean = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 @dataclass
 class Credit:
     """
-    What the replies of a batch are credited with.
+    The credit of the replies of a batch.
 
     Args:
         advantages (`torch.Tensor` of shape `(B,)` or `(B, T)`): Advantages in the loss, before the weights of agents and turns.

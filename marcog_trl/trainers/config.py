@@ -94,8 +94,8 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
         turn_weights (`list[float]`, *optional*):
             Weight of each turn in the policy and value losses, not negative. Defaults to 1 for all turns.
         trained_agents (`list[str]`, *optional*):
-            Names of the agents to train. The others speak, and their rewards and replies are logged, but no loss and no
-            statistic of advantages sees them, and they cost no update. An adapter that agents share still changes all of
+            Names of the agents to train. The others speak, and their rewards and replies are logged, but their replies are
+            not in the loss or in statistics of advantages, and cost no update. An adapter that agents share still changes all of
             them. Defaults to all agents.
 
         > Parameters that control the curriculum

@@ -106,7 +106,7 @@ def _fit_train_batch(args: MultiAgentConfig, tree: Tree, train_dataset: Any) -> 
 
 
 def _factors(args: MultiAgentConfig, tree: Tree) -> str:
-    """What the number of rows of a training problem consists of."""
+    """The factors of the number of rows of a training problem."""
     if args.credit == "counterfactual":
         return " + ".join(
             str(rows * len(level.slots)) for rows, level in zip(tree.rows_of_slot, tree.levels, strict=True)
@@ -311,7 +311,7 @@ class CurriculumSampler(Sampler):
 
 @dataclass
 class CurriculumSettings:
-    """What `MultiAgentConfig.curriculum` may hold: see there."""
+    """The fields of `MultiAgentConfig.curriculum`: see there."""
 
     column: str
     stages: list[str] | None = None

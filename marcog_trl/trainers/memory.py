@@ -56,7 +56,7 @@ class MemoryTracker(TorchDispatchMode):
 
 class TritonHead(torch.autograd.Function):
     """
-    What TRL's log-probabilities allocate where Triton computes them: a tile of logits, and statistics of each token.
+    Memory that TRL's log-probabilities allocate where Triton computes them: a tile of logits, and statistics of each token.
 
     Elsewhere TRL's own function runs on fake tensors, but Triton's kernels cannot.
     """

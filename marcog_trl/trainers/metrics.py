@@ -288,7 +288,7 @@ def extra_columns(batch: TeamBatch, known: Sequence[str]) -> dict[str, list]:
 
 
 def learned(batch: TeamBatch, advantages: torch.Tensor) -> dict[int, Learned]:
-    """What the training knows of the rows of this process, by `id` of the row."""
+    """The [`Learned`] of the rows of this process, by `id` of the row."""
     if advantages.dim() == 2:
         advantages = (advantages * batch.mask).sum(1) / batch.mask.sum(1).clamp(min=1)
     logps: list[float | None] = [None] * len(batch.replies)

@@ -1,5 +1,5 @@
 """
-What a run will need, before it starts: parameters, memory, rows, tokens and calls of the evaluator.
+The needs of a run, before it starts: parameters, memory, rows, tokens and calls of the evaluator.
 
 A step without data says what it takes on one process, and the parts are spread over the processes. Nothing here has weights.
 """
@@ -47,7 +47,7 @@ OPTIMIZER_STATES = {torch.optim.AdamW: 2, torch.optim.SGD: 0, torch.optim.RMSpro
 @dataclass(frozen=True)
 class Machine:
     """
-    What a run is planned for.
+    The machine that a run is planned for.
 
     Args:
         gpu_memory (`float`, *optional*): Memory of each GPU, in GiB. Without it, a plan does not say whether the run fits.
@@ -92,7 +92,7 @@ class Change:
 @dataclass(frozen=True)
 class MemoryPlan:
     """
-    What a run needs.
+    The memory that a run needs.
 
     Args:
         parameters, trained (`int`): Number of parameters of the base model, and of those that are trained.
@@ -181,7 +181,7 @@ class Setup:
         return dtype or torch.float32
 
     def given(self, name: str) -> Any:
-        """What the model is loaded with."""
+        """The arguments that the model is loaded with."""
         return (self.args.model_init_kwargs or {}).get(name)
 
     @property
@@ -245,7 +245,7 @@ class Setup:
         return memory
 
     def notes(self, step: DryStep) -> list[str]:
-        """What the figures leave out."""
+        """Remarks on what the figures leave out."""
         args, notes = self.args, []
         if step.guesses_optimizer:
             notes.append(
@@ -264,7 +264,9 @@ class Setup:
         if args.deepspeed is not None or (args.fsdp and args.fsdp != []):
             notes.append("Settings of a DeepSpeed file, and FSDP, are not read. Pass --zero_stage.")
         if not self.machine.on_gpu:
-            notes.append("On CPU, the C library may keep half as much again. MALLOC_MMAP_THRESHOLD_=65536 avoids it, but makes steps slower.")
+            notes.append(
+                "On CPU, the C library may keep half as much again. MALLOC_MMAP_THRESHOLD_=65536 avoids it, but makes steps slower."
+            )
         return notes
 
     def plan(self) -> MemoryPlan:
@@ -513,7 +515,7 @@ class DryStep:
         return self.algorithm.context(rows, keep, part=0)  # which has the most rows to compare
 
     def _rows(self, rows: int) -> dict[str, torch.Tensor]:
-        """What the team's modules are told of rows."""
+        """The rows, as the team's modules see them."""
         args, agents = self.args, len(self.algorithm.agents)
         hidden = self.model.config.get_text_config().hidden_size
         shapes: dict[str, tuple[int, ...]] = {}

@@ -96,7 +96,7 @@ from marcog_trl.workflows.from_file import names_file
 @dataclass
 class InFlight:
     """
-    What one of TRL's methods leaves for a later one.
+    Values that one of TRL's methods leaves for a later one.
 
     Args:
         problems (`list[dict]` of length B): While a generation batch is made, the dataset row of each of its rows: TRL's rollout
@@ -380,7 +380,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
 
     @property
     def trained(self) -> str:
-        """What is trained, in one line."""
+        """Describes what is trained, in one line."""
         model = self.accelerator.unwrap_model(self.model)
         if is_peft_model(model):
             kinds = len({name.rpartition(".")[2] for name in model.base_model.targeted_module_names})
@@ -476,7 +476,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
     # Score
 
     def _given_to_rewards(self) -> dict[str, Any]:
-        """What TRL passes to reward functions beside columns."""
+        """The arguments that TRL passes to reward functions beside columns."""
         environments = {} if self.environments is None else {"environments": self.environments}
         return {"trainer_state": self.state, **environments}
 

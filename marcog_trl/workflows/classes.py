@@ -72,7 +72,7 @@ class ClassTeam(FeedbackWorkflow):
 
     def assigned(self, problem: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
         """
-        Which methods each agent is asked for.
+        The methods that each agent is asked for.
 
         Args:
             problem (`Mapping`): One dataset row.

@@ -145,7 +145,7 @@ class Program(Workflow):
         if ignored:
             self._warned |= ignored
             warnings.warn(
-                f"The program sets {', '.join(sorted(ignored))}, which change nothing: the settings of the team say how replies "
+                f"The program sets {', '.join(sorted(ignored))}, which has no effect: the settings of the team say how replies "
                 "are sampled. Set temperature, top_p and max_completion_length there.",
                 stacklevel=2,
             )

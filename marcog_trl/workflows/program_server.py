@@ -177,7 +177,7 @@ class Run:
         running.add_done_callback(lambda done: server().loop.call_soon_threadsafe(self._ended, done))
 
     def next(self) -> tuple[Call, ...] | Result | Any:
-        """What the program waits for, or its result. `LATER` if it computes."""
+        """The request that the program waits for, or its result. `LATER` if it computes."""
         if self.result is not None:
             return self.result
         if not self._pending:

@@ -170,7 +170,7 @@ class FeedbackWorkflow(Workflow):
         return [*before, {**last, "content": f"{text}\n\n{last['content']}"}]
 
     def _request(self, agent: Agent, problem: Mapping[str, Any]) -> str:
-        """What an agent is asked for in a later turn, after the feedback."""
+        """The request to an agent in a later turn, after the feedback."""
         target = self._target(agent, problem)
         what = f"{CODE.removesuffix('.')} that defines {target}." if target else CODE
         return "Revise your answer." + ("" if target is None else f" {what}")

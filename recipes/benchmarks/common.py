@@ -1,5 +1,5 @@
 """
-What the measurements share: processes of their own, rounds in which competitors take turns, counters of work and memory, random
+Shared by the measurements: processes of their own, rounds in which competitors take turns, counters of work and memory, random
 models and small teams, and tables. CoMLRL's environment, which has no marcog_trl, imports this file, too.
 """
 
@@ -109,7 +109,7 @@ def read_sides(parser, measure):
 
 
 def result_path(folder, unit):
-    """Where the result of a unit of a study is, such as "symmetry/shppo/0"."""
+    """Path of the result of a unit of a study, such as "symmetry/shppo/0"."""
     return folder / "units" / f"{unit.replace('/', '-')}.json"
 
 
@@ -240,7 +240,7 @@ class Work:
         self.optimizers.add(optimizer)
 
     def of(self, train):
-        """What `train` does, how long it takes, the peak of the process meanwhile, and the size of the optimizers' state."""
+        """The result of `train`, its time, the peak of the process meanwhile, and the size of the optimizers' state."""
         self.tokens = self.updates = 0
         self.optimizers.clear()
         forget_peak()

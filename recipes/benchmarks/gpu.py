@@ -76,7 +76,7 @@ GENERATION = {
 
 
 def list_cases(parts, shapes):
-    """What is measured, in order: name -> task."""
+    """The measurements, in order: name -> task."""
     middle = "1.5b" if "1.5b" in shapes else shapes[0]
     cases = {}
     if "config" in parts:
@@ -206,7 +206,7 @@ def measure(asked):
 
 
 def attempt(task, device, seconds, log):
-    """What [`measure`] returns in a process of its own, or why there is nothing."""
+    """The result of [`measure`] in a process of its own, or the reason why there is none."""
     launch = ["-m", "accelerate.commands.launch", "--config_file", RECIPE_FOLDER / "zero2.yaml"]
     python, *command = task_command(__file__, [task, device])
     command = [python, *(launch if task.get("zero_stage") else []), *command]

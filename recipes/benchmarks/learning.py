@@ -59,7 +59,7 @@ CONFIG = RECIPE_FOLDER / "configs" / "builtin.yaml"
 @dataclass(frozen=True)
 class Condition:
     """
-    What is trained.
+    A team and how it is trained.
 
     Args:
         label (`str`): Its name in tables.
@@ -255,7 +255,7 @@ def run_peer(train, seed, model, tokens, train_dataset, test_dataset, points=5, 
 
 
 def unit_of(name, condition, options):
-    """What runs units of a condition with the batches and the interpreter of the command line."""
+    """A function that runs units of a condition with the batches and the interpreter of the command line."""
     if condition.peer is None:
         rows = options.problems * options.replies * (1 if condition.workflow == "single" else 2)
         sizes = {"per_device_train_batch_size": rows, "num_generations": options.replies}
@@ -306,7 +306,7 @@ def units(options):
 
 
 def folder_name(options):
-    """Where results go that do not compare with others."""
+    """Folder of results that cannot be compared with others."""
     rate = "" if options.comlrl_learning_rate is None else f"-comlrl-{options.comlrl_learning_rate}"
     decay = "-decay" if options.decay else ""
     model = "-default-model" if options.default_model else ""

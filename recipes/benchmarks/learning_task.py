@@ -1,4 +1,4 @@
-"""What learning.py trains: the family of identical prompts, and the model that knows all prompts of the study."""
+"""The task of learning.py: the family of identical prompts, and the model that knows all prompts of the study."""
 
 import inspect
 import random

@@ -35,7 +35,7 @@ def private_mib() -> float:
 
 
 class MallInfo(ctypes.Structure):
-    """What glibc's `mallinfo2` returns."""
+    """The result of glibc's `mallinfo2`."""
 
     _fields_ = [
         (name, ctypes.c_size_t)

@@ -1,5 +1,5 @@
 """
-What it costs to play a team as a program instead of a generator: the server, the client and waiting for each other.
+The cost of playing a team as a program instead of a generator: the server, the client and waiting for each other.
 
     python recipes/benchmarks/programs.py
     python recipes/benchmarks/programs.py --rounds 2 --steps 3

@@ -1,5 +1,5 @@
 """
-What an untrained model makes of the role texts: problems solved, functions defined, helpers called, replies cut off.
+An untrained model's answers to the role texts: problems solved, functions defined, helpers called, replies cut off.
 
     python recipes/benchmarks/prompts.py                                                  # built-in problems
     python recipes/benchmarks/prompts.py --dataset humaneval --split "test[100:]" --max_completion_length 256

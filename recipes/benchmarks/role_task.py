@@ -1,5 +1,5 @@
 """
-What capacity.py trains: teams whose agents each write one step of a chain, and the small model that knows such problems.
+The task of capacity.py: teams whose agents each write one step of a chain, and the small model that knows such problems.
 
 A problem lists k steps, "1. keep the even numbers.\\n2. add 3 to each number.", and agent j writes the function of step j. Steps are
 those of the built-in problems that turn a list into a list, so any sequence fits. No code is run: a function is right if it is the
@@ -50,7 +50,7 @@ def make_problems(split, num_steps, count, seed=0, meanings=None):
 
 
 def draw_meanings(kind, num_agents, seed):
-    """Which of the three functions of a step is meant: (agent, step) → index. In `"agree"` it is the same for all agents."""
+    """Draws which of the three functions of a step is meant: (agent, step) → index. In `"agree"` it is the same for all agents."""
     rng = random.Random(f"meanings {seed}")
     common = {name: rng.randrange(3) for name in CHAIN_STEPS}
     own = {(j, name): rng.randrange(3) for j in range(1, num_agents + 1) for name in CHAIN_STEPS}

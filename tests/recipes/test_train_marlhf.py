@@ -84,7 +84,7 @@ def test_a_reward_model_that_is_given(train, tmp_path, tiny_model):
     other = tmp_path / "other"
     train(*few, "--reward_model", str(given), "--output_dir", str(other))
     assert not (other / "round_01" / "reward_model").exists() and (other / "adapter_model.safetensors").is_file()
-    with pytest.raises(SystemExit, match=r"is no reward model of a team: it has no reward_model\.json"):
+    with pytest.raises(SystemExit, match=r"is not the reward model of a team: it has no reward_model\.json"):
         train("--reward_model", tiny_model, "--output_dir", str(tmp_path / "third"))
     assert not (tmp_path / "third" / "round_00").exists()
 

@@ -210,7 +210,7 @@ class TestBadInput:
     def test_what_is_no_export_is_not_replaced(self, tiny_model, tmp_path):
         trainer = make("ppo", tiny_model, tmp_path / "run")
         (tmp_path / "agents" / "notes").mkdir(parents=True)
-        with pytest.raises(ValueError, match=r"contains 'notes', which is no export\. Use a new folder"):
+        with pytest.raises(ValueError, match=r"contains 'notes', which is not an export\. Use a new folder"):
             trainer.export_agents(tmp_path / "agents")
         (tmp_path / "file").write_text("mine")
         with pytest.raises(ValueError, match=r"file' is a file\. Use a new folder"):

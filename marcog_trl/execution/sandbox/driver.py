@@ -113,7 +113,7 @@ class Driver:
         signal.signal(signal.SIGALRM, _ring)
 
     def report(self) -> dict[str, Any]:
-        """What the executor has to know about the confinement of programs."""
+        """Facts about the confinement of programs, for the executor."""
         zygote = self.zygote
         return {"refused": zygote.refusal, "left_out": zygote.left_out, "threads": zygote.threads_are_bounded}
 

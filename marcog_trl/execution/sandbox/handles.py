@@ -43,7 +43,7 @@ SPECIAL = frozenset(
 
 @dataclass(frozen=True)
 class Facts:
-    """What the judge knows about a class of the program. All of it is what the program says."""
+    """Facts about a class of the program, as the program gives them."""
 
     name: str
     has: frozenset[str]  # special methods, inherited ones included
@@ -145,7 +145,7 @@ def _write(thing: Any, name: str, value: Any) -> None:
 
 
 class Handle:
-    """What all handles for objects that are no classes have in common."""
+    """Base of the handles for objects that are not classes."""
 
     __slots__ = ()
 

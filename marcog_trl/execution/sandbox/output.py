@@ -1,4 +1,4 @@
-"""What a program prints and warns of, which each of its answers brings to the tests as text."""
+"""Output and warnings of a program, which each of its answers brings to the tests as text."""
 
 import builtins
 import io

@@ -1,4 +1,4 @@
-"""Which system calls are allowed, as filters in classic BPF made from the tables of `syscalls.py`.
+"""The allowed system calls, as filters in classic BPF made from the tables of `syscalls.py`.
 
 The filter of a zygote decides what is allowed at all. That of a child takes away what only the zygote may do. That of threads
 asks the worker before a thread is made, so that the worker can count them. A refused call fails with an error number; it does

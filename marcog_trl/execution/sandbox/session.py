@@ -163,7 +163,7 @@ class Session:
     # Objects of the program on their way in
 
     def special(self, data: list) -> Any:
-        """What tagged JSON of the program stands for; raises BrokenChannel if it is malformed."""
+        """The value that tagged JSON of the program stands for; raises BrokenChannel if it is malformed."""
         tag, number = data[0], data[1]
         if tag == "mine":
             return self.lent[number]

@@ -418,7 +418,7 @@ class Codec:
 
 
 def _items(value: Any) -> list:
-    """What a container holds: its items, keys and values by turns, or bytes as one item."""
+    """The content of a container: its items, keys and values by turns, or bytes as one item."""
     kind = type(value)
     if kind is list or kind is set or kind is collections.deque:
         return list(value)

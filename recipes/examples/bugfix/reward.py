@@ -84,7 +84,7 @@ def jobs_of(problem, reply):
 
 
 def outcome_of(verdicts):
-    """What the verdicts say of an assert that was run on the programs of `jobs_of`; `None` if the executor failed."""
+    """Outcome of an assert that was run on the programs of `jobs_of`; `None` if the executor failed."""
     if not verdicts:
         return dict.fromkeys(FACTS, 0.0)
     bug, reference, *others = (verdict.status for verdict in verdicts)
