@@ -73,7 +73,7 @@ def zero_reward(logs: Logs, args: Any) -> str | None:
     shares = {kind: _mean(_last(logs, f"failures/{kind}") or [0.0]) for kind in FAILURES}
     kind = max(shares, key=lambda kind: shares[kind])
     if not shares[kind]:
-        return f"{said} Check the reward function on replies of the team: log_completions=True shows some."
+        return f"{said} Check the reward function on replies (log_completions=True shows some), which are messages if prompts are chats."
     said += f" What fails most: {FAILURES[kind]}, in {shares[kind]:.0%} of the episodes."
     if kind in ("no_code", "syntax", "wrong_name") and truncated_replies(logs, args) is not None:
         return f"{said} Replies are cut off before the code ends: raise max_completion_length (now {args.max_completion_length})."

@@ -170,6 +170,8 @@ def call_rewards(
         except SystemExit as error:  # the other processes would wait for this one
             call.errors[_said(name)] = _of_exit(name, error)
         except Exception as error:
+            if isinstance(error, AttributeError | TypeError) and isinstance(completions[0], list):
+                error.add_note("Prompts are chats, so completions are messages: read completion[-1]['content'].")
             call.errors[_said(name)] = error
 
     functions = [(f, func) for f, func in enumerate(funcs) if not is_reward_model(func)]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 from marcog_trl.endpoints import Endpoint, EndpointClient
@@ -58,6 +57,7 @@ class ExpertEdits:
 
     def __init__(self, endpoint: Endpoint):
         self.endpoint = endpoint
+        self._client = EndpointClient(endpoint)
         self.asked = 0
         self.failed = 0
 
@@ -81,7 +81,3 @@ class ExpertEdits:
         self.asked += len(different)
         self.failed += len(failures)
         return [answer.text.strip() if answer.error is None else None for answer in answers]
-
-    @cached_property
-    def _client(self) -> EndpointClient:
-        return EndpointClient(self.endpoint)

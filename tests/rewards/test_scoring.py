@@ -112,6 +112,11 @@ class TestCall:
         assert isinstance(failed, ZeroDivisionError) and "called exit" in str(divided)
         assert call.values[:, 2].tolist() == [1.0, 2.0] and call.values[:, :2].isnan().all()
 
+    def test_an_error_on_chats_says_what_completions_are(self):
+        episode = Episode({"prompt": [{"role": "user", "content": "Write f."}]}, turns=self.episodes()[0].turns)
+        call = call_rewards([lambda completions: completions[0].strip()], [episode], 0, ["a", "b"], pytest.fail)
+        assert "completions are messages" in next(iter(call.errors.values())).__notes__[0]
+
 
 def live_episodes(output):
     """Of two problems with two episodes each, by two agents: which episodes train."""

@@ -104,7 +104,9 @@ def test_what_prompts_and_tests_tell_may_be_missing(tiny_model, tmp_path):
         [{"prompt": f"def f{i}(x):\n    ...", "test": f"assert f{i}(1) == 1"} for i in range(4)]
     )
     options = {"workflow": "collaboration", "isolation": "best_effort", "num_workers": 1}
-    with pytest.warns(UserWarning, match="prompts and tests: the first problem has test_format='asserts' and entry_point='f0'"):
+    with pytest.warns(
+        UserWarning, match="prompts and tests: the first problem has test_format='asserts' and entry_point='f0'"
+    ):
         trainer = teams.make(tiny_model, tmp_path, reward="execution_reward", data=data, **options)
     assert trainer.train_dataset["entry_point"] == [f"f{i}" for i in range(4)]
     with pytest.warns(UserWarning, match="problems has no column 'test_format' and 'entry_point'"):
