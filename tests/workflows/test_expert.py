@@ -1,4 +1,5 @@
 import json
+import sys
 import threading
 import time
 import warnings
@@ -253,6 +254,12 @@ def test_a_key_that_no_header_takes_is_refused_and_not_shown(monkeypatch, key):
     with pytest.raises(ValueError, match="OPENAI_API_KEY") as caught:
         Endpoint("expert-1").check()
     assert key not in str(caught.value)
+
+
+def test_without_openai_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(ImportError, match=r"pip install marcog-trl\[expert\]"):
+        Endpoint("expert-1").check()
 
 
 # The question
