@@ -22,8 +22,10 @@ from trl.generation.vllm_generation import VLLMGeneration
 from marcog_trl.team.modules import ATTRIBUTE
 
 
-# Fields of `LoraConfig` that a LoRA request does not support
-NOT_SERVED = ("modules_to_save", "trainable_token_indices", "layer_replication", "lora_bias")
+# Fields of `LoraConfig` that a LoRA request does not support. vLLM below 0.32, which TRL does not support yet, ignores patterns
+NOT_SERVED = (
+    "modules_to_save", "trainable_token_indices", "layer_replication", "lora_bias", "rank_pattern", "alpha_pattern"
+)  # fmt: skip
 # Initialisations that do not change the base weights
 BASE_KEPT = ("gaussian", "eva", "orthogonal")
 
@@ -36,14 +38,14 @@ def check_served_adapter(config: LoraConfig) -> None:
         config ([`~peft.LoraConfig`]): The adapter's configuration.
 
     Raises:
-        ValueError: If the adapter trains more than LoRA's A and B, or changes the base weights.
+        ValueError: If the adapter trains more than LoRA's A and B of one rank and scale, or changes the base weights.
     """
     options = config.to_dict()
     for field in NOT_SERVED:
         if options[field]:
             raise ValueError(
-                f"use_vllm=True does not support peft_config.{field}={options[field]!r}: vLLM gets only LoRA's A and B. "
-                f"Leave {field} out, or set use_vllm=False."
+                f"use_vllm=True does not support peft_config.{field}={options[field]!r}: vLLM gets only LoRA's A and B, "
+                f"of one rank and scale. Leave {field} out, or set use_vllm=False."
             )
     if config.bias != "none":
         raise ValueError(
@@ -95,7 +97,7 @@ class AgentGeneration(VLLMGeneration):
 
     Args:
         num_agents (`int`): N, number of agents.
-        rank (`int`): Largest rank of an agent's adapter.
+        rank (`int`): Rank of an agent's adapter.
         revision (`str`, *optional*): Revision of the base model on the Hub.
         refresh (`Callable[[], None]`):
             Called before a generation if the engine's adapters are out of date. It must call `load`.

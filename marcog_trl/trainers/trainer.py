@@ -851,7 +851,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
             accelerator=self.accelerator,
             processing_class=self.processing_class,
             num_agents=len(self.agents),
-            rank=max([config.r, *config.rank_pattern.values()]) // blocks,
+            rank=config.r // blocks,
             revision=cast(dict, args.model_init_kwargs or {}).get("revision"),
             refresh=self._refresh_agents,
             mode=args.vllm_mode,

@@ -1,4 +1,4 @@
-"""What of serving agents from vLLM can be told without it; tests/with_vllm has the rest."""
+"""The parts of serving agents from vLLM that can be tested without it; tests/with_vllm has the rest."""
 
 import importlib.util
 
@@ -11,12 +11,10 @@ from marcog_trl import SHPPOTrainer
 
 
 BAD_ADAPTERS = [
-    (
-        {"modules_to_save": ["lm_head"]},
-        r"modules_to_save=\['lm_head'\]: .*Leave modules_to_save out, or set use_vllm=False\.",
-    ),
+    ({"modules_to_save": ["lm_head"]}, r"modules_to_save=\['lm_head'\]: .*Leave modules_to_save out, .*"),
     ({"trainable_token_indices": [1]}, r"trainable_token_indices=\[1\]: .*Leave trainable_token_indices out, .*"),
     ({"layer_replication": [[0, 1]]}, r"layer_replication=\[\[0, 1\]\]: .*Leave layer_replication out, .*"),
+    ({"rank_pattern": {"q_proj": 2}}, r"rank_pattern=.* rank and scale\. Leave .* out, or set use_vllm=False\."),
     ({"lora_bias": True}, "lora_bias=True: .*Leave lora_bias out, .*"),
     ({"bias": "lora_only"}, r"bias='lora_only': .*Set bias='none'\."),
     ({"init_lora_weights": "pissa"}, r"init_lora_weights='pissa': .*Set init_lora_weights=True\."),

@@ -8,7 +8,7 @@ import pytest
 
 
 collect_ignore_glob = [] if find_spec("vllm") else ["test_*.py"]
-sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))  # teams.py
+sys.path.insert(0, str(Path(__file__).parent))  # test_cuda.py imports from test_agents.py
 
 
 @pytest.fixture(scope="session", autouse=True)

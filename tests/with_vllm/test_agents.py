@@ -20,10 +20,7 @@ MODES = {
     "separate": {"parameter_sharing": "separate"},
     "chain": {"latent_scope": "agent", "workflow": teams.Chain("abc", num_turns=2), "per_device_train_batch_size": 12},
     "unused-slots": {"latent_scope": "agent", "workflow": teams.Short(), "per_device_train_batch_size": 10},
-    "ranks": {
-        "latent_scope": "agent",
-        "lora": {"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"down_proj": 20}, "use_rslora": True},
-    },
+    "scale": {"latent_scope": "agent", "lora": {"use_rslora": True}},
 }
 
 
