@@ -3,8 +3,6 @@
 # ruff: noqa: F401 -- names for type checkers
 
 import importlib
-import warnings
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 
@@ -63,11 +61,6 @@ if TYPE_CHECKING:
         Single,
         make_workflow,
     )
-
-TESTED_TRL = "1.16.0"  # by tests/test_upstream_contract.py
-if version("trl") != TESTED_TRL:
-    advice = f"If training fails, run `pip install trl=={TESTED_TRL}`."
-    warnings.warn(f"marcog_trl was tested with trl {TESTED_TRL}, and this is {version('trl')}. {advice}", stacklevel=2)
 
 # Imported when first used: the execution workers and the workflows need neither torch nor trl
 _MODULES = {

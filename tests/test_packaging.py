@@ -1,7 +1,6 @@
 """The package as it is installed: its dependencies, and a wheel that runs without the checkout."""
 
 import ast
-import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -13,7 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-import marcog_trl
+from marcog_trl.trainers import config
 
 
 ROOT = Path(__file__).parents[1]
@@ -48,10 +47,10 @@ def test_what_is_imported_is_declared():
 
 
 def test_a_version_of_trl_that_was_not_tested_is_named(monkeypatch):
-    assert f"trl=={marcog_trl.TESTED_TRL}" in (ROOT / "recipes" / "constraints.txt").read_text().split()
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.17.0")
+    assert f"trl=={config.TESTED_TRL}" in (ROOT / "recipes" / "constraints.txt").read_text().split()
+    monkeypatch.setattr(config, "version", lambda name: "1.17.0")
     with pytest.warns(UserWarning, match=r"tested with trl 1\.16\.0, and this is 1\.17\.0"):
-        importlib.reload(marcog_trl)
+        config.warn_of_untested_trl()
 
 
 # Uses every kind of file that the package reads at run time: templates, metric modules, the workers' sources
@@ -61,7 +60,7 @@ from pathlib import Path
 
 import evaluate
 
-import marcog_trl
+from marcog_trl.trainers import config
 from marcog_trl.execution import CodeExecutor, Job
 
 folder = Path(marcog_trl.__file__).parent

@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, cast
 
@@ -29,6 +30,21 @@ from marcog_trl.checks import (
     documented,
 )
 from marcog_trl.team.settings import PlaySettings
+
+
+TESTED_TRL = "1.16.0"
+
+
+def warn_of_untested_trl() -> None:
+    """Says so if the installed TRL is not the one that `tests/test_upstream_contract.py` passed with."""
+    if version("trl") != TESTED_TRL:
+        advice = f"If training fails, run `pip install trl=={TESTED_TRL}`."
+        warnings.warn(
+            f"marcog_trl was tested with trl {TESTED_TRL}, and this is {version('trl')}. {advice}", stacklevel=2
+        )
+
+
+warn_of_untested_trl()
 
 
 @documented

@@ -273,8 +273,9 @@ class SHPPO(PPO):
         mu, sigma = self._modules.latent_net(inputs["team_obs"])
         relative = [core.flatten(1).norm(dim=1) / core.size(-1) ** 0.5 for core in self._modules.core_decoder(z)]
         per_agent = weight[:, None] * live / live.sum(1, keepdim=True).clamp(min=1)
+        compared = weight * (live.sum(1) > 1)  # an agent that acts alone in a turn has no distance
+        self.log("latent/distance", (latent_diversity(team_z, live) * compared).sum(), compared.sum())
         logged = {
-            "distance": latent_diversity(team_z, live) * weight,
             "entropy": latent_entropy(sigma, live) * weight,
             "mu_norm": mu.norm(dim=-1) * per_agent,
             "sigma": sigma.mean(-1) * per_agent,

@@ -6,7 +6,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from marcog_trl import MultiAgentPPOTrainer, SHPPOTrainer
+from marcog_trl import MultiAgentPPOTrainer, SHPPOTrainer, Slot
 from marcog_trl.team import modules
 from marcog_trl.team.modules import ForwardContext
 
@@ -334,6 +334,27 @@ class TestTeam:
         for name in (*names, "latent/core_norm", "latent/behaviour_distance"):
             assert len(teams.logged(trainer, name)) == 2, name
         assert teams.logged(trainer, "latent/core_norm")[0] == 0 < teams.logged(trainer, "latent/core_norm")[1]
+
+    @pytest.mark.parametrize("others", [(), (Slot("b"),)])
+    def test_latents_are_compared_in_turns_with_several_agents(self, tiny_model, tmp_path, others):
+        """And no distance is logged where each agent has a turn of its own."""
+
+        class ByTurns(teams.Pair):
+            slots = (Slot("a"), *others, Slot("b", turn=1))
+
+            def play(self, problem):
+                yield {slot.agent: f"{problem['prompt']} {slot.agent}" for slot in self.slots if slot.turn == 0}
+                yield {"b": f"{problem['prompt']} again"}
+
+            def solution(self, problem, replies):
+                return "".join(replies.values())
+
+        trainer = teams.make(tiny_model, tmp_path, SHPPOTrainer, workflow=ByTurns(num_turns=2))
+        teams.randomize(trainer.modules, scale=0.5)
+        trainer.train()
+        assert len(teams.logged(trainer, "latent/core_norm")) == 1
+        distances = teams.logged(trainer, "latent/distance")
+        assert len(distances) == bool(others) and all(distance > 0.01 for distance in distances)
 
     @pytest.mark.parametrize("masked", [{0}, {0, 1, 2, 3}])
     def test_agents_are_compared_on_rows_that_count(self, tiny_model, tmp_path, masked):
