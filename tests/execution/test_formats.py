@@ -1,7 +1,4 @@
-"""The four test formats, result by result."""
-
-import subprocess
-import sys
+"""The four test formats, result by result. `honest/scripts.txt` has scripts that end as under the interpreter."""
 
 import pytest
 
@@ -143,62 +140,6 @@ def test_stdio(executor):
     assert executor.run([Job(code=main, tests=[("ä\n", "Ä")], test_format="stdio")])[0].status == "passed"
     broken = executor.run([Job(code="print(", tests=[("", "")] * 2, test_format="stdio")])[0]
     assert broken.status == "error" and "SyntaxError" in broken.message
-
-
-FAST_IO = """import os, sys
-from io import BytesIO, IOBase
-class FastIO(IOBase):
-    def __init__(self, file):
-        self._fd = file.fileno()
-        self.buffer = BytesIO()
-        self.writable = "x" in file.mode or "r" not in file.mode
-        self.write = self.buffer.write if self.writable else None
-    def readline(self):
-        self.buffer.write(os.read(self._fd, max(os.fstat(self._fd).st_size, 8192)))
-        self.buffer.seek(0)
-        return self.buffer.readline()
-    def flush(self):
-        if self.writable:
-            os.write(self._fd, self.buffer.getvalue())
-            self.buffer.truncate(0), self.buffer.seek(0)
-class IOWrapper(IOBase):
-    def __init__(self, file):
-        self.buffer = FastIO(file)
-        self.flush = self.buffer.flush
-        self.writable = self.buffer.writable
-        self.write = lambda s: self.buffer.write(s.encode("ascii"))
-        self.readline = lambda: self.buffer.readline().decode("ascii")
-sys.stdin, sys.stdout = IOWrapper(sys.stdin), IOWrapper(sys.stdout)
-input = lambda: sys.stdin.readline().rstrip()
-"""
-SUM = "print(sum(map(int, input().split())))\n"
-SLOW_SUM = f"import threading, time\ndef main():\n    time.sleep(0.2)\n    {SUM}"
-SCRIPTS = {
-    "fast input and output": FAST_IO + SUM,
-    "the interpreter's own streams": "import sys\nsys.__stdout__.write(str(sum(map(int, sys.__stdin__.read().split()))))",
-    "a thread": SLOW_SUM + "threading.Thread(target=main).start()",
-    "a thread, and an exit": SLOW_SUM + "threading.Thread(target=main).start()\nraise SystemExit",
-    "a pool": SLOW_SUM + "from concurrent.futures import ThreadPoolExecutor\nThreadPoolExecutor().submit(main)",
-    "an exit function": "import atexit, io, sys\nsys.stdout = io.StringIO()\n"
-    "atexit.register(lambda: sys.__stdout__.write(sys.stdout.getvalue()))\n" + SUM,
-    "an exit function, and an exit": "import atexit\natexit.register(lambda: print(11))\nexit()",
-    "a wrapper of the buffer": "import io, sys\nsys.stdout = io.TextIOWrapper(sys.stdout.buffer)\n" + SUM,
-    "a wrapper of the detached buffer": "import io, sys\nsys.stdout = io.TextIOWrapper(sys.stdout.detach())\n" + SUM,
-    "an own file, left open": "out = open(1, 'w')\nout.write(str(sum(map(int, input().split()))))",
-    "a closed output": "import sys\n" + SUM + "sys.stdout.close()",
-    "an output of other kind": "import os\nclass Out:\n    def write(self, text): os.write(1, text.encode())\n"
-    "    def flush(self): pass\nimport sys\nsys.stdout = Out()\n" + SUM,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_scripts_end_as_under_the_interpreter(executor, name):
-    job = Job(code=SCRIPTS[name], tests=[("5 6\n", "11\n")], test_format="stdio")
-    native = subprocess.run(
-        [sys.executable, "-c", job.code], input="5 6\n", capture_output=True, text=True, check=True
-    )
-    assert native.stdout.strip() == "11"
-    assert executor.run([job])[0].message == ""
 
 
 @pytest.mark.parametrize(
