@@ -3,9 +3,8 @@
 import re
 from pathlib import Path
 
-import hub_server
 import teams
-from huggingface_hub import constants
+from local_hub import use_hub
 
 from marcog_trl import MultiAgentPPOTrainer, SHPPOTrainer
 
@@ -25,13 +24,10 @@ def test_every_block_runs(tiny_model, tmp_path, monkeypatch):
     teams.make(tiny_model, tmp_path / "outputs" / "debate", **options).save_model()
     whole = {"full_finetuning": True, "peft_config": None, "workflow": "collaboration", "data": data}
     teams.make(tiny_model, tmp_path / "outputs" / "full", MultiAgentPPOTrainer, **whole).save_model()
-    with hub_server.serve() as hub:
-        hub_server.use(hub, monkeypatch)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        names = {"trainer": trainer}
-        for block in re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL):
-            exec(block.replace("path/to/base", tiny_model), names)
-        assert "agents/main/adapter_model.safetensors" in hub.repos["user/team"]
+    hub, names = use_hub(monkeypatch, tmp_path / "cache"), {"trainer": trainer}
+    for block in re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL):
+        exec(block.replace("path/to/base", tiny_model), names)
+    assert "agents/main/adapter_model.safetensors" in hub.repos["user/team"]
     trainer.executor.close()
     assert names["team"].agents == ["helper", "main"]
     assert set(names["model"].peft_config) == {"helper", "main"}

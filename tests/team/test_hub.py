@@ -1,4 +1,4 @@
-"""A team goes to the Hub whole, and comes back: against a local server that speaks the Hub's protocol."""
+"""A team goes to the Hub whole, and comes back: against a Hub in memory."""
 
 import json
 import re
@@ -9,13 +9,12 @@ from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 
-import hub_server
 import pytest
 import teams
 import torch
 import wandb
-from huggingface_hub import constants
 from launched import launched
+from local_hub import TOKEN, use_hub
 from safetensors import safe_open
 from safetensors.torch import load, load_file
 from transformers import set_seed
@@ -48,16 +47,8 @@ REPOSITORY = {
 
 
 @pytest.fixture
-def hub():
-    with hub_server.serve() as hub:
-        yield hub
-
-
-@pytest.fixture
-def online(hub, monkeypatch):
-    """The same Hub for this process."""
-    hub_server.use(hub, monkeypatch)
-    return hub
+def hub(monkeypatch, tmp_path_factory):
+    return use_hub(monkeypatch, tmp_path_factory.mktemp("cache"))
 
 
 def make(model, path, **options):
@@ -240,24 +231,24 @@ class TestCard:
 
 
 class TestPushTeam:
-    def test_is_one_commit_of_the_whole_folder(self, online, written):
+    def test_is_one_commit_of_the_whole_folder(self, hub, written):
         push_team(written[0], "someone/team")
-        assert {name: online.repos["someone/team"][name] for name in REPOSITORY} == {
+        assert {name: hub.repos["someone/team"][name] for name in REPOSITORY} == {
             name: content for name, content in files_of(written[0]).items() if name in REPOSITORY
         }
-        assert online.commits == [sorted(files_of(written[0]))]
+        assert hub.commits == [sorted(files_of(written[0]))]
         push_team(written[0], "someone/team")  # again, into a repository that exists
-        assert len(online.commits) == 2
+        assert len(hub.commits) == 2
 
-    def test_agents_that_the_team_no_longer_has_go_in_the_same_commit(self, online, saved, written, tmp_path):
+    def test_agents_that_the_team_no_longer_has_go_in_the_same_commit(self, hub, saved, written, tmp_path):
         trainer = Team.from_pretrained(saved, isolation="best_effort", num_agents=3)
         export_team(trainer, saved, tmp_path / "team")
         trainer.executor.close()
         push_team(tmp_path / "team", "someone/team")
-        assert "agents/helper2/adapter_config.json" in online.repos["someone/team"]
-        online.repos["someone/team"]["notes.md"] = b"mine"
+        assert "agents/helper2/adapter_config.json" in hub.repos["someone/team"]
+        hub.repos["someone/team"]["notes.md"] = b"mine"
         push_team(written[0], "someone/team")
-        assert set(online.repos["someone/team"]) == {
+        assert set(hub.repos["someone/team"]) == {
             *files_of(tmp_path / "team"),
             *files_of(written[0]),
             "notes.md",
@@ -265,43 +256,36 @@ class TestPushTeam:
             "agents/helper2/adapter_config.json",
             "agents/helper2/adapter_model.safetensors",
         }
-        assert len(online.commits) == 2
+        assert len(hub.commits) == 2
 
-    @pytest.mark.parametrize("reason", ["rights", "room", "network"])
-    def test_a_failure_is_clear_keeps_everything_and_can_be_mended(self, online, written, monkeypatch, reason):
+    @pytest.mark.parametrize(
+        ("token", "is_full", "message"),
+        [("hf_stranger", False, "You have no rights"), (TOKEN, True, "The storage is full")],
+    )
+    def test_a_failure_is_clear_keeps_everything_and_can_be_mended(self, hub, written, token, is_full, message):
         before = {name: content for name, content in files_of(written[0]).items() if name != "README.md"}
-        token, message = (
-            hub_server.TOKEN,
-            {"rights": "You have no rights", "room": "The storage is full"}.get(reason, ""),
-        )
-        if reason == "rights":
-            token = "hf_stranger"
-        elif reason == "room":
-            online.refuses_commits = True
-        else:
-            monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+        hub.is_full = is_full
         with pytest.raises(PushError, match=rf"The push to 'someone/team' failed: .*{message}") as raised:
             push_team(written[0], "someone/team", token=token)
         way = f"To push it again: python recipes/export.py --output_dir {written[0]} --push someone/team"
         assert str(raised.value).endswith(way)
-        assert not online.repos.get("someone/team")
+        assert not hub.repos.get("someone/team")
         after = files_of(written[0])
         assert {name: after[name] for name in before} == before and after.keys() == before.keys() | {"README.md"}
-        monkeypatch.setattr(constants, "ENDPOINT", online.url)
-        online.refuses_commits = False
+        hub.is_full = False
         push_team(written[0], "someone/team")
-        assert REPOSITORY <= set(online.repos["someone/team"])
+        assert REPOSITORY <= set(hub.repos["someone/team"])
 
-    def test_an_agents_push_saves_first_and_then_pushes(self, online, tiny_model, tmp_path):
+    def test_an_agents_push_saves_first_and_then_pushes(self, hub, tiny_model, tmp_path):
         write_results(tmp_path)
         trainer = make(tiny_model, tmp_path)
-        online.refuses_commits = True
+        hub.is_full = True
         with pytest.raises(PushError, match="The storage is full"):
             trainer.push_agents_to_hub("someone/team", dataset_name="builtin")
         assert REPOSITORY <= set(files_of(tmp_path))
-        online.refuses_commits = False
+        hub.is_full = False
         push_team(tmp_path, "someone/team")
-        repository = online.repos["someone/team"]
+        repository = hub.repos["someone/team"]
         assert REPOSITORY <= set(repository) and "training_args.bin" not in repository
         card = repository["README.md"].decode()
         assert "# team" in card and "KL per token" in card and "| solved (sampled) | 0.250" in card
@@ -310,7 +294,7 @@ class TestPushTeam:
 
 
 @pytest.fixture
-def recipe(online, monkeypatch):
+def recipe(hub, monkeypatch):
     """Runs the recipe with a command line."""
 
     def run_recipe(*arguments):
@@ -322,30 +306,31 @@ def recipe(online, monkeypatch):
 
 
 class TestRecipe:
-    def test_exports_pushes_and_pushes_again(self, online, recipe, saved, tmp_path, monkeypatch, capsys):
+    def test_exports_pushes_and_pushes_again(self, hub, recipe, saved, tmp_path, monkeypatch, capsys):
         out = tmp_path / "team"
         monkeypatch.setenv("HF_TOKEN", "hf_stranger")
         with pytest.raises(SystemExit, match=r"error: The push to 'someone/team' failed: .*You have no rights"):
             recipe("--adapter", saved, "--output_dir", out, "--isolation", "best_effort", "--push", "someone/team")
         assert f"{out}/agents/main: the agent itself" in capsys.readouterr().out
-        assert REPOSITORY <= set(files_of(out)) and not online.commits
-        monkeypatch.setenv("HF_TOKEN", hub_server.TOKEN)
+        assert REPOSITORY <= set(files_of(out)) and not hub.commits
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
         recipe("--output_dir", out, "--push", "someone/team")
-        assert f"Pushed: {online.url}/someone/team/commit/" in capsys.readouterr().out
-        assert online.commits == [sorted(files_of(out))]
+        assert "Pushed: https://huggingface.co/someone/team/commit/" in capsys.readouterr().out
+        assert hub.commits == [sorted(files_of(out))]
 
 
 class TestLoading:
     @pytest.fixture
-    def snippets(self, online, written):
+    def snippets(self, hub, written):
         push_team(written[0], "someone/team")
-        return re.findall(r"(?ms)^```python\n(.*?)^```", online.repos["someone/team"]["README.md"].decode(), re.DOTALL)
+        return re.findall(r"(?ms)^```python\n(.*?)^```", hub.repos["someone/team"]["README.md"].decode(), re.DOTALL)
 
-    def test_the_cards_snippet_loads_the_agents_with_peft_alone(self, written, snippets, tmp_path, monkeypatch):
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    def test_the_cards_snippet_loads_the_agents_with_peft_alone(self, hub, written, snippets, tmp_path):
+        unpack(hub.repos["someone/team"], tmp_path)
         trainer, names = written[1], {}
         assert "marcog_trl" not in snippets[0] and "trl" not in re.findall(r"^from (\w+)", snippets[0], re.M)
-        exec(snippets[0].replace("path/to/tiny", trainer.model.config.name_or_path), names)
+        snippet = snippets[0].replace("path/to/tiny", trainer.model.config.name_or_path)
+        exec(snippet.replace("someone/team", str(tmp_path)), names)
         logits = {}
         trainer.model.eval()
         with torch.no_grad():
@@ -358,8 +343,7 @@ class TestLoading:
                 assert (expected - logits[agent]).abs().max() < 1e-5 * max(1, expected.abs().max())
         assert (logits["helper"] - logits["main"]).abs().max() > 1e-3
 
-    def test_the_cards_snippet_loads_the_whole_team(self, snippets, tmp_path, monkeypatch):
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    def test_the_cards_snippet_loads_the_whole_team(self, snippets):
         names = {}
         exec(snippets[1], names)
         assert names["team"].agents == ["helper", "main"]
@@ -367,14 +351,14 @@ class TestLoading:
 
 
 class TestPushToHub:
-    def test_without_rights_it_fails_before_any_work(self, online, tiny_model, tmp_path, monkeypatch):
+    def test_without_rights_it_fails_before_any_work(self, hub, tiny_model, tmp_path, monkeypatch):
         monkeypatch.setenv("HF_TOKEN", "hf_stranger")
         with pytest.raises(PushError, match=r"You have no rights .* -- Log in with a token with write access"):
             make(tiny_model, tmp_path, push_to_hub=True, hub_model_id="someone/team")
 
 
-def test_a_recipe_whose_last_push_fails_keeps_its_results(online, tiny_model, tmp_path, capsys):
-    online.refuses_commits = True
+def test_a_recipe_whose_last_push_fails_keeps_its_results(hub, tiny_model, tmp_path, capsys):
+    hub.is_full = True
     out = tmp_path / "run"
     flags = (
         f"--model_name_or_path {tiny_model} --max_steps 1 --num_test_samples 0 --logging_steps 1 --num_generations 2 "
@@ -387,14 +371,18 @@ def test_a_recipe_whose_last_push_fails_keeps_its_results(online, tiny_model, tm
     assert ended.value.code == 2
     assert error.startswith("error: The push to 'someone/team' failed: ") and "The storage is full" in error
     assert error.endswith(f"To push it again: python recipes/export.py --output_dir {out} --push someone/team")
-    assert REPOSITORY | {"results.json", "report.html"} <= set(files_of(out)) and not online.commits
+    assert REPOSITORY | {"results.json", "report.html"} <= set(files_of(out)) and not hub.commits
 
 
 SCRIPT = """
 import sys
+import pytest
 import teams
+import torch
+from local_hub import use_hub
 from marcog_trl import SHPPOTrainer
 
+hub = use_hub(pytest.MonkeyPatch(), sys.argv[2] + "-cache")
 data = teams.dataset(4, entry_point=["f"] * 4)
 
 
@@ -408,6 +396,8 @@ trainer = teams.make(
     hub_always_push=True, max_steps=2, per_device_train_batch_size=4,
 )
 trainer.train()
+if trainer.accelerator.is_main_process:
+    torch.save(hub.states, sys.argv[2] + ".pt")
 """
 
 
@@ -429,24 +419,23 @@ def check_agents(files, folder):
     return loaded
 
 
-def test_a_trainers_push_takes_agents_away_that_it_does_not_have(online, tiny_model, tmp_path):
+def test_a_trainers_push_takes_agents_away_that_it_does_not_have(hub, tiny_model, tmp_path):
     trainer = make(tiny_model, tmp_path, hub_model_id="someone/team")
     trainer.push_to_hub()
-    before = dict(online.repos["someone/team"])
-    online.repos["someone/team"] |= {"agents/helper2/adapter_config.json": b"{}", "notes.md": b"mine"}
+    before = dict(hub.repos["someone/team"])
+    hub.repos["someone/team"] |= {"agents/helper2/adapter_config.json": b"{}", "notes.md": b"mine"}
     trainer.push_to_hub()
     trainer.executor.close()
-    assert set(online.repos["someone/team"]) == {*before, "notes.md"}
+    assert set(hub.repos["someone/team"]) == {*before, "notes.md"}
 
 
-def test_a_pushed_team_is_whole(online, tiny_model, tmp_path):
+def test_a_pushed_team_is_whole(hub, tiny_model, tmp_path):
     trainer = make(tiny_model, tmp_path / "run", push_to_hub=True, hub_model_id="someone/team")
     trainer.train()
     trainer.push_to_hub(dataset_name="builtin")
     trainer.executor.close()
-    assert online.created[0]["name"] == "team"
-    files = online.repos["someone/team"]
-    assert REPOSITORY <= set(files) and online.commits
+    files = hub.repos["someone/team"]
+    assert REPOSITORY <= set(files) and hub.commits
     pulled = tmp_path / "pulled"
     unpack(files, pulled)
     card = (pulled / "README.md").read_text()
@@ -464,11 +453,10 @@ def test_a_pushed_team_is_whole(online, tiny_model, tmp_path):
 class TestEverySave:
     @pytest.mark.slow
     @pytest.mark.parametrize("mode", ["ddp", "zero3"])
-    def test_every_push_is_of_one_step_with_several_processes(self, hub, tiny_model, tmp_path, mode):
+    def test_every_push_is_of_one_step_with_several_processes(self, tiny_model, tmp_path, mode):
         (tmp_path / "script.py").write_text(SCRIPT)
-        variables = hub_server.environment(hub.url, tmp_path / "home")
-        launched(mode, tmp_path / "script.py", tiny_model, tmp_path / "run", **variables)
-        pushed = [files for files in hub.states if "team.json" in files]
+        launched(mode, tmp_path / "script.py", tiny_model, tmp_path / "run")
+        pushed = [files for files in torch.load(tmp_path / "run.pt") if "team.json" in files]
         assert len({files["adapter_model.safetensors"] for files in pushed}) == 2  # steps
         for i, files in enumerate(pushed):
             assert REPOSITORY <= set(files)
@@ -476,13 +464,13 @@ class TestEverySave:
             assert 'subfolder="agents/helper"' in files["README.md"].decode()
 
     @pytest.fixture
-    def trainer(self, online, tiny_model, tmp_path):
+    def trainer(self, hub, tiny_model, tmp_path):
         options = {"push_to_hub": True, "hub_model_id": "someone/team", "hub_strategy": "every_save"}
         trainer = make(tiny_model, tmp_path, save_strategy="steps", save_steps=1, max_steps=2, **options)
         yield trainer
         trainer.executor.close()
 
-    def test_in_observation_scope_training_goes_on_as_if_nothing_had_been(self, online, trainer, tiny_model, tmp_path):
+    def test_in_observation_scope_training_goes_on_as_if_nothing_had_been(self, hub, trainer, tiny_model, tmp_path):
         options = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
         other = make(tiny_model, tmp_path / "other", **options)
         for each in (trainer, other):
@@ -492,19 +480,19 @@ class TestEverySave:
             each.executor.close()
         expected, weights = teams.trainable(other), teams.trainable(trainer)
         assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
-        exported = json.loads(online.repos["someone/team"]["agents/export.json"])
+        exported = json.loads(hub.repos["someone/team"]["agents/export.json"])
         assert exported["latent_scope"] == "observation" and exported["agents"]["main"]["tokens"] > 0
 
-    def test_while_a_push_is_under_way_nothing_changes(self, online, trainer, tmp_path):
+    def test_while_a_push_is_under_way_nothing_changes(self, hub, trainer, tmp_path):
         trainer.train()
         trainer._finish_current_push()
-        before, commits = files_of(tmp_path), len(online.commits)
+        before, commits = files_of(tmp_path), len(hub.commits)
         teams.randomize(trainer.modules)
         running = Future()
         trainer.push_in_progress.jobs.append(running)
         trainer._push_from_checkpoint(str(tmp_path / "checkpoint-1"))
-        assert files_of(tmp_path) == before and len(online.commits) == commits
+        assert files_of(tmp_path) == before and len(hub.commits) == commits
         running.set_result(None)
         trainer._push_from_checkpoint(str(tmp_path / "checkpoint-1"))
         trainer._finish_current_push()
-        assert files_of(tmp_path) != before and len(online.commits) == commits + 1
+        assert files_of(tmp_path) != before and len(hub.commits) == commits + 1

@@ -5,9 +5,9 @@ import re
 import shutil
 from pathlib import Path
 
-import hub_server
 import pytest
 import teams
+from local_hub import use_hub
 
 from marcog_trl import MultiAgentGRPOTrainer, SHPPOTrainer, Team
 from marcog_trl.cli.main import main
@@ -246,29 +246,23 @@ class TestShare:
         team = Team.from_pretrained(folder, trust_remote_code=True, **EXECUTION)
         export_team(team, folder, "exported", DATA)
         assert Path("exported/my_team.py").read_text() == FILE
-        with hub_server.serve() as hub:
-            hub_server.use(hub, monkeypatch)
-            push_team("exported", "user/team")
-            assert {"my_team.py", "team.json", "README.md"} <= set(hub.repos["user/team"])
+        hub = use_hub(monkeypatch, tmp_path / "cache")
+        push_team("exported", "user/team")
+        assert {"my_team.py", "team.json", "README.md"} <= set(hub.repos["user/team"])
         card = Path("exported/README.md").read_text()
         assert (
             "The workflow is Python code in `my_team.py`, which `trust_remote_code=True` runs. Read it first." in card
         )
         assert 'Team.from_pretrained("user/team", trust_remote_code=True)' in card
 
-    def test_a_checkpoint_is_pushed_with_it(self, tiny_model, file, monkeypatch):
-        with hub_server.serve() as hub:
-            hub_server.use(hub, monkeypatch)
-            options = {
-                "push_to_hub": True,
-                "hub_model_id": "user/team",
-                "hub_strategy": "every_save",
-            }
-            trainer = make(tiny_model, "team", save_strategy="steps", save_steps=1, max_steps=1, **options)
-            teams.script(trainer)
-            trainer.train()
-            trainer._finish_current_push()
-            assert hub.repos["user/team"]["my_team.py"] == FILE.encode()
+    def test_a_checkpoint_is_pushed_with_it(self, tiny_model, file, monkeypatch, tmp_path):
+        hub = use_hub(monkeypatch, tmp_path / "cache")
+        options = {"push_to_hub": True, "hub_model_id": "user/team", "hub_strategy": "every_save"}
+        trainer = make(tiny_model, "team", save_strategy="steps", save_steps=1, max_steps=1, **options)
+        teams.script(trainer)
+        trainer.train()
+        trainer._finish_current_push()
+        assert hub.repos["user/team"]["my_team.py"] == FILE.encode()
 
 
 def test_a_reward_in_a_file_is_saved_and_measured(tiny_model, tmp_path, monkeypatch, capsys):
