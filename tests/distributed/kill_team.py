@@ -1,25 +1,23 @@
 """
-Trains tiny teams, on as many processes as it is launched with, kills all of them with SIGKILL at chosen or random moments,
-resumes from the last checkpoint, and writes how far the weights are from those of the uninterrupted run.
+Trains tiny teams, on as many processes as it is launched with, kills all of them with SIGKILL at chosen moments, resumes from the
+last checkpoint, and writes how far the weights are from those of the uninterrupted run.
 
     accelerate launch --config_file recipes/zero3.yaml --num_processes 2 tests/distributed/kill_team.py MODEL OUT PLAN
 
-PLAN is JSON: a list of `{"run": one of RUNS, "kills": [[[moment, count, rank], ...], ...]}`, or, in place of `kills`,
-`{"random": number of kills, "seed": ...}`; `"max_steps"` may be given too. Every list of kills is a series: the first attempt is killed at the first one,
-the attempt that resumes at the second one, and the last attempt runs to its end. Moments are those of `Killer`. The result,
-a list of series, is OUT/results.json.
+PLAN is JSON: a list of `{"run": one of RUNS, "kills": [[[moment, count, rank], ...], ...]}`; `"max_steps"` may be given too. Every
+list of kills is a series: the first attempt is killed at the first one, the attempt that resumes at the second one, and the last
+attempt runs to its end. Moments are those of `Killer`; rank -1 is the last process. The result, a list of series, is
+OUT/results.json.
 
 Every attempt is a fork of this process, since importing everything takes longer than training here.
 """
 
 import json
 import os
-import random
 import shutil
 import signal
 import socket
 import sys
-import threading
 import time
 import traceback
 from pathlib import Path
@@ -63,14 +61,15 @@ class Killer:
     Counts the moments of an attempt, and kills all of its processes at the given one.
 
     Moments: `generate` (a forward pass of generation), `reward` (code of a reward function is running in a worker),
-    `backward` (a gradient of the adapter was computed), `save` (a file of a checkpoint is opened, renamed or removed: an
-    opened one is left with a few bytes), and `time` (so many milliseconds after training began).
+    `backward` (a gradient of the adapter was computed), and `save` (a file of a checkpoint is opened, renamed or removed: an
+    opened one is left with a few bytes).
     """
 
     def __init__(self, pids: Path, kill=None):
         self.pids = pids
-        self.moment, self.count, self.rank = kill or (None, 0, 0)
-        self.counts = dict.fromkeys(("generate", "reward", "backward", "save", "time"), 0)
+        self.moment, self.count, rank = kill or (None, 0, 0)
+        self.rank = rank % WORLD
+        self.counts = dict.fromkeys(("generate", "reward", "backward", "save"), 0)
         self.training = False
         (pids / str(RANK)).write_text(str(os.getpid()))
 
@@ -118,17 +117,6 @@ class Killer:
                 Path(args[0]).write_bytes(b"\x80\x02")
             self.kill()
 
-    def begin(self):
-        self.training, self.started = True, time.monotonic()
-        if self.moment == "time" and self.rank == RANK:
-            timer = threading.Timer(self.count / 1000, self.kill)
-            timer.daemon = True
-            timer.start()
-
-    def end(self):
-        self.training = False
-        self.counts["time"] = round(1000 * (time.monotonic() - self.started))
-
 
 def train(model: str, folder: Path, run: str, killer: Killer, max_steps: int):
     """The trainer at the end of a run that goes on from the last checkpoint in the folder, and where it went on."""
@@ -147,14 +135,14 @@ def train(model: str, folder: Path, run: str, killer: Killer, max_steps: int):
         model, folder, trainer_class, config_class, {**COMMON, **options, "max_steps": max_steps}, [reward, executed]
     )
     killer.watch(trainer)
-    killer.begin()
+    killer.training = True
     try:
         trainer.train(resume_from_checkpoint=True)
     except ValueError as error:
         if "has no checkpoint-*" not in str(error) and "cannot resume from" not in str(error):
             raise
         trainer.train()
-    killer.end()
+    killer.training = False
     trainer.executor.close()
     return trainer, trainer._initial_global_step
 
@@ -203,46 +191,24 @@ class Server:
         trainer, resumed_at = train(self.model, folder, run, killer, self.max_steps)
         weights = weights_of(trainer)
         reference = whole / "weights.pt"
-        (whole / f"counts-{RANK}.json").write_text(json.dumps(killer.counts)) if folder == whole else None
         if RANK == 0:
             if folder == whole:
                 torch.save(weights, reference)
             expected = torch.load(reference)
             difference = max((weights[name] - tensor).abs().max().item() for name, tensor in expected.items())
-            losses = [log["loss"] for log in trainer.state.log_history if "loss" in log]
-            whole_folders = sorted(path.name for path in folder.glob("checkpoint-*"))
-            result = {"resumed_at": resumed_at, "difference": difference, "losses": losses, "kept": whole_folders}
-            (folder / "result.json").write_text(json.dumps(result))
+            (folder / "result.json").write_text(json.dumps({"resumed_at": resumed_at, "difference": difference}))
         trainer.accelerator.wait_for_everyone()
 
     def series(self, run: str, kills: list, number: int) -> dict:
         folder = self.out / run / str(number)
         happened = []
-        started = time.monotonic()
         for kill in [*kills, None]:
             if self.attempt(folder, run, kill and tuple(kill), self.out / run / "whole"):
                 break
             happened.append(kill)
         result = json.loads((folder / "result.json").read_text()) if RANK == 0 else {}
         shutil.rmtree(folder, ignore_errors=True) if RANK == 0 else None
-        seconds = time.monotonic() - started
-        return {"run": run, "world": WORLD, "kills": happened, **result, "seconds": round(seconds, 1)}
-
-
-def choose(count: int, whole: Path, rng: random.Random) -> list:
-    """Series of one kill and of two, until there are so many."""
-    counts = [json.loads((whole / f"counts-{rank}.json").read_text()) for rank in range(WORLD)]
-    series = []
-    while count > 0:
-        series.append([])
-        for _ in range(min(count, rng.choice((1, 1, 2)))):
-            rank = rng.randrange(WORLD)
-            moment = rng.choice([moment for moment, most in counts[rank].items() if most])
-            # The second attempt is shorter
-            most = counts[rank][moment] if len(series[-1]) == 0 else max(1, counts[rank][moment] // 3)
-            series[-1].append([moment, rng.randint(1, most), rank])
-            count -= 1
-    return series
+        return {"run": run, "kills": happened, **result}
 
 
 def main():
@@ -252,13 +218,9 @@ def main():
         run = part["run"]
         server.max_steps = part.get("max_steps", server.max_steps)
         server.attempt(out / run / "whole", run, whole=out / run / "whole")
-        kills = part.get("kills") or choose(
-            part["random"], out / run / "whole", random.Random(f"{part['seed']} {run} {WORLD}")
-        )
-        for number, series in enumerate(kills):
+        for number, series in enumerate(part["kills"]):
             results.append(server.series(run, series, number))
             if RANK == 0:
-                print(json.dumps({key: value for key, value in results[-1].items() if key != "losses"}), flush=True)
                 (out / "results.json").write_text(json.dumps(results))
 
 

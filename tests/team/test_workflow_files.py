@@ -255,15 +255,6 @@ class TestShare:
         )
         assert 'Team.from_pretrained("user/team", trust_remote_code=True)' in card
 
-    def test_a_checkpoint_is_pushed_with_it(self, tiny_model, file, monkeypatch, tmp_path):
-        hub = use_hub(monkeypatch, tmp_path / "cache")
-        options = {"push_to_hub": True, "hub_model_id": "user/team", "hub_strategy": "every_save"}
-        trainer = make(tiny_model, "team", save_strategy="steps", save_steps=1, max_steps=1, **options)
-        teams.script(trainer)
-        trainer.train()
-        trainer._finish_current_push()
-        assert hub.repos["user/team"]["my_team.py"] == FILE.encode()
-
 
 def test_a_reward_in_a_file_is_saved_and_measured(tiny_model, tmp_path, monkeypatch, capsys):
     """Without the user's file, and only if its copy is trusted."""

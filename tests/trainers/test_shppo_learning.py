@@ -115,23 +115,3 @@ class TestSeparation:
         assert min(success(trainer)) > 0.85
         assert teams.logged(trainer, "latent/behaviour_distance")[-1] < 0.1
         assert teams.logged(trainer, "latent/distance")[-1] > 0.3  # although their latents differ
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 6))
-@pytest.mark.parametrize("mode", [*SCOPES, "gradient", "together", "shared"])
-def test_separation_with_other_seeds(tokenizer, tmp_path, mode, seed):
-    options = {
-        "gradient": {"policy_gradient_to_latent": True},
-        "together": {"apart": False},
-        "shared": {"parameter_sharing": "shared"},
-        **SCOPES,
-    }[mode]
-    trainer = learn(tokenizer, tmp_path, seed=seed, max_steps=80, **options)
-    diversity = teams.logged(trainer, "latent/behaviour_distance")[-1:]
-    print(f"{mode}, seed {seed}: success {success(trainer)}, behavioural diversity {diversity}")
-    if mode == "shared":
-        assert sum(success(trainer)) < 1.15
-    else:
-        assert sum(success(trainer)) / 2 > 0.85
-        assert (diversity[0] > 0.9) == (mode != "together")

@@ -191,6 +191,7 @@ class TestRows:
         teams.script(trainer)
         trainer.train()
         table = pd.read_parquet(tmp_path / "completions" / "completions_00001.parquet")
+        assert {"advantage", "episode", "problem", "verdict"} <= set(table.columns)
         assert table.agent.tolist() == ["a", "b", "a", "a", "b"] * 2
         assert table.turn.tolist() == [1, 1, 1, 2, 2] * 2
         # The reward of a turn stands on the last row of each agent, and on no row that was not used

@@ -160,19 +160,6 @@ def test_a_question_that_cannot_be_sent_fails_alone(endpoint):
 # An endpoint that goes away
 
 
-def test_an_endpoint_that_dies_and_comes_back(endpoint):
-    expert = expert_at(endpoint, max_retries=1)
-    assert quiet(expert, [question("a"), question("b")]) == ["edit a", "edit b"]
-    endpoint.stop()
-    with pytest.warns(RuntimeWarning, match=r"APIConnectionError: .*refused") as caught:
-        assert expert([question("a"), question("b")]) == [None, None]
-    assert len(caught) == 1
-    assert quiet(expert, [question("c")]) == [None]
-    endpoint.start()
-    assert quiet(expert, [question("a"), question("b")]) == ["edit a", "edit b"]
-    assert (expert.asked, expert.failed) == (7, 3)
-
-
 @pytest.mark.parametrize("failure", [None, (502, "bad gateway", {})], ids=["hangs up", "502"])
 def test_an_endpoint_that_is_down_costs_one_request_a_call(endpoint, failure):
     works = endpoint.answer
