@@ -7,32 +7,8 @@ import torch
 import trl
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
-from transformers import (
-    Cohere2Config,
-    Cohere2ForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    Glm4MoeConfig,
-    Glm4MoeForCausalLM,
-    GptOssConfig,
-    GptOssForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    LlamaForSequenceClassification,
-    MistralConfig,
-    MistralForCausalLM,
-    NemotronHConfig,
-    NemotronHForCausalLM,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen2ForSequenceClassification,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3ForSequenceClassification,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 
 ORGANIZATION = "trl-internal-testing"
@@ -47,44 +23,32 @@ SIZES = {
     "intermediate_size": 32,
 }
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
-CLASSES = {
-    "tiny-Cohere2ForCausalLM": (Cohere2ForCausalLM, Cohere2Config, "cohere2", {"logit_scale": 1.0}),
-    "tiny-Gemma2ForCausalLM": (Gemma2ForCausalLM, Gemma2Config, "gemma", {"head_dim": 2}),
+# Type of each model, its chat template, and options of its configuration
+MODELS = {
+    "tiny-Cohere2ForCausalLM": ("cohere2", "cohere2", {"logit_scale": 1.0}),
+    "tiny-Gemma2ForCausalLM": ("gemma2", "gemma", {"head_dim": 2}),
     "tiny-Glm4MoeForCausalLM": (
-        Glm4MoeForCausalLM,
-        Glm4MoeConfig,
-        "glm4moe",
-        {**EXPERTS, "head_dim": 2, "n_routed_experts": 4, "attention_bias": True, "use_qk_norm": True},
+        "glm4_moe", "glm4moe", {**EXPERTS, "head_dim": 2, "n_routed_experts": 4, "attention_bias": True, "use_qk_norm": True}
     ),
-    "tiny-GptOssForCausalLM": (GptOssForCausalLM, GptOssConfig, "gptoss", {**EXPERTS, "num_local_experts": 4}),
-    "tiny-LlamaForCausalLM-3.2": (LlamaForCausalLM, LlamaConfig, "llama3_2", {}),
-    "tiny-LlamaForSequenceClassification-3.2": (LlamaForSequenceClassification, LlamaConfig, "llama3_2", {}),
-    REMOTE: (LlamaForCausalLM, LlamaConfig, "llama3_2", {}),
-    "tiny-MistralForCausalLM-0.2": (MistralForCausalLM, MistralConfig, "llama3", {}),
+    "tiny-GptOssForCausalLM": ("gpt_oss", "gptoss", {**EXPERTS, "num_local_experts": 4}),
+    "tiny-LlamaForCausalLM-3.2": ("llama", "llama3_2", {}),
+    "tiny-LlamaForSequenceClassification-3.2": ("llama", "llama3_2", {}),
+    REMOTE: ("llama", "llama3_2", {}),
+    "tiny-MistralForCausalLM-0.2": ("mistral", "llama3", {}),
     "tiny-NemotronHForCausalLM-nano": (
-        NemotronHForCausalLM,
-        NemotronHConfig,
+        "nemotron_h",
         "nemotron_3_nano",
         {
-            **EXPERTS,
-            "hidden_size": 16,
-            "layers_block_type": ["mamba", "attention", "moe"],
-            "mamba_num_heads": 8,
-            "mamba_head_dim": 4,
-            "mamba_n_groups": 1,
-            "ssm_state_size": 16,
-            "n_routed_experts": 4,
-            "moe_shared_expert_intermediate_size": 32,
-            "use_mamba_kernels": False,
+            **EXPERTS, "hidden_size": 16, "layers_block_type": ["mamba", "attention", "moe"], "mamba_num_heads": 8,
+            "mamba_head_dim": 4, "mamba_n_groups": 1, "ssm_state_size": 16, "n_routed_experts": 4,
+            "moe_shared_expert_intermediate_size": 32, "use_mamba_kernels": False,
         },
     ),
-    "tiny-Qwen2ForCausalLM-2.5": (Qwen2ForCausalLM, Qwen2Config, "qwen2_5", {}),
-    "tiny-Qwen2ForSequenceClassification-2.5": (Qwen2ForSequenceClassification, Qwen2Config, "qwen2_5", {}),
-    "tiny-Qwen3ForCausalLM": (Qwen3ForCausalLM, Qwen3Config, "qwen3", {}),
-    "tiny-Qwen3ForSequenceClassification": (Qwen3ForSequenceClassification, Qwen3Config, "qwen3", {}),
-    "tiny-Qwen3MoeForCausalLM": (
-        Qwen3MoeForCausalLM, Qwen3MoeConfig, "qwen3", {**EXPERTS, "num_experts": 4, "norm_topk_prob": True}
-    ),
+    "tiny-Qwen2ForCausalLM-2.5": ("qwen2", "qwen2_5", {}),
+    "tiny-Qwen2ForSequenceClassification-2.5": ("qwen2", "qwen2_5", {}),
+    "tiny-Qwen3ForCausalLM": ("qwen3", "qwen3", {}),
+    "tiny-Qwen3ForSequenceClassification": ("qwen3", "qwen3", {}),
+    "tiny-Qwen3MoeForCausalLM": ("qwen3_moe", "qwen3", {**EXPERTS, "num_experts": 4, "norm_topk_prob": True}),
 }  # fmt: skip
 
 # A few tests recite replies as token ids of Qwen's tokenizer. These are the ids that are not single bytes, with their texts
@@ -114,10 +78,8 @@ PROMPTS = [f"The number that comes {place} {number} is" for number in range(2, 1
 
 def make_tokenizer(template: str, qwen_ids: bool) -> PreTrainedTokenizerFast:
     """A tokenizer of bytes with one of TRL's chat templates, and with the ids of Qwen's tokenizer or as few as there can be."""
-    byte_of = [*range(33, 127), *range(161, 173), *range(174, 256)]  # those that stand for themselves come first
-    byte_of += [byte for byte in range(256) if byte not in byte_of]
-    letters = _letters()
-    vocabulary = {letters[byte]: token for token, byte in enumerate(byte_of)}
+    letters = bytes_to_unicode()  # those of bytes that stand for themselves come first
+    vocabulary = {letter: token for token, letter in enumerate(letters.values())}
     vocabulary |= {"".join(letters[byte] for byte in text.encode()): token for token, text in WORDS.items()}
     vocabulary |= {text: token for token, text in (SPECIAL | MARKS).items()}
     if qwen_ids:
@@ -139,26 +101,20 @@ def make_tokenizer(template: str, qwen_ids: bool) -> PreTrainedTokenizerFast:
     )
 
 
-def _letters() -> dict[int, str]:
-    """The letter of a byte in the vocabulary of a byte-level tokenizer."""
-    kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in kept]
-    return {byte: chr(byte) for byte in kept} | {byte: chr(256 + i) for i, byte in enumerate(others)}
-
-
 def make_model(name: str, tokenizer: PreTrainedTokenizerFast) -> nn.Module:
     """A model with random weights that are large enough for every one of them to have a gradient."""
-    model_class, config_class, _, options = CLASSES[name]
+    model_type, _, options = MODELS[name]
     torch.manual_seed(0)
     kind = {"num_labels": 1} if "SequenceClassification" in name else {}
-    config = config_class(
+    config = AutoConfig.for_model(
+        model_type,
         **SIZES | kind | options,
         vocab_size=len(tokenizer),
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
     )
-    model = model_class(config)
+    model = (AutoModelForSequenceClassification if kind else AutoModelForCausalLM).from_config(config)
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
@@ -167,7 +123,7 @@ def make_model(name: str, tokenizer: PreTrainedTokenizerFast) -> nn.Module:
 
 def write_hub(cache: Path, qwen_ids: bool) -> None:
     """Writes the models as a cache of the Hub, where `HF_HUB_CACHE` finds them."""
-    for name, (_, _, template, _) in CLASSES.items():
+    for name, (_, template, _) in MODELS.items():
         repository = cache / f"models--{ORGANIZATION}--{name}"
         if (repository / "refs" / "main").is_file():
             continue

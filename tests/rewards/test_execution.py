@@ -6,7 +6,7 @@ import pytest
 from trl.trainer.utils import get_callable_name
 
 from marcog_trl.execution import TestResult, Verdict
-from marcog_trl.problems import load_problems, solution_job
+from marcog_trl.problems import solution_job
 from marcog_trl.rewards import REWARD_NAMES, InfrastructureFailure, execution_reward, make_reward
 
 
@@ -67,17 +67,6 @@ def test_conversational_completions(executor):
     prompts = [[{"role": "user", "content": PROMPT}]] * len(messages)
     columns = {name: [value] * len(messages) for name, value in COLUMNS.items()}
     assert execution_reward(prompts, messages, executor=executor, **columns) == RATES
-
-
-def test_all_humaneval_references_get_full_marks(executor):
-    rows = load_problems("humaneval", split="test")
-    columns = {name: list(rows[name]) for name in rows.column_names if name != "prompt"}
-    prompts = list(rows["prompt"])
-    completions = [prompt + body for prompt, body in zip(prompts, columns["canonical_solution"], strict=True)]
-    completions[::2] = [f"Here's the code:\n```python\n{text}\n```" for text in completions[::2]]
-    completions[1::4] = columns["canonical_solution"][1::4]
-    assert len(completions) == 164
-    assert execution_reward(prompts, completions, executor=executor, **columns) == [1.0] * 164
 
 
 def test_one_call_of_the_executor_and_no_job_twice(scripted):

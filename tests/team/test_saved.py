@@ -82,10 +82,6 @@ class TestFromPretrained:
         (folder / "team.json").write_text(json.dumps(team))
         assert Team.from_pretrained(folder).agents == ["helper", "main"]
 
-    def test_settings_can_be_replaced(self, saved):
-        loaded = Team.from_pretrained(saved[1], temperature=0.5)
-        assert loaded.settings.temperature == 0.5
-
     def test_turns_can_be_added(self, saved):
         loaded = Team.from_pretrained(saved[1], num_turns=2)
         assert loaded.workflow.num_turns == 2

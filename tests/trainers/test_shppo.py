@@ -15,14 +15,8 @@ MODES = {
     "observation": {},
     "agent": {"latent_scope": "agent"},
     "gradient": {"policy_gradient_to_latent": True},
-    "agent-gradient": {"latent_scope": "agent", "policy_gradient_to_latent": True},
     "minmax": {"latent_distance": "minmax"},
-    "no-critic": {"critic": "none"},
-    "agent-critic": {"critic": "agent"},
-    "separate": {"parameter_sharing": "separate"},
     "shared": {"parameter_sharing": "shared"},
-    "one-agent": {"workflow": "single"},
-    "chain": {"workflow": teams.Chain("abc", num_turns=2)},
 }
 
 
