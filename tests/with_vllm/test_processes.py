@@ -1,25 +1,18 @@
 """Two processes, launched as a user would, in which other numbers of agents speak at the same moment."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from launched import launched
 from transformers import AutoModelForCausalLM
 
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("train_team.py")
 
 
 def launch(model, path, mode):
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(ROOT / "recipes" / "ddp.yaml")]
-    command += ["--num_processes", "2", str(SCRIPT), model, str(path), mode]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
-    assert run.returncode == 0, run.stderr[-5000:]
+    launched("ddp", SCRIPT, model, path, mode, timeout=600)
     return [json.loads((path / f"{rank}.json").read_text()) for rank in range(2)]
 
 

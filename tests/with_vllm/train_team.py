@@ -4,12 +4,8 @@ import json
 import sys
 from pathlib import Path
 
-import torch
-
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
-
 import teams
+import torch
 from trl.generation import vllm_generation
 
 from marcog_trl import MultiAgentPPOTrainer, SHPPOTrainer
