@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from marcog_trl import MultiAgentPPOTrainer
 from marcog_trl.cli import train as training
@@ -118,19 +119,11 @@ class TestFolder:
         assert [path.name for path in (tmp_path / "out").glob("checkpoint-*")] == ["checkpoint-1"]
 
     def test_a_second_run_is_refused_before_any_work(self, train, tmp_path):
-        hold = "import sys, time; from filelock import FileLock\n"
-        hold += "with FileLock(sys.argv[1]): print('held', flush=True); time.sleep(300)"
         (tmp_path / "out").mkdir()
-        command = [sys.executable, "-c", hold, str(tmp_path / "out" / LOCK_FILE)]
-        holder = subprocess.Popen(command, stdout=subprocess.PIPE)
         built = []
-        try:
-            assert holder.stdout.readline() == b"held\n"
+        with FileLock(tmp_path / "out" / LOCK_FILE):
             with pytest.raises(SystemExit, match=r"^error: output_dir='.*out' is in use by another run"):
                 train(trainer=lambda **options: built.append(options))
-        finally:
-            holder.kill()
-            holder.wait()
         assert not built
 
     def test_true_continues_the_last_whole_checkpoint(self, train, trained, tmp_path):
