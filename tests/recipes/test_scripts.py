@@ -29,8 +29,6 @@ echo "PATH=$PWD/$folder/bin:\$PATH" > "$folder/bin/activate"
 def checkout(tmp_path):
     folder = tmp_path / "checkout"
     shutil.copytree(ROOT / "recipes", folder / "recipes", ignore=shutil.ignore_patterns("__pycache__", "benchmarks"))
-    (folder / "tests").mkdir()
-    shutil.copy(ROOT / "tests" / "run_vllm.sh", folder / "tests")
     shutil.copy(ROOT / "pyproject.toml", folder)
     python = tmp_path / "python"
     python.write_text(PYTHON)
@@ -68,12 +66,6 @@ def test_a_checkout_that_is_moved_gets_another_environment(checkout):
     assert run(moved, *setup, "test")[0] == []
     (moved / "pyproject.toml").write_text("[project]\n")
     assert run(moved, *setup, "test")[0] == ["-m venv --clear .venv"]
-
-
-def test_so_does_that_of_vllm(checkout):
-    assert len(run(checkout, "bash", "tests/run_vllm.sh")[0]) == 1
-    assert len(run(checkout, "bash", "tests/run_vllm.sh")[0]) == 0
-    assert len(run(checkout.rename(checkout.with_name("moved")), "bash", "tests/run_vllm.sh")[0]) == 1
 
 
 def test_the_quickstart_runs_under_any_shell(checkout):

@@ -131,11 +131,6 @@ class TestBadInput:
             ("def f(x):\n    return x", {}, "the function f has a body, so there is nothing to write"),
             ("Write f.", {}, "problems: 1 problem cannot be used: row 0: it has no 'entry_point'"),
             ({**PROBLEM, "prompt": 5}, {}, "its prompt=5 is neither text nor a list of chat messages"),
-            (
-                {**PROBLEM, "task_id": "x", "test": ["assert f(1) = 2"], "test_format": "asserts"},
-                {},
-                "task_id 'x': .*not parse",
-            ),
             (PROBLEM, {"batch_size": -1}, r"batch_size=-1 must be positive\. Set batch_size=128"),
         ],
     )

@@ -96,9 +96,6 @@ class TestPrograms:
         assert [[row.prompt[0]["content"] for row in rows] for rows in stages] == [["0"], ["1"]]
         assert [episode.turns[0].solution for episode in episodes] == ["a(0)", "a(1)"]
 
-    def test_calls_by_agent_are_its_slots(self):
-        assert len(Program(two, ["planner", "coder"], max_calls={"planner": 1, "coder": 3}).slots) == 4
-
     def test_a_stream_brings_the_whole_reply(self):
         async def stream(problem, client):
             chunks = [chunk async for chunk in await ask(client, "a", "x", stream=True)]
@@ -346,12 +343,6 @@ class TestFailures:
             return {"solution": text_of(await ask(client, "a", "x")), "rewards": rewards}
 
         assert "its rewards=" in failed(program)
-
-    def test_no_call(self):
-        async def program(problem, client):
-            return "x"
-
-        assert "it asked no agent" in failed(program)
 
     @pytest.mark.parametrize(
         ("script", "why"),

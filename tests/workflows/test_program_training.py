@@ -23,7 +23,6 @@ from marcog_trl import (
 from marcog_trl.cli.parsing import read_training_arguments
 from marcog_trl.cli.recipe import RECIPES
 from marcog_trl.evaluation.evaluate import evaluate_team
-from marcog_trl.team.export import export_team
 
 
 TRAINERS = [MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOTrainer]
@@ -220,10 +219,6 @@ class TestSaved:
         assert team.settings.max_calls == 1 and team.settings.program_timeout == 120.0
 
         assert evaluate_team(team, DATA.select([0]), 1, reward_funcs=teams.letters)["problems"] == 1
-
-    def test_and_exported(self, folder, kind):
-        export_team(Team.from_pretrained(folder, trust_remote_code=True, **EXECUTION), folder, "out")
-        assert (Path("out") / ("my_agents.py" if kind == "function" else "my_agent.cmd")).exists()
 
     def test_with_a_script_that_is_gone(self, folder, kind):
         for name in ("my_agents.py", "my_agent.cmd"):
