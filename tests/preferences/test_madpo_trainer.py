@@ -254,13 +254,6 @@ class TestRuns:
             assert torch.equal(teams.trainable(second)[name], weight), name
         assert teams.logged(second, "loss") == teams.logged(whole, "loss")
 
-    def test_gradient_checkpointing_changes_nothing(self, make_trainer):
-        plain, checkpointed = make_trainer("latent"), make_trainer("latent", gradient_checkpointing=True)
-        for trainer in (plain, checkpointed):
-            trainer.train()
-        for name, weight in teams.trainable(plain).items():
-            assert torch.allclose(teams.trainable(checkpointed)[name], weight, atol=1e-6), name
-
     def test_held_out_pairs_are_evaluated(self, make_trainer, make_pairs):
         trainer = make_trainer(eval_dataset=make_pairs(count=6).select(range(8, 12)))
         trainer.train()
@@ -305,23 +298,6 @@ class TestReference:
         trainer.train()
         [chosen], [reward] = teams.logged(trainer, "logps/chosen"), teams.logged(trainer, "rewards/chosen")
         assert reward == pytest.approx(0.1 * chosen, rel=1e-5) and chosen < -1
-
-    def test_an_untrained_adapter_is_the_base_model(self, tiny_model, tmp_path):
-        settings = TeamSettings(workflow="collaboration", parameter_sharing="latent", max_completion_length=6)
-        save_untrained_team(tmp_path / "start", tiny_model, settings)
-        team = Team.from_pretrained(tmp_path / "start")
-        data = teams.dataset(2, entry_point=["f"] * 2)
-        pairs = collect_preferences(team, data, num_candidates=3, reward_funcs=lengths)
-        trainer = MADPOTrainer(
-            tmp_path / "start", train_dataset=pairs,
-            args=MADPOConfig(str(tmp_path / "out"), report_to="none", per_device_train_batch_size=2, disable_tqdm=True),
-        )  # fmt: skip
-        row = trainer.train_dataset[0]["chosen_rows"][0]
-        ids = torch.tensor([row["ids"]])
-        with torch.no_grad(), trainer.model.disable_adapter():
-            logps = trainer.model(input_ids=ids).logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])
-        base = logps[0, row["prompt_length"] - 1 :].sum().item()
-        assert trainer.train_dataset[0]["ref_chosen_row_logps"][0] == pytest.approx(base, abs=1e-4)
 
 
 class TestBadInput:

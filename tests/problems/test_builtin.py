@@ -6,7 +6,6 @@ from collections import Counter
 import pytest
 
 from marcog_trl.parsing.syntax import combine
-from marcog_trl.problems import builtin
 from marcog_trl.problems.builtin import SIZES, STEPS, generate, generate_exercises, pairings, write_aux, write_main
 
 
@@ -132,8 +131,3 @@ def test_generation_does_not_depend_on_the_hash_seed(rows):
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": "123"}
     )
     assert output.stdout.strip() == str([row["test"] for row in rows["validation"]])
-
-
-def test_a_pair_that_equals_another_is_refused():
-    square, reverse = (builtin._choices(name, "sum", builtin.random.Random(0))[0][0] for name in ("square", "reverse"))
-    assert builtin._examples(square, reverse, builtin.random.Random(0)) is None
