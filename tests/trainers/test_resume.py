@@ -36,9 +36,9 @@ def kill_team(model, out, plan, mode="one", timeout=280):
 # Three kills for several processes, and six for one
 MANY = [
     [["save", 9, 0], ["reward", 1, -1]],
-    [["backward", 3, -1]],
+    [["backward", 11, -1]],
     [["save", 20, 0]],
-    [["generate", 5, 0], ["save", 4, 0]],
+    [["generate", 20, 0], ["save", 4, 0]],
 ]
 # The 25th of the `save` moments, of which a checkpoint has about 15, is in the midst of the second one
 FEW = {
