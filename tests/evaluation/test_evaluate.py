@@ -219,21 +219,6 @@ class TestKeyedSampling:
         replies = [json.dumps(episode["replies"]) for _, samples in whole.values() for episode in samples]
         assert len(set(replies)) > len(replies) / 2
 
-    def test_every_reply_has_numbers_of_its_own(self, team, monkeypatch):
-        seen = []
-
-        def generate(rows, sampler):
-            seen.append(sampler.draws(rows).draws)
-            return [[7, teams.EOS] for _ in rows]
-
-        monkeypatch.setattr(team.team, "_generate", generate)
-        evaluate_team(team, team.train_dataset, num_samples=3)
-        (draws,) = seen
-        greedy = draws.isnan().any(1)
-        assert draws.shape == (7 * (1 + 3) * 2, 12) and greedy.sum() == 7 * 2 and draws[greedy].isnan().all()
-        assert len(draws[~greedy].unique(dim=0)) == 7 * 3 * 2
-        assert draws[~greedy].min() >= 0 and draws[~greedy].max() < 1
-
     def test_settings_of_the_sampling_hold(self, tiny_model, tmp_path):
         trainer = make(tiny_model, tmp_path, top_k=1, temperature=0.7)
         evaluate_team(trainer, trainer.train_dataset, num_samples=2, output=tmp_path / "best.json")

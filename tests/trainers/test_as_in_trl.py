@@ -1,6 +1,5 @@
-"""What TRL accepts and a team could read otherwise: NaN, columns with our names, any `save_steps`, reward models by id."""
+"""What TRL accepts and a team could read otherwise: columns with our names, any `save_steps`, reward models by id."""
 
-import math
 import warnings
 
 import pytest
@@ -9,16 +8,6 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForSequenceClassificat
 
 from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOTrainer
 from marcog_trl.trainers.reward_functions import named_reward
-
-
-class TestNaN:
-    def test_leaves_the_episode_out(self, tiny_model, tmp_path):
-        def some(completions, **kwargs):
-            return [math.nan if i % 2 else reward for i, reward in enumerate(teams.letters(completions))]
-
-        trainer = teams.make(tiny_model, tmp_path, MultiAgentGRPOTrainer, reward=some, num_generations=4)
-        trainer.train()
-        assert teams.logged(trainer, "episodes/masked") == [0.5]
 
 
 class TestColumns:

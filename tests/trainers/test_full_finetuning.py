@@ -9,7 +9,7 @@ from huggingface_hub import ModelCard
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
-from marcog_trl import MultiAgentPPOTrainer, SHPPOConfig
+from marcog_trl import MultiAgentPPOTrainer
 from marcog_trl.preferences.rounds import IterativeMARLHFConfig
 from marcog_trl.team.export import export_team
 from marcog_trl.team.hub import push_team
@@ -129,8 +129,6 @@ class TestRefusals:
         with pytest.warns(UserWarning, match=r"weights in bfloat16 loses updates .* Leave dtype at float32"):
             make(tiny_model, tmp_path, model_init_kwargs={"dtype": "bfloat16"})
 
-    def test_settings_of_adapters(self):
-        with pytest.raises(ValueError, match="full_finetuning=True is not supported by SHPPO: its latents act inside"):
-            SHPPOConfig("team", full_finetuning=True)
+    def test_rounds(self):
         with pytest.raises(ValueError, match="full_finetuning=True is not supported in rounds"):
             IterativeMARLHFConfig("team", full_finetuning=True)

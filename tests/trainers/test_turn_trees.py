@@ -200,11 +200,3 @@ class TestBadInput:
         )  # fmt: skip
         with pytest.raises(ValueError, match=r"but Late asks \['a'\] alone\. Set joint_mode='align'\."):
             teams.generation_batch(trainer)
-
-    def test_a_team_that_speaks_in_turn_cannot_be_centralized(self, tiny_model, tmp_path):
-        data = teams.dataset(2, test=[["assert f"]] * 2, test_format=["asserts"] * 2, entry_point=["f"] * 2)
-        with pytest.raises(ValueError, match=r"Pipeline asks \['planner'\]"):
-            teams.make(
-                tiny_model, tmp_path, MultiAgentGRPOTrainer, workflow="pipeline", centralized=True, data=data,
-                isolation="best_effort",
-            )  # fmt: skip
