@@ -6,12 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import teams
 from guides import code_of
 from players import PROBLEM as TOTAL
 from players import Executor, last, play
 
-from marcog_trl import MultiAgentGRPOTrainer, SHPPOTrainer, load_problems, make_workflow
+from marcog_trl import load_problems, make_workflow
 from marcog_trl.cli.main import main
 from marcog_trl.cli.recipe import RECIPES
 from marcog_trl.cli.train import train
@@ -297,34 +296,6 @@ def test_other_teams(executor):
 
 
 # Whole runs
-
-
-@pytest.mark.parametrize("trainer_class", [MultiAgentGRPOTrainer, SHPPOTrainer])
-def test_each_agent_has_its_reward(tiny_model, tmp_path, data, trainer_class):
-    """Testers write the second test of the problem or nothing useful, and fixers correct the code or do not."""
-    problems = load_problems(data, "train[:2]")
-    trainer = teams.make(
-        tiny_model, tmp_path, trainer_class, reward=REWARD, data=problems, workflow=WORKFLOW, isolation="best_effort",
-        max_completion_length=128,
-    )  # fmt: skip
-
-    def ids(text):
-        return [*trainer.processing_class(text)["input_ids"], trainer.processing_class.eos_token_id]
-
-    # Rows: two problems, one after the other; of each, two episodes of the agent that speaks
-    testers = [ids(text) for row in problems for text in (row["test"][1], "I cannot.")]
-    fixers = [ids(row[column]) for row in problems for column in ("canonical_solution", "buggy_solution")]
-    teams.recite(trainer, testers, fixers)
-    trainer.train()
-    verdicts = trainer.executor.run([solution_job(row, row["buggy_solution"]) for row in problems])
-    trainer.executor.close()
-    solved = [verdict.passed / verdict.total for verdict in verdicts]
-    shown = [verdict.tests[1].status == "failed" for verdict in verdicts]
-    fixer = (sum(solved) + 2) / 4
-    [tester] = teams.logged(trainer, "agents/tester/reward")
-    assert teams.logged(trainer, "agents/fixer/reward") == [pytest.approx(fixer)]
-    assert tester == pytest.approx(fixer / 2 + sum(shown) / 8)
-    assert teams.logged(trainer, "bugfix_reward/discriminates") == [pytest.approx(sum(shown) / 4)]
 
 
 def test_from_training_to_solving(tiny_model, tmp_path, data, monkeypatch, capfd):

@@ -85,6 +85,22 @@ def test_solved_and_kinds_of_failure_are_shares_of_episodes(tiny_model, tmp_path
     assert teams.logged(trainer, "eval_episodes/solved") == teams.logged(trainer, "eval_failures/no_code") == [0.5]
 
 
+def test_shares_of_the_gradient_do_not_depend_on_how_rows_are_split(tiny_model, tmp_path):
+    """One batch of eight rows, or eight of one."""
+
+    def run(batch_size):
+        trainer = teams.make(
+            tiny_model, tmp_path, MultiAgentGRPOTrainer, workflow=teams.Pair(), max_steps=2,
+            per_device_train_batch_size=batch_size, gradient_accumulation_steps=8 // batch_size,
+            steps_per_generation=8 // batch_size,
+        )  # fmt: skip
+        teams.script(trainer)
+        trainer.train()
+        return teams.logged(trainer, "agents/a/gradient_share")
+
+    assert run(8) == pytest.approx(run(1), rel=1e-4)
+
+
 def test_without_tests_nothing_is_solved_or_fails(tiny_model, tmp_path):
     trainer = teams.make(tiny_model, tmp_path, MultiAgentGRPOTrainer, workflow=teams.Pair())
     teams.script(trainer)
