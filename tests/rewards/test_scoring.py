@@ -335,15 +335,6 @@ class TestEvaluation:
         assert figures["reward"] == 0 and records[0]["samples"][0]["reward"] is None
         assert figures["tests_passed"] == 0.5
 
-    def test_a_reward_that_hangs_is_given_up(self, tiny_model, tmp_path):
-        async def slow(completions, **kwargs):
-            await asyncio.sleep(1.0)
-            return [1.0] * len(completions)
-
-        trainer = make(tiny_model, tmp_path, [slow], reward_timeout=0.1)
-        with pytest.raises(TimeoutError, match=r"'slow' took longer than reward_timeout=0\.1 seconds"):
-            evaluate_team(trainer, trainer.train_dataset, num_samples=1)
-
     def test_an_infrastructure_failure_has_no_reward(self, tiny_model, tmp_path):
         trainer = make(tiny_model, tmp_path, [judge, teams.letters])
         with pytest.warns(UserWarning, match="the infrastructure failed: HTTP 500"):

@@ -154,21 +154,6 @@ class TestDistance:
         report = trainer.export_agents(tmp_path / "agents")
         assert all(own["kl_per_token"] < 1e-8 and own["tokens"] > 0 for own in report.values())
 
-    def test_the_trainer_goes_on_as_if_nothing_had_been(self, tiny_model, tmp_path):
-        def run(path, exports):
-            trainer = make("observation", tiny_model, path, max_steps=2, data=teams.dataset(8))
-            del trainer._generate_single_turn  # samples
-            if exports:
-                trainer.model.train()
-                trainer.export_agents(path / "agents")
-                assert trainer.model.training
-            trainer.train()
-            return trainer
-
-        one, other = run(tmp_path / "one", False), run(tmp_path / "other", True)
-        expected, weights = teams.trainable(one), teams.trainable(other)
-        assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
-
 
 class Silent(teams.Pair):
     """Agent b speaks in one problem only."""

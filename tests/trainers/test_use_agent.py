@@ -85,21 +85,6 @@ def test_in_a_callback_the_model_speaks_as_the_agent(tiny_model, tmp_path, mode)
         assert any(texts["a"])
 
 
-@pytest.mark.parametrize("mode", ["observation", "separate"])
-def test_listening_changes_nothing(tiny_model, tmp_path, mode):
-    class Listen(TrainerCallback):
-        def on_step_begin(self, args, state, control, **kwargs):
-            spoken(trainer)
-
-    runs = []
-    for callbacks in ([], [Listen()]):
-        trainer = make(tiny_model, tmp_path, mode, max_steps=3, callbacks=callbacks)
-        teams.script(trainer)
-        trainer.train()
-        runs.append(teams.trainable(trainer))
-    assert all(torch.equal(runs[1][name], tensor) for name, tensor in runs[0].items())
-
-
 @pytest.mark.parametrize("mode", TOLD_APART)
 def test_agents_differ_and_batches_may_have_any_size(tiny_model, tmp_path, mode):
     trainer = make(tiny_model, tmp_path, mode)
