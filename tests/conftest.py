@@ -41,6 +41,15 @@ def own_shared_executor():
         executor._shared = None
 
 
+@pytest.fixture(scope="module")
+def executor():
+    """An executor for the tests of a file, wherever they run."""
+    from marcog_trl.execution import CodeExecutor
+
+    with CodeExecutor(num_workers=2, isolation="best_effort") as executor:
+        yield executor
+
+
 CORPUS = [
     "def f(x):\n    return aux(x) + 1\n",
     "def aux(x):\n    return x * 2\n",

@@ -1,17 +1,16 @@
 """What an evaluation says of a team, that nothing else decides what it samples, and that a stopped one goes on."""
 
 import json
-import runpy
-import sys
-from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 import teams
 import torch
 from launched import launched
+from players import finished
 
 from marcog_trl import MultiAgentPPOTrainer, MultiAgentTrainer, SHPPOTrainer, evaluate_team, load_problems
+from marcog_trl.cli.main import main
 from marcog_trl.evaluation.baselines import untrained_team
 from marcog_trl.evaluation.estimates import share_interval
 from marcog_trl.evaluation.figures import summarize
@@ -140,13 +139,11 @@ class TestFigures:
     def test_a_failure_of_the_executor_is_no_solution_and_is_counted(self, trainer, says, monkeypatch):
         says(RIGHT, RIGHT)
 
-        def submit(jobs):
-            future = Future()
-            future.set_result([Verdict("infrastructure", 0, 2, message="no worker") for _ in jobs])
-            return future
+        def run(jobs):
+            return [Verdict("infrastructure", 0, 2, message="no worker") for _ in jobs]
 
-        monkeypatch.setattr(trainer.executor, "submit", submit)
-        monkeypatch.setattr(trainer.executor, "run", lambda jobs: submit(jobs).result())
+        monkeypatch.setattr(trainer.executor, "run", run)
+        monkeypatch.setattr(trainer.executor, "submit", lambda jobs: finished(run(jobs)))
         figures = evaluate_team(trainer, trainer.train_dataset, num_samples=2, sampling="stream")
         assert figures["infrastructure"] == 9 and figures["solved"] == 0
 
@@ -436,29 +433,17 @@ def test_switched_off_a_team_is_its_base_model(team, tiny_model, tmp_path):
     assert replies["off"] == replies["base"] != replies["trained"]
 
 
-@pytest.fixture
-def recipe(monkeypatch):
-    """Runs the recipe with a command line."""
-
-    def run_recipe(*arguments):
-        monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, arguments), "--isolation", "best_effort"])
-        monkeypatch.syspath_prepend(ROOT / "recipes")  # as where it is started
-        runpy.run_path(str(ROOT / "recipes" / "evaluate.py"), run_name="__main__")
-
-    return run_recipe
-
-
 @pytest.mark.parametrize(
     "options", [[], ["--single_agent", "true"], ["--num_agents", "3"], ["--override", "workflow=pipeline"], None]
 )
-def test_a_single_problem_is_enough(team, tiny_model, recipe, tmp_path, capfd, options):
+def test_a_single_problem_is_enough(team, tiny_model, tmp_path, capfd, options):
     team.save_model(str(tmp_path / "team"))
     with_tests(1).to_json(tmp_path / "one.jsonl")
     what = ["--model_name_or_path", tiny_model] if options is None else ["--adapter", tmp_path / "team"]
     if options and "workflow=pipeline" in options:  # with more agents than the problems of a batch
         what, options = ["--model_name_or_path", tiny_model], [*options, "num_agents=3"]
-    few = ["--num_samples", "1", "--output", tmp_path / "e.json", *(options or [])]
-    recipe(*what, "--dataset_name", tmp_path / "one.jsonl", *few)
+    few = ["--num_samples", "1", "--output", tmp_path / "e.json", "--isolation", "best_effort", *(options or [])]
+    main(list(map(str, ["evaluate", *what, "--dataset_name", tmp_path / "one.jsonl", *few])))
     assert len(lines(tmp_path / "e.jsonl")) == 1
     assert "WARNING" not in capfd.readouterr().out
 

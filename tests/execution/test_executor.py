@@ -17,12 +17,6 @@ ADD = "def add(a, b):\n    return a + b\n"
 TESTS = ["assert add(1, 2) == 3", "assert add(-5, 5) == 0"]
 
 
-@pytest.fixture(scope="module")
-def executor():
-    with CodeExecutor(num_workers=2, timeout=5.0, isolation="best_effort") as executor:
-        yield executor
-
-
 def test_order_and_counts(executor):
     programs = [ADD, ADD.replace("+", "-"), "def add(a, b):\n    return 3\n", "def add(a, b)\n", "x = 1\n"] * 3
     verdicts = executor.run([Job(code=code, tests=TESTS) for code in programs])

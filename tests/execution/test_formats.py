@@ -5,12 +5,6 @@ import pytest
 from marcog_trl.execution import CodeExecutor, Job
 
 
-@pytest.fixture(scope="module")
-def executor():
-    with CodeExecutor(num_workers=2, timeout=5.0, isolation="best_effort") as executor:
-        yield executor
-
-
 def statuses(verdict):
     return [result.status for result in verdict.tests]
 

@@ -2,20 +2,12 @@
 `unittest`: methods, order, fixtures, subtests and skips.
 """
 
-import pytest
-
-from marcog_trl.execution import CodeExecutor, Job
+from marcog_trl.execution import Job
 from marcog_trl.execution.jobs import plan
 
 
 PROGRAM = "calls = []\ndef f(x):\n    calls.append(x)\n    return x\ndef seen():\n    return list(calls)\n"
 HEAD = "import unittest\n"
-
-
-@pytest.fixture(scope="module")
-def executor():
-    with CodeExecutor(num_workers=1, timeout=5.0, isolation="best_effort") as executor:
-        yield executor
 
 
 def test_methods_are_named_in_the_order_in_which_they_run():

@@ -4,14 +4,8 @@ import importlib.util
 
 import pytest
 
-from marcog_trl.execution import CodeExecutor, Job
+from marcog_trl.execution import Job
 from marcog_trl.execution.jobs import plan
-
-
-@pytest.fixture(scope="module")
-def executor():
-    with CodeExecutor(num_workers=2, timeout=10.0, isolation="best_effort") as executor:
-        yield executor
 
 
 @pytest.mark.skipif(importlib.util.find_spec("numpy") is None, reason="numpy is not installed")

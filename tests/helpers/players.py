@@ -1,4 +1,6 @@
-"""Plays workflows on given replies and verdicts, without the engine."""
+"""Plays workflows on given replies and verdicts, without a model."""
+
+from concurrent.futures import Future
 
 from marcog_trl.agents import Consult, Execute
 from marcog_trl.execution import TestResult, Verdict
@@ -26,6 +28,34 @@ class Executor:
     def run(self, jobs):
         self.jobs += jobs
         return [self.verdict for _ in jobs]
+
+
+class ScriptedExecutor:
+    """Answers jobs with given verdicts in order, and keeps the jobs of each call."""
+
+    def __init__(self, *verdicts):
+        self.verdicts = list(verdicts)
+        self.calls = []
+
+    def run(self, jobs):
+        self.calls.append(list(jobs))
+        return [self.verdicts.pop(0) for _ in jobs]
+
+
+def finished(result):
+    """What an executor's `submit` returns, when the jobs are done."""
+    future = Future()
+    future.set_result(result)
+    return future
+
+
+def written(answer):
+    """`generate`, `encode` and `decode` of the engine, for a model that writes the texts `answer(rows)`: tokens are characters."""
+
+    def generate(rows):
+        return [[ord(character) for character in text] for text in answer(rows)], None
+
+    return generate, lambda prompts: [[0] for _ in prompts], lambda ids: ["".join(map(chr, i)) for i in ids]
 
 
 def play(workflow, replies, executor=None, problem=PROBLEM):

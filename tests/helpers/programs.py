@@ -7,6 +7,7 @@ from pathlib import Path
 
 import teams
 import torch
+from players import written
 
 from marcog_trl import MultiAgentGRPOTrainer, Program
 from marcog_trl.rollout.engine import play
@@ -35,19 +36,12 @@ def play_programs(program, agents=("a",), count=1, answer=answer, **options):
     workflow = program if isinstance(program, Program) else Program(program, list(agents), **options)
     stages = []
 
-    def generate(rows):
+    def write(rows):
         stages.append(rows)
-        return [[ord(character) for character in text] for text in answer(rows)], None
+        return answer(rows)
 
     problems = [{**PROBLEM, "number": i} for i in range(count)]
-    episodes = play(
-        workflow,
-        problems,
-        generate,
-        lambda prompts: [[0] for _ in prompts],
-        lambda ids: ["".join(map(chr, i)) for i in ids],
-    )
-    return episodes, stages
+    return play(workflow, problems, *written(write)), stages
 
 
 def post(url, key, body, path="/chat/completions"):

@@ -254,6 +254,13 @@ class TestRuns:
             assert torch.equal(teams.trainable(second)[name], weight), name
         assert teams.logged(second, "loss") == teams.logged(whole, "loss")
 
+    def test_gradient_checkpointing_changes_nothing(self, make_trainer):
+        plain, checkpointed = make_trainer("latent"), make_trainer("latent", gradient_checkpointing=True)
+        for trainer in (plain, checkpointed):
+            trainer.train()
+        for name, weight in teams.trainable(plain).items():
+            assert torch.allclose(teams.trainable(checkpointed)[name], weight, atol=1e-6), name
+
     def test_held_out_pairs_are_evaluated(self, make_trainer, make_pairs):
         trainer = make_trainer(eval_dataset=make_pairs(count=6).select(range(8, 12)))
         trainer.train()

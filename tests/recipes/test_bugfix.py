@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from guides import code_of
 from players import PROBLEM as TOTAL
-from players import Executor, last, play
+from players import Executor, ScriptedExecutor, last, play
 
 from marcog_trl import load_problems, make_workflow
 from marcog_trl.cli.main import main
 from marcog_trl.cli.recipe import RECIPES
 from marcog_trl.cli.train import train
-from marcog_trl.execution import CodeExecutor, Job, TestResult, Verdict
+from marcog_trl.execution import Job, TestResult, Verdict
 from marcog_trl.problems import solution_job
 from marcog_trl.rewards import InfrastructureFailure, make_reward
 
@@ -22,12 +22,6 @@ from marcog_trl.rewards import InfrastructureFailure, make_reward
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "recipes" / "examples" / "bugfix"
 WORKFLOW, REWARD = f"{FOLDER}/workflow.py:Bugfix", f"{FOLDER}/reward.py:bugfix_reward"
-
-
-@pytest.fixture(scope="module")
-def executor():
-    with CodeExecutor(num_workers=1, isolation="best_effort") as executor:
-        yield executor
 
 
 @pytest.fixture(scope="module")
@@ -241,24 +235,13 @@ def test_a_bug_that_never_ends_is_not_shown_by_a_timeout(executor):
     assert score(["assert add(1, 1) == 2"], executor=executor, problem=problem)[0]["tester"] == NOTHING
 
 
-class Scripted:
-    """Answers jobs with given verdicts, in order."""
-
-    def __init__(self, *verdicts):
-        self.verdicts, self.calls = list(verdicts), []
-
-    def run(self, jobs):
-        self.calls.append(jobs)
-        return [self.verdicts.pop(0) for _ in jobs]
-
-
 PASSED, FAILED = Verdict("passed", 1, 1), Verdict("failed", 0, 1)
 
 
 def test_what_the_workflow_executed_is_not_executed_again():
     text = "assert add(1, 1) == 2"
     on_bug = Job(BUGGY, (text,), entry_point="add", test_timeout=1.0)
-    executor = Scripted(Verdict("failed", 4, 5), PASSED, FAILED, FAILED)
+    executor = ScriptedExecutor(Verdict("failed", 4, 5), PASSED, FAILED, FAILED)
     rewards = score([text, text], executor=executor, verdicts=[[(on_bug, FAILED)]] * 2)
     assert [reward["tester"] for reward in rewards] == [ALL, ALL]
     [[solution], [reference, above, below]] = executor.calls
@@ -269,7 +252,7 @@ def test_what_the_workflow_executed_is_not_executed_again():
 def test_failure_of_the_executor_is_no_reward(lost):
     verdicts = [Verdict("failed", 4, 5), FAILED, PASSED, FAILED, FAILED]
     verdicts[lost] = Verdict("infrastructure", 0, 1, message="no worker")
-    [reward] = score(["assert add(1, 1) == 2"], executor=Scripted(*verdicts))
+    [reward] = score(["assert add(1, 1) == 2"], executor=ScriptedExecutor(*verdicts))
     assert isinstance(reward, InfrastructureFailure) and reward.reason
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import teams
 from guides import code_of
+from players import written
 from tool_model import call, recite_texts
 
 from marcog_trl import MultiAgentGRPOTrainer, load_problems, make_workflow
@@ -15,7 +16,6 @@ from marcog_trl.cli.main import main
 from marcog_trl.cli.recipe import RECIPES
 from marcog_trl.cli.train import train
 from marcog_trl.embedded import BuildSettings, draw_habits
-from marcog_trl.execution import CodeExecutor
 from marcog_trl.problems.builtin import generate
 from marcog_trl.problems.tests import read_problem
 from marcog_trl.rollout.engine import play
@@ -32,28 +32,11 @@ PROBLEM = {
 WRONG, HALF, RIGHT = "def f(x): return x", "def f(x): return 2", "def f(x): return 2 * x"
 
 
-@pytest.fixture(scope="module")
-def executor():
-    with CodeExecutor(1, isolation="best_effort") as executor:
-        yield executor
-
-
 def played(name, replies, executor, **options):
     """The episode of an example on given replies of each agent, and its solution."""
     remaining = {agent: iter(texts) for agent, texts in replies.items()}
-
-    def generate(rows):
-        texts = [next(remaining[row.slot.agent]) for row in rows]
-        return [[ord(character) for character in text] for text in texts], None
-
-    [episode] = play(
-        make_workflow(f"{EXAMPLES}/{name}", **options),
-        [PROBLEM],
-        generate,
-        encode=lambda prompts: [[0] for _ in prompts],
-        decode=lambda completions: ["".join(map(chr, ids)) for ids in completions],
-        executor=lambda: executor,
-    )
+    model = written(lambda rows: [next(remaining[row.slot.agent]) for row in rows])
+    [episode] = play(make_workflow(f"{EXAMPLES}/{name}", **options), [PROBLEM], *model, executor=lambda: executor)
     return episode, episode.turns[0].solution
 
 

@@ -4,11 +4,11 @@ import asyncio
 import functools
 import json
 import warnings
-from concurrent.futures import Future
 
 import pytest
 import teams
 import torch
+from players import finished
 
 from marcog_trl import MultiAgentPPOTrainer, MultiAgentTrainer, evaluate_team
 from marcog_trl.execution import Verdict
@@ -43,9 +43,7 @@ class Executor:
 
     def submit(self, jobs):
         self.submitted += jobs
-        future = Future()
-        future.set_result(self.run(jobs))
-        return future
+        return finished(self.run(jobs))
 
     def run(self, jobs):
         lost = Verdict("infrastructure", 0, 2, message="no worker")
@@ -197,12 +195,6 @@ class TestInfrastructure:
         assert len(found) == 1
         assert found[0].startswith("2 of 4 episodes could not be scored because the infrastructure failed")
         assert "no worker" in found[0]
-
-
-def finished(result):
-    future = Future()
-    future.set_result(result)
-    return future
 
 
 def asked_once(prompts, completions, completion_ids, trainer_state, log_extra, log_metric):

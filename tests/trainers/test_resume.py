@@ -13,7 +13,7 @@ import torch
 from filelock import FileLock
 from launched import launched
 from safetensors.torch import load_file
-from transformers import TrainerCallback
+from transformers import EarlyStoppingCallback, TrainerCallback
 
 from marcog_trl import SHPPOTrainer
 from marcog_trl.trainers.checkpointing import (
@@ -294,3 +294,15 @@ class TestLimits:
         assert all(torch.equal(x, adapter[name.replace(".default", "")]) for name, x in weights.items())
         best = load_file(tmp_path / "checkpoint-2" / "team_modules.safetensors")
         assert all(torch.equal(x, best[name]) for name, x in trainer.modules.state_dict().items())
+
+    def test_a_run_stops_early_also_after_a_resume(self, tiny_model, tmp_path):
+        stop = EarlyStoppingCallback(early_stopping_patience=3)
+        whole = self.make(tiny_model, tmp_path, max_steps=9, callbacks=[stop])
+        whole.train()
+        assert whole.state.global_step == 5
+        shutil.rmtree(tmp_path / "checkpoint-5")
+        stop = EarlyStoppingCallback(early_stopping_patience=3)
+        resumed = self.make(tiny_model, tmp_path, max_steps=9, callbacks=[stop])
+        resumed.train(resume_from_checkpoint=True)
+        assert resumed._initial_global_step == 4 and resumed.state.global_step == 5
+        assert resumed.state.best_model_checkpoint == str(tmp_path / "checkpoint-2")

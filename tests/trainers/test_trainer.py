@@ -4,7 +4,6 @@ import asyncio
 import glob
 import math
 import warnings
-from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pandas as pd
@@ -13,6 +12,7 @@ import teams
 import torch
 from datasets import Dataset, IterableDataset
 from peft import LoraConfig, get_peft_model
+from players import finished
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -354,12 +354,6 @@ class TestEarlyTermination:
         trainer, _ = self.make(tiny_model, tmp_path, threshold, rewards=rewards)
         with pytest.warns(UserWarning, match=message):
             teams.generation_batch(trainer)
-
-
-def finished(result):
-    future = Future()
-    future.set_result(result)
-    return future
 
 
 TESTED = {"test": [["assert f"]] * 8, "test_format": ["asserts"] * 8, "entry_point": ["f"] * 8}

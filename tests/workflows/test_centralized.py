@@ -1,7 +1,7 @@
 """One agent writes the parts of a team."""
 
 import pytest
-from players import AUX, MAIN, PROBLEM, Executor, last, play
+from players import AUX, MAIN, PROBLEM, Executor, last, play, written
 
 from marcog_trl.agents import Agent, Slot, Workflow, without_place
 from marcog_trl.parsing.prompts import fill
@@ -39,13 +39,7 @@ def test_parts_without_both_tags_are_empty(reply, expected):
 
 def test_the_parts_make_the_solution_and_are_what_rewards_see():
     workflow = Centralized(Collaboration())
-    [episode] = play_batch(
-        workflow,
-        [PROBLEM],
-        lambda rows: ([[0]] * len(rows), None),
-        lambda prompts: [[1]] * len(prompts),
-        lambda ids: [REPLY] * len(ids),
-    )
+    [episode] = play_batch(workflow, [PROBLEM], *written(lambda rows: [REPLY]))
     [turn] = episode.turns
     assert turn.replies == {"helper": AUX, "main": MAIN}
     assert turn.solution == Collaboration().solution(PROBLEM, turn.replies)
@@ -65,13 +59,7 @@ class Longer(Workflow):
 
 
 def test_a_workflow_may_return_the_solution():
-    [episode] = play_batch(
-        Centralized(Longer()),
-        [PROBLEM],
-        lambda rows: ([[0]] * len(rows), None),
-        lambda prompts: [[1]] * len(prompts),
-        lambda ids: ["<a>x</a><b>long</b>"] * len(ids),
-    )
+    [episode] = play_batch(Centralized(Longer()), [PROBLEM], *written(lambda rows: ["<a>x</a><b>long</b>"]))
     assert episode.turns[0].solution == "long"
 
 

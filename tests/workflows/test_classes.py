@@ -6,7 +6,6 @@ from textwrap import indent
 import pytest
 from players import Executor, last, play
 
-from marcog_trl.execution import CodeExecutor
 from marcog_trl.parsing.classes import read_part, skeleton_of
 from marcog_trl.problems import load_problems, solution_job
 from marcog_trl.workflows import Centralized, ClassTeam, make_workflow
@@ -46,12 +45,6 @@ METHODS = {
 @pytest.fixture(scope="module")
 def problems():
     return list(load_problems(str(DATA), "test"))
-
-
-@pytest.fixture(scope="module")
-def executor():
-    with CodeExecutor(num_workers=1, timeout=30.0, isolation="best_effort") as executor:
-        yield executor
 
 
 def statuses(verdict):

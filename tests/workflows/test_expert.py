@@ -53,6 +53,15 @@ def test_a_request_carries_key_model_and_settings(endpoint, monkeypatch):
     assert body == {"model": "expert-1", "messages": question("a"), "max_tokens": 77, "temperature": 0.5}
 
 
+def test_equal_questions_of_one_call_are_asked_once(endpoint):
+    expert = expert_at(endpoint)
+    assert quiet(expert, [question("a"), question("b"), question("a")]) == ["edit a", "edit b", "edit a"]
+    assert sorted(endpoint.seen) == ["a", "b"]
+    assert (expert.asked, expert.failed) == (2, 0)
+    assert quiet(expert, [question("a")]) == ["edit a"]
+    assert len(endpoint.seen) == 3  # another call asks again
+
+
 def test_questions_go_out_together_and_no_more_than_allowed(endpoint):
     together = threading.Barrier(3, timeout=5)  # breaks unless three requests are under way at once
     under_way, most = set(), []

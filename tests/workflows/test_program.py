@@ -8,6 +8,7 @@ import warnings
 
 import openai
 import pytest
+from players import written
 from programs import ASK, PROBLEM, ask, play_programs, post, text_of
 
 from marcog_trl import Program
@@ -95,6 +96,9 @@ class TestPrograms:
         episodes, stages = play_programs(slow, count=2, stage_timeout=0.1)
         assert [[row.prompt[0]["content"] for row in rows] for rows in stages] == [["0"], ["1"]]
         assert [episode.turns[0].solution for episode in episodes] == ["a(0)", "a(1)"]
+
+    def test_calls_by_agent_are_its_slots(self):
+        assert len(Program(two, ["planner", "coder"], max_calls={"planner": 1, "coder": 3}).slots) == 4
 
     def test_a_stream_brings_the_whole_reply(self):
         async def stream(problem, client):
@@ -465,20 +469,13 @@ class TestForks:
         workflow = Program(program, list(agents), max_calls=1, **options)
         asked = []
 
-        def generate(rows):
+        def answer(rows):
             asked.append([(row.slot.agent, row.prompt[-1]["content"]) for row in rows])
-            texts = [f"{row.slot.agent}{len(asked)}{i}" for i, row in enumerate(rows)]
-            return [[ord(character) for character in text] for text in texts], None
+            return [f"{row.slot.agent}{len(asked)}{i}" for i, row in enumerate(rows)]
 
-        stages = [(slot,) for slot in workflow.slots]
-        [episodes] = play_tree(
-            workflow,
-            [{**PROBLEM, "number": i} for i in range(count)],
-            generate,
-            lambda prompts: [[0] for _ in prompts],
-            lambda ids: ["".join(map(chr, i)) for i in ids],
-            Tree.of_stages(stages, replies),
-        )
+        problems = [{**PROBLEM, "number": i} for i in range(count)]
+        stages = Tree.of_stages([(slot,) for slot in workflow.slots], replies)
+        [episodes] = play_tree(workflow, problems, *written(answer), stages)
         return episodes, asked
 
     @pytest.mark.parametrize("program", [two, two_sync])
