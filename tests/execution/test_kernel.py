@@ -1,4 +1,8 @@
-"""Programs learn nothing about other processes and files, and use little of what all processes share."""
+"""
+Programs learn nothing about other processes and files, and use little of what all processes share.
+
+`cases/hostile.json` has the calls that are refused.
+"""
 
 import os
 import time
@@ -13,50 +17,11 @@ from marcog_trl.execution.isolation import probe
 
 pytestmark = pytest.mark.skipif(not all(probe()), reason="Landlock or seccomp are missing")
 
-PRELUDE = """
-import ctypes, fcntl, os, socket, struct, time
-libc = ctypes.CDLL(None, use_errno=True)
-def refused(action, *args, **kwargs):
-    try: return ['not refused', action(*args, **kwargs)]
-    except OSError: return []
-"""
-REFUSED = {
-    "session of another": "refused(os.getsid, os.getppid())",
-    "group of another": "refused(os.getpgid, os.getppid())",
-    "cores of another": "refused(os.sched_getaffinity, os.getppid())",
-    "CPU clock of another": "refused(time.clock_gettime, (~os.getppid() << 3) | 2)",
-    "CPU clock of another, slept on": "refused(time.clock_getres, (~os.getppid() << 3) | 2)",
-    "process by stat": "refused(os.stat, f'/proc/{os.getppid()}')",
-    "process by link": "refused(os.readlink, f'/proc/{os.getppid()}/exe')",
-    "process by access": "[] if not os.access(f'/proc/{os.getppid()}', os.F_OK) else ['seen']",
-    "process by folder": "[] if [os.chdir(path) or os.getcwd() for path in (f'/proc/{os.getppid()}', '/none')] == ['/'] * 2 "
-    "else ['gone there']",
-    "size of a file": "refused(os.stat, '/etc/passwd')",
-    "size of a file by the C library": "[] if libc.stat(b'/etc/passwd', ctypes.create_string_buffer(512)) == -1 else ['seen']",
-    "path descriptor": "refused(os.open, '/etc/passwd', os.O_PATH)",
-    "file system": "refused(os.statvfs, '/')",
-    "installed packages": "sum([refused(os.listdir, path) for path in "
-    "(os.path.dirname(os.__file__), os.path.join(os.path.dirname(os.__file__), 'site-packages'))], [])",
-    "lock on a shared file": "sum([refused(fcntl.lockf, os.open(os.devnull, os.O_RDWR), how) for how in (1, 2)], [])",
-    "lock asked for": "refused(fcntl.fcntl, 0, fcntl.F_GETLK, struct.pack('hhqqi', 1, 0, 0, 0, 0))",
-    "page cache": "refused(os.posix_fadvise, os.open(os.__file__, os.O_RDONLY), 0, 0, os.POSIX_FADV_DONTNEED)",
-    "urgent byte": "refused(socket.socketpair()[0].send, b'x', socket.MSG_OOB)",
-    "buffers": "refused(socket.socketpair()[0].setsockopt, socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 28)",
-    "who is at the other end": "refused(socket.socketpair()[0].getsockopt, socket.SOL_SOCKET, 17, 12)",
-    "locked memory": "refused(__import__('mmap').mmap, -1, 1 << 20, flags=0x2022)",
-}
-
 
 @pytest.fixture(scope="module", params=["strict", "best_effort"])
 def executor(request):
     with CodeExecutor(num_workers=1, timeout=4.0, isolation=request.param) as executor:
         yield executor
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused(executor, name):
-    job = Job(f"{PRELUDE}\ndef f(x): return {REFUSED[name]}", ["assert f(1) == []"])
-    assert executor.run([job])[0].message == ""
 
 
 def test_the_standard_library_is_looked_at_as_ever(executor):
@@ -177,6 +142,11 @@ def test_an_urgent_byte_does_not_hold_up_the_worker(monkeypatch, setup, place, l
 
 def test_zygotes_have_no_descriptors_of_the_worker(executor):
     executor.run([Job("def f(): return 1", ["assert f() == 1"])])
-    code = "import os\ndef f(x): return sum(refused(os.fstat, k) == [] for k in range(3, 200))"
-    (verdict,) = executor.run([Job(PRELUDE + code, ["assert f(1) == 196"])])  # the channel is open, and nothing else
-    assert verdict.message == ""
+    code = """
+import os
+def is_open(k):
+    try: return bool(os.fstat(k))
+    except OSError: return False
+def f(x): return sum(map(is_open, range(3, 200)))
+"""
+    assert executor.run([Job(code, ["assert f(1) == 1"])])[0].message == ""  # the channel

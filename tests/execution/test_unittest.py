@@ -1,5 +1,7 @@
-"""Tests in the form of TestCase classes that depend on what the program does. `honest/cases.txt` has those that run as under
-`unittest`: methods, order, fixtures, subtests and skips.
+"""
+Tests in the form of TestCase classes that depend on what the program does.
+
+`honest/cases.txt` has those that run as under `unittest`: methods, order, fixtures, subtests and skips.
 """
 
 from marcog_trl.execution import Job
