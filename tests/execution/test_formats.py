@@ -108,22 +108,6 @@ def test_a_missing_name_fails_only_where_it_is_used(executor):
     ]
 
 
-def test_unittest_by_method(executor):
-    tests = (
-        "import unittest\nclass Base(unittest.TestCase):\n    def setUp(self): self.s = Stack()\n"
-        "class A(Base):\n    def test_push(self):\n        self.s.push(1)\n        self.assertEqual(self.s.items, [1])\n"
-        "    def test_wrong(self): self.assertTrue(self.s.items)\n"
-        "    def test_raises(self):\n        with self.assertRaises(IndexError): self.s.pop()\n"
-        "    @unittest.skip('later')\n    def test_skipped(self): pass\n"
-        "    def test_subtests(self):\n        for k in (0, 1):\n            with self.subTest(k=k): self.assertEqual(k, 0)\n"
-        "class B(Base):\n    async def test_async(self): pass\n    def test_type(self): self.assertIsInstance(self.s, Stack)\n"
-    )
-    code = "class Stack:\n    def __init__(self): self.items = []\n    def push(self, x): self.items.append(x)\n    def pop(self): return self.items.pop()"
-    verdict = executor.run([Job(code=code, tests=tests, test_format="unittest", entry_point="Stack")])[0]
-    # in the order of unittest, by name; what the tests skip, whatever the program is, does not count
-    assert statuses(verdict) == ["passed", "passed", "failed", "failed", "passed", "passed"]
-
-
 def test_stdio(executor):
     code = "import sys\nn = int(input())\nprint(sum(map(int, sys.stdin.read().split()[:n])), end='')\nsys.exit()"
     tests = [("2\n1 2\n", "3\n"), ("1\n5", " 5 "), ("1\n1", "2"), ("x", "0")]
