@@ -1,13 +1,12 @@
 """The MADPO recipe as it is run: rounds on a tiny model, which are continued, and what is refused before any work."""
 
+import functools
 import json
 from pathlib import Path
 
 import pytest
 
 from marcog_trl import Team
-from marcog_trl.cli import rounds
-from marcog_trl.cli.recipe import RECIPES
 
 
 FOLDER = Path(__file__).parents[2] / "recipes"
@@ -20,18 +19,8 @@ FLAGS = [
 
 
 @pytest.fixture
-def train(tiny_model, tmp_path, monkeypatch, capfd):
-    """`train(*flags)`: a run of train_madpo.py in this process; returns what it printed."""
-    recipe = RECIPES["madpo"]
-
-    def run(*argv):
-        capfd.readouterr()
-        rounds.train(
-            recipe, [*FLAGS, "--model_name_or_path", tiny_model, "--output_dir", str(tmp_path / "out"), *argv]
-        )
-        return capfd.readouterr().out
-
-    return run
+def train(run_recipe):
+    return functools.partial(run_recipe, "madpo", *FLAGS)
 
 
 def test_rounds_end_with_a_team_and_can_be_continued(train, tmp_path):

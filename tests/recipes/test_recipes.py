@@ -16,7 +16,6 @@ from filelock import FileLock
 
 from marcog_trl import MultiAgentPPOTrainer
 from marcog_trl.cli import train as training
-from marcog_trl.cli.console import interrupts
 from marcog_trl.cli.main import main as command_line
 from marcog_trl.cli.recipe import RECIPES
 from marcog_trl.trainers.checkpointing import LOCK_FILE
@@ -31,18 +30,9 @@ FLAGS = [
 
 
 @pytest.fixture
-def train(tiny_model, tmp_path, monkeypatch, capfd):
+def train(run_recipe):
     """`train(*flags)`: a short run of train_ppo.py in this process; returns what it printed."""
-    recipe = RECIPES["ppo"]
-    flags = [*FLAGS, "--model_name_or_path", tiny_model, "--use_cpu", "--output_dir", str(tmp_path / "out")]
-
-    def run(*argv, trainer=MultiAgentPPOTrainer):
-        capfd.readouterr()
-        with interrupts() as kept:
-            training.train(recipe, [*flags, *argv], kept, trainer_class=trainer)
-        return capfd.readouterr().out
-
-    return run
+    return lambda *argv, trainer=MultiAgentPPOTrainer: run_recipe("ppo", *FLAGS, *argv, trainer_class=trainer)
 
 
 @pytest.fixture(scope="module")

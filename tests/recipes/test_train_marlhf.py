@@ -1,16 +1,12 @@
 """Short runs of recipes/train_marlhf.py."""
 
+import functools
 import json
-import warnings
 from pathlib import Path
 
 import pytest
 
 from marcog_trl import save_untrained_team
-from marcog_trl.cli import rounds
-from marcog_trl.cli.console import interrupts
-from marcog_trl.cli.recipe import RECIPES
-from marcog_trl.cli.train import train as train_recipe
 from marcog_trl.team.settings import TeamSettings
 
 
@@ -25,28 +21,10 @@ FLAGS = [
 
 
 @pytest.fixture
-def train(tiny_model, tmp_path, monkeypatch, capfd):
-    """`train(*flags)`: a short run in this process; returns what it printed."""
-    recipe = RECIPES["marlhf"]
-    flags = [
-        *FLAGS,
-        "--reward",
-        f"{FOLDER.parent}/tests/helpers/lengths.py:lengths",
-        "--model_name_or_path",
-        tiny_model,
-        "--use_cpu",
-        "--output_dir",
-        str(tmp_path / "out"),
-    ]
-
-    def run(*argv):
-        capfd.readouterr()
-        with interrupts() as kept, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            rounds.train(recipe, [*flags, *argv], kept)
-        return capfd.readouterr().out
-
-    return run
+def train(run_recipe):
+    return functools.partial(
+        run_recipe, "marlhf", *FLAGS, "--reward", f"{FOLDER.parent}/tests/helpers/lengths.py:lengths"
+    )
 
 
 def test_rounds_with_the_true_reward_beside_the_model(train, tmp_path):
@@ -89,17 +67,14 @@ def test_a_reward_model_that_is_given(train, tmp_path, tiny_model):
     assert not (tmp_path / "third" / "round_00").exists()
 
 
-def test_another_recipe_trains_on_a_saved_reward_model(train, tmp_path, tiny_model):
+def test_another_recipe_trains_on_a_saved_reward_model(train, run_recipe, tmp_path):
     train("--num_test_samples", "0", "--max_steps", "1", "--write_report", "false")
     folder = tmp_path / "maac"
     flags = [
         *FLAGS[: FLAGS.index("--reward_learning_rate")], "--num_test_samples", "0", "--max_steps", "1", "--eval_strategy", "no",
-        "--model_name_or_path", tiny_model, "--use_cpu", "--output_dir", str(folder),
+        "--output_dir", str(folder), "--reward", str(tmp_path / "out" / "round_01" / "reward_model"),
     ]  # fmt: skip
-    recipe = RECIPES["maac"]
-    with interrupts() as kept, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        train_recipe(recipe, [*flags, "--reward", str(tmp_path / "out" / "round_01" / "reward_model")], kept)
+    run_recipe("maac", *flags)
     logged = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
     assert logged["rewards/reward_model/mean"] == pytest.approx(logged["reward"]) and logged["reward"] != 0
 
