@@ -4,9 +4,12 @@ import asyncio
 import inspect
 import math
 import os
+import random
 import re
 import subprocess
 import sys
+import threading
+import time
 import warnings
 from concurrent.futures import Future
 from pathlib import Path
@@ -16,8 +19,10 @@ import pytest
 import teams
 import torch
 from launched import launched
+from transformers import TrainerCallback
 
 from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOTrainer
+from marcog_trl.execution import Job
 from marcog_trl.rewards.scoring import check_rewards
 from marcog_trl.rollout.player import WorkflowError
 
@@ -282,6 +287,64 @@ def test_processes_stop_or_go_on_together(tiny_model, tmp_path):
     assert one["failed"] == other["failed"] and [0 < share < 1 for share in one["failed"]] == [False, True, False]
     assert one["steps"] == other["steps"] == 3
     assert all(torch.equal(one["weights"][name], tensor) for name, tensor in other["weights"].items())
+
+
+@pytest.mark.slow
+def test_a_thousand_batches_with_faults_leave_nothing_behind(tiny_model, tmp_path):
+    """Functions raise, hang and return nonsense, programs crash, and workers are killed; ten minutes at most."""
+    rng = random.Random(0)
+    programs = ("def f(x): return x", "def f(x)", "import os\ndef f(x): os._exit(1)", "def f(x): return [0] * 10 ** 9")
+
+    def executed(completions, executor, **kwargs):
+        jobs = [Job(rng.choice(programs), ["assert f(1) == 1"], entry_point="f") for _ in completions]
+        future = executor.submit(jobs)
+        if rng.random() < 0.1 and executor._pool.workers:
+            os.kill(rng.choice(executor._pool.workers).process.pid, 9)
+        return [verdict.passed / verdict.total for verdict in future.result()]
+
+    async def fails(completions, **kwargs):
+        chance = rng.random()
+        if chance < 0.05:
+            raise ValueError("a defect")
+        if chance < 0.1:
+            return [float("nan")] * len(completions)
+        if chance < 0.11:
+            await asyncio.sleep(5)
+        return teams.letters(completions)
+
+    trainer = make(
+        tiny_model, tmp_path, MultiAgentGRPOTrainer, reward=[executed, fails], max_steps=1100, isolation="best_effort",
+        num_workers=2, reward_timeout=0.4, logging_steps=100,
+    )  # fmt: skip
+    counts = {}
+
+    class Watch(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step in (100, 1100):
+                time.sleep(1)  # a call that was given up returns
+                files = len(os.listdir("/proc/self/fd"))
+                counts[state.global_step] = files, threading.active_count(), len(descendants(os.getpid()))
+
+    trainer.add_callback(Watch())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.train()
+    assert trainer.state.global_step == 1100
+    assert 0.02 < sum(teams.logged(trainer, "rewards/failed")) / 11 < 0.3
+    (files, threads, processes), (later_files, later_threads, later_processes) = counts[100], counts[1100]
+    print(counts)
+    assert later_files <= files + 2 and later_threads <= threads
+    assert later_processes <= processes + 2  # a judge may be waiting in each worker
+    trainer.executor.close()
+    time.sleep(1)
+    assert not descendants(os.getpid())
+
+
+def descendants(pid):
+    children = [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+    return children + [below for child in children for below in descendants(child)]
 
 
 class Frail(teams.Chain):
