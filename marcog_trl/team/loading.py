@@ -144,7 +144,8 @@ def settings_with(
         if name not in known:
             near = nearest(name, known)
             raise ValueError(f"A team has no setting {name!r}." + (near and f" Did you mean {near!r}?"))
-    unknown = saved.settings.keys() - known - {"full_finetuning", "critic", "critic_backprop"}
+    asked = {name for name, value in saved.settings.items() if value is not None}  # earlier versions had more settings
+    unknown = asked - known - {"full_finetuning", "critic", "critic_backprop"}
     if unknown:
         raise ValueError(
             f"{str(path / TEAM_FILE)!r} has an unknown setting {min(unknown)!r}. Remove it from the file."

@@ -220,6 +220,8 @@ class TestFilesThatDoNotFit:
         edit(path / "team.json", settings={**settings, "colour": 1})
         with pytest.raises(ValueError, match=r"team\.json' has an unknown setting 'colour'\. Remove it"):
             load(path)
+        edit(path / "team.json", settings={**settings, "colour": None})  # of another version, and not set
+        load(path)
 
 
 def test_a_workflow_that_runs_code_uses_the_executor_of_the_team(tiny_model):
