@@ -60,7 +60,7 @@ from pathlib import Path
 
 import evaluate
 
-from marcog_trl.trainers import config
+import marcog_trl
 from marcog_trl.execution import CodeExecutor, Job
 
 folder = Path(marcog_trl.__file__).parent
