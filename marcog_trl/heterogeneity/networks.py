@@ -43,7 +43,10 @@ class LatentNet(nn.Module):
     def __init__(self, obs_size: int, latent_size: int = 8, hidden: int = 128, sigma_min: float = 0.05):
         super().__init__()
         self.sigma_min = sigma_min
-        self.first = _orthogonal(Float32Linear(obs_size, hidden), gain=2**0.5)
+        # A step of Adam changes every weight by as much, and so their sum in proportion to the number of inputs. Without the
+        # scale, one step with the observations of a model of half a billion parameters makes all latents the same
+        self.scale = 256 / obs_size
+        self.first = _orthogonal(Float32Linear(obs_size, hidden), gain=2**0.5 / self.scale)
         self.second = _orthogonal(Float32Linear(hidden, hidden), gain=2**0.5)
         self.mu = _orthogonal(Float32Linear(hidden, latent_size), gain=1.0)
         # σ starts near 0.18, well below the spread of μ, so that agents differ by more than noise
@@ -58,7 +61,7 @@ class LatentNet(nn.Module):
         Returns:
             `tuple[torch.Tensor, torch.Tensor]`: mean μ, in (-1, 1), and standard deviation σ, both `(B, ..., d)`.
         """
-        x = F.relu(self.first(_normalize(obs)))
+        x = F.relu(self.first(_normalize(obs) * self.scale))
         x = F.relu(self.second(x))
         # μ is bounded because the latent loss maximises a learned value: without a bound, |μ| and the cores grow a
         # hundredfold, to latents on which the value was not learned

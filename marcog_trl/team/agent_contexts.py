@@ -11,6 +11,7 @@ import torch
 from peft import PeftModel
 
 from marcog_trl.agents import Workflow, without_place
+from marcog_trl.algorithms.critic import standardize
 from marcog_trl.rollout.engine import encode_prompts
 from marcog_trl.rollout.records import Row
 from marcog_trl.team.modules import ForwardContext, TeamModule
@@ -67,7 +68,7 @@ class AgentContexts:
         else:
             masks = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
             ids = [row[mask].tolist() for row, mask in zip(inputs["input_ids"], masks, strict=True)]
-            embeddings = (self._role_embeddings[index] + self._mean_embeddings(ids)) / 2
+            embeddings = self._role_embeddings[index] + standardize(self._mean_embeddings(ids))
             observations = torch.cat([embeddings, self._prompt_states(ids)], dim=-1)
         mu, _ = self._modules.latents(observations)
         return self._modules.rows(ForwardContext(z=mu, frozen=True))
@@ -117,14 +118,13 @@ class AgentContexts:
         prompts = list({tuple(row.prompt_ids): None for row in rows}) or [(self._tokenizer.eos_token_id,)]
         ids = [list(prompt) for prompt in prompts]
         states = dict(zip(prompts, self._prompt_states(ids), strict=True))
-        of_prompt = dict(zip(prompts, self._mean_embeddings(ids), strict=True)) if embeddings else {}
+        of_prompt = dict(zip(prompts, standardize(self._mean_embeddings(ids)), strict=True)) if embeddings else {}
         for row in rows:
             prompt = tuple(row.prompt_ids)
             row.prompt_state = states[prompt]
             if embeddings:
-                # In one mean over all tokens, a long prompt would outweigh the role text: agents with one prompt would look alike
                 role = self._role_embeddings[self._agents.index(row.slot.agent)]
-                row.observation = torch.cat([(role + of_prompt[prompt]) / 2, states[prompt]])
+                row.observation = torch.cat([role + of_prompt[prompt], states[prompt]])
 
     def _observations_of(self, rows: list[Row]) -> torch.Tensor:
         """Returns the observation `[o, h]` of each row, `(R, 2H)`. Without rows, that of a dummy row."""
@@ -173,13 +173,21 @@ class AgentContexts:
 
     @cached_property
     def _role_embeddings(self) -> torch.Tensor:
-        """Mean input embedding of each agent's role text, `(N, H)`. Cached, because embeddings are frozen."""
-        return self._mean_embeddings(self._role_ids).detach()
+        """What tells each agent's role text from the others: its mean input embedding, `(N, H)`. Cached, because embeddings are frozen."""
+        return distinct(self._mean_embeddings(self._role_ids).detach())
 
     @cached_property
     def role_observations(self) -> torch.Tensor:
         """Observation of each agent's role text alone, `(N, 2H)`. Cached, because the base model is frozen."""
-        return torch.cat([self._role_embeddings, self._prompt_states(self._role_ids)], dim=-1)
+        return torch.cat([self._role_embeddings, distinct(self._prompt_states(self._role_ids))], dim=-1)
+
+
+def distinct(x: torch.Tensor) -> torch.Tensor:
+    """
+    What tells the rows of `x`, `(N, H)`, apart: their differences from the mean row, standardised. Mean embeddings of two role texts
+    have a cosine of .99, so that a network sees one and the same agent, and their latents become the same.
+    """
+    return standardize(x - x.mean(0))
 
 
 def without_adapter(model: Any) -> AbstractContextManager[Any]:

@@ -25,7 +25,7 @@ TEAM_FILE = "team.json"
 MODULES_FILE = "team_modules.safetensors"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")  # as PEFT names them
 MODEL_FILES = ("model.safetensors", "model.safetensors.index.json")  # one of them, as transformers names them
-TEAM_FORMAT = 2
+TEAM_FORMAT = 3
 # Settings that change what a saved team generates, and how it was trained
 _OF_TRAINING = {"full_finetuning", "critic", "critic_backprop"}
 _SAVED_SETTINGS = {f.name for f in fields(TeamSettings)} - MACHINE_SETTINGS | _OF_TRAINING
@@ -139,8 +139,13 @@ class TeamDescription:
         needed = ("format_version", "trainer", "base_model", "agents", "workflow", "rewards", "settings")
         content = read_json(path, *needed)
         found = content["format_version"]
-        if found not in (1, TEAM_FORMAT):
-            raise ValueError(f"{str(path)!r} has format_version={found}. This version reads 1 and {TEAM_FORMAT}.")
+        if found not in range(1, TEAM_FORMAT + 1):
+            raise ValueError(f"{str(path)!r} has format_version={found}. This version reads 1 to {TEAM_FORMAT}.")
+        if found < 3 and content["settings"].get("parameter_sharing") == "latent":
+            raise ValueError(
+                f"{str(path)!r} has format_version={found}, and this version computes latents otherwise. Train the team again, or "
+                "install the version that saved it."
+            )
         known = {f.name for f in fields(cls)} - _FILES
         described: dict[str, Any] = {"num_turns": 1, "modules": {}, "versions": {}} | content
         settings = {name: value for name, value in content["settings"].items() if name not in _OLD_SETTINGS}

@@ -49,6 +49,21 @@ class TestLatentNet:
         mu, _ = net(torch.cat([embedding, hidden.expand(2, H)], dim=-1))
         assert (mu[0] - mu[1]).norm() > 0.1 * mu[0].norm()
 
+    @pytest.mark.parametrize("size", [256, 1792, 7168])
+    def test_one_step_leaves_agents_apart_whatever_the_size(self, size):
+        """Observations that are alike, as those of agents with one prompt, and a gradient that moves all latents the same way."""
+        kept = []
+        for seed in range(6):
+            torch.manual_seed(seed)
+            net = LatentNet(size)
+            obs = torch.randn(size) + 0.5 * torch.randn(16, size)
+            optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
+            before = net(obs)[0].std(dim=0).mean()
+            (-net(obs)[0].sum()).backward()
+            optimizer.step()
+            kept.append(net(obs)[0].std(dim=0).mean() / before)
+        assert sum(kept) / len(kept) > 0.3
+
     def test_bfloat16_weights_under_autocast_give_float32(self):
         net = LatentNet(2 * H).bfloat16()
         with torch.autocast("cpu", dtype=torch.bfloat16):
