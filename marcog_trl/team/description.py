@@ -29,7 +29,7 @@ TEAM_FORMAT = 3
 # Settings that change what a saved team generates, and how it was trained
 _OF_TRAINING = {"full_finetuning", "critic", "critic_backprop"}
 _SAVED_SETTINGS = {f.name for f in fields(TeamSettings)} - MACHINE_SETTINGS | _OF_TRAINING
-# Files of earlier versions have these settings, too: of the machine, and one that is fixed now
+# Files of earlier versions have these settings, too: of the machine, and one of latents, which are refused
 _OLD_SETTINGS = ("use_cpu", "bf16", "sigma_min")
 # A checkpoint can be resumed only if these agree
 _IDENTITY = (
@@ -151,10 +151,6 @@ class TeamDescription:
         settings = {name: value for name, value in content["settings"].items() if name not in _OLD_SETTINGS}
         if found == 1 and settings.get("visible_tests") == 0:
             settings["visible_tests"] = None  # all of them, which 0 meant in format 1
-        if content["settings"].get("sigma_min", 0.05) != 0.05:
-            raise ValueError(
-                f"{str(path)!r} has sigma_min={content['settings']['sigma_min']}. This version has 0.05 alone."
-            )
         described["format_version"] = TEAM_FORMAT
         description = cls(**{key: value for key, value in described.items() if key in known} | {"settings": settings})
         if description.workflow_file and (path.parent / description.workflow_file).is_file():

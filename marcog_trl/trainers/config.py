@@ -525,7 +525,8 @@ class SHPPOConfig(MultiAgentPPOConfig):
             `"separate"`: one adapter per agent, as a baseline.
         latent_scope (`str`, *optional*, defaults to `"observation"`):
             Input of the latents: `"observation"`, role text and prompt of the row with equal weight, or `"agent"`, role text
-            only, with one draw per agent and generation batch. Each agent is then one LoRA adapter, as vLLM needs.
+            only, with one draw per agent and generation batch. Each agent is then one LoRA adapter, as vLLM needs. Of the
+            role texts counts how they differ from their mean over the team.
         latent_size (`int`, *optional*, defaults to `8`):
             Size of the latent.
         policy_gradient_to_latent (`bool`, *optional*, defaults to `False`):

@@ -37,7 +37,8 @@ def learn(setting):
     Args:
         setting (`dict`): `algorithm` ("magrpo", "mareinforce" or "maac"), `model`, `problems` (file with the prompts of each agent), `tokens` to
             generate, `every` (tokens between two saves of the models), `folder`, `seed`, `learning_rate` (also of the critic),
-            `batch` (problems per update), `num_generations`, `new_tokens`, and `python`, the interpreter of ours.
+            `batch` (problems per update), `num_generations`, `new_tokens`, `python`, the interpreter of ours, and, if they are
+            not the embedded default's, `judge` (`roles` and `reward`) and `lora` (settings of an adapter for each agent).
 
     Returns:
         `dict`: `seconds`, `tokens`, `updates` and so on of the training, and `saved`, the numbers of tokens at which it was saved.
@@ -53,6 +54,15 @@ def learn(setting):
     random.seed(setting["seed"])  # CoMLRL shuffles with it
     torch.manual_seed(setting["seed"])
     problems = json.loads(Path(setting["problems"]).read_text())
+
+    def agent():
+        if "lora" not in setting:
+            return setting["model"]
+        from peft import LoraConfig, get_peft_model
+        from transformers import AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_pretrained(setting["model"], dtype="bfloat16")
+        return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear", **setting["lora"]))
 
     def save():
         trainer.save_model(str(Path(setting["folder"], str(work.tokens))))
@@ -72,7 +82,7 @@ def learn(setting):
             return len(problems)
 
     judge_process = subprocess.Popen(
-        task_command(__file__, ["judge", {}], setting["python"]),
+        task_command(__file__, ["judge", setting.get("judge", {})], setting["python"]),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -104,7 +114,7 @@ def learn(setting):
         (MAACTrainer, {"critics": [setting["model"]]}) if is_maac else (MAGRPOTrainer, {"num_agents": 2})
     )
     trainer = trainer_class(
-        agents=[setting["model"]] * 2,
+        agents=[agent() for _ in range(2)],
         tokenizer=tokenizer,
         train_dataset=UntilSpent(),
         reward_func=reward,
@@ -120,22 +130,23 @@ def learn(setting):
 
 def judge(setting):
     """Answers every line of standard input, a problem and the replies of some teams to it, with their rewards."""
-    from marcog_trl import Collaboration, execution_reward, load_problems
+    from marcog_trl import Collaboration, load_problems
     from marcog_trl.embedded import ROLES
     from marcog_trl.execution import CodeExecutor
+    from marcog_trl.rewards import make_reward
 
-    problems, workflow = list(load_problems("builtin", "train")), Collaboration(roles=ROLES)
+    problems, workflow = list(load_problems("builtin", "train")), Collaboration(roles=setting.get("roles", ROLES))
+    reward = make_reward(setting.get("reward", "execution_reward"))
     with CodeExecutor(isolation="best_effort") as executor:
         for line in sys.stdin:
             question = json.loads(line)
             problem = problems[question["index"]]
-            solutions = [
-                workflow.solution(problem, dict(zip(("helper", "main"), replies, strict=True)))
-                for replies in question["replies"]
-            ]
+            replies = [dict(zip(("helper", "main"), pair, strict=True)) for pair in question["replies"]]
+            solutions = [workflow.solution(problem, of_team) for of_team in replies]
             count = len(solutions)
             columns = {name: [value] * count for name, value in problem.items() if name != "prompt"}
-            rewards = execution_reward([problem["prompt"]] * count, solutions, executor=executor, **columns)
+            columns |= {"replies": replies, "executor": executor}
+            rewards = reward(prompts=[problem["prompt"]] * count, completions=solutions, **columns)
             print(json.dumps(rewards), flush=True)
 
 

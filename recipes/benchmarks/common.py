@@ -93,17 +93,25 @@ def versions(python):
     return json.loads(subprocess.run([python, "-P", "-c", code], check=True, capture_output=True, text=True).stdout)
 
 
+def versions_of_comlrl(parser, python, package="comlrl"):
+    """Versions in CoMLRL's environment, which must have a package."""
+    if python is None or shutil.which(python) is None:
+        parser.error("--comlrl-python must be bin/python of an environment with comlrl==1.4.3.")
+    found = versions(python)
+    if package not in found:
+        parser.error(
+            f"--comlrl-python {python} has no package {package}. Install comlrl==1.4.3 and what the guide names there."
+        )
+    return found
+
+
 def read_sides(parser, measure):
     """The options of a comparison with CoMLRL, the interpreter of either side, and the versions of what it has."""
     parser.add_argument("--comlrl-python", help="interpreter of the virtual environment that has CoMLRL")
     parser.add_argument("--output", type=Path, help="JSON file to write all figures to")
     options = read_options(parser, measure)
-    if options.comlrl_python is None or shutil.which(options.comlrl_python) is None:
-        parser.error("--comlrl-python must be bin/python of an environment with comlrl==1.4.3.")
     pythons = {"comlrl": options.comlrl_python, "ours": sys.executable}
-    found = {side: versions(python) for side, python in pythons.items()}
-    if "comlrl" not in found["comlrl"]:
-        parser.error(f"--comlrl-python {options.comlrl_python} has no package comlrl. Install comlrl==1.4.3 there.")
+    found = {"comlrl": versions_of_comlrl(parser, options.comlrl_python), "ours": versions(sys.executable)}
     print(found)
     return options, pythons, found
 

@@ -35,22 +35,13 @@ def comlrl(
     Returns:
         `tuple[list, dict]`: `(tokens, team)` of each part, where `team()` loads the team, and the ledger.
     """
-    from transformers import AutoTokenizer
-
     from marcog_trl import Collaboration
     from marcog_trl.embedded import ROLES
 
-    tokenizer, rows = AutoTokenizer.from_pretrained(model), []
-    for index, problem in enumerate(train_dataset):
-        asked = next(Collaboration(roles=ROLES).play(problem))
-        texts = tokenizer.apply_chat_template([*asked.values()], add_generation_prompt=True, tokenize=False)
-        rows.append({"index": index} | dict(zip(asked, texts, strict=True)))
-    problems = Path(folder, "problems.json")
-    problems.write_text(json.dumps(rows))
     setting = {
         "algorithm": algorithm,
         "model": model,
-        "problems": str(problems),
+        "problems": write_prompts(folder, model, train_dataset, Collaboration(roles=ROLES)),
         "tokens": tokens,
         "every": tokens / points,
         "folder": folder,
@@ -71,31 +62,47 @@ def comlrl(
     }
 
 
+def write_prompts(folder, model, problems, workflow):
+    """Writes the prompts of each agent, and returns the path of the file."""
+    from transformers import AutoTokenizer
+
+    tokenizer, rows = AutoTokenizer.from_pretrained(model), []
+    for index, problem in enumerate(problems):
+        asked = next(workflow.play(problem))
+        texts = tokenizer.apply_chat_template([*asked.values()], add_generation_prompt=True, tokenize=False)
+        rows.append({"index": index} | dict(zip(asked, texts, strict=True)))
+    path = Path(folder, "problems.json")
+    path.write_text(json.dumps(rows))
+    return str(path)
+
+
 class TwoModels:
     """Two models that CoMLRL trained, as a team that can be measured."""
 
     agents = ("helper", "main")
 
-    def __init__(self, folder, new_tokens):
+    def __init__(self, folder, new_tokens, roles=None):
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
+        from marcog_trl import Collaboration
+        from marcog_trl.embedded import ROLES
+
+        self.workflow = Collaboration(roles=roles or ROLES)
         paths = [folder / f"agent_{i}" for i in range(len(self.agents))]
         self.tokenizer = AutoTokenizer.from_pretrained(paths[0])
-        models = [AutoModelForCausalLM.from_pretrained(path).eval() for path in paths]
+        models = [AutoModelForCausalLM.from_pretrained(path, dtype="auto").eval() for path in paths]
         self.models, self.new_tokens = dict(zip(self.agents, models, strict=True)), new_tokens
 
     def measure(self, problems, num_samples):
         """Held-out figures, one number per problem, as those of a team."""
         import torch
 
-        from marcog_trl import Collaboration
-        from marcog_trl.embedded import ROLES
         from marcog_trl.execution import CodeExecutor
         from marcog_trl.problems import solution_job
         from marcog_trl.rollout.engine import encode_prompts
 
         torch.manual_seed(0)
-        rows, workflow = list(problems), Collaboration(roles=ROLES)
+        rows, workflow = list(problems), self.workflow
         asked = [next(workflow.play(row)) for row in rows]
         prompts = {
             agent: self.tokenizer.pad(

@@ -18,7 +18,7 @@ from marcog_trl.rollout.engine import replay
 
 
 BENCHMARKS = Path(__file__).parents[2] / "recipes" / "benchmarks"
-PARTS = {"common", "comlrl_learning", "controls", "learning_peers", "learning_report", "learning_task", "role_task"}
+PARTS = {"common", "comlrl_learning", "controls", "learning_peers", "learning_report", "learning_task", "styles"}
 NAMES = sorted({path.stem for path in BENCHMARKS.glob("*.py")} - PARTS)
 
 
@@ -121,43 +121,28 @@ def test_runs(benchmark, case, tiny_model):
     assert re.search(expected, printed, re.M), printed
 
 
-# Study, flags, units, and a row of the report
-STUDIES = {
-    "learning": (
-        "--tokens 400 --points 2 --problems 2 --replies 2 --decay --only builtin/magrpo symmetry",
-        ["symmetry/untrained/0", "symmetry/shppo/0", "builtin/magrpo/0"],
-        r"\| SHPPO, observation \| 1 \| 0\.000 ± 0\.000 \| 0\.000 ± 0\.000 \|",
-    ),
-    "capacity": (
-        "--tokens 10 --problems 2 --num_samples 1", [f"conflict/2/1/{method}/0" for method in ("shared", "latent", "separate")],
-        r"\| conflict \| 2 \| 1 \| 1 \| 0\.000 ± 0\.000 \|(.*\+0\.000 ± 0\.000 \|){2}$",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", STUDIES)
-def test_studies(benchmark, name, monkeypatch, tmp_path):
+def test_study(benchmark, monkeypatch, tmp_path):
     """A unit of every kind, and the report of what they leave."""
     load = marcog_trl.load_problems
     monkeypatch.setattr(
         marcog_trl, "load_problems", lambda *args: load(*args).select(range(16 if "train" in args else 3))
     )
-    flags, units, expected = STUDIES[name]
+    units = ["symmetry/untrained/0", "symmetry/shppo/0", "builtin/magrpo/0"]
+    flags = "--tokens 400 --points 2 --problems 2 --replies 2 --decay --only builtin/magrpo symmetry"
     flags += f" --output_dir {tmp_path}/study"
-    study = benchmark(name)
-    if name == "capacity":
-        study.SETTINGS.update(num_generations=2, per_device_train_batch_size=4, max_completion_length=4)
-    with pytest.raises(SystemExit, match=f"has no results yet. Run {name}.py without --report"):
+    study = benchmark("learning")
+    with pytest.raises(SystemExit, match=r"has no results yet. Run learning.py without --report"):
         benchmark(study, f"{flags} --report")
     for unit in units:
         benchmark(study, f"{flags} --unit {unit}")
     printed = benchmark(study, f"{flags} --report")
+    expected = r"\| SHPPO, observation \| 1 \| 0\.000 ± 0\.000 \| 0\.000 ± 0\.000 \|"
     assert re.search(expected, printed, re.M), printed
     [report] = (tmp_path / "study").glob("*/report.md")
     assert report.read_text() == printed
     results = [json.loads(path.read_text()) for path in report.parent.glob("units/*.json")]
     assert sorted(result["unit"] for result in results) == sorted(units)
-    for result in results if name == "learning" else ():
+    for result in results:
         trained = "untrained" not in result["unit"]
         assert (result["ledger"]["tokens"] >= 400) == trained and len(result["curve"]) == trained
         rates = [log["learning_rate"] for log in result["history"] if "learning_rate" in log]
@@ -287,19 +272,23 @@ def test_agents_with_one_prompt(benchmark):
         assert not task.complementary(row, pair) and workflow.solution(row, dict(zip("ab", pair, strict=True))) == ""
 
 
-def test_agents_with_a_step_each(benchmark):
-    task = benchmark("role_task")
-    found = {split: {tuple(row["steps"]) for row in task.make_problems(split, 2, 60)} for split in set(task.SPLITS)}
-    assert not found["train"] & (found["test"] | found["validation"]) and not found["test"] & found["validation"]
-    [problem] = task.make_problems("test", 2, 1)
-    [asked] = replay(task.OwnWay(2), problem, [])
-    assert all(f"You write step {j} in your" in messages[0]["content"] for j, messages in enumerate(asked.values(), 1))
-    first, other = problem["wanted"]
-    replies = [{"agent1": first, "agent2": other}, {"agent1": other, "agent2": first}]
-    assert task.own_step(replies, [[first, other]] * 2) == [{"agent1": 1, "agent2": 1}, {"agent1": 0, "agent2": 0}]
-    agreed, own = (task.draw_meanings(kind, 8, seed=0) for kind in ("agree", "conflict"))
-    assert {len({agreed[j, name] for j in range(1, 9)}) for name in task.CHAIN_STEPS} == {1}
-    assert {len({own[j, name] for j in range(1, 9)}) for name in task.CHAIN_STEPS} == {2, 3}
+def test_agents_with_a_style_each(benchmark):
+    styles, problem = benchmark("styles"), load_problems("builtin", "train")[0]
+    asked = [
+        [str(prompt) for prompt in replay(of(), problem, [])[0].values()]
+        for of in (styles.SamePrompt, styles.OwnPrompts)
+    ]
+    for i, text in enumerate(styles.STYLES.values()):
+        assert [[text in prompt for prompt in prompts] for prompts in asked] == [[True, True], [i == 0, i == 1]]
+    brief = f"{problem['aux']}\n\n{problem['main']}"
+    stepwise = brief.replace("):\n    return", "):\n    x = 0\n    return")
+    wrong = f"def {problem['entry_point']}(x):\n    return"
+    replies = [
+        dict(zip(styles.STYLES, texts, strict=True)) for texts in ((brief, stepwise), (stepwise, brief), (wrong, ""))
+    ]
+    columns = {name: [problem[name]] * 3 for name in ("entry_point", "starter_code", "test", "test_format")}
+    rewards = styles.style_reward([problem["prompt"]] * 3, replies, **columns)
+    assert [[*own.values()] for own in rewards] == [[1, 1], [0, 0], [0, 0]]
 
 
 class TestCoMLRL:

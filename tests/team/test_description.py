@@ -112,7 +112,7 @@ class TestWrongCheckpoint:
         team = json.loads((checkpoint / "team.json").read_text())
         old = {**team, "format_version": 2, "settings": {**team["settings"], "parameter_sharing": "latent"}}
         (tmp_path / "team.json").write_text(json.dumps(old))
-        with pytest.raises(ValueError, match="computes latents otherwise. Train the team again"):
+        with pytest.raises(ValueError, match=r"computes latents otherwise\. Train the team again"):
             TeamDescription.read(tmp_path / "team.json")
 
     @staticmethod
