@@ -18,7 +18,7 @@ import networkx
 
 
 ROOT = Path(__file__).parent.parent
-BUDGETS = {"marcog_trl": 22_225, "tests": 20_940, "recipes/benchmarks": 2_231}
+BUDGETS = {"marcog_trl": 22_225, "tests": 20_947, "recipes/benchmarks": 2_233}
 LARGEST_CIRCLE = 2  # files
 LAYOUT = {
     tokenize.COMMENT,

@@ -173,7 +173,7 @@ class AgentContexts:
 
     @cached_property
     def _role_embeddings(self) -> torch.Tensor:
-        """What tells each agent's role text from the others: its mean input embedding, `(N, H)`. Cached, because embeddings are frozen."""
+        """Mean input embedding of each agent's role text, made [`distinct`], `(N, H)`. Cached, because embeddings are frozen."""
         return distinct(self._mean_embeddings(self._role_ids).detach())
 
     @cached_property
@@ -184,8 +184,8 @@ class AgentContexts:
 
 def distinct(x: torch.Tensor) -> torch.Tensor:
     """
-    What tells the rows of `x`, `(N, H)`, apart: their differences from the mean row, standardised. Mean embeddings of two role texts
-    have a cosine of .99, so that a network sees one and the same agent, and their latents become the same.
+    What tells the rows of `x`, `(N, H)`, apart: their differences from the mean row, standardised, `(N, H)`; 0 where they are alike.
+    Mean embeddings of two role texts have a cosine of .99, so that networks would see one agent, and latents become the same.
     """
     return standardize(x - x.mean(0))
 

@@ -12,20 +12,20 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import yaml
 from common import COMLRL_ENVIRONMENT, RECIPE_FOLDER, make_parser, measure_apart, versions_of_comlrl
 from learning_peers import TwoModels, write_prompts
 
 
 def main():
-    parser = make_parser(__doc__, tokens=60_000, seed=0, num_samples=2)
+    parser = make_parser(__doc__, tokens=25_000, points=3, seed=0, num_samples=2)
     parser.add_argument("--config", type=Path, default=RECIPE_FOLDER / "configs" / "qwen2.5-coder-0.5b-cpu.yaml")
     parser.add_argument("--model", help="the file's model, by default")
     parser.add_argument("--comlrl-python", help="interpreter of CoMLRL's environment")
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/comlrl"))
     options = parser.parse_args()
-    for package in ("comlrl", "peft"):
-        versions_of_comlrl(parser, options.comlrl_python, package)
+    versions_of_comlrl(parser, options.comlrl_python, "peft")
     from marcog_trl import Collaboration, load_problems
 
     config = yaml.safe_load(options.config.read_text())
@@ -39,7 +39,7 @@ def main():
             options.output_dir, model, load_problems("builtin", "train"), Collaboration(roles=roles)
         ),
         "tokens": options.tokens,
-        "every": options.tokens,
+        "every": options.tokens / options.points,
         "folder": str(options.output_dir),
         "seed": options.seed,
         "learning_rate": config["learning_rate"],
@@ -52,11 +52,13 @@ def main():
     }
     script = str(Path(__file__).with_name("comlrl_learning.py"))
     done = measure_apart(script, ["learn", setting], options.comlrl_python, **COMLRL_ENVIRONMENT)
-    team = TwoModels(options.output_dir / str(done["saved"][-1]), setting["new_tokens"], roles)
-    found = team.measure(load_problems("builtin", config["dataset_test_split"]), options.num_samples)
-    result = done | {name: sum(values) / len(values) for name, values in found.items()}
-    print(json.dumps(result))
-    (options.output_dir / "result.json").write_text(json.dumps(result | found))
+    problems, curve = load_problems("builtin", config["dataset_test_split"]), []
+    for tokens in done["saved"]:
+        team = TwoModels(options.output_dir / str(tokens), setting["new_tokens"], roles)
+        curve.append({"tokens": tokens} | team.measure(problems, options.num_samples))
+        print({name: np.mean(values).item() for name, values in curve[-1].items()}, flush=True)
+    (options.output_dir / "result.json").write_text(json.dumps(done | {"curve": curve}))
+    print(done)
 
 
 if __name__ == "__main__":

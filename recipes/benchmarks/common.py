@@ -93,14 +93,14 @@ def versions(python):
     return json.loads(subprocess.run([python, "-P", "-c", code], check=True, capture_output=True, text=True).stdout)
 
 
-def versions_of_comlrl(parser, python, package="comlrl"):
-    """Versions in CoMLRL's environment, which must have a package."""
+def versions_of_comlrl(parser, python, *packages):
+    """Versions in CoMLRL's environment, which must also have some packages."""
     if python is None or shutil.which(python) is None:
         parser.error("--comlrl-python must be bin/python of an environment with comlrl==1.4.3.")
     found = versions(python)
-    if package not in found:
+    if missing := {"comlrl", *packages} - found.keys():
         parser.error(
-            f"--comlrl-python {python} has no package {package}. Install comlrl==1.4.3 and what the guide names there."
+            f"--comlrl-python {python} lacks {', '.join(sorted(missing))}. Install comlrl==1.4.3 and these there."
         )
     return found
 

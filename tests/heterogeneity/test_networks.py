@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from marcog_trl.heterogeneity import CoreDecoder, InferenceNet, LatentNet
+from marcog_trl.team.agent_contexts import distinct
 
 
 B, N, H, D = 3, 4, 6, 2
@@ -69,6 +70,14 @@ class TestLatentNet:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             mu, sigma = net(torch.randn(B, 2 * H).bfloat16())
         assert mu.dtype == sigma.dtype == torch.float32
+
+
+def test_role_texts_that_are_nearly_alike_are_told_apart():
+    torch.manual_seed(0)
+    roles = torch.randn(H).repeat(3, 1) + 0.01 * torch.randn(3, H)
+    assert torch.cosine_similarity(roles[0], roles[1], dim=0) > 0.99
+    assert torch.corrcoef(distinct(roles)).tril(-1).max() < 0.5
+    assert not distinct(roles[:1]).any()
 
 
 class TestInferenceNet:
