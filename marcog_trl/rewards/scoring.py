@@ -494,7 +494,7 @@ class Scorer:
             self._warn_once(
                 what,
                 f"{what} failed, and on_reward_error='mask' excludes the episodes of this call from training. Later failures "
-                f"are counted as rewards/failed in the log: {error!r}",
+                f"are counted as rewards/failed in the log: {' '.join([repr(error), *getattr(error, '__notes__', [])])}",
             )
 
     def _warn(self, call: RewardCall, values: torch.Tensor, lost: list[list[str]]) -> None:

@@ -38,7 +38,7 @@ def learn(setting):
         setting (`dict`): `algorithm` ("magrpo", "mareinforce" or "maac"), `model`, `problems` (file with the prompts of each agent), `tokens` to
             generate, `every` (tokens between two saves of the models), `folder`, `seed`, `learning_rate` (also of the critic),
             `batch` (problems per update), `num_generations`, `new_tokens`, `python`, the interpreter of ours, and, if they are
-            not the embedded default's, `judge` (`roles` and `reward`) and `lora` (settings of an adapter for each agent).
+            not the embedded default's, `judge` (`roles` and `reward`), `dtype` and `lora` (settings of an adapter for each agent).
 
     Returns:
         `dict`: `seconds`, `tokens`, `updates` and so on of the training, and `saved`, the numbers of tokens at which it was saved.
@@ -61,7 +61,7 @@ def learn(setting):
         from peft import LoraConfig, get_peft_model
         from transformers import AutoModelForCausalLM
 
-        model = AutoModelForCausalLM.from_pretrained(setting["model"], dtype="bfloat16")
+        model = AutoModelForCausalLM.from_pretrained(setting["model"], dtype=setting["dtype"])
         return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear", **setting["lora"]))
 
     def save():

@@ -68,10 +68,7 @@ class TestCall:
         def turn(k):
             return Turn({"a": f"a{k}", "b": f"b{k}"}, f"solution {k}", [])
 
-        short, long = (
-            Episode({"prompt": f"problem {n}", "level": n}, turns=[turn(k) for k in range(n)]) for n in (1, 2)
-        )
-        return [short, long]
+        return [Episode({"prompt": f"problem {n}", "level": n}, turns=[turn(k) for k in range(n)]) for n in (1, 2)]
 
     def call(self, *funcs, turn, **options):
         return call_rewards(funcs, self.episodes(), turn, ["a", "b"], lambda: pytest.fail("no code is run"), **options)
@@ -316,13 +313,15 @@ class TestEvaluation:
 
     def test_a_failure_is_masked_or_raised_as_in_training(self, tiny_model, tmp_path):
         def broken(completions, **kwargs):
-            raise ZeroDivisionError("a defect")
+            error = ZeroDivisionError("a defect")
+            error.add_note("what to do")
+            raise error
 
         trainer = make(tiny_model, tmp_path, [broken])
         with pytest.raises(ZeroDivisionError, match="a defect"):
             evaluate_team(trainer, trainer.train_dataset, num_samples=1)
         trainer = make(tiny_model, tmp_path, [broken], on_reward_error="mask")
-        with pytest.warns(UserWarning, match="on_reward_error='mask' excludes"):
+        with pytest.warns(UserWarning, match="on_reward_error='mask' excludes .* what to do"):
             figures, records = evaluated(trainer, tmp_path)
         assert figures["reward"] == 0 and records[0]["samples"][0]["reward"] is None
         assert figures["tests_passed"] == 0.5
