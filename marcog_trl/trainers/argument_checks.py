@@ -87,6 +87,17 @@ def check_full_finetuning(model: Any, args: Any, peft_config: Any, quantization_
         )
 
 
+def warn_of_slow_type(model: PreTrainedModel, args: Any) -> None:
+    """Warns of bfloat16 on a processor that has no instructions for it."""
+    slow = model.device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2"
+    if slow and (args.bf16 or model.dtype == torch.bfloat16):
+        warnings.warn(
+            "This processor computes in bfloat16 several times slower than in float32, because it has neither AVX-512 nor AMX. Set "
+            "dtype='float32' and bf16=False (--dtype float32 --bf16 false).",
+            stacklevel=4,
+        )
+
+
 TOOLS_WITHOUT_VLLM = "use_vllm=True does not support tools and environments. Set use_vllm=False."
 
 

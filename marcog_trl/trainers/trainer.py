@@ -69,6 +69,7 @@ from marcog_trl.trainers.argument_checks import (
     check_workflow,
     checkpoint_without_reentry,
     held_by,
+    warn_of_slow_type,
 )
 from marcog_trl.trainers.batch import TeamBatch
 from marcog_trl.trainers.config import MultiAgentConfig
@@ -287,6 +288,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         if self._is_vlm:
             raise ValueError("processing_class is a multimodal processor. Pass a text tokenizer.")
         check_optimizer(self.optimizer, self.model)
+        warn_of_slow_type(self._causal_lm, args)
         if environment_factory is None:
             parts = eval_dataset if isinstance(eval_dataset, dict) else {"eval_dataset": eval_dataset}
             datasets = {"train_dataset": train_dataset, **parts}
@@ -356,9 +358,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         dtype = adapter.dtype if self.is_deepspeed_enabled else torch.promote_types(adapter.dtype, torch.float32)
         modules.to(device=self.accelerator.device, dtype=dtype)
         modules.attach(self._causal_lm)
-        if (
-            self.ref_model is not None and self.args.sync_ref_model
-        ):  # TRL's callback pairs the parameters of both models
+        if self.ref_model is not None and self.args.sync_ref_model:  # TRL's callback pairs the parameters of both
             reference = self.accelerator.unwrap_model(self.ref_model)
             reference.add_module(ATTRIBUTE, copy.deepcopy(modules).requires_grad_(False))
         held = held_by(self.optimizer)

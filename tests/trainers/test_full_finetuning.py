@@ -1,6 +1,7 @@
 """All weights are trained in place of an adapter: as TRL would, and with what is saved, loaded, exported and planned."""
 
 import json
+import warnings
 
 import pytest
 import teams
@@ -128,6 +129,16 @@ class TestRefusals:
     def test_warns_of_weights_with_few_bits(self, tiny_model, tmp_path):
         with pytest.warns(UserWarning, match=r"weights in bfloat16 loses updates .* Leave dtype at float32"):
             make(tiny_model, tmp_path, model_init_kwargs={"dtype": "bfloat16"})
+
+    @pytest.mark.parametrize("bits", [{"bf16": True}, {"model_init_kwargs": {"dtype": "bfloat16"}}, {}])
+    @pytest.mark.parametrize("capability", ["AVX2", "AVX512"])
+    def test_warns_of_slow_bfloat16(self, tiny_model, tmp_path, monkeypatch, bits, capability):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            make(tiny_model, tmp_path, **bits)
+        told = any("Set dtype='float32' and bf16=False" in str(warning.message) for warning in caught)
+        assert told == (capability == "AVX2" and bits != {})
 
     def test_rounds(self):
         with pytest.raises(ValueError, match="full_finetuning=True is not supported in rounds"):
