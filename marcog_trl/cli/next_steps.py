@@ -38,9 +38,8 @@ def next_steps(
     data += ["--dataset_columns", *script.dataset_columns] if script.dataset_columns else []
     train, test = script.dataset_train_split, script.dataset_test_split
     evaluate = [*data, "--dataset_test_split", test] if test != "test" else [*data]
-    if not all(
-        name in rewards.REWARD_NAMES or names_file(name) for name in team.rewards
-    ):  # a reward model, for example
+    # A reward model, for example
+    if not all(name in rewards.REWARD_NAMES or names_file(name) for name in team.rewards):
         evaluate += ["--reward", "execution_reward"]
     # Over the training problems, the latents of agents in observation scope are averaged
     export = ["--output_dir", f"{folder}-agents", *data, *(["--dataset_split", train] if train != "train" else [])]

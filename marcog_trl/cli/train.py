@@ -88,9 +88,8 @@ def train(
     recipe = replace(recipe, defaults={**DEFAULTS, **recipe.defaults})
     hide_bars_of_libraries()
     with ExitStack() as stack:
-        with one_line(
-            ValueError, ImportError, OSError, PushError
-        ):  # ImportError: what a way of loading the model needs
+        # ImportError: what a way of loading the model needs
+        with one_line(ValueError, ImportError, OSError, PushError):
             script, args, model = read_training_arguments(recipe, argv)
             set_max_steps(args, script.num_replies)
             train_dataset, test_dataset = script.load_splits()

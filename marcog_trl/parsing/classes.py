@@ -285,9 +285,7 @@ def _lines(source: str) -> list[str]:
 
 def _source(source: str, node: ast.stmt, indent: str) -> str:
     """Source of a statement at another indentation. Multi-line strings stay as they are."""
-    if not {"body", "cases"} & set(
-        node._fields
-    ):  # a simple statement: the indentation of its other lines does not matter
+    if not {"body", "cases"} & {*node._fields}:  # a simple statement: how its other lines are indented does not matter
         own = [
             line.encode() for line in _lines(source)[node.lineno - 1 : node.end_lineno]
         ]  # columns are counted in bytes

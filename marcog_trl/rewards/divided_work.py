@@ -80,9 +80,7 @@ def divided_work_reward(
         for name in _named(division)
     ]
     programs = [(i, code) for i, name in tried for code in _programs(divisions[i], name)]
-    found = solutions.run(
-        [make_job(solutions.problems[i], code) for i, code in programs]
-    )  # of all episodes in one call
+    found = solutions.run([make_job(solutions.problems[i], code) for i, code in programs])  # all in one call
     outcomes: list[list[_Outcome | None]] = [[] for _ in divisions]
     for k, (i, _) in enumerate(tried):
         outcomes[i].append(_outcome(results[i], *found[3 * k : 3 * k + 3]))

@@ -83,9 +83,7 @@ class Solutions:
             `list[Verdict | None]`: One verdict per job, in order; `None` where the job is `None`.
         """
         pairs = [pair for of_episode in (*(self._verdicts or ()), *known) for pair in of_episode]
-        pairs.sort(
-            key=lambda pair: pair[1].status != "infrastructure"
-        )  # infrastructure failures first, to be replaced
+        pairs.sort(key=lambda pair: pair[1].status != "infrastructure")  # these first, to be replaced
         verdicts = dict(pairs)
         missing = list(dict.fromkeys(job for job in jobs if job is not None and job not in verdicts))
         if missing:

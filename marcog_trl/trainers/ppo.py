@@ -79,9 +79,8 @@ class PPO(Algorithm):
         """Whether generation runs the decoder once for the prompts, then once per token."""
         if self.args.use_vllm or self.args.use_transformers_continuous_batching:
             return False
-        return (
-            cast(dict, self.args.generation_kwargs or {}).get("prefill_chunk_size") is None
-        )  # chunks of a prompt may look like tokens
+        # Chunks of a prompt may look like tokens
+        return cast(dict, self.args.generation_kwargs or {}).get("prefill_chunk_size") is None
 
     def begin_rollout(self, step: int, training: bool, process: int) -> dict[str, Any]:
         return {"prompt_states": self.has_critic, "token_states": self.has_critic and self.generates_with_hooks}

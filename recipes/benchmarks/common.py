@@ -217,9 +217,8 @@ def state_mib(*optimizers):
     import torch
 
     kept = [value for optimizer in optimizers for state in optimizer.state.values() for value in state.values()]
-    return (
-        sum(value.nbytes for value in kept if isinstance(value, torch.Tensor)) / 2**20
-    )  # others are numbers of steps
+    # Others are numbers of steps
+    return sum(value.nbytes for value in kept if isinstance(value, torch.Tensor)) / 2**20
 
 
 class Work:

@@ -82,9 +82,8 @@ class TwoStages(Workflow):
 class TestGradient:
     """A softmax team whose estimates are averaged over all that can happen."""
 
-    LOGITS = torch.tensor(
-        [[0.3, -0.4], [0.9, -0.2], [-0.7, 0.5]], dtype=torch.double
-    )  # planner, coder after 0, after 1
+    # Planner, coder after 0, after 1
+    LOGITS = torch.tensor([[0.3, -0.4], [0.9, -0.2], [-0.7, 0.5]], dtype=torch.double)
     REWARD = torch.tensor([[1.0, -0.5], [0.2, 2.0]], dtype=torch.double)
 
     def exact(self):

@@ -271,9 +271,8 @@ class TestFiles:
         assert [path.name for path in tmp_path.glob("stopped*")] == ["stopped.jsonl.partial"]
         partial = tmp_path / "stopped.jsonl.partial"
         begun = partial.read_text()
-        assert (
-            len(begun.splitlines()) == 1 + 2 * 2
-        )  # settings; of three blocks that were generated, two have their verdicts
+        # Settings; of three blocks that were generated, two have their verdicts
+        assert len(begun.splitlines()) == 1 + 2 * 2
         assert team.model.training
 
         with pytest.raises(
@@ -334,9 +333,8 @@ class TestOtherFiles:
         with pytest.raises(ValueError, match=message):
             evaluate_team(team, team.train_dataset.select([0]), 1, output=output)
         assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-        (tmp_path / "e.jsonl.partial").write_text(
-            json.dumps(json.loads(output.read_text())["settings"]) + "\n"
-        )  # of the first
+        first = json.loads(output.read_text())["settings"]
+        (tmp_path / "e.jsonl.partial").write_text(json.dumps(first) + "\n")
         evaluate_team(team, team.train_dataset.select([0]), 1, output=output, overwrite_output=True)
         assert json.loads(output.read_text())["settings"]["problems"]["number"] == 1
         evaluate_team(team, team.train_dataset.select([0]), 1, output=output)  # the same once more

@@ -122,9 +122,8 @@ def test_helpers_in_earlier_fences_belong_to_the_answer():
     code = extract_code(text, "f", "Write f.")
     assert same(code, f"from math import floor\nfrom functools import lru_cache\n{TWICE}\nONE = 1.5\n{ANSWER}")
     assert extract_code(code, "f", "Write f.") == code
-    assert (
-        extract_code(text.removesuffix("\n```\nFor example:\n```python\nONE = f(2)\n```"), "f") == code
-    )  # never closed
+    unclosed = text.removesuffix("\n```\nFor example:\n```python\nONE = f(2)\n```")
+    assert extract_code(unclosed, "f") == code
 
 
 def test_the_last_of_earlier_definitions_counts():

@@ -186,9 +186,8 @@ class TestIntervals:
     def test_by_hand(self, benchmark):
         report = benchmark("learning_report")
         mean, half = report.interval(np.array([[0.0, 1.0, 1.0, 0.0, 1.0]]))  # of one seed: over problems
-        assert (mean, half) == pytest.approx(
-            (0.6, 2.776445 * math.sqrt(0.3 / 5)), rel=1e-4
-        )  # t with 4 degrees of freedom
+        # t with 4 degrees of freedom
+        assert (mean, half) == pytest.approx((0.6, 2.776445 * math.sqrt(0.3 / 5)), rel=1e-4)
         # means of the problems 0.5 and 1, of the seeds 0.5, 1 and 0.75
         by_problem, by_seed = 0.125 / 2, 0.0625 / 3
         freedom = (by_problem + by_seed) ** 2 / (by_problem**2 / 1 + by_seed**2 / 2)

@@ -71,9 +71,8 @@ def test_weights_are_those_with_all_rows(tiny_model, tmp_path, options):
         check_equal(one, other)
     check_equal(teams.trainable(ours), teams.trainable(theirs))
     assert len(shapes) == len(all_shapes)  # processes run the same number of micro-batches
-    assert rows(shapes) <= 0.75 * rows(
-        all_shapes
-    )  # log-probabilities before the first of several steps are of all rows
+    # Log-probabilities before the first of several steps are of all rows
+    assert rows(shapes) <= 0.75 * rows(all_shapes)
     for name in ("loss", "grad_norm", "clip_ratio/region_mean"):
         assert teams.logged(ours, name) == pytest.approx(teams.logged(theirs, name), rel=1e-4, abs=1e-6)
 

@@ -315,9 +315,8 @@ class TestEarlyTermination:
         trainer, calls = self.make(tiny_model, tmp_path, 2.0)
         output = teams.generation_batch(trainer)
         assert [len(prompts) for prompts, _ in calls] == [8, 4]
-        live = (
-            (output["completion_mask"] * output["tool_mask"]).any(1).view(2, 2, 2, 2)
-        )  # problem, turn, agent, episode
+        # Problem, turn, agent, episode
+        live = (output["completion_mask"] * output["tool_mask"]).any(1).view(2, 2, 2, 2)
         assert live[:, 0, 0].tolist() == live[:, 0, 1].tolist() == [[True, True], [False, True]]
         assert live[:, 1, 0].tolist() == live[:, 1, 1].tolist() == [[True, False], [False, True]]
         assert trainer._metrics["train"]["episodes/turns"] == [(2 + 1 + 1 + 2) / 4]

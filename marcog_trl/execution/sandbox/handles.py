@@ -27,9 +27,8 @@ _OF_CLASSES = _OF_OBJECTS | frozenset(
     )
 )
 _DATA = frozenset("builtins decimal fractions datetime collections uuid numpy".split())  # modules of plain values
-_OPERATORS = (
-    "add sub mul truediv floordiv mod matmul and or xor lshift rshift".split()
-)  # between objects of the program
+# Between objects of the program
+_OPERATORS = "add sub mul truediv floordiv mod matmul and or xor lshift rshift".split()
 _BINARY = (*_OPERATORS, *(f"i{name}" for name in _OPERATORS if "shift" not in name), "pow", "ipow", "divmod")
 _UNARY = "neg pos abs invert round int float index complex bytes fspath reversed".split()
 ORDER = ("lt", "le", "gt", "ge")
@@ -399,11 +398,8 @@ SPECIAL_METHODS: dict[str, Callable] = {
     "__aexit__": _async_exit,
     "__await__": _await,
 }
-_OF_VALUES = (
-    "__enter__",
-    "__exit__",
-    "__call__",
-)  # methods that handles which hold a value have beside those of its type
+# Methods that handles which hold a value have beside those of its type
+_OF_VALUES = ("__enter__", "__exit__", "__call__")
 
 
 def make_class(facts: dict, bases: list) -> Any:
