@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -161,8 +162,15 @@ def evaluate_problems(
             desc="Evaluating",
             unit="problem",
             disable=not accelerator.is_main_process or (trainer is not None and trainer.args.disable_tqdm),
+            mininterval=0.1 if sys.stderr.isatty() else 15,
+            miniters=0,  # what the team does is shown while no problem is done
         )
-        with progress, team.evaluating(), torch.random.fork_rng():
+
+        def tell(activity: str) -> None:
+            progress.set_postfix_str(activity, refresh=False)
+            progress.update(0)
+
+        with progress, team.evaluating(tell), torch.random.fork_rng():
             torch.manual_seed(seed + rank)
             for new in _play_missing(player, frozenset(records), world, rank):
                 records |= {record["index"]: record for record in new}

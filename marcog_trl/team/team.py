@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -67,6 +68,8 @@ class Team:
     """
 
     on_workflow_error: Callable[[WorkflowError], None] | None = None  # see `play`
+    # Told what the team does, as a stage may take minutes
+    on_activity: Callable[[str], None] = staticmethod(lambda activity: None)
     masks_failures = False  # whether an episode is masked if an agent's endpoint fails; otherwise this is an error
 
     def __init__(
@@ -399,7 +402,10 @@ class Team:
 
     @contextmanager
     def generating(self, rows: list[Row], sampler: KeyedSampler | None = None) -> Iterator[None]:
-        """Makes `generate` faster: rows share prompts, and a sampler or fewer random numbers replace `torch.multinomial`."""
+        """
+        Makes `generate` faster, where rows share prompts, and a sampler or fewer random numbers replace `torch.multinomial`, and says
+        how far it is.
+        """
         draws = None
         if sampler is not None:
             draws = sampler.draws(rows)
@@ -410,20 +416,41 @@ class Team:
             shared_prompts(self.model) if share_weights else nullcontext(),
             contiguous_states(self.model),
             nullcontext() if draws is None else self.greedy(),
+            self._telling(rows),
         ):
             if draws is not None:
                 self.generation_config.watermarking_config = draws
             yield
 
     @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Sets evaluation mode: no dropout, and latents are their means."""
-        was_training = self.model.training
+    def _telling(self, rows: list[Row]) -> Iterator[None]:
+        """Says which agents write, and how far they are; with vLLM, only which."""
+        agents = " and ".join(dict.fromkeys(row.slot.agent for row in rows))
+        said, most = f"{agents}: writing {len(rows)} replies", self.settings.max_completion_length
+        forward_passes = itertools.count(1)
+
+        def tell(*_: Any) -> None:
+            self.on_activity(f"{said}, token {min(next(forward_passes), most)} of at most {most}")
+
+        self.on_activity(said)
+        model = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
+        handle = model.register_forward_hook(tell)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    @contextmanager
+    def evaluating(self, on_activity: Callable[[str], None] | None = None) -> Iterator[None]:
+        """Sets evaluation mode: no dropout, and latents are their means. `on_activity` is told what the team does."""
+        was_training, told = self.model.training, self.on_activity
+        self.on_activity = on_activity or told
         self.model.eval()
         try:
             yield
         finally:
             self.model.train(was_training)
+            self.on_activity = told
 
     def sum_over_processes(self, count: int) -> int:
         """Sum over all processes."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
@@ -29,6 +28,7 @@ class TrainingTeam(Team):
     def __init__(self, trainer: Any, **options: Any):
         super().__init__(trainer.accelerator.unwrap_model(trainer.model), trainer._tokenizer, **options)
         self._trainer = trainer
+        self.on_activity = lambda activity: trainer.on_activity(activity)  # a callback may set the trainer's
         self.masks_failures = trainer.args.on_reward_error == "mask"
         self._warned_of_workflow = False
         if trainer.args.on_workflow_error == "mask":
@@ -82,41 +82,22 @@ class TrainingTeam(Team):
         with (
             self._kept_as_it_is() if trainer.use_transformers_continuous_batching else nullcontext(),
             self.generating(rows),
-            self._telling(rows),
         ):
             completion_ids, logprobs = trainer._generate_single_turn(prompt_ids, None, {}, 1)
         return completion_ids, logprobs
 
     @contextmanager
-    def evaluating(self) -> Iterator[None]:
+    def evaluating(self, on_activity: Callable[[str], None] | None = None) -> Iterator[None]:
         """Also reports nothing to trackio outside of a training: it has no run there, and TRL, which logs times, would fail."""
         args = self._trainer.args
         reported = args.report_to
         if not self._trainer.is_in_train:
             args.report_to = [name for name in reported if name != "trackio"]
         try:
-            with super().evaluating():
+            with super().evaluating(on_activity):
                 yield
         finally:
             args.report_to = reported
-
-    @contextmanager
-    def _telling(self, rows: list[Row]) -> Iterator[None]:
-        """Says which agents write, and how far they are; with vLLM, only which."""
-        agents = " and ".join(dict.fromkeys(row.slot.agent for row in rows))
-        said = f"{agents}: writing {len(rows)} replies"
-        forward_passes = itertools.count(1)
-
-        def tell(*_: Any) -> None:
-            most = self.settings.max_completion_length
-            self._trainer.on_activity(f"{said}, token {min(next(forward_passes), most)} of at most {most}")
-
-        self._trainer.on_activity(said)
-        handle = self._trainer._causal_lm.register_forward_hook(tell)
-        try:
-            yield
-        finally:
-            handle.remove()
 
     @contextmanager
     def _kept_as_it_is(self) -> Iterator[None]:

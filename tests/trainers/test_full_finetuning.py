@@ -36,17 +36,10 @@ class TestTraining:
         def worse(completions, trainer_state, **kwargs):
             return [-float(trainer_state.global_step)] * len(completions)
 
-        options = {
-            "save_strategy": "steps",
-            "save_steps": 1,
-            "eval_strategy": "steps",
-            "eval_steps": 1,
-            "max_steps": 2,
-        }
+        every = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
         best = {"load_best_model_at_end": True, "metric_for_best_model": "reward", "greater_is_better": True}
-        trainer = make(
-            tiny_model, tmp_path, MultiAgentPPOTrainer, reward=worse, eval_dataset=teams.dataset(1), **options, **best
-        )
+        options = {"reward": worse, "eval_dataset": teams.dataset(1), "max_steps": 2} | every | best
+        trainer = make(tiny_model, tmp_path, **options)
         trainer.train()
         first = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-1")
         assert all(torch.equal(p, trainer.model.get_parameter(name)) for name, p in first.named_parameters())
