@@ -32,7 +32,7 @@ class LatentNet(nn.Module):
     Three-layer MLP from the observation of an agent to the distribution of its latent.
 
     Args:
-        obs_size (`int`): 2H, size of an observation `[o, h]`: mean input embedding and final hidden state.
+        obs_size (`int`): 2H, size of an observation `[o, h]`: what tells the agent's role text apart, and the state of its prompt.
         latent_size (`int`, *optional*, defaults to `8`): d, size of the latent.
         hidden (`int`, *optional*, defaults to `128`): Width of the hidden layers.
         sigma_min (`float`, *optional*, defaults to `0.05`): Minimum of the standard deviation, which bounds the entropy.

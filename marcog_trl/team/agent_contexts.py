@@ -68,8 +68,7 @@ class AgentContexts:
         else:
             masks = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
             ids = [row[mask].tolist() for row, mask in zip(inputs["input_ids"], masks, strict=True)]
-            embeddings = self._role_embeddings[index] + standardize(self._mean_embeddings(ids))
-            observations = torch.cat([embeddings, self._prompt_states(ids)], dim=-1)
+            observations = torch.cat([self._role_embeddings[index], self._prompt_states(ids)], dim=-1)
         mu, _ = self._modules.latents(observations)
         return self._modules.rows(ForwardContext(z=mu, frozen=True))
 
@@ -113,18 +112,16 @@ class AgentContexts:
             row.observation, row.latent, row.noise = observations[i], z[i], eps[i]
         return ForwardContext(z=z, frozen=True)
 
-    def _observe(self, rows: list[Row], embeddings: bool) -> None:
+    def _observe(self, rows: list[Row], by_prompt: bool) -> None:
         """Sets the state of the prompt on each row, and the observation if latents depend on the prompt."""
         prompts = list({tuple(row.prompt_ids): None for row in rows}) or [(self._tokenizer.eos_token_id,)]
         ids = [list(prompt) for prompt in prompts]
         states = dict(zip(prompts, self._prompt_states(ids), strict=True))
-        of_prompt = dict(zip(prompts, standardize(self._mean_embeddings(ids)), strict=True)) if embeddings else {}
         for row in rows:
-            prompt = tuple(row.prompt_ids)
-            row.prompt_state = states[prompt]
-            if embeddings:
+            row.prompt_state = states[tuple(row.prompt_ids)]
+            if by_prompt:
                 role = self._role_embeddings[self._agents.index(row.slot.agent)]
-                row.observation = torch.cat([role + of_prompt[prompt], states[prompt]])
+                row.observation = torch.cat([role, row.prompt_state])
 
     def _observations_of(self, rows: list[Row]) -> torch.Tensor:
         """Returns the observation `[o, h]` of each row, `(R, 2H)`. Without rows, that of a dummy row."""
@@ -157,13 +154,6 @@ class AgentContexts:
         assert context.hidden is not None
         return context.hidden.float()
 
-    def _mean_embeddings(self, ids: list[list[int]]) -> torch.Tensor:
-        """Returns the mean of the frozen input embeddings of each list of token ids, `(len(ids), H)`."""
-        inputs = self._tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(self._model.device)
-        mask = inputs["attention_mask"].unsqueeze(-1).float()
-        embeddings = self._model.get_input_embeddings()(inputs["input_ids"]).float()
-        return (embeddings * mask).sum(1) / mask.sum(1)
-
     @cached_property
     def _role_ids(self) -> list[list[int]]:
         return encode_prompts(
@@ -174,7 +164,10 @@ class AgentContexts:
     @cached_property
     def _role_embeddings(self) -> torch.Tensor:
         """Mean input embedding of each agent's role text, made [`distinct`], `(N, H)`. Cached, because embeddings are frozen."""
-        return distinct(self._mean_embeddings(self._role_ids).detach())
+        inputs = self._tokenizer.pad({"input_ids": self._role_ids}, return_tensors="pt").to(self._model.device)
+        mask = inputs["attention_mask"].unsqueeze(-1).float()
+        embeddings = self._model.get_input_embeddings()(inputs["input_ids"]).detach().float()
+        return distinct((embeddings * mask).sum(1) / mask.sum(1))
 
     @cached_property
     def role_observations(self) -> torch.Tensor:

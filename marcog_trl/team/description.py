@@ -1,7 +1,7 @@
 """
 The files of a saved team beside its PEFT adapter, or beside its model if all of its weights were trained.
 
-`team.json` (format 2) describes the team. `team_modules.safetensors` has the value head, the core decoder and the latent
+`team.json` describes the team. `team_modules.safetensors` has the value head, the core decoder and the latent
 networks, if the team has them, under the keys of [`TeamModule`]. If the workflow was loaded from a file, the file is there, too.
 """
 
@@ -25,7 +25,7 @@ TEAM_FILE = "team.json"
 MODULES_FILE = "team_modules.safetensors"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")  # as PEFT names them
 MODEL_FILES = ("model.safetensors", "model.safetensors.index.json")  # one of them, as transformers names them
-TEAM_FORMAT = 3
+TEAM_FORMAT = 4
 # Settings that change what a saved team generates, and how it was trained
 _OF_TRAINING = {"full_finetuning", "critic", "critic_backprop"}
 _SAVED_SETTINGS = {f.name for f in fields(TeamSettings)} - MACHINE_SETTINGS | _OF_TRAINING
@@ -141,7 +141,7 @@ class TeamDescription:
         found = content["format_version"]
         if found not in range(1, TEAM_FORMAT + 1):
             raise ValueError(f"{str(path)!r} has format_version={found}. This version reads 1 to {TEAM_FORMAT}.")
-        if found < 3 and content["settings"].get("parameter_sharing") == "latent":
+        if found < 4 and content["settings"].get("parameter_sharing") == "latent":
             raise ValueError(
                 f"{str(path)!r} has format_version={found}, and this version computes latents otherwise. Train the team again, or "
                 "install the version that saved it."

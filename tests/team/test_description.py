@@ -40,7 +40,7 @@ class TestFiles:
     def test_describe_the_team(self, saved, tiny_model):
         mode, trainer, path = saved
         team = json.loads((path / "team.json").read_text())
-        assert team["format_version"] == 3
+        assert team["format_version"] == 4
         assert team["base_model"] == tiny_model
         assert team["agents"] == [{"name": "a", "role": "You are a."}, {"name": "b", "role": "You are b."}]
         assert team["workflow"] == "Pair" and team["num_turns"] == 1
@@ -100,17 +100,17 @@ class TestWrongCheckpoint:
         old = {**team, "format_version": 1, "settings": settings}
         (tmp_path / "team.json").write_text(json.dumps(old))
         read = TeamDescription.read(tmp_path / "team.json")
-        assert (read.format_version, read.settings["visible_tests"]) == (3, None)
+        assert (read.format_version, read.settings["visible_tests"]) == (4, None)
 
     def test_of_another_format_is_refused(self, tiny_model, tmp_path, checkpoint):
         copy = shutil.copytree(checkpoint, tmp_path / "checkpoint-1")
         team = json.loads((checkpoint / "team.json").read_text())
-        (copy / "team.json").write_text(json.dumps({**team, "format_version": 4}, indent=2) + "\n")
-        self.refused(make(tiny_model, tmp_path / "run"), copy, r"has format_version=4\. This version reads 1 to 3")
+        (copy / "team.json").write_text(json.dumps({**team, "format_version": 5}, indent=2) + "\n")
+        self.refused(make(tiny_model, tmp_path / "run"), copy, r"has format_version=5\. This version reads 1 to 4")
 
     def test_latents_of_an_earlier_format_are_refused(self, checkpoint, tmp_path):
         team = json.loads((checkpoint / "team.json").read_text())
-        old = {**team, "format_version": 2, "settings": {**team["settings"], "parameter_sharing": "latent"}}
+        old = {**team, "format_version": 3, "settings": {**team["settings"], "parameter_sharing": "latent"}}
         (tmp_path / "team.json").write_text(json.dumps(old))
         with pytest.raises(ValueError, match=r"computes latents otherwise\. Train the team again"):
             TeamDescription.read(tmp_path / "team.json")
