@@ -549,8 +549,7 @@ class SHPPOConfig(MultiAgentPPOConfig):
             reads the same prompt (see [`behaviour_distance`]). It is maximised, as a mean over tokens. One of eight rows is
             compared. Agents with prompts of their own are not compared.
         latent_learning_rate (`float`, *optional*, defaults to `3e-3`):
-            Learning rate of LatentNet. Agents have distant latents after 5 to 10 steps with the default, and after about 30
-            steps with `1e-4`.
+            Learning rate of LatentNet. With the default, agents have distant latents after a few steps.
         inference_learning_rate (`float`, *optional*, defaults to `1e-4`):
             Learning rate of InferenceNet.
     """
