@@ -162,13 +162,14 @@ def evaluate_problems(
             desc="Evaluating",
             unit="problem",
             disable=not accelerator.is_main_process or (trainer is not None and trainer.args.disable_tqdm),
-            mininterval=0.1 if sys.stderr.isatty() else 15,
             miniters=0,  # what the team does is shown while no problem is done
         )
 
         def tell(activity: str) -> None:
             progress.set_postfix_str(activity, refresh=False)
-            progress.update(0)
+            # In a file, after 15 seconds without a line
+            if sys.stderr.isatty() or time.time() >= getattr(progress, "last_print_t", math.inf) + 15:
+                progress.update(0)
 
         with progress, team.evaluating(tell), torch.random.fork_rng():
             torch.manual_seed(seed + rank)

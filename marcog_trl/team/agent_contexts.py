@@ -68,7 +68,8 @@ class AgentContexts:
         else:
             masks = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
             ids = [row[mask].tolist() for row, mask in zip(inputs["input_ids"], masks, strict=True)]
-            observations = torch.cat([self._role_embeddings[index], self._prompt_states(ids)], dim=-1)
+            role = self._role_embeddings[index].expand(len(ids), -1)
+            observations = torch.cat([role, self._prompt_states(ids)], dim=-1)
         mu, _ = self._modules.latents(observations)
         return self._modules.rows(ForwardContext(z=mu, frozen=True))
 
