@@ -168,10 +168,10 @@ def evaluate_problems(
         def tell(activity: str) -> None:
             progress.set_postfix_str(activity, refresh=False)
             # In a file, after 15 seconds without a line
-            if sys.stderr.isatty() or time.time() >= getattr(progress, "last_print_t", math.inf) + 15:
+            if sys.stderr.isatty() or time.time() >= progress.last_print_t + 15:
                 progress.update(0)
 
-        with progress, team.evaluating(tell), torch.random.fork_rng():
+        with progress, team.evaluating(None if progress.disable else tell), torch.random.fork_rng():
             torch.manual_seed(seed + rank)
             for new in _play_missing(player, frozenset(records), world, rank):
                 records |= {record["index"]: record for record in new}

@@ -403,8 +403,8 @@ class Team:
     @contextmanager
     def generating(self, rows: list[Row], sampler: KeyedSampler | None = None) -> Iterator[None]:
         """
-        Makes `generate` faster, where rows share prompts, and a sampler or fewer random numbers replace `torch.multinomial`, and says
-        how far it is.
+        Makes `generate` faster: rows share prompts, and a sampler or fewer random numbers replace `torch.multinomial`. Also says how far
+        it is.
         """
         draws = None
         if sampler is not None:

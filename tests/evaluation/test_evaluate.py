@@ -464,5 +464,6 @@ def test_two_processes_write_what_one_writes(team, tmp_path):
 def test_the_bar_says_what_the_team_writes(team, monkeypatch):
     told = []
     monkeypatch.setattr("tqdm.auto.tqdm.set_postfix_str", lambda bar, activity, refresh: told.append(activity))
+    monkeypatch.setattr(team.args, "disable_tqdm", False)
     evaluate_team(team, team.train_dataset, 1)
     assert told[:2] == [f"helper and main: writing 28 replies{end}" for end in ("", ", token 1 of at most 12")]
