@@ -122,7 +122,7 @@ class IterativeMADPOConfig(RoundsSettings, TeamSettings, MADPOConfig):
     team that the first round begins with. With `start_team`, that team's own settings and base model replace those given here.
 
     Args:
-        init_core_scale (`float`, *optional*, defaults to `0.3`):
+        init_core_scale (`float`, *optional*, defaults to `1.5`):
             As in [`SHPPOConfig`], for an untrained team with `parameter_sharing="latent"`.
     """
 
@@ -644,7 +644,7 @@ def save_untrained_team(
         peft_config ([`~peft.LoraConfig`], *optional*): Defaults to LoRA of rank 16 on all linear layers.
         workflow ([`Workflow`] or `str`, *optional*): The team's workflow, if it is not a built-in one.
         rewards (`tuple[str, ...]`, *optional*, defaults to `("execution_reward",)`): Names of the team's rewards.
-        init_core_scale (`float`, *optional*, defaults to `0.3`): As in [`SHPPOConfig`].
+        init_core_scale (`float`, *optional*, defaults to `1.5`): As in [`SHPPOConfig`].
         seed (`int`, *optional*, defaults to `0`): Seed of the adapter and of the team's networks.
         model_init_kwargs (`Mapping`, *optional*): Keyword arguments for the base model's `from_pretrained`.
 

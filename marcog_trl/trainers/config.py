@@ -531,10 +531,10 @@ class SHPPOConfig(MultiAgentPPOConfig):
             Size of the latent.
         policy_gradient_to_latent (`bool`, *optional*, defaults to `False`):
             Whether to backpropagate the PPO loss into LatentNet. Otherwise LatentNet learns from the latent loss only.
-        init_core_scale (`float`, *optional*, defaults to `0.3`):
+        init_core_scale (`float`, *optional*, defaults to `1.5`):
             Initial size of the cores, relative to the identity, for layers with LoRA's B at 0, where cores have no effect
-            yet. Layers with another B start with cores of 0. With `init_core_scale=0`, training starts at plain shared LoRA, and
-            agents separate slowly (see [`CoreDecoder`]). With larger values, agents separate sooner and share less.
+            yet. Layers with another B start with cores of 0. With larger values, agents separate sooner and share less. With
+            `init_core_scale=0`, training starts at plain shared LoRA, and agents separate slowly (see [`CoreDecoder`]).
 
         > Parameters that control the latent losses
 
@@ -560,7 +560,7 @@ class SHPPOConfig(MultiAgentPPOConfig):
     latent_size: Count = 8
     policy_gradient_to_latent: bool = False
 
-    init_core_scale: NotNegative = 0.3
+    init_core_scale: NotNegative = 1.5
 
     # Parameters that control the latent losses
     latent_entropy_coef: NotNegative = 0.01
