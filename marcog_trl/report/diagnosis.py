@@ -120,7 +120,7 @@ def useless_critic(logs: Logs, args: Any) -> str | None:
     return (
         f"The critic explained nothing of the returns {_since(logs, CRITIC_LOGS)}: critic/explained_variance was at most "
         f"{max(explained):.2g}, where 1 is perfect and 0 as good as their mean. Raise critic_learning_rate, or "
-        "compare episodes with each other: critic='mixed' or critic='none'."
+        "compare episodes with each other: critic_mix='auto' or critic='none'."
     )
 
 

@@ -429,11 +429,14 @@ class MultiAgentPPOConfig(MultiAgentConfig):
         > Parameters that control the critic
 
         critic (`str`, *optional*, defaults to `"team"`):
-            Baseline: `"team"`, `"agent"`, `"mixed"` or `"none"`. `"team"`: the value head also gets the prompt states of
-            the agents that act at the same stage or earlier (MAPPO). `"agent"`: it gets only the agent's own row (IPPO).
-            `"mixed"`: the baseline mixes the value of the team with the mean return of the problem's other episodes, in the
-            share that had the smallest error in earlier batches. `"none"`: there is no value head, and the mean return of
-            the problem's episodes is the baseline.
+            Baseline: `"team"`, `"agent"` or `"none"`. `"team"`: the value head also gets the prompt states of the agents that
+            act at the same stage or earlier (MAPPO). `"agent"`: it gets only the agent's own row (IPPO). `"none"`: there is no
+            value head, and the mean return of the problem's episodes is the baseline.
+        critic_mix (`float` or `str`, *optional*):
+            Share α of the critic in the baseline, in [0, 1]: `(1 − α)` times the mean return of the other siblings plus `α` times
+            the critic's value. `"auto"` estimates the best α from earlier batches. Defaults to 1, the critic alone, and with
+            `credit="counterfactual"` to 0. A reply without live siblings has the critic's value as its baseline, or with 0 no
+            advantage.
         critic_backprop (`bool`, *optional*, defaults to `False`):
             Whether to backpropagate the value loss into the policy.
         critic_learning_rate (`float`, *optional*):
@@ -446,10 +449,6 @@ class MultiAgentPPOConfig(MultiAgentConfig):
 
         > Parameters that control credit
 
-        critic_mix (`float` or `str`, *optional*, defaults to `0.0`):
-            With `credit="counterfactual"`, share α of the critic in the baseline, in [0, 1]: `(1 − α)` times the mean of the other
-            siblings plus `α` times the critic's value. `"auto"` estimates the best α from earlier batches. A reply without
-            live siblings has the critic's value as its baseline, or with 0 no advantage.
         gamma (`float`, *optional*, defaults to `1.0`):
             Discount per token, in [0, 1].
         lam (`float`, *optional*, defaults to `1.0`):
@@ -464,14 +463,14 @@ class MultiAgentPPOConfig(MultiAgentConfig):
     """
 
     # Parameters that control the critic
-    critic: Literal["team", "agent", "mixed", "none"] = "team"
+    critic: Literal["team", "agent", "none"] = "team"
+    critic_mix: str | None = None
     critic_backprop: bool = False
     critic_learning_rate: NotNegative | None = None
     vf_coef: NotNegative = 0.1
     cliprange_value: Annotated[float, Range(0, above=True, infinite=True)] = 0.2
 
     # Parameters that control credit
-    critic_mix: str = "0.0"
     gamma: Unit = 1.0
     lam: Unit = 1.0
     lam_turn: Unit | None = None
@@ -480,35 +479,29 @@ class MultiAgentPPOConfig(MultiAgentConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        self._check_counterfactual()
-        if self.critic in ("none", "mixed") and self.num_generations == 1:
+        share = self.critic_share
+        if self.critic_mix is not None and share != 0:
+            check_together(self, "critic_mix", {"critic": ("team", "agent")}, "a share of the critic in the baseline")
+        if self.num_generations == 1 and share != 1:
             raise ValueError(
-                f"critic={self.critic!r} compares the episodes of a problem, but num_generations=1. Set num_generations=4, or "
-                "critic='team'."
+                f"critic={self.critic!r} and critic_mix={self.critic_mix!r} compare the episodes of a problem, but "
+                "num_generations=1. Set num_generations=4, or critic='team' and critic_mix=1.0."
             )
 
     @property
     def critic_share(self) -> float | None:
-        """Share of the critic in a baseline that it is mixed into, or `None` to estimate it."""
-        return None if self.critic == "mixed" or self.critic_mix == "auto" else float(self.critic_mix)
-
-    def _check_counterfactual(self) -> None:
-        value = self.critic_mix
+        """Share of the critic in the baseline, or `None` to estimate it."""
+        if self.critic_mix == "auto":
+            return None
+        if self.critic_mix is None:
+            return float(self.critic != "none" and self.credit == "group")
         try:
-            share = 1.0 if value == "auto" else float(value)
+            share = float(self.critic_mix)
         except (TypeError, ValueError):
             share = math.nan
         if not 0 <= share <= 1:
-            raise ValueError(f"critic_mix={value!r} must be a number in [0, 1], or 'auto'.")
-        if share == 0:
-            if self.credit == "counterfactual" and self.num_generations == 1:
-                raise ValueError(
-                    "credit='counterfactual' compares replies, but num_generations=1. Set num_generations=4, or "
-                    "critic_mix=1.0."
-                )
-            return
-        needed = {"credit": ("counterfactual",), "critic": ("team", "agent")}
-        check_together(self, "critic_mix", needed, "a share of the critic in counterfactual baselines")
+            raise ValueError(f"critic_mix={self.critic_mix!r} must be a number in [0, 1], or 'auto'.")
+        return share
 
 
 @documented

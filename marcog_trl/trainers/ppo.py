@@ -141,7 +141,7 @@ class PPO(Algorithm):
         discount = discounts(batch, following, args.gamma_turn)
         to_go, _ = gae(rewards, torch.zeros_like(rewards), mask, args.gamma, 1.0, following, discount, 1.0)
         inputs: dict[str, torch.Tensor] = {}
-        mixes = args.critic == "mixed" or (self.has_critic and batch.is_counterfactual)
+        mixes = self.has_critic and args.critic_share != 1
         if mixes or not self.has_critic:
             baseline = batch.row_returns() - self.group_advantages(batch)
             advantages = (to_go - baseline[:, None]) * mask
@@ -170,7 +170,7 @@ class PPO(Algorithm):
         return Credit(advantages, of_rows, inputs)
 
     def group_advantages(self, batch: TeamBatch) -> torch.Tensor:
-        if self.args.critic == "mixed":  # what is mixed with the critic does not see the row's own return
+        if self.has_critic:  # what is mixed with the critic does not see the row's own return
             return over_siblings(batch, kind="rloo")
         return super().group_advantages(batch)
 

@@ -174,7 +174,7 @@ PROCESSES = int(os.environ.get("WORLD_SIZE", 1))
 SINGLE = {"workflow": "single", "num_generations": 4, "per_device_train_batch_size": 4 // PROCESSES}
 SINGLE |= {"gradient_accumulation_steps": 1, "scale_rewards": "group", "num_generations_eval": 4}
 # The first returns have a mean of 0 in units of the critic: all that the bias has as a gradient is rounding, which Adam enlarges
-SIBLINGS = {**SINGLE, "critic": "mixed", "max_steps": 4, "adam_epsilon": 1e-4}
+SIBLINGS = {**SINGLE, "critic_mix": "auto", "max_steps": 4, "adam_epsilon": 1e-4}
 RECORDED = {
     "tree": (RecordedGRPOTrainer, MultiAgentGRPOConfig, TREE),
     "counterfactual": (RecordedPPOTrainer, MultiAgentPPOConfig, BRANCHES),

@@ -37,7 +37,7 @@ CASES = {
     "ppo-backprop": (PPO, {"critic_backprop": True, "delta": 2.0}),
     "ppo-agent": (PPO, {"critic": "agent", "kl_penalty": "reward", "beta": 0.1, "advantage_normalization": "batch"}),
     "ppo-none": (PPO, {"critic": "none", "loss_type": "dr_grpo", "agent_loss_weighting": "token"}),
-    "ppo-mixed": (PPO, {"critic": "mixed"}),
+    "ppo-mixed": (PPO, {"critic_mix": "auto"}),
     "ppo-counterfactual": (PPO, {**TREE, "critic_mix": "auto"}),
     "ppo-dora": (PPO, {"lora": {"use_dora": True}}),
     "ppo-all-weights": (PPO, {"full_finetuning": True, "peft_config": None, "learning_rate": 1e-3}),

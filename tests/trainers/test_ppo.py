@@ -525,13 +525,13 @@ class TestCritic:
         assert explained[0][0] < 0.2 and explained[0][-1] > 0.9
         assert explained[1] == pytest.approx(explained[0], abs=1e-3)
 
-    @pytest.mark.parametrize("critic", ["team", "mixed"])
-    def test_is_measured_against_what_was_earned(self, tiny_model, tmp_path, critic):
+    @pytest.mark.parametrize("share", [None, "auto"])
+    def test_is_measured_against_what_was_earned(self, tiny_model, tmp_path, share):
         """Whatever lambda is: λ-returns contain the estimates themselves."""
         found = []
         for lam in (1.0, 0.5, 0.0):
             trainer = teams.make(
-                tiny_model, tmp_path / str(lam), lam=lam, critic=critic, max_steps=2, learning_rate=0.0,
+                tiny_model, tmp_path / str(lam), lam=lam, critic_mix=share, max_steps=2, learning_rate=0.0,
                 reward=lambda completions, **kwargs: [float(i % 2) for i in range(len(completions))],
             )  # fmt: skip
             teams.script(trainer)
@@ -545,7 +545,7 @@ class TestCritic:
         """With one slot, the episodes of a problem may be on several processes."""
         rewards = [[1.0, 0.0, 0.4], [1.0, 0.0, 0.4]]
         trainer = teams.make(
-            tiny_model, tmp_path, data=teams.dataset(1), num_generations=3, critic="mixed",
+            tiny_model, tmp_path, data=teams.dataset(1), num_generations=3, critic_mix="auto",
             reward=lambda completions, **kwargs: rewards.pop(), per_device_train_batch_size=6 if workflow else 3,
             advantage_normalization="none", agent_loss_weighting="token", **({"workflow": workflow} if workflow else {}),
         )  # fmt: skip
@@ -566,7 +566,7 @@ class TestCritic:
 
     def test_an_evaluation_teaches_a_mix_nothing(self, tiny_model, tmp_path):
         trainer = teams.make(
-            tiny_model, tmp_path, eval_dataset=teams.dataset(2), num_generations_eval=2, critic="mixed"
+            tiny_model, tmp_path, eval_dataset=teams.dataset(2), num_generations_eval=2, critic_mix="auto"
         )
         trainer.train()
         state = json.dumps(trainer.state.stateful_callbacks)

@@ -134,7 +134,7 @@ REFUSED = {
         (PPO, {**BRANCHES, "critic_mix": 1.5}, r"critic_mix=1\.5"),
         (PPO, {**BRANCHES, "critic_mix": "best"}, "critic_mix='best'"),
         (PPO, {**BRANCHES, "critic_mix": "auto", "critic": "none"}, "critic='none'"),
-        (PPO, {"critic_mix": 0.5}, "credit='group'"),
+        (PPO, {"critic_mix": 0.5, "num_generations": 1}, r"critic_mix=0\.5 .* num_generations=1"),
         (GRPO, {"workflow": Pair("abcde"), "joint_mode": "cross"}, "joint_mode='cross' .* 4 agents.* 5"),
         (GRPO, {"workflow": Chain(), "joint_mode": "cross"}, "joint_mode='cross' .*Chain"),
         (GRPO, {"workflow": teams.Short(), "joint_mode": "cross", "turn_tree": True}, "joint_mode='cross' .*Short"),
