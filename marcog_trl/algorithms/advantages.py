@@ -169,43 +169,39 @@ def tree_returns(
 def normalize_advantages(
     advantages: torch.Tensor,
     mask: torch.Tensor,
-    groups: torch.Tensor | None = None,
+    groups: torch.Tensor,
+    least_variance: torch.Tensor,
     sums: SumOverProcesses | None = None,
-    num_groups: int | None = None,
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """
     Normalise the advantages of the live tokens of each group to mean 0 and standard deviation 1.
 
     Args:
         advantages (`torch.Tensor` of shape `(B, T)`): The advantages.
         mask (`torch.Tensor` of shape `(B, T)`): 1 on live tokens. Other tokens do not count.
-        groups (`torch.Tensor` of shape `(B,)`, *optional*): Index of each row's group, for example its agent. One
-            group by default.
+        groups (`torch.Tensor` of shape `(B,)`): Index of each row's group, for example its agent.
+        least_variance (`torch.Tensor` of shape `(G,)`):
+            Advantages of a group that vary less are divided by the root of this, so that what is nearly equal stays so.
         sums (`Callable`, *optional*): Sums a tensor over the processes. One process by default.
-        num_groups (`int`, *optional*, defaults to the largest index plus 1):
-            Number of groups. Required with `sums` if some processes do not have rows of the last group.
 
     Returns:
-        `torch.Tensor` of shape `(B, T)`: Normalised advantages, zero where `mask` is 0 and for a group with one live
-        token.
+        `tuple`: Normalised advantages, `(B, T)`, zero where `mask` is 0 and for a group with one live token, and the variance of
+            each group, `(G,)`, NaN without live tokens.
     """
     live = mask.bool()
     advantages = torch.where(live, advantages, torch.zeros_like(advantages))
-    if groups is None:
-        groups = torch.zeros(len(advantages), dtype=torch.long, device=advantages.device)
-    if num_groups is None:
-        num_groups = int(groups.max()) + 1 if len(groups) else 1
 
     def total(x: torch.Tensor) -> torch.Tensor:
-        per_group = torch.zeros(num_groups, dtype=x.dtype, device=x.device).index_add(0, groups, x.sum(dim=1))
+        per_group = torch.zeros(len(least_variance), dtype=x.dtype, device=x.device).index_add(0, groups, x.sum(dim=1))
         return per_group if sums is None else sums(per_group)
 
-    count = total(live.to(advantages.dtype)).clamp(min=1)
+    count = total(live.to(advantages.dtype))
     centred = advantages - (total(advantages) / count)[groups, None]
-    centred = torch.where(live, centred, torch.zeros_like(centred))
+    centred = torch.where(live, centred, 0)
     # Two passes: the difference of two large sums would be inaccurate for advantages with a large mean
     variance = total(centred.square()) / count
-    return centred * torch.rsqrt(variance + 1e-8)[groups, None]
+    scale = torch.rsqrt(variance.clamp(min=least_variance) + 1e-8)
+    return torch.where(live, centred * scale[groups, None], 0), variance
 
 
 def agent_weights(

@@ -10,7 +10,7 @@ from torch import nn
 
 from marcog_trl.agents import Workflow
 from marcog_trl.algorithms.advantages import gae, normalize_advantages, value_loss
-from marcog_trl.algorithms.critic import ValueHead, pool_team_states, standardize
+from marcog_trl.algorithms.critic import NEWEST, ValueHead, pool_team_states, standardize
 from marcog_trl.processes import sum_over_processes
 from marcog_trl.team.modules import ForwardContext, TeamModule
 from marcog_trl.trainers.algorithm import Algorithm, Credit, Mean, loss_mask
@@ -20,7 +20,7 @@ from marcog_trl.trainers.credit import critic_shares, discounts, next_rows, over
 from marcog_trl.trainers.trainer import MultiAgentTrainer
 
 
-CRITIC, MOMENTS = "critic", "critic_mix"
+CRITIC, MOMENTS, VARIANCE = "critic", "critic_mix", "advantage_variance"
 
 
 class PPO(Algorithm):
@@ -164,10 +164,22 @@ class PPO(Algorithm):
             self._log_critic(subtracted, to_go, mask)
         of_rows = (advantages * mask).sum(1) / mask.sum(1).clamp(min=1)
         if args.advantage_normalization != "none":
-            groups = batch.agent if args.advantage_normalization == "agent" else None
-            count = 1 if groups is None else len(self.agents)
-            advantages = normalize_advantages(advantages, mask, groups, sum_over_processes, count)
+            advantages = self._normalized(advantages, batch)
         return Credit(advantages, of_rows, inputs)
+
+    def _normalized(self, advantages: torch.Tensor, batch: TeamBatch) -> torch.Tensor:
+        """
+        Returns normalised advantages, `(B, T)`, of at least half the standard deviation of earlier batches: where all replies earn
+        the same, the errors of the critic would become as large as other batches' advantages.
+        """
+        agents = batch.agent if self.args.advantage_normalization == "agent" else torch.zeros_like(batch.agent)
+        batches, *known = self.memory.get(VARIANCE, [0.0] * (len(self.agents) + 1))
+        before = advantages.new_tensor(known)
+        advantages, variance = normalize_advantages(advantages, batch.mask, agents, before / 4, sum_over_processes)
+        if batch.training:
+            new = torch.lerp(before, variance, max(1 / (batches + 1), NEWEST))
+            self.memory[VARIANCE] = [batches + 1, *torch.where(variance.isnan(), before, new).tolist()]
+        return advantages
 
     def group_advantages(self, batch: TeamBatch) -> torch.Tensor:
         if self.has_critic:  # what is mixed with the critic does not see the row's own return

@@ -131,43 +131,44 @@ class TestNormalizeAdvantages:
     def test_by_hand(self):
         advantages = torch.tensor([[1.0, 3.0, float("nan")], [10.0, 99.0, 14.0]])
         mask = torch.tensor([[1, 1, 0], [1, 0, 1]])
-        per_agent = normalize_advantages(advantages, mask, torch.tensor([0, 1]))
-        torch.testing.assert_close(per_agent, torch.tensor([[-1.0, 1.0, 0.0], [-1.0, 0.0, 1.0]]))
-        together = normalize_advantages(advantages, mask)
+        per_agent, variance = normalize_advantages(advantages, mask, torch.tensor([0, 1]), torch.tensor([0.0, 16.0]))
+        torch.testing.assert_close(per_agent, torch.tensor([[-1.0, 1.0, 0.0], [-0.5, 0.0, 0.5]]))
+        assert variance.tolist() == [1, 4]
+        together, _ = normalize_advantages(advantages, mask, torch.tensor([0, 0]), torch.zeros(1))
         # mean 7, variance (36 + 16 + 9 + 49) / 4 = 27.5
         torch.testing.assert_close(together, torch.tensor([[-6.0, -4.0, 0.0], [3.0, 0.0, 7.0]]) / 27.5**0.5)
 
     def test_degenerate_groups_give_zero(self):
         advantages, mask = torch.tensor([[5.0, 7.0], [0.1, 0.1], [2.0, 3.0]]), torch.tensor([[1, 0], [1, 1], [0, 0]])
-        normalized = normalize_advantages(advantages, mask, torch.tensor([0, 1, 2]))
+        normalized, variance = normalize_advantages(advantages, mask, torch.tensor([0, 1, 2]), torch.zeros(3))
         torch.testing.assert_close(normalized, torch.zeros(3, 2), rtol=0, atol=1e-3)
+        assert variance[:2].tolist() == [0, 0] and variance[2].isnan()
 
     def test_statistics_are_global(self):
+        """Also where a process does not have rows of the last group."""
         torch.manual_seed(0)
-        advantages, mask, agents = torch.randn(8, 5) + 3, torch.rand(8, 5) < 0.7, torch.arange(8) % 2
-        whole = normalize_advantages(advantages, mask, agents)
-        rows = torch.tensor([0, 1, 2]), torch.tensor([3, 4, 5, 6, 7])
+        advantages, mask, agents = (
+            torch.randn(9, 5) + 3,
+            torch.rand(9, 5) < 0.7,
+            torch.tensor([0, 1, 0, 1, 0, 1, 0, 2, 2]),
+        )
+        least = torch.zeros(3)
+        whole, _ = normalize_advantages(advantages, mask, agents, least)
+        rows = torch.tensor([0, 1, 2]), torch.tensor([3, 4, 5, 6, 7, 8])
         parts = Processes(2).run(
-            lambda part, sums: normalize_advantages(advantages[part], mask[part], agents[part], sums), rows
+            lambda part, sums: normalize_advantages(advantages[part], mask[part], agents[part], least, sums)[0], rows
         )
         torch.testing.assert_close(torch.cat(parts), whole)
-        for agent in range(2):
+        for agent in range(3):
             tokens = whole[agents == agent][mask[agents == agent]]
             torch.testing.assert_close(tokens.mean(), torch.tensor(0.0), atol=1e-6, rtol=0)
             torch.testing.assert_close(tokens.std(correction=0), torch.tensor(1.0))
 
     def test_large_mean(self):
-        advantages = 1e4 + torch.tensor([[0.0, 1.0]])
-        torch.testing.assert_close(normalize_advantages(advantages, torch.ones(1, 2)), torch.tensor([[-1.0, 1.0]]))
-
-    def test_process_without_the_last_group(self):
-        advantages, mask, agents = torch.randn(4, 3), torch.ones(4, 3), torch.tensor([0, 0, 1, 2])
-        rows = torch.tensor([0, 1]), torch.tensor([2, 3])
-        parts = Processes(2).run(
-            lambda part, sums: normalize_advantages(advantages[part], mask[part], agents[part], sums, num_groups=3),
-            rows,
+        normalized, _ = normalize_advantages(
+            1e4 + torch.tensor([[0.0, 1.0]]), torch.ones(1, 2), torch.tensor([0]), torch.zeros(1)
         )
-        torch.testing.assert_close(torch.cat(parts), normalize_advantages(advantages, mask, agents))
+        torch.testing.assert_close(normalized, torch.tensor([[-1.0, 1.0]]))
 
 
 class TestAgentWeights:

@@ -175,12 +175,14 @@ SINGLE = {"workflow": "single", "num_generations": 4, "per_device_train_batch_si
 SINGLE |= {"gradient_accumulation_steps": 1, "scale_rewards": "group", "num_generations_eval": 4}
 # The first returns have a mean of 0 in units of the critic: all that the bias has as a gradient is rounding, which Adam enlarges
 SIBLINGS = {**SINGLE, "critic_mix": "auto", "max_steps": 4, "adam_epsilon": 1e-4}
+# Where one weight of LoRA has hardly any gradient, Adam enlarges the rounding of that
+OBSERVATION = {"policy_gradient_to_latent": True, "max_grad_norm": 0.5, "adam_epsilon": 1e-6}
 RECORDED = {
     "tree": (RecordedGRPOTrainer, MultiAgentGRPOConfig, TREE),
     "counterfactual": (RecordedPPOTrainer, MultiAgentPPOConfig, BRANCHES),
     "ppo": (RecordedPPOTrainer, MultiAgentPPOConfig, {"num_iterations": 2, "max_steps": 4}),
     "agent": (RecordedSHPPOTrainer, SHPPOConfig, {"latent_scope": "agent", "latent_distance": "minmax"}),
-    "observation": (RecordedSHPPOTrainer, SHPPOConfig, {"policy_gradient_to_latent": True, "max_grad_norm": 0.5}),
+    "observation": (RecordedSHPPOTrainer, SHPPOConfig, OBSERVATION),
     "unclipped": (RecordedSHPPOTrainer, SHPPOConfig, {}),
     "checkpointing": (RecordedSHPPOTrainer, SHPPOConfig, {"gradient_checkpointing": True}),
     "separate": (RecordedSHPPOTrainer, SHPPOConfig, {"parameter_sharing": "separate"}),

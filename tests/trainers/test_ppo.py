@@ -177,6 +177,17 @@ class TestCredit:
                 assert chosen.mean().item() == pytest.approx(0, abs=1e-5)
                 assert chosen.std(correction=0).item() == pytest.approx(1, abs=1e-3)
 
+    def test_nearly_equal_advantages_stay_small(self, tiny_model, tmp_path):
+        earned = [[0.5, 0.51, 0.5, 0.51], [0.0, 1.0, 0.0, 1.0]]
+        trainer = teams.make(tiny_model, tmp_path, reward=lambda **kwargs: earned.pop(), per_device_train_batch_size=4)
+        teams.script(trainer)
+        teams.hold_critic(trainer)
+        for expected in (1, 0.02):
+            output = teams.generation_batch(trainer)
+            chosen = output["advantages"][output["completion_mask"].bool()]
+            assert chosen.std(correction=0).item() == pytest.approx(expected, abs=1e-3)
+        assert trainer.state.stateful_callbacks["advantage_variance"] == pytest.approx([2.0, 0.125], abs=1e-3)
+
     def test_tokens_may_decide_the_weight_of_an_agent(self, tiny_model, tmp_path):
         trainer = teams.make(tiny_model, tmp_path, workflow=teams.Pair(), agent_loss_weighting="token")
         teams.script(trainer)
