@@ -7,6 +7,7 @@ For statistics over all processes, the caller passes a function that sums a tens
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 
 SumOverProcesses = Callable[[torch.Tensor], torch.Tensor]
+Baseline = Literal["mean", "rloo", "max", "none"]
 
 
 def gae(
@@ -39,8 +41,8 @@ def gae(
         mask (`torch.Tensor` of shape `(B, T)`): 1 on live tokens, which the policy wrote.
         gamma (`float`, *optional*, defaults to `1.0`): Discount per token, in [0, 1].
         lam (`float`, *optional*, defaults to `1.0`): λ of GAE within a row, in [0, 1].
-        next_row (`torch.Tensor` of shape `(B,)`, *optional*): Index of the agent's next row in the same episode, or -1.
-            Rows are not chained by default. Ignored for rows without live tokens.
+        next_row (`torch.Tensor` of shape `(B,)`, *optional*): Index of the agent's next row with live tokens in the same
+            episode, or -1. Rows are not chained by default. Ignored for rows without live tokens.
         gamma_turn (`float` or `torch.Tensor` of shape `(B,)`, *optional*, defaults to `1.0`): Discount from a row to the
             next, in [0, 1].
         lam_turn (`float`, *optional*, defaults to `lam`): λ of GAE from a row to the next, in [0, 1].
@@ -50,15 +52,10 @@ def gae(
         `mask` is 0.
 
     Raises:
-        ValueError: If the shapes differ, or `next_row` leads from a live row to a row without live tokens, or in a circle.
+        ValueError: If `next_row` leads in a circle.
 
     Source: Schulman et al. 2016 (https://huggingface.co/papers/1506.02438), eq. 16.
     """
-    if not rewards.shape == values.shape == mask.shape:
-        raise ValueError(
-            f"rewards, values and mask have shapes {tuple(rewards.shape)}, {tuple(values.shape)} and "
-            f"{tuple(mask.shape)}. Pass tensors of the same shape (B, T)."
-        )
     length = mask.bool().sum(dim=1)
     # Move the live tokens of a row to its front, so that the token after a gap is a neighbour
     order = torch.argsort((~mask.bool()).int(), dim=1, stable=True)
@@ -101,11 +98,6 @@ def _tails(
     """Contribution of later rows to the last live token of each row, `(B,)`, in one pass per row of the longest chain."""
     linked = (next_row >= 0) & (length > 0)
     target = next_row.clamp(min=0)
-    if bool((linked & (length[target] == 0)).any()):
-        row = int((linked & (length[target] == 0)).nonzero()[0])
-        raise ValueError(
-            f"next_row[{row}]={int(next_row[row])} has no live tokens. Use the next row that has some, or -1."
-        )
     depth, reached = 0, torch.where(linked, target, -1)
     while bool((reached >= 0).any()):
         depth += 1
@@ -208,7 +200,7 @@ def agent_weights(
     mask: torch.Tensor,
     agents: torch.Tensor,
     num_agents: int,
-    unit: str = "token",
+    unit: Literal["token", "row"] = "token",
     reduce: SumOverProcesses | None = None,
 ) -> torch.Tensor:
     """
@@ -226,13 +218,8 @@ def agent_weights(
         `torch.Tensor` of shape `(B,)`: `n / (N · n_i)`, where `n_i` is the number of live units of the row's agent, `n`
         the sum over agents, and `N` the number of agents with live units; 0 for agents without any.
 
-    Raises:
-        ValueError: If `unit` is unknown.
-
     Source: the imbalance is described in https://huggingface.co/papers/2605.24202.
     """
-    if unit not in ("token", "row"):
-        raise ValueError(f"unit={unit!r} is unknown. Use 'token' or 'row'.")
     tokens = mask.bool().sum(dim=1)
     units = tokens if unit == "token" else tokens.clamp(max=1)
     # float32 is exact up to 16.7 million units per agent
@@ -247,9 +234,9 @@ def agent_weights(
 def group_advantages(
     returns: torch.Tensor,
     siblings: int | list[int],
-    kind: str = "mean",
+    kind: Baseline = "mean",
     mask: torch.Tensor | None = None,
-    scale: str = "none",
+    scale: Literal["none", "group", "batch", "agent"] = "none",
     agents: torch.Tensor | None = None,
     sums: SumOverProcesses | None = None,
 ) -> torch.Tensor:
@@ -274,15 +261,10 @@ def group_advantages(
         `torch.Tensor` of shape `(B,)`: The advantages, zero where `mask` is 0, and for `"rloo"` also zero for rows without
         another live sibling.
 
-    Raises:
-        ValueError: If `kind` or `scale` is unknown, the rows do not fill whole groups, or agents are missing.
-
     Source: GRPO (https://huggingface.co/papers/2402.03300), RLOO (https://huggingface.co/papers/2402.14740), ReMax
     (https://huggingface.co/papers/2310.10505), and MAGRPO (https://huggingface.co/papers/2508.04652).
     """
     sizes = [siblings] * (len(returns) // siblings) if isinstance(siblings, int) else siblings
-    if sum(sizes) != len(returns):
-        raise ValueError(f"{len(returns)} rows do not fill groups of {siblings} siblings. Pass whole groups.")
     live = torch.ones_like(returns, dtype=torch.bool) if mask is None else mask.bool()
     returns = torch.where(live, returns, torch.zeros_like(returns))
     # One line per group, filled up with rows that are not live
@@ -297,18 +279,15 @@ def group_advantages(
         index = torch.arange(len(group), device=returns.device).repeat_interleave(filled.sum(1))
         sums = None  # a group lies within one process
     elif scale == "agent":
-        if agents is None:
-            raise ValueError("scale='agent' needs the agent of each row. Pass agents.")
+        assert agents is not None
         index = agents
-    elif scale != "batch":
-        raise ValueError(f"scale={scale!r} is unknown. Use 'none', 'group', 'batch' or 'agent'.")
     std, size = (of_index[index] for of_index in _spread(returns, live, index, sums))
     scaled = advantages / (std + 1e-4)  # 1e-4 as in TRL
     # Returns without a baseline would become huge if they hardly differ
     return torch.where(std > 1e-2 * size, scaled, advantages) if kind == "none" else scaled
 
 
-def _over_baseline(group: torch.Tensor, present: torch.Tensor, kind: str) -> torch.Tensor:
+def _over_baseline(group: torch.Tensor, present: torch.Tensor, kind: Baseline) -> torch.Tensor:
     """Returns `(groups, G)` minus their baseline."""
     count = present.sum(dim=1, keepdim=True).to(group.dtype)
     mean = group.sum(dim=1, keepdim=True) / count.clamp(min=1)
@@ -321,11 +300,7 @@ def _over_baseline(group: torch.Tensor, present: torch.Tensor, kind: str) -> tor
     if kind == "rloo":
         # ret - (sum - ret) / (n - 1) = (ret - mean) · n / (n - 1)
         return (group - mean) * count / (count - 1).clamp(min=1)
-    if kind == "max":
-        return group - highest
-    if kind == "none":
-        return group
-    raise ValueError(f"kind={kind!r} is unknown. Use 'mean', 'rloo', 'max' or 'none'.")
+    return {"max": group - highest, "none": group}[kind]
 
 
 def _spread(

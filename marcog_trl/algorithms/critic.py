@@ -191,11 +191,7 @@ class ValueHead(nn.Module):
 
 
 def pool_team_states(
-    states: torch.Tensor,
-    episode: torch.Tensor,
-    stage: torch.Tensor,
-    agent: torch.Tensor,
-    live: torch.Tensor | None = None,
+    states: torch.Tensor, stage: torch.Tensor, agent: torch.Tensor, live: torch.Tensor
 ) -> torch.Tensor:
     """
     Averages the agents' latest prompt states: what the team knows when a row begins.
@@ -204,40 +200,22 @@ def pool_team_states(
     later prompts, which may contain its own reply: a baseline that depends on the action is biased.
 
     Args:
-        states (`torch.Tensor` of shape `(R, H)`): Prompt state of each row, in any order of rows.
-        episode (`torch.Tensor` of shape `(R,)`): Index of each row's episode.
-        stage (`torch.Tensor` of shape `(R,)`): Stage of each row, which increases within an episode, also across turns.
-        agent (`torch.Tensor` of shape `(R,)`): Index of the agent of each row.
-        live (`torch.Tensor` of shape `(R,)`, *optional*):
-            0 on rows that were not played. Other rows do not see them, and their own result is 0. By default all rows
-            are live.
+        states (`torch.Tensor` of shape `(E, M, H)`): Prompt states of the M rows of each episode, in any order.
+        stage (`torch.Tensor` of shape `(E, M)`): Stage of each row, which increases within an episode, also across turns.
+        agent (`torch.Tensor` of shape `(E, M)`): Index of the agent of each row.
+        live (`torch.Tensor` of shape `(E, M)`):
+            False on rows that were not played. Other rows do not see them, and their own result is 0.
 
     Returns:
-        `torch.Tensor` of shape `(R, H)`: The pooled states, in the dtype of `states`.
+        `torch.Tensor` of shape `(E, M, H)`: The pooled states, in the dtype of `states`.
 
     Source: MAPPO's centralised value function (https://huggingface.co/papers/2103.01955).
     """
-    live = torch.ones_like(episode, dtype=torch.bool) if live is None else live.bool()
-    if not len(states):
-        return states
-    # One line per episode, (E, M), so that there are E · M² pairs of rows instead of R²
-    ids, index = torch.unique(episode, return_inverse=True)
-    order = torch.argsort(index, stable=True)
-    size = torch.bincount(index, minlength=len(ids))
-    start = size.cumsum(0) - size
-    line = index[order]
-    place = torch.arange(len(order), device=order.device) - start[line]
-
-    def lines(x: torch.Tensor) -> torch.Tensor:
-        return x.new_zeros(len(ids), int(size.max()), *x.shape[1:]).index_put((line, place), x[order])
-
-    stages, agents, lives = lines(stage), lines(agent), lines(live)
-    state = lines(states).to(torch.promote_types(states.dtype, torch.float32)).masked_fill(~lives[:, :, None], 0)
-    here, there = stages[:, :, None], stages[:, None, :]
-    same_agent = (agents[:, :, None] == agents[:, None, :]) & lives[:, None, :]
-    never = torch.iinfo(stages.dtype).max
+    state = states.to(torch.promote_types(states.dtype, torch.float32)).masked_fill(~live[:, :, None], 0)
+    here, there = stage[:, :, None], stage[:, None, :]
+    same_agent = (agent[:, :, None] == agent[:, None, :]) & live[:, None, :]
+    never = torch.iinfo(stage.dtype).max
     renewed = torch.where(same_agent & (there > here), there, never).amin(dim=2)  # (E, M): stage of the next state
-    seen = lives[:, None, :] & (there <= here) & (here < renewed[:, None, :])  # (E, M, M): row sees row
+    seen = live[:, None, :] & (there <= here) & (here < renewed[:, None, :])  # (E, M, M): row sees row
     weight = seen.to(state.dtype) / seen.sum(dim=2, keepdim=True).clamp(min=1)
-    pooled = (weight @ state).masked_fill(~lives[:, :, None], 0).to(states.dtype)
-    return torch.empty_like(states).index_copy(0, order, pooled[line, place])
+    return (weight @ state).masked_fill(~live[:, :, None], 0).to(states.dtype)

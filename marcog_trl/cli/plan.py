@@ -44,7 +44,7 @@ class PlanArguments:
     trainer: Literal["shppo", "ppo", "magrpo"] = field(default="shppo", metadata={"help": "Whose recipe."})
     gpu_memory: float | None = field(default=None, metadata={"help": "Memory of each GPU, in GiB."})
     num_processes: int = field(default=1, metadata={"help": "Number of GPUs."})
-    zero_stage: int = field(default=0, metadata={"help": "DeepSpeed ZeRO: 2 or 3; 0 for none."})
+    zero_stage: Literal[0, 2, 3] = field(default=0, metadata={"help": "DeepSpeed ZeRO: 2 or 3; 0 for none."})
     prompt_tokens: int | None = field(
         default=None, metadata={"help": "Tokens of the longest prompt. Default: measured on the problems."}
     )
@@ -115,15 +115,7 @@ def make_plan(options: PlanArguments, argv: list[str]) -> tuple[str, MemoryPlan]
         check_full_finetuning(name, args, None, quantization)
     peft_config = algorithm.adapter_config(name, get_peft_config(model))
     setup = Setup(algorithm, config, peft_config, machine, prompt_tokens, width, alike, quantization)
-    plan = setup.plan()
-    if args.max_logged_episodes:
-        tokens = args.max_logged_episodes * len(workflow.slots) * (prompt_tokens + args.max_completion_length)
-        size = tokens * BYTES_PER_TOKEN / 2**20
-        plan.notes.append(f"The episodes of a logged step take at most about {size:.1f} MiB on disk.")
-    return name, plan
-
-
-BYTES_PER_TOKEN = 5  # of text in a file of episodes, before compression
+    return name, setup.plan()
 
 
 def _fit_batches(algorithm: Any, num_processes: int) -> None:

@@ -7,6 +7,7 @@ The adapter stays an ordinary `LoraConfig` adapter. Hooks on its `lora_A` layers
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import cast
 
 import torch
@@ -17,17 +18,6 @@ from transformers import PreTrainedModel
 
 
 ADAPTER = "default"  # the name of the shared adapter, as in TRL
-# Fields of `LoraConfig` for variants that do not compute B(A(x))
-VARIANTS = (
-    "use_dora",
-    "alora_invocation_tokens",
-    "arrow_config",
-    "kasa_config",
-    "monteclora_config",
-    "use_bdlora",
-    "use_qalora",
-    "velora_config",
-)
 
 
 def check_peft_config(config: PeftConfig) -> None:
@@ -45,20 +35,17 @@ def check_peft_config(config: PeftConfig) -> None:
             f"The heterogeneity layer does not support peft_config.peft_type="
             f"{str(config.peft_type).removeprefix('PeftType.')}. Use a LoraConfig."
         )
-    options = config.to_dict()
-    for field in VARIANTS:
-        if options.get(field):
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if (value and field.metadata.get("is_lora_variant")) or value in field.metadata.get("lora_variants", ()):
             raise ValueError(
-                f"The heterogeneity layer does not support peft_config.{field}={options[field]!r}. Leave {field} out."
+                f"The heterogeneity layer does not support peft_config.{field.name}={value!r}. Leave {field.name} out."
             )
-    if config.init_lora_weights == "mica":
-        raise ValueError(
-            "The heterogeneity layer does not support peft_config.init_lora_weights='mica'. Set init_lora_weights=True."
-        )
     if config.target_parameters:
         raise ValueError(
-            f"peft_config.target_parameters={config.target_parameters!r} is not supported: experts process tokens "
-            "without their rows, so the agent of a token is unknown. Leave it out, and name linear layers in target_modules."
+            f"The adapter acts on the expert parameters {sorted(config.target_parameters)}. (PEFT also converts names such as "
+            "gate_proj, up_proj and down_proj to them.) Experts process tokens without their rows, so the agent of a token is "
+            "unknown. Name other linear layers in target_modules, such as ['q_proj', 'k_proj', 'v_proj', 'o_proj']."
         )
 
 
@@ -78,12 +65,6 @@ def adapted_layers(model: PeftModel) -> dict[str, LoraLayer]:
     if not isinstance(model, PeftModel) or ADAPTER not in model.peft_config:
         raise ValueError(f"The model has no adapter {ADAPTER!r}. Pass a PeftModel with a LoRA adapter of that name.")
     config = model.peft_config[ADAPTER]
-    if isinstance(config, LoraConfig) and config.target_parameters:
-        raise ValueError(
-            f"The adapter acts on the expert parameters {sorted(config.target_parameters)}. (PEFT also converts names such as "
-            "gate_proj, up_proj and down_proj to them.) Experts process tokens without their rows, so the agent of a token is "
-            "unknown. Name other linear layers in target_modules, such as ['q_proj', 'k_proj', 'v_proj', 'o_proj']."
-        )
     check_peft_config(config)
     head = cast(PreTrainedModel, model.get_base_model()).get_output_embeddings()
     layers = {}
@@ -123,7 +104,7 @@ class LoraCores:
     """
     Applies the cores of the current rows between A and B in each layer of a LoRA adapter.
 
-    Cores stay set until the next call of `set`, `set_mask` or `clear`. Gradient checkpointing (non-reentrant) runs the
+    Cores stay set until the next call of `set`, `set_masks` or `clear`. Gradient checkpointing (non-reentrant) runs the
     layers again in the backward pass, so do not change the cores before the backward pass has ended.
 
     `merge_adapter` cannot merge cores. Under `disable_adapter`, or with other adapters (such as TRL's `"ref"`), cores do
@@ -164,43 +145,24 @@ class LoraCores:
             cores (`Sequence[torch.Tensor]`): One tensor of shape `(B, r, r)` per adapted layer, for B rows.
 
         Raises:
-            ValueError: If the number or shapes are wrong, or the adapter is merged into the base weights.
+            ValueError: If the adapter is merged into the base weights.
         """
-        rows = len(cores[0]) if cores else 0
-        expected = [(rows, rank, rank) for rank in self.ranks]
-        given = [tuple(core.shape) for core in cores]
-        if given != expected:
-            wrong = next((i for i, (a, b) in enumerate(zip(given, expected, strict=False)) if a != b), None)
-            raise ValueError(
-                f"{len(given)} cores for {len(expected)} adapted layers. Pass one per layer."
-                if wrong is None
-                else f"The core of {self.names[wrong]} has shape {given[wrong]}. Pass one of shape {expected[wrong]}."
-            )
         self._check_not_merged()
         self._cores, self._masks = list(cores), None
 
-    def set_mask(self, mask: torch.Tensor | Sequence[torch.Tensor]) -> None:
+    def set_masks(self, masks: Sequence[torch.Tensor]) -> None:
         """
         Set the blocks of the rank for the rows of the next forward passes, instead of cores.
 
         Args:
-            mask (`torch.Tensor` of shape `(B, r)`, or one such tensor per adapted layer if ranks differ):
-                1 on the ranks that a row uses. See [`block_mask`].
+            masks (`Sequence[torch.Tensor]`):
+                One tensor of shape `(B, r)` per adapted layer, with 1 on the ranks that a row uses. See [`block_mask`].
 
         Raises:
-            ValueError: If the number or shapes are wrong, or the adapter is merged into the base weights.
+            ValueError: If the adapter is merged into the base weights.
         """
-        masks = [mask] * len(self.ranks) if isinstance(mask, torch.Tensor) else list(mask)
-        if len(masks) != len(self.ranks):
-            raise ValueError(f"{len(masks)} masks for {len(self.ranks)} adapted layers. Pass one per layer.")
-        for name, rank, layer_mask in zip(self.names, self.ranks, masks, strict=True):
-            expected = (len(masks[0]), rank)
-            if tuple(layer_mask.shape) != expected:
-                raise ValueError(
-                    f"The mask of {name} has shape {tuple(layer_mask.shape)}. Pass one of shape {expected}."
-                )
         self._check_not_merged()
-        self._cores, self._masks = None, masks
+        self._cores, self._masks = None, list(masks)
 
     def clear(self) -> None:
         """Unset cores and masks: the adapter is plain LoRA again."""
@@ -245,13 +207,6 @@ def block_mask(agents: torch.Tensor, num_agents: int, rank: int) -> torch.Tensor
 
     Returns:
         `torch.Tensor` of shape `(B, rank)`: 1.0 on the block of the row's agent, else 0.0.
-
-    Raises:
-        ValueError: If `rank` is not a multiple of `num_agents`.
     """
-    if rank % num_agents:
-        raise ValueError(
-            f"rank={rank} is not a multiple of num_agents={num_agents}. Set rank={num_agents * (rank // num_agents + 1)}."
-        )
     owner = torch.arange(rank, device=agents.device) // (rank // num_agents)
     return (owner == agents[:, None]).float()

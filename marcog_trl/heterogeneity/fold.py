@@ -42,23 +42,11 @@ def fold_adapters(
     Returns:
         `list[dict[str, torch.Tensor]]`: For each agent, the tensors of an ordinary LoRA adapter, with the keys of its file.
         They are copies, except that agents share tensors that are the same for all of them.
-
-    Raises:
-        ValueError: If the number or shapes of the cores are wrong.
     """
-    layers = adapted_layers(model)
-    num_agents = len(cores[0]) if cores else 0
-    shapes = [tuple(core.shape) for core in cores]
-    expected = [(num_agents, layer.r[ADAPTER], layer.r[ADAPTER]) for layer in layers.values()]
-    if shapes != expected:
-        raise ValueError(
-            f"Cores have shapes {sorted(set(shapes))} for {len(layers)} layers of ranks "
-            f"{sorted({rank for _, rank, _ in expected})}. Pass one of shape (agents, r, r) per layer."
-        )
-    state = _adapter_state(model, save_embedding_layers)
+    num_agents, state = len(cores[0]), _adapter_state(model, save_embedding_layers)
     states = [dict(state) for _ in range(num_agents)]
     with torch.no_grad():
-        for name, core in zip(layers, cores, strict=True):
+        for name, core in zip(adapted_layers(model), cores, strict=True):
             key = f"{name}.lora_B.weight"
             up = state[key].to(torch.promote_types(state[key].dtype, torch.float32))
             folded = torch.baddbmm(up.expand(num_agents, *up.shape), up.expand(num_agents, *up.shape), core.to(up))
@@ -82,9 +70,6 @@ def save_folded_adapters(
         paths (`Sequence[str]` or `Sequence[Path]`): One directory per agent, for `adapter_config.json` and
             `adapter_model.safetensors`.
         is_main_process (`bool`, *optional*, defaults to `True`): Whether this process writes.
-
-    Raises:
-        ValueError: If the number or shapes of the cores are wrong.
     """
     states = fold_adapters(model, cores, save_embedding_layers="auto")
     if is_main_process:
@@ -124,17 +109,8 @@ def split_adapter(
     Returns:
         `list[tuple[dict[str, torch.Tensor], LoraConfig]]`: State and configuration of each agent. Agent i has the i-th
         block of the rank of each layer.
-
-    Raises:
-        ValueError: If a layer's rank is not a multiple of `num_agents`.
     """
     layers = adapted_layers(model)
-    for name, layer in layers.items():
-        rank = layer.r[ADAPTER]
-        if rank % num_agents:
-            raise ValueError(
-                f"Rank {rank} of {name} is not a multiple of num_agents={num_agents}. Use an adapter made with stack_config."
-            )
     config = _rescale(_config(model), lambda rank: rank // num_agents, 1 / num_agents)
     whole = _adapter_state(model, save_embedding_layers)
     adapters = []
@@ -160,9 +136,6 @@ def save_split_adapters(
         model ([`~peft.PeftModel`]): Model with an adapter made with [`stack_config`].
         paths (`Sequence[str]` or `Sequence[Path]`): One directory per agent; `None` for one whose adapter is not saved.
         is_main_process (`bool`, *optional*, defaults to `True`): Whether this process writes.
-
-    Raises:
-        ValueError: If a layer's rank is not a multiple of the number of paths.
     """
     adapters = split_adapter(model, len(paths), save_embedding_layers="auto")
     if is_main_process:

@@ -45,7 +45,7 @@ def _distances(z: torch.Tensor, live: torch.Tensor) -> tuple[torch.Tensor, torch
 
 def latent_distance_range(z: torch.Tensor, live: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    Smallest and largest distance between the latents of two agents, for `distance="minmax"` of [`latent_diversity`].
+    Smallest and largest distance between the latents of two agents, for `distance_range` of [`latent_diversity`].
 
     Args:
         z (`torch.Tensor` of shape `(B, N, d)`): Latents of the whole generation batch.
@@ -62,7 +62,6 @@ def latent_distance_range(z: torch.Tensor, live: torch.Tensor) -> tuple[torch.Te
 def latent_diversity(
     z: torch.Tensor,
     live: torch.Tensor,
-    distance: str = "cosine",
     distance_range: tuple[torch.Tensor | float, torch.Tensor | float] | None = None,
 ) -> torch.Tensor:
     """
@@ -71,27 +70,18 @@ def latent_diversity(
     Args:
         z (`torch.Tensor` of shape `(B, N, d)`): Latents.
         live (`torch.Tensor` of shape `(B, N)`): 1 for agents that act.
-        distance (`str`, *optional*, defaults to `"cosine"`):
-            `"cosine"`: one minus the cosine, in [0, 2]. `"minmax"`: the same, scaled so that `distance_range` becomes
-            [0, 1], as in the paper.
         distance_range (`tuple`, *optional*):
-            Minimum and maximum for `"minmax"`, over the whole rollout (within one team of two agents they are equal). A
-            range below 0.1 counts as 0.1.
+            Minimum and maximum over the whole rollout (within one team of two agents they are equal). The distance, one
+            minus the cosine, in [0, 2], is scaled so that they become 0 and 1, as in the paper. A range below 0.1 counts
+            as 0.1. Not scaled by default.
 
     Returns:
         `torch.Tensor` of shape `(B,)`: `1/(N(N−1)) Σ_{i≠j} distance(z_i, z_j)`, 0 for fewer than two live agents.
-
-    Raises:
-        ValueError: If `distance` is unknown, or `distance_range` is missing for `"minmax"`.
     """
     distances, pairs = _distances(z, live)
-    if distance == "minmax":
-        if distance_range is None:
-            raise ValueError("distance='minmax' needs distance_range. Pass the result of latent_distance_range.")
+    if distance_range is not None:
         low, high = (torch.as_tensor(bound, dtype=z.dtype, device=z.device) for bound in distance_range)
         distances = (distances - low) / (high - low).clamp(min=MIN_DISTANCE_RANGE)
-    elif distance != "cosine":
-        raise ValueError(f"distance={distance!r} is unknown. Use 'cosine' or 'minmax'.")
     total = torch.where(pairs, distances, torch.zeros_like(distances)).sum(dim=(1, 2))
     return total / pairs.sum(dim=(1, 2)).clamp(min=1)
 
@@ -136,7 +126,6 @@ def latent_loss(
     live: torch.Tensor,
     entropy_coef: float = 0.01,
     diversity_coef: float = 0.1,
-    distance: str = "cosine",
     distance_range: tuple[torch.Tensor | float, torch.Tensor | float] | None = None,
 ) -> torch.Tensor:
     """
@@ -149,15 +138,11 @@ def latent_loss(
         live (`torch.Tensor` of shape `(B, N)`): 1 for agents that act.
         entropy_coef (`float`, *optional*, defaults to `0.01`): λ_e.
         diversity_coef (`float`, *optional*, defaults to `0.1`): λ_d.
-        distance (`str`, *optional*, defaults to `"cosine"`): See [`latent_diversity`].
         distance_range (`tuple`, *optional*): See [`latent_diversity`].
 
     Returns:
         `torch.Tensor` of shape `(B,)`: The losses; 0 for a team-turn without live agents.
     """
-    loss = (
-        -value
-        + entropy_coef * latent_entropy(sigma, live)
-        - diversity_coef * latent_diversity(z, live, distance, distance_range)
-    )
+    diversity = latent_diversity(z, live, distance_range)
+    loss = -value + entropy_coef * latent_entropy(sigma, live) - diversity_coef * diversity
     return torch.where(live.bool().any(dim=1), loss, torch.zeros_like(loss))

@@ -37,6 +37,7 @@ from marcog_trl.preferences.madpo_config import DIFFERENCES, MADPOConfig
 from marcog_trl.preferences.pairs import check_identity, identity
 from marcog_trl.team.base_models import load_tokenizer
 from marcog_trl.team.description import ADAPTER_FILES, MODULES_FILE, TEAM_FILE, TeamDescription
+from marcog_trl.team.lending import lent
 from marcog_trl.team.loading import (
     check_adapter,
     check_has_adapter,
@@ -52,7 +53,6 @@ from marcog_trl.trainers.argument_checks import checkpoint_without_reentry
 from marcog_trl.trainers.checkpointing import check_same_team
 from marcog_trl.trainers.metrics import WindowMeans
 from marcog_trl.trainers.sharing import Sharing
-from marcog_trl.trainers.trainer import lent
 
 
 ALIKE = 0.1  # cosine distance of two agents' mean latents below which cores hardly tell them apart

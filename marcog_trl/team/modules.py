@@ -38,7 +38,7 @@ class LatentTargets:
         live (`torch.Tensor` of shape `(B, N)`): 1 for agents that act in the turn.
         target (`torch.Tensor` of shape `(B,)`): Mean of the agents' returns, in reward units.
         entropy_coef, distance_coef (`float`): Weights of the losses.
-        distance (`str`), distance_range (`tuple`): See [`latent_diversity`].
+        distance_range (`tuple`): See [`latent_diversity`].
     """
 
     obs: torch.Tensor
@@ -47,7 +47,6 @@ class LatentTargets:
     target: torch.Tensor
     entropy_coef: float
     distance_coef: float
-    distance: str
     distance_range: tuple[torch.Tensor, torch.Tensor] | None
 
 
@@ -184,7 +183,7 @@ class TeamModule(nn.Module):
         if context.agent is not None:
             agent = each(context.agent)
             masks = {rank: block_mask(agent, len(self.agents), rank) for rank in set(self._cores.ranks)}
-            self._cores.set_mask([masks[rank] for rank in self._cores.ranks])
+            self._cores.set_masks([masks[rank] for rank in self._cores.ranks])
             return
         z = context.z
         if context.obs is not None and context.eps is not None:
@@ -219,7 +218,6 @@ class TeamModule(nn.Module):
             targets.live,
             targets.entropy_coef,
             targets.distance_coef,
-            targets.distance,
             targets.distance_range,
         )
 

@@ -32,6 +32,7 @@ from marcog_trl.team.base_models import check_vocabulary
 from marcog_trl.team.data_checks import fault_in, fault_of_task, needed_columns
 from marcog_trl.team.description import TeamDescription
 from marcog_trl.team.endpoint_agents import EndpointAgents
+from marcog_trl.team.lending import lent
 from marcog_trl.team.modules import ATTRIBUTE, TeamModule
 from marcog_trl.team.settings import TeamSettings
 from marcog_trl.team.shared_prompts import contiguous_states, shared_prompts
@@ -392,13 +393,9 @@ class Team:
     @contextmanager
     def greedy(self) -> Iterator[None]:
         """Decodes greedily instead of sampling."""
-        saved = self.generation_config
-        self.generation_config = copy.deepcopy(saved)
-        self.generation_config.update(do_sample=False, temperature=None, top_p=None, top_k=None, min_p=None)
-        try:
+        with lent(self, generation_config=copy.deepcopy(self.generation_config)):
+            self.generation_config.update(do_sample=False, temperature=None, top_p=None, top_k=None, min_p=None)
             yield
-        finally:
-            self.generation_config = saved
 
     @contextmanager
     def generating(self, rows: list[Row], sampler: KeyedSampler | None = None) -> Iterator[None]:

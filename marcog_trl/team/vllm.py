@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 
+from marcog_trl.team.lending import lent
 from marcog_trl.team.modules import ATTRIBUTE
 
 
@@ -183,12 +184,8 @@ class AgentGeneration(VLLMGeneration):
             self._refresh()
             self.stale = False
         requests = [self._request(agent) for agent in self.row_agents]
-        engine = self.llm
-        self.llm = _WithAdapters(engine, requests)
-        try:
+        with lent(self, llm=_WithAdapters(self.llm, requests)):
             return super().generate(prompts, images, num_generations, profiler)
-        finally:
-            self.llm = engine
 
 
 class _WithAdapters:

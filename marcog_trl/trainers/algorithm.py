@@ -7,7 +7,6 @@ It knows nothing of TRL and of processes that train. A trainer asks it, in this 
     begin_rollout                           once per generation batch, before the episodes are played
     inputs, credit                          after they are played, and after they are scored
     context, loss                           in every micro-batch
-    metrics                                 for the log
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ from marcog_trl.team.modules import ForwardContext, TeamModule
 from marcog_trl.trainers.adapter_targets import adapter_config
 from marcog_trl.trainers.batch import TeamBatch
 from marcog_trl.trainers.credit import over_siblings
-from marcog_trl.trainers.metrics import Sums
 
 
 PROBLEMS_TO_PLAY = 32
@@ -56,13 +54,6 @@ class Credit:
     of_rows: torch.Tensor | None = None
     inputs: dict[str, torch.Tensor] = field(default_factory=dict)
 
-    def by_row(self, mask: torch.Tensor) -> torch.Tensor:
-        """Returns `of_rows`, `(B,)`. `mask` `(B, T)` is 1 on tokens in the loss."""
-        if self.of_rows is not None:
-            return self.of_rows
-        advantages = self.advantages
-        return advantages if advantages.dim() == 1 else (advantages * mask).sum(1) / mask.sum(1).clamp(min=1)
-
 
 class Algorithm:
     """
@@ -80,6 +71,8 @@ class Algorithm:
         serves_agents (`bool`): Whether vLLM serves an adapter for each agent.
         modules ([`TeamModule`], *optional*): The team's modules, once they are made.
         memory (`dict`): What is known from earlier batches, as JSON. Checkpoints hold it.
+        log (`Callable`): `log(name, total, count)` adds a sum over `count` values to a metric, which is their mean over the
+            logging window and all processes. The trainer sets it.
 
     Source: GRPO (https://huggingface.co/papers/2402.03300), without the division by the standard deviation.
     """
@@ -93,7 +86,7 @@ class Algorithm:
         self.modules: TeamModule | None = None
         self.memory: dict[str, Any] = {}
         self._stages: list[tuple[Slot, ...]] = []  # who speaks when, with credit="counterfactual"
-        self._sums: Sums = {}
+        self.log: Callable[[str, torch.Tensor, torch.Tensor], None] = lambda name, total, count: None
 
     # Episodes
 
@@ -212,19 +205,6 @@ class Algorithm:
             mean ([`Mean`]): `mean(total, count)`, with `count=inputs["num_items_in_batch"]` for sums over tokens.
         """
         return None
-
-    # Log
-
-    def log(self, name: str, total: torch.Tensor, count: torch.Tensor | int) -> None:
-        """Adds a sum over `count` values to a metric, which is their mean over the logging window and all processes."""
-        total, count = total.detach().double(), torch.as_tensor(count, device=total.device).detach().double()
-        before = self._sums.get(name, (0.0, 0.0))
-        self._sums[name] = before[0] + total, before[1] + count
-
-    def metrics(self) -> Sums:
-        """Returns the sums and the numbers of values that were logged since the last call."""
-        sums, self._sums = self._sums, {}
-        return sums
 
 
 def loss_mask(inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:

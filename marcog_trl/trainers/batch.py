@@ -262,6 +262,10 @@ class TeamBatch:
         total = torch.where(counted, of_row, torch.zeros_like(of_row)).sum(1)
         return total / counted.sum(1).clamp(min=1)
 
+    def mean_over_tokens(self, values: torch.Tensor) -> torch.Tensor:
+        """Maps `(B, T)` to rows, `(B,)`: the mean over the tokens in the loss. Leaves values of rows as they are."""
+        return values if values.dim() == 1 else (values * self.mask).sum(1) / self.mask.sum(1).clamp(min=1)
+
     def of_agent(self, values: torch.Tensor) -> torch.Tensor:
         """Maps `(E, N, K)` to rows, `(B,)`: the mean for the row's agent and turn."""
         by_agent = self.mean_over_episodes(values.transpose(1, 2))

@@ -34,6 +34,7 @@ from trl.trainer.base_trainer import _BaseTrainer
 from marcog_trl.files import write_json
 from marcog_trl.processes import on_main
 from marcog_trl.team.description import MODULES_FILE, TEAM_FILE, TeamDescription
+from marcog_trl.team.lending import lent
 from marcog_trl.team.loading import find_team
 from marcog_trl.team.modules import ATTRIBUTE
 
@@ -394,13 +395,10 @@ class Checkpointing(_BaseTrainer):
     # Saving
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        each_node = self.args.save_on_each_node
         # ZeRO-3 gathers the weights on the first process only
-        self.args.save_on_each_node = each_node and not is_deepspeed_zero3_enabled()
-        try:
+        each_node = self.args.save_on_each_node and not is_deepspeed_zero3_enabled()
+        with lent(self.args, save_on_each_node=each_node):
             super().save_model(output_dir, _internal_call)
-        finally:
-            self.args.save_on_each_node = each_node
         if self.args.should_save:
             self._folder(output_dir).mkdir(parents=True, exist_ok=True)
             self.team.description.write(self._folder(output_dir))
@@ -431,11 +429,9 @@ class Checkpointing(_BaseTrainer):
             (checkpoint / COMPLETE_FILE).unlink(missing_ok=True)
         self.accelerator.wait_for_everyone()
         # The Trainer would delete older checkpoints before the other processes have written their parts of this one
-        limit, self.args.save_total_limit = self.args.save_total_limit, None
-        try:
+        limit = self.args.save_total_limit
+        with lent(self.args, save_total_limit=None):
             super()._save_checkpoint(model, trial)
-        finally:
-            self.args.save_total_limit = limit
         self._mark_complete(checkpoint)
         if self.args.should_save:
             best = self.state.best_model_checkpoint
@@ -443,7 +439,7 @@ class Checkpointing(_BaseTrainer):
 
     def _mark_complete(self, checkpoint: Path) -> None:
         """Lists the files of a checkpoint that all processes have written."""
-        rollout_begun = self._rollout_begun(checkpoint)
+        rollout_begun = self._rollout_begun()
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             if self.is_deepspeed_enabled and not self.is_world_process_zero():
@@ -451,7 +447,7 @@ class Checkpointing(_BaseTrainer):
                 (checkpoint / "latest").write_text(f"global_step{self.model_wrapped.global_steps}")
             mark_complete(checkpoint, rollout_begun)
 
-    def _rollout_begun(self, checkpoint: Path) -> bool:
+    def _rollout_begun(self) -> bool:
         """Whether rows of the last rollout are not trained on yet."""
         return False
 

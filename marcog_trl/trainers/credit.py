@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -126,7 +126,11 @@ def critic_shares(
 
 
 def row_weights(
-    batch: TeamBatch, mask: torch.Tensor, weighting: str, unit: str, turn_weights: Sequence[float] | None
+    batch: TeamBatch,
+    mask: torch.Tensor,
+    weighting: str,
+    unit: Literal["token", "row"],
+    turn_weights: Sequence[float] | None,
 ) -> torch.Tensor:
     """
     Returns the weight of each row in the loss, `(B,)`: the weight of its agent times that of its turn.

@@ -247,14 +247,12 @@ def table_columns(batch: TeamBatch, advantages: torch.Tensor, with_replies: bool
     Returns columns that replace TRL's, of all processes: the actual advantages, averaged over the tokens of a row, the prompts that
     the agents were sent, and with `with_replies`, the replies, those of endpoints included.
     """
-    if advantages.dim() == 2:
-        advantages = (advantages * batch.mask).sum(1) / batch.mask.sum(1).clamp(min=1)
     prompts = gather_object([None if row is None else row.prompt for row in batch.replies])
     if any(isinstance(prompt, list) for prompt in prompts):  # a column has one type
         prompts = [[] if prompt is None else messages_of(prompt) for prompt in prompts]
     else:
         prompts = ["" if prompt is None else str(prompt) for prompt in prompts]
-    columns = {"advantages": gather_object(advantages.tolist()), "prompt": prompts}
+    columns = {"advantages": gather_object(batch.mean_over_tokens(advantages).tolist()), "prompt": prompts}
     if with_replies:
         columns["completion"] = gather_object(["" if row is None else row.text for row in batch.replies])
     return columns
@@ -289,11 +287,10 @@ def extra_columns(batch: TeamBatch, known: Sequence[str]) -> dict[str, list]:
 
 def learned(batch: TeamBatch, advantages: torch.Tensor) -> dict[int, Learned]:
     """The [`Learned`] of the rows of this process, by `id` of the row."""
-    if advantages.dim() == 2:
-        advantages = (advantages * batch.mask).sum(1) / batch.mask.sum(1).clamp(min=1)
+    advantages = batch.mean_over_tokens(advantages)
     logps: list[float | None] = [None] * len(batch.replies)
     if batch.logps is not None:
-        logps = ((batch.logps * batch.mask).sum(1) / batch.mask.sum(1).clamp(min=1)).tolist()
+        logps = batch.mean_over_tokens(batch.logps).tolist()
     trained, used, in_loss = (x.tolist() for x in (batch.agent_is_trained, batch.is_used, batch.in_loss))
     found = {}
     for i, row in enumerate(batch.replies):

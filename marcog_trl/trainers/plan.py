@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import torch
 from peft import PeftConfig, PeftModel, get_peft_model
@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, DynamicCache,
 from transformers.training_args import OptimizerNames
 from trl.trainer.utils import add_fused_lm_head
 
+from marcog_trl.checks import Count, Range, check_fields
 from marcog_trl.rollout.prompts import measure_prompts
 from marcog_trl.rollout.tree import Tree
 from marcog_trl.team.modules import ATTRIBUTE, ForwardContext
@@ -56,18 +57,13 @@ class Machine:
         zero_stage (`int`, *optional*, defaults to `0`): Stage of DeepSpeed ZeRO: 0 (none), 2 or 3.
     """
 
-    gpu_memory: float | None = None
+    gpu_memory: Annotated[float, Range(0, 1e6, above=True)] | None = None
     on_gpu: bool = True
-    num_processes: int = 1
-    zero_stage: int = 0
+    num_processes: Count = 1
+    zero_stage: Literal[0, 2, 3] = 0
 
     def __post_init__(self) -> None:
-        if self.gpu_memory is not None and not 0 < self.gpu_memory < 1e6:
-            raise ValueError(f"gpu_memory={self.gpu_memory} must be the memory of a GPU in GiB, such as 24.")
-        if self.num_processes < 1:
-            raise ValueError(f"num_processes={self.num_processes} must be at least 1. Set num_processes=1.")
-        if self.zero_stage not in (0, 2, 3):
-            raise ValueError(f"zero_stage={self.zero_stage} is not supported. Set zero_stage=2 or 3, or 0 for none.")
+        check_fields(self)
 
     @property
     def capacity(self) -> float | None:
@@ -583,7 +579,7 @@ def plan_run(
         [`MemoryPlan`].
     """
     args, workflow = copy.copy(algorithm.args), algorithm.workflow
-    zero_stage = 0 if args.deepspeed_plugin is None else args.deepspeed_plugin.zero_stage
+    zero_stage: Any = 0 if args.deepspeed_plugin is None else args.deepspeed_plugin.zero_stage
     first = list(itertools.islice(problems, PROBLEMS_TO_PLAY))
     measured = measure_prompts(
         workflow, first, tokenizer, args.max_completion_length, args.chat_template_kwargs, args.system_prompt

@@ -98,11 +98,10 @@ class PPO(Algorithm):
         if self.args.critic == "agent":
             return standardize(states)
         stage = torch.tensor([-1 if row is None else row.stage for row in batch.rows], device=batch.device)
+        rows = batch.row_of
+        pooled = pool_team_states(states[rows], stage[rows], batch.agent[rows], live=stage[rows] >= 0)
         # Rows with the same history may be in several episodes, all of which give them the same state
-        index = batch.row_of.flatten()
-        episode = torch.arange(len(batch.row_of), device=batch.device).repeat_interleave(batch.row_of.size(1))
-        pooled = pool_team_states(states[index], episode, stage[index], batch.agent[index], live=stage[index] >= 0)
-        return standardize(torch.zeros_like(states).index_copy(0, index, pooled))
+        return standardize(torch.zeros_like(states).index_copy(0, rows.flatten(), pooled.flatten(0, 1)))
 
     @torch.no_grad()
     def _values_of_generation(self, batch: TeamBatch, state: torch.Tensor) -> torch.Tensor | None:
@@ -162,7 +161,7 @@ class PPO(Algorithm):
             else:
                 advantages = estimated
             self._log_critic(subtracted, to_go, mask)
-        of_rows = (advantages * mask).sum(1) / mask.sum(1).clamp(min=1)
+        of_rows = batch.mean_over_tokens(advantages)
         if args.advantage_normalization != "none":
             advantages = self._normalized(advantages, batch)
         return Credit(advantages, of_rows, inputs)

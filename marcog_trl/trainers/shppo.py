@@ -295,7 +295,7 @@ class SHPPO(PPO):
         if part is not None and self.has_latents:
             if self.args.behaviour_distance_coef and bool(inputs["compares"]):
                 forward.other_z = inputs["other_z"][: num_compared(len(inputs["z"]), part)]
-            by_range = self.args.latent_distance == "minmax"
+            scaled = self.args.latent_distance == "minmax"
             forward.latent_targets = LatentTargets(
                 inputs["team_obs"],
                 inputs["team_eps"],
@@ -303,8 +303,7 @@ class SHPPO(PPO):
                 inputs["team_return"],
                 self.args.latent_entropy_coef,
                 self.args.latent_distance_coef,
-                self.args.latent_distance,
-                (inputs["distance_low"], inputs["distance_high"]) if by_range else None,
+                (inputs["distance_low"], inputs["distance_high"]) if scaled else None,
             )
         return forward
 

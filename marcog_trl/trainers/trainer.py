@@ -54,6 +54,7 @@ from marcog_trl.rewards.scoring import Scorer, is_over, is_reward_model
 from marcog_trl.rollout.records import Episode, Row
 from marcog_trl.team.data_checks import check_dataset, check_eval_dataset, completed, usable
 from marcog_trl.team.description import TeamDescription
+from marcog_trl.team.lending import lent
 from marcog_trl.team.modules import ATTRIBUTE, ForwardContext, TeamModule
 from marcog_trl.team.settings import TeamSettings
 from marcog_trl.team.vllm import AgentGeneration, LanguageModelGeneration
@@ -79,7 +80,6 @@ from marcog_trl.trainers.data import (
     OrderOfEpoch,
     check_rows,
     fit_batches,
-    generation_cycle,
     make_curriculum,
     spreads_siblings,
     tree_of_process,
@@ -117,17 +117,6 @@ class InFlight:
     part: int | None = None
     entropy_share: torch.Tensor | None = None
     passes: list[ForwardContext] = field(default_factory=list)
-
-
-@contextmanager
-def lent(owner: Any, **values: Any) -> Iterator[None]:
-    """Lends an object other values of its attributes, and gives its own back."""
-    own = {name: getattr(owner, name) for name in values}
-    vars(owner).update(values)
-    try:
-        yield
-    finally:
-        vars(owner).update(own)
 
 
 class MultiAgentTrainer(Sharing, GRPOTrainer):
@@ -325,6 +314,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
             self.add_callback(self.report)
         self._shards: ShardClipping | None = None
         self._window_means = metrics.WindowMeans()
+        self.algorithm.log = self._pool
         self._gradient_shares = metrics.GradientShares(self.agents, self.accelerator.device)
         # With log_completions, episodes are printed in place of TRL's table, which has a row per reply
         shown = MOST_EPISODES if args.num_completions_to_print is None else args.num_completions_to_print
@@ -551,9 +541,14 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
 
         batch.run_policy = run_policy
         credit = self.algorithm.credit(batch)
-        batch.advantages = credit.by_row(batch.mask)
-        unit = "row" if self.loss_type == "grpo" else "token"
-        weights = row_weights(batch, batch.mask, args.agent_loss_weighting, unit, args.turn_weights)
+        batch.advantages = batch.mean_over_tokens(credit.advantages if credit.of_rows is None else credit.of_rows)
+        weights = row_weights(
+            batch,
+            batch.mask,
+            args.agent_loss_weighting,
+            unit="row" if self.loss_type == "grpo" else "token",
+            turn_weights=args.turn_weights,
+        )
         output["advantages"] = credit.advantages * (weights[:, None] if credit.advantages.dim() == 2 else weights)
         output["row_weight"] = weights
         output |= batch.inputs | credit.inputs
@@ -657,7 +652,6 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
             self._mode, self._metrics[self._mode], logged, mask, of_all_rows, by_sequence
         )
         own = self.algorithm.loss(flight.passes[-1], inputs, lambda total, count: total / self._loss_window(count))
-        self._pool_metrics()
         return loss if own is None else loss + own
 
     # Log
@@ -673,13 +667,8 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         """Adds a sum over `count` values to a mean over the logging window."""
         self._window_means.add(self._mode, name, total, count)
 
-    def _pool_metrics(self) -> None:
-        for name, (total, count) in self.algorithm.metrics().items():
-            self._pool(name, torch.as_tensor(total), torch.as_tensor(count))
-
     def _log_batch(self, batch: TeamBatch, advantages: torch.Tensor) -> None:
         """Logs a generation batch after its advantages are computed."""
-        self._pool_metrics()
         lengths, ends = metrics.reply_lengths(batch, {*self.eos_token_ids, self._tokenizer.pad_token_id})
         found = metrics.rollout_metrics(
             batch,
@@ -805,15 +794,8 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
             warn_of_schedule(self.args, self.algorithm.tree(training=True))
         return super().train(*args, **kwargs)
 
-    def _rollout_begun(self, checkpoint: Path) -> bool:
-        begun = self._step % (cast(int, self.args.steps_per_generation) * self.num_iterations) != 0
-        if begun and self.accelerator.is_main_process:
-            warnings.warn(
-                f"A run cannot resume from {checkpoint}: it is written before all rows of the rollout are trained on. Set "
-                f"save_steps and max_steps to multiples of {generation_cycle(self.args)}, the steps of a generation cycle.",
-                stacklevel=2,
-            )
-        return begun
+    def _rollout_begun(self) -> bool:
+        return self._step % (cast(int, self.args.steps_per_generation) * self.num_iterations) != 0
 
     def _issue_warnings_after_load(self, load_result) -> None:
         """Refuses a checkpoint that lacks weights, of which the Trainer only warns."""

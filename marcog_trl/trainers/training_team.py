@@ -13,6 +13,7 @@ from trl.models import unwrap_model_for_generation
 
 from marcog_trl.rollout.player import WorkflowError
 from marcog_trl.rollout.records import Episode, Row
+from marcog_trl.team.lending import lent
 from marcog_trl.team.team import Team
 
 
@@ -89,15 +90,10 @@ class TrainingTeam(Team):
     @contextmanager
     def evaluating(self, on_activity: Callable[[str], None] | None = None) -> Iterator[None]:
         """Also reports nothing to trackio outside of a training: it has no run there, and TRL, which logs times, would fail."""
-        args = self._trainer.args
-        reported = args.report_to
-        if not self._trainer.is_in_train:
-            args.report_to = [name for name in reported if name != "trackio"]
-        try:
-            with super().evaluating(on_activity):
-                yield
-        finally:
-            args.report_to = reported
+        args, in_train = self._trainer.args, self._trainer.is_in_train
+        reported = [name for name in args.report_to if in_train or name != "trackio"]
+        with lent(args, report_to=reported), super().evaluating(on_activity):
+            yield
 
     @contextmanager
     def _kept_as_it_is(self) -> Iterator[None]:
@@ -128,19 +124,11 @@ class TrainingTeam(Team):
     def greedy(self) -> Iterator[None]:
         trainer = self._trainer
         if trainer.use_vllm:
-            saved = trainer.vllm_generation.temperature
-            trainer.vllm_generation.temperature = 0.0
-            try:
+            with lent(trainer.vllm_generation, temperature=0.0):
                 yield
-            finally:
-                trainer.vllm_generation.temperature = saved
-            return
-        with super().greedy():
-            config, trainer.generation_config = trainer.generation_config, self.generation_config
-            try:
+        else:
+            with super().greedy(), lent(trainer, generation_config=self.generation_config):
                 yield
-            finally:
-                trainer.generation_config = config
 
     @contextmanager
     def _unwrapped(self) -> Iterator[Any]:
@@ -163,13 +151,11 @@ class TrainingTeam(Team):
             return
         import deepspeed
 
-        gathers_itself = trainer.args.ds3_gather_for_generation
-        trainer.args.ds3_gather_for_generation = False
-        try:
-            with deepspeed.zero.GatheredParameters(trainer.model.parameters()):
-                yield
-        finally:
-            trainer.args.ds3_gather_for_generation = gathers_itself
+        with (
+            lent(trainer.args, ds3_gather_for_generation=False),
+            deepspeed.zero.GatheredParameters(trainer.model.parameters()),
+        ):
+            yield
 
     def autocast(self) -> AbstractContextManager[None]:
         return self._trainer.accelerator.autocast()

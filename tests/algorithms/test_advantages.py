@@ -110,12 +110,8 @@ class TestGae:
         chain = torch.tensor([1, -1])
         advantages, returns = gae(torch.ones(2, 2), torch.ones(2, 2), mask, next_row=chain)  # a dead row's link: fine
         assert not advantages[0].any() and not returns[0].any() and advantages[1].any()
-        with pytest.raises(ValueError, match=r"next_row\[1\]=0 has no live tokens"):
-            gae(torch.ones(2, 2), torch.ones(2, 2), mask, next_row=torch.tensor([-1, 0]))
 
-    def test_bad_input(self):
-        with pytest.raises(ValueError, match="shapes"):
-            gae(torch.ones(2, 2), torch.ones(2, 3), torch.ones(2, 2))
+    def test_a_circle(self):
         with pytest.raises(ValueError, match="circle"):
             gae(torch.ones(2, 2), torch.ones(2, 2), torch.ones(2, 2), next_row=torch.tensor([1, 0]))
 
@@ -191,10 +187,6 @@ class TestAgentWeights:
         )
         torch.testing.assert_close(torch.cat(parts), agent_weights(self.mask, self.agents, 3))
 
-    def test_unknown_unit(self):
-        with pytest.raises(ValueError, match="unit='episode'"):
-            agent_weights(self.mask, self.agents, 3, unit="episode")
-
 
 class TestGroupAdvantages:
     returns = torch.tensor([1.0, 2.0, 6.0, 0.0, 0.0, 3.0])
@@ -255,16 +247,6 @@ class TestGroupAdvantages:
             rows,
         )
         torch.testing.assert_close(torch.cat(parts), whole)
-
-    def test_bad_input(self):
-        with pytest.raises(ValueError, match="6 rows do not fill groups of 4 siblings"):
-            group_advantages(self.returns, 4)
-        with pytest.raises(ValueError, match="kind='median'"):
-            group_advantages(self.returns, 3, "median")
-        with pytest.raises(ValueError, match="scale='row'"):
-            group_advantages(self.returns, 3, scale="row")
-        with pytest.raises(ValueError, match="needs the agent of each row"):
-            group_advantages(self.returns, 3, scale="agent")
 
 
 class TestValueLoss:

@@ -5,14 +5,13 @@ from torch import nn
 from marcog_trl.algorithms.critic import Float32Linear, RunningMoments, ValueHead, pool_team_states
 
 
-def pool_by_loop(states, episode, stage, agent, live):
+def pool_by_loop(states, stage, agent, live):
+    """The definition, for the rows of one episode."""
     pooled = torch.zeros_like(states)
-    for row in range(len(states)):
-        if not live[row]:
-            continue
+    for row in live.nonzero().flatten():
         latest = {}
         for other in sorted(range(len(states)), key=lambda r: int(stage[r])):
-            if live[other] and episode[other] == episode[row] and stage[other] <= stage[row]:
+            if live[other] and stage[other] <= stage[row]:
                 latest[int(agent[other])] = states[other]
         pooled[row] = torch.stack(list(latest.values())).mean(0)
     return pooled
@@ -153,21 +152,17 @@ def test_detached_weights_pass_the_gradient_to_the_input_only():
 class TestPoolTeamStates:
     def test_equals_the_definition_on_random_teams_in_any_order(self):
         torch.manual_seed(0)
-        played = [(e, s, a) for e in range(4) for s in range(5) for a in range(3) if torch.rand(()) < 0.5]
-        played = [played[i] for i in torch.randperm(len(played)).tolist()]
-        episode, stage, agent = torch.tensor(played).T
-        states, live = torch.randn(len(played), 6), torch.rand(len(played)) < 0.8
-        pooled = pool_team_states(states, episode, stage, agent, live)
-        torch.testing.assert_close(pooled, pool_by_loop(states, episode, stage, agent, live))
-
-        agents_renamed = pool_team_states(states, episode, stage, (agent + 1) % 3, live)
+        slots = torch.stack([torch.randperm(15) for _ in range(4)])
+        stage, agent, live = slots // 3, slots % 3, torch.rand(4, 15) < 0.4
+        states = torch.randn(4, 15, 6)
+        pooled = pool_team_states(states, stage, agent, live)
+        expected = map(pool_by_loop, states, stage, agent, live)
+        torch.testing.assert_close(pooled, torch.stack(list(expected)))
+        agents_renamed = pool_team_states(states, stage, (agent + 1) % 3, live)
         torch.testing.assert_close(agents_renamed, pooled)
-        order = torch.randperm(len(played))
-        reordered = pool_team_states(states[order], episode[order], stage[order], agent[order], live[order])
-        torch.testing.assert_close(reordered, pooled[order])
 
     def test_rows_never_played_count_for_nobody(self):
-        states = torch.tensor([[1.0], [float("nan")]])
-        zeros = torch.zeros(2, dtype=torch.long)
-        pooled = pool_team_states(states, zeros, zeros, torch.arange(2), live=torch.tensor([1, 0]))
-        assert pooled.tolist() == [[1.0], [0.0]]
+        states = torch.tensor([[[1.0], [float("nan")]]])
+        zeros = torch.zeros(1, 2, dtype=torch.long)
+        pooled = pool_team_states(states, zeros, torch.arange(2)[None], live=torch.tensor([[True, False]]))
+        assert pooled.tolist() == [[[1.0], [0.0]]]

@@ -155,7 +155,7 @@ class TestMask:
         model = make_model()
         cores = LoraCores(model)
         agents = torch.tensor([1, 0, 1])
-        cores.set_mask(block_mask(agents, 2, rank=4))
+        cores.set_masks([block_mask(agents, 2, rank=4)] * 14)
         row_losses(model(**batch).logits, batch)[0].backward()
         for name, parameter in trainable(model).items():
             first, second = parameter.grad.chunk(2, dim=0 if "lora_A" in name else 1)
@@ -164,7 +164,7 @@ class TestMask:
     def test_equals_zeroed_weights(self, batch):
         model = make_model()
         cores = LoraCores(model)
-        cores.set_mask(block_mask(torch.tensor([0, 1, 1]), 2, rank=4))
+        cores.set_masks([block_mask(torch.tensor([0, 1, 1]), 2, rank=4)] * 14)
         masked = model(**batch).logits
         cores.clear()
         for agent, rows in ((0, [0]), (1, [1, 2])):
@@ -178,15 +178,11 @@ class TestMask:
         model = make_model(rank_pattern={"q_proj": 2})
         cores = LoraCores(model)
         agents = torch.tensor([0, 1, 0])
-        cores.set_mask([block_mask(agents, 2, rank) for rank in cores.ranks])
+        cores.set_masks([block_mask(agents, 2, rank) for rank in cores.ranks])
         model(**batch)
-        with pytest.raises(ValueError, match=r"q_proj has shape \(3, 4\)\. Pass one of shape \(3, 2\)"):
-            cores.set_mask(block_mask(agents, 2, 4))
 
     def test_block_mask(self):
         assert block_mask(torch.tensor([2, 0]), 3, 6).tolist() == [[0, 0, 0, 0, 1, 1], [1, 1, 0, 0, 0, 0]]
-        with pytest.raises(ValueError, match=r"rank=5 is not a multiple of num_agents=3\. Set rank=6"):
-            block_mask(torch.tensor([0]), 3, 5)
 
 
 class TestMisuse:
@@ -197,18 +193,6 @@ class TestMisuse:
         layer = next(iter(adapted_layers(model).values()))
         with pytest.raises(ValueError, match="inputs of 2 dimensions, but cores need inputs of shape"):
             layer(torch.zeros(2, 64, dtype=torch.float64))
-
-    def test_wrong_shapes(self):
-        cores = LoraCores(make_model())
-        values = random_cores(cores.ranks, 2)
-        with pytest.raises(ValueError, match="13 cores for 14 adapted layers"):
-            cores.set(values[1:])
-        with pytest.raises(ValueError, match=r"down_proj has shape \(2, 3, 3\)\. Pass one of shape \(2, 4, 4\)"):
-            cores.set([*values[:-1], torch.zeros(2, 3, 3)])
-        with pytest.raises(ValueError, match=r"down_proj has shape \(1, 4, 4\)\. Pass one of shape \(2, 4, 4\)"):
-            cores.set([*values[:-1], torch.zeros(1, 4, 4)])
-        with pytest.raises(ValueError, match="1 masks for 14 adapted layers"):
-            cores.set_mask([torch.ones(2, 4)])
 
     def test_merged_adapter(self):
         model = make_model()
@@ -228,7 +212,7 @@ class TestRefusals:
             (LoraConfig(init_lora_weights="mica"), "peft_config.init_lora_weights='mica'"),
             (
                 LoraConfig(target_parameters=["experts.gate_up_proj"]),
-                r"peft_config.target_parameters=\['experts.gate_up_proj'\] is not supported: .* linear layers in target_modules",
+                r"expert parameters \['experts.gate_up_proj'\]\. .* linear layers in target_modules",
             ),
             (
                 LoraConfig(task_type="CAUSAL_LM", alora_invocation_tokens=[1]),
