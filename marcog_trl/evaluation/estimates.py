@@ -43,13 +43,18 @@ def which_k(k: Any, most: int) -> list[int]:
     Returns the values of k to report. The default is 1, 5 and 10, without those above `most`.
 
     Raises:
-        ValueError: If `k` is not a list of integers.
+        ValueError: If `k` is not a list of integers from 1 to `most`.
     """
     if k is None:
         return [size for size in (1, 5, 10) if size <= most]
     sizes = list(k) if isinstance(k, Iterable) else []
     if not sizes or not all(isinstance(size, numbers.Integral) for size in sizes):
         raise ValueError(f"k={k!r} must be a list of whole numbers. Set k=[1], for example.")
+    for size in sizes:
+        if not 1 <= size <= most:
+            raise ValueError(
+                f"k={sizes} has {size}, which is not in 1 to {most}, the number of samples. Set k={[most]}, for example."
+            )
     return [int(size) for size in sizes]
 
 

@@ -20,7 +20,7 @@ from datasets import Dataset
 from tqdm.auto import tqdm
 from trl.trainer.utils import get_callable_name
 
-from marcog_trl.checks import COUNT, check_number
+from marcog_trl.checks import COUNT, check_choice, check_number
 from marcog_trl.evaluation.estimates import which_k
 from marcog_trl.evaluation.figures import EpisodeRecord, describe_episode, summarize
 from marcog_trl.evaluation.journal import Journal, ProblemRecord, resume_on_all
@@ -230,13 +230,6 @@ def _check_problems(team: Team, scorer: Scorer, problems: Dataset | str) -> list
     if isinstance(problems, str):
         problems = load_problems(problems, "test")
     problems = completed("problems", problems, team.workflow, [*scorer.funcs, execution_reward])
-    if len(problems) == 0:
-        raise ValueError("problems is empty. Pass at least one problem.")
-    for column in ("prompt", "test", "test_format"):
-        if column not in problems.column_names:
-            raise ValueError(
-                f"problems has no column {column!r}, only {problems.column_names}. Use load_problems, or add the column."
-            )
     check_dataset("problems", problems, team.workflow, scorer.funcs)
     rows = [dict(row) for row in problems]
     check_problems("problems", rows, {"test": "an evaluation", "test_format": "an evaluation"})
@@ -254,13 +247,8 @@ def check_evaluation(
     """
     check_number("num_samples", num_samples, COUNT, whole=True, default=10)
     check_number("batch_size", batch_size, COUNT, whole=True, default=128)
-    ks = which_k(k, num_samples)
-    for size in ks:
-        if not 1 <= size <= num_samples:
-            instead = f"num_samples={size}, or k={[num_samples]}" if size > 0 else "k=[1]"
-            raise ValueError(f"k={ks} has {size}, which is not in 1 to num_samples={num_samples}. Set {instead}.")
-    if sampling not in ("keyed", "stream"):
-        raise ValueError(f"sampling={sampling!r} is unknown. Use 'keyed' or 'stream'.")
+    which_k(k, num_samples)
+    check_choice("sampling", sampling, ("keyed", "stream"))
     if output is not None and Path(output).suffix != ".json":
         raise ValueError(f"output={str(output)!r} must end in .json. Set output='evaluation.json', for example.")
     for folder in Path(output).parents if output is not None else ():

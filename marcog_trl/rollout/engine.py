@@ -30,51 +30,20 @@ class Generate(Protocol):
     def __call__(self, rows: list[Row]) -> tuple[list[list[int]], list[list[float]] | None]: ...
 
 
-def play(
-    workflow: Workflow,
-    problems: Sequence[Mapping[str, Any]],
-    generate: Generate,
-    encode: Callable[[list[Prompt]], list[list[int]]],
-    decode: Callable[[list[list[int]]], list[str]],
-    executor: Callable[[], CodeExecutor] = shared_executor,
-    score: Callable[[list[Episode], int], object] | None = None,
-    sum_over_processes: Callable[[int], int] = int,
-    is_over: Callable[[Episode], bool] | None = None,
-    on_error: Callable[[WorkflowError], None] | None = None,
-) -> list[Episode]:
+def play(workflow: Workflow, problems: Sequence[Mapping[str, Any]], *functions: Any, **options: Any) -> list[Episode]:
     """
     Play one episode of a workflow per problem.
 
     Args:
         workflow (`Workflow`): The workflow.
         problems (`Sequence[Mapping]` of length E): Dataset rows. Repeat a row to play it several times.
-        generate (`Callable`): `generate(rows) -> (completion_ids, logprobs or None)`, called once per stage.
-        encode (`Callable`): `encode(prompts) -> prompt_ids`.
-        decode (`Callable`): `decode(completion_ids) -> texts`.
-        executor (`Callable`, *optional*): `executor()` returns the `CodeExecutor` that runs the jobs of workflows, when there
-            are some. Defaults to the shared executor.
-        score (`Callable`, *optional*): `score(episodes, turn)`, called once at the end of each turn. It sets the `rewards`
-            of that turn in the episodes that played it.
-        sum_over_processes (`Callable`, *optional*): Sums an `int` over all processes (a collective operation), so that all processes
-            make the same number of generate calls. By default there is one process.
-        is_over (`Callable`, *optional*): `is_over(episode)`, called after the scoring of each turn except the last. Whether the
-            episode ends here, even if its workflow would go on.
-        on_error (`Callable`, *optional*): `on_error(error)`, called where the workflow raises an exception. The episode is then
-            masked and ends. By default the exception ends the run.
+        *functions, **options: The other arguments of [`play_tree`], except `tree`.
 
     Returns:
         `list[Episode]`: E episodes, in the order of `problems`.
-
-    Raises:
-        TypeError: If `play`, `parts` or `solution` of the workflow yields or returns a value of a wrong type.
-        WorkflowError: If one of them raises an exception, and there is no `on_error`.
-        ValueError: If the workflow asks an agent that it does not have, asks for more replies than it has slots, or asks
-            with an empty prompt.
     """
-    return play_tree(
-        workflow, problems, generate, encode, decode, Tree.of_turns(workflow, [1] * workflow.num_turns), executor, score,
-        sum_over_processes, is_over, on_error,
-    )[-1]  # fmt: skip
+    tree = Tree.of_turns(workflow, [1] * workflow.num_turns)
+    return play_tree(workflow, problems, *functions, tree=tree, **options)[-1]
 
 
 def play_tree(
@@ -94,18 +63,33 @@ def play_tree(
     Play a tree of episodes per problem. All episodes are played together, level by level.
 
     Args:
-        workflow, generate, encode, decode, executor, score, sum_over_processes, is_over, on_error: See [`play`]. `score` receives all episodes of a
-            turn. An episode that ended earlier has fewer turns, and occurs once per descendant that it could have had. Where
-            the next turn branches, masked episodes end, too.
-        problems (`Sequence[Mapping]` of length P): Dataset rows, without repetition.
+        workflow (`Workflow`): The workflow.
+        problems (`Sequence[Mapping]` of length P): Dataset rows, without repetition where episodes branch.
+        generate (`Callable`): `generate(rows) -> (completion_ids, logprobs or None)`, called once per stage.
+        encode (`Callable`): `encode(prompts) -> prompt_ids`.
+        decode (`Callable`): `decode(completion_ids) -> texts`.
         tree ([`~marcog_trl.rollout.tree.Tree`]): Where episodes branch.
+        executor (`Callable`, *optional*): `executor()` returns the `CodeExecutor` that runs the jobs of workflows, when there
+            are some. Defaults to the shared executor.
+        score (`Callable`, *optional*): `score(episodes, turn)`, called once at the end of each turn with all its episodes. It
+            sets the `rewards` of that turn in those that played it. An episode that ended earlier has fewer turns, and occurs
+            once per descendant that it could have had. Where the next turn branches, masked episodes end, too.
+        sum_over_processes (`Callable`, *optional*): Sums an `int` over all processes (a collective operation), so that all processes
+            make the same number of generate calls. By default there is one process.
+        is_over (`Callable`, *optional*): `is_over(episode)`, called after the scoring of each turn except the last. Whether the
+            episode ends here, even if its workflow would go on.
+        on_error (`Callable`, *optional*): `on_error(error)`, called where the workflow raises an exception. The episode is then
+            masked and ends. By default the exception ends the run.
 
     Returns:
         `list[list[Episode]]` of length K: For each turn, its episodes, sorted by problem, those with the same history next to
         each other. They share the rows and turns of their ancestors.
 
     Raises:
-        TypeError, ValueError: As [`play`]. `ValueError` also if agents do not speak at the same moment in cross mode.
+        TypeError: If `play`, `parts` or `solution` of the workflow yields or returns a value of a wrong type.
+        WorkflowError: If one of them raises an exception, and there is no `on_error`.
+        ValueError: If the workflow asks an agent that it does not have, asks for more replies than it has slots, or asks
+            with an empty prompt; or if agents do not speak at the same moment in cross mode.
     """
     workflow.validate()
     engine = _Engine(generate, encode, decode, executor, sum_over_processes)

@@ -330,11 +330,8 @@ def find_team(path: str | Path) -> Path:
         `Path`: A folder with a `team.json` that this version can read.
 
     Raises:
-        TypeError: If `path` is not a path.
         ValueError: If there is no saved team.
     """
-    if not isinstance(path, str | Path):
-        raise TypeError(f"path={path!r} is not a path. {USE_SAVED_TEAM}")
     folder = Path(path)
     if not folder.is_dir() and len(folder.parts) == 2 and not folder.is_absolute():
         try:

@@ -127,15 +127,10 @@ class PlaySettings:
         Checks the fields above together.
 
         Raises:
-            ValueError: If the system prompt is blank, or a model for `feedback="expert_edits"` is missing.
+            ValueError: If the system prompt is blank.
         """
         if self.system_prompt is not None and not str(self.system_prompt).strip():
             raise ValueError(f"system_prompt={self.system_prompt!r} is blank. Set system_prompt=None, or a text.")
-        if self.num_turns > 1 and self.feedback == "expert_edits" and not self.expert:
-            raise ValueError(
-                'feedback=\'expert_edits\' needs a model to ask, but expert=None. Set expert={"model": "gpt-4o-mini"}, '
-                "for example."
-            )
 
     def make_executor(self) -> CodeExecutor:
         """Makes the executor of these settings."""

@@ -300,7 +300,6 @@ class Team:
         prompt_states: bool = False,
         token_states: bool = False,
         sampler: KeyedSampler | None = None,
-        reply: Callable[[list[Row]], list[list[int]]] | None = None,
         tools_of: Callable[[Row], Tools] | None = None,
     ) -> dict[str, Any]:
         """
@@ -312,15 +311,12 @@ class Team:
             token_states (`bool`, *optional*, defaults to `False`): Whether rows keep their `token_states`, if the model
                 generates with one forward pass per token.
             sampler ([`KeyedSampler`], *optional*): Samples the tokens instead of the random state of the process.
-            reply (`Callable`, *optional*): Returns the tokens of the rows of a stage, in place of the model.
             tools_of (`Callable`, *optional*): Returns the tools of a row, in place of those of its agent.
 
         Returns:
             `dict[str, Any]`: `generate`, `encode`, `decode`, `executor`, `sum_over_processes` and `on_error`.
         """
         speak = self.generate if sampler is None else lambda rows: (self._generate(rows, sampler), None)
-        if reply is not None:
-            speak = lambda rows: (reply(rows), None)  # noqa: E731
 
         def begin(rows: list[Row]) -> tuple[list[list[int]], list[list[float]] | None]:
             if self._contexts is None:
@@ -334,7 +330,7 @@ class Team:
                 return completion_ids, logprobs
 
         speaks = begin
-        if self.tools is not None and reply is None:
+        if self.tools is not None:
             speaks = self.tools.around(begin, speak, self._contexts, tools_of)
         if isinstance(self.workflow, Program) and self.workflow.knows_tools:
             from marcog_trl.team.tools import read_calls
@@ -342,7 +338,7 @@ class Team:
             speaks = read_calls(begin, self.tokenizer)
         options = self.settings.chat_template_kwargs or {}
         return {
-            "generate": begin if reply is not None else self._outside.beside(speaks, self.masks_failures),
+            "generate": self._outside.beside(speaks, self.masks_failures),
             "encode": lambda prompts: encode_prompts(
                 self.tokenizer, [with_system_prompt(p, self.settings.system_prompt) for p in prompts], **options
             ),

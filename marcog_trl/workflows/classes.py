@@ -7,7 +7,7 @@ from collections.abc import Generator, Mapping
 from typing import Any
 
 from marcog_trl.agents import PLACE, Advisor, Agent, Prompt, ask, numbered, with_text
-from marcog_trl.checks import COUNT, check_number
+from marcog_trl.checks import COUNT, check_choice, check_number
 from marcog_trl.parsing.classes import merge_class, read_part, skeleton_of
 from marcog_trl.parsing.prompts import context_of, fill, messages_of
 from marcog_trl.workflows.feedback import Feedback, Level, VisibleTests
@@ -47,8 +47,7 @@ class ClassTeam(FeedbackWorkflow):
         roles: Mapping[str, str] | None = None,
         expert: Advisor | None = None,
     ):
-        if split not in SPLITS:
-            raise ValueError(f"split={split!r} is unknown. Use one of {', '.join(map(repr, SPLITS))}.")
+        check_choice("split", split, SPLITS)
         num_agents = num_agents if num_agents is not None else 1 if split == "one" else 2
         check_number("num_agents", num_agents, COUNT, whole=True, default=1)
         if split == "one" and num_agents > 1:

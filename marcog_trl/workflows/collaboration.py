@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from marcog_trl.agents import PLACE, Advisor, Agent, numbered
-from marcog_trl.checks import COUNT, check_number
+from marcog_trl.checks import Range, check_number
 from marcog_trl.parsing.predicates import calls, defines, ignores_result, is_thin_wrapper
 from marcog_trl.parsing.replies import code_in
 from marcog_trl.parsing.syntax import combine
@@ -59,9 +59,7 @@ class Collaboration(FeedbackWorkflow):
         roles: Mapping[str, str] | None = None,
         expert: Advisor | None = None,
     ):
-        check_number("num_agents", num_agents, COUNT, whole=True, default=1)
-        if num_agents < 2:
-            raise ValueError(f"num_agents={num_agents} leaves no helper. Set num_agents=2.")
+        check_number("num_agents", num_agents, Range(2), whole=True, default=2)
         self.functions = {numbered("helper", i): numbered("aux", i) for i in range(1, num_agents)}
         agents = [Agent(name, _helper(i, function)) for i, (name, function) in enumerate(self.functions.items())]
         *first, last = (f"{function}({{arguments}})" for function in self.functions.values())

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from marcog_trl.agents import Advisor, Agent, Prompt, Slot, numbered
-from marcog_trl.checks import COUNT, check_number
+from marcog_trl.checks import Range, check_number
 from marcog_trl.parsing.prompts import messages_of
 from marcog_trl.parsing.replies import code_in
 from marcog_trl.parsing.syntax import parse, shape
@@ -41,9 +41,7 @@ class Discussion(FeedbackWorkflow):
         roles: Mapping[str, str] | None = None,
         expert: Advisor | None = None,
     ):
-        check_number("num_agents", num_agents, COUNT, whole=True, default=1)
-        if num_agents < 2:
-            raise ValueError(f"num_agents={num_agents} is too few for a discussion. Set num_agents=2.")
+        check_number("num_agents", num_agents, Range(2), whole=True, default=2)
         agents = tuple(Agent(numbered("solver", i), SOLVER) for i in range(1, num_agents + 1))
         super().__init__(agents, num_turns, feedback, visible_tests, roles, expert)
 

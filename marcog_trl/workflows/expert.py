@@ -51,14 +51,12 @@ class ExpertEdits:
         endpoint ([`~marcog_trl.endpoints.Endpoint`]): The model's endpoint.
 
     Attributes:
-        asked (`int`): Number of different questions so far.
         failed (`int`): Number of questions without an answer. The first call with failures emits a warning.
     """
 
     def __init__(self, endpoint: Endpoint):
         self.endpoint = endpoint
         self._client = EndpointClient(endpoint)
-        self.asked = 0
         self.failed = 0
 
     def __call__(self, questions: Sequence[list[dict[str, str]]]) -> list[str | None]:
@@ -78,6 +76,5 @@ class ExpertEdits:
             then = "Later failures are counted without a warning."
             described = self._client.describe("The expert", failures, len(different), then)
             warnings.warn(described, RuntimeWarning, stacklevel=2)
-        self.asked += len(different)
         self.failed += len(failures)
         return [answer.text.strip() if answer.error is None else None for answer in answers]

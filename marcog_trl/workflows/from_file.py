@@ -154,17 +154,11 @@ def make(cls: Callable[..., Workflow], name: str, options: Mapping[str, Any]) ->
     Raises:
         ValueError: In one line, if the class needs other arguments, or raises an error.
     """
-    for parameter in inspect.signature(cls).parameters.values():
-        rest = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        if parameter.default is parameter.empty and not rest and parameter.name not in options:
-            if parameter.name == "agents":
-                raise ValueError(
-                    f"workflow={name!r} is a program. Set agents to the names that it uses as `model`, such as --agents planner "
-                    "coder."
-                )
-            raise ValueError(
-                f"workflow={name!r} needs the argument {parameter.name!r}, which no setting gives. Give it a default value."
-            )
+    agents = inspect.signature(cls).parameters.get("agents")
+    if agents is not None and agents.default is agents.empty and "agents" not in options:
+        raise ValueError(
+            f"workflow={name!r} is a program. Set agents to the names that it uses as `model`, such as --agents planner coder."
+        )
     with _in_one_line(name, "cannot be made"):
         workflow = cls(**options)
         workflow.validate()

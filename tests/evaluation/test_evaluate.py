@@ -374,19 +374,19 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("options", "match"),
         [
-            ({"k": [1, 5]}, r"k=\[1, 5\] has 5, which is not in 1 to num_samples=2\. Set num_samples=5, or k=\[2\]"),
+            ({"k": [1, 5]}, r"k=\[1, 5\] has 5, which is not in 1 to 2, the number of samples\. Set k=\[2\]"),
             ({"k": [0]}, r"k=\[0\] has 0"),
             ({"k": 1}, r"k=1 must be a list of whole numbers\. Set k=\[1\]"),
             ({"num_samples": 0}, "num_samples=0 must be at least 1"),
             ({"batch_size": 0}, "batch_size=0 must be at least 1"),
-            ({"sampling": "best"}, "sampling='best' is unknown. Use 'keyed' or 'stream'"),
+            ({"sampling": "best"}, "sampling='best' is unknown. Use one of 'keyed', 'stream'"),
             ({"output": "figures.txt"}, "output='figures.txt' must end in .json"),
             (
                 {"output": f"{__file__}/figures.json"},
                 r"lies in '.*test_evaluate\.py', which is a file\. Choose another folder",
             ),
             ({"problems": with_tests().select([])}, "problems is empty"),
-            ({"problems": with_tests().remove_columns("test")}, "problems has no column 'test'"),
+            ({"problems": with_tests().remove_columns("test")}, "it has no 'test', which an evaluation needs"),
             (
                 {
                     "problems": with_tests(3).map(

@@ -82,7 +82,7 @@ def test_refuses_what_says_nothing(metric):
             metric.compute(references=list(references), predictions=[list(p) for p in predictions], **options, **QUICK)
 
     refused(
-        r"k=\[1, 5\] has 5, but the smallest number of programs of a problem is 1\. Set k to values from 1 to 1\.",
+        r"k=\[1, 5\] has 5, which is not in 1 to 1, the number of samples\. Set k=\[1\]",
         k=[1, 5],
     )
     refused("k=.0. has 0", k=[0])

@@ -102,7 +102,6 @@ CONTRADICTIONS = [
     (MultiAgentPPOConfig, {"max_steps": 0}, "max_steps=0"),
     (MultiAgentPPOConfig, {"num_train_epochs": 0}, "num_train_epochs=0"),
     (MultiAgentPPOConfig, {"critic": "none", "num_generations": 1}, "num_generations=1"),
-    (MultiAgentPPOConfig, {"num_turns": 2, "feedback": "expert_edits"}, "expert=None"),
     (MultiAgentPPOConfig, {"write_report": True, "logging_strategy": "no"}, "logging_strategy='no'"),
     (MultiAgentPPOConfig, {"roles": "[1]"}, r"roles='\[1\]'"),
     (MultiAgentPPOConfig, {"generation_kwargs": "x"}, "generation_kwargs='x'"),

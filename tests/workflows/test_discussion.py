@@ -71,5 +71,5 @@ def test_the_last_block_is_what_an_agent_ends_with_where_no_function_is_named():
 
 
 def test_one_agent_has_nobody_to_discuss_with():
-    with pytest.raises(ValueError, match=r"num_agents=1 is too few for a discussion\. Set num_agents=2"):
+    with pytest.raises(ValueError, match=r"num_agents=1 must be at least 2\. Set num_agents=2"):
         Discussion(1)

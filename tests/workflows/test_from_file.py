@@ -111,7 +111,10 @@ class TestLoad:
             ("my_team.py:Dou", "'my_team.py' defines no class 'Dou'. Did you mean my_team.py:Duo?"),
             ("my_team.py:Pipeline", "defines no class 'Pipeline'"),
             ("my_team.py:Note", "Note is not a Workflow. Write 'class Note(Workflow):'"),
-            ("my_team.py:Needy", "needs the argument 'rounds', which no setting gives. Give it a default value."),
+            (
+                "my_team.py:Needy",
+                "cannot be made: TypeError: Needy.__init__() missing 1 required positional argument: 'rounds'",
+            ),
             ("my_team.py:Silent", "cannot be made: TypeError: Silent has no method 'play'."),
             ("my_team.py:Broken", "cannot be made: KeyError: 'colour' (my_team.py, line {colour})"),
         ],

@@ -13,7 +13,7 @@ from marcog_trl.workflows import Collaboration, Pipeline, Single, make_workflow
     [
         ("debate", {}, "workflow='debate' is unknown. Use one of 'single', 'collaboration', 'pipeline', 'discussion'"),
         ("single", {"num_agents": 2}, "num_agents=2 is not an option of workflow='single'"),
-        ("collaboration", {"num_agents": 1}, "num_agents=1 leaves no helper. Set num_agents=2"),
+        ("collaboration", {"num_agents": 1}, "num_agents=1 must be at least 2. Set num_agents=2"),
         ("pipeline", {"num_agents": 0}, "num_agents=0 must be at least 1"),
         ("pipeline", {"feedback": "loud"}, "feedback='loud' is unknown"),
         ("pipeline", {"visible_tests": "some"}, "visible_tests='some' must be a whole number"),

@@ -95,13 +95,7 @@ class PassAtK(evaluate.Metric):
                 f"{(empty or ['predictions'])[0]} is empty. Pass at least one program per problem, such as "
                 "['def add(a, b): return a + b']."
             )
-        fewest = min(map(len, predictions))
-        ks = which_k(k, fewest)
-        for size in ks:
-            if not 1 <= size <= fewest:
-                raise ValueError(
-                    f"k={ks} has {size}, but the smallest number of programs of a problem is {fewest}. Set k to values from 1 to {fewest}."
-                )
+        ks = which_k(k, most=min(map(len, predictions)))
         for i, tests in enumerate(references):
             _check_tests(i, tests)
         jobs = [
