@@ -28,19 +28,17 @@ class IsolationError(RuntimeError, ValueError):
 @dataclass(frozen=True)
 class Isolation:
     """
-    The confinement that is really active around the programs.
+    The confinement that is really active around the programs, beside limits on memory, CPU time, file size and descriptors.
 
     Attributes:
         level (`str`): The requested level: `"strict"`, `"best_effort"` or `"none"`.
         landlock_abi (`int`): Version of the kernel's Landlock, which guards files; 0 if it is missing or not used.
         seccomp (`bool`): Whether system calls are filtered.
-        limits (`bool`): Whether memory, CPU time, file size and descriptors are limited.
     """
 
     level: IsolationLevel
     landlock_abi: int
     seccomp: bool
-    limits: bool
 
     @property
     def tier(self) -> str:
@@ -52,8 +50,7 @@ class Isolation:
     def __str__(self) -> str:
         landlock = f"Landlock ABI {self.landlock_abi}" if self.landlock_abi else "no Landlock"
         seccomp = "seccomp" if self.seccomp else "no seccomp"
-        limits = "resource limits" if self.limits else "no resource limits"
-        return f"{self.tier} ({landlock}, {seccomp}, {limits}; asked for {self.level})"
+        return f"{self.tier} ({landlock}, {seccomp}, resource limits; asked for {self.level})"
 
 
 @lru_cache(maxsize=1)
@@ -91,11 +88,11 @@ def resolve(level: IsolationLevel) -> Isolation:
     if level not in ISOLATION_LEVELS:
         raise ValueError(f"isolation={level!r} must be one of {', '.join(ISOLATION_LEVELS)}.")
     if level == "none":
-        return Isolation(level="none", landlock_abi=0, seccomp=False, limits=True)
+        return Isolation(level="none", landlock_abi=0, seccomp=False)
     abi, seccomp = probe()
     if level == "strict" and not (abi and seccomp):
         raise IsolationError(refusal(abi, seccomp))
-    return Isolation(level=level, landlock_abi=abi, seccomp=seccomp, limits=True)
+    return Isolation(level=level, landlock_abi=abi, seccomp=seccomp)
 
 
 def refusal(abi: int, seccomp: bool) -> str:

@@ -153,17 +153,11 @@ def _passes_on(function: Function) -> str | None:
         case [ast.Return(value=ast.Call() as call)]:
             pass
         case [
-            ast.Assign(targets=[ast.Name(id=stored)], value=ast.Call() as call),
+            ast.Assign(targets=[ast.Name(id=stored)], value=ast.Call() as call)
+            | ast.AnnAssign(target=ast.Name(id=stored), value=ast.Call() as call),
             ast.Return(value=ast.Name(id=read)),
-        ]:
-            if stored != read:
-                return None
-        case [
-            ast.AnnAssign(target=ast.Name(id=stored), value=ast.Call() as call),
-            ast.Return(value=ast.Name(id=read)),
-        ]:
-            if stored != read:
-                return None
+        ] if stored == read:
+            pass
         case _:
             return None
     arguments = [*call.args, *(keyword.value for keyword in call.keywords)]

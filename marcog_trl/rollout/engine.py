@@ -30,20 +30,27 @@ class Generate(Protocol):
     def __call__(self, rows: list[Row]) -> tuple[list[list[int]], list[list[float]] | None]: ...
 
 
-def play(workflow: Workflow, problems: Sequence[Mapping[str, Any]], *functions: Any, **options: Any) -> list[Episode]:
+def play(
+    workflow: Workflow,
+    problems: Sequence[Mapping[str, Any]],
+    generate: Generate,
+    encode: Any,
+    decode: Any,
+    **options: Any,
+) -> list[Episode]:
     """
     Play one episode of a workflow per problem.
 
     Args:
         workflow (`Workflow`): The workflow.
         problems (`Sequence[Mapping]` of length E): Dataset rows. Repeat a row to play it several times.
-        *functions, **options: The other arguments of [`play_tree`], except `tree`.
+        generate, encode, decode, **options: See [`play_tree`].
 
     Returns:
         `list[Episode]`: E episodes, in the order of `problems`.
     """
     tree = Tree.of_turns(workflow, [1] * workflow.num_turns)
-    return play_tree(workflow, problems, *functions, tree=tree, **options)[-1]
+    return play_tree(workflow, problems, generate, encode, decode, tree, **options)[-1]
 
 
 def play_tree(

@@ -70,7 +70,6 @@ class Confinement:
             OSError: If the kernel refuses, or if an inherited limit is too low.
         """
         limits.limit_process()
-        self.job_limits = limits.JobLimits()
         if not sys.platform.startswith("linux"):
             hand_over(None)
             return

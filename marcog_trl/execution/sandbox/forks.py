@@ -22,7 +22,7 @@ import struct
 import sys
 from typing import Any
 
-from . import handles, judge, output, solution, wire
+from . import handles, judge, limits, output, solution, wire
 from .confine import Confinement, keep_access_times, mount
 
 
@@ -323,7 +323,7 @@ def _be_a_child(zygote: socket.socket, fd: int, streams: int, confinement: Confi
         if len(header) < 4:
             return
         payload = wire.parse(wire.read_exactly(control, int.from_bytes(header, "little")))
-        confinement.job_limits.apply(payload["memory_mb"] << 20, payload["cpu_seconds"])
+        limits.limit_job(payload["memory_mb"] << 20, payload["cpu_seconds"])
         role = payload["role"]
         if role == "direct":
             solution.serve_direct(control, payload)

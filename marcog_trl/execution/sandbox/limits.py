@@ -66,26 +66,19 @@ def limit_process() -> None:
         resource.setrlimit(which, (value, value))
 
 
-class JobLimits:
-    """The limits that differ between jobs. They never exceed the hard limits at the time of construction."""
+def limit_job(memory_bytes: int, cpu_seconds: int) -> None:
+    """
+    Sets the limits of this process that differ between jobs. They do not exceed its hard limits.
 
-    def __init__(self) -> None:
-        self.memory = _hard(resource.RLIMIT_AS)
-        self.cpu = _hard(resource.RLIMIT_CPU)
-
-    def apply(self, memory_bytes: int, cpu_seconds: int) -> None:
-        """
-        Sets the limits of this process.
-
-        Args:
-            memory_bytes (`int`): Limit of the address space in bytes.
-            cpu_seconds (`int`): Limit of CPU time in seconds.
-        """
-        soft, hard = min(cpu_seconds, self.cpu), min(cpu_seconds + 1, self.cpu)
-        resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
-        if sys.platform.startswith("linux"):
-            memory = min(memory_bytes, self.memory)
-            resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    Args:
+        memory_bytes (`int`): Limit of the address space in bytes.
+        cpu_seconds (`int`): Limit of CPU time in seconds.
+    """
+    most = _hard(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (min(cpu_seconds, most), min(cpu_seconds + 1, most)))
+    if sys.platform.startswith("linux"):
+        memory = min(memory_bytes, _hard(resource.RLIMIT_AS))
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
 
 
 def _hard(which: int) -> int:

@@ -197,11 +197,13 @@ class Server:
         is_member = issubclass(kind, enum.Enum)
         if base is not None and not is_member and not self.keeps_class(kind):
             return self.codec.encode(plain(value), self.codec.room)
+        if kind is types.GeneratorType or kind is types.CoroutineType:  # whose classes the judge does not need
+            number = self.number_of(value)
+            self.tell(number)
+            return ["g" if kind is types.GeneratorType else "co", number]
         described = self.describe_class(kind)
         number = self.number_of(value)
         self.tell(number)
-        if kind is types.GeneratorType or kind is types.CoroutineType:
-            return ["g" if kind is types.GeneratorType else "co", number]
         if base is not None and base.__name__ in IMMUTABLE:
             return ["v", number, described, self.codec.encode(plain(value), self.codec.room)]
         return ["h", number, described, self.hash_of(value)]
