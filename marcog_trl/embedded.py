@@ -16,12 +16,9 @@ import random
 import re
 import shutil
 import signal
-import stat
 import subprocess
 import sys
-import tempfile
 import threading
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -32,8 +29,6 @@ import transformers
 from filelock import FileLock
 from tokenizers import AddedToken
 from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
     DataCollatorForSeq2Seq,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -112,7 +107,7 @@ def build_default_model(seed: int = 0, cache_dir: str | os.PathLike | None = Non
     Args:
         seed (`int`, *optional*, defaults to `0`): Seed of the model.
         cache_dir (`str`, *optional*): Folder of built models. Defaults to the environment variable `MARCOG_TRL_CACHE`, else
-            to `~/.cache/marcog_trl`, or, if that is not writable, to a folder of the user among temporary files.
+            to `~/.cache/marcog_trl`.
         **settings: Other fields of [`BuildSettings`].
 
     Returns:
@@ -123,12 +118,14 @@ def build_default_model(seed: int = 0, cache_dir: str | os.PathLike | None = Non
         OSError: If the folder is not writable.
     """
     build = BuildSettings(seed=seed, **settings)
-    cache = Path(cache_dir or os.environ.get("MARCOG_TRL_CACHE") or _own_cache()).absolute()
     try:
+        cache = Path(cache_dir or os.environ.get("MARCOG_TRL_CACHE") or Path.home() / ".cache/marcog_trl").absolute()
         cache.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+        if not os.access(cache, os.W_OK | os.X_OK):
+            raise PermissionError(f"{cache} is not writable")
+    except (OSError, RuntimeError) as error:  # RuntimeError: the home folder is unknown
         raise OSError(
-            f"Cannot create the folder of embedded models: {error}. Set MARCOG_TRL_CACHE to another folder."
+            f"There is no folder for embedded models: {error}. Set MARCOG_TRL_CACHE to another folder."
         ) from error
     target = cache / f"{MODEL_NAME}-{seed}-{_key(build)}"
     with FileLock(f"{target}.lock"):
@@ -170,48 +167,6 @@ def _end_with_caller() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=wait, daemon=True).start()
-
-
-def _own_cache() -> Path:
-    """The cache in the user's home. If that is not writable, a folder among temporary files that only the user can write."""
-    try:
-        folder = Path.home() / ".cache" / "marcog_trl"
-        folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK | os.X_OK):
-            return folder
-        cause = f"{folder} is not writable"
-    except (OSError, RuntimeError) as error:  # RuntimeError: the home folder is unknown
-        cause = str(error)
-    folder = Path(tempfile.gettempdir()) / f"marcog_trl-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise PermissionError(
-            f"No folder for embedded models: {cause}, and other users can write to {folder}. Set "
-            "MARCOG_TRL_CACHE to another folder."
-        )
-    warnings.warn(
-        f"Embedded models are stored in {folder}, because {cause}. Set MARCOG_TRL_CACHE to use another folder.",
-        stacklevel=3,
-    )
-    return folder
-
-
-def load_default_model(
-    seed: int = 0, cache_dir: str | os.PathLike | None = None
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """
-    Load the embedded default model, and build it if necessary.
-
-    Args:
-        seed (`int`, *optional*, defaults to `0`): Seed of the model.
-        cache_dir (`str`, *optional*): As in [`build_default_model`].
-
-    Returns:
-        `tuple[PreTrainedModel, PreTrainedTokenizerBase]`: Model and tokenizer.
-    """
-    path = build_default_model(seed, cache_dir)
-    return AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
 
 
 def _key(settings: BuildSettings) -> str:

@@ -152,9 +152,11 @@ class ProcessorClock(Clock):
 
 def make_model(folder, shape):
     """Saves a random model of that shape, and returns its tokenizer."""
-    from marcog_trl.embedded import load_default_model
+    from transformers import AutoTokenizer
 
-    _, tokenizer = load_default_model()
+    from marcog_trl.embedded import build_default_model
+
+    tokenizer = AutoTokenizer.from_pretrained(build_default_model())
     save_model(folder, random_model(tokenizer, **SHAPES[shape]), tokenizer)
     return tokenizer
 
