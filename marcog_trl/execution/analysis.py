@@ -8,7 +8,7 @@ import copy
 import operator
 import re
 import symtable
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from io import StringIO
 from typing import Any, ClassVar, Literal
@@ -151,54 +151,6 @@ def free_names(sources: list[str]) -> tuple[str, ...]:
                 if symbol.is_referenced():
                     used.add(symbol.get_name())
     return tuple(sorted(used - bound - _BUILTINS))
-
-
-def test_methods(tree: ast.Module) -> tuple[str, ...]:
-    """
-    Finds the test methods in a module of tests, inherited ones included.
-
-    Methods that the text does not show, such as those of an imported base class, are missing. The judge finds them.
-
-    Args:
-        tree (`ast.Module`): The module.
-
-    Returns:
-        `tuple[str, ...]`: `"Class.method"` in the order in which `unittest` runs them: sorted by class, then by method.
-    """
-    classes = {node.name: node for node in _top_level(tree.body) if isinstance(node, ast.ClassDef)}
-    found = {name: _methods(name, classes, set()) for name in sorted(classes)}
-    return tuple(f"{name}.{method}" for name, (is_case, methods) in found.items() if is_case for method in methods)
-
-
-test_methods.__test__ = False  # type: ignore[attr-defined] # so that pytest does not collect it
-
-
-def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    for node in body:
-        yield node
-        for inner in (getattr(node, name, []) for name in ("body", "orelse", "finalbody")):
-            if isinstance(node, (ast.If, ast.Try, ast.With)):
-                yield from _top_level(inner)
-
-
-def _methods(name: str, classes: dict[str, ast.ClassDef], above: set[str]) -> tuple[bool, list[str]]:
-    """Whether a class is a TestCase, and the names of its test methods."""
-    is_case = False
-    methods: set[str] = set()
-    for base in classes[name].bases:
-        known = base.id if isinstance(base, ast.Name) else None
-        if known in classes and known not in {*above, name}:
-            inherited = _methods(str(known), classes, {*above, name})
-            is_case, methods = is_case or inherited[0], methods | set(inherited[1])
-        else:
-            is_case = is_case or ast.unparse(base).endswith("TestCase")
-    for node in _top_level(classes[name].body):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            methods.add(node.name)
-        elif isinstance(node, ast.Assign):
-            names = {target.id for target in node.targets if isinstance(target, ast.Name)}
-            methods = methods - names if isinstance(node.value, ast.Constant) else methods | names
-    return is_case, sorted(method for method in methods if method.startswith("test"))
 
 
 def seeded_modules(nodes: list[ast.AST]) -> tuple[str, ...]:

@@ -1,12 +1,12 @@
 """Published problem sets: reference solutions pass, and versions of them with one fault fail, where they do natively."""
 
+import ast
 import json
 from pathlib import Path
 
 import pytest
 
 from marcog_trl.execution import CodeExecutor
-from marcog_trl.execution.jobs import plan
 from marcog_trl.problems import load_problems, make_job
 
 
@@ -111,10 +111,15 @@ def test_mbpp_mutants_fail_the_asserts_that_they_fail_natively(executor, mbpp):
 
 def by_method(jobs, verdicts):
     """For each job, the methods that did not pass, with their messages."""
+
+    def methods(job):
+        classes = sorted((n for n in ast.parse(job.tests).body if isinstance(n, ast.ClassDef)), key=lambda n: n.name)
+        return [f"{c.name}.{m}" for c in classes for m in sorted(n.name for n in c.body if n.name.startswith("test"))]
+
     return [
         {
             name: result.message
-            for name, result in zip(plan(job).names, verdict.tests, strict=True)
+            for name, result in zip(methods(job), verdict.tests, strict=True)
             if result.status != "passed"
         }
         for job, verdict in zip(jobs, verdicts, strict=True)

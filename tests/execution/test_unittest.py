@@ -5,21 +5,10 @@ Tests in the form of TestCase classes that depend on what the program does.
 """
 
 from marcog_trl.execution import Job
-from marcog_trl.execution.jobs import plan
 
 
 PROGRAM = "calls = []\ndef f(x):\n    calls.append(x)\n    return x\ndef seen():\n    return list(calls)\n"
 HEAD = "import unittest\n"
-
-
-def test_methods_are_named_in_the_order_in_which_they_run():
-    tests = HEAD + (
-        "class Mixin:\n    def test_value(self): pass\n"
-        "class A(Mixin, unittest.TestCase):\n    def test_more(self): pass\n"
-        "class B(A):\n    test_more = None\n"
-        "class C(Unknown):\n    def test_z(self): pass\n"
-    )
-    assert plan(Job(PROGRAM, tests, "unittest")).names == ("A.test_more", "A.test_value", "B.test_value")
 
 
 def test_a_skip_after_the_program_was_asked_does_not_excuse_it(executor):

@@ -302,8 +302,7 @@ class Driver:
         """Runs the tests; returns `False` if the judge was killed while the program was not."""
         job = self.job
         tests = {
-            name: job[name]
-            for name in ("format", "codes", "counted", "names", "modules", "entry_point", "exports", "seeded")
+            name: job[name] for name in ("format", "codes", "counted", "modules", "entry_point", "exports", "seeded")
         }
         program = {name: job[name] for name in ("code", "exports", "entry_point")}
         solution, theirs = self.solution(program)
@@ -323,7 +322,7 @@ class Driver:
                     return False
                 results.fill("failed", message.replace("the program's", "the judge's"))
                 return True
-            if "count" in frame:  # more or fewer tests than the text shows
+            if "count" in frame:  # of test methods
                 results.reset(frame["count"])
                 continue
             status = frame["s"]

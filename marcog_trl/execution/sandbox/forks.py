@@ -144,7 +144,7 @@ def _serve_tests(sock: socket.socket) -> None:
 
 def _test(sock: socket.socket) -> None:
     codes = [base64.b64encode(marshal.dumps(compile(text, "<tests>", "exec"))).decode() for text in _TESTS]
-    tests = {"format": "asserts", "codes": codes, "modules": [], "names": [], "seeded": []}
+    tests = {"format": "asserts", "codes": codes, "modules": [], "seeded": []}
     reports, control = socket.socketpair()
     with reports, control:
         judged = judge.Judge(control, {**_PROGRAM, **tests})
