@@ -23,7 +23,7 @@ from marcog_trl.cli.parsing import read_training_arguments
 from marcog_trl.cli.progress import hide_bars_of_libraries, show
 from marcog_trl.cli.recipe import TrainingRecipe
 from marcog_trl.endpoints import EndpointError
-from marcog_trl.evaluation.evaluate import evaluate_problems
+from marcog_trl.evaluation.evaluate import evaluate_team
 from marcog_trl.preferences.reward_model import TeamRewardModel, is_team_reward_model
 from marcog_trl.report.console import print_table
 from marcog_trl.report.metrics_file import METRICS_FILE, MetricsFile
@@ -142,9 +142,8 @@ def _run(run: _Run, status: RunStatus) -> None:
 
 
 def _evaluate(run: _Run, name: str) -> None:
-    run.results[name], run.records[name] = evaluate_problems(
-        run.trainer, run.test_dataset, run.script.num_test_samples, sampling="stream"
-    )
+    found = evaluate_team(run.trainer, run.test_dataset, run.script.num_test_samples, sampling="stream")
+    run.results[name], run.records[name] = found, found.records
 
 
 def _write_results(run: _Run, output_dir: Path) -> None:

@@ -42,6 +42,19 @@ Sample = tuple[int, int | None]
 """Index of the problem, and number of the sample or [`GREEDY`]."""
 
 
+class Evaluation(dict[str, float]):
+    """
+    The metrics of an evaluation.
+
+    Attributes:
+        records (`list[dict]` of length P): The record of each problem: code, replies and verdict of every episode.
+    """
+
+    def __init__(self, metrics: Mapping[str, float], records: list[ProblemRecord]):
+        super().__init__(metrics)
+        self.records = records
+
+
 def evaluate_team(
     team: Team | MultiAgentTrainer,
     problems: Dataset | str,
@@ -54,7 +67,7 @@ def evaluate_team(
     description: Mapping[str, Any] | None = None,
     overwrite_output: bool = False,
     reward_funcs: Any = None,
-) -> dict[str, float]:
+) -> Evaluation:
     """
     Measures a team on problems with tests.
 
@@ -85,7 +98,7 @@ def evaluate_team(
             Defaults to the reward functions of the training.
 
     Returns:
-        `dict[str, float]`: Metrics of the sampled episodes, unless noted otherwise:
+        [`Evaluation`], a `dict[str, float]`: Metrics of the sampled episodes, unless noted otherwise:
 
         - `pass@k`; `solved` (share of episodes that pass all tests); `tests_passed` (share of tests); `parses` (share of
           episodes with valid Python); `turns` (mean); `samples` (number of episodes).
@@ -107,35 +120,6 @@ def evaluate_team(
 
     Source: pass@k of Chen et al. 2021 (https://huggingface.co/papers/2107.03374).
     """
-    return evaluate_problems(
-        team,
-        problems,
-        num_samples,
-        batch_size,
-        seed,
-        k,
-        sampling,
-        output,
-        description,
-        overwrite_output,
-        reward_funcs,
-    )[0]
-
-
-def evaluate_problems(
-    team: Team | MultiAgentTrainer,
-    problems: Dataset | str,
-    num_samples: int = 10,
-    batch_size: int = 128,
-    seed: int = 0,
-    k: Sequence[int] | None = None,
-    sampling: str = "keyed",
-    output: str | Path | None = None,
-    description: Mapping[str, Any] | None = None,
-    overwrite_output: bool = False,
-    reward_funcs: Any = None,
-) -> tuple[dict[str, float], list[ProblemRecord]]:
-    """[`evaluate_team`], which also returns the record of each problem: every episode's code, replies and verdict."""
     if not isinstance(team, Team | MultiAgentTrainer):
         raise TypeError(
             f"team={team!r:.80} is not a team. Pass one, such as Team.from_pretrained(path), or a trainer."
@@ -183,7 +167,7 @@ def evaluate_problems(
         if journal is not None:
             journal.finish(figures)
     accelerator.wait_for_everyone()
-    return figures, in_order
+    return Evaluation(figures, in_order)
 
 
 # Checks before any work starts

@@ -67,7 +67,7 @@ def examples(
     Args:
         problems (`Sequence[Mapping]` of length P): The problems.
         untrained, trained (`list[dict]` of length P): The problems' records, see
-            [`~marcog_trl.evaluation.evaluate.evaluate_problems`].
+            [`~marcog_trl.evaluation.evaluate.Evaluation`].
         count (`int`, *optional*, defaults to `2`): Number of problems.
 
     Returns:

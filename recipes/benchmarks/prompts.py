@@ -22,7 +22,7 @@ from common import make_parser, table, write_json
 from marcog_trl import load_problems
 from marcog_trl.cli.parsing import parse_override
 from marcog_trl.evaluation.baselines import untrained_team
-from marcog_trl.evaluation.evaluate import evaluate_problems
+from marcog_trl.evaluation.evaluate import evaluate_team
 from marcog_trl.problems import solution_job
 from marcog_trl.team.settings import TeamSettings
 
@@ -97,7 +97,7 @@ def measure(options, workflow):
     team = untrained_team(options.model, settings, model_init_kwargs={"dtype": options.dtype})
     problems = load_problems(options.dataset, options.split)
     rewards = REWARDS.get(workflow, ["execution_reward"])
-    _, records = evaluate_problems(team, problems, options.num_samples, options.batch_size, reward_funcs=rewards)
+    records = evaluate_team(team, problems, options.num_samples, options.batch_size, reward_funcs=rewards).records
     judge_drafts(team, problems, records)
     team.close()
     return {mode: shares_of(records, mode) for mode in MODES}

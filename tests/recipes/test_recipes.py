@@ -18,6 +18,7 @@ from marcog_trl import MultiAgentPPOTrainer
 from marcog_trl.cli import train as training
 from marcog_trl.cli.main import main as command_line
 from marcog_trl.cli.recipe import RECIPES
+from marcog_trl.evaluation.evaluate import Evaluation
 from marcog_trl.trainers.checkpointing import LOCK_FILE
 
 
@@ -87,9 +88,9 @@ class TestShortRun:
             calls.append((tmp_path / "out" / "adapter_model.safetensors").exists())
             if len(calls) == 2:
                 raise KeyboardInterrupt
-            return {}, []
+            return Evaluation({}, [])
 
-        monkeypatch.setattr(training, "evaluate_problems", evaluate)
+        monkeypatch.setattr(training, "evaluate_team", evaluate)
         with pytest.raises(SystemExit) as ended:
             train()
         assert ended.value.code == 130 and calls == [False, True]
@@ -136,7 +137,7 @@ class TestFolder:
     def test_what_cannot_be_resumed_is_one_line_before_any_work(
         self, train, trained, tmp_path, monkeypatch, flags, message
     ):
-        monkeypatch.setattr(training, "evaluate_problems", None)
+        monkeypatch.setattr(training, "evaluate_team", None)
         flags = [flag.replace("OTHER", str(tmp_path / "other")) for flag in flags]
         with pytest.raises(SystemExit, match=f"^error: .*{message}") as ended:
             train("--resume_from_checkpoint", *flags)
