@@ -386,7 +386,10 @@ class TestRefusals:
                 r"lies in '.*test_evaluate\.py', which is a file\. Choose another folder",
             ),
             ({"problems": with_tests().select([])}, "problems is empty"),
-            ({"problems": with_tests().remove_columns("test")}, "problems has no column 'test', which reward execution_reward needs"),
+            (
+                {"problems": with_tests().remove_columns("test")},
+                "problems has no column 'test', which reward execution_reward needs",
+            ),
             (
                 {
                     "problems": with_tests(3).map(

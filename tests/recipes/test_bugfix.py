@@ -175,8 +175,6 @@ HOSTILE = {
 }
 HONEST = {
     "plain": "assert add(2, 1) == 3",
-    "with the example": "assert add(1, 2) == 3 and add(2, 1) == 3",
-    "nearly": "assert abs(add(2, 1) - 3) < 0.1",
     "after what is not run": "def add(a, b):\n    return 2\nassert add(1, 1) == 2",
     "after an exit": "exit(1)\nassert add(1, 1) == 2",
 }
@@ -216,15 +214,13 @@ def test_what_the_code_with_the_bug_returns_earns_nothing(data, executor):
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [("None", "0"), ("[]", "[a]"), ("''", "'a'"), ("True", "False"), ("{a: b}", "{}"), ("a + 0.5", "a"), ("'ab'", "'b'"),
-     ("{a, b}", "{a}"), ("(a, b)", "(b, a)"), ("iter([a])", "[b]")],
+     ("{a, b}", "{a}"), ("(a, b)", "(b, a)")],
 )  # fmt: skip
 def test_any_result_can_be_tested(executor, right, wrong):
     codes = {"canonical_solution": right, "buggy_solution": wrong}
     problem = PROBLEM | {column: f"def add(a, b):\n    return {value}" for column, value in codes.items()}
     value, other = (eval(source, {"a": 3, "b": 4}) for source in (right, wrong))
-    value = [3] if right.startswith("iter") else value
-    call = "list(add(3, 4))" if right.startswith("iter") else "add(3, 4)"
-    texts = [f"assert {call} == {value!r}", f"assert {call} != {other!r}"]
+    texts = [f"assert add(3, 4) == {value!r}", f"assert add(3, 4) != {other!r}"]
     rewards = score(texts, executor=executor, problem=problem)
     knows_both = isinstance(value, bool)  # what is not False is True
     assert [2 * (reward["tester"] - reward["fixer"] / 2) for reward in rewards] == [1, knows_both]
