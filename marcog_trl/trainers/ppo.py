@@ -168,8 +168,8 @@ class PPO(Algorithm):
 
     def _normalized(self, advantages: torch.Tensor, batch: TeamBatch) -> torch.Tensor:
         """
-        Returns normalised advantages, `(B, T)`, of at least half the standard deviation of earlier batches: where all replies earn
-        the same, the errors of the critic would become as large as other batches' advantages.
+        Returns normalised advantages, `(B, T)`, divided by at least half the standard deviation of earlier batches: where all
+        replies earn the same, the errors of the critic would become as large as advantages of other batches.
         """
         agents = batch.agent if self.args.advantage_normalization == "agent" else torch.zeros_like(batch.agent)
         batches, *known = self.memory.get(VARIANCE, [0.0] * (len(self.agents) + 1))
