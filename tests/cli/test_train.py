@@ -59,7 +59,7 @@ class TestTrain:
         monkeypatch.setenv("MARCOG_TRL_CACHE", "/proc/nowhere")
         with pytest.raises(SystemExit, match=r"'/proc/nowhere'\. Set MARCOG_TRL_CACHE to another folder") as ended:
             train(MultiAgentPPOTrainer)
-        assert str(ended.value).startswith("error: Cannot create the folder of embedded models")
+        assert str(ended.value).startswith("error: There is no folder for embedded models")
 
 
 class TestSteps:

@@ -17,8 +17,8 @@ def test_the_tier_is_told():
         isolation.probe()[0] > 0,
         isolation.probe()[1],
     )
-    assert str(isolation.Isolation("strict", 7, True, True)).startswith("confined (Landlock ABI 7, seccomp")
-    assert isolation.Isolation("best_effort", 0, True, True).tier == "partial"
+    assert str(isolation.Isolation("strict", 7, True)).startswith("confined (Landlock ABI 7, seccomp")
+    assert isolation.Isolation("best_effort", 0, True).tier == "partial"
     assert isolation.resolve("none").tier == "limits"
 
 
