@@ -166,7 +166,8 @@ def normalize_advantages(
     sums: SumOverProcesses | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    Normalise the advantages of the live tokens of each group to mean 0 and standard deviation 1.
+    Normalise the advantages of the live tokens of each group to mean 0 and a standard deviation of 1, or less where they hardly
+    vary.
 
     Args:
         advantages (`torch.Tensor` of shape `(B, T)`): The advantages.

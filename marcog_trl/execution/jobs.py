@@ -255,11 +255,12 @@ def _plan(test_format: str, tests: str | tuple, setup: str, entry_point: str | N
         return Plan(len(rest), exports, modules, **_reach(sources, trees, calls, analysis.explained))
     (tree,) = rest
     if test_format == "unittest":
-        classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.bases]
+        classes = [n for part in (setup_tree, tree) for n in ast.walk(part) if isinstance(n, ast.ClassDef) and n.bases]
         if not classes:
             raise UnusableTests("test_format='unittest' needs a TestCase class with at least one test method")
-        # The judge counts them again: tests may be inherited, or assigned
-        total = sum(getattr(node, "name", "").startswith("test") for each in classes for node in each.body)
+        # The judge counts them again: tests may be inherited, assigned or coroutines
+        names = [n.name for each in classes for n in each.body if isinstance(n, ast.FunctionDef)]
+        total = sum(name.startswith("test") for name in names)
         return Plan(max(1, total), exports, modules, **_reach(sources, trees, None, lambda tree: tree))
     check = analysis.check_function(tree)
     if check is None:

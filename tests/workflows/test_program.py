@@ -78,6 +78,7 @@ class TestPrograms:
 
     def test_calls_at_the_same_moment_are_one_stage(self, monkeypatch):
         monkeypatch.setattr("marcog_trl.workflows.program_server.SETTLE_SECONDS", 0.5)  # on a busy machine, too
+
         async def many(problem, client):
             asked = [ask(client, agent, f"{agent}{i}") for i in (2, 0, 1) for agent in "ba"]
             return " ".join(map(text_of, await asyncio.gather(*asked)))
