@@ -275,14 +275,14 @@ def group_advantages(
     advantages = torch.where(present, _over_baseline(group, present, kind), torch.zeros_like(group))[filled]
     if scale == "none":
         return advantages
-    index = torch.zeros(len(returns), dtype=torch.long, device=returns.device)
-    if scale == "group":
-        index = torch.arange(len(group), device=returns.device).repeat_interleave(filled.sum(1))
-        sums = None  # a group lies within one process
-    elif scale == "agent":
-        assert agents is not None
-        index = agents
-    std, size = (of_index[index] for of_index in _spread(returns, live, index, sums))
+    index = {
+        "group": torch.arange(len(group), device=returns.device).repeat_interleave(filled.sum(1)),
+        "batch": torch.zeros(len(returns), dtype=torch.long, device=returns.device),
+        "agent": agents,
+    }[scale]
+    assert index is not None
+    # A group lies within one process
+    std, size = (of_index[index] for of_index in _spread(returns, live, index, None if scale == "group" else sums))
     scaled = advantages / (std + 1e-4)  # 1e-4 as in TRL
     # Returns without a baseline would become huge if they hardly differ
     return torch.where(std > 1e-2 * size, scaled, advantages) if kind == "none" else scaled
