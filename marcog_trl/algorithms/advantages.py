@@ -262,6 +262,9 @@ def group_advantages(
         `torch.Tensor` of shape `(B,)`: The advantages, zero where `mask` is 0, and for `"rloo"` also zero for rows without
         another live sibling.
 
+    Raises:
+        KeyError: If `kind` or `scale` is none of these.
+
     Source: GRPO (https://huggingface.co/papers/2402.03300), RLOO (https://huggingface.co/papers/2402.14740), ReMax
     (https://huggingface.co/papers/2310.10505), and MAGRPO (https://huggingface.co/papers/2508.04652).
     """

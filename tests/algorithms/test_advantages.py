@@ -173,12 +173,11 @@ class TestAgentWeights:
 
     def test_tokens_by_hand(self):
         # agents have 5, 1 and 0 tokens: 6 / (2 · 5), 6 / (2 · 1), and nothing for the absent one
-        weights = agent_weights(self.mask, self.agents, 3)
-        torch.testing.assert_close(weights, torch.tensor([0.6, 3.0, 0.6, 3.0, 0.0]))
+        torch.testing.assert_close(agent_weights(self.mask, self.agents, 3), torch.tensor([0.6, 3.0, 0.6, 3.0, 0.0]))
 
     def test_rows_by_hand(self):
-        weights = agent_weights(self.mask, self.agents, 3, unit="row")
-        torch.testing.assert_close(weights, torch.tensor([0.75, 1.5, 0.75, 1.5, 0.0]))
+        expected = torch.tensor([0.75, 1.5, 0.75, 1.5, 0.0])
+        torch.testing.assert_close(agent_weights(self.mask, self.agents, 3, unit="row"), expected)
 
     def test_counts_are_global(self):
         rows = torch.tensor([0, 1]), torch.tensor([2, 3, 4])
@@ -221,8 +220,7 @@ class TestGroupAdvantages:
     @pytest.mark.parametrize("scale", ["none", "group"])
     def test_equal_returns_leave_no_rounding(self, kind, scale):
         returns = torch.tensor([0.1, 0.1, 0.1, 0.7, 0.7, 5.0])
-        mask = torch.tensor([1, 1, 1, 1, 1, 0])
-        assert group_advantages(returns, 3, kind, mask, scale).tolist() == [0.0] * 6
+        assert group_advantages(returns, 3, kind, returns < 5, scale).tolist() == [0.0] * 6
 
     @pytest.mark.parametrize("scale", ["group", "batch", "agent"])
     def test_returns_without_spread_are_not_divided(self, scale):
@@ -241,12 +239,15 @@ class TestGroupAdvantages:
             rows = (agents == agent) & mask
             expected = group_advantages(returns, 2, "mean", mask)[rows] / (returns[rows].std() + 1e-4)
             torch.testing.assert_close(whole[rows], expected)
-        rows = torch.arange(6), torch.arange(6, 12)
         parts = Processes(2).run(
             lambda part, sums: group_advantages(returns[part], 2, "mean", mask[part], "agent", agents[part], sums),
-            rows,
+            torch.arange(12).split(6),
         )
         torch.testing.assert_close(torch.cat(parts), whole)
+
+    def test_unknown_scale_is_refused(self):
+        with pytest.raises(KeyError, match="agents"):
+            group_advantages(self.returns, 3, scale="agents")
 
 
 class TestValueLoss:
