@@ -1,4 +1,4 @@
-"""Cheaper first passes of `generate`: a prompt runs through the model once for all rows that have it."""
+"""Cheaper forward passes, of generation and of the update: a prompt runs through the model once for all rows that have it."""
 
 from __future__ import annotations
 
@@ -56,6 +56,77 @@ def shared_prompts(model: Any) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def replies_in_line(decoder: nn.Module, start: int) -> Iterator[None]:
+    """
+    Makes forward passes of whole rows run every prompt once, in a line with all replies to it. A reply sees the prompt and itself.
+    Results differ by rounding. Not for a model whose rows have weights of their own, or whose layers are not full attention by
+    `sdpa`.
+
+    Args:
+        decoder (`torch.nn.Module`): The language model without its head.
+        start (`int`): Column where the replies begin. Prompts are padded on the left.
+    """
+    line = place = torch.empty(0)
+
+    def before(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        nonlocal line, place
+        lines, line, place = in_lines(kwargs["input_ids"], kwargs["attention_mask"].bool(), start)
+        return args, kwargs | lines
+
+    def after(module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
+        output.last_hidden_state = output.last_hidden_state[line, place]
+
+    # Other hooks see the rows as they are
+    handles = (
+        decoder.register_forward_pre_hook(before, with_kwargs=True),
+        decoder.register_forward_hook(after, with_kwargs=True, prepend=True),
+    )
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def in_lines(
+    ids: torch.Tensor, mask: torch.Tensor, start: int
+) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
+    """
+    Puts the replies to each of L prompts in a line after it.
+
+    Args:
+        ids (`torch.Tensor` of shape `(R, T)`): Prompts and replies.
+        mask (`torch.Tensor` of shape `(R, T)`): True on tokens, False on padding.
+        start (`int`): Column where the replies begin.
+
+    Returns:
+        `tuple`: inputs of the decoder, of shape `(L, W)` and `(L, 1, W, W)`; the line of each row, `(R, 1)`; and the place of each
+        token in it, `(R, T)`, that of another token for padding.
+    """
+    prompts, line = ids[:, :start].masked_fill(~mask[:, :start], -1).unique(dim=0, return_inverse=True)
+    live = mask.clone()
+    live[:, :start] = False
+    length = live.sum(1)
+    earlier = (line == line[:, None]).tril(-1)  # rows of the same line, (R, R)
+    column = torch.arange(ids.size(1), device=ids.device).expand_as(ids)
+    offset = start + (earlier * length).sum(1)
+    place = torch.where(column < start, column, offset[:, None] + live.cumsum(1) - 1).where(mask, 0)
+    row = torch.arange(len(ids), device=ids.device)[:, None]
+    width, line = int(place.max()) + 1, line[:, None]
+
+    def arranged(values: torch.Tensor, padding: int) -> torch.Tensor:
+        lines = values.new_full((len(prompts), width), padding)
+        lines[line.expand_as(ids)[mask], place[mask]] = values[mask]
+        return lines
+
+    owner = arranged(row.where(column >= start, -1), -2)
+    sees = (owner[:, :, None] == owner[:, None]) | (owner[:, None] == -1)
+    sees = sees.tril() | torch.eye(width, dtype=torch.bool, device=ids.device)  # padding sees itself
+    given = {"input_ids": arranged(ids, 0), "position_ids": arranged(column, 0), "attention_mask": sees[:, None]}
+    return given, line, place
 
 
 @contextmanager

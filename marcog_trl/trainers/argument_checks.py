@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from datasets import Dataset, IterableDataset
 from peft import PeftModel
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.integrations import get_reporting_integration_callbacks
 
 from marcog_trl.agents import Workflow
@@ -96,6 +96,24 @@ def warn_of_slow_type(model: PreTrainedModel, args: Any) -> None:
             "dtype='float32' and bf16=False (--dtype float32 --bf16 false).",
             stacklevel=4,
         )
+
+
+def check_shared_prompts(config: PreTrainedConfig, aux_loss: bool) -> None:
+    """Refuses `share_prompts` for layers that would not see the prompt and one reply alone."""
+    attention = config._attn_implementation
+    kinds = sorted({*(getattr(config, "layer_types", None) or ["full_attention"])})
+    window = getattr(config, "sliding_window", None)
+    if attention != "sdpa":
+        found = f"attn_implementation={attention!r}. Set it to 'sdpa'"
+    elif kinds != ["full_attention"] or window is not None:
+        found = f"layers of {kinds}, sliding_window={window}. Set share_prompts=False"
+    elif aux_loss:
+        found = "an auxiliary loss of its experts. Set share_prompts=False"
+    else:
+        return
+    raise ValueError(
+        f"share_prompts=True needs full attention in every layer, but this {config.model_type} has {found}."
+    )
 
 
 TOOLS_WITHOUT_VLLM = "use_vllm=True does not support tools and environments. Set use_vllm=False."

@@ -129,6 +129,11 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
             Whether to train all weights of the model, as TRL does without `peft_config`, in place of a LoRA adapter. Needs the
             memory of a gradient and an optimizer state for every weight, and, if `beta` is not 0, of TRL's reference model.
             Does not support `peft_config`, or quantised models.
+        share_prompts (`bool`, *optional*, defaults to `False`):
+            Whether the update runs each prompt of a micro-batch through the model once, in a line with all replies to it. Pays if
+            prompts are longer than replies, and micro-batches hold all replies to a prompt: the siblings of
+            `num_generations`. Results differ by rounding. Needs full attention with `attn_implementation="sdpa"`, and agents
+            with the same weights.
 
         > Parameters that control the logging
 
@@ -238,6 +243,7 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
 
     # Parameters that control what is trained
     full_finetuning: bool = False
+    share_prompts: bool = False
 
     # Parameters that control the logging
     max_logged_episodes: NaturalNumber = 32
@@ -584,6 +590,11 @@ class SHPPOConfig(MultiAgentPPOConfig):
                 "vllm_enable_sleep_mode": (False,),
             }
             check_together(self, "parameter_sharing", engine, "whose adapters each process serves from its own engine")
+        if self.share_prompts and self.parameter_sharing != "shared":
+            raise ValueError(
+                f"share_prompts=True does not support parameter_sharing={self.parameter_sharing!r}: rows with the same prompt have "
+                "weights of their own. Set share_prompts=False."
+            )
         reentrant = self.gradient_checkpointing and (self.gradient_checkpointing_kwargs or {}).get("use_reentrant")
         if reentrant and self.parameter_sharing == "latent":
             raise ValueError(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from accelerate.utils import is_peft_model
 from torch import nn
+
+from marcog_trl.team.shared_prompts import replies_in_line
 
 
 # What TRL's fused head returns per token
@@ -23,17 +25,24 @@ class HeadOnReplies:
     Args:
         model: The model, as TRL passes it: it may be wrapped by DDP or DeepSpeed.
         unwrapped (`torch.nn.Module`): The model in it, with or without an adapter.
+        shares_prompts (`bool`): Whether prompts run once for all rows that have them.
     """
 
-    def __init__(self, model: Any, unwrapped: Any):
+    def __init__(self, model: Any, unwrapped: Any, shares_prompts: bool):
         self._model = model
+        self._shares_prompts = shares_prompts
         self._decoder = (unwrapped.get_base_model() if is_peft_model(unwrapped) else unwrapped).get_decoder()
 
     def __call__(self, input_ids: torch.Tensor, labels: torch.Tensor, **inputs: Any) -> Any:
         """Returns the model's output with per-token tensors of shape `(B, L - 1)`, 0 where the label is -100."""
         targets = labels[:, 1:]
         predicts = targets != -100
-        with only(self._decoder, predicts):
+        # Replies begin in the same column in all rows
+        start = 1 + int(predicts.any(0).int().argmax())
+        with (
+            replies_in_line(self._decoder, start) if self._shares_prompts else nullcontext(),
+            only(self._decoder, predicts),
+        ):
             output = self._model(input_ids=input_ids, shift_labels=targets[predicts][None], **inputs)
         for name in PER_TOKEN:
             if name in output:

@@ -67,6 +67,7 @@ from marcog_trl.trainers.argument_checks import (
     check_curriculum,
     check_optimizer,
     check_prompts,
+    check_shared_prompts,
     check_workflow,
     checkpoint_without_reentry,
     held_by,
@@ -278,6 +279,8 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
             raise ValueError("processing_class is a multimodal processor. Pass a text tokenizer.")
         check_optimizer(self.optimizer, self.model)
         warn_of_slow_type(self._causal_lm, args)
+        if args.share_prompts:
+            check_shared_prompts(self._causal_lm.config.get_text_config(), self.aux_loss_enabled)
         if environment_factory is None:
             parts = eval_dataset if isinstance(eval_dataset, dict) else {"eval_dataset": eval_dataset}
             datasets = {"train_dataset": train_dataset, **parts}
@@ -557,7 +560,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, **kwargs
     ):
         flight = self._in_flight
-        head = HeadOnReplies(model, self.accelerator.unwrap_model(model))
+        head = HeadOnReplies(model, self.accelerator.unwrap_model(model), self.args.share_prompts)
         if flight is None or model is self.ref_model or not _policy_acts(self.model):
             return super()._get_per_token_logps_and_entropies(
                 head, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **kwargs

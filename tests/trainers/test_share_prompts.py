@@ -1,0 +1,84 @@
+"""With `share_prompts`, each prompt of a micro-batch runs once in the update, which is that of prompts for each row."""
+
+import pytest
+import teams
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOTrainer
+from marcog_trl.team.shared_prompts import in_lines
+
+
+def train(model, path, shares, trainer=MultiAgentGRPOTrainer, **options):
+    """The gradients of each step, and the shapes that the decoder's layers had in the update."""
+    watch, shapes = teams.Watch(), []
+    defaults = {
+        "workflow": teams.Pair(num_turns=2), "num_generations": 4, "per_device_train_batch_size": 16, "max_steps": 2,
+        "callbacks": [watch],
+    }  # fmt: skip
+    trainer = teams.make(model, path, trainer, share_prompts=shares, **{**defaults, **options})
+    teams.script(trainer)
+    trainer._causal_lm.get_decoder().layers[0].register_forward_pre_hook(
+        lambda module, args: shapes.append(args[0].shape[:2]) if module.training else None
+    )
+    trainer.train()
+    return watch.gradients, shapes
+
+
+@pytest.mark.parametrize("trainer_class", [MultiAgentGRPOTrainer, MultiAgentPPOTrainer])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"beta": 0.1, "gradient_checkpointing": True},
+        {"workflow": teams.Chain(), "loss_type": "grpo"},  # prompts that siblings do not share
+        {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4},
+    ],
+    ids=str,
+)
+def test_gradients_are_those_of_separate_prompts(tiny_model, tmp_path, trainer_class, options):
+    separate, rows = train(tiny_model, tmp_path / "a", False, trainer_class, **options)
+    shared, lines = train(tiny_model, tmp_path / "b", True, trainer_class, **options)
+    assert sum(r * t for r, t in lines) < 0.9 * sum(r * t for r, t in rows)
+    for ours, theirs in zip(shared, separate, strict=True):
+        assert ours.keys() == theirs.keys() and sum(gradient.abs().sum() for gradient in theirs.values()) > 0
+        for name, gradient in theirs.items():
+            torch.testing.assert_close(ours[name], gradient, rtol=1e-3, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_lines():
+    ids = torch.tensor([[0, 5, 6, 7, 0], [8, 9, 1, 2, 3], [0, 5, 4, 0, 3]])
+    mask = torch.tensor([[0, 1, 1, 1, 0], [1, 1, 1, 1, 1], [0, 1, 1, 0, 1]]).bool()
+    lines, line, place = in_lines(ids, mask, 2)
+    assert lines["input_ids"].tolist() == [[0, 5, 6, 7, 4, 3], [8, 9, 1, 2, 3, 0]]
+    assert lines["position_ids"].tolist() == [[0, 1, 2, 3, 2, 4], [0, 1, 2, 3, 4, 0]]
+    assert lines["input_ids"][line, place][mask].tolist() == ids[mask].tolist()
+    seen = [[k for k, sees in enumerate(row) if sees] for row in lines["attention_mask"][0, 0]]
+    assert seen == [[0], [1], [1, 2], [1, 2, 3], [1, 4], [1, 4, 5]]
+
+
+@pytest.mark.parametrize("sharing", ["latent", "separate"])
+def test_agents_that_differ_are_refused(tiny_model, tmp_path, sharing):
+    with pytest.raises(ValueError, match=f"parameter_sharing='{sharing}'.*weights of their own"):
+        teams.make(tiny_model, tmp_path, SHPPOTrainer, share_prompts=True, parameter_sharing=sharing)
+
+
+@pytest.mark.parametrize(
+    "changes, match",
+    [
+        (
+            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0},
+            "sliding_window=8. Set share_prompts=False",
+        ),
+        ({"attn_implementation": "eager"}, "attn_implementation='eager'. Set it to 'sdpa'"),
+    ],
+    ids=str,
+)
+def test_other_layers_are_refused(tiny_model, tmp_path, changes, match):
+    implementation = changes.pop("attn_implementation", "sdpa")
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.from_pretrained(tiny_model, **changes), attn_implementation=implementation
+    )
+    model.config._name_or_path = str(tiny_model)
+    with pytest.raises(ValueError, match=match):
+        teams.make(model, tmp_path, MultiAgentGRPOTrainer, share_prompts=True)
