@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from datasets import Dataset, IterableDataset
 from peft import PeftModel
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.integrations import get_reporting_integration_callbacks
 
 from marcog_trl.agents import Workflow
@@ -98,21 +98,23 @@ def warn_of_slow_type(model: PreTrainedModel, args: Any) -> None:
         )
 
 
-def check_shared_prompts(config: PreTrainedConfig, aux_loss: bool) -> None:
-    """Refuses `share_prompts` for layers that would not see the prompt and one reply alone."""
+def check_shared_prompts(model: PreTrainedModel, aux_loss: bool) -> None:
+    """Refuses `share_prompts` for models whose tokens would not see their prompt and reply alone, at the same distances."""
+    config = model.config.get_text_config()
     attention = config._attn_implementation
-    kinds = sorted({*(getattr(config, "layer_types", None) or ["full_attention"])})
-    window = getattr(config, "sliding_window", None)
+    kinds = {*(getattr(config, "layer_types", None) or ())} - {"full_attention"}
     if attention != "sdpa":
         found = f"attn_implementation={attention!r}. Set it to 'sdpa'"
-    elif kinds != ["full_attention"] or window is not None:
-        found = f"layers of {kinds}, sliding_window={window}. Set share_prompts=False"
+    elif kinds or getattr(config, "sliding_window", None) is not None:
+        found = f"layers of other kinds ({', '.join(sorted(kinds)) or 'sliding_attention'}). Set share_prompts=False"
+    elif not getattr(config, "rope_parameters", None):
+        found = "none. Set share_prompts=False"
     elif aux_loss:
         found = "an auxiliary loss of its experts. Set share_prompts=False"
     else:
         return
     raise ValueError(
-        f"share_prompts=True needs full attention in every layer, but this {config.model_type} has {found}."
+        f"share_prompts=True needs full attention and rotary positions in every layer, but this {config.model_type} has {found}."
     )
 
 

@@ -280,7 +280,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         check_optimizer(self.optimizer, self.model)
         warn_of_slow_type(self._causal_lm, args)
         if args.share_prompts:
-            check_shared_prompts(self._causal_lm.config.get_text_config(), self.aux_loss_enabled)
+            check_shared_prompts(self._causal_lm, self.aux_loss_enabled)
         if environment_factory is None:
             parts = eval_dataset if isinstance(eval_dataset, dict) else {"eval_dataset": eval_dataset}
             datasets = {"train_dataset": train_dataset, **parts}

@@ -3,10 +3,11 @@
 import pytest
 import teams
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, BambaConfig, GPT2Config, LlamaConfig, MistralConfig
 
 from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOTrainer
 from marcog_trl.team.shared_prompts import in_lines
+from marcog_trl.trainers.argument_checks import check_shared_prompts
 
 
 def train(model, path, shares, trainer=MultiAgentGRPOTrainer, **options):
@@ -63,22 +64,31 @@ def test_agents_that_differ_are_refused(tiny_model, tmp_path, sharing):
         teams.make(tiny_model, tmp_path, SHPPOTrainer, share_prompts=True, parameter_sharing=sharing)
 
 
-@pytest.mark.parametrize(
-    "changes, match",
-    [
-        (
-            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0},
-            "sliding_window=8. Set share_prompts=False",
-        ),
-        ({"attn_implementation": "eager"}, "attn_implementation='eager'. Set it to 'sdpa'"),
-    ],
-    ids=str,
-)
-def test_other_layers_are_refused(tiny_model, tmp_path, changes, match):
-    implementation = changes.pop("attn_implementation", "sdpa")
-    model = AutoModelForCausalLM.from_config(
-        AutoConfig.from_pretrained(tiny_model, **changes), attn_implementation=implementation
-    )
-    model.config._name_or_path = str(tiny_model)
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "vocab_size": 64,
+}
+OTHERS = {
+    "mistral": (MistralConfig(**SIZES), "sdpa", "mistral has layers of other kinds"),
+    "bamba": (BambaConfig(**SIZES, mamba_n_heads=2), "sdpa", "linear_attention.*share_prompts=False"),
+    "gpt2": (GPT2Config(n_embd=32, n_layer=1, n_head=2), "sdpa", "rotary positions.*gpt2 has none"),
+    "eager": (LlamaConfig(**SIZES), "eager", "attn_implementation='eager'. Set it to 'sdpa'"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_models_are_refused(name):
+    config, attention, match = OTHERS[name]
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     with pytest.raises(ValueError, match=match):
-        teams.make(model, tmp_path, MultiAgentGRPOTrainer, share_prompts=True)
+        check_shared_prompts(model, aux_loss=False)
+
+
+def test_experts_with_an_auxiliary_loss_are_refused():
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES))
+    check_shared_prompts(model, aux_loss=False)
+    with pytest.raises(ValueError, match="auxiliary loss"):
+        check_shared_prompts(model, aux_loss=True)
