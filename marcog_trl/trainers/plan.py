@@ -256,7 +256,7 @@ class Setup:
         if args.use_transformers_continuous_batching:
             notes.append("Continuous batching takes more memory for its cache than shown, if more is free.")
         if args.share_prompts:
-            notes.append("The update is counted with a prompt for each row. share_prompts=True makes it smaller.")
+            notes.append("Prompts are counted for each row. With share_prompts=True, the update is smaller.")
         if self.quantization is not None and self.quantization.load_in_8bit:
             notes.append("Activations of 8-bit layers are estimated as those of 16-bit layers.")
         if args.deepspeed is not None or (args.fsdp and args.fsdp != []):
