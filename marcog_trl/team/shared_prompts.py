@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -46,16 +46,8 @@ def shared_prompts(model: Any) -> Iterator[None]:
             kwargs["past_key_values"].batch_select_indices(row_of_prompt)
             output.last_hidden_state = output.last_hidden_state[row_of_prompt]
 
-    # Before other hooks, which then see all rows
-    handles = (
-        decoder.register_forward_pre_hook(before, with_kwargs=True),
-        decoder.register_forward_hook(after, with_kwargs=True, prepend=True),
-    )
-    try:
+    with _inside_other_hooks(decoder, before, after):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
@@ -79,16 +71,8 @@ def replies_in_line(decoder: nn.Module, start: int) -> Iterator[None]:
     def after(module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
         output.last_hidden_state = output.last_hidden_state[line, place]
 
-    # Other hooks see the rows as they are
-    handles = (
-        decoder.register_forward_pre_hook(before, with_kwargs=True),
-        decoder.register_forward_hook(after, with_kwargs=True, prepend=True),
-    )
-    try:
+    with _inside_other_hooks(decoder, before, after):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def in_lines(
@@ -127,6 +111,20 @@ def in_lines(
     sees = sees.tril() | torch.eye(width, dtype=torch.bool, device=ids.device)  # padding sees itself
     given = {"input_ids": arranged(ids, 0), "position_ids": arranged(column, 0), "attention_mask": sees[:, None]}
     return given, line, place
+
+
+@contextmanager
+def _inside_other_hooks(decoder: nn.Module, before: Callable, after: Callable) -> Iterator[None]:
+    """Calls `before` after other hooks, and `after` before them: they see all rows."""
+    handles = (
+        decoder.register_forward_pre_hook(before, with_kwargs=True),
+        decoder.register_forward_hook(after, with_kwargs=True, prepend=True),
+    )
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -37,12 +37,10 @@ class HeadOnReplies:
         """Returns the model's output with per-token tensors of shape `(B, L - 1)`, 0 where the label is -100."""
         targets = labels[:, 1:]
         predicts = targets != -100
-        # Replies begin in the same column in all rows
-        start = 1 + int(predicts.any(0).int().argmax())
-        with (
-            replies_in_line(self._decoder, start) if self._shares_prompts else nullcontext(),
-            only(self._decoder, predicts),
-        ):
+        in_line: AbstractContextManager[None] = nullcontext()
+        if self._shares_prompts:  # replies begin in the same column in all rows
+            in_line = replies_in_line(self._decoder, start=1 + int(predicts.any(0).int().argmax()))
+        with in_line, only(self._decoder, predicts):
             output = self._model(input_ids=input_ids, shift_labels=targets[predicts][None], **inputs)
         for name in PER_TOKEN:
             if name in output:
