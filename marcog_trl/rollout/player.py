@@ -209,13 +209,13 @@ class EpisodePlayer:
     def fork(self, index: int) -> EpisodePlayer:
         """Copy the episode as number `index`. The copies share the rows and turns so far."""
         fork = EpisodePlayer(self.workflow, self.problem, index, self.on_error)
+        fork.episode.rows, fork.episode.turns = list(self.episode.rows), list(self.episode.turns)
         for response in self.episode.responses:
             fork.respond(response)
         if self.request is None:
             fork.stop()
         fork.turn, fork._verdicts = self.turn, list(self._verdicts)
         fork._replies = dict(self._replies)
-        fork.episode.rows, fork.episode.turns = list(self.episode.rows), list(self.episode.turns)
         fork.episode.masked = self.episode.masked
         return fork
 

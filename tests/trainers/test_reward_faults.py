@@ -352,7 +352,7 @@ class Frail(teams.Chain):
 
     def play(self, problem):
         replies = yield {"a": f"{problem['prompt']} a"}
-        if problem["prompt"].startswith("def f1"):
+        if problem["prompt"].startswith("def f1") and replies["a"] and "def" not in replies["a"]:
             replies["main"]
         yield {"b": f"{problem['prompt']} b"}
 
@@ -373,8 +373,13 @@ class TestWorkflowsThatFail:
         line = failed.value.__notes__[0]
         assert line.startswith(__file__) and line.endswith('in play: replies["main"]')
 
-    def test_the_episode_is_left_out_and_counted(self, tiny_model, tmp_path):
-        trainer = self.make(tiny_model, tmp_path, on_workflow_error="mask")
+    @pytest.mark.parametrize(
+        "branches",
+        [{}, {"credit": "counterfactual", "fanout": [2, 2], "num_generations": 4, "per_device_train_batch_size": 24}],
+        ids=["groups", "branches"],
+    )
+    def test_the_episode_is_left_out_and_counted(self, tiny_model, tmp_path, branches):
+        trainer = self.make(tiny_model, tmp_path, on_workflow_error="mask", **branches)
         with pytest.warns(UserWarning, match="on_workflow_error='mask' excludes an episode .*KeyError: 'main'"):
             trainer.train()
         log = next(log for log in trainer.state.log_history if "loss" in log)
