@@ -94,9 +94,12 @@ class Sharing(Checkpointing):
         with clear_push_errors(self.args.hub_model_id, self._folder(None)):
             commit = super().push_to_hub(*args, **kwargs)
             if self.is_world_process_zero():
-                where = {name: kwargs[name] for name in ("token", "revision") if name in kwargs}
+                token, revision = kwargs.get("token"), kwargs.get("revision")  # as the Trainer understands them
                 drop_other_agents(
-                    cast(str, self.hub_model_id), self._folder(None), **{"token": self.args.hub_token, **where}
+                    cast(str, self.hub_model_id),
+                    self._folder(None),
+                    token or self.args.hub_token,
+                    revision or self.args.hub_revision,
                 )
         return commit
 

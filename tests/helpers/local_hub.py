@@ -11,12 +11,12 @@ TOKEN = "hf_nobody"  # the one that may write
 class Hub:
     """
     Has `repos` (name → path → content), `commits` (the paths that each adds), `states` (path → content of the repository after
-    each), and, while `is_full` is set, no room left.
+    each), `revisions` (the branch of each), and, while `is_full` is set, no room left.
     """
 
     def __init__(self, cache):
         self.cache = Path(cache)
-        self.repos, self.commits, self.states = {}, [], []
+        self.repos, self.commits, self.states, self.revisions = {}, [], [], []
         self.is_full = False
 
     def create_repo(self, api, repo_id, token=None, **options):
@@ -41,6 +41,7 @@ class Hub:
                 del files[operation.path_in_repo]
         self.commits.append(sorted(added))
         self.states.append(dict(files))
+        self.revisions.append(options.get("revision"))
         return self._store(repo_id, files, options)
 
     def _store(self, repo_id, files, options):

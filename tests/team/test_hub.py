@@ -419,7 +419,7 @@ def check_agents(files, folder):
 
 
 def test_a_trainers_push_takes_agents_away_that_it_does_not_have(hub, tiny_model, tmp_path):
-    trainer = make(tiny_model, tmp_path, hub_model_id="someone/team")
+    trainer = make(tiny_model, tmp_path, hub_model_id="someone/team", hub_revision="trial")
     trainer.push_to_hub()
     before = dict(hub.repos["someone/team"])
     assert REPOSITORY <= set(before)
@@ -427,6 +427,7 @@ def test_a_trainers_push_takes_agents_away_that_it_does_not_have(hub, tiny_model
     trainer.push_to_hub()
     trainer.executor.close()
     assert set(hub.repos["someone/team"]) == {*before, "notes.md"}
+    assert set(hub.revisions) == {"trial"}
 
 
 class TestEverySave:
