@@ -24,6 +24,7 @@ TRL's methods do not pass on what the later ones need, so `self._in_flight` hold
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -853,7 +854,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
             min_p=self.min_p,
             max_completion_length=self.max_completion_length,
             logprobs=0,
-            generation_kwargs=args.generation_kwargs,
+            generation_kwargs={"stop_token_ids": self.team.eos_token_ids, **(args.generation_kwargs or {})},
         )
         self.use_vllm, self._last_loaded_step = True, -1
 
@@ -910,6 +911,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         """Checks a dataset, and leaves problems out of streams that cannot be used."""
         if self.environment_factories is not None:
             return dataset
+        dataset = completed(name, dataset, self.workflow, self.scorer.funcs)
         check_dataset(name, dataset, self.workflow, self.scorer.funcs)
         return usable(name, dataset, self.workflow, self.scorer.funcs)
 
@@ -922,9 +924,10 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
     def predict(self, test_dataset, ignore_keys=None, metric_key_prefix: str = "test"):
         output = super().predict(test_dataset, ignore_keys, metric_key_prefix)
         # Clear the metrics, or the next evaluation would log them
-        logged = {name: sum(values) / len(values) for name, values in self._metrics["eval"].items()}
+        self._complete_metrics()
+        known = {name: [v for v in values if not math.isnan(v)] for name, values in self._metrics["eval"].items()}
         self._metrics["eval"].clear()
-        named = {f"{metric_key_prefix}_{name}": value for name, value in logged.items()}
+        named = {f"{metric_key_prefix}_{name}": sum(values) / len(values) for name, values in known.items() if values}
         return output._replace(metrics={**(output.metrics or {}), **named})
 
     # Tools and environments

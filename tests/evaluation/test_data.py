@@ -65,9 +65,19 @@ def test_a_prediction_says_what_was_earned(tiny_model, tmp_path):
     trainer, _ = make(tiny_model, tmp_path, eval_dataset=teams.dataset(1))
     predicted = trainer.predict(teams.dataset(3)).metrics
     assert predicted["test_reward"] == 1.0 and predicted["test_agents/a/reward"] == 1.0
-    assert not trainer._metrics["eval"]
+    assert not trainer._metrics["eval"] and not trainer._window_means.take("eval")
+    assert predicted["test_entropy"] > 0
     trainer.evaluate()
     assert trainer.state.log_history[-1]["eval_reward"] == 1.0
+
+
+@pytest.mark.parametrize("way", ["evaluate", "predict"])
+def test_columns_that_tests_tell_are_read_from_them(tiny_model, tmp_path, way):
+    data = Dataset.from_dict({"prompt": ["def f(x):\n"] * 4, "test": [["assert f(1) == 1"]] * 4})
+    with pytest.warns(UserWarning, match="train_dataset has no column"):
+        trainer = teams.make(tiny_model, tmp_path, data=data, reward="execution_reward", isolation="best_effort")
+    with pytest.warns(UserWarning, match="has no column 'test_format'"):
+        getattr(trainer, way)(data)
 
 
 @pytest.mark.parametrize(
