@@ -30,7 +30,7 @@ from marcog_trl.cli.console import RunStatus, one_line
 from marcog_trl.cli.parsing import Parser, read_training_arguments
 from marcog_trl.cli.recipe import RECIPES
 from marcog_trl.rollout.prompts import measure_prompts, widest_stage
-from marcog_trl.team.base_models import check_model
+from marcog_trl.team.base_models import WHERE_FROM, check_model
 from marcog_trl.trainers.algorithm import PROBLEMS_TO_PLAY
 from marcog_trl.trainers.argument_checks import check_full_finetuning
 from marcog_trl.trainers.data import fit_batches
@@ -90,7 +90,7 @@ def make_plan(options: PlanArguments, argv: list[str]) -> tuple[str, MemoryPlan]
         raise ValueError("There is no model to plan for. Pass --config file.yaml, or --model_name_or_path NAME.")
     loading: dict[str, Any] = dict(args.model_init_kwargs or {})
     check_model("model_name_or_path", name, tokenizer=False, **loading)
-    where = {key: loading[key] for key in ("revision", "trust_remote_code", "cache_dir", "token") if key in loading}
+    where = {key: loading[key] for key in WHERE_FROM if key in loading}
     config = AutoConfig.from_pretrained(name, **where)
     workflow = args.make_workflow()
     algorithm = getattr(marcog_trl, recipe.trainer).algorithm_class(copy.copy(args), workflow)

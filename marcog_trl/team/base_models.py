@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoTokenizer
 
 
-_WHERE_FROM = ("revision", "trust_remote_code", "token", "cache_dir", "subfolder")
+WHERE_FROM = ("revision", "trust_remote_code", "token", "cache_dir", "subfolder")
 
 
 def check_model(field: str, name: str, tokenizer: bool = True, **model_init_kwargs: Any) -> None:
@@ -25,7 +25,7 @@ def check_model(field: str, name: str, tokenizer: bool = True, **model_init_kwar
     Raises:
         ValueError: If something is missing or cannot be read.
     """
-    options = {key: model_init_kwargs[key] for key in _WHERE_FROM if key in model_init_kwargs}
+    options = {key: model_init_kwargs[key] for key in WHERE_FROM if key in model_init_kwargs}
     try:
         config = AutoConfig.from_pretrained(name, **options)
         if tokenizer:

@@ -295,20 +295,31 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
         self.auto_eval_batch = self.per_device_eval_batch_size is None
         self.auto_save_steps = self.save_steps is None
         if self.auto_save_steps:
-            self.save_steps = 500
+            # The best model must be both saved and evaluated at the same step
+            unit = int(self.eval_steps or self.logging_steps) if self.load_best_model_at_end else 1
+            self.save_steps = max(1, unit) * math.ceil(500 / max(1, unit))
         if self.num_generations_eval is None:
             self.num_generations_eval = self.num_generations
         if self.auto_eval_batch:
             self.per_device_eval_batch_size = self.num_generations_eval
         # GRPOConfig wants at least two generations, and multiples of them. The trainer later checks that batches hold problems
         num_generations, self.num_generations = self.num_generations, 2
-        self.per_device_train_batch_size *= 2
-        if self.generation_batch_size is not None:
-            self.generation_batch_size *= 2
+        rows, self.per_device_train_batch_size = self.per_device_train_batch_size, 2 * self.per_device_train_batch_size
+        size = self.generation_batch_size
+        if self.steps_per_generation is None:
+            self.generation_batch_size = None
         super().__post_init__()
-        self.per_device_train_batch_size //= 2
-        self.generation_batch_size //= 2
-        self.num_generations = num_generations
+        self.per_device_train_batch_size, self.num_generations = rows, num_generations
+        if size is None:
+            self.generation_batch_size //= 2
+            return
+        rows *= self.world_size
+        if size % rows:
+            raise ValueError(
+                f"generation_batch_size={size} must be a multiple of {rows}: per_device_train_batch_size="
+                f"{self.per_device_train_batch_size} x {self.world_size} processes. Set generation_batch_size={rows * math.ceil(size / rows)}."
+            )
+        self.generation_batch_size, self.steps_per_generation = size, size // rows
 
     def _check_scale(self) -> None:
         if self._scales_rewards:

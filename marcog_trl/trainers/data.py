@@ -166,7 +166,7 @@ def warn_of_schedule(args: Any, tree: Tree) -> None:
     cycle = generation_cycle(args)
     name = {"steps": "save_steps", "best": "eval_steps" if _evaluates_by_steps(args) else None}.get(args.save_strategy)
     interval = 0 if name is None else getattr(args, name)
-    if interval % cycle:
+    if cycle > 1 and interval % cycle:
         # A value below 1 is a share of the run, and may fall on any step
         fitting = cycle * math.ceil((interval if interval >= 1 else 500) / cycle)
         warnings.warn(

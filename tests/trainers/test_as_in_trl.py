@@ -44,15 +44,16 @@ class TestSaveSteps:
         with pytest.warns(UserWarning, match=message):
             trainer.train()
 
-    def test_at_its_end_does_not(self, tiny_model, tmp_path):
+    @pytest.mark.parametrize(("cycle", "steps"), [(2, 2), (1, 0.5)])
+    def test_at_its_end_does_not(self, tiny_model, tmp_path, cycle, steps):
         trainer = teams.make(
             tiny_model,
             tmp_path,
             MultiAgentGRPOTrainer,
-            num_iterations=2,
+            num_iterations=cycle,
             max_steps=2,
             save_strategy="steps",
-            save_steps=2,
+            save_steps=steps,
         )
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=".*generation cycle")

@@ -95,6 +95,16 @@ class TestGRPOConfig:
         if len(options) > 1:
             assert (args.steps_per_generation, args.generation_batch_size) == (3, 12)
 
+    def test_the_numbers_of_a_batch_that_does_not_fit_are_those_that_were_given(self):
+        with pytest.raises(
+            ValueError, match=r"generation_batch_size=12 must be a multiple of 8: .*=8 x 1 .* Set .*=16"
+        ):
+            make(MultiAgentPPOConfig, per_device_train_batch_size=8, generation_batch_size=12)
+
+    def test_the_best_model_is_saved_where_it_is_evaluated(self):
+        best = {"load_best_model_at_end": True, "eval_strategy": "steps", "save_strategy": "steps", "eval_steps": 30}
+        assert make(MultiAgentPPOConfig, **best).save_steps == 510
+
 
 # What no range and no list of choices has
 CONTRADICTIONS = [
