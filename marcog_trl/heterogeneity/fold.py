@@ -22,11 +22,15 @@ from transformers import PreTrainedModel
 from marcog_trl.heterogeneity.cores import ADAPTER, adapted_layers
 
 
+Adapters = list[tuple[dict[str, torch.Tensor], LoraConfig]]
+"""State and configuration of the adapter of each agent."""
+
+
 def fold_adapters(
     model: PeftModel,
     cores: Sequence[torch.Tensor],
     save_embedding_layers: bool | Literal["auto"] = False,
-) -> list[dict[str, torch.Tensor]]:
+) -> Adapters:
     """
     Fold the cores of each agent into an adapter: `B' = B (I + C)` in each layer.
 
@@ -40,8 +44,8 @@ def fold_adapters(
             from the files of the base model.
 
     Returns:
-        `list[dict[str, torch.Tensor]]`: For each agent, the tensors of an ordinary LoRA adapter, with the keys of its file.
-        They are copies, except that agents share tensors that are the same for all of them.
+        `Adapters`: The tensors of an ordinary LoRA adapter per agent, with the keys of its file, and its configuration. They are
+        copies, except that agents share tensors that are the same for all of them.
     """
     num_agents, state = len(cores[0]), _adapter_state(model, save_embedding_layers)
     states = [dict(state) for _ in range(num_agents)]
@@ -52,29 +56,25 @@ def fold_adapters(
             folded = torch.baddbmm(up.expand(num_agents, *up.shape), up.expand(num_agents, *up.shape), core.to(up))
             for agent, own in enumerate(folded.to(state[key].dtype)):
                 states[agent][key] = own
-    return states
+    return [(own, _config(model)) for own in states]
 
 
-def save_folded_adapters(
-    model: PeftModel,
-    cores: Sequence[torch.Tensor],
-    paths: Sequence[str | Path],
-    is_main_process: bool = True,
+def save_adapters(
+    model: PeftModel, adapters: Adapters, paths: Sequence[str | Path | None], is_main_process: bool = True
 ) -> None:
     """
-    Save the adapters of [`fold_adapters`] in the format of PEFT.
+    Save the adapters of [`fold_adapters`] or [`split_adapter`] in the format of PEFT.
 
     Args:
         model ([`~peft.PeftModel`]): Model with the shared adapter.
-        cores (`Sequence[torch.Tensor]`): Cores of the N agents, one tensor of shape `(N, r, r)` per adapted layer.
+        adapters (`Adapters`): State and configuration of each agent.
         paths (`Sequence[str]` or `Sequence[Path]`): One directory per agent, for `adapter_config.json` and
-            `adapter_model.safetensors`.
+            `adapter_model.safetensors`; `None` for one whose adapter is not saved.
         is_main_process (`bool`, *optional*, defaults to `True`): Whether this process writes.
     """
-    states = fold_adapters(model, cores, save_embedding_layers="auto")
-    if is_main_process:
-        for path, state in zip(paths, states, strict=True):
-            _write(state, _config(model), model, path)
+    for path, (state, config) in zip(paths, adapters, strict=True):
+        if path is not None and is_main_process:
+            _write(state, config, model, path)
 
 
 def stack_config(config: LoraConfig, num_agents: int) -> LoraConfig:
@@ -95,7 +95,7 @@ def split_adapter(
     model: PeftModel,
     num_agents: int,
     save_embedding_layers: bool | Literal["auto"] = False,
-) -> list[tuple[dict[str, torch.Tensor], LoraConfig]]:
+) -> Adapters:
     """
     Split an adapter of rank N·r into N ordinary adapters of rank r, with the same scaling.
 
@@ -107,8 +107,7 @@ def split_adapter(
         save_embedding_layers (`bool` or `str`, *optional*, defaults to `False`): As in [`fold_adapters`].
 
     Returns:
-        `list[tuple[dict[str, torch.Tensor], LoraConfig]]`: State and configuration of each agent. Agent i has the i-th
-        block of the rank of each layer.
+        `Adapters`: State and configuration of each agent. Agent i has the i-th block of the rank of each layer.
     """
     layers = adapted_layers(model)
     config = _rescale(_config(model), lambda rank: rank // num_agents, 1 / num_agents)
@@ -122,26 +121,6 @@ def split_adapter(
             state[up] = state[up].chunk(num_agents, dim=1)[agent].clone()
         adapters.append((state, copy.deepcopy(config)))
     return adapters
-
-
-def save_split_adapters(
-    model: PeftModel,
-    paths: Sequence[str | Path | None],
-    is_main_process: bool = True,
-) -> None:
-    """
-    Save the adapters of [`split_adapter`] in the format of PEFT.
-
-    Args:
-        model ([`~peft.PeftModel`]): Model with an adapter made with [`stack_config`].
-        paths (`Sequence[str]` or `Sequence[Path]`): One directory per agent; `None` for one whose adapter is not saved.
-        is_main_process (`bool`, *optional*, defaults to `True`): Whether this process writes.
-    """
-    adapters = split_adapter(model, len(paths), save_embedding_layers="auto")
-    if is_main_process:
-        for path, (state, config) in zip(paths, adapters, strict=True):
-            if path is not None:
-                _write(state, config, model, path)
 
 
 def _config(model: PeftModel) -> LoraConfig:

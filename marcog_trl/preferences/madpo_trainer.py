@@ -31,7 +31,7 @@ from trl import DPOTrainer
 from trl.models import prepare_deepspeed
 
 from marcog_trl.agents import Workflow
-from marcog_trl.heterogeneity import save_split_adapters
+from marcog_trl.heterogeneity.fold import save_adapters, split_adapter
 from marcog_trl.preferences.episodes import ROW_KEYS, EpisodeCollator, EpisodeModel, make_examples
 from marcog_trl.preferences.madpo_config import DIFFERENCES, MADPOConfig
 from marcog_trl.preferences.pairs import check_identity, identity
@@ -235,7 +235,7 @@ class MADPOTrainer(Sharing, DPOTrainer):
         super()._save(output_dir, state_dict=state_dict)
         if self._team_settings.parameter_sharing == "separate":
             paths = [self._folder(output_dir) / "agents" / agent for agent in self.agents]
-            save_split_adapters(self.model, paths, is_main_process=self.args.should_save)
+            save_adapters(self.model, split_adapter(self.model, len(paths), "auto"), paths, self.args.should_save)
 
     def _as_rows(self, agents: torch.Tensor, latents: torch.Tensor) -> AbstractContextManager[Any]:
         """Around a forward pass of rows of these agents `(R,)`, with these latents `(R, d)`."""

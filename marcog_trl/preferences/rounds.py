@@ -36,7 +36,8 @@ from marcog_trl.agents import Workflow
 from marcog_trl.checks import Count, NotNegative, Positive, Range, Unit, documented
 from marcog_trl.evaluation.evaluate import evaluate_team
 from marcog_trl.files import read_json, write_json
-from marcog_trl.heterogeneity import check_peft_config, stack_config
+from marcog_trl.heterogeneity.cores import check_peft_config
+from marcog_trl.heterogeneity.fold import stack_config
 from marcog_trl.preferences.madpo_config import MADPOConfig
 from marcog_trl.preferences.madpo_trainer import MADPOTrainer
 from marcog_trl.preferences.pairs import PairSettings, collect_preferences, read_pairs, write_pairs

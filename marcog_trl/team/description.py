@@ -195,11 +195,6 @@ class TeamDescription:
         """Names of the agents."""
         return [agent["name"] for agent in self.agents]
 
-    @property
-    def own_agents(self) -> list[str]:
-        """Names of the agents that the team's model speaks for, not an endpoint."""
-        return [name for name in self.names if name not in (self.settings.get("endpoints") or {})]
-
     def difference(self, other: TeamDescription, but: tuple[str, ...] = ()) -> tuple[str, Any, Any] | None:
         """
         Compares this team with another one.

@@ -22,7 +22,7 @@ from accelerate.utils import gather_object, reduce
 from peft.utils.integrations import gather_params_ctx
 
 from marcog_trl.files import read_json, write_json
-from marcog_trl.heterogeneity import save_folded_adapters, save_split_adapters
+from marcog_trl.heterogeneity.fold import fold_adapters, save_adapters, split_adapter
 from marcog_trl.processes import on_main, this_process
 from marcog_trl.team.card import AGENTS_FOLDER, CARD_FILE, EXPORT_FILE, RESULTS_FILE, write_card
 from marcog_trl.team.description import TEAM_FILE, TeamDescription
@@ -90,10 +90,10 @@ def export_agents(
             _save_whole(team, partial, writes)
         elif scope is not None:
             cores, report = _fold_latents(team, scope, problems, report)
-            save_folded_adapters(team.model, cores, folders, is_main_process=writes)
+            save_adapters(team.model, fold_adapters(team.model, cores, "auto"), folders, writes)
         elif sharing == "separate":
             blocks = [partial / agent if agent in own else None for agent in team.agents]
-            save_split_adapters(team.model, blocks, is_main_process=writes)
+            save_adapters(team.model, split_adapter(team.model, len(blocks), "auto"), blocks, writes)
         else:
             _save_shared(team, folders, writes)
         if writes:

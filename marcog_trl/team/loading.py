@@ -20,7 +20,8 @@ from transformers import AutoModelForCausalLM
 
 from marcog_trl.agents import Workflow, with_tools
 from marcog_trl.checks import nearest
-from marcog_trl.heterogeneity import CoreDecoder, LatentNet, LoraCores
+from marcog_trl.heterogeneity.cores import LoraCores
+from marcog_trl.heterogeneity.networks import CoreDecoder, LatentNet
 from marcog_trl.processes import this_process
 from marcog_trl.team.base_models import load_tokenizer
 from marcog_trl.team.description import (

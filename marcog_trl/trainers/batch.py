@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 import torch
 
 from marcog_trl.agents import Slot
 from marcog_trl.algorithms.advantages import tree_returns
-from marcog_trl.rollout.records import Episode, Row, Score
+from marcog_trl.rollout.records import Episode, Row
 from marcog_trl.rollout.tree import Tree
 
 
@@ -63,9 +63,13 @@ class TeamBatch:
         turns (`list[list[Episode]]` of length K): Episodes at the end of each turn, sorted by problem. E is the length of the
             last list.
         agents (`list[str]` of length N): Names of the agents.
-        slots (`tuple[Slot, ...]` of length S): The slots of the workflow.
+        slots (`Sequence[Slot]` of length S): The slots of the workflow.
+        trained_agents (`Sequence[str]`): Names of the agents that are trained.
+        device (`torch.device`): Device of the tensors.
+        training (`bool`, *optional*, defaults to `True`): Whether it is a batch of training, not of evaluation.
         spread_siblings (`int`, *optional*): Size of the groups of siblings, if they may be on other processes.
-        training (`bool`): Whether it is a batch of training, not of evaluation.
+
+    Attributes:
         rows (`list[Row | None]` of length B): The rows of the team's model. `None` if the episode did not use the slot, or its
             agent speaks through an endpoint.
         replies (`list[Row | None]` of length B): The same with those of agents behind endpoints.
@@ -92,18 +96,20 @@ class TeamBatch:
     tree: Tree
     turns: list[list[Episode]]
     agents: list[str]
-    slots: tuple[Slot, ...]
-    spread_siblings: int | None
-    training: bool
-    rows: list[Row | None]
-    replies: list[Row | None]
-    agent: torch.Tensor
-    turn: torch.Tensor
-    episodes_of_row: torch.Tensor
-    row_of: torch.Tensor
-    agent_is_trained: torch.Tensor
-    is_used: torch.Tensor
-    in_loss: torch.Tensor
+    slots: Sequence[Slot]
+    trained_agents: InitVar[Sequence[str]]
+    device: torch.device
+    training: bool = True
+    spread_siblings: int | None = None
+    rows: list[Row | None] = field(init=False)
+    replies: list[Row | None] = field(init=False)
+    agent: torch.Tensor = field(init=False)
+    turn: torch.Tensor = field(init=False)
+    episodes_of_row: torch.Tensor = field(init=False)
+    row_of: torch.Tensor = field(init=False)
+    agent_is_trained: torch.Tensor = field(init=False)
+    is_used: torch.Tensor = field(init=False)
+    in_loss: torch.Tensor = field(init=False)
     inputs: dict[str, torch.Tensor] = field(default_factory=dict)
     mask: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     values: torch.Tensor | None = None
@@ -117,56 +123,26 @@ class TeamBatch:
     returns: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     has_reward: torch.Tensor = field(default_factory=lambda: torch.empty(0))
 
-    @classmethod
-    def of(
-        cls,
-        tree: Tree,
-        turns: list[list[Episode]],
-        agents: list[str],
-        slots: Sequence[Slot],
-        trained_agents: Sequence[str],
-        device: torch.device,
-        training: bool = True,
-        spread_siblings: int | None = None,
-    ) -> TeamBatch:
-        """
-        Makes a batch of episodes that were played.
-
-        Args:
-            tree, turns, agents, slots, training, spread_siblings: See [`TeamBatch`].
-            trained_agents (`Sequence[str]`): Names of the agents that are trained.
-            device (`torch.device`): Device of the tensors.
-        """
-        problems = torch.arange(len(turns[-1]) // tree.joint_actions[-1])[:, None, None]
-        rows: list[Row | None] = [None] * (len(problems) * len(tree.slots))
-        for k, episodes in enumerate(turns):
+    def __post_init__(self, trained_agents: Sequence[str]):
+        tree, device = self.tree, self.device
+        problems = torch.arange(len(self.episodes) // tree.joint_actions[-1])[:, None, None]
+        self.replies = [None] * (len(problems) * len(tree.slots))
+        for k, episodes in enumerate(self.turns):
             for e, episode in enumerate(episodes):
                 problem, node = divmod(e, tree.joint_actions[k])
                 for row in episode.rows:
                     if row.slot.turn == k:
-                        rows[problem * len(tree.slots) + tree.places[row.slot][node]] = row
+                        self.replies[problem * len(tree.slots) + tree.places[row.slot][node]] = row
+        self.rows = [None if row is None or row.completion is not None else row for row in self.replies]
         of_slot = tree.slots * len(problems)
         turn = torch.tensor([slot.turn for slot in of_slot])
         first_episode = problems.flatten().repeat_interleave(len(tree.slots)) * torch.tensor(tree.joint_actions)[turn]
         episodes_of_row = torch.tensor(tree.episodes_of_row).repeat(len(problems), 1) + first_episode[:, None]
-        is_used = torch.tensor([row is not None for row in rows], device=device)
-        return cls(
-            tree=tree,
-            turns=turns,
-            agents=agents,
-            slots=tuple(slots),
-            spread_siblings=spread_siblings,
-            training=training,
-            rows=[None if row is None or row.completion is not None else row for row in rows],
-            replies=rows,
-            agent=torch.tensor([agents.index(slot.agent) for slot in of_slot], device=device),
-            turn=turn.to(device),
-            episodes_of_row=episodes_of_row.to(device),
-            row_of=(torch.tensor(tree.path(slots)) + problems * len(tree.slots)).flatten(0, 1).to(device),
-            agent_is_trained=torch.tensor([slot.agent in trained_agents for slot in of_slot], device=device),
-            is_used=is_used,
-            in_loss=is_used,
-        )
+        self.agent = torch.tensor([self.agents.index(slot.agent) for slot in of_slot], device=device)
+        self.turn, self.episodes_of_row = turn.to(device), episodes_of_row.to(device)
+        self.row_of = (torch.tensor(tree.path(self.slots)) + problems * len(tree.slots)).flatten(0, 1).to(device)
+        self.agent_is_trained = torch.tensor([slot.agent in trained_agents for slot in of_slot], device=device)
+        self.is_used = self.in_loss = torch.tensor([row is not None for row in self.replies], device=device)
 
     def close(self, gamma_turn: float = 1.0) -> None:
         """
@@ -186,11 +162,6 @@ class TeamBatch:
         self.rewards, self.returns, self.has_reward = (tensor.to(self.device) for tensor in found)
         self.is_used = self.is_used & self.has_reward[self.episodes_of_row, self.turn[:, None]].any(1)
 
-    def score_of(self, row: Row) -> Score | None:
-        """Returns the score of a row's turn. If several episodes contain the row, takes the first."""
-        turn = row.slot.turn
-        return self.turns[turn][row.episode].turns[turn].score
-
     @property
     def episodes(self) -> list[Episode]:
         """The finished episodes."""
@@ -200,11 +171,6 @@ class TeamBatch:
     def num_turns(self) -> int:
         """Number of turns of the workflow."""
         return len(self.turns)
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the tensors."""
-        return self.agent.device
 
     @property
     def is_counterfactual(self) -> bool:

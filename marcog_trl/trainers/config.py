@@ -60,20 +60,23 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
     Without `generation_batch_size` and `steps_per_generation`, the trainer chooses the smallest size that fits. The same
     holds for `per_device_eval_batch_size=None`.
 
-    > [!NOTE]
-    > These parameters have default values different from [`~trl.GRPOConfig`]:
-    > - `learning_rate`: Defaults to `1e-5` instead of `1e-6`.
-    > - `num_generations`: Defaults to `4` episodes per problem instead of `8`.
-    > - `num_generations_eval`: Defaults to `1` instead of `num_generations`.
-    > - `per_device_eval_batch_size`: Defaults to `None` instead of `8`: the smallest size from 8 rows on that holds whole
-    >   problems.
-    > - `save_steps`: Defaults to `None` instead of `500`: the first number from 500 on that ends a generation cycle, so that
-    >   runs resume exactly.
-    > - `scale_rewards`: Defaults to `"none"` instead of `"group"`. Only [`MultiAgentGRPOConfig`] uses it.
-    > - `disable_dropout`: Defaults to `True` instead of `False`, so that the probability ratio is exactly 1 before the first
-    >   update.
-
     Args:
+        > Parameters that have other defaults than in [`~trl.GRPOConfig`]
+
+        learning_rate (`float`, *optional*, defaults to `1e-5`): Learning rate of the policy's adapter. TRL's default is `1e-6`.
+        num_generations (`int`, *optional*, defaults to `4`):
+            Episodes per problem. Group baselines need at least 2. TRL's default is 8.
+        num_generations_eval (`int`, *optional*, defaults to `1`): Episodes per problem in evaluation.
+        per_device_eval_batch_size (`int`, *optional*):
+            Rows per process in an evaluation step; by default the smallest size from 8 rows on that holds whole problems.
+        save_steps (`float`, *optional*):
+            Optimizer steps between checkpoints; by default the first number from 500 on that ends a generation cycle, so that
+            runs resume exactly.
+        scale_rewards (`str`, *optional*, defaults to `"none"`):
+            Has no effect, because the trainer computes credit itself. Values other than `"none"` raise a warning.
+        disable_dropout (`bool`, *optional*, defaults to `True`):
+            Whether to disable dropout, so that the probability ratio is exactly 1 before the first update.
+
         > Parameters that control credit
 
         credit (`str`, *optional*, defaults to `"group"`):
@@ -191,37 +194,13 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
         "scale_rewards": ("none", "group", "batch"),
     }
 
-    learning_rate: float = field(default=1e-5, metadata={"help": "Learning rate of the policy's adapter."})
-    num_generations: int = field(
-        default=4, metadata={"help": "Episodes per problem. Group baselines need at least 2."}
-    )
-    num_generations_eval: int | None = field(default=1, metadata={"help": "Episodes per problem in evaluation."})
-    per_device_eval_batch_size: int | None = field(  # type: ignore[assignment]  # `None` until the trainer sets it
-        default=None,
-        metadata={
-            "help": "Rows per process in an evaluation step. `None` selects the smallest size from 8 rows on that holds whole "
-            "problems."
-        },
-    )
-    save_steps: float | None = field(  # type: ignore[assignment]  # `None` until `__post_init__`
-        default=None,
-        metadata={
-            "help": "Optimizer steps between checkpoints. `None` selects the first number from 500 on that ends a generation "
-            "cycle, so that runs resume exactly."
-        },
-    )
-    scale_rewards: str = field(
-        default="none",
-        metadata={
-            "help": "Has no effect, because the trainer computes credit itself. Values other than 'none' raise a warning."
-        },
-    )
-    disable_dropout: bool = field(
-        default=True,
-        metadata={
-            "help": "Whether to disable dropout. Without it, the probability ratio is exactly 1 before the first update."
-        },
-    )
+    learning_rate: float = 1e-5
+    num_generations: int = 4
+    num_generations_eval: int | None = 1
+    per_device_eval_batch_size: int | None = None  # type: ignore[assignment]  # until the trainer sets it
+    save_steps: float | None = None  # type: ignore[assignment]  # until `__post_init__`
+    scale_rewards: str = "none"
+    disable_dropout: bool = True
 
     # Parameters that control credit
     credit: Literal["group", "counterfactual"] = "group"
@@ -406,10 +385,7 @@ class MultiAgentGRPOConfig(MultiAgentConfig):
 
     # Parameters that control credit
     advantage: Literal["mean", "rloo", "max", "none"] = "mean"
-    scale_rewards: str = field(
-        default="none",
-        metadata={"help": "Standard deviation to divide advantages by: 'none', 'group', 'batch' or 'agent'."},
-    )
+    scale_rewards: str = "none"
 
     # Parameters that control joint actions
     joint_mode: Literal["align", "cross"] = "align"

@@ -288,27 +288,6 @@ class Curriculum(TrainerCallback, ExportableState):
             self.rates = deque(attributes["rates"], maxlen=self.rates.maxlen)
 
 
-class CurriculumSampler(Sampler):
-    """Replaces the problems of TRL's sampler by those of a curriculum. Repetition and length stay the same."""
-
-    def __init__(self, sampler: RepeatSampler, curriculum: Curriculum, epoch: Callable[[], int]):
-        self.sampler = sampler
-        self.curriculum = curriculum
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[int]:
-        batches = len(self.sampler.data_source) // self.sampler.batch_size
-        first = self.epoch() * batches
-        for batch in range(first, first + batches):
-            problems = self.curriculum.draw(batch)
-            for _ in range(self.sampler.repeat_count):
-                for problem in problems:
-                    yield from [problem] * self.sampler.mini_repeat_count
-
-    def __len__(self) -> int:
-        return len(self.sampler)
-
-
 @dataclass
 class CurriculumSettings:
     """The fields of `MultiAgentConfig.curriculum`: see there."""
@@ -374,19 +353,34 @@ _EXAMPLE = {"column": "difficulty", "pass_rate": 0.6}
 
 
 class OrderOfEpoch(Sampler):
-    """TRL's order of the problems. Resumed runs continue with the current epoch; TRL's sampler would restart at the first."""
+    """
+    TRL's order of the problems, or the problems of a curriculum in its place. Resumed runs continue with the current epoch; TRL's
+    sampler would restart at the first. Repetition and length stay the same.
+    """
 
-    def __init__(self, sampler: RepeatSampler, seed: int, epoch: Callable[[], int]):
+    def __init__(self, sampler: RepeatSampler, seed: int, epoch: Callable[[], int], curriculum: Curriculum | None):
         self.sampler = sampler
         self.seed = seed
         self.epoch = epoch
+        self.curriculum = curriculum
 
     def __iter__(self) -> Iterator[int]:
+        if self.curriculum is not None:
+            return self._drawn(self.curriculum)
         if self.sampler.shuffle:
             generator = self.sampler.generator.manual_seed(self.seed)
             for _ in range(self.epoch()):
                 torch.randperm(self.sampler.num_samples, generator=generator)
         return iter(self.sampler)
+
+    def _drawn(self, curriculum: Curriculum) -> Iterator[int]:
+        batches = len(self.sampler.data_source) // self.sampler.batch_size
+        first = self.epoch() * batches
+        for batch in range(first, first + batches):
+            problems = curriculum.draw(batch)
+            for _ in range(self.sampler.repeat_count):
+                for problem in problems:
+                    yield from [problem] * self.sampler.mini_repeat_count
 
     def __len__(self) -> int:
         return len(self.sampler)

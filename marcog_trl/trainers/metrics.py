@@ -266,20 +266,19 @@ def extra_columns(batch: TeamBatch, known: Sequence[str]) -> dict[str, list]:
         batch ([`TeamBatch`]): The batch.
         known (`Sequence[str]`): Columns of earlier batches: every later batch needs values, even if the function failed.
     """
-    of_row = [None if row is None else batch.score_of(row) for row in batch.replies]
+    # If several episodes contain a row, the first
+    episodes = [None if row is None else batch.turns[row.slot.turn][row.episode] for row in batch.replies]
+    turns = [e.turns[row.slot.turn] if e and row else None for e, row in zip(episodes, batch.replies, strict=True)]
+    of_row = [None if turn is None else turn.score for turn in turns]
     logged = {column for score in of_row if score is not None for column in score.columns}
     columns = {
         column: [None if score is None else score.columns.get(column) for score in of_row]
         for column in sorted({*known, *gather_object(list(logged))})
     }
-    columns |= {"episode": [], "problem": [], "verdict": []}
     first = this_process().process_index * len(batch.episodes)
-    for row in batch.replies:
-        episode = None if row is None else batch.turns[row.slot.turn][row.episode]
-        tested = None if row is None or episode is None else episode.turns[row.slot.turn].tested
-        columns["episode"].append(None if row is None else first + row.episode)
-        columns["problem"].append(None if episode is None else str(episode.problem.get("task_id", "")))
-        columns["verdict"].append(None if tested is None else tested[1].status)
+    columns["episode"] = [None if row is None else first + row.episode for row in batch.replies]
+    columns["problem"] = [None if e is None else str(e.problem.get("task_id", "")) for e in episodes]
+    columns["verdict"] = [None if turn is None or turn.tested is None else turn.tested[1].status for turn in turns]
     columns["agent"] = [batch.agents[i] for i in batch.agent.tolist()]
     columns["turn"] = (batch.turn + 1).tolist()
     return columns
@@ -329,7 +328,6 @@ class WindowMeans:
         self,
         mode: str,
         metrics: dict[str, list[float]],
-        logged: dict[str, int],
         mask: torch.Tensor,
         of_all_rows: torch.Tensor,
         by_sequence: bool,
@@ -342,13 +340,12 @@ class WindowMeans:
         Args:
             mode (`str`): `"train"` or `"eval"`.
             metrics (`dict[str, list[float]]`): TRL's metrics of the mode.
-            logged (`dict[str, int]`): Number of values of each metric before the micro-batch.
             mask (`torch.Tensor` of shape `(B, T)`): 1 on live tokens of the rows in the forward pass.
             of_all_rows (`torch.Tensor` of shape `(B, T)`): The same with rows that were skipped, which are never clipped.
             by_sequence (`bool`): Whether TRL clips whole sequences.
         """
         for name in _MICRO_BATCH_MEANS:
-            if len(metrics.get(name, ())) > logged.get(name, 0):
+            if metrics.get(name):
                 mean = metrics[name].pop()
                 if not metrics[name]:
                     del metrics[name]
@@ -359,11 +356,6 @@ class WindowMeans:
                 if by_sequence and of_clipping:
                     size, count = mask.new_tensor(len(mask)), counted.any(1).sum()
                 self.add(mode, name, mean * size.double(), count)
-
-    @staticmethod
-    def logged(metrics: dict[str, list[float]]) -> dict[str, int]:
-        """Returns the number of values of each metric that [`add_micro_batch`] takes."""
-        return {name: len(metrics[name]) for name in _MICRO_BATCH_MEANS if name in metrics}
 
     def take(self, mode: str) -> dict[str, float]:
         """Returns the means since the last call, by name, without empty ones, and the critic's explained variance."""

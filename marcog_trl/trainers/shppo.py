@@ -12,22 +12,10 @@ from peft import LoraConfig, PeftConfig
 from torch import nn
 
 from marcog_trl.agents import Workflow
-from marcog_trl.heterogeneity import (
-    CoreDecoder,
-    InferenceNet,
-    LatentNet,
-    LoraCores,
-    adapted_layers,
-    behaviour_distance,
-    check_peft_config,
-    fold_adapters,
-    latent_distance_range,
-    latent_diversity,
-    latent_entropy,
-    save_split_adapters,
-    split_adapter,
-    stack_config,
-)
+from marcog_trl.heterogeneity.cores import LoraCores, adapted_layers, check_peft_config
+from marcog_trl.heterogeneity.fold import fold_adapters, save_adapters, split_adapter, stack_config
+from marcog_trl.heterogeneity.losses import behaviour_distance, latent_distance_range, latent_diversity, latent_entropy
+from marcog_trl.heterogeneity.networks import CoreDecoder, InferenceNet, LatentNet
 from marcog_trl.processes import gather_rows, sum_over_processes, this_process
 from marcog_trl.rollout.records import Row
 from marcog_trl.team.modules import ForwardContext, LatentTargets, TeamModule
@@ -143,7 +131,7 @@ class SHPPO(PPO):
 
     def save_agents(self, model: Any, paths: list[Path | None], is_main_process: bool) -> None:
         if self._is_separate:  # runs resume from the stacked adapter
-            save_split_adapters(model, paths, is_main_process=is_main_process)
+            save_adapters(model, split_adapter(model, len(paths), "auto"), paths, is_main_process)
 
     # Latents: sampled before a stage is generated, and stored in its rows
 
@@ -214,8 +202,7 @@ class SHPPO(PPO):
             return split_adapter(model, len(self.agents))
         assert self._served_noise is not None
         mu, sigma = self._modules.latents(observations())
-        cores = self._modules.cores(mu + sigma * self._served_noise)
-        return [(state, model.peft_config["default"]) for state in fold_adapters(model, cores)]
+        return fold_adapters(model, self._modules.cores(mu + sigma * self._served_noise))
 
     # Credit: the data of all agents in a row's turn, because TRL shuffles rows over micro-batches
 

@@ -27,8 +27,8 @@ import copy
 import math
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -78,7 +78,6 @@ from marcog_trl.trainers.batch import TeamBatch
 from marcog_trl.trainers.config import MultiAgentConfig
 from marcog_trl.trainers.credit import loss_window, row_weights, rows_to_train, rows_with_signal, share_of_counted_rows
 from marcog_trl.trainers.data import (
-    CurriculumSampler,
     OrderOfEpoch,
     check_rows,
     fit_batches,
@@ -333,9 +332,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         modules = self.algorithm.describe()
         note = modules.pop("note", None)
         rewards = [self._rewards_in_files.get(i, name) for i, name in enumerate(self.reward_func_names)]
-        description = TeamDescription.of(type(self).__name__, self.model, self.workflow, rewards, self.args, modules)
-        description.note = note
-        return description
+        return TeamDescription.of(type(self).__name__, self.model, self.workflow, rewards, self.args, modules, note)
 
     def _attach_modules(self) -> TeamModule | None:
         """Makes the team's modules and attaches them to the model."""
@@ -399,11 +396,9 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         """Runs the agents' code in worker processes, which start when they are first needed."""
         return self.team.executor
 
-    @contextmanager
-    def use_agent(self, agent: str, inputs: Mapping[str, torch.Tensor] | None = None) -> Iterator[None]:
+    def use_agent(self, agent: str, inputs: Mapping[str, torch.Tensor] | None = None) -> AbstractContextManager[None]:
         """Makes `trainer.model` act as an agent outside of rollouts, for example in a callback. See [`Team.use_agent`]."""
-        with self.team.use_agent(agent, inputs):
-            yield
+        return self.team.use_agent(agent, inputs)
 
     def plan(self, gpu_memory: float | None = None) -> MemoryPlan:
         """
@@ -451,7 +446,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         if self.environments is not None:
             options["tools_of"] = self._environment_tools
         turns = self.team.play_tree(problems[:: len(tree.slots)], tree, self._end_turn, ends, **options)
-        return TeamBatch.of(
+        return TeamBatch(
             tree,
             turns,
             self.agents,
@@ -646,15 +641,12 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
             # Turns TRL's entropy bonus, a mean over the tokens of the micro-batch, into a mean over those of the step
             window = self._loss_window(inputs["num_items_in_batch"])
             flight.entropy_share = mask.sum() * self.current_gradient_accumulation_steps / window
-        logged = self._window_means.logged(self._metrics[self._mode])
         self._in_flight = flight
         with lent(self, beta=beta), self._gradient_shares.watching(self._causal_lm, inputs["agent"]):
             loss = super()._compute_loss(model, inputs)
         self._in_flight = None
         by_sequence = self.importance_sampling_level == "sequence"
-        self._window_means.add_micro_batch(
-            self._mode, self._metrics[self._mode], logged, mask, of_all_rows, by_sequence
-        )
+        self._window_means.add_micro_batch(self._mode, self._metrics[self._mode], mask, of_all_rows, by_sequence)
         own = self.algorithm.loss(flight.passes[-1], inputs, lambda total, count: total / self._loss_window(count))
         return loss if own is None else loss + own
 
@@ -854,7 +846,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
             min_p=self.min_p,
             max_completion_length=self.max_completion_length,
             logprobs=0,
-            generation_kwargs={"stop_token_ids": self.team.eos_token_ids, **(args.generation_kwargs or {})},
+            generation_kwargs={"stop_token_ids": self.team.eos_token_ids, **cast(dict, args.generation_kwargs or {})},
         )
         self.use_vllm, self._last_loaded_step = True, -1
 
@@ -884,9 +876,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler:
         sampler = cast(RepeatSampler, super()._get_train_sampler(dataset))
-        if self._curriculum is not None:
-            return CurriculumSampler(sampler, self._curriculum, self._epoch)
-        return OrderOfEpoch(sampler, self.args.seed, self._epoch)
+        return OrderOfEpoch(sampler, self.args.seed, self._epoch, self._curriculum)
 
     def _epoch(self) -> int:
         return int(self.state.epoch or 0)

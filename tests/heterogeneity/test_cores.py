@@ -4,7 +4,8 @@ from peft import AdaLoraConfig, IA3Config, LoraConfig, get_peft_model
 from tiny_lora import make_base, make_model, random_cores
 from torch.utils.checkpoint import CheckpointError
 
-from marcog_trl.heterogeneity import CoreDecoder, LoraCores, adapted_layers, block_mask, check_peft_config
+from marcog_trl.heterogeneity.cores import LoraCores, adapted_layers, block_mask, check_peft_config
+from marcog_trl.heterogeneity.networks import CoreDecoder
 
 
 def row_losses(logits, batch):

@@ -5,14 +5,8 @@ import torch
 from peft import LoraConfig, PeftModel
 from tiny_lora import make_base, make_model, random_cores
 
-from marcog_trl.heterogeneity import (
-    LoraCores,
-    block_mask,
-    fold_adapters,
-    save_folded_adapters,
-    save_split_adapters,
-    stack_config,
-)
+from marcog_trl.heterogeneity.cores import LoraCores, block_mask
+from marcog_trl.heterogeneity.fold import fold_adapters, save_adapters, split_adapter, stack_config
 
 
 PATTERNS = [
@@ -31,7 +25,7 @@ class TestFold:
         values = random_cores(cores.ranks, 3)
         cores.set(values)
         live = model(**batch).logits
-        save_folded_adapters(model, values, [tmp_path / str(row) for row in range(3)])
+        save_adapters(model, fold_adapters(model, values), [tmp_path / str(row) for row in range(3)])
         for row in range(3):
             folded = PeftModel.from_pretrained(make_base(), tmp_path / str(row)).eval()
             torch.testing.assert_close(folded(**batch).logits[row], live[row], rtol=1e-12, atol=1e-12)
@@ -39,7 +33,7 @@ class TestFold:
     def test_zero_cores_are_what_peft_saves(self, tmp_path):
         model = make_model()
         model.save_pretrained(tmp_path / "peft")
-        save_folded_adapters(model, [torch.zeros(1, 4, 4)] * 14, [tmp_path / "folded"])
+        save_adapters(model, fold_adapters(model, [torch.zeros(1, 4, 4)] * 14), [tmp_path / "folded"])
         one, other = (PeftModel.from_pretrained(make_base(), tmp_path / name) for name in ("peft", "folded"))
         for (name, parameter), folded in zip(one.named_parameters(), other.parameters(), strict=True):
             assert torch.equal(parameter, folded), name
@@ -50,7 +44,7 @@ class TestFold:
     def test_folding_changes_nothing_in_the_model(self, batch):
         model = make_model()
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        for state in fold_adapters(model, random_cores([4] * 14, 2)):
+        for state, _ in fold_adapters(model, random_cores([4] * 14, 2)):
             for tensor in state.values():
                 tensor.zero_()
         assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
@@ -58,7 +52,8 @@ class TestFold:
 
     def test_only_the_main_process_writes(self, tmp_path):
         paths = [tmp_path / "agent"]
-        save_folded_adapters(make_model(), random_cores([4] * 14, 1), paths, is_main_process=False)
+        model = make_model()
+        save_adapters(model, fold_adapters(model, random_cores([4] * 14, 1)), paths, is_main_process=False)
         assert not (tmp_path / "agent").exists()
 
 
@@ -74,7 +69,7 @@ class TestSplit:
         cores.set_masks([block_mask(torch.tensor([2, 0, 1]), 3, rank) for rank in cores.ranks])
         live = model(**batch).logits
         paths = [tmp_path / name for name in ("planner", "coder", "debugger")]
-        save_split_adapters(model, paths)
+        save_adapters(model, split_adapter(model, len(paths)), paths)
         for agent, row in ((0, 1), (1, 2), (2, 0)):
             alone = PeftModel.from_pretrained(make_base(), paths[agent]).eval()
             for field in fields:

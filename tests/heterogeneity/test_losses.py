@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from marcog_trl.heterogeneity import (
+from marcog_trl.heterogeneity.losses import (
     behaviour_distance,
     inference_loss,
     latent_distance_range,

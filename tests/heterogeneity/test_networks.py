@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from marcog_trl.heterogeneity import CoreDecoder, InferenceNet, LatentNet
+from marcog_trl.heterogeneity.networks import CoreDecoder, InferenceNet, LatentNet
 from marcog_trl.team.agent_contexts import distinct
 
 

@@ -9,7 +9,7 @@ from datasets import Dataset
 from vllm import SamplingParams
 
 from marcog_trl import SHPPOTrainer
-from marcog_trl.heterogeneity import fold_adapters
+from marcog_trl.heterogeneity.fold import fold_adapters
 
 
 # Longer than the blocks in which vLLM caches prompts (128 tokens on CPU): a stale cache would be used
@@ -170,7 +170,7 @@ class TestEvaluation:
         assert len(given) == steps + 1  # the weights changed, and so did the noise: to none
         mu, _ = trainer.modules.latents(trainer.team.role_observations)
         folded = fold_adapters(trainer.model, trainer.modules.core_decoder(mu))
-        for state, expected in zip(given[-1], folded, strict=True):
+        for state, (expected, _) in zip(given[-1], folded, strict=True):
             for name, tensor in expected.items():
                 torch.testing.assert_close(state[name], tensor)
 
