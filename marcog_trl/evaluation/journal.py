@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+import pyarrow.parquet as pq
+
 from marcog_trl.files import write_json
 from marcog_trl.processes import on_main
 from marcog_trl.report.episodes import write_rows
@@ -19,6 +21,7 @@ ProblemRecord = dict[str, Any]
 
 _FIGURES = {"figures", "settings"}
 _RECORD = {"index", "greedy", "samples", "seconds", "waiting_seconds"}
+_EPISODE = {"split", "generation", "messages"}
 
 
 class Journal:
@@ -34,6 +37,7 @@ class Journal:
     def __init__(self, output: Path, settings: dict[str, Any], overwrite: bool):
         self.output = output
         self.problems = output.with_suffix(".jsonl")
+        self.episodes = output.with_suffix(".parquet")
         self.partial = output.with_suffix(".jsonl.partial")
         self.settings = settings
         self.overwrite = overwrite
@@ -87,7 +91,7 @@ class Journal:
 
     def _check_files(self) -> None:
         """Refuses to replace a file that is not an evaluation."""
-        for path, parts in ((self.output, _FIGURES), (self.problems, _RECORD)):
+        for path, parts in ((self.output, _FIGURES), (self.problems, _RECORD), (self.episodes, _EPISODE)):
             if path.is_dir():
                 raise ValueError(f"output={str(self.output)!r}: {str(path)!r} is a folder. Set another output.")
             if path.exists() and not _is_ours(path, parts):
@@ -107,7 +111,7 @@ class Journal:
         finished = self.problems.with_suffix(".jsonl.finished")
         finished.write_text("".join(lines))
         os.replace(finished, self.problems)
-        write_rows(self.output.with_suffix(".parquet"), list(self._rows()))
+        write_rows(self.episodes, list(self._rows()))
         write_json(self.output, {"figures": dict(figures), "settings": self.settings})
         self.partial.unlink()
 
@@ -120,11 +124,13 @@ class Journal:
 
 
 def _is_ours(path: Path, keys: set[str]) -> bool:
-    """Whether a file is an evaluation: its content, or its first line in a `.jsonl` file, has these keys."""
+    """Whether a file is an evaluation: its content, its first line in a `.jsonl` file, or its table has these keys."""
     try:
+        if path.suffix == ".parquet":
+            return {*pq.read_schema(path).names} >= keys
         with path.open(encoding="utf-8") as file:
             found = json.loads(file.readline() if path.suffix == ".jsonl" else file.read())
-    except ValueError:
+    except ValueError:  # of JSON or Arrow
         return False
     return isinstance(found, dict) and found.keys() >= keys
 

@@ -315,6 +315,7 @@ class TestOtherFiles:
             ("p.json", '{"untrained": {"solved": 0.5}}'),
             ("p.json", "[]"),
             ("p.json", "mine"),
+            ("p.parquet", "PAR1"),
         ],
     )
     def test_what_no_evaluation_wrote_is_not_replaced(self, team, tmp_path, monkeypatch, name, content):
