@@ -29,6 +29,7 @@ from marcog_trl.rollout.records import Episode, Row, Turn
 logger = logging.getLogger(__name__)
 
 EPISODES_FOLDER = "episodes"
+FILES = f"[!.]*-{7 * '[0-9]'}-*-*.parquet"  # split, step, process, episodes before
 _TEXT, _NUMBER, _COUNT, _TRUTH = Value("string"), Value("float32"), Value("int32"), Value("bool")
 _VERDICT = {
     "solution": _TEXT,
@@ -206,11 +207,7 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
         ValueError: If there are none.
     """
     path = Path(path)
-    files = (
-        [path]
-        if path.is_file()
-        else sorted((path / EPISODES_FOLDER).glob("[!.]*.parquet")) or sorted(path.glob("[!.]*.parquet"))
-    )
+    files = [path] if path.is_file() else sorted((path / EPISODES_FOLDER).glob(FILES)) or sorted(path.glob(FILES))
     if not files or (path.suffix not in ("", ".parquet") and path.is_file()):
         raise ValueError(
             f"{str(path)!r} has no episodes. Name the output folder of a training with max_logged_episodes above 0, or the "
@@ -256,7 +253,7 @@ class EpisodeLog(TrainerCallback):
         self._every = self._every or max(1, int(state.logging_steps))
         self._interval = -1
         if state.is_world_process_zero:
-            for file in self.folder.glob("*.parquet"):
+            for file in self.folder.glob(FILES):
                 if int(file.name.split("-")[1]) > state.global_step:
                     file.unlink(missing_ok=True)
 

@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader
 from transformers import TrainerState, TrainingArguments
 
 from marcog_trl.report.console import verdict_of
-from marcog_trl.report.episodes import EPISODES_FOLDER, read_rows, side_by_side
+from marcog_trl.report.episodes import EPISODES_FOLDER, FILES, read_rows, side_by_side
 from marcog_trl.report.plots import agent_color, draw, read_history
 from marcog_trl.report.results import change_rows
 
@@ -74,7 +74,7 @@ def make_page(
 
 def _episodes(folder: Path, state: TrainerState) -> list[dict[str, Any]]:
     """Problems with episodes at several steps: those of evaluations, in which problems come again, else of training."""
-    if not (folder / EPISODES_FOLDER).is_dir():
+    if not any((folder / EPISODES_FOLDER).glob(FILES)):
         return []
     rows = [row for row in read_rows(folder) if row["step"] <= state.global_step + 1]
     evaluated = [row for row in rows if row["split"] == "eval"]

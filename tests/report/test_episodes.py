@@ -134,6 +134,7 @@ class TestSideBySide:
 def written(tmp_path):
     rows = [row(1, "x", "failed", 0.0, "def f(): pass"), row(1, "y"), row(5, "x", solution="def f(): return 1")]
     write_rows(tmp_path / "episodes" / "train-0000001-0-0.parquet", rows)
+    (tmp_path / "episodes" / "all.parquet").touch()  # somebody's own
     return str(tmp_path)
 
 
