@@ -35,7 +35,6 @@ class Centralized(Workflow):
                 "endpoints. Remove the endpoints, or set centralized=False."
             )
         self.workflow = workflow
-        self.source_file = workflow.source_file
         names = [agent.name for agent in workflow.agents]
         using = [agent.name for agent in workflow.agents if agent.tools]
         if using:
@@ -50,9 +49,8 @@ class Centralized(Workflow):
         )
         roles = "\n\n".join(f"{agent.name}: {without_place(agent.role)}" for agent in workflow.agents)
         self.agents = (Agent("team", f"{self.task}\n\n{roles}"),)
-        self.num_turns = workflow.num_turns
-        self.needs_tests = workflow.needs_tests
-        self.needs_entry_point = workflow.needs_entry_point
+        for name in ("source_file", "num_turns", "needs_tests", "needs_entry_point", "replayable", "may_fail"):
+            setattr(self, name, getattr(workflow, name))
 
     def play(self, problem: Mapping[str, Any]) -> RequestGenerator:
         inner = self.workflow.play(problem)

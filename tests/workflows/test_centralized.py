@@ -52,6 +52,7 @@ def test_the_parts_make_the_solution_and_are_what_rewards_see():
 
 class Longer(Workflow):
     agents = (Agent("a", "Write."), Agent("b", "Write."))
+    replayable, may_fail = False, True
 
     def play(self, problem):
         replies = yield {name: self.ask(name, problem) for name in ("a", "b")}
@@ -59,8 +60,9 @@ class Longer(Workflow):
 
 
 def test_a_workflow_may_return_the_solution():
-    [episode] = play_batch(Centralized(Longer()), [PROBLEM], *written(lambda rows: ["<a>x</a><b>long</b>"]))
-    assert episode.turns[0].solution == "long"
+    workflow = Centralized(Longer())
+    [episode] = play_batch(workflow, [PROBLEM], *written(lambda rows: ["<a>x</a><b>long</b>"]))
+    assert episode.turns[0].solution == "long" and (workflow.replayable, workflow.may_fail) == (False, True)
 
 
 def test_feedback_reaches_the_team_by_agent():
