@@ -188,6 +188,8 @@ class PlayingTeamArguments(SavedTeamArguments):
             raise ValueError("There is no team. Set --team outputs/quickstart, for example, or --model_name_or_path.")
         if self.adapter is not None and self.model_name_or_path is not None:
             raise ValueError("--team and --model_name_or_path exclude each other. Use one of them.")
+        if self.model_name_or_path is not None and self.base_model is not None:
+            raise ValueError("--base_model is the model of a --team. Leave it out with --model_name_or_path.")
 
     def team_settings(self) -> dict[str, Any]:
         """The settings that replace those of the team, and `model_init_kwargs` if they are given."""

@@ -106,6 +106,11 @@ class EvaluationArguments(PlayingTeamArguments):
             raise ValueError(
                 "--untrained and --single_agent exclude each other: a single agent is untrained. Use one of them."
             )
+        if self.model_name_or_path is not None and (self.untrained or self.single_agent):
+            raise ValueError(
+                "--untrained and --single_agent need a --team to leave the training out of. --model_name_or_path is untrained; "
+                "for one agent, set --workflow single."
+            )
 
 
 def _load(args: EvaluationArguments) -> tuple[Team, str]:

@@ -314,6 +314,8 @@ def _fit_step(seen: Namespace, samples: Any, accumulates: bool) -> list[str]:
     options: dict[str, Any] = (
         {} if seen.num_agents is None or seen.workflow == "single" else {"num_agents": seen.num_agents}
     )
+    if seen.agents is not None:
+        options["agents"] = seen.agents
     num_agents = 1 if seen.centralized else len(make_workflow(seen.workflow, **options).agents)
     rows_of_sample = seen.num_generations if "advantage" in seen else 1
     if "margin" in seen:  # MADPO's batches hold pairs
