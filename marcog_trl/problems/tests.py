@@ -94,11 +94,10 @@ def called_name(test: str, solution: Any) -> str:
 
 def stub_line(prompt: Any, entry_point: str) -> int:
     """Line, from 1, where the entry point begins in a prompt that is source code (as in HumanEval); 0 if there is none."""
-    try:
-        tree = ast.parse(prompt)
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-        return 0
-    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == entry_point)
+    tree = parse(prompt) if isinstance(prompt, str) else None
+    functions = (
+        node for node in (tree.body if tree else ()) if isinstance(node, ast.FunctionDef) and node.name == entry_point
+    )
     return next((min([node.lineno, *(d.lineno for d in node.decorator_list)]) for node in functions), 0)
 
 
@@ -141,7 +140,7 @@ def read_problem(source: str, tests: str | None = None) -> dict[str, Any]:
     if not asked:
         raise ValueError(f"the problem defines no function. {example}")
     end = asked[-1].end_lineno or 0
-    lines = source.splitlines(keepends=True)
+    lines = StringIO(source, newline=None).readlines()  # see `helpers_before`
     below = "".join(lines[end:]) if body[-1] is not asked[-1] else ""  # comments are not tests
     problem: dict[str, Any] = {"prompt": "".join(lines[:end]).rstrip() + "\n", "entry_point": asked[-1].name}
     if below.strip() and tests is not None:

@@ -63,8 +63,7 @@ def collaboration_reward(
     Source: the code-generation experiments of CoMLRL (https://huggingface.co/papers/2508.04652), with checks on the syntax
     tree in place of regular expressions.
     """
-    needed = ("test", "entry_point")
-    solutions = Solutions("collaboration_reward", prompts, completions, given, needed)
+    solutions = Solutions("collaboration_reward", prompts, completions, given, ("test", "entry_point"))
     divisions, results, tests = test_divisions(solutions, "collaboration_reward", replies)
     structures = [_structure(division) for division in divisions]
     names = structures[0] if structures else ()
@@ -93,9 +92,6 @@ def _structure(division: Division) -> dict[str, float]:
     ]
     count = len(division.helpers)
     return {
-        "helper_definition": division.helper_definition,
-        "main_definition": float(division.main_definition),
-        "syntax": float(division.parses),
         "calls_helper": len(called) / count,
         "not_wrapper": sum(not is_thin_wrapper(main, entry_point, name) for name in called) / count,
         "result_ignored": sum(ignores_result(main, entry_point, name) for name in called) / count,

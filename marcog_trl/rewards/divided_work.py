@@ -12,7 +12,7 @@ from marcog_trl.problems.schema import make_job
 from marcog_trl.rewards.division import Division, test_divisions
 from marcog_trl.rewards.experiments import experiment
 from marcog_trl.rewards.requirements import needs_entry_point, needs_tests
-from marcog_trl.rewards.solutions import Completion, Components, Solutions, or_failure
+from marcog_trl.rewards.solutions import Completion, Solutions, or_failure
 from marcog_trl.rewards.values import InfrastructureFailure
 
 
@@ -69,8 +69,7 @@ def divided_work_reward(
     Raises:
         ValueError: If the dataset has no tests or entry points, or `replies` are not those of a main agent and helpers.
     """
-    needed = ("test", "entry_point")
-    solutions = Solutions("divided_work_reward", prompts, completions, given, needed)
+    solutions = Solutions("divided_work_reward", prompts, completions, given, ("test", "entry_point"))
     divisions, results, tests = test_divisions(solutions, "divided_work_reward", replies)
 
     tried = [
@@ -100,14 +99,7 @@ def divided_work_reward(
         helper_matters.append(sum(outcome.helper_matters for outcome in known) / count)
         main_matters.append(sum(outcome.main_matters for outcome in known) / len(known) if known else None)
 
-    components: Components = {
-        "helper_definition": [division.helper_definition for division in divisions],
-        "main_definition": [float(division.main_definition) for division in divisions],
-        "syntax": [float(division.parses) for division in divisions],
-        "helper_matters": helper_matters,
-        "main_matters": main_matters,
-    }
-    solutions.log(components | tests)
+    solutions.log({**tests, "helper_matters": helper_matters, "main_matters": main_matters})
     return rewards
 
 

@@ -104,6 +104,9 @@ def test_divisions(
     for name in ("pass_rate", "solved"):
         shares = zip(components[name], divisions, strict=True)
         components[name] = [value if division.runs else 0.0 for value, division in shares]
+    components["helper_definition"] = [division.helper_definition for division in divisions]
+    components["main_definition"] = [float(division.main_definition) for division in divisions]
+    components["syntax"] = [float(division.parses) for division in divisions]
     return divisions, results, components
 
 

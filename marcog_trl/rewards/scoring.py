@@ -469,16 +469,11 @@ class Scorer:
         if lost or values.isnan().all():
             episode.masked = True
             return lost
-        shared = 0.0
-        own = dict.fromkeys(self._agents, 0.0)
-        for weight, rewards, value in zip(weights, call.rewards, values, strict=True):
-            if isinstance(rewards[i], dict):
-                for agent in self._agents:
-                    own[agent] += weight * rewards[i][agent]
-            elif not value.isnan():
-                shared += float(weight * value)
-        shared += self.settings.reward_shift
-        turn.rewards = {agent: shared + own[agent] for agent in self._agents}
+        turn.rewards = {
+            agent: self.settings.reward_shift
+            + sum(weight * value for weight, value in zip(weights, own, strict=True) if not math.isnan(value))
+            for agent, own in turn.score.by_agent.items()
+        }
         return lost
 
     def _raise_or_warn(self, errors: Mapping[str, Exception]) -> None:
