@@ -57,7 +57,8 @@ def split_asserts(source: str) -> list[str]:
     for k, node in enumerate(body):
         if isinstance(node, ast.Assert) or k == len(body) - 1:
             end = node.end_lineno or len(lines)
-            tests.append("\n".join(lines[start:end]))
+            if end > start:  # not in the line of the assert before
+                tests.append("\n".join(lines[start:end]))
             start = end
     return tests
 

@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 _WORKER = Path(__file__).parent / "sandbox" / "main.py"
 _GRACE = 5.0  # seconds beyond a job's own limit after which its worker counts as dead
+_MOST_SENDS = 5  # of one job, which may itself be what ends workers while they receive it
 _START_LIMIT = 60.0  # seconds for a worker to start
 _LARGEST_JOB = 1 << 31  # bytes
 # A fixed hash seed makes verdicts reproducible. The other variables save address space, which is limited: numpy's libraries
@@ -61,11 +62,10 @@ class Task:
     batch: Batch
     index: int
     payload: dict[str, Any]
-    total: int
-    limit: float  # seconds
 
     def failed(self, status: Status, test_status: TestStatus, why: str) -> Verdict:
-        return Verdict(status, 0, self.total, (TestResult(test_status, why),) * self.total, why)
+        total = self.payload["total"]
+        return Verdict(status, 0, total, (TestResult(test_status, why),) * total, why)
 
 
 class JobsFuture(Future):
@@ -190,15 +190,15 @@ class Worker:
 
         A job that makes two processes stuck counts as the cause: otherwise a program could escape with `infrastructure`.
         """
-        attempts = 0
-        while True:
+        attempts, limit = 0, task.payload["timeout"] + _GRACE
+        for _ in range(_MOST_SENDS):
             sock, stuck = self.sock or self.start(), False
             try:
                 wire.send(sock, task.payload, _LARGEST_JOB)
                 attempts += 1  # not before, because the process may have died while it waited
-                frame = self.receive(task.limit + _GRACE)
+                frame = self.receive(limit)
                 while "starting" in frame:  # a process that the job needs, which takes none of the job's time
-                    frame = self.receive(task.limit + _GRACE + _START_LIMIT)
+                    frame = self.receive(limit + _START_LIMIT)
                 if "infrastructure" not in frame:
                     results = tuple(TestResult(*result) for result in frame["tests"])
                     passed = sum(result.status == "passed" for result in results)
@@ -209,9 +209,8 @@ class Worker:
             except (OSError, EOFError):
                 why = self.stop("died")
             if attempts == 2:
-                return (
-                    task.failed("timeout", "timeout", why) if stuck else task.failed("infrastructure", "skipped", why)
-                )
+                break
+        return task.failed("timeout", "timeout", why) if stuck else task.failed("infrastructure", "skipped", why)
 
     def receive(self, seconds: float) -> dict[str, Any]:
         """The process's next message. Time in which this process is stopped does not count, because its workers are stopped

@@ -11,6 +11,7 @@ import pytest
 from watching import below, gone, naps, run_in_time, shows_naps, wait_until
 
 from marcog_trl.execution import CodeExecutor, Job, shared_executor
+from marcog_trl.execution.sandbox import wire
 
 
 ADD = "def add(a, b):\n    return a + b\n"
@@ -184,6 +185,19 @@ def test_infrastructure_when_workers_keep_dying():
             assert gone([worker])
         verdict = future.result()[0]
         assert (verdict.status, verdict.passed, verdict.total) == ("infrastructure", 0, 2)
+
+
+def test_a_job_that_no_worker_receives_has_a_verdict(monkeypatch):
+    """As one that is too large for the memory that a worker may have."""
+    with CodeExecutor(num_workers=1, isolation="best_effort") as executor:
+        monkeypatch.setattr(wire, "send", fails_with_jobs)
+        assert executor.run([Job(code=ADD, tests=TESTS)])[0].status == "infrastructure"
+
+
+def fails_with_jobs(sock, frame, *largest, send=wire.send):
+    if "total" in frame:
+        raise BrokenPipeError
+    send(sock, frame, *largest)
 
 
 def test_close_ends_everything_and_is_final():

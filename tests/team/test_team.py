@@ -271,6 +271,9 @@ class TestCommandLine:
         problem = read_problem(f"{stub}\nassert area(0) == 0\n")
         assert problem["test"] == ["\nassert area(0) == 0"] and problem["test_format"] == "asserts"
         assert problem["prompt"] == stub and problem["setup"].strip() == "import math"
+        problem = read_problem(f"import math\n\x0c{stub}\nassert area(0) == 0; assert area(1) > 3; x = 1\n")
+        assert problem["prompt"].endswith(stub)
+        assert problem["test"] == ["\nassert area(0) == 0; assert area(1) > 3; x = 1"]
         problem = read_problem(stub, "def check(candidate):\n    assert candidate(0) == 0\n")
         assert problem["test_format"] == "check"
 
