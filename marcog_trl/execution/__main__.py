@@ -2,11 +2,11 @@
 `python -m marcog_trl.execution file.py --tests tests.py`."""
 
 import argparse
-import difflib
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
+from ..checks import instead_of
 from .analysis import TestFormat, guess_format, split_asserts
 from .executor import CodeExecutor
 from .isolation import ISOLATION_LEVELS
@@ -16,19 +16,14 @@ from .jobs import TEST_FORMATS, Job, plan
 class OneLineParser(argparse.ArgumentParser):
     """A parser that does not take abbreviated flags, and reports errors in one line."""
 
-    def __init__(self, **options: Any):
-        super().__init__(**options, allow_abbrev=False)
-
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {' '.join(message.split())}\n")
 
     def parse_args(self, args=None, namespace=None):
-        flags = {flag for action in self._actions for flag in action.option_strings}
         for argument in sys.argv[1:] if args is None else args:
             name = argument.partition("=")[0]
-            if name.startswith("--") and name not in flags:
-                near = difflib.get_close_matches(name, flags, n=1)
-                self.error(f"unknown flag {name}." + (f" Did you mean {near[0]}?" if near else ""))
+            if name.startswith("--") and name not in self._option_string_actions:
+                self.error(f"unknown flag {name}. {instead_of(name, self._option_string_actions)}")
         return super().parse_args(args, namespace)
 
 
@@ -48,7 +43,7 @@ def read_file(path: Path) -> str:
 
 
 def main() -> int:
-    parser = OneLineParser(prog="python -m marcog_trl.execution", description=__doc__)
+    parser = OneLineParser(prog="python -m marcog_trl.execution", description=__doc__, allow_abbrev=False)
     parser.add_argument("file", type=Path, help="the program")
     parser.add_argument("--tests", type=Path, required=True, help="asserts, check(candidate), or unittest classes")
     parser.add_argument("--setup", type=Path, help="imports and helpers of the tests")

@@ -142,7 +142,7 @@ class CodeExecutor:
         self.packages = tuple(packages)
         self.files = files
         found = find_packages(packages)
-        _refuse(limits.too_low(memory_mb, timeout))
+        limits.check(memory_mb, timeout)
         self.isolation = resolve(isolation)
         logger.info("code execution: %s", self.isolation)
         if isolation == "best_effort" and self.isolation.tier != "confined":
@@ -178,7 +178,7 @@ class CodeExecutor:
             verdicts.append(None)
             try:
                 plans[index] = plan(job)
-                _refuse(limits.too_low(job.memory_mb or 0, job.timeout or 0.0))
+                limits.check(job.memory_mb or 0, job.timeout or 0.0)
             except UnusableTests as error:
                 verdicts[index] = unusable(job, str(error))
             except ValueError as error:
@@ -189,11 +189,7 @@ class CodeExecutor:
         if not plans:
             batch.future.set_result(verdicts)
             return future
-        tasks = []
-        for index, job_plan in plans.items():
-            payload = self._payload(jobs[index], job_plan)
-            tasks.append(Task(batch, index, payload, job_plan.total, payload["timeout"]))
-        self._own_pool().put(tasks)
+        self._own_pool().put([Task(batch, index, self._payload(jobs[index], each)) for index, each in plans.items()])
         return future
 
     def run(self, jobs: Sequence[Job]) -> list[Verdict]:
@@ -248,11 +244,6 @@ class CodeExecutor:
                 self._pool = Pool(self.num_workers, self.isolation, self._pool.packages)
                 self._finalizer = weakref.finalize(self, self._pool.close)
             return self._pool
-
-
-def _refuse(problem: str | None) -> None:
-    if problem is not None:
-        raise ValueError(problem)
 
 
 _shared: CodeExecutor | None = None

@@ -237,22 +237,17 @@ def _plan(test_format: str, tests: str | tuple, setup: str, entry_point: str | N
     trees = [_parse(source, label) for label, source in sources.items()]
     setup_tree, *rest = trees
     if test_format == "stdio":
-        _check_compiles(sources)
         checker = any(isinstance(node, ast.FunctionDef) and node.name == "check_output" for node in setup_tree.body)
         _refuse(ast.walk(setup_tree))
         codes = (_code(setup_tree, "<setup>"),)
         return Plan(len(tests), (), checker=checker, files=analysis.uses_files(ast.walk(setup_tree)), codes=codes)
-    try:
-        exports, modules = analysis.exports(list(sources.values()), trees, entry_point)
-    except SyntaxError:
-        _check_compiles(sources)
-        raise
+    exports, modules = analysis.exports(list(sources.values()), trees, entry_point)
     if test_format == "asserts":
         for k, tree in enumerate(rest):
             if not tree.body:
                 raise UnusableTests(f"tests[{k}] holds no statement")
         calls = _calls([tree.body for tree in rest], exports, setup_tree)
-        return Plan(len(rest), exports, modules, **_reach(sources, trees, calls, analysis.explained))
+        return Plan(len(rest), exports, modules, **_reach(trees, calls, analysis.explained))
     (tree,) = rest
     if test_format == "unittest":
         classes = [n for part in (setup_tree, tree) for n in ast.walk(part) if isinstance(n, ast.ClassDef) and n.bases]
@@ -261,7 +256,7 @@ def _plan(test_format: str, tests: str | tuple, setup: str, entry_point: str | N
         # The judge counts them again: tests may be inherited, assigned or coroutines
         names = [n.name for each in classes for n in each.body if isinstance(n, ast.FunctionDef)]
         total = sum(name.startswith("test") for name in names)
-        return Plan(max(1, total), exports, modules, **_reach(sources, trees, None, lambda tree: tree))
+        return Plan(max(1, total), exports, modules, **_reach(trees, None, lambda tree: tree))
     check = analysis.check_function(tree)
     if check is None:
         raise UnusableTests(
@@ -273,12 +268,11 @@ def _plan(test_format: str, tests: str | tuple, setup: str, entry_point: str | N
     calls = None
     if units and analysis.is_plain_check(tree, check):
         calls = _calls([[unit] for unit in units], (check.args.args[0].arg,), setup_tree, rename=entry_point)
-    reach = _reach(sources, trees, calls, lambda tree: analysis.instrumented(tree, check))
+    reach = _reach(trees, calls, lambda tree: analysis.instrumented(tree, check))
     return Plan(max(1, len(units)), exports, modules, counted=bool(units), **reach)
 
 
 def _reach(
-    sources: dict[str, str],
     trees: list[ast.Module],
     calls: list[dict[str, Any]] | None,
     rewrite: Callable[[ast.Module], ast.Module],
@@ -287,7 +281,6 @@ def _reach(
     that the judge can tell them apart and explain them."""
     if calls is not None:  # the tests are not run
         return {"calls": calls, "files": analysis.uses_files(ast.walk(trees[0]))}
-    _check_compiles(sources)
     nodes = [node for tree in trees for node in ast.walk(tree)]
     _refuse(nodes)
     codes = [_code(trees[0], "<setup>"), *(_code(rewrite(tree), "<tests>") for tree in trees[1:])]
@@ -311,7 +304,7 @@ def _calls(
     """The tests as calls and the literals to compare with; `None` if the tests have to be run."""
     if not all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in setup.body):
         return None
-    codec = values.Codec(0, _uncrossable, _uncrossable, shared=False)
+    codec = values.Codec(shared=False)
     calls: list[dict[str, Any]] = []
     for body in bodies:
         test = analysis.direct(body[0]) if len(body) == 1 else None
@@ -328,24 +321,9 @@ def _calls(
     return calls
 
 
-def _uncrossable(value: Any) -> Any:
-    raise values.Uncrossable(type(value).__name__)
-
-
 def _parse(source: str, label: str) -> ast.Module:
     try:
+        compile(source, f"<{label}>", "exec", dont_inherit=True)  # which finds more errors
         return ast.parse(source)
     except _UNPARSABLE as error:
-        raise _does_not_parse(label, source, error) from None
-
-
-def _check_compiles(sources: dict[str, str]) -> None:
-    for label, source in sources.items():
-        try:
-            compile(source, f"<{label}>", "exec", dont_inherit=True)
-        except _UNPARSABLE as error:
-            raise _does_not_parse(label, source, error) from None
-
-
-def _does_not_parse(label: str, source: str, error: BaseException) -> UnusableTests:
-    return UnusableTests(f"{label}={source!r:.80} does not parse: {error}")
+        raise UnusableTests(f"{label}={source!r:.80} does not parse: {error}") from None

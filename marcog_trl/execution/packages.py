@@ -2,10 +2,12 @@
 
 import importlib.metadata
 import importlib.util
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 
 DEFAULT = "numpy"
@@ -49,11 +51,11 @@ def find_packages(names: Sequence[str]) -> Packages:
         for name in names:
             _add_required(_distributions(name, providers, names), distributions)
         for module, owners in providers.items():
-            if any(_normal(owner) in distributions for owner in owners):
+            if any(canonicalize_name(owner) in distributions for owner in owners):
                 _add_module(module, found)
-        named = {_normal(name) for name in names}
+        named = {canonicalize_name(name) for name in names}
         for module, owners in providers.items():
-            if module in found.modules and (module in names or named & {_normal(owner) for owner in owners}):
+            if module in found.modules and (module in names or named & {canonicalize_name(owner) for owner in owners}):
                 found.load.append(module)
     if DEFAULT not in found.modules:
         _add_module(DEFAULT, found)
@@ -77,11 +79,9 @@ def _distributions(name: str, providers: Mapping[str, list[str]], names: Sequenc
 
 def _add_required(names: Iterable[str], distributions: dict[str, None]) -> None:
     """Adds distributions and those that they require, if they are installed."""
-    from packaging.requirements import Requirement
-
     todo = list(names)
     while todo:
-        name = _normal(todo.pop())
+        name = canonicalize_name(todo.pop())
         if name in distributions:
             continue
         try:
@@ -108,7 +108,3 @@ def _add_module(name: str, found: Packages) -> None:
     for path in (*places, *(place.with_name(f"{name}.libs") for place in places)):
         if path.exists():
             found.readable.append(str(path))
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()

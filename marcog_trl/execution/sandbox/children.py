@@ -62,11 +62,7 @@ class Zygote:
                 target=_count_threads, args=(given[ord("L")],), daemon=True, name="marcog-threads"
             ).start()
         hello = wire.receive(self.sock)
-        self.refusal = hello["refused"]
-        self.left_out: list[str] = []
-        self.single = True
-        if self.refusal is None:
-            self.left_out, self.single = hello["left_out"], hello["single"]
+        self.refusal, self.left_out, self.single = hello["refused"], hello["left_out"], hello["single"]
 
     def close(self) -> None:
         """Ends the zygote and its children."""

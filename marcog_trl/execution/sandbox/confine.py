@@ -10,7 +10,6 @@ import os
 import platform
 import struct
 import sys
-from collections.abc import Callable
 
 from . import limits, syscalls
 from .seccomp import ANY_PID, Filter, Instructions, child_filter, process_filter, thread_filter
@@ -57,22 +56,16 @@ class Confinement:
         self.libc = ctypes.CDLL(None, use_errno=True)
         self.child_filter = self._filter(child_filter(self.machine, ANY_PID)) if seccomp else None
 
-    def confine_process(self, parent: int, hand_over: Callable[[int | None], None]) -> None:
+    def confine_process(self, parent: int) -> int | None:
         """
-        Confines this process, which may still fork, and all its future children.
+        Confines this process, which may still fork, and all its future children, except for `filter_calls`.
 
-        Args:
-            parent (`int`): Process id of the parent. This process ends when the parent does.
-            hand_over (`Callable[[int | None], None]`):
-                Takes the descriptor on which the kernel asks before a thread is made; `None` if the kernel does not ask.
-
-        Raises:
-            OSError: If the kernel refuses, or if an inherited limit is too low.
+        Returns:
+            `int` or `None`: The descriptor on which the kernel asks before a thread is made; `None` if it does not ask.
         """
         limits.limit_process()
         if not sys.platform.startswith("linux"):
-            hand_over(None)
-            return
+            return None
         die_with_parent(self.libc)
         if os.getppid() != parent:
             os._exit(1)
@@ -81,12 +74,15 @@ class Confinement:
         _volunteer_for_the_oom_killer()
         self._prctl(4, 0)  # PR_SET_DUMPABLE: other processes cannot read this memory through /proc
         if self._prctl(38, 1) != 0:  # PR_SET_NO_NEW_PRIVS
-            raise OSError(ctypes.get_errno(), "no_new_privs: " + os.strerror(ctypes.get_errno()))
+            raise _error("no_new_privs")
         self._drop_capabilities()
-        abi = self._restrict_files() if self.landlock else 0
-        hand_over(self._listen_for_threads() if self.seccomp else None)
+        self.abi = self._restrict_files() if self.landlock else 0
+        return self._listen_for_threads() if self.seccomp else None
+
+    def filter_calls(self) -> None:
+        """Filters the system calls of this process and its future children. After this, it cannot send descriptors."""
         if self.seccomp:
-            self._filter(process_filter(self.machine, abi, self.folder is not None)).install()
+            self._filter(process_filter(self.machine, self.abi, self.folder is not None)).install()
 
     def confine_child(self) -> None:
         """
@@ -112,15 +108,39 @@ class Confinement:
             return None  # an old kernel, or an inherited filter that already has a listener
 
     def _restrict_files(self) -> int:
-        rules = Ruleset(self.libc, self.strict)
-        for path in [*readable_paths(), *self.readable]:
-            rules.read(path)
-        rules.write(os.devnull)
-        if self.folder is not None:
-            rules.use(self.folder)
-        rules.restrict()
-        self.left_out = rules.left_out
-        return rules.abi
+        """Restricts this process and its future children to files that programs may use; returns the version of Landlock."""
+        abi = self.libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1)
+        if abi < 1:
+            raise _error("Landlock")
+        handled = (1 << 13) - 1
+        handled |= sum(bit for version, bit in ((2, _REFER), (3, _TRUNCATE), (5, 1 << 15)) if abi >= version)
+        attributes = struct.pack("QQQ", handled, 3, 3)[: 8 if abi < 4 else 16 if abi < 6 else 24]
+        rules = self.libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
+        if rules < 0:
+            raise _error("Landlock")
+        for path in (*readable_paths(), *self.readable):
+            self._allow(rules, path, (_READ_FILE | (_READ_DIR if os.path.isdir(path) else 0)) & handled)
+        self._allow(rules, os.devnull, (_READ_FILE | _WRITE_FILE | _TRUNCATE) & handled)
+        if self.folder is not None:  # everything except executing files and making devices, pipes and sockets
+            self._allow(rules, self.folder, (_SCRATCH | _TRUNCATE | _REFER) & handled)
+        if self.libc.syscall(_RESTRICT_SELF, rules, 0) != 0:
+            raise _error("Landlock")
+        os.close(rules)
+        return abi
+
+    def _allow(self, rules: int, path: str, access: int) -> None:
+        """Adds a rule for a file, or a folder and everything in it. One that the kernel refuses is left out, unless `strict`."""
+        try:
+            fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except OSError:
+            return  # a missing file needs no rule
+        try:
+            if self.libc.syscall(_ADD_RULE, rules, _RULE_PATH_BENEATH, struct.pack("=Qi", access, fd), 0) != 0:
+                if self.strict:
+                    raise _error(f"Landlock rule for {path}")
+                self.left_out.append(path)
+        finally:
+            os.close(fd)
 
     def _prctl(self, option: int, value: int) -> int:
         return self.libc.prctl(option, ctypes.c_ulong(value), _ZERO, _ZERO, _ZERO)
@@ -130,7 +150,7 @@ class Confinement:
         column = syscalls.COLUMNS.get(self.machine)
         number = None if column is None else (126, 91)[column]
         if number is not None and self.libc.syscall(number, header, bytes(24)) != 0:
-            raise OSError(ctypes.get_errno(), "capset: " + os.strerror(ctypes.get_errno()))
+            raise _error("capset")
 
 
 _ZERO, _SIGKILL = ctypes.c_ulong(0), ctypes.c_ulong(9)
@@ -148,70 +168,6 @@ def _volunteer_for_the_oom_killer() -> None:
             file.write("900")
     except OSError:
         pass  # without /proc, the kernel chooses by size
-
-
-class Ruleset:
-    """
-    A set of rules.
-
-    Args:
-        libc (`ctypes.CDLL`): The C library, with `use_errno`.
-        strict (`bool`): Whether to raise an error if the kernel refuses a rule. Otherwise the rule is left out, and programs
-            cannot use the path.
-
-    Attributes:
-        abi (`int`): Version of Landlock.
-        left_out (`list[str]`): Paths whose rules the kernel refused.
-
-    Raises:
-        OSError: If the kernel refuses.
-    """
-
-    def __init__(self, libc: ctypes.CDLL, strict: bool):
-        self.libc = libc
-        self.strict = strict
-        self.left_out: list[str] = []
-        self.abi = libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1)
-        if self.abi < 1:
-            raise _error("Landlock")
-        self.handled = (1 << 13) - 1
-        self.handled |= sum(bit for version, bit in ((2, _REFER), (3, _TRUNCATE), (5, 1 << 15)) if self.abi >= version)
-        attributes = struct.pack("QQQ", self.handled, 3, 3)[: 8 if self.abi < 4 else 16 if self.abi < 6 else 24]
-        self.fd = libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
-        if self.fd < 0:
-            raise _error("Landlock")
-
-    def read(self, path: str) -> None:
-        """Allows reading a file, or a folder and everything in it."""
-        self._allow(path, _READ_FILE | (_READ_DIR if os.path.isdir(path) else 0))
-
-    def write(self, path: str) -> None:
-        """Allows reading and writing one file."""
-        self._allow(path, _READ_FILE | _WRITE_FILE | _TRUNCATE)
-
-    def use(self, folder: str) -> None:
-        """Allows everything in a folder except executing files and making devices, pipes and sockets."""
-        self._allow(folder, _SCRATCH | _TRUNCATE | _REFER)
-
-    def restrict(self) -> None:
-        """Applies the rules to this process and its future children."""
-        if self.libc.syscall(_RESTRICT_SELF, self.fd, 0) != 0:
-            raise _error("Landlock")
-        os.close(self.fd)
-
-    def _allow(self, path: str, access: int) -> None:
-        try:
-            fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        except OSError:
-            return  # a missing file needs no rule
-        try:
-            rule = struct.pack("=Qi", access & self.handled, fd)
-            if self.libc.syscall(_ADD_RULE, self.fd, _RULE_PATH_BENEATH, rule, 0) != 0:
-                if self.strict:
-                    raise _error(f"Landlock rule for {path}")
-                self.left_out.append(path)
-        finally:
-            os.close(fd)
 
 
 def _error(what: str) -> OSError:

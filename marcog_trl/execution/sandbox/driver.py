@@ -3,6 +3,7 @@
 What a child reports is data only: a value to compare, or a judge's result of a test. Anything else is an error.
 """
 
+import operator
 import os
 import re
 import signal
@@ -20,6 +21,12 @@ from .judge import shorten
 _JUDGE_GRACE = 1.0  # seconds for a judge to name the test it was running, after its solution process was ended
 _ALARM_BYTES = 1 << 16  # larger messages are decoded under an alarm
 _CHECKED_OUTPUT = 1 << 20  # bytes of a script's output that `check_output` gets, and that may surround expected words
+
+
+_HOLDS: dict[str, Callable[[Any, Any], Any]] = {  # values of exact builtin types
+    **{"==": operator.eq, "!=": operator.ne, "is": operator.is_, "is not": operator.is_not},
+    **{"true": lambda found, _: found, "false": lambda found, _: not found},
+}
 
 
 class OutOfTime(BaseException):
@@ -55,8 +62,9 @@ class Results:
         if status in ("timeout", "error"):
             self.lost += 1
 
-    def first_open(self) -> int | None:
-        return next((k for k, entry in enumerate(self.entries) if entry is None), None)
+    def first_open(self) -> int:
+        """The first test without a result; the last one if all have one."""
+        return next((k for k, entry in enumerate(self.entries) if entry is None), len(self.entries) - 1)
 
     def fill(self, status: str, message: str, raised: bool = False) -> None:
         self.entries = [[status, message, 0.0, raised] if entry is None else entry for entry in self.entries]
@@ -254,7 +262,7 @@ class Driver:
         asks_truth = call["operator"] in ("true", "false")
         if "o" in frame and asks_truth and type(frame.get("b")) is not bool:
             return "failed", f"TypeError: its truth value is unknown: {str(frame.get('b'))[:200]}", True
-        codec = values.Codec(0, _nothing, _nothing, shared=False)
+        codec = values.Codec(shared=False)
         try:
             with self.alarm(size):
                 if "o" not in frame:
@@ -262,7 +270,7 @@ class Driver:
                 else:  # a value that could not be sent: its truth value is what the program says
                     found = frame["b"] if asks_truth else Opaque(str(frame["o"])[:200])
                 expected = codec.decode(call["expected"])
-                if _holds(found, call["operator"], expected):
+                if _HOLDS[call["operator"]](found, expected):
                     return "passed", ""
                 if asks_truth:
                     return "failed", f"{_written(call['call'], codec)} returned {shorten(found)}"
@@ -330,18 +338,19 @@ class Driver:
                 results.fill("passed", "")
                 return True
             if status == "raised":
-                self.raised(results, frame["m"], frame["r"])
+                results.entries[results.first_open()] = ["failed", frame["m"], 0.0, frame["r"]]
+                results.fill("failed", frame["m"], frame["r"])
                 return True
             if status != "gone":
-                results.put(frame["t"], *self.worst(results.entries[frame["t"]], status, frame["m"], frame["r"]))
+                before = results.entries[frame["t"]]
+                # a test that runs several times passes if it passed each time
+                if before is None or before[0] == "passed":
+                    results.put(frame["t"], status, frame["m"], frame["r"])
+                results.last = time.monotonic()
                 continue
-            index = results.first_open() if frame["t"] is None else frame["t"]
             lost = self.lost or solution.autopsy(self.cpu_seconds)
             self.lost = None
-            if index is not None:
-                results.put(index, *lost)
-            else:
-                results.put(len(results.entries) - 1, *lost)
+            results.put(results.first_open() if frame["t"] is None else frame["t"], *lost)
             if frame["t"] is None or not self.may_go_on(results):
                 return True
             solution.end()
@@ -373,24 +382,11 @@ class Driver:
             if frame is not wire.TIMEOUT:
                 return frame
             if self.lost is not None or deadline >= self.deadline:  # the judge itself hangs
-                index = results.first_open()
-                results.put(len(results.entries) - 1 if index is None else index, "timeout", "time limit reached")
+                results.put(results.first_open(), "timeout", "time limit reached")
                 return wire.TIMEOUT
             self.lost = ("timeout", "time limit reached")
             solution.end()
             deadline = min(self.deadline, time.monotonic() + _JUDGE_GRACE)
-
-    def raised(self, results: Results, message: str, by_program: bool) -> None:
-        """The tests ended early. Those that were not reached have failed, or the last one if all were reached."""
-        if results.first_open() is None:
-            results.entries[-1] = ["failed", message, 0.0, by_program]
-        results.fill("failed", message, by_program)
-
-    def worst(self, before: list | None, status: str, message: str, raised: bool) -> tuple[str, str, bool]:
-        """Combines two results of a test that runs several times: it passes if it passed each time."""
-        if before is not None and before[0] != "passed":
-            return before[0], before[1], before[3]
-        return status, message, raised
 
     # Scripts with standard input and output
 
@@ -439,14 +435,13 @@ class Driver:
 
     def check_outputs(self, outputs: list[str], results: Results) -> None:
         """Has a judge call the tests' `check_output` on each output."""
-        entries = results.entries
-        open_tests = [k for k, entry in enumerate(entries) if entry is not None and entry[0] == "unchecked"]
-        cases = [[*self.job["tests"][k], output] for k, output in zip(open_tests, outputs, strict=True)]
+        unchecked = [(k, entry) for k, entry in enumerate(results.entries) if entry and entry[0] == "unchecked"]
+        cases = [[*self.job["tests"][k], output] for (k, _), output in zip(unchecked, outputs, strict=True)]
         payload = {"format": "outputs", "codes": self.job["codes"], "tests": cases, "exports": [], "modules": []}
         payload["seeded"] = []
         judge = self.child("judge", {**payload, "entry_point": None, "memory_mb": limits.JUDGE_MEMORY_MB}, [])
         problem: tuple[str, str] | None = None
-        for k in open_tests:
+        for _, entry in unchecked:
             if problem is None:
                 frame = judge.receive(self.deadline)
                 if frame is wire.TIMEOUT:
@@ -454,9 +449,9 @@ class Driver:
                 elif frame is None or frame["t"] is None:
                     problem = "failed", "check_output did not run" if frame is None else frame["m"]
                 else:
-                    entries[k] = [frame["s"], frame["m"], 0.0, False]
+                    entry[:2] = frame["s"], frame["m"]
                     continue
-            entries[k] = [*problem, 0.0, False]
+            entry[:2] = problem
 
 
 def _written(call: list, codec: values.Codec) -> str:
@@ -479,22 +474,5 @@ def _memory_file(content: bytes) -> Any:
     return file
 
 
-def _nothing(value: Any) -> Any:
-    raise wire.BrokenChannel("a value that cannot be here")
-
-
 def _ring(number: int, frame: Any) -> None:
     raise OutOfTime
-
-
-def _holds(found: Any, operator: str, expected: Any) -> bool:
-    """Whether a decoded value is what a direct test expects; both are of exact builtin types."""
-    if operator == "true":
-        return bool(found)
-    if operator == "false":
-        return not found
-    if operator == "is":
-        return found is expected
-    if operator == "is not":
-        return found is not expected
-    return bool(found == expected) if operator == "==" else bool(found != expected)

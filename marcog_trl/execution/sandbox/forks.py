@@ -54,13 +54,13 @@ def serve(sock: socket.socket, driver: int) -> None:
     keep_access_times()
     if confinement.folder is not None:
         mount(confinement.folder)
+    hello = {"refused": None, "left_out": confinement.left_out, "single": single}
     try:
         _confine(confinement, sock, driver)
-    except OSError as error:
-        wire.send(sock, {"refused": str(error)})
+    except (OSError, ValueError) as error:
+        wire.send(sock, {**hello, "refused": str(error)})
         return
-    hello = {"left_out": confinement.left_out, "single": single}
-    wire.send(sock, {"refused": None, **hello})
+    wire.send(sock, hello)
     gc.collect()
     gc.freeze()
     alive: set[int] = set()
@@ -264,25 +264,18 @@ def _confine(confinement: Confinement, sock: socket.socket, driver: int) -> None
     """Confines this process, and sends the driver the descriptors for counting threads and for the scratch folder. They are
     sent first, because a confined process cannot send descriptors."""
     given: dict[bytes, int] = {}
-    sent = False
     if confinement.folder is not None:
         os.chdir(confinement.folder)
         given[b"F"] = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
-
-    def hand_over(listener: int | None) -> None:
-        nonlocal sent
+    try:
+        listener = confinement.confine_process(driver)
         if listener is not None:
             given[b"L"] = listener
+    finally:
         socket.send_fds(sock, [b"".join(given).ljust(2, b"-")], list(given.values()))
-        sent = True
         for fd in given.values():
             os.close(fd)
-
-    try:
-        confinement.confine_process(driver, hand_over)
-    finally:
-        if not sent:
-            hand_over(None)
+    confinement.filter_calls()
     if confinement.seccomp and confinement.folder is None:
         _look_by_opening()
 

@@ -97,7 +97,7 @@ class HandleType(type):
         return session.ask("getattr", cls, name)
 
     def __setattr__(cls, name: str, value: Any) -> None:
-        _write(cls, name, value)
+        session.ask("setattr", cls, _plain_name(name), value)
 
     def __delattr__(cls, name: str) -> None:
         session.ask("delattr", cls, _plain_name(name))
@@ -139,10 +139,6 @@ def _plain_name(name: str) -> str:
     return name
 
 
-def _write(thing: Any, name: str, value: Any) -> None:
-    session.ask("setattr", thing, _plain_name(name), value)
-
-
 class Handle:
     """Base of the handles for objects that are not classes."""
 
@@ -164,7 +160,7 @@ class Handle:
         raise _unreadable(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        _write(self, name, value)
+        session.ask("setattr", self, _plain_name(name), value)
 
     def __delattr__(self, name: str) -> None:
         session.ask("delattr", self, _plain_name(name))
@@ -408,15 +404,7 @@ def make_class(facts: dict, bases: list) -> Any:
     has = frozenset(facts["has"])
     value_type = None if is_exception else IMMUTABLE.get(facts["base"])
     own = frozenset(facts["own"])
-    known = Facts(
-        str(facts["name"]),
-        has,
-        own,
-        facts["base"],
-        value_type,
-        frozenset(facts["methods"]),
-        is_exception,
-    )
+    known = Facts(str(facts["name"]), has, own, facts["base"], value_type, frozenset(facts["methods"]), is_exception)
     if is_exception:
         above: list[Any] = [base for base in bases if isinstance(base, type) and issubclass(base, BaseException)]
         space: dict[str, Any] = {"__str__": _error_text}

@@ -8,13 +8,13 @@ import reprlib
 import socket
 import sys
 import types
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from . import handles, output, session, values, wire
+from .output import describe
 from .session import Session, SolutionGone
-from .solution import describe
 
 
 class _Repr(reprlib.Repr):
@@ -122,10 +122,27 @@ class Judge:
         if not tests:
             raise NotRun("the tests have no test method")
         wire.send(self.control, {"count": len(tests)})
-        _run_tests(tests, self.record, lambda: (self.session.generation, self.session.asked), self.fail)
+        import unittest
 
-    def fail(self, index: int, error: BaseException) -> None:
-        self.report(index, "failed", self.describe(error), self.is_of_program(error))
+        result = _result_class()(self.session)
+        for index, test in enumerate(tests):
+            process = self.session.generation
+            with self.record(index):
+                result.begin(test)
+                unittest.TestSuite([test]).run(result)
+                result.conclude()
+            if self.session.generation != process:
+                result._previousTestClass = None  # what its fixture made was in the process that has died
+            self.fail_late(index - 1, result.late)
+        result._testRunEntered = False
+        unittest.TestSuite().run(result)
+        self.fail_late(len(tests) - 1, result.late)
+
+    def fail_late(self, index: int, errors: list[BaseException]) -> None:
+        """Reports the exceptions of fixtures that ran after a test."""
+        for error in errors:
+            self.report(index, "failed", self.describe(error), self.is_of_program(error))
+        errors.clear()
 
     def outputs(self, exports: dict[str, Any]) -> None:
         for index, (stdin, expected, found) in enumerate(self.payload["tests"]):
@@ -139,8 +156,25 @@ class Judge:
         if name in exports:
             self.space[name] = exports[name]
 
-    def record(self, index: int) -> "TestRecord":
-        return TestRecord(self, index)
+    @contextmanager
+    def record(self, index: int) -> Iterator[None]:
+        """Reports how the test in the `with` block ended, and lets the next one run."""
+        error: BaseException | None = None
+        try:
+            yield
+        except BaseException as raised:
+            error = raised
+        refuted, self.session.refuted = self.session.refuted, None
+        error = refuted or error
+        if self.session.dead:  # even if the test succeeded
+            self.report(index, "gone")
+            self.replace()
+        elif error is None:
+            self.report(index, "passed")
+        elif isinstance(error, LeftOut) and refuted is None:
+            self.report(index, "left out", str(error))
+        else:
+            self.report(index, "failed", self.describe(error), refuted is None and self.is_of_program(error))
 
     def describe(self, error: BaseException) -> str:
         if isinstance(error, AssertionError) and len(error.args) == 1 and type(error.args[0]) is Mismatch:
@@ -178,35 +212,6 @@ class Judge:
                 self.space[name] = self.exports[name] = exports[name]
 
 
-class TestRecord:
-    """Reports how the test in its `with` block ended, and lets the next one run."""
-
-    __slots__ = ("index", "judge")
-
-    def __init__(self, judge: Judge, index: int):
-        self.judge = judge
-        self.index = index
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        judge = self.judge
-        refuted, judge.session.refuted = judge.session.refuted, None
-        error = refuted or error
-        if judge.session.dead:  # even if the test succeeded
-            judge.report(self.index, "gone")
-            judge.replace()
-        elif error is None:
-            judge.report(self.index, "passed")
-        elif isinstance(error, LeftOut) and refuted is None:
-            judge.report(self.index, "left out", str(error))
-        else:
-            raised = refuted is None and judge.is_of_program(error)
-            judge.report(self.index, "failed", judge.describe(error), raised)
-        return True
-
-
 def serve(control: socket.socket, payload: dict, fd: int | None) -> None:
     """Runs the tests of a payload against the solution process behind `fd`."""
     output.recorder.leave_warnings()
@@ -239,42 +244,6 @@ def _tests_of(module: Any) -> list[Any]:
     return list(flat(unittest.TestLoader().loadTestsFromModule(module)))
 
 
-def _run_tests(
-    tests: list[Any],
-    record: Callable[[int], AbstractContextManager],
-    progress: Callable[[], Any],
-    fail: Callable[[int, BaseException], None],
-) -> None:
-    """
-    Runs tests. Tests that are skipped before the program is asked for anything are left out.
-
-    Args:
-        tests (`list`): Test cases.
-        record (`Callable`): Takes a test's index and returns the context manager that sees how the test ends.
-        progress (`Callable`): Returns a pair: the process of the program, which changes after its death, and how often
-            the program was asked for something.
-        fail (`Callable`): Takes a test's index, and the exception of a fixture that ran after that test.
-    """
-    import unittest
-
-    result = _result_class()(progress)
-    for index, test in enumerate(tests):
-        process, _ = progress()
-        with record(index):
-            result.begin(test)
-            unittest.TestSuite([test]).run(result)
-            result.conclude()
-        if progress()[0] != process:
-            result._previousTestClass = None  # what its fixture made was in the process that has died
-        for problem in result.late:
-            fail(index - 1, problem)
-        result.late.clear()
-    result._testRunEntered = False
-    unittest.TestSuite().run(result)
-    for problem in result.late:
-        fail(len(tests) - 1, problem)
-
-
 def _result_class() -> Any:
     """A function, because it needs `unittest`, which is large and only loaded by the tests."""
     import unittest
@@ -282,20 +251,20 @@ def _result_class() -> Any:
     class Result(unittest.TestResult):
         """Records how one test after another ends."""
 
-        def __init__(self, progress: Callable[[], Any]) -> None:
+        def __init__(self, session: Session) -> None:
             super().__init__()
             self._previousTestClass = None
             self._testRunEntered = True  # so that class fixtures last across suites of one test
-            self.progress = progress
+            self.session = session
             self.late: list[BaseException] = []  # raised by fixtures that end an earlier class or the module
             self.broken: dict[Any, BaseException] = {}  # raised by fixtures that begin a class, or the module (None)
 
         def begin(self, test: Any) -> None:
-            self.kind, self.asked = type(test), self.progress()
+            self.kind, self.asked = type(test), self.session.asked
             self.events: list[BaseException | None] = []
 
         def note(self, test: Any, event: BaseException | None) -> None:
-            if isinstance(event, LeftOut) and self.progress() != self.asked:
+            if isinstance(event, LeftOut) and self.session.asked != self.asked:
                 event = NotRun(f"{event}, after the program was asked")
             if isinstance(test, unittest.TestCase):
                 self.events.append(event)

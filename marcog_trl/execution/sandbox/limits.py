@@ -16,7 +16,7 @@ def cpu_seconds(timeout: float) -> int:
     return int(min(timeout, MOST_CPU_SECONDS)) + 1
 
 
-def too_low(memory_mb: int = 0, timeout: float = 0.0) -> str | None:
+def check(memory_mb: int = 0, timeout: float = 0.0) -> None:
     """
     Says which hard limit of this process is too low for programs, and what to do.
 
@@ -32,19 +32,20 @@ def too_low(memory_mb: int = 0, timeout: float = 0.0) -> str | None:
         (resource.RLIMIT_FSIZE, "file size", "f", FILE_SIZE, " bytes"),
     ):
         if _hard(which) < least:
-            return f"the hard limit on {name} is {_hard(which)}{unit} and programs need {least}. Raise it (ulimit -H{option})."
+            raise ValueError(
+                f"the hard limit on {name} is {_hard(which)}{unit} and programs need {least}. Raise it (ulimit -H{option})."
+            )
     memory, cpu, needed = _hard(resource.RLIMIT_AS), _hard(resource.RLIMIT_CPU), cpu_seconds(timeout) + 1
     if memory < memory_mb << 20:
-        return (
+        raise ValueError(
             f"memory_mb={memory_mb} is more than the hard limit on this process's address space, {memory >> 20} MiB. "
             f"Set memory_mb to at most {memory >> 20}, or raise the limit (ulimit -Hv)."
         )
     if cpu < needed:
-        return (
+        raise ValueError(
             f"timeout={timeout:g} needs {needed} s of CPU time, and this process's hard limit on CPU time is {cpu} s. "
             "Set a shorter timeout, or raise the limit (ulimit -Ht)."
         )
-    return None
 
 
 def limit_process() -> None:
@@ -54,9 +55,7 @@ def limit_process() -> None:
     Raises:
         OSError: If an inherited hard limit is too low.
     """
-    problem = too_low()
-    if problem is not None:
-        raise OSError(problem)
+    check()
     wanted = [("CORE", 0), ("FSIZE", FILE_SIZE), ("NOFILE", OPEN_FILES)]
     if sys.platform.startswith("linux"):
         wanted += [("MEMLOCK", 0), ("MSGQUEUE", 0), ("SIGPENDING", SIGNALS)]

@@ -3,6 +3,7 @@
 import builtins
 import io
 import sys
+import traceback
 import warnings
 from typing import Any
 
@@ -95,3 +96,15 @@ def hear(events: list) -> BaseException | None:
         except Exception as error:
             problem = problem or error
     return problem
+
+
+def describe(error: BaseException, name: str = "<solution>") -> str:
+    """The exception's type and message, and the line of the file `name` that it came from."""
+    if isinstance(error, SyntaxError) and error.filename == name:
+        return f"{type(error).__name__}: {error.msg} (line {error.lineno}, column {error.offset})"[:500]
+    try:
+        text = "".join(traceback.format_exception_only(error)).strip()
+    except Exception:
+        text = type(error).__name__
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == name]
+    return text[:450] + (f" (line {lines[-1]})" if lines else "")

@@ -70,7 +70,6 @@ def remove(folder: str) -> None:
 
 def empty(fd: int) -> None:
     """Removes everything in the open folder, at any depth, without following links."""
-    number = 0
     while names := os.listdir(fd):
         for name in names:
             if not _is_folder(name, fd):
@@ -79,14 +78,9 @@ def empty(fd: int) -> None:
             below = _enter(name, fd)
             try:
                 for inner in os.listdir(below):
-                    if not _is_folder(inner, below):
-                        os.unlink(inner, dir_fd=below)
-                        continue
-                    os.close(_enter(inner, below))  # which makes it writable, as moving it requires
-                    number += 1
-                    while _exists(f".{number}", fd):
-                        number += 1
-                    os.rename(inner, f".{number}", src_dir_fd=below, dst_dir_fd=fd)
+                    if _is_folder(inner, below):
+                        os.close(_enter(inner, below))  # which makes it writable, as moving it requires
+                    os.rename(inner, secrets.token_hex(8), src_dir_fd=below, dst_dir_fd=fd)
             finally:
                 os.close(below)
             os.rmdir(name, dir_fd=fd)
@@ -94,14 +88,6 @@ def empty(fd: int) -> None:
 
 def _is_folder(name: str, fd: int) -> bool:
     return stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
-
-
-def _exists(name: str, fd: int) -> bool:
-    try:
-        os.stat(name, dir_fd=fd, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def _enter(name: str, fd: int) -> int:

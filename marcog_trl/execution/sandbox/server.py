@@ -103,7 +103,6 @@ def _comparison(name: str) -> Callable:
 
 # What the tests can ask for beside builtin functions and operators. Arguments are objects of the program and values.
 OPERATIONS: dict[str, Callable] = {
-    "call": lambda function, /, *args, **kwargs: function(*args, **kwargs),
     "method": lambda thing, name, /, *args, **kwargs: getattr(thing, name)(*args, **kwargs),
     "special": lambda thing, name, /, *args: getattr(type(thing), name)(thing, *args),
     "eq": lambda a, b: bool(a == b) and not a != b,
@@ -132,21 +131,10 @@ class Server:
         sock (`socket.socket`): The channel.
         names (`list[str]`): The names that the tests take from the program.
         module (`ModuleType`): The program.
-        describe (`Callable`): Describes an exception in words.
-        printed (`output.Recorder`): What the program prints and warns of.
     """
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        names: list[str],
-        module: types.ModuleType,
-        describe: Callable[[BaseException], str],
-        printed: output.Recorder,
-    ):
+    def __init__(self, sock: socket.socket, names: list[str], module: types.ModuleType):
         self.sock = sock
-        self.describe = describe
-        self.printed = printed
         self.codec = values.Codec(1, self.hand_out, self.take_in, self.keeps_class)
         # the exports have the first numbers, in order, in every process of this program
         self.objects: list[Any] = [module.__dict__.get(name) for name in names]
@@ -156,9 +144,8 @@ class Server:
         self.named = {value for value in self.objects if isinstance(value, type)}
         self.known: set[int] = set()  # numbers of objects that were described to the judge
         self.told: list[int] = []  # those that the present message describes
-        self.borrowed: dict[
-            int, Any
-        ] = {}  # stand for functions, iterators and exceptions of the tests, by their numbers
+        # what stands for functions, iterators and exceptions of the tests, by their numbers
+        self.borrowed: dict[int, Any] = {}
         self.lenders: dict[int, int] = {}  # id of one of these -> its number
         self.lock = _thread.RLock()  # of the channel: threads of the program may call functions of the tests
         self.busy = False
@@ -290,7 +277,7 @@ class Server:
             "a": args_written,
             "v": [attribute for attribute in written if attribute[1] is not None],
             "s": bool(error.__suppress_context__),
-            "d": self.describe(error),
+            "d": output.describe(error),
         }
         for key, other in (("x", error.__context__), ("c", error.__cause__)):
             if other is not None and depth < _LONGEST_CHAIN:
@@ -384,7 +371,7 @@ class Server:
                 frame = {
                     "ask": number,
                     "u": self.codec.changes(),
-                    "p": self.printed.take(),
+                    "p": output.recorder.take(),
                     "a": [self.codec.encode(arg) for arg in args],
                     "k": {str(key): self.codec.encode(value) for key, value in kwargs.items()},
                 }
@@ -438,7 +425,7 @@ class Server:
             self.lock.acquire()
         self.begin()
         try:
-            reply = {"u": self.codec.changes(), "p": self.printed.take()}
+            reply = {"u": self.codec.changes(), "p": output.recorder.take()}
             if problem is None:
                 reply["r"] = self.codec.encode(value)
             else:

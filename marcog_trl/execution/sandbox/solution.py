@@ -10,23 +10,11 @@ import io
 import os
 import socket
 import sys
-import traceback
 import types
 from typing import Any
 
 from . import output, server, values, wire
-
-
-def describe(error: BaseException, name: str = "<solution>") -> str:
-    """The exception's type and message, and the line of the file `name` that it came from."""
-    if isinstance(error, SyntaxError) and error.filename == name:
-        return f"{type(error).__name__}: {error.msg} (line {error.lineno}, column {error.offset})"[:500]
-    try:
-        text = "".join(traceback.format_exception_only(error)).strip()
-    except Exception:
-        text = type(error).__name__
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == name]
-    return text[:450] + (f" (line {lines[-1]})" if lines else "")
+from .output import describe
 
 
 def load(payload: dict) -> tuple[types.ModuleType, str | None]:
@@ -87,11 +75,7 @@ def _opaque(value: Any) -> list:
     raise values.Uncrossable(f"an object of type {type(value).__name__}")
 
 
-def _no_special(data: list) -> Any:
-    raise wire.BrokenChannel(f"unknown tag {data[0]!r}")
-
-
-_copies = values.Codec(1, _opaque, _no_special, shared=False)
+_copies = values.Codec(foreign=_opaque, shared=False)
 
 
 def run_script(control: socket.socket, payload: dict, fds: list[int]) -> None:
@@ -100,12 +84,9 @@ def run_script(control: socket.socket, payload: dict, fds: list[int]) -> None:
     os.dup2(fds[1], 1)
     for fd in fds:
         os.close(fd)
-    stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), encoding="utf-8", errors="replace")
-    stdout = io.TextIOWrapper(
-        io.BufferedWriter(io.FileIO(1, "w", closefd=False)), encoding="utf-8", errors="surrogateescape"
-    )
-    for name, stream, mode in (("stdin", stdin, "r"), ("stdout", stdout, "w")):  # like the interpreter's own streams
-        vars(stream)["mode"] = mode
+    stdin = open(0, encoding="utf-8", errors="replace", closefd=False)
+    stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
+    for name, stream in (("stdin", stdin), ("stdout", stdout)):
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     module = types.ModuleType("__main__")
@@ -156,4 +137,4 @@ def serve_judge(control: socket.socket, payload: dict, fd: int) -> None:
         return
     output.recorder.forget()  # what it printed before any test
     with socket.socket(fileno=fd) as sock:
-        server.Server(sock, payload["exports"], module, describe, output.recorder).serve()
+        server.Server(sock, payload["exports"], module).serve()

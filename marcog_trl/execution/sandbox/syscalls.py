@@ -13,8 +13,8 @@ Numbers = tuple[int | None, int | None]  # (x86_64, aarch64)
 COLUMNS = {"x86_64": 0, "aarch64": 1}
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
-# Reading and writing open files: the standard streams, the channel to the worker, modules that are imported
-_OPEN_FILES: dict[str, Numbers] = {
+ALLOWED: dict[str, Numbers] = {
+    # Reading and writing open files: the standard streams, the channel to the worker, modules that are imported
     "read": (0, 63),
     "write": (1, 64),
     "readv": (19, 65),  # with writev: how musl reads and writes, and how glibc prints that it aborts
@@ -30,18 +30,14 @@ _OPEN_FILES: dict[str, Numbers] = {
     "dup": (32, 23),
     "dup2": (33, None),
     "dup3": (292, 24),
-}
-# Memory: the interpreter's allocators, numpy's arrays, module mmap
-_MEMORY: dict[str, Numbers] = {
+    # Memory: the interpreter's allocators, numpy's arrays, module mmap
     "brk": (12, 214),
     "mmap": (9, 222),
     "munmap": (11, 215),
     "mremap": (25, 216),
     "mprotect": (10, 226),
     "msync": (26, 227),
-}
-# Threads and locks
-_THREADS: dict[str, Numbers] = {
+    # Threads and locks
     "futex": (202, 98),
     "set_robust_list": (273, 99),
     "rseq": (334, 293),
@@ -50,9 +46,7 @@ _THREADS: dict[str, Numbers] = {
     "exit": (60, 93),
     "exit_group": (231, 94),
     "wait4": (61, 260),  # for the zygote, which waits for its children; programs have none
-}
-# Signals of the process itself: module signal, faulthandler, time limits that programs set for themselves
-_SIGNALS: dict[str, Numbers] = {
+    # Signals of the process itself: module signal, faulthandler, time limits that programs set for themselves
     "rt_sigaction": (13, 134),
     "rt_sigprocmask": (14, 135),
     "rt_sigreturn": (15, 139),
@@ -64,17 +58,13 @@ _SIGNALS: dict[str, Numbers] = {
     "alarm": (37, None),
     "getitimer": (36, 102),
     "setitimer": (38, 103),
-}
-# Time and sleeping
-_TIMES: dict[str, Numbers] = {
+    # Time and sleeping
     "nanosleep": (35, 101),
     "gettimeofday": (96, 169),
     "time": (201, None),
     "times": (100, 153),
     "getrusage": (98, 165),
-}
-# Waiting for pipes and socket pairs of the process: module select, loop of asyncio
-_WAITING: dict[str, Numbers] = {
+    # Waiting for pipes and socket pairs of the process: module select, loop of asyncio
     "pipe": (22, None),
     "pipe2": (293, 59),
     "poll": (7, None),
@@ -88,9 +78,7 @@ _WAITING: dict[str, Numbers] = {
     "recvfrom": (45, 207),
     "recvmsg": (47, 212),  # how children receive the descriptors of a job
     "getsockname": (51, 204),  # how a socket object learns what its descriptor is
-}
-# What a process may know about itself and the machine
-_FACTS: dict[str, Numbers] = {
+    # What a process may know about itself and the machine
     "getpid": (39, 172),
     "getppid": (110, 173),
     "getuid": (102, 174),
@@ -102,15 +90,6 @@ _FACTS: dict[str, Numbers] = {
     "uname": (63, 160),  # module platform
     "sysinfo": (99, 179),  # memory of the machine, which qsort of glibc asks for
     "getrandom": (318, 278),
-}
-ALLOWED: dict[str, Numbers] = {
-    **_OPEN_FILES,
-    **_MEMORY,
-    **_THREADS,
-    **_SIGNALS,
-    **_TIMES,
-    **_WAITING,
-    **_FACTS,
 }
 
 # Opening is allowed, and controlled by Landlock. Without Landlock, and with early versions, the filter checks some flags.

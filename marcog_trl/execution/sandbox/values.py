@@ -138,6 +138,14 @@ def plain(value: Any) -> Any:
     return _PLAIN_VALUE[base](value) if tag is None else _PLAIN_VALUE[base](*_VALUES[tag][1](value))
 
 
+def _refuse(value: Any) -> list:
+    raise Uncrossable(f"an object of type {type(value).__name__}")
+
+
+def _refuse_tag(data: list) -> Any:
+    raise BrokenChannel(f"unknown tag {data[0]!r}")
+
+
 class Codec:
     """
     Writes values and builds them again, and keeps the nodes that both sides share.
@@ -152,9 +160,9 @@ class Codec:
 
     def __init__(
         self,
-        side: int,
-        foreign: Callable[[Any], list],
-        special: Callable[[list], Any],
+        side: int = 0,
+        foreign: Callable[[Any], list] = _refuse,
+        special: Callable[[list], Any] = _refuse_tag,
         keeps_class: Callable[[type], bool] = lambda kind: False,
         shared: bool = True,
     ):
