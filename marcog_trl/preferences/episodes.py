@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from datasets import Dataset, Features, List, Value
-from transformers.data.data_collator import DataCollatorMixin
 from trl.trainer.utils import pad
 
 from marcog_trl.preferences.pairs import PairRow
@@ -62,7 +61,7 @@ def make_examples(
     examples, too_long = [], 0
     for pair in pairs:
         rows = [*pair["chosen"], *pair["rejected"]]
-        if max_length is not None and any(_length(row) > max_length for row in rows):
+        if max_length is not None and any(len(r["prompt_ids"]) + len(r["completion_ids"]) > max_length for r in rows):
             too_long += 1
             continue
         for chosen, rejected in _sides(pair, agents, margin):
@@ -78,10 +77,6 @@ def make_examples(
                 }
             )
     return Dataset.from_dict({name: [e[name] for e in examples] for name in EXAMPLE}, features=EXAMPLE), too_long
-
-
-def _length(row: PairRow) -> int:
-    return len(row["prompt_ids"]) + len(row["completion_ids"])
 
 
 def _sides(
@@ -112,7 +107,7 @@ def _example_row(row: PairRow, agents: Sequence[str], gamma_turn: float) -> dict
 
 
 @dataclass
-class EpisodeCollator(DataCollatorMixin):
+class EpisodeCollator:
     """
     Collates B examples into 2B sequences, the preferred episodes first.
 
@@ -130,9 +125,8 @@ class EpisodeCollator(DataCollatorMixin):
     pad_token_id: int
     num_rows: int
     latent_size: int = 0
-    return_tensors: str = "pt"
 
-    def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    def __call__(self, examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         episodes = [e[side] for side in ("chosen_rows", "rejected_rows") for e in examples]
         ids = [torch.tensor([token for row in rows for token in row["ids"]], dtype=torch.long) for rows in episodes]
         completions = [
@@ -147,11 +141,10 @@ class EpisodeCollator(DataCollatorMixin):
             "row_agents": self._of_rows([[row["agent"] for row in rows] for rows in episodes]),
             "row_weights": self._of_rows([[row["weight"] for row in rows] for rows in episodes]).float(),
         }
-        latents = torch.zeros(len(episodes), self.num_rows, self.latent_size)
+        batch["row_latents"] = torch.zeros(len(episodes), self.num_rows, self.latent_size)
         for e, rows in enumerate(episodes):
             for s, row in enumerate(rows if self.latent_size else ()):
-                latents[e, s] = torch.tensor(row["latent"])
-        batch["row_latents"] = latents
+                batch["row_latents"][e, s] = torch.tensor(row["latent"])
         if "ref_chosen_logps" in examples[0]:
             for name in ("ref_chosen_logps", "ref_rejected_logps"):
                 batch[name] = torch.tensor([e[name] for e in examples])

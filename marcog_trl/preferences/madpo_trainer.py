@@ -183,7 +183,7 @@ class MADPOTrainer(Sharing, DPOTrainer):
         checkpoint_without_reentry(args)
         warn_of_quantization(self._start, saved, self.model)
         self._window_means = WindowMeans()
-        self.team = self._make_team(saved)
+        self._make_team(saved)
         self._warn_of_agents_alike(examples["train_dataset"])
         self.precompute_ref_logps = True  # not in `args`: TRL would run the reference before the team is loaded
         self.train_dataset = self._precompute_ref_logps(self.train_dataset, "train", args.per_device_train_batch_size)
@@ -192,7 +192,7 @@ class MADPOTrainer(Sharing, DPOTrainer):
 
     # The team
 
-    def _make_team(self, saved: TeamDescription) -> Team:
+    def _make_team(self, saved: TeamDescription) -> None:
         """Loads the weights of the saved team into the model, and the team's modules beside it."""
         check_layers(self.model, self._start / ADAPTER_FILES[1])
         modules = load_modules(self._start, self.model, self._team_settings, self.agents)
@@ -202,7 +202,7 @@ class MADPOTrainer(Sharing, DPOTrainer):
             modules.to(device=self.accelerator.device, dtype=dtype)
             if modules.latent_net is not None:
                 modules.latent_net.requires_grad_(False)
-        team = Team(
+        self.team = Team(
             self.accelerator.unwrap_model(self.model),
             self._tokenizer,
             self.workflow,
@@ -210,9 +210,7 @@ class MADPOTrainer(Sharing, DPOTrainer):
             dataclasses.replace(saved, trainer=type(self).__name__),
             modules,
         )
-        self.team = team
         self._load_weights(self._start)
-        return team
 
     def _load_weights(self, folder: Path) -> None:
         """Loads adapter and modules of a saved team into the model, also where ZeRO-3 shards them."""
@@ -331,11 +329,9 @@ class MADPOTrainer(Sharing, DPOTrainer):
                     sides = super().compute_ref_log_probs(episodes, batch)
                     of_rows = episodes.row_logps
                 found.append([x.cpu() for x in self.accelerator.gather_for_metrics((*sides, *of_rows.chunk(2)))])
-        chosen, rejected, chosen_rows, rejected_rows = (torch.cat(x) for x in zip(*found, strict=True))
-        columns = {"ref_chosen_logps": chosen, "ref_rejected_logps": rejected}
-        columns |= {"ref_chosen_row_logps": chosen_rows, "ref_rejected_row_logps": rejected_rows}
-        for column, values in columns.items():
-            dataset = dataset.add_column(column, values.tolist())
+        columns = ("ref_chosen_logps", "ref_rejected_logps", "ref_chosen_row_logps", "ref_rejected_row_logps")
+        for column, values in zip(columns, zip(*found, strict=True), strict=True):
+            dataset = dataset.add_column(column, torch.cat(values).tolist())
         return dataset
 
     @contextmanager

@@ -14,7 +14,7 @@ from trl.trainer.utils import pad
 
 from marcog_trl.files import read_json
 from marcog_trl.parsing.prompts import Prompt
-from marcog_trl.preferences.transcript import check_same_tokenizer, replies_of, transcript
+from marcog_trl.preferences.transcript import transcript
 from marcog_trl.processes import this_process
 from marcog_trl.rollout.records import Row
 
@@ -71,16 +71,13 @@ class TeamRewardModel:
         self.batch_size = batch_size
 
     @classmethod
-    def from_pretrained(
-        cls, path: str | Path, device: str | torch.device | None = None, batch_size: int = 16
-    ) -> TeamRewardModel:
+    def from_pretrained(cls, path: str | Path, device: str | torch.device | None = None) -> TeamRewardModel:
         """
         Loads a reward model.
 
         Args:
             path (`str`): Folder that [`TeamRewardTrainer.save_model`] wrote.
             device (`str` or `torch.device`, *optional*): Where it computes. Defaults to this process's accelerator, or the CPU.
-            batch_size (`int`, *optional*, defaults to `16`): Transcripts that are scored together.
 
         Returns:
             [`TeamRewardModel`].
@@ -105,16 +102,30 @@ class TeamRewardModel:
         model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
         model.requires_grad_(False).eval()
         model.to(this_process().device if device is None else device)
-        return cls(model, tokenizer, saved["mean"], saved["std"], saved["autocast"], batch_size)
+        return cls(model, tokenizer, saved["mean"], saved["std"], saved["autocast"])
 
     def check_tokenizer(self, tokenizer: Any) -> None:
         """
-        Refuses a team that has another tokenizer than this model.
+        Refuses a team whose token ids this model would read otherwise than the team wrote them.
+
+        Args:
+            tokenizer (`PreTrainedTokenizerBase`): The team's tokenizer.
 
         Raises:
-            ValueError: If they differ.
+            ValueError: If they differ in vocabulary, end-of-sequence token or chat template.
         """
-        check_same_tokenizer("the reward model", self.tokenizer, tokenizer)
+        own = self.tokenizer
+        differences = {
+            "vocabulary": own.get_vocab() != tokenizer.get_vocab(),
+            "eos_token": own.eos_token_id != tokenizer.eos_token_id,
+            "chat template": own.chat_template != tokenizer.chat_template,
+        }
+        found = [what for what, differs in differences.items() if differs]
+        if found:
+            raise ValueError(
+                f"the reward model has another {' and '.join(found)} than the team, whose token ids it reads. Train a reward "
+                "model on the team's base model."
+            )
 
     def score(self, transcripts: Sequence[list[int]]) -> list[float]:
         """
@@ -170,4 +181,6 @@ class TeamRewardModel:
         return [(score - starts[e]) / self.std for e, score in enumerate(now)]
 
     def _until(self, prompt: Prompt, rows: Sequence[Row], turn: int) -> list[int]:
-        return transcript(self.tokenizer, prompt, replies_of(row for row in rows if row.slot.turn <= turn))
+        played = [(row.slot, row.completion_ids) for row in rows if row.slot.turn <= turn]
+        replies = [{"agent": slot.agent, "turn": slot.turn, "completion_ids": ids} for slot, ids in played]
+        return transcript(self.tokenizer, prompt, replies)

@@ -17,7 +17,7 @@ from trl import RewardConfig, RewardTrainer
 from marcog_trl.checks import Range, check_number
 from marcog_trl.files import write_json
 from marcog_trl.preferences.reward_model import REWARD_MODEL_FILE, TeamRewardModel
-from marcog_trl.preferences.transcript import tokenizer_digest, transcript_of
+from marcog_trl.preferences.transcript import tokenizer_digest, transcript
 from marcog_trl.trainers.config import check_output_dir, run_on_cpu, use_new_names
 
 
@@ -167,7 +167,7 @@ class TeamRewardTrainer(RewardTrainer):
 
 def with_transcripts(pairs: Dataset, tokenizer: Any, name: str) -> Dataset:
     """
-    Adds the columns `chosen_ids` and `rejected_ids` to pairs.
+    Adds the columns `chosen_ids` and `rejected_ids` to pairs: the transcripts of both sides, with the turns before them.
 
     Args:
         pairs ([`~datasets.Dataset`]): Pairs.
@@ -183,7 +183,8 @@ def with_transcripts(pairs: Dataset, tokenizer: Any, name: str) -> Dataset:
         )
 
     def add(pair: dict[str, Any]) -> dict[str, list[int]]:
-        return {f"{side}_ids": transcript_of(tokenizer, pair, side) for side in ("chosen", "rejected")}
+        played = {f"{side}_ids": [*pair["history"], *pair[side]] for side in ("chosen", "rejected")}
+        return {name: transcript(tokenizer, pair["prompt"], replies) for name, replies in played.items()}
 
     return pairs.map(add, desc=f"Writing transcripts of {name}", load_from_cache_file=False)
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from marcog_trl.parsing.prompts import Prompt, messages_of
 from marcog_trl.rollout.engine import encode_prompts
-from marcog_trl.rollout.records import Row
 
 
 def transcript(tokenizer: Any, prompt: Prompt, replies: Iterable[Mapping[str, Any]]) -> list[int]:
@@ -37,41 +36,7 @@ def transcript(tokenizer: Any, prompt: Prompt, replies: Iterable[Mapping[str, An
     return [*ids, tokenizer.eos_token_id]
 
 
-def transcript_of(tokenizer: Any, pair: Mapping[str, Any], side: str) -> list[int]:
-    """The [`transcript`] of the `"chosen"` or `"rejected"` side of a pair, with the turns before it."""
-    return transcript(tokenizer, pair["prompt"], [*pair["history"], *pair[side]])
-
-
-def replies_of(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """Rows of an episode as the replies of [`transcript`]."""
-    return [{"agent": row.slot.agent, "turn": row.slot.turn, "completion_ids": row.completion_ids} for row in rows]
-
-
 def tokenizer_digest(tokenizer: Any) -> str:
     """A digest that tells tokenizers apart whose token ids mean something else."""
     vocabulary = json.dumps([sorted(tokenizer.get_vocab().items()), tokenizer.eos_token_id])
     return hashlib.sha256(vocabulary.encode()).hexdigest()[:16]
-
-
-def check_same_tokenizer(name: str, own: Any, team: Any) -> None:
-    """
-    Refuses a reward model that reads token ids otherwise than the team wrote them.
-
-    Args:
-        name (`str`): Name of the reward model in the error.
-        own, team (`PreTrainedTokenizerBase`): The tokenizers of the reward model and of the team.
-
-    Raises:
-        ValueError: If they differ in vocabulary, end-of-sequence token or chat template.
-    """
-    differences = {
-        "vocabulary": own.get_vocab() != team.get_vocab(),
-        "eos_token": own.eos_token_id != team.eos_token_id,
-        "chat template": own.chat_template != team.chat_template,
-    }
-    found = [what for what, differs in differences.items() if differs]
-    if found:
-        raise ValueError(
-            f"{name} has another {' and '.join(found)} than the team, whose token ids it reads. Train a reward model on the "
-            "team's base model."
-        )

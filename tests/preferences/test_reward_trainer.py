@@ -12,8 +12,13 @@ from transformers import AutoTokenizer
 from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOTrainer
 from marcog_trl.agents import Slot
 from marcog_trl.preferences.reward_model import TeamRewardModel
-from marcog_trl.preferences.reward_trainer import TeamRewardConfig, TeamRewardTrainer, hold_out_problems
-from marcog_trl.preferences.transcript import transcript, transcript_of
+from marcog_trl.preferences.reward_trainer import (
+    TeamRewardConfig,
+    TeamRewardTrainer,
+    hold_out_problems,
+    with_transcripts,
+)
+from marcog_trl.preferences.transcript import transcript
 from marcog_trl.rollout.records import Row
 
 
@@ -51,8 +56,10 @@ class TestTranscript:
     def test_begins_with_the_turns_before(self, tiny_model):
         tokenizer = AutoTokenizer.from_pretrained(tiny_model)
         first, second = made.reply("a", [40]), made.reply("a", [41], turn=1)
-        pair = made.pair("f", [second], [], history=[first])
-        assert transcript_of(tokenizer, pair, "chosen") == transcript(tokenizer, "def f(x):", [first, second])
+        pairs = made.as_dataset([made.pair("f", [second], [], history=[first], model=tiny_model)])
+        pair = with_transcripts(pairs, tokenizer, "pairs")[0]
+        assert pair["chosen_ids"] == transcript(tokenizer, "def f(x):", [first, second])
+        assert pair["rejected_ids"] == transcript(tokenizer, "def f(x):", [first])
 
 
 class TestTraining:
