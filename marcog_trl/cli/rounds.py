@@ -71,9 +71,8 @@ def train(recipe: TrainingRecipe, argv: Sequence[str] | None = None, status: Run
             f"Finished rounds are in {folder}. The same command with --resume_from_checkpoint true continues them."
         )
         results = rounds.run()
-        last = rounds.last()  # on all processes together
         if this_process().is_main_process:
-            _finish(rounds, script, test_dataset, rounds.policy(last), results)
+            _finish(rounds, script, test_dataset, rounds.policy(rounds.last), results)
         this_process().wait_for_everyone()
 
 

@@ -216,6 +216,9 @@ class PreferenceRounds(ABC):
         identity (`Mapping`, *optional*): What else another run in the same folder must agree on, as JSON can hold it.
         show (`Callable`, *optional*): Called with every trainer before it trains, such as to add callbacks.
 
+    Attributes:
+        last (`int`): Number of the round that [`run`] ended with.
+
     Raises:
         ValueError: If the problems lack what the workflow or the rewards need.
     """
@@ -272,16 +275,12 @@ class PreferenceRounds(ABC):
             for name, phase in (self.before_training() | {"policy": self.train}).items():
                 self._write(this.folder / name, partial(phase, this))
             results += self._measure(number)
+            self.last = number
         return results
 
     def policy(self, number: int) -> Path:
         """Folder of the team after a round."""
         return self._path(number) / "policy"
-
-    def last(self) -> int:
-        """Number of the last round that has trained."""
-        trained = self.folder.glob("round_*/policy")
-        return on_main(lambda: max(int(path.parent.name.removeprefix("round_")) for path in trained))
 
     def _path(self, number: int) -> Path:
         return self.folder / f"round_{number:02}"

@@ -119,7 +119,7 @@ class TestRuns:
         assert not list(run.folder.rglob("*.partial")) and not list(run.folder.rglob("checkpoint-*"))
         pairs = result_of(run)
         assert pairs["pairs 1"] != pairs["pairs 2"]
-        assert run.last() == 2
+        assert run.last == 2
 
     @pytest.mark.parametrize(
         "kill",
@@ -146,6 +146,10 @@ class TestRuns:
         longer.run()
         assert longer.done == PHASES[6:]
         assert result_of(longer) == result_of(whole[0])
+
+    def test_fewer_rounds_end_with_an_earlier_team(self, whole, tiny_model):
+        run = Run(tiny_model, whole[0].folder, num_rounds=1)
+        assert run.run() == whole[1][:2] and run.last == 1 and not run.done
 
     def test_the_reference_is_the_initial_team(self, whole):
         run, _ = whole
@@ -182,7 +186,7 @@ class TestBadInput:
         run.collect = lambda policy, number: collect(policy, number).select(range(1 if number > 1 else 9))
         with pytest.warns(UserWarning, match=r"Round 2 has 1 pairs, .* The run ends with the team of round 1"):
             results = run.run()
-        assert len(results) == 2 and "train 2" not in run.done and run.last() == 1
+        assert len(results) == 2 and "train 2" not in run.done and run.last == 1
 
     @pytest.mark.parametrize(
         ("settings", "message"),
