@@ -50,6 +50,11 @@ def train(recipe: TrainingRecipe, argv: Sequence[str] | None = None, status: Run
     hide_bars_of_libraries()
     with ExitStack() as stack, one_line(ValueError, TypeError, OSError):
         script, args, model = read_training_arguments(recipe, argv)
+        if script.num_replies is not None:
+            raise ValueError(
+                f"num_replies={script.num_replies} is not supported in rounds. Set --max_steps, which counts optimizer steps of "
+                "each round, or --num_train_epochs."
+            )
         train_dataset, test_dataset = script.load_splits()
         rounds_class = MADPORounds if isinstance(args, IterativeMADPOConfig) else MARLHFRounds
         rounds: PreferenceRounds = rounds_class(

@@ -176,6 +176,11 @@ class IterativeMARLHFConfig(RoundsSettings, MultiAgentGRPOConfig):
             raise ValueError(
                 "full_finetuning=True is not supported in rounds: each continues the adapter of the one before. Set it to False."
             )
+        if self.reward_weights is not None:
+            raise ValueError(
+                f"reward_weights={self.reward_weights} is not supported in rounds: pairs are made by the plain sum of the "
+                "rewards. Remove it, or weigh them in one function of your own, such as reward=['my_reward.py:weighed']."
+            )
 
 
 # Rounds

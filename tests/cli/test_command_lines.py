@@ -115,10 +115,9 @@ def load_too_early(*args, **options):
 def train(command, argv):
     """Runs a recipe up to where it would load the model."""
     recipe = RECIPES[command.removeprefix("train_")]
-    if recipe.module != "train":
-        return parsing.read_training_arguments(recipe, argv)
     small = [word for flag, value in SMALL.items() if flag[2:] not in " ".join(argv) for word in (flag, value)]
-    return importlib.import_module("marcog_trl.cli.train").train(recipe, [*small, *argv], trainer_class=load_too_early)
+    stop = {"trainer_class": load_too_early} if recipe.module == "train" else {}
+    return importlib.import_module(f"marcog_trl.cli.{recipe.module}").train(recipe, [*small, *argv], **stop)
 
 
 def read(command, argv):
