@@ -74,6 +74,31 @@ def features(prompt: Any) -> Features:
     )
 
 
+def check_workflow(workflow: Workflow) -> None:
+    """
+    Refuses workflows that cannot play pairs.
+
+    Args:
+        workflow ([`Workflow`]): The workflow.
+
+    Raises:
+        ValueError: If an agent has tools, or speaks through an endpoint.
+    """
+    _check_tools(workflow)
+    outside = [agent.name for agent in workflow.agents if agent.endpoint is not None]
+    if outside:
+        raise ValueError(
+            f"Agents {outside} speak through endpoints, but preferences need the tokens of all replies. Set endpoints={{}}, "
+            "or use a workflow without endpoints."
+        )
+
+
+def _check_tools(workflow: Workflow) -> None:
+    using = [agent.name for agent in workflow.agents if agent.tools]
+    if using:
+        raise ValueError(f"Preferences do not support tools, but agents {using} have some. Remove their tools.")
+
+
 def identity(workflow: Workflow, tokenizer: Any, latent_net: Mapping[str, torch.Tensor] | None) -> str:
     """
     Features that pairs must share with the team that is trained on them, as JSON.
@@ -86,9 +111,7 @@ def identity(workflow: Workflow, tokenizer: Any, latent_net: Mapping[str, torch.
     Raises:
         ValueError: If an agent has tools: preferences would be trained on their results, too.
     """
-    using = [agent.name for agent in workflow.agents if agent.tools]
-    if using:
-        raise ValueError(f"Preferences do not support tools, but agents {using} have some. Remove their tools.")
+    _check_tools(workflow)
     digest = hashlib.sha256()
     for _, weight in sorted((latent_net or {}).items()):
         digest.update(weight.float().cpu().contiguous().numpy().tobytes())
@@ -355,11 +378,7 @@ def collect_preferences(
     check_number("batch_size", batch_size, COUNT, whole=True, default=128)
     if not isinstance(team, Team):
         raise TypeError(f"team={team!r:.80} is not a team. Pass one, such as Team.from_pretrained(path).")
-    if team.outside:
-        raise ValueError(
-            f"Agents {team.outside} speak through endpoints, but preferences need the tokens of all replies. Set endpoints={{}}, "
-            "or use a workflow without endpoints."
-        )
+    check_workflow(team.workflow)
     if len(problems) == 0:
         raise ValueError("problems is empty. Pass at least one problem.")
     scorer, _ = make_scorer(team, None, reward_funcs)

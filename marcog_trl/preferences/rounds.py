@@ -40,7 +40,7 @@ from marcog_trl.heterogeneity.cores import check_peft_config
 from marcog_trl.heterogeneity.fold import stack_config
 from marcog_trl.preferences.madpo_config import MADPOConfig
 from marcog_trl.preferences.madpo_trainer import MADPOTrainer
-from marcog_trl.preferences.pairs import PairSettings, collect_preferences, read_pairs, write_pairs
+from marcog_trl.preferences.pairs import PairSettings, check_workflow, collect_preferences, read_pairs, write_pairs
 from marcog_trl.preferences.reward_model import TeamRewardModel
 from marcog_trl.preferences.reward_trainer import TeamRewardConfig, TeamRewardTrainer, hold_out_problems
 from marcog_trl.processes import on_main, this_process
@@ -225,7 +225,8 @@ class PreferenceRounds(ABC):
         last (`int`): Number of the round that [`run`] ended with.
 
     Raises:
-        ValueError: If the problems lack what the workflow or the rewards need.
+        ValueError: If the problems lack what the workflow or the rewards need, agents have tools or speak through endpoints, or
+            `start_team` has no adapter.
     """
 
     def __init__(
@@ -248,6 +249,7 @@ class PreferenceRounds(ABC):
         self.folder = Path(args.output_dir)
         self._agreed = dict(identity or {})
         self._show = show
+        check_workflow(self.workflow)
         check_dataset("train_dataset", train_dataset, self.workflow, [named_reward(name) for name in self.reward])
 
     def run(self) -> list[dict[str, float]]:
@@ -357,6 +359,7 @@ class PreferenceRounds(ABC):
             return TeamSettings.of(self.args).make_workflow()
         folder = find_team(self.args.start_team)
         saved = TeamDescription.read(folder / TEAM_FILE)
+        check_has_adapter(f"start_team={self.args.start_team!r}", saved)
         settings, _ = settings_with(folder, saved, {}, None, self.trust_remote_code)
         return settings.make_workflow()
 
@@ -501,7 +504,6 @@ class MARLHFRounds(PreferenceRounds):
         base_model = str(self.model.model_name_or_path)
         if args.start_team is not None:
             saved = TeamDescription.read(find_team(args.start_team) / TEAM_FILE)
-            check_has_adapter(f"start_team={args.start_team!r}", saved)
             base_model, workflow = saved.base_model, TeamSettings.of(args).make_workflow()
             ours = type(workflow).__name__, workflow.num_turns, agents_of(workflow)
             if ours != (saved.workflow, saved.num_turns, saved.agents):

@@ -42,6 +42,10 @@ class Duo(Workflow):
         return replies["a"]
 
 
+class Tooled(Duo):
+    agents = (Agent("a", "Write.", tools=(print,)), Agent("b", "Write."))
+
+
 class Needy(Duo):
     def __init__(self, rounds):
         pass

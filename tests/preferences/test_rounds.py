@@ -188,6 +188,11 @@ class TestBadInput:
             results = run.run()
         assert len(results) == 2 and "train 2" not in run.done and run.last == 1
 
+    def test_a_team_without_an_adapter_is_refused_before_any_work(self, tiny_model, tmp_path):
+        teams.make(tiny_model, tmp_path / "whole", full_finetuning=True, peft_config=None).save_model()
+        with pytest.raises(ValueError, match=r"start_team='.*whole' has all weights of its model and no adapter"):
+            Run(tiny_model, tmp_path / "run", start_team=str(tmp_path / "whole"))
+
     @pytest.mark.parametrize(
         ("settings", "message"),
         [
