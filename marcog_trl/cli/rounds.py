@@ -16,6 +16,7 @@ from marcog_trl.cli.parsing import read_training_arguments
 from marcog_trl.cli.progress import hide_bars_of_libraries, show
 from marcog_trl.cli.recipe import TrainingRecipe
 from marcog_trl.cli.train import check_run, resume_choice
+from marcog_trl.endpoints import EndpointError
 from marcog_trl.preferences.rounds import (
     ROUNDS_FILE,
     IterativeMADPOConfig,
@@ -26,6 +27,7 @@ from marcog_trl.preferences.rounds import (
 from marcog_trl.processes import on_main, this_process
 from marcog_trl.report.console import print_table
 from marcog_trl.report.results import result_rows, write_results
+from marcog_trl.rollout.player import WorkflowError
 from marcog_trl.team.description import TEAM_FILE, TeamDescription
 from marcog_trl.team.hub import root_files
 from marcog_trl.trainers.checkpointing import check_disks, only_run_in
@@ -48,7 +50,8 @@ def train(recipe: TrainingRecipe, argv: Sequence[str] | None = None, status: Run
     """
     status = status or RunStatus()
     hide_bars_of_libraries()
-    with ExitStack() as stack, one_line(ValueError, TypeError, OSError):
+    # ImportError: what a way of loading the model needs
+    with ExitStack() as stack, one_line(ValueError, TypeError, ImportError, OSError, EndpointError, WorkflowError):
         script, args, model = read_training_arguments(recipe, argv)
         if script.num_replies is not None:
             raise ValueError(

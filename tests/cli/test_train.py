@@ -5,11 +5,15 @@ from dataclasses import replace
 import pytest
 
 from marcog_trl import MultiAgentPPOConfig, MultiAgentPPOTrainer, load_problems
+from marcog_trl.cli import rounds
 from marcog_trl.cli import train as training
 from marcog_trl.cli.arguments import TeamArguments
 from marcog_trl.cli.recipe import RECIPES
 from marcog_trl.cli.train import set_max_steps
+from marcog_trl.endpoints import EndpointError
 from marcog_trl.execution import isolation
+from marcog_trl.preferences import PreferenceRounds
+from marcog_trl.rollout.player import WorkflowError
 
 
 class TestTrain:
@@ -60,6 +64,17 @@ class TestTrain:
         with pytest.raises(SystemExit, match=r"'/proc/nowhere'\. Set MARCOG_TRL_CACHE to another folder") as ended:
             train(MultiAgentPPOTrainer)
         assert str(ended.value).startswith("error: There is no folder for embedded models")
+
+    @pytest.mark.parametrize("error", [EndpointError, ImportError, WorkflowError])
+    def test_what_fails_in_rounds_is_one_line(self, tiny_model, tmp_path, monkeypatch, error):
+        def fail(rounds):
+            raise error("It is\nbroken")
+
+        monkeypatch.setattr(PreferenceRounds, "run", fail)
+        flags = ["--dataset_train_split", "train[:2]", "--dataset_test_split", "test[:2]", "--report_to", "none"]
+        flags += ["--output_dir", str(tmp_path / "out"), "--model_name_or_path", tiny_model]
+        with pytest.raises(SystemExit, match=r"^error: It is broken$"):
+            rounds.train(RECIPES["madpo"], flags)
 
 
 class TestSteps:
