@@ -118,13 +118,14 @@ class EpisodeCollator:
 
     Args:
         pad_token_id (`int`): Token for padding.
-        num_rows (`int`): S, the most rows that an episode has, so that all processes have tensors of the same shape.
         latent_size (`int`, *optional*, defaults to `0`): d.
+        num_rows (`int`, *optional*, defaults to `0`): S, at least the most rows that an episode has, so that all processes have
+            tensors of the same shape. It may grow.
     """
 
     pad_token_id: int
-    num_rows: int
     latent_size: int = 0
+    num_rows: int = 0
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         episodes = [e[side] for side in ("chosen_rows", "rejected_rows") for e in examples]
@@ -149,7 +150,7 @@ class EpisodeCollator:
             for name in ("ref_chosen_logps", "ref_rejected_logps"):
                 batch[name] = torch.tensor([e[name] for e in examples])
             rows = [e[f"ref_{side}_row_logps"] for side in ("chosen", "rejected") for e in examples]
-            batch["ref_row_logps"] = torch.tensor(rows)
+            batch["ref_row_logps"] = self._of_rows(rows)
         return batch
 
     def _of_rows(self, values: list[list[Any]]) -> torch.Tensor:

@@ -165,13 +165,7 @@ class MADPOTrainer(Sharing, DPOTrainer):
         super().__init__(
             model=saved.base_model,
             args=args,
-            data_collator=EpisodeCollator(
-                tokenizer.pad_token_id,
-                max(
-                    len(example[side]) for data in examples.values() for example in data for side in data.column_names
-                ),
-                settings.latent_size if settings.has_latents else 0,
-            ),
+            data_collator=EpisodeCollator(tokenizer.pad_token_id, settings.latent_size if settings.has_latents else 0),
             train_dataset=examples["train_dataset"],
             eval_dataset=examples.get("eval_dataset"),
             processing_class=tokenizer,
@@ -311,10 +305,12 @@ class MADPOTrainer(Sharing, DPOTrainer):
         """Adds the log-probabilities of the reference, of every side and of every row, weighted like the policy's."""
         # Without super(): TRL's gives the values to the other processes through a cache file, and a dataset in memory has
         # one for each process. It also keeps no rows
-        if self.state.global_step > 0:
+        if self.state.global_step > 0 and self.args.reference != "none":
             raise ValueError("The reference is gone once training began. Pass eval_dataset to the constructor.")
         tokens = sum(len(row["ids"]) - row["prompt_length"] for rows in dataset["chosen_rows"] for row in rows)
         self._chosen_tokens["train" if name == "train" else "eval"] = tokens / len(dataset)
+        sizes = [len(rows) for side in ("chosen_rows", "rejected_rows") for rows in dataset[side]]
+        self.data_collator.num_rows = max(self.data_collator.num_rows, *sizes)
         size = self.args.precompute_ref_batch_size or batch_size
         loader = self.accelerator.prepare(DataLoader(dataset, batch_size=size, collate_fn=self.data_collator))
         found: list[list[torch.Tensor]] = []

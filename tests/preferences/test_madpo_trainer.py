@@ -270,6 +270,14 @@ class TestRuns:
         with pytest.raises(ValueError, match="The reference is gone"):
             trainer.evaluate(make_pairs())
 
+    def test_other_pairs_may_have_more_rows(self, make_trainer, make_pairs):
+        """And those of the constructor still fit."""
+        pairs = make_pairs(num_turns=2)
+        trainer = make_trainer(num_turns=2, pairs=own_pair((5, 6), (7, 8), pairs), max_steps=1)
+        assert trainer.evaluate(pairs)["eval_loss"] == pytest.approx(math.log(2), abs=1e-6)
+        trainer.train()
+        assert teams.logged(trainer, "loss") == [pytest.approx(math.log(2), abs=1e-6)]
+
     def test_export_works_with_the_prompts_of_the_pairs(self, make_trainer, tmp_path):
         trainer = make_trainer("latent", max_steps=1)
         trainer.train()
@@ -300,11 +308,13 @@ class TestReference:
         mixed.train()
         assert teams.logged(mixed, "rewards/margins")[0] > 0
 
-    def test_without_a_reference_ratios_are_log_probabilities(self, make_trainer):
+    def test_without_a_reference_ratios_are_log_probabilities(self, make_trainer, make_pairs):
         trainer = make_trainer(reference="none", max_steps=1)
         trainer.train()
         [chosen], [reward] = teams.logged(trainer, "logps/chosen"), teams.logged(trainer, "rewards/chosen")
         assert reward == pytest.approx(0.1 * chosen, rel=1e-5) and chosen < -1
+        later = trainer.evaluate(make_pairs())  # after training, where a reference would be gone
+        assert later["eval_rewards/chosen"] == pytest.approx(0.1 * later["eval_logps/chosen"], rel=1e-5)
 
 
 class TestBadInput:
