@@ -153,7 +153,7 @@ class TeamRewardTrainer(RewardTrainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Saves model and tokenizer, and, except in checkpoints, what [`TeamRewardModel.from_pretrained`] needs besides."""
-        super().save_model(output_dir, _internal_call)
+        super().save_model(output_dir, _internal_call=True)  # without a push, which comes last
         if _internal_call:
             return
         model = self.reward_model()
@@ -163,6 +163,8 @@ class TeamRewardTrainer(RewardTrainer):
             saved = {"mean": model.mean, "std": model.std, "dtype": dtype, "autocast": model.autocast}
             write_json(folder / REWARD_MODEL_FILE, saved)
         self.accelerator.wait_for_everyone()  # another process may load it next
+        if self.args.push_to_hub:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
 
 def with_transcripts(pairs: Dataset, tokenizer: Any, name: str) -> Dataset:

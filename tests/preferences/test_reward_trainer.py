@@ -9,15 +9,10 @@ import teams
 import torch
 from transformers import AutoTokenizer
 
-from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOTrainer
+from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOTrainer, TeamRewardConfig
 from marcog_trl.agents import Slot
-from marcog_trl.preferences.reward_model import TeamRewardModel
-from marcog_trl.preferences.reward_trainer import (
-    TeamRewardConfig,
-    TeamRewardTrainer,
-    hold_out_problems,
-    with_transcripts,
-)
+from marcog_trl.preferences.reward_model import TeamRewardModel, is_team_reward_model
+from marcog_trl.preferences.reward_trainer import TeamRewardTrainer, hold_out_problems, with_transcripts
 from marcog_trl.preferences.transcript import transcript
 from marcog_trl.rollout.records import Row
 
@@ -81,6 +76,14 @@ class TestTraining:
         )
         shuffled.train()
         assert 0.25 < shuffled.evaluate()["eval_accuracy"] < 0.75
+
+    def test_a_push_comes_after_all_files(self, trained, tmp_path, monkeypatch):
+        trainer, _ = trained
+        pushed = []
+        monkeypatch.setattr(trainer.args, "push_to_hub", True)
+        monkeypatch.setattr(trainer, "push_to_hub", lambda **options: pushed.append(is_team_reward_model(tmp_path)))
+        trainer.save_model(str(tmp_path))
+        assert pushed == [True]
 
 
 class Scores(torch.nn.Module):
