@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         execution_reward,
         graded_reward,
         make_reward,
+        program_reward,
     )
     from marcog_trl.team.settings import TeamSettings
     from marcog_trl.team.team import Team

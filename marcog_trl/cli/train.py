@@ -68,7 +68,6 @@ def train(
     argv: Sequence[str] | None = None,
     status: RunStatus | None = None,
     trainer_class: Callable[..., Any] | None = None,
-    reward_funcs: Any = None,
 ) -> None:
     """
     Evaluates the untrained team, trains it, saves it, evaluates it, and pushes it.
@@ -78,7 +77,6 @@ def train(
         argv (`list[str]`, *optional*): The command line; defaults to the process's own.
         status ([`RunStatus`], *optional*): Told what an interruption leaves behind.
         trainer_class (`Callable`, *optional*): Defaults to the recipe's trainer.
-        reward_funcs (`Callable`, *optional*): A reward function in place of those that the command line names.
 
     Raises:
         SystemExit: With one line, if anything in the command line, the data, the model or the output folder is wrong.
@@ -101,7 +99,7 @@ def train(
             begin(f"Loading {model.model_name_or_path}")
             trainer = (trainer_class or getattr(marcog_trl, recipe.trainer))(
                 model=str(model.model_name_or_path),
-                reward_funcs=reward_funcs or [_reward(name, args) for name in script.reward],
+                reward_funcs=[_reward(name, args) for name in script.reward],
                 args=args,
                 train_dataset=train_dataset,
                 eval_dataset=script.eval_split(test_dataset) if args.eval_strategy != "no" else None,

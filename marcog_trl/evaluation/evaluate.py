@@ -23,9 +23,9 @@ from trl.trainer.utils import get_callable_name
 from marcog_trl.checks import COUNT, check_choice, check_number
 from marcog_trl.evaluation.estimates import which_k
 from marcog_trl.evaluation.figures import EpisodeRecord, describe_episode, summarize
-from marcog_trl.evaluation.journal import Journal, ProblemRecord, resume_on_all
+from marcog_trl.evaluation.journal import Journal, ProblemRecord
 from marcog_trl.problems import check_problems, load_problems
-from marcog_trl.processes import this_process
+from marcog_trl.processes import on_main, this_process
 from marcog_trl.rewards import execution_reward
 from marcog_trl.rewards.scoring import Scorer, is_over
 from marcog_trl.rollout.records import Episode
@@ -138,7 +138,7 @@ def evaluate_team(
         settings = _settings(team, names, rows, num_samples, seed, sampling, description or {})
         journal = Journal(Path(output), settings, overwrite_output)
     with journal or nullcontext():
-        records = {} if output is None else resume_on_all(journal)
+        records = on_main(lambda: {} if journal is None else journal.resume())
         player = _SamplePlayer(team, scorer, names, rows, num_samples, batch_size, seed, sampling == "keyed")
         progress = tqdm(
             total=len(rows),
@@ -165,7 +165,7 @@ def evaluate_team(
         in_order = [records[i] for i in range(len(rows))]
         figures = summarize(in_order, ks)
         if journal is not None:
-            journal.finish(figures)
+            journal.finish(figures, in_order)
     accelerator.wait_for_everyone()
     return Evaluation(figures, in_order)
 

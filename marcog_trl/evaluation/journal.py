@@ -12,7 +12,6 @@ from typing import IO, Any
 import pyarrow.parquet as pq
 
 from marcog_trl.files import write_json
-from marcog_trl.processes import on_main
 from marcog_trl.report.episodes import write_rows
 
 
@@ -41,7 +40,6 @@ class Journal:
         self.partial = output.with_suffix(".jsonl.partial")
         self.settings = settings
         self.overwrite = overwrite
-        self._records: dict[int, ProblemRecord] = {}
         self._lock: IO | None = None  # the partial file, locked while it is open
 
     def __enter__(self) -> Journal:
@@ -74,8 +72,7 @@ class Journal:
             os.truncate(self.partial, len(whole))
         else:
             self.partial.write_text(json.dumps(self.settings) + "\n")
-        self._records = {record["index"]: record for record in lines[1:]}
-        return dict(self._records)
+        return {record["index"]: record for record in lines[1:]}
 
     def _same_settings(self, path: Path, theirs: dict[str, Any]) -> bool:
         """Whether a file has the settings of this evaluation. Raises if it does not and `overwrite` is false."""
@@ -103,24 +100,16 @@ class Journal:
     def add(self, records: list[ProblemRecord]) -> None:
         with self.partial.open("a") as file:
             file.writelines(json.dumps(record) + "\n" for record in records)
-        self._records |= {record["index"]: record for record in records}
 
-    def finish(self, figures: Mapping[str, float]) -> None:
-        """Writes the problems in order, then the metrics. Each file is written elsewhere and renamed."""
-        lines = [json.dumps(self._records[i]) + "\n" for i in sorted(self._records)]
+    def finish(self, figures: Mapping[str, float], records: list[ProblemRecord]) -> None:
+        """Writes the problems, then the metrics. Each file is written elsewhere and renamed."""
+        lines = [json.dumps(record) + "\n" for record in records]
         finished = self.problems.with_suffix(".jsonl.finished")
         finished.write_text("".join(lines))
         os.replace(finished, self.problems)
-        write_rows(self.episodes, list(self._rows()))
+        write_rows(self.episodes, list(_rows(records)))
         write_json(self.output, {"figures": dict(figures), "settings": self.settings})
         self.partial.unlink()
-
-    def _rows(self) -> Iterator[dict[str, Any]]:
-        """The episodes as rows of a table: see [`~marcog_trl.report.episodes.COLUMNS`]."""
-        for i in sorted(self._records):
-            yield {**self._records[i]["greedy"], "split": "greedy", "generation": 0}
-            for sample, episode in enumerate(self._records[i]["samples"]):
-                yield {**episode, "split": "sampled", "generation": sample}
 
 
 def _is_ours(path: Path, keys: set[str]) -> bool:
@@ -149,6 +138,9 @@ def _read_line(path: Path, i: int, line: bytes) -> dict[str, Any]:
     return found
 
 
-def resume_on_all(journal: Journal | None) -> dict[int, ProblemRecord]:
-    """Resumes the journal of the main process, and returns its records, or raises its error, on all processes."""
-    return on_main(lambda: journal.resume() if journal is not None else {})
+def _rows(records: list[ProblemRecord]) -> Iterator[dict[str, Any]]:
+    """The episodes as rows of a table: see [`~marcog_trl.report.episodes.COLUMNS`]."""
+    for record in records:
+        yield {**record["greedy"], "split": "greedy", "generation": 0}
+        for sample, episode in enumerate(record["samples"]):
+            yield {**episode, "split": "sampled", "generation": sample}

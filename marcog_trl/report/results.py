@@ -71,8 +71,7 @@ def examples(
         count (`int`, *optional*, defaults to `2`): Number of problems.
 
     Returns:
-        `list[dict]`: `"prompt"` of each problem, and `"untrained"` and `"trained"`: `"replies"` (agent → text), `"passed"` and
-        `"verdict"` (text).
+        `list[dict]`: `"prompt"` of each problem, and `"untrained"` and `"trained"`, the record of the greedy episode.
     """
     kinds: dict[tuple[bool, bool], list[int]] = {
         kind: [] for kind in ((False, True), (False, False), (True, False), (True, True))
@@ -85,20 +84,11 @@ def examples(
     return [
         {
             "prompt": "\n\n".join(message["content"] for message in messages_of(problems[i]["prompt"])).strip(),
-            "untrained": _reading(pairs[i][0]),
-            "trained": _reading(pairs[i][1]),
+            "untrained": pairs[i][0],
+            "trained": pairs[i][1],
         }
         for i in chosen
     ]
-
-
-def _reading(episode: Mapping[str, Any]) -> dict[str, Any]:
-    tests = f"{episode['status']}: {episode['tests_passed']} of {episode['tests']} tests passed."
-    return {
-        "replies": {agent: reply.strip() for agent, reply in episode["replies"].items()},
-        "passed": episode["status"] == "passed",
-        "verdict": f"{tests} {episode['message']}".strip(),
-    }
 
 
 def write_results(path: str | Path, results: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ import inspect
 import shlex
 import shutil
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -116,9 +117,7 @@ class Program(Workflow):
     def play(self, problem: Mapping[str, Any]) -> RequestGenerator:
         from marcog_trl.workflows.program_server import Result, Run
 
-        calls_left = {agent.name: 0 for agent in self.agents}
-        for slot in self.slots:
-            calls_left[slot.agent] += 1
+        calls_left = dict(Counter(slot.agent for slot in self.slots))
         used = dict.fromkeys(calls_left, 0)
         run = Run(self.program, dict(problem), calls_left, self.program_timeout, self.knows_tools)
         try:

@@ -86,14 +86,15 @@ def test_takes_texts_literally(tiny_model, tmp_path):
 
 def test_shows_results_and_replies_before_and_after_training(tiny_model, tmp_path):
     trainer = run(tiny_model, tmp_path)
-    before = {"replies": {"a": "x < y"}, "passed": False, "verdict": "failed: 0 of 2 tests passed."}
-    after = {"replies": {"a": "x & y"}, "passed": True, "verdict": "passed: 2 of 2 tests passed."}
+    tests = {"tests": 2, "message": ""}
+    before = {"replies": {"a": " x < y"}, "status": "failed", "tests_passed": 0, **tests}
+    after = {"replies": {"a": "x & y"}, "status": "passed", "tests_passed": 2, **tests}
     examples = [{"prompt": "Write <f>.", "untrained": before, "trained": after}]
     trainer.report.write(trainer.args, trainer.state, {**RESULTS, "seconds": 3.0}, examples)
     page = Page(tmp_path)
     assert page.headings[:2] == ["Held-out problems", "Before and after training"]
     assert {"0.250 (0.200 to 0.290)", "0.750 (0.700 to 0.790)", "+0.500"} <= set(page.texts)
-    assert {"Write <f>.", "x < y", "x & y", before["verdict"], after["verdict"]} <= set(page.texts)
+    assert {"Write <f>.", "x < y", "x & y", "failed: 0 of 2 tests passed."} <= set(page.texts)
     assert page.source.count('class="verdict passed"') == 1
 
 

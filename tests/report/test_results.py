@@ -57,9 +57,4 @@ class TestExamples:
         before, after = self.episode("error", " no\n"), self.episode("passed", "yes")
         (found,) = examples([problem], [before], [after])
         assert found["prompt"] == "Be brief.\n\nWrite f."
-        assert found["untrained"] == {
-            "replies": {"a": "no"},
-            "passed": False,
-            "verdict": "error: 1 of 2 tests passed. why",
-        }
-        assert found["trained"]["passed"] and found["trained"]["replies"] == {"a": "yes"}
+        assert (found["untrained"], found["trained"]) == (before["greedy"], after["greedy"])
