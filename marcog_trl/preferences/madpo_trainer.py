@@ -111,6 +111,7 @@ class MADPOTrainer(Sharing, DPOTrainer):
     _tag_names = ["trl", "marcog-trl", "madpo"]
     _name = "MADPO"
     args: MADPOConfig
+    data_collator: EpisodeCollator
     model: Any
     ref_model: Any
 
@@ -310,8 +311,7 @@ class MADPOTrainer(Sharing, DPOTrainer):
         tokens = sum(len(row["ids"]) - row["prompt_length"] for rows in dataset["chosen_rows"] for row in rows)
         self._chosen_tokens["train" if name == "train" else "eval"] = tokens / len(dataset)
         sizes = [len(rows) for side in ("chosen_rows", "rejected_rows") for rows in dataset[side]]
-        collator = cast(EpisodeCollator, self.data_collator)
-        collator.num_rows = max(collator.num_rows, *sizes)
+        self.data_collator.num_rows = max(self.data_collator.num_rows, *sizes)
         size = self.args.precompute_ref_batch_size or batch_size
         loader = self.accelerator.prepare(DataLoader(dataset, batch_size=size, collate_fn=self.data_collator))
         found: list[list[torch.Tensor]] = []

@@ -114,11 +114,10 @@ class TeamRewardModel:
         Raises:
             ValueError: If they differ in vocabulary, end-of-sequence token or chat template.
         """
-        own = self.tokenizer
         differences = {
-            "vocabulary": own.get_vocab() != tokenizer.get_vocab(),
-            "eos_token": own.eos_token_id != tokenizer.eos_token_id,
-            "chat template": own.chat_template != tokenizer.chat_template,
+            "vocabulary": self.tokenizer.get_vocab() != tokenizer.get_vocab(),
+            "eos_token": self.tokenizer.eos_token_id != tokenizer.eos_token_id,
+            "chat template": self.tokenizer.chat_template != tokenizer.chat_template,
         }
         found = [what for what, differs in differences.items() if differs]
         if found:
