@@ -210,7 +210,9 @@ class Worker:
                 why = self.stop("died")
             if attempts == 2:
                 break
-        return task.failed("timeout", "timeout", why) if stuck else task.failed("infrastructure", "skipped", why)
+        if stuck and attempts == 2:
+            return task.failed("timeout", "timeout", why)
+        return task.failed("infrastructure", "skipped", why)
 
     def receive(self, seconds: float) -> dict[str, Any]:
         """The process's next message. Time in which this process is stopped does not count, because its workers are stopped

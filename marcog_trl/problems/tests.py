@@ -95,9 +95,8 @@ def called_name(test: str, solution: Any) -> str:
 def stub_line(prompt: Any, entry_point: str) -> int:
     """Line, from 1, where the entry point begins in a prompt that is source code (as in HumanEval); 0 if there is none."""
     tree = parse(prompt) if isinstance(prompt, str) else None
-    functions = (
-        node for node in (tree.body if tree else ()) if isinstance(node, ast.FunctionDef) and node.name == entry_point
-    )
+    body = tree.body if tree else ()
+    functions = (node for node in body if isinstance(node, ast.FunctionDef) and node.name == entry_point)
     return next((min([node.lineno, *(d.lineno for d in node.decorator_list)]) for node in functions), 0)
 
 

@@ -274,9 +274,9 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
         self.auto_eval_batch = self.per_device_eval_batch_size is None
         self.auto_save_steps = self.save_steps is None
         if self.auto_save_steps:
-            # The best model must be both saved and evaluated at the same step
-            unit = int(self.eval_steps or self.logging_steps) if self.load_best_model_at_end else 1
-            self.save_steps = max(1, unit) * math.ceil(500 / max(1, unit))
+            # For the best model, TrainingArguments wants a multiple. The trainer completes the number
+            unit = max(1, int(self.eval_steps or self.logging_steps)) if self.load_best_model_at_end else 1
+            self.save_steps = unit * math.ceil(500 / unit)
         if self.num_generations_eval is None:
             self.num_generations_eval = self.num_generations
         if self.auto_eval_batch:

@@ -104,7 +104,7 @@ def describe(error: BaseException, name: str = "<solution>") -> str:
         return f"{type(error).__name__}: {error.msg} (line {error.lineno}, column {error.offset})"[:500]
     try:
         text = "".join(traceback.format_exception_only(error)).strip()
-    except Exception:
+    except Exception:  # of the program's own `__str__`
         text = type(error).__name__
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == name]
     return text[:450] + (f" (line {lines[-1]})" if lines else "")
