@@ -7,6 +7,7 @@ import json
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 
@@ -41,7 +42,7 @@ def learn(setting):
             not the embedded default's, `judge` (`roles` and `reward`), `dtype` and `lora` (settings of an adapter for each agent).
 
     Returns:
-        `dict`: `seconds`, `tokens`, `updates` and so on of the training, and `saved`, the numbers of tokens at which it was saved.
+        `dict`: `seconds`, `tokens`, `updates` and so on of the training, and `saved`, the tokens and seconds after which it was saved.
     """
     import torch
     from comlrl.trainers.actor_critic.maac import MAACTrainer
@@ -66,7 +67,7 @@ def learn(setting):
 
     def save():
         trainer.save_model(str(Path(setting["folder"], str(work.tokens))))
-        saved.append(work.tokens)
+        saved.append((work.tokens, time.perf_counter() - started))
 
     class UntilSpent(torch.utils.data.IterableDataset):
         def __iter__(self):
@@ -110,10 +111,8 @@ def learn(setting):
         agent_learning_rate=setting["learning_rate"],
         **own_args.get(setting["algorithm"], {}),
     )
-    trainer_class, own = (
-        (MAACTrainer, {"critics": [setting["model"]]}) if is_maac else (MAGRPOTrainer, {"num_agents": 2})
-    )
-    trainer = trainer_class(
+    own = {"critics": [setting["model"]]} if is_maac else {"num_agents": 2}
+    trainer = (MAACTrainer if is_maac else MAGRPOTrainer)(
         agents=[agent() for _ in range(2)],
         tokenizer=tokenizer,
         train_dataset=UntilSpent(),
@@ -122,6 +121,7 @@ def learn(setting):
         args=args,
         **own,
     )
+    started = time.perf_counter()
     figures = work.of(trainer.train)
     judge_process.communicate()
     save()

@@ -52,9 +52,9 @@ def main():
     script = str(Path(__file__).with_name("comlrl_learning.py"))
     done = measure_apart(script, ["learn", setting], options.comlrl_python, **COMLRL_ENVIRONMENT)
     problems, curve = load_problems("builtin", config["dataset_test_split"]), []
-    for tokens in done["saved"]:
+    for tokens, seconds in done["saved"]:
         team = TwoModels(options.output_dir / str(tokens), setting["new_tokens"], roles)
-        curve.append({"tokens": tokens} | team.measure(problems, options.num_samples))
+        curve.append({"tokens": tokens, "seconds": seconds} | team.measure(problems, options.num_samples))
         print({name: np.mean(values).item() for name, values in curve[-1].items()}, flush=True)
     (options.output_dir / "result.json").write_text(json.dumps(done | {"curve": curve}))
     print(done)

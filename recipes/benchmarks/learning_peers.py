@@ -54,7 +54,7 @@ def comlrl(
     }
     script = str(Path(__file__).with_name("comlrl_learning.py"))
     done = measure_apart(script, ["learn", setting], python, **COMLRL_ENVIRONMENT)
-    saved = [(at, functools.partial(TwoModels, Path(folder, str(at)), setting["new_tokens"])) for at in done["saved"]]
+    saved = [(n, functools.partial(TwoModels, Path(folder, str(n)), setting["new_tokens"])) for n, _ in done["saved"]]
     return saved, {
         "tokens": done["tokens"],
         "optimizer_steps": done["updates"],
