@@ -120,12 +120,6 @@ class RunningMoments(nn.Module):
             self._buffers[name] = cast(torch.Tensor, buffer).float()
         return self
 
-    def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
-        # Earlier versions had no moments
-        for part, value in (("batches", 1 / NEWEST), ("mean", 0.0), ("square", 1.0)):
-            state_dict.setdefault(prefix + part, torch.full_like(self._buffers[part], value))
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-
 
 class ValueHead(nn.Module):
     """
@@ -181,13 +175,6 @@ class ValueHead(nn.Module):
         output = self.returns.standardize(values)
         self.returns.update(returns, sums)
         return self.returns.restore(output)
-
-    def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
-        # Heads of earlier versions had a constant instead of moments, and without a team no second input
-        state_dict.setdefault(f"{prefix}team.weight", torch.zeros(self.team.weight.shape))
-        if (start := state_dict.pop(f"{prefix}start", None)) is not None:
-            state_dict |= {f"{prefix}returns.mean": start.float(), f"{prefix}returns.square": 1 + start.float() ** 2}
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
 def pool_team_states(

@@ -10,7 +10,7 @@ from typing import Any
 from marcog_trl.agents import Workflow
 from marcog_trl.team.base_models import load_tokenizer
 from marcog_trl.team.description import TEAM_FILE, TeamDescription
-from marcog_trl.team.loading import find_team, load_base_model, settings_with
+from marcog_trl.team.loading import as_trained, find_team, load_base_model, settings_with
 from marcog_trl.team.settings import TeamSettings
 from marcog_trl.team.team import Team
 from marcog_trl.workflows.program import OPTIONS as PROGRAM_OPTIONS
@@ -63,7 +63,8 @@ def single_agent(
         path (`str`): Folder of the saved team, or a repository on the Hub.
         workflow, trust_remote_code: As in [`Team.from_pretrained`]. The workflow is asked for the number of its replies.
         base_model (`str`, *optional*): Name or path of the base model. Defaults to the one that the team was saved with.
-        model_init_kwargs (`Mapping`, *optional*): Keyword arguments for the base model's `from_pretrained`.
+        model_init_kwargs (`Mapping`, *optional*): Keyword arguments for the base model's `from_pretrained`. `dtype` defaults to
+            that of the training.
         **settings: Fields of [`TeamSettings`] that override the saved ones, such as `temperature`.
             `max_completion_length` is the length of one reply of the team, and `roles` may have a text for the single agent,
             `solver`.
@@ -99,4 +100,4 @@ def single_agent(
         if field.name in PROGRAM_OPTIONS:
             setattr(of_one, field.name, field.default)
     base = base_model or saved.base_model
-    return untrained_team(base, of_one, tokenizer=load_tokenizer(path), model_init_kwargs=model_init_kwargs)
+    return untrained_team(base, of_one, load_tokenizer(path), as_trained(saved, model_init_kwargs))

@@ -36,7 +36,7 @@ from marcog_trl.preferences.episodes import ROW_KEYS, EpisodeCollator, EpisodeMo
 from marcog_trl.preferences.madpo_config import DIFFERENCES, MADPOConfig
 from marcog_trl.preferences.pairs import check_identity, identity
 from marcog_trl.team.base_models import load_tokenizer
-from marcog_trl.team.description import ADAPTER_FILES, MODULES_FILE, TEAM_FILE, TeamDescription
+from marcog_trl.team.description import ADAPTER_FILES, MODULES_FILE, TEAM_FILE, TeamDescription, dtype_of
 from marcog_trl.team.lending import lent
 from marcog_trl.team.loading import (
     check_adapter,
@@ -202,7 +202,7 @@ class MADPOTrainer(Sharing, DPOTrainer):
             self._tokenizer,
             self.workflow,
             self._team_settings,
-            dataclasses.replace(saved, trainer=type(self).__name__),
+            dataclasses.replace(saved, trainer=type(self).__name__, dtype=dtype_of(self.model)),
             modules,
         )
         self._load_weights(self._start)

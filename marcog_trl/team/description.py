@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,6 @@ TEAM_FORMAT = 4
 # Settings that change what a saved team generates, and how it was trained
 _OF_TRAINING = {"full_finetuning", "critic", "critic_backprop"}
 _SAVED_SETTINGS = {f.name for f in fields(TeamSettings)} - MACHINE_SETTINGS | _OF_TRAINING
-# Files of earlier versions have these settings, too: of the machine, and one of latents, which are refused
-_OLD_SETTINGS = ("use_cpu", "bf16", "sigma_min")
 # A checkpoint can be resumed only if these agree
 _IDENTITY = (
     "format_version", "trainer", "base_model", "full_finetuning", "agents", "workflow", "num_turns", "modules"
@@ -54,6 +52,7 @@ class TeamDescription:
         rewards (`list[str]`): Names of the reward functions, such as `"execution_reward"` or `"my_reward.py:shortest"`.
         settings (`dict`): Settings that change what the team generates.
         versions (`dict[str, str]`): Versions of the packages that wrote the file.
+        dtype (`str`, *optional*, defaults to `"float32"`): Type of the base model's weights in training.
         quantization_config (`dict`, *optional*): How the base model was quantised in training.
         note (`str`, *optional*): A note for readers of the file.
         trained_as (`list[dict]`, *optional*): The agents of the training, if they differ from `agents`.
@@ -76,6 +75,7 @@ class TeamDescription:
             name: version(name) for name in ("marcog-trl", "trl", "transformers", "peft", "torch")
         }
     )
+    dtype: str = "float32"
     quantization_config: dict[str, Any] | None = None
     note: str | None = None
     trained_as: list[dict[str, Any]] | None = None
@@ -114,6 +114,7 @@ class TeamDescription:
             modules=modules,
             rewards=list(rewards),
             settings=saved_settings(settings),
+            dtype=dtype_of(model),
             quantization_config=None if quantised is None else quantised.to_dict(),
             note=note,
             source_file=workflow.source_file if is_own(settings.workflow) else None,
@@ -136,23 +137,15 @@ class TeamDescription:
         Raises:
             ValueError: If the file is not valid, or has another format version.
         """
-        needed = ("format_version", "trainer", "base_model", "agents", "workflow", "rewards", "settings")
-        content = read_json(path, *needed)
-        found = content["format_version"]
-        if found not in range(1, TEAM_FORMAT + 1):
-            raise ValueError(f"{str(path)!r} has format_version={found}. This version reads 1 to {TEAM_FORMAT}.")
-        if found < 4 and content["settings"].get("parameter_sharing") == "latent":
+        needed = {f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING}
+        content = read_json(path, "format_version", *sorted(needed))
+        if content["format_version"] != TEAM_FORMAT:
             raise ValueError(
-                f"{str(path)!r} has format_version={found}, and this version computes latents otherwise. Train the team again, or "
-                "install the version that saved it."
+                f"{str(path)!r} has format_version={content['format_version']}, but this version reads {TEAM_FORMAT}. Train the team "
+                "again, or install the version that saved it."
             )
         known = {f.name for f in fields(cls)} - _FILES
-        described: dict[str, Any] = {"num_turns": 1, "modules": {}, "versions": {}} | content
-        settings = {name: value for name, value in content["settings"].items() if name not in _OLD_SETTINGS}
-        if found == 1 and settings.get("visible_tests") == 0:
-            settings["visible_tests"] = None  # all of them, which 0 meant in format 1
-        described["format_version"] = TEAM_FORMAT
-        description = cls(**{key: value for key, value in described.items() if key in known} | {"settings": settings})
+        description = cls(**{key: value for key, value in content.items() if key in known})
         if description.workflow_file and (path.parent / description.workflow_file).is_file():
             description.source_file = WorkflowFile.read(path.parent / description.workflow_file)
         description.reward_files = tuple(
@@ -212,6 +205,11 @@ class TeamDescription:
             if key not in but and here != there:
                 return key, here, there
         return None
+
+
+def dtype_of(model: Any) -> str:
+    """Returns the type of a model's weights, such as `"bfloat16"`."""
+    return str(model.dtype).removeprefix("torch.")
 
 
 def saved_settings(settings: Any) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def load_team(
     workflow: Workflow | str | None,
     base_model: str | None,
     quantization_config: Any,
-    model_init_kwargs: dict[str, Any],
+    model_init_kwargs: Mapping[str, Any] | None,
     device: Any,
     trust_remote_code: bool,
     tools: Any,
@@ -73,7 +73,7 @@ def load_team(
     modules = None
     hint = USE_SAVED_TEAM if saved.full_finetuning else "Set base_model to the model that it was trained on."
     with reading(f"{str(path)!r}, on the base model {base!r},", hint):
-        model = load_base_model(base, quantization_config, model_init_kwargs, device)
+        model = load_base_model(base, quantization_config, as_trained(saved, model_init_kwargs), device)
         if not saved.full_finetuning:
             warn_of_quantization(path, saved, model)
             with warnings.catch_warnings():
@@ -84,6 +84,11 @@ def load_team(
             modules = load_modules(path, model, settings, described.names)
     model.requires_grad_(False).eval()
     return cls(model, tokenizer, workflow, settings, described, modules, executor)
+
+
+def as_trained(saved: TeamDescription, model_init_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Keyword arguments for the base model of a saved team: unless they name a `dtype`, it has that of the training."""
+    return {"dtype": saved.dtype, **(model_init_kwargs or {})}
 
 
 def load_base_model(name: str, quantization_config: Any, model_init_kwargs: Mapping[str, Any], device: Any) -> Any:
@@ -145,7 +150,7 @@ def settings_with(
         if name not in known:
             near = nearest(name, known)
             raise ValueError(f"A team has no setting {name!r}." + (near and f" Did you mean {near!r}?"))
-    asked = {name for name, value in saved.settings.items() if value is not None}  # earlier versions had more settings
+    asked = {name for name, value in saved.settings.items() if value is not None}
     unknown = asked - known - {"full_finetuning", "critic", "critic_backprop"}
     if unknown:
         raise ValueError(

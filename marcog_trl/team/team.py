@@ -148,7 +148,7 @@ class Team:
             base_model (`str`, *optional*): Name or path of the base model. Defaults to the one that the team was saved with.
             quantization_config (`BitsAndBytesConfig`, *optional*): How to quantise the base model.
             model_init_kwargs (`Mapping`, *optional*): Arguments of the base model's `from_pretrained`, such as `dtype`, which
-                defaults to `"float32"` as in TRL.
+                defaults to that of the training.
             device (`str` or `torch.device`, *optional*): Device of the model. Defaults to this process's accelerator, or the
                 CPU.
             trust_remote_code (`bool`, *optional*, defaults to `False`): Whether to run the team's own file, if it has its
@@ -171,7 +171,7 @@ class Team:
         }
         return load_team(
             cls, Path(path) if isinstance(path, Path) else path, workflow, base_model, quantization_config,
-            dict(model_init_kwargs or {}), device, trust_remote_code, tools, settings,
+            model_init_kwargs, device, trust_remote_code, tools, settings,
         )  # fmt: skip
 
     # Solving problems

@@ -1,6 +1,5 @@
 import pytest
 import torch
-from torch import nn
 
 from marcog_trl.algorithms.critic import Float32Linear, RunningMoments, ValueHead, pool_team_states
 
@@ -52,24 +51,6 @@ class TestValueHead:
         torch.testing.assert_close(values, reference(hidden.float(), state.float()))
         values.sum().backward()
         assert all(parameter.grad.dtype == torch.bfloat16 for parameter in head.parameters())
-
-    @pytest.mark.parametrize("start", [0.0, 0.25])
-    def test_a_head_of_an_earlier_version_has_the_same_values(self, start):
-        """Its values were the output plus a constant, and without a team it had no second input."""
-        torch.manual_seed(0)
-        head = ValueHead(8)
-        torch.nn.init.normal_(head.out.weight)
-        hidden, state = torch.randn(2, 3, 8), torch.randn(2, 8)
-        expected = head(hidden, torch.zeros(2, 8)) + start
-        known = ("own.weight", "own.bias", "out.weight", "out.bias")
-        saved = {f"value_head.{name}": head.state_dict()[name].clone() for name in known}
-        if start:
-            saved["value_head.start"] = torch.tensor(start)
-        for tensor in head.buffers():
-            tensor.fill_(2.0)
-        nn.ModuleDict({"value_head": head}).load_state_dict(saved)
-        torch.testing.assert_close(head(hidden, state), expected)
-        torch.testing.assert_close(head.states.standardize(state), state)
 
     @pytest.mark.parametrize("size", [0.1, 1.0, 1000.0])
     def test_values_grow_with_the_rewards(self, size):

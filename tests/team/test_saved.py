@@ -8,6 +8,7 @@ import teams
 import torch
 
 from marcog_trl import MultiAgentPPOTrainer, SHPPOTrainer
+from marcog_trl.evaluation.baselines import single_agent
 from marcog_trl.team.team import Team
 
 
@@ -73,14 +74,15 @@ class TestFromPretrained:
         assert {name: getattr(loaded.settings, name) for name in options} == options
         assert loaded.generation_config.eos_token_id == [1, 7]
 
-    def test_the_machine_is_not_a_property_of_the_team(self, saved, tmp_path):
-        """Teams that older versions saved have settings of it."""
-        folder = shutil.copytree(saved[1], tmp_path / "team")
-        team = json.loads((folder / "team.json").read_text())
-        assert not {"use_cpu", "bf16"} & team["settings"].keys()
-        team["settings"] |= {"use_cpu": True, "bf16": True, "sigma_min": 0.05}
-        (folder / "team.json").write_text(json.dumps(team))
-        assert Team.from_pretrained(folder).agents == ["helper", "main"]
+    def test_the_base_model_has_the_dtype_of_the_training(self, tiny_model, tmp_path):
+        trainer = teams.make(tiny_model, tmp_path, SHPPOTrainer, model_init_kwargs={"dtype": "bfloat16"})
+        trainer.save_model()
+        assert not {"use_cpu", "bf16"} & json.loads((tmp_path / "team.json").read_text())["settings"].keys()
+        expected = [answer.messages for answer in trainer.team.solve(["def f(x):"])]
+        loaded = Team.from_pretrained(tmp_path)
+        assert loaded.model.dtype == single_agent(tmp_path).model.dtype == torch.bfloat16
+        assert [answer.messages for answer in loaded.solve(["def f(x):"])] == expected
+        assert Team.from_pretrained(tmp_path, model_init_kwargs={"dtype": "float32"}).model.dtype == torch.float32
 
     def test_turns_can_be_added(self, saved):
         loaded = Team.from_pretrained(saved[1], num_turns=2)
