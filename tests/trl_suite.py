@@ -1,7 +1,7 @@
 """
 Runs TRL's own tests of `GRPOTrainer` with the trainers of this package in its place:
 
-    git clone --branch v1.16.0 https://github.com/huggingface/trl path/to/trl
+    git clone https://github.com/huggingface/trl path/to/trl
     pip install jmespath
     python tests/trl_suite.py path/to/trl --results outputs/trl_suite
 

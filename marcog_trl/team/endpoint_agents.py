@@ -108,10 +108,11 @@ def use_endpoints(workflow: Workflow, given: Mapping[str, Any] | None) -> dict[s
 
     Args:
         workflow ([`Workflow`]): The workflow. Changed in place.
-        given (`Mapping[str, Mapping]`, *optional*): The fields of [`~marcog_trl.endpoints.Endpoint`], by agent.
+        given (`Mapping[str, Mapping]`, *optional*): The fields of [`~marcog_trl.endpoints.Endpoint`], by agent. `{}` removes those
+            that the workflow declares.
 
     Returns:
-        `dict[str, dict]`, *optional*: The endpoints of the workflow, in the form of `given`; `None` without any.
+        `dict[str, dict]`, *optional*: The endpoints of the workflow, in the form of `given`; without any `None`, or `{}` if that was given.
 
     Raises:
         ValueError: If an agent or a field is unknown, or an endpoint cannot be used.
@@ -124,11 +125,10 @@ def use_endpoints(workflow: Workflow, given: Mapping[str, Any] | None) -> dict[s
     for name in given or {}:
         if name not in names:
             raise ValueError(f"endpoints has {name!r}, which is not one of the team's agents. Use some of {names}.")
-    if given:
+    if given is not None:
+        own = {name: endpoint_of(f"endpoints[{name!r}]", its) for name, its in given.items()}
         workflow.agents = tuple(
-            replace(agent, endpoint=endpoint_of(f"endpoints[{agent.name!r}]", given[agent.name]))
-            if agent.name in given
-            else agent
+            replace(agent, endpoint=own.get(agent.name, agent.endpoint if given else None))
             for agent in workflow.agents
         )
     found = {agent.name: agent.endpoint for agent in workflow.agents if agent.endpoint is not None}
@@ -137,7 +137,7 @@ def use_endpoints(workflow: Workflow, given: Mapping[str, Any] | None) -> dict[s
             endpoint.check()
         except (ImportError, ValueError) as error:
             raise ValueError(f"The endpoint of agent {name!r} cannot be used: {error}") from error
-    return {name: asdict(endpoint) for name, endpoint in found.items()} or None
+    return {name: asdict(endpoint) for name, endpoint in found.items()} or (None if given is None else {})
 
 
 _EXAMPLE = '{"model": "gpt-4o-mini", "base_url": "http://localhost:8000/v1"}'

@@ -46,7 +46,7 @@ class PlaySettings:
         agents (`list[str]`, *optional*):
             Agents of a program: the names that it uses as `model`.
         max_calls (`int`, *optional*, defaults to `4`):
-            How often an episode of a program may ask each agent. In files also a number by agent.
+            How often an episode of a program may ask each agent.
         program_timeout (`float`, *optional*, defaults to `300.0`):
             Seconds that a program may compute between two calls.
         stage_timeout (`float`, *optional*, defaults to `10.0`):

@@ -1,6 +1,7 @@
 """Teams with agents behind endpoints, outside of training: saved, loaded, measured and exported."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import teams
@@ -9,9 +10,10 @@ from chat_server import endpoint as endpoint  # a fixture
 from chat_server import environment as environment  # a fixture
 from datasets import Dataset
 
-from marcog_trl import MultiAgentGRPOTrainer, SHPPOTrainer, Team, evaluate_team
+from marcog_trl import Endpoint, MultiAgentGRPOTrainer, SHPPOTrainer, Team, evaluate_team, make_workflow
 from marcog_trl.evaluation.baselines import single_agent, untrained_team
 from marcog_trl.preferences import collect_preferences
+from marcog_trl.team.endpoint_agents import use_endpoints
 from marcog_trl.team.settings import TeamSettings
 
 
@@ -71,6 +73,11 @@ def test_the_endpoint_can_be_moved_or_left_out(saved, endpoint):
     # A team of the coder alone has no planner
     assert Team.from_pretrained(saved, num_agents=1).outside == []
     assert single_agent(saved).outside == []
+    # Also where the workflow declares it
+    workflow = make_workflow("pipeline", num_agents=2)
+    workflow.agents = tuple(replace(agent, endpoint=Endpoint("big", endpoint.url)) for agent in workflow.agents)
+    assert use_endpoints(workflow, {}) == {}
+    assert [agent.endpoint for agent in workflow.agents] == [None, None]
 
 
 def test_the_key_is_asked_for_before_the_model_is_loaded(saved, monkeypatch):
