@@ -37,6 +37,7 @@ from marcog_trl.team.modules import TeamModule
 from marcog_trl.team.settings import TeamSettings
 from marcog_trl.workflows import is_own, make_workflow
 from marcog_trl.workflows.from_file import in_folder
+from marcog_trl.workflows.program import OPTIONS as PROGRAM_OPTIONS
 
 
 def load_team(
@@ -167,6 +168,8 @@ def settings_with(
             "adapter. Leave num_agents out, or use a team that shares one adapter."
         )
     own = {name: value for name, value in saved.settings.items() if name in known}
+    if saved.workflow == "Program" and not is_own(own["workflow"]):  # it was an instance, which is not saved
+        own = {name: value for name, value in own.items() if name not in PROGRAM_OPTIONS}
     if isinstance(workflow, str):
         own["workflow"] = workflow
     elif workflow is None and is_own(own.get("workflow", "")):
@@ -205,7 +208,7 @@ def _describe(
     if not given and saved.workflow != type(workflow).__name__:
         raise ValueError(
             f"{str(path)!r} was trained with the workflow {saved.workflow}, which is not in the folder. Pass it: "
-            f"workflow={saved.workflow}(), or workflow='my_team.py:{saved.workflow}' (--workflow)."
+            f"workflow={saved.workflow}(...), or workflow='my_team.py:{saved.workflow}' (--workflow)."
         )
     current = saved.settings | saved_settings(settings)
     described = dataclasses.replace(

@@ -45,8 +45,8 @@ class PlaySettings:
             passed to the trainer.
         agents (`list[str]`, *optional*):
             Agents of a program: the names that it uses as `model`.
-        max_calls (`int`, *optional*, defaults to `4`):
-            How often an episode of a program may ask each agent.
+        max_calls (`int` or `dict[str, int]`, *optional*, defaults to `4`):
+            How often an episode of a program may ask each agent. In Python and in files also a number by agent.
         program_timeout (`float`, *optional*, defaults to `300.0`):
             Seconds that a program may compute between two calls.
         stage_timeout (`float`, *optional*, defaults to `10.0`):
@@ -99,7 +99,7 @@ class PlaySettings:
     # Parameters that control the team
     workflow: str = "single"
     agents: list[str] | None = None
-    max_calls: Count = 4
+    max_calls: int | str | dict[str, int] = 4  # flags can only be a number; a `Program` checks it
     program_timeout: Positive = 300.0
     stage_timeout: Positive = 10.0
     on_program_error: str = "mask"
@@ -210,7 +210,8 @@ class PlaySettings:
         defaults = {f.name: f.default for f in dataclasses.fields(self)}
         for name, value in brought.items():
             asked = getattr(self, name)
-            agrees = asked.items() <= (value or {}).items() if isinstance(asked, dict) else asked == value
+            is_part = isinstance(asked, dict) and isinstance(value, dict | None)
+            agrees = asked.items() <= (value or {}).items() if is_part else asked == value
             if asked != defaults[name] and not agrees:
                 title = type(workflow).__name__
                 if options is None:

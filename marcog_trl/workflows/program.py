@@ -8,6 +8,7 @@ import shutil
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from marcog_trl.agents import Agent, Consult, EpisodeFailed, RequestGenerator, Slot, Workflow
@@ -76,7 +77,7 @@ class Program(Workflow):
         check_number("program_timeout", program_timeout, POSITIVE, default=300.0)
         check_number("stage_timeout", stage_timeout, POSITIVE, default=10.0)
         check_choice("on_program_error", on_program_error, ("mask", "zero", "raise"))
-        self.max_calls = max_calls
+        self.max_calls = max_calls if isinstance(max_calls, int) else calls
         self.slots = tuple(Slot(name, act=act) for name in names for act in range(calls[name]))  # type: ignore[misc]
         self.program_timeout = program_timeout
         self.stage_timeout = stage_timeout
@@ -119,7 +120,8 @@ class Program(Workflow):
 
         calls_left = dict(Counter(slot.agent for slot in self.slots))
         used = dict.fromkeys(calls_left, 0)
-        run = Run(self.program, dict(problem), calls_left, self.program_timeout, self.knows_tools)
+        its = deepcopy(dict(problem))  # programs append to chats
+        run = Run(self.program, its, calls_left, self.program_timeout, self.knows_tools)
         try:
             while True:
                 (event,) = yield Consult(self._advance, (run,))

@@ -212,6 +212,27 @@ class TestNames:
         with pytest.raises(ValueError, match="max_calls=2"):
             teams.make("no/model", tmp_path, MultiAgentGRPOTrainer, workflow="pipeline", max_calls=2)
 
+    def test_an_instance_has_its_own_settings_and_must_be_passed_again(self, tiny_model, here):
+        async def append(problem, client):
+            problem["prompt"].append({"role": "assistant", "content": "mine"})
+            return text_of(await ask(client, "a", "x")) + text_of(await ask(client, "b", "x"))
+
+        seen, calls = [], {"a": 1, "b": 2}
+        made = teams.make(
+            tiny_model, "team", MultiAgentGRPOTrainer, workflow=Program(append, ["a", "b"], max_calls=calls),
+            reward=lambda prompts, completions, **kwargs: seen.extend(prompts) or [0.0] * len(prompts),
+            data=teams.dataset(2, prompt=[[{"role": "user", "content": "Write f."}]] * 2), per_device_train_batch_size=6,
+        )  # fmt: skip
+        made.train()
+        assert len(made.workflow.slots) == 3 and made.team.settings.max_calls == calls
+        assert {len(prompt) for prompt in seen} == {1}
+        made.save_model()
+        with pytest.raises(
+            ValueError, match=r"workflow Program, which is not in the folder\. Pass it: workflow=Program\(\.\.\.\)"
+        ):
+            Team.from_pretrained("team")
+        assert Team.from_pretrained("team", workflow=Program(append, ["a", "b"], max_calls=calls)).agents == ["a", "b"]
+
     def test_a_command_without_a_file_needs_trust_too(self, tiny_model, here):
         made = teams.make(
             tiny_model,
