@@ -25,7 +25,9 @@ from typing import Any
 from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
+from rich.text import Text
 
+from marcog_trl.checks import NaturalNumber, check_fields
 from marcog_trl.cli.console import RunStatus, one_line
 from marcog_trl.cli.parsing import Parser
 from marcog_trl.report.console import episode_trace, verdict_of
@@ -52,13 +54,14 @@ class EpisodesArguments:
     min_reward: float | None = field(default=None, metadata={"help": "Only episodes that earned at least this."})
     max_reward: float | None = field(default=None, metadata={"help": "Only episodes that earned at most this."})
     sort: str = field(default="step", metadata={"help": f"One of {', '.join(_SORTS)}."})
-    limit: int = field(default=30, metadata={"help": "Number of rows, the last ones. 0 shows all."})
+    limit: NaturalNumber = field(default=30, metadata={"help": "Number of rows, the last ones. 0 shows all."})
     show: int | None = field(default=None, metadata={"help": "Number of the episode to show in full."})
     diff: list[int] | None = field(
         default=None, metadata={"help": "Two steps whose solutions of --problem are compared."}
     )
 
     def __post_init__(self):
+        check_fields(self)
         if self.sort not in _SORTS:
             raise ValueError(f"sort={self.sort!r} is unknown. Use one of {', '.join(_SORTS)}.")
         if self.diff is not None and (len(self.diff) != 2 or self.problem is None):
@@ -108,7 +111,7 @@ def table(rows: Sequence[tuple[int, dict[str, Any]]]) -> Table:
     for number, row in rows:
         tokens = " ".join(f"{message['agent']} {message['tokens']}" for message in row["messages"])
         first = next((line for line in row["solution"].splitlines() if line.strip(" `") not in ("", "python")), "")
-        shown.add_row(
+        cells = (
             str(number),
             str(row["step"]),
             row["split"],
@@ -119,6 +122,7 @@ def table(rows: Sequence[tuple[int, dict[str, Any]]]) -> Table:
             tokens,
             first[:48],
         )
+        shown.add_row(*map(Text, cells))  # a list in code is no markup
     return shown
 
 

@@ -191,7 +191,7 @@ def episode_trace(row: Mapping[str, Any], title: str) -> RenderableType:
         parts.append(table)
     if row["masked"]:
         parts.append(Text("The episode was not scored and is left out of the loss."))
-    return Panel(Group(*parts), title=title)
+    return Panel(Group(*parts), title=Text(title))
 
 
 def verdict_of(row: Mapping[str, Any]) -> str:

@@ -133,6 +133,7 @@ class TestSideBySide:
 @pytest.fixture
 def written(tmp_path):
     rows = [row(1, "x", "failed", 0.0, "def f(): pass"), row(1, "y"), row(5, "x", solution="def f(): return 1")]
+    rows.append(row(6, "z[/a]", solution="[/INST] return [v] :smile:"))  # as markup, an error
     write_rows(tmp_path / "episodes" / "train-0000001-0-0.parquet", rows)
     (tmp_path / "episodes" / "all.parquet").touch()  # somebody's own
     return str(tmp_path)
@@ -143,6 +144,8 @@ class TestCommand:
         ("flags", "shown", "absent"),
         [
             ([], ["x", "y", "failed", "1.000"], []),
+            (["--step", "6"], ["z[/a]", "[/INST] return [v] :smile:"], ["failed"]),
+            (["--show", "4"], ["episode 4, step 6, z[/a]", "return [v]"], []),
             (["--step", "5"], ["def f(): return 1"], ["failed", "y"]),
             (["--problem", "y"], ["code"], ["def f()"]),
             (["--status", "failed"], ["def f(): pass"], ["return 1"]),
@@ -169,6 +172,7 @@ class TestCommand:
             (["--diff", "1", "5"], "--problem"),
             (["--problem", "x", "--diff", "1", "6"], "6"),
             (["--stauts", "failed"], "--status"),
+            (["--limit", "-2"], "limit=-2"),
         ],
     )
     def test_says_what_is_wrong_in_one_line(self, written, capsys, flags, said):
