@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -310,6 +311,13 @@ def learned(batch: TeamBatch, advantages: torch.Tensor) -> dict[int, Learned]:
 
 
 # A logging window
+
+
+def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    """The mean of the values that are not NaN; NaN if there are none."""
+    known = [(value, weight) for value, weight in zip(values, weights, strict=True) if not math.isnan(value)]
+    total = sum(weight for _, weight in known)
+    return sum(value * weight for value, weight in known) / total if known else math.nan
 
 
 class WindowMeans:

@@ -317,6 +317,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
             self.add_callback(self.report)
         self._shards: ShardClipping | None = None
         self._window_means = metrics.WindowMeans()
+        self._eval_episodes: list[int] = []  # of each batch of an evaluation
         self.algorithm.log = self._pool
         self._gradient_shares = metrics.GradientShares(self.agents, self.accelerator.device)
         # With log_completions, episodes are printed in place of TRL's table, which has a row per reply
@@ -677,6 +678,8 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
             may_fail=self.workflow.may_fail,
         )
         found |= metrics.advantage_metrics(batch, advantages)
+        if not self.model.training:
+            self._eval_episodes.append(len(batch.episodes))
         for name, value in found.items():
             self._metric(name, value)
         self._warn_of_threshold(found.get("episodes/turns"))
@@ -739,6 +742,11 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
             if len(self.agents) > 1:
                 for name, share in self._gradient_shares.take().items():
                     self._metric(name, share)
+        else:  # the last batch may be smaller; TRL's means are over batches
+            sizes, self._eval_episodes = self._eval_episodes, []
+            for name, values in logged.items():
+                if len(values) == len(sizes):
+                    logged[name] = [metrics.weighted_mean(values, sizes)]
         for name, mean in self._window_means.take(self._mode).items():
             self._metric(name, mean)
         if self.num_generations_eval == 1:  # TRL's metrics of the spread among siblings

@@ -85,6 +85,15 @@ def test_solved_and_kinds_of_failure_are_shares_of_episodes(tiny_model, tmp_path
     assert teams.logged(trainer, "eval_episodes/solved") == teams.logged(trainer, "eval_failures/no_code") == [0.5]
 
 
+def test_a_smaller_last_batch_of_an_evaluation_counts_by_its_episodes(tiny_model, tmp_path):
+    trainer = teams.make(
+        tiny_model, tmp_path, MultiAgentGRPOTrainer, workflow=teams.Pair(), eval_dataset=teams.dataset(5, earns=[*range(5)]),
+        reward=lambda earns, **kwargs: [float(number) for number in earns], per_device_eval_batch_size=8,
+    )  # fmt: skip
+    assert trainer.evaluate()["eval_reward"] == 2
+    assert trainer.predict(teams.dataset(5, earns=[*range(5)])).metrics["test_reward"] == 2
+
+
 def test_shares_of_the_gradient_do_not_depend_on_how_rows_are_split(tiny_model, tmp_path):
     """One batch of eight rows, or eight of one."""
 
