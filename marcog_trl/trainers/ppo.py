@@ -172,12 +172,12 @@ class PPO(Algorithm):
         replies earn the same, the errors of the critic would become as large as advantages of other batches.
         """
         agents = batch.agent if self.args.advantage_normalization == "agent" else torch.zeros_like(batch.agent)
-        batches, *known = self.memory.get(VARIANCE, [0.0] * (len(self.agents) + 1))
-        before = advantages.new_tensor(known)
+        batches, before = advantages.new_tensor(self.memory.get(VARIANCE, [0.0] * 2 * len(self.agents))).chunk(2)
         advantages, variance = normalize_advantages(advantages, batch.mask, agents, before / 4, sum_over_processes)
         if batch.training:
-            new = torch.lerp(before, variance, max(1 / (batches + 1), NEWEST))
-            self.memory[VARIANCE] = [batches + 1, *torch.where(variance.isnan(), before, new).tolist()]
+            seen = ~variance.isnan()
+            new = torch.lerp(before, variance, (1 / (batches + 1)).clamp(min=NEWEST))
+            self.memory[VARIANCE] = [*(batches + seen).tolist(), *torch.where(seen, new, before).tolist()]
         return advantages
 
     def group_advantages(self, batch: TeamBatch) -> torch.Tensor:

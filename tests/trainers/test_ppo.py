@@ -188,6 +188,13 @@ class TestCredit:
             assert chosen.std(correction=0).item() == pytest.approx(expected, abs=1e-3)
         assert trainer.state.stateful_callbacks["advantage_variance"] == pytest.approx([2.0, 0.125], abs=1e-3)
 
+    def test_an_agent_that_comes_later_has_its_own_memory(self, tiny_model, tmp_path):
+        trainer = teams.make(tiny_model, tmp_path, workflow=teams.Pair())
+        for agent in (0, 0, 1):
+            batch = SimpleNamespace(agent=torch.tensor([agent, agent]), mask=torch.ones(2, 1), training=True)
+            trainer.algorithm._normalized(torch.tensor([[0.0], [2.0]]), batch)
+        assert trainer.algorithm.memory["advantage_variance"] == [2.0, 1.0, 1.0, 1.0]
+
     def test_tokens_may_decide_the_weight_of_an_agent(self, tiny_model, tmp_path):
         trainer = teams.make(tiny_model, tmp_path, workflow=teams.Pair(), agent_loss_weighting="token")
         teams.script(trainer)
