@@ -155,14 +155,17 @@ def check_file(name_or_path: str) -> None:
 
 def _rename(dataset: Dataset, name: str, columns: Mapping[str, str]) -> Dataset:
     for ours, theirs in columns.items():
+        if list(columns.values()).count(theirs) > 1:
+            raise ValueError(
+                f"columns={dict(columns)} names {theirs!r} twice. Copy the column under another name first."
+            )
         if theirs not in dataset.column_names:
             raise ValueError(
                 f"columns={{{ours!r}: {theirs!r}}} names a column that problem set {name!r} does not have. Use one of "
                 f"{dataset.column_names}."
             )
-        if ours != theirs and ours in dataset.column_names:
-            dataset = dataset.remove_columns(ours)
-        dataset = dataset.rename_column(theirs, ours)
+    replaced = columns.keys() & set(dataset.column_names) - set(columns.values())
+    dataset = dataset.remove_columns(sorted(replaced)).rename_columns({old: new for new, old in columns.items()})
     for needed in ("prompt", "test"):
         if needed not in dataset.column_names:
             raise ValueError(
@@ -201,7 +204,9 @@ def complete_problems(title: str, dataset: Dataset, name: str | None = None) -> 
         rows = dataset.select_columns([column for column in ("test", "test_format") if column in dataset.column_names])
         # Texts that do not parse are reported later, by check_problems
         formats = {
-            row.get("test_format") or guess_test_format(row["test"]) for row in rows if parse(row["test"] or "")
+            row.get("test_format") or guess_test_format(row["test"])
+            for row in rows
+            if row["test"] and parse(row["test"])
         }
         if "asserts" in formats and len(formats) > 1:
             raise ValueError(
@@ -210,8 +215,12 @@ def complete_problems(title: str, dataset: Dataset, name: str | None = None) -> 
         if "asserts" in formats:  # lists of tests
             dataset = dataset.map(lambda row: {"test": cut_asserts(row["test"] or "")}, load_from_cache_file=False)
 
+    lacks_ids = name is not None and None in (dataset["task_id"] if "task_id" in dataset.column_names else [None])
+
     def guess(row: dict[str, Any], index: int) -> dict[str, Any]:
-        own = {} if name is None or row.get("task_id") is not None else {"task_id": f"{name}/{index}"}
+        own = (
+            {"task_id": f"{name}/{index}" if row.get("task_id") is None else str(row["task_id"])} if lacks_ids else {}
+        )
         return own | {column: value for column, value in complete(row).items() if column in GUESSED}
 
     return dataset.map(guess, with_indices=True, load_from_cache_file=False)

@@ -84,7 +84,7 @@ def list_faults(name: str, faults: Iterable[tuple[Any, int, str | None]]) -> Non
     rows: dict[str, list[str]] = {}  # fault -> the rows that have it
     for task_id, i, fault in faults:
         if fault is not None:
-            rows.setdefault(fault, []).append(f"row {i}" if task_id is None else f"task_id {task_id!r}")
+            rows.setdefault(fault.rstrip("."), []).append(f"row {i}" if task_id is None else f"task_id {task_id!r}")
     if not rows:
         return
     if len(faults) > 1 and [len(found) for found in rows.values()] == [len(faults)]:

@@ -50,7 +50,7 @@ def complete(problem: Mapping[str, Any]) -> dict[str, Any]:
     """
     problem = with_test_format(dict(problem))
     test, prompt = problem.get("test"), problem.get("prompt", "")
-    first = test[0] if isinstance(test, list) and test else ""
+    first = test[0] if isinstance(test, list) and test and isinstance(test[0], str) else ""
     reference = problem.get("canonical_solution") or prompt
     asserts = problem.get("test_format") == "asserts"
     entry_point = problem.get("entry_point") or (called_name(first, reference) if asserts else "")

@@ -101,6 +101,20 @@ def test_parquet_and_formats_by_the_shape_of_the_tests(tmp_path):
 def test_a_column_of_ours_that_is_mapped_gives_way(tmp_path):
     path = write(tmp_path / "set.jsonl", [{"prompt": "old", "text": "new", "test": ["assert f()"]}])
     assert load_problems(path, columns={"prompt": "text"})["prompt"][:] == ["new"]
+    swapped = load_problems(path, columns={"prompt": "text", "starter_code": "prompt"})
+    assert swapped[0]["prompt"] == "new" and swapped[0]["starter_code"] == "old"
+
+
+def test_rows_without_an_id_or_a_test_are_no_mixture(tmp_path):
+    check = "def check(f):\n    assert f(1)"
+    rows = [
+        {"prompt": "p", "entry_point": "f", "test": check, "task_id": 7},
+        {"prompt": "p", "entry_point": "f", "test": check},
+    ]
+    path = write(tmp_path / "set.jsonl", rows)
+    assert load_problems(path)["task_id"][:] == ["7", f"{path}/1"]
+    with pytest.raises(ValueError, match="set.jsonl/2': it has no 'test'"):
+        load_problems(write(tmp_path / "set.jsonl", [*rows, {"prompt": "p", "test": None}]))
 
 
 def test_mbpp_gets_a_signature_from_its_first_assert():
@@ -296,6 +310,16 @@ def test_public_sets_are_read_from_the_hub(monkeypatch, name, split, expected):
             [{"prompt": "p", "test": "print(f(1))"}],
             {},
             r"tests='print\(f\(1\)\)' must define a function check\(candidate\)",
+        ),
+        (
+            [{"prompt": "p", "test": [{"input": "1", "output": "2"}]}],
+            {},
+            r"tests\[0\] must be text, got dict\. Correct",
+        ),
+        (
+            [{"prompt": "p", "test": "assert f(1) == 2"}, {"prompt": "p", "test": "def check(f):\n  assert f(1)"}],
+            {"columns": {"prompt": "prompt", "starter_code": "prompt"}},
+            "names 'prompt' twice",
         ),
         ([{"prompt": "p", "test": "assert f(1) =="}], {}, r"tests='assert f\(1\) ==' does not parse: .*line 1"),
         ([{"prompt": "p", "test": ["return 1"]}], {}, r"tests\[0\]='return 1' does not parse: 'return' outside"),
