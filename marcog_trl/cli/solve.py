@@ -64,7 +64,7 @@ def show(answer: Answer, messages: bool) -> int:
     if answer.code:
         print(answer.code)
     else:
-        print("No reply has code. Add --messages to see the replies.", file=sys.stderr)
+        print("No reply has code." + " Add --messages to see the replies." * (not messages), file=sys.stderr)
     if answer.verdict is None:
         return 0 if answer.code else 1
     for number, result in enumerate(answer.verdict.tests, start=1):

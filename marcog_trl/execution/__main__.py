@@ -35,7 +35,7 @@ def read_file(path: Path) -> str:
         ValueError: If the file cannot be read, or is not UTF-8 text.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # Windows begins files with a mark
     except OSError as error:
         raise ValueError(f"cannot read {str(path)!r}: {error.strerror}.") from None
     except UnicodeDecodeError as error:

@@ -223,7 +223,7 @@ class Curriculum(TrainerCallback, ExportableState):
         self.stages = list(stages)
         self.problems = []
         for stage in self.stages:
-            wanted = stage.split("+")
+            wanted = [stage] if stage in texts else stage.split("+")
             for value in wanted:
                 if value not in texts:
                     raise ValueError(
@@ -331,6 +331,9 @@ def make_curriculum(args: Any, dataset: Any, batch_size: int) -> Curriculum | No
             "dataloader_num_workers=0."
         )
     values = list(dataset[given.column])
+    for row, value in enumerate(values):
+        if not isinstance(value, str | int | float):
+            raise ValueError(f"{name}: row {row} of the column has {value!r:.40}. Use a column of texts or numbers.")
     stages = [str(stage) for stage in (sorted(set(values)) if given.stages is None else given.stages)]
     if (given.steps is None) == (given.pass_rate is None):
         raise ValueError(f"{name} needs either steps or a pass_rate. Set curriculum={_EXAMPLE}, for example.")

@@ -18,6 +18,9 @@ VALUES = ["easy"] * 4 + ["hard"] * 4 + ["medium"] * 2
 
 
 class TestDraw:
+    def test_a_value_may_have_a_plus(self):
+        assert Curriculum(["A", "A+"], ["A", "A+"], 1, starts=[0, 1]).problems == [[0], [1]]
+
     def test_a_stage_shows_each_of_its_problems_before_any_comes_again(self):
         curriculum = Curriculum(VALUES, ["easy", "easy+hard"], 2, starts=[0, 3])
         drawn = [curriculum.draw(batch) for batch in range(7)]
@@ -103,6 +106,9 @@ def test_may_be_added_to_a_run_that_had_none(tiny_model, tmp_path):
     }  # fmt: skip
     teams.make(tiny_model, tmp_path, MultiAgentGRPOTrainer, max_steps=2, **options).train()
     options["curriculum"] = {"column": "level", "stages": ["easy", "medium"], "steps": [1]}
+    with pytest.raises(ValueError, match="row 9 of the column has None"):
+        lacking = {**options, "data": teams.dataset(10, level=[*VALUES[:9], None])}
+        teams.make(tiny_model, tmp_path / "lacking", MultiAgentGRPOTrainer, max_steps=4, **lacking)
     trainer = teams.make(tiny_model, tmp_path, MultiAgentGRPOTrainer, max_steps=4, **options)
     trainer.train(resume_from_checkpoint=True)
     saved = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())
