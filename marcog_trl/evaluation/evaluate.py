@@ -428,7 +428,7 @@ class _SamplePlayer:
             return [
                 {
                     "index": i,
-                    "task_id": self.rows[i].get("task_id", i),
+                    "task_id": self._task_id(i),
                     "greedy": episodes[i, GREEDY],
                     "samples": [episodes[i, sample] for sample in range(self.num_samples)],
                 }
@@ -439,7 +439,11 @@ class _SamplePlayer:
 
     def _key(self, play: Sample) -> str | None:
         i, sample = play
-        return None if sample is GREEDY else repr((self.seed, self.rows[i].get("task_id", i), sample))
+        return None if sample is GREEDY else repr((self.seed, self._task_id(i), sample))
+
+    def _task_id(self, i: int) -> Any:
+        found = self.rows[i].get("task_id")
+        return i if found in (None, "") else found
 
     def _begin(
         self,

@@ -47,6 +47,8 @@ _IGNORED = (
     "max_tokens",
     "max_completion_tokens",
     "seed",
+    "logit_bias",
+    "reasoning_effort",
     "presence_penalty",
     "frequency_penalty",
 )

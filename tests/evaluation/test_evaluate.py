@@ -210,6 +210,9 @@ class TestKeyedSampling:
         assert whole == play("again.json") == play("small.json", batch_size=9) == play("tiny.json", batch_size=1)
         part = play("part.json", team.train_dataset.select([5, 2]))
         assert part == {name: whole[name] for name in ("problem/5", "problem/2")}
+        nameless = team.train_dataset.select([0, 0]).map(lambda row: {"task_id": None})
+        (_, first), (_, second) = play("nameless.json", nameless).values()
+        assert first != second
         other = play("other.json", seed=1)
         assert other != whole
         assert [greedy for greedy, _ in other.values()] == [greedy for greedy, _ in whole.values()]
