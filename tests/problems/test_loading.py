@@ -113,7 +113,7 @@ def test_rows_without_an_id_or_a_test_are_no_mixture(tmp_path):
     ]
     path = write(tmp_path / "set.jsonl", rows)
     assert load_problems(path)["task_id"][:] == ["7", f"{path}/1"]
-    with pytest.raises(ValueError, match="set.jsonl/2': it has no 'test'"):
+    with pytest.raises(ValueError, match=r"set\.jsonl/2': it has no 'test'"):
         load_problems(write(tmp_path / "set.jsonl", [*rows, {"prompt": "p", "test": None}]))
 
 
