@@ -745,7 +745,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         else:  # the last batch may be smaller; TRL's means are over batches
             sizes, self._eval_episodes = self._eval_episodes, []
             for name, values in logged.items():
-                if len(values) == len(sizes):
+                if len(values) == len(sizes) and not name.startswith("ledger/"):  # the ledger counts by batch
                     logged[name] = [metrics.weighted_mean(values, sizes)]
         for name, mean in self._window_means.take(self._mode).items():
             self._metric(name, mean)
