@@ -13,6 +13,7 @@ from marcog_trl.rewards.requirements import needs_entry_point, needs_tests
 from marcog_trl.rewards.solutions import Completion, Solutions, or_failure
 
 
+COMBINATION_PARSES = 0.5
 CALLS_HELPER = 0.5
 NOT_A_WRAPPER = 1.0
 RESULT_IGNORED = -0.5
@@ -73,8 +74,8 @@ def collaboration_reward(
 
 def _reward(division: Division, structure: Mapping[str, float], verdict: Verdict | None) -> float:
     if verdict is None:
-        return division.reward(None)
-    reward = division.reward(verdict.passed / verdict.total)
+        return division.definition_reward
+    reward = division.definition_reward + COMBINATION_PARSES + verdict.passed / verdict.total
     if verdict.passed:
         reward += CALLS_HELPER * structure["calls_helper"]
         reward += NOT_A_WRAPPER * structure["not_wrapper"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import isnan
 from typing import Any, NamedTuple
 
 from marcog_trl.agents import Prompt
@@ -16,6 +17,7 @@ from marcog_trl.rewards.solutions import Completion, Solutions, or_failure
 from marcog_trl.rewards.values import InfrastructureFailure
 
 
+RUNS = 0.5
 DIVIDED = 1.5
 
 
@@ -33,7 +35,8 @@ def divided_work_reward(
 
     * +0.4 if the helper's reply defines `aux` and it returns a value;
     * +0.6 if the main agent's reply defines the entry point and it returns a value; otherwise nothing more is added;
-    * +0.5 if both replies and their combination have no syntax error; otherwise nothing more is added;
+    * +0.5 if both replies and their combination have no syntax error, and the solution returns a value in at least one test:
+      it raises no exception there and keeps to the limits;
     * + fraction of the tests that the solution passes;
     * + 1.5 · this fraction if the work is divided: the helper matters and the main agent matters.
 
@@ -54,9 +57,9 @@ def divided_work_reward(
 
     In trainers of a single agent, the completion holds both functions.
 
-    Logs `divided_work_reward/…`: `helper_definition`, `main_definition`, `syntax` (shares of the episodes), `helper_matters`
-    (share of the episodes; 0 if nothing was tried), `main_matters` (share of the episodes with experiments), `tests_passed`,
-    `tests_total`, `timeouts` (over the executed solutions), `pass_rate`, `solved` (over all solutions).
+    Logs `divided_work_reward/…`: `helper_definition`, `main_definition`, `syntax`, `runs` (shares of the episodes),
+    `helper_matters` (share of the episodes; 0 if nothing was tried), `main_matters` (share of the episodes with experiments),
+    `tests_passed`, `tests_total`, `timeouts` (over the executed solutions), `pass_rate`, `solved` (over all solutions).
 
     Args:
         prompts, completions, **given: See [`execution_reward`].
@@ -73,50 +76,52 @@ def divided_work_reward(
     divisions, results, tests = test_divisions(solutions, "divided_work_reward", replies)
 
     tried = [
-        (i, name)
+        (i, verdict, name)
         for i, (division, verdict) in enumerate(zip(divisions, results, strict=True))
         if verdict is not None and verdict.passed
         for name in _named(division)
     ]
-    programs = [(i, code) for i, name in tried for code in _programs(divisions[i], name)]
-    found = solutions.run([make_job(solutions.problems[i], code) for i, code in programs])  # all in one call
+    programs = [(i, code) for i, _, name in tried for code in _programs(divisions[i], name)]
+    jobs = [make_job(solutions.problems[i], code) for i, code in programs]
+    found = [verdict for verdict in solutions.run(jobs) if verdict is not None]  # all in one call
     outcomes: list[list[_Outcome | None]] = [[] for _ in divisions]
-    for k, (i, _) in enumerate(tried):
-        outcomes[i].append(_outcome(results[i], *found[3 * k : 3 * k + 3]))
+    for k, (i, original, _) in enumerate(tried):
+        outcomes[i].append(_outcome(original, *found[3 * k : 3 * k + 3]))
 
     rewards: list[float] = []
     helper_matters: list[float | None] = []
     main_matters: list[float | None] = []
     for division, verdict, tries in zip(divisions, results, outcomes, strict=True):
         known = [outcome for outcome in tries if outcome is not None]
-        count = len(division.helpers)
-        if len(known) < len(tries):
-            rewards.append(InfrastructureFailure("an experiment could not be run"))
-            helper_matters.append(None)
-            main_matters.append(None)
-            continue
-        rewards.append(_reward(division, verdict, sum(all(outcome) for outcome in known) / count))
-        helper_matters.append(sum(outcome.helper_matters for outcome in known) / count)
-        main_matters.append(sum(outcome.main_matters for outcome in known) / len(known) if known else None)
+        failed, count = len(known) < len(tries), len(division.helpers)
+        reward = _reward(division, verdict, sum(map(all, known)) / count)
+        rewards.append(InfrastructureFailure("an experiment could not be run") if failed else reward)
+        helper_matters.append(None if failed else sum(outcome.helper_matters for outcome in known) / count)
+        mains = [outcome.main_matters for outcome in known]
+        main_matters.append(None if failed or not known else sum(mains) / len(mains))
 
-    solutions.log({**tests, "helper_matters": helper_matters, "main_matters": main_matters})
+    runs = [None if isnan(reward) else float(_runs(of)) for reward, of in zip(rewards, results, strict=True)]
+    solutions.log({**tests, "runs": runs, "helper_matters": helper_matters, "main_matters": main_matters})
     return rewards
 
 
 def _reward(division: Division, verdict: Verdict | None, divided: float) -> float:
     if verdict is None:
-        return division.reward(None)
-    return or_failure(verdict, division.reward((1 + DIVIDED * divided) * verdict.passed / verdict.total))
+        return division.definition_reward
+    tests = (1 + DIVIDED * divided) * verdict.passed / verdict.total
+    return or_failure(verdict, division.definition_reward + RUNS * _runs(verdict) + tests)
+
+
+def _runs(verdict: Verdict | None) -> bool:
+    """Whether the solution returned in at least one test, if only a wrong value."""
+    tests = () if verdict is None else verdict.tests
+    return any(test.status in ("passed", "failed") and not test.raised for test in tests)
 
 
 def _named(division: Division) -> list[str]:
     """The helpers' functions that are defined and whose name occurs in the code that could call them."""
-
-    def callers(name: str) -> str:
-        return "\n".join(division.around(name)) if division.by_one_agent else division.main
-
-    least = 2 if division.by_one_agent else 1  # the definition itself
-    return [name for name in division.defined if len(re.findall(rf"\b{name}\b", callers(name))) >= least]
+    code, least = (division.solution, 2) if division.by_one_agent else (division.main, 1)  # one is the definition
+    return [name for name in division.defined if len(re.findall(rf"\b{name}\b", code)) >= least]
 
 
 def _programs(division: Division, name: str) -> tuple[str, str, str]:
@@ -135,11 +140,8 @@ class _Outcome(NamedTuple):
     main_matters: bool
 
 
-def _outcome(
-    verdict: Verdict | None, frozen: Verdict | None, changed: Verdict | None, alone: Verdict | None
-) -> _Outcome | None:
+def _outcome(verdict: Verdict, frozen: Verdict, changed: Verdict, alone: Verdict) -> _Outcome | None:
     """Result of the experiments on a solution with this verdict; `None` if the executor failed."""
-    assert verdict is not None and frozen is not None and changed is not None and alone is not None
     if any(each.status == "infrastructure" for each in (frozen, changed, alone)):
         return None
     helper_matters = all("failed" in _where_passed(verdict, each) for each in (frozen, changed))

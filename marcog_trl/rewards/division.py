@@ -18,7 +18,6 @@ from marcog_trl.rewards.solutions import Components, Solutions, test_components
 
 HELPER_DEFINED = 0.4
 MAIN_DEFINED = 0.6
-COMBINATION_PARSES = 0.5
 
 
 @dataclass(frozen=True)
@@ -56,13 +55,12 @@ class Division:
         return returns_value(self.main, self.entry_point)
 
     @property
-    def runs(self) -> bool:
+    def complete(self) -> bool:
         return self.main_definition and self.parses
 
-    def reward(self, earned: float | None) -> float:
-        """The reward for definitions, and, unless nothing was executed, for syntax and what the tests earned."""
-        reward = HELPER_DEFINED * self.helper_definition + MAIN_DEFINED * self.main_definition
-        return reward if earned is None else reward + (COMBINATION_PARSES + earned)
+    @property
+    def definition_reward(self) -> float:
+        return HELPER_DEFINED * self.helper_definition + MAIN_DEFINED * self.main_definition
 
     def around(self, name: str) -> tuple[str, str]:
         """The code up to the end of a helper's function, and the code that follows."""
@@ -71,10 +69,9 @@ class Division:
             end = names.index(name) + 1
             codes = [self.helpers[other] for other in names]
             return combine(*codes[:end]), combine(*codes[end:], self.main)
-        code = combine(*dict.fromkeys([self.helpers[name], self.main]))
-        tree = parse(code)
+        tree = parse(self.solution)
         assert tree is not None  # it defines the helper
-        function, lines = find(tree, name), code.split("\n")
+        function, lines = find(tree, name), self.solution.split("\n")
         cut = next(node.end_lineno for node in tree.body if any(part is function for part in ast.walk(node)))
         return "\n".join(lines[:cut]), "\n".join(lines[cut:])
 
@@ -99,11 +96,11 @@ def test_divisions(
         for i, problem in enumerate(solutions.problems)
     ]
     jobs = zip(divisions, solutions.problems, strict=True)
-    results = solutions.run([solution_job(problem, own.solution) if own.runs else None for own, problem in jobs])
+    results = solutions.run([solution_job(problem, own.solution) if own.complete else None for own, problem in jobs])
     components = test_components(results)
     for name in ("pass_rate", "solved"):
-        shares = zip(components[name], divisions, strict=True)
-        components[name] = [value if division.runs else 0.0 for value, division in shares]
+        shares = zip(components[name], results, strict=True)
+        components[name] = [0.0 if result is None else value for value, result in shares]
     components["helper_definition"] = [division.helper_definition for division in divisions]
     components["main_definition"] = [float(division.main_definition) for division in divisions]
     components["syntax"] = [float(division.parses) for division in divisions]

@@ -25,7 +25,7 @@ def score(cases, workflow=None, replies=None, **kwargs):
     return divided_work_reward(prompts, solutions, replies=replies, **columns, **kwargs)
 
 
-@pytest.mark.parametrize("kind", ["cheats", "honest"])
+@pytest.mark.parametrize("kind", ["cheats", "honest", "faulty"])
 def test_cases(executor, kind):
     rewards = score(CASES[kind], executor=executor)
     wrong = {
@@ -43,11 +43,6 @@ def test_built_in_pairs_divide_the_work(executor):
     columns = {name: [row[name] for row in rows] for name in ("entry_point", "test", "test_format")}
     prompts = [row["prompt"] for row in rows]
     assert divided_work_reward(prompts, solutions, replies=replies, executor=executor, **columns) == [4.0] * len(rows)
-
-
-def test_the_bonus_is_a_share_of_the_passed_tests(executor):
-    most = BY_NAME["list"] | {"main": BY_NAME["list"]["main"].replace("return", "return n != 17 and")}
-    assert score([most], executor=executor) == [pytest.approx(0.4 + 0.6 + 0.5 + (1 + 1.5) * 5 / 6)]
 
 
 LEVELS = {
@@ -146,6 +141,7 @@ def test_components_are_logged(executor):
         "helper_definition": 1.0,
         "main_definition": 0.75,
         "syntax": 1.0,
+        "runs": 0.75,
         "helper_matters": 0.5,
         "main_matters": 0.5,
         "tests_passed": 6.0,
