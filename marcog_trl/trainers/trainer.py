@@ -562,12 +562,13 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
             return super()._get_per_token_logps_and_entropies(
                 head, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **kwargs
             )
-        chunk, found = batch_size or len(input_ids), []
-        flight.passes = []
+        chunk, found, flight.passes = batch_size or len(input_ids), [], []
         # One call per chunk, because the team's modules must know the rows of a forward pass
         for start in range(0, len(input_ids), chunk):
             rows = slice(start, start + chunk)
             ids, mask = input_ids[rows], attention_mask[rows]
+            if not torch.is_grad_enabled():
+                self.on_activity(f"log-probabilities of replies {start + 1} to {start + len(ids)} of {len(input_ids)}")
             given = {
                 name: x[rows] if isinstance(x, torch.Tensor) and x.dim() else x for name, x in flight.inputs.items()
             }

@@ -89,7 +89,7 @@ def test_what_a_trainer_does_is_said_after_silence(clock, capsys):
 def test_a_trainer_tells_what_it_does(tiny_model, tmp_path):
     trainer = teams.make(
         tiny_model, tmp_path, workflow=teams.Chain(), gradient_accumulation_steps=2, per_device_train_batch_size=4,
-        generation_kwargs={"min_new_tokens": 6},
+        generation_kwargs={"min_new_tokens": 6}, num_iterations=2,
     )  # fmt: skip
     told = []
     trainer.on_activity = told.append
@@ -98,6 +98,8 @@ def test_a_trainer_tells_what_it_does(tiny_model, tmp_path):
     assert told == [
         *(f"a: writing 4 replies{end}" for end in ("", *(f", {token}" for token in each))),
         *(f"b: writing 4 replies{end}" for end in ("", *(f", {token}" for token in each))),
+        "log-probabilities of replies 1 to 4 of 8",
+        "log-probabilities of replies 5 to 8 of 8",
         "judging 4 episodes",
         "learning from part 1 of 2 of the replies",
         "learning from part 2 of 2 of the replies",
