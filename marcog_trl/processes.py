@@ -28,6 +28,18 @@ def most_over_processes(count: int) -> int:
     return int(gather(torch.tensor([count], device=this_process().device)).max())
 
 
+def equally_many(chosen: torch.Tensor) -> torch.Tensor:
+    """
+    Returns the indices of the rows that are chosen, and of as many others as it takes for all processes to have equally many, at
+    least one: every process takes part in every forward pass. A collective operation.
+
+    Args:
+        chosen (`torch.Tensor` of shape `(B,)`): Whether each row of this process is chosen.
+    """
+    number = most_over_processes(max(1, int(chosen.sum())))
+    return chosen.int().argsort(descending=True, stable=True)[:number].sort().values
+
+
 def gather_rows(*rows: torch.Tensor) -> tuple[slice, list[torch.Tensor]]:
     """
     Gathers tensors that have a row for each of the same things. A collective operation.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 
 from marcog_trl.algorithms.advantages import agent_weights, group_advantages
 from marcog_trl.algorithms.counterfactual import critic_share, sibling_moments
-from marcog_trl.processes import gather_rows, sum_over_processes, this_process
+from marcog_trl.processes import equally_many, gather_rows, sum_over_processes, this_process
 from marcog_trl.trainers.batch import TeamBatch
 
 
@@ -245,38 +245,36 @@ def rows_to_train(batch: TeamBatch, output: dict[str, Any], parts: int) -> dict[
     return output | counts
 
 
-def rows_with_signal(inputs: dict[str, Any], most: Callable[[int], int] = int) -> dict[str, Any]:
+def rows_with_signal(inputs: dict[str, Any]) -> dict[str, Any]:
     """
     Returns a micro-batch without the rows whose advantages are all 0, and without columns that only pad the others. The sum of
     its policy loss does not change: what TRL divides it by is a number of the whole batch, or of rows, for which
-    `rows_per_counted_row` makes up.
+    `rows_per_counted_row` makes up. A collective operation.
 
     For losses to which rows without an advantage add nothing. Every process runs every micro-batch, and TRL gathers values of
     rows, so all processes keep the same number of rows, at least one: further ones stay without tokens that count.
 
     Args:
         inputs (`dict`): The micro-batch.
-        most (`Callable`, *optional*): Returns the maximum of a number over all processes. A collective operation.
     """
     mask = inputs["completion_mask"] * inputs["tool_mask"]
     advantages = inputs["advantages"]
     signal = advantages[:, None] * mask if advantages.dim() == 1 else advantages * mask
     keep = (signal != 0).any(1)
-    rows, columns = len(keep), mask.size(1)
+    columns = mask.size(1)
     prompt, reply = (inputs[f"{part}_mask"][keep].any(0) for part in ("prompt", "completion"))
     first = int(prompt.int().argmax()) if keep.any() else len(prompt) - 1
     last = columns - int(reply.flip(0).int().argmax()) if keep.any() else 1
-    silent = ~keep
     inputs = inputs | {"tool_mask": inputs["tool_mask"] * keep[:, None]}
-    keep = keep | (silent & (silent.cumsum(0) <= max(1, most(int(keep.sum()))) - keep.sum()))
+    rows = equally_many(keep)
 
     def cut(name: str, value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or not value.dim():
             return value
-        value = value[keep]
+        value = value[rows]
         if name in ("prompt_ids", "prompt_mask"):
             return value[:, first:]
         return value[:, :last] if value.dim() > 1 and value.size(1) == columns else value
 
     inputs = {name: cut(name, value) for name, value in inputs.items()}
-    return inputs | {"rows_per_counted_row": inputs["rows_per_counted_row"] * (len(inputs["advantages"]) / rows)}
+    return inputs | {"rows_per_counted_row": inputs["rows_per_counted_row"] * (len(rows) / len(keep))}

@@ -46,7 +46,7 @@ from trl.trainer.utils import RepeatSampler
 
 from marcog_trl.agents import Tools, Workflow, with_tools
 from marcog_trl.execution import CodeExecutor
-from marcog_trl.processes import most_over_processes
+from marcog_trl.processes import equally_many
 from marcog_trl.report.callback import ReportCallback
 from marcog_trl.report.console import MOST_EPISODES, ConsoleCallback, print_episodes
 from marcog_trl.report.diagnosis import Diagnosis
@@ -191,14 +191,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         algorithm: type[Algorithm] | None = None,
     ):
         model = str(model) if isinstance(model, Path) else model
-        args = check_arguments(
-            type(self),
-            model,
-            args,
-            peft_config,
-            quantization_config,
-            rollout_func=rollout_func,
-        )
+        args = check_arguments(type(self), model, args, peft_config, quantization_config, rollout_func=rollout_func)
         self.args = args  # TRL sets it too, but the checks below need it
         if isinstance(workflow, str) and args.workflow not in ("single", workflow):
             raise ValueError(
@@ -558,43 +551,47 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
     ):
         flight = self._in_flight
         head = HeadOnReplies(model, self.accelerator.unwrap_model(model), self.args.share_prompts)
+        batch = None if flight is None or torch.is_grad_enabled() else flight.batch
+        size, device = len(input_ids), input_ids.device
+        rows = torch.arange(size, device=device) if batch is None else equally_many(batch.is_used)
+
+        def of_all_rows(values: torch.Tensor) -> torch.Tensor:
+            return values if len(rows) == size else values.new_zeros(size, values.size(1)).index_copy(0, rows, values)
+
         if flight is None or model is self.ref_model or not _policy_acts(self.model):
-            return super()._get_per_token_logps_and_entropies(
-                head, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **kwargs
+            logps, entropies, aux_loss = super()._get_per_token_logps_and_entropies(
+                head, input_ids[rows], attention_mask[rows], logits_to_keep, batch_size=batch_size, **kwargs
             )
-        chunk, found, flight.passes = batch_size or len(input_ids), [], []
+            return of_all_rows(logps), entropies, aux_loss
+        found, flight.passes = [], []
         # One call per chunk, because the team's modules must know the rows of a forward pass
-        for start in range(0, len(input_ids), chunk):
-            rows = slice(start, start + chunk)
-            ids, mask = input_ids[rows], attention_mask[rows]
+        for chunk in rows.split(batch_size or size):
             if not torch.is_grad_enabled():
-                self.on_activity(f"log-probabilities of replies {start + 1} to {start + len(ids)} of {len(input_ids)}")
+                done = len(flight.passes) * len(rows[:batch_size])
+                self.on_activity(f"log-probabilities of replies {done + 1} to {done + len(chunk)} of {len(rows)}")
             given = {
-                name: x[rows] if isinstance(x, torch.Tensor) and x.dim() else x for name, x in flight.inputs.items()
+                name: x[chunk] if isinstance(x, torch.Tensor) and x.dim() else x for name, x in flight.inputs.items()
             }
             forward = self.algorithm.context(given, logits_to_keep, flight.part)
-            again = 0 if forward.other_z is None else len(forward.other_z)  # rows that run once more
+            again = chunk[: 0 if forward.other_z is None else len(forward.other_z)]  # rows that run once more
+            run = torch.cat([chunk, again])
             with nullcontext() if self.team.modules is None else self.modules.rows(forward):
                 logps, entropies, aux_loss = super()._get_per_token_logps_and_entropies(
-                    head,
-                    torch.cat([ids, ids[:again]]),
-                    torch.cat([mask, mask[:again]]),
-                    logits_to_keep,
-                    **kwargs,
+                    head, input_ids[run], attention_mask[run], logits_to_keep, **kwargs
                 )
-            forward.logps, forward.other_logps = logps[: len(ids)], logps[len(ids) :]
+            forward.logps, forward.other_logps = logps[: len(chunk)], logps[len(chunk) :]
             flight.passes.append(forward)
-            found.append((forward.logps, None if entropies is None else entropies[: len(ids)], aux_loss))
+            found.append((forward.logps, None if entropies is None else entropies[: len(chunk)], aux_loss))
         logps, entropies, aux_losses = zip(*found, strict=True)
         result = (
-            torch.cat(logps),
-            None if entropies[0] is None else self._shared_entropies(torch.cat(entropies)),
+            of_all_rows(torch.cat(logps)),
+            None if entropies[0] is None else self._shared_entropies(of_all_rows(torch.cat(entropies))),
             None if aux_losses[0] is None else torch.stack(aux_losses).mean(),
         )
-        if flight.batch is not None and not torch.is_grad_enabled():
+        if batch is not None:
             values = [forward.values for forward in flight.passes]
-            flight.batch.logps = result[0]
-            flight.batch.values = None if None in values else torch.cat(values)
+            batch.logps = result[0]
+            batch.values = None if None in values else of_all_rows(torch.cat(values))
         return result
 
     def _shared_entropies(self, entropies: torch.Tensor) -> torch.Tensor:
@@ -627,7 +624,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         if self.model.training:
             self.on_activity(f"learning from part {self._step % parts + 1} of {parts} of the replies")
         if self.model.training and self._skips_rows():
-            inputs = rows_with_signal(inputs, most_over_processes)
+            inputs = rows_with_signal(inputs)
             mask = loss_mask(inputs)
         if self.algorithm.penalizes_rewards:
             beta = 0.0
