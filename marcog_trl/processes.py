@@ -28,15 +28,17 @@ def most_over_processes(count: int) -> int:
     return int(gather(torch.tensor([count], device=this_process().device)).max())
 
 
-def equally_many(chosen: torch.Tensor) -> torch.Tensor:
+def equally_many(chosen: torch.Tensor, multiple_of: int = 1) -> torch.Tensor:
     """
     Returns the indices of the rows that are chosen, and of as many others as it takes for all processes to have equally many, at
     least one: every process takes part in every forward pass. A collective operation.
 
     Args:
         chosen (`torch.Tensor` of shape `(B,)`): Whether each row of this process is chosen.
+        multiple_of (`int`, *optional*, defaults to `1`): What the number of rows is a multiple of. It divides B.
     """
     number = most_over_processes(max(1, int(chosen.sum())))
+    number += -number % multiple_of
     return chosen.int().argsort(descending=True, stable=True)[:number].sort().values
 
 

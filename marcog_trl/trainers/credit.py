@@ -220,24 +220,21 @@ def loss_window(count: torch.Tensor, accumulation: int = 1, parts: int = 1) -> t
 
 def rows_to_train(batch: TeamBatch, output: dict[str, Any], parts: int) -> dict[str, Any]:
     """
-    Returns the batch of the update: the rows of trained agents, and the number of these rows per row in statistics and per row in
-    the loss, over all processes. The other agents' rows would cost a forward and a backward pass for nothing.
+    Returns the batch of the update: the used rows of trained agents, and the number of these rows per row in statistics and per row
+    in the loss, over all processes. The other rows would cost a forward and a backward pass for nothing.
 
     Args:
         batch ([`TeamBatch`]): The batch.
         output (`dict`): What TRL trains on.
         parts (`int`): Number of equal parts that TRL splits it into. So a few rows that the loss ignores may have to stay.
     """
-    keep = batch.agent_is_trained.clone()
-    keep[(~keep).nonzero()[: -int(keep.sum()) % parts]] = True
-    if not keep.all():
-        output = {
-            name: value[keep] if isinstance(value, torch.Tensor) and value.dim() else value
-            for name, value in output.items()
-        }
-    counted, in_loss, total = sum_over_processes(
-        torch.stack([batch.in_statistics.sum(), batch.in_loss.sum(), keep.sum()])
-    )
+    keep = equally_many(batch.in_statistics, multiple_of=parts)
+    output = {
+        name: value[keep] if isinstance(value, torch.Tensor) and value.dim() else value
+        for name, value in output.items()
+    }
+    counted, in_loss = sum_over_processes(torch.stack([batch.in_statistics.sum(), batch.in_loss.sum()]))
+    total = len(keep) * this_process().num_processes
     counts = {
         "rows_per_counted_row": total / counted.clamp(min=1),
         "rows_per_row_in_loss": total / in_loss.clamp(min=1),

@@ -4,6 +4,7 @@ import inspect
 import zlib
 from collections import Counter
 from contextlib import nullcontext
+from unittest import mock
 
 import torch
 from datasets import Dataset
@@ -218,10 +219,11 @@ def logged(trainer, name):
 
 
 def generation_batch(trainer):
-    """The scored generation batch of the trainer's first step, before rows are shuffled: what updates are made of."""
+    """The scored generation batch of the trainer's first step, with the rows that no update trains on."""
     rows = next(iter(trainer.get_train_dataloader()))
     trainer.model.train()
-    return trainer._generate_and_score_completions(rows)
+    with mock.patch("marcog_trl.trainers.trainer.rows_to_train", lambda batch, output, parts: output):
+        return trainer._generate_and_score_completions(rows)
 
 
 PROMPT = list(range(20, 60))

@@ -275,10 +275,12 @@ class TestRatio:
         )
         teams.randomize(trainer.modules)
         no_states(trainer)  # a pass over the rollouts gives the old log-probabilities
-        told = []
+        told, rows, compute_loss = [], [], trainer._compute_loss
         trainer.on_activity = told.append
+        trainer._compute_loss = lambda model, inputs: rows.append(len(inputs["agent"])) or compute_loss(model, inputs)
         trainer.train()
         assert "log-probabilities of replies 11 to 14 of 14" in told  # without the six unused rows
+        assert set(rows) == {4}  # equally many in each part, so two of the unused ones stay
         for name in ("low_mean", "high_mean", "region_mean"):  # of ratios that are not 1
             assert teams.logged(trainer, f"clip_ratio/{name}") == [0]
 
@@ -372,14 +374,7 @@ class TestDeadRows:
         def reward(prompts, completions, turn, **kwargs):
             return [None if turn[0] == 1 and "f1" in prompt else 1.0 for prompt in prompts]
 
-        trainer = teams.make(
-            tiny_model,
-            tmp_path,
-            reward=reward,
-            workflow=teams.Chain(num_turns=2),
-            num_generations=1,
-            per_device_train_batch_size=8,
-        )
+        trainer = teams.make(tiny_model, tmp_path, reward=reward, workflow=teams.Chain(num_turns=2), num_generations=1)
         calls = teams.script(trainer)
         output = teams.generation_batch(trainer)
         live = (output["completion_mask"] * output["tool_mask"]).any(1)
