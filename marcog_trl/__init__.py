@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from marcog_trl.rewards import (
         class_reward,
         collaboration_reward,
+        coverage_reward,
         delta_reward,
         divided_work_reward,
         execution_reward,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
         Centralized,
         ClassTeam,
         Collaboration,
+        Coverage,
         Discussion,
         Pipeline,
         Program,
@@ -74,7 +76,7 @@ _MODULES = {
     ),
     "marcog_trl.problems": ("load_problems",),
     "marcog_trl.rewards": (
-        "class_reward", "collaboration_reward", "delta_reward", "divided_work_reward",
+        "class_reward", "collaboration_reward", "coverage_reward", "delta_reward", "divided_work_reward",
         "execution_reward", "graded_reward", "make_reward", "program_reward",
     ),
     "marcog_trl.report.console": ("ConsoleCallback",),
@@ -88,7 +90,8 @@ _MODULES = {
     "marcog_trl.team.settings": ("TeamSettings",),
     "marcog_trl.team.team": ("Team",),
     "marcog_trl.workflows": (
-        "Centralized", "ClassTeam", "Collaboration", "Discussion", "Pipeline", "Program", "Single", "make_workflow",
+        "Centralized", "ClassTeam", "Collaboration", "Coverage", "Discussion", "Pipeline", "Program", "Single",
+        "make_workflow",
     ),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

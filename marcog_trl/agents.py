@@ -31,7 +31,8 @@ class Agent:
 
     Args:
         name (`str`): Name, unique in the team. Part of the names of metrics (`agents/helper/reward`).
-        role (`str`): Instruction for the agent, from which SHPPO also computes latents. It comes before the problem, or where
+        role (`str`): Instruction for the agent, from which SHPPO also computes latents (with the name, if agents have the same
+            text). It comes before the problem, or where
             `{problem}` stands in it. `{entry_point}` and `{arguments}` are the name and the arguments of the function that
             the problem asks for.
         endpoint ([`~marcog_trl.endpoints.Endpoint`], *optional*): Endpoint of another model that speaks for the agent. Such

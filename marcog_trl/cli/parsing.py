@@ -299,12 +299,13 @@ def _use_embedded_model(args: Any, model: ModelConfig) -> None:
     """Checks the workflow, and builds the embedded model if it is the one to train."""
     if model.model_name_or_path == MODEL_NAME and args.workflow == "collaboration":  # it knows no other texts
         args.roles = {**ROLES, **(args.roles or {})}
-    copy.copy(args).make_workflow()  # an unusable one is refused before a model is built
+    workflow = copy.copy(args).make_workflow()  # an unusable one is refused before a model is built
     if model.model_name_or_path == MODEL_NAME:
         with args.main_process_first(desc="build the embedded model"):
             model.model_name_or_path = build_default_model()
-        if args.workflow == "single" and args.roles is None:
-            args.roles = {"solver": ""}  # a chat with another text than those of its agents means nothing to it
+        if args.workflow in ("single", "coverage") and args.roles is None:
+            # A chat with another text than those of its agents means nothing to it
+            args.roles = {agent.name: "" for agent in workflow.agents}
 
 
 def _fit_step(seen: Namespace, samples: Any, accumulates: bool) -> list[str]:

@@ -194,7 +194,7 @@ def make_scorer(team: Team, trainer: MultiAgentTrainer | None, reward_funcs: Any
                 f"reward_funcs has {func!r:.80}, which is not a function. Pass reward_funcs='execution_reward', for example. "
                 "To measure a reward model, pass the trainer as team."
             )
-    return Scorer(funcs, team.agents, lambda: team.executor), [get_callable_name(func) for func in funcs]
+    return Scorer(funcs, team.workflow, lambda: team.executor), [get_callable_name(func) for func in funcs]
 
 
 def _saved_rewards(description: TeamDescription) -> list[str]:

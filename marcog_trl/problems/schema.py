@@ -62,6 +62,11 @@ def solution_job(problem: Mapping[str, Any], solution: str) -> Job:
     return make_job(problem, code_in(problem, solution))
 
 
+def number_of_tests(problem: Mapping[str, Any]) -> int:
+    """Number of tests of a problem that [`fault_of`] has checked."""
+    return plan(make_job(problem, "")).total
+
+
 def check_problems(name: str, problems: Iterable[Mapping[str, Any]], needed: Mapping[str, str]) -> None:
     """
     Check problems, and raise one error for all that cannot be used.

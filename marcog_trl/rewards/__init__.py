@@ -9,6 +9,7 @@ from typing import Any
 
 from marcog_trl.rewards.classes import class_reward
 from marcog_trl.rewards.collaboration import collaboration_reward
+from marcog_trl.rewards.coverage import coverage_reward
 from marcog_trl.rewards.delta import delta_reward
 from marcog_trl.rewards.divided_work import divided_work_reward
 from marcog_trl.rewards.execution import execution_reward
@@ -24,6 +25,7 @@ __all__ = [
     "InfrastructureFailure",
     "class_reward",
     "collaboration_reward",
+    "coverage_reward",
     "delta_reward",
     "divided_work_reward",
     "execution_reward",
@@ -40,6 +42,7 @@ _REWARDS: dict[str, Callable] = {
         execution_reward,
         divided_work_reward,
         collaboration_reward,
+        coverage_reward,
         graded_reward,
         delta_reward,
         class_reward,
@@ -56,8 +59,8 @@ def make_reward(name: str, **options: Any) -> Callable:
     Get a reward function by its name.
 
     Args:
-        name (`str`): `"execution_reward"`, `"divided_work_reward"`, `"collaboration_reward"`, `"graded_reward"`,
-            `"delta_reward"`, `"class_reward"` or `"program_reward"`; or a file and a function in it, such as
+        name (`str`): `"execution_reward"`, `"divided_work_reward"`, `"collaboration_reward"`, `"coverage_reward"`,
+            `"graded_reward"`, `"delta_reward"`, `"class_reward"` or `"program_reward"`; or a file and a function in it, such as
             `"my_reward.py:shortest"`. The file is run.
         **options: Options of the function, such as `all_or_nothing=True`.
 

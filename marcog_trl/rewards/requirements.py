@@ -13,6 +13,12 @@ def needs_tests(function: Callable) -> Callable:
     return function
 
 
+def needs_hidden_tests(function: Callable) -> Callable:
+    """Mark a reward function of the `coverage` workflow. Problems all of whose tests are visible raise an error before training."""
+    function.needs_hidden_tests = True  # type: ignore[attr-defined]
+    return function
+
+
 def needs_entry_point(function: Callable) -> Callable:
     """Mark a reward function that uses `entry_point`. Datasets without it raise an error before training."""
     function.needs_entry_point = True  # type: ignore[attr-defined]
@@ -28,8 +34,8 @@ def unwrap(func: Callable) -> Callable:
 
 def needs(reader, what: str) -> bool:
     """
-    Whether a workflow or a reward function needs `"tests"` or an `"entry_point"` in each problem, or, since it reads token ids, its
-    own `"tokenizer"`.
+    Whether a workflow or a reward function needs `"tests"`, `"hidden_tests"` or an `"entry_point"` in each problem, or, since it
+    reads token ids, its own `"tokenizer"`.
     """
     return bool(getattr(unwrap(reader), f"needs_{what}", False))
 

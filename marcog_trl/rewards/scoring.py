@@ -21,6 +21,7 @@ import torch
 from accelerate.utils import gather_object
 from trl.trainer.utils import get_callable_name, is_async_callable, start_event_loop_in_daemon
 
+from marcog_trl.agents import Workflow
 from marcog_trl.execution import CodeExecutor
 from marcog_trl.problems import solution_job
 from marcog_trl.processes import sum_over_processes, this_process
@@ -102,7 +103,7 @@ def call_rewards(
     funcs: Sequence[Any],
     episodes: Sequence[Episode],
     turn: int,
-    agents: list[str],
+    workflow: Workflow,
     executor: Callable[[], CodeExecutor],
     timeout: float | None = None,
     timed: Callable[[str], AbstractContextManager] = nullcontext,
@@ -118,7 +119,7 @@ def call_rewards(
         funcs (`list` of length F): Functions and coroutine functions with TRL's signature.
         episodes (`list[Episode]`): Episodes. Those that ended before the turn are skipped.
         turn (`int`): The turn, counted from 0.
-        agents (`list[str]`): Names of the agents.
+        workflow ([`Workflow`]): The workflow, for functions that take it.
         executor (`Callable`): Returns the executor, for functions that take one.
         timeout (`float`, *optional*): Seconds after which a call of a coroutine function is cancelled, at its next `await`.
         timed (`Callable`, *optional*): Returns the context in which the function with a name is called.
@@ -134,7 +135,9 @@ def call_rewards(
         return call
 
     columns, prompts, completions, completion_ids = reward_inputs(playing, turn)
+    agents = [agent.name for agent in workflow.agents]
     given = {
+        "workflow": workflow,
         **{key: [row[key] for row in columns] for key in columns[0] if key != "prompt"},
         **{"prompts": prompts, "completions": completions, "completion_ids": completion_ids},
         **given,
@@ -331,7 +334,7 @@ class Scorer:
 
     Args:
         funcs (`list` of length F): Functions, coroutine functions and reward models, as TRL accepts them.
-        agents (`list[str]`): Names of the agents.
+        workflow ([`Workflow`]): The team's workflow.
         executor (`Callable`): Returns the executor. Called when it is first needed.
         settings ([`ScoringSettings`] or [`MultiAgentConfig`], *optional*): Limits, and how to handle failures.
         weights (`Callable`, *optional*): Returns the weight of each function, `(F,)`. Defaults to 1 for all.
@@ -347,7 +350,7 @@ class Scorer:
     def __init__(
         self,
         funcs: list,
-        agents: list[str],
+        workflow: Workflow,
         executor: Callable[[], CodeExecutor],
         settings: Any = None,
         weights: Callable[[], torch.Tensor] | None = None,
@@ -361,7 +364,8 @@ class Scorer:
         self._score_models = score_models
         self._given = given
         self._timed = timed
-        self._agents = agents
+        self._workflow = workflow
+        self._agents = [agent.name for agent in workflow.agents]
         self._executor = executor
         self._warned: set[str] = set()
         timeout = self.settings.reward_timeout
@@ -437,7 +441,7 @@ class Scorer:
             errors[_EXECUTION] = error
         timeout = self.settings.reward_timeout
         call = call_rewards(
-            self.funcs, episodes, turn, self._agents, self._executor, timeout, self._timed, **self._given()
+            self.funcs, episodes, turn, self._workflow, self._executor, timeout, self._timed, **self._given()
         )
         call.errors = errors | call.errors
         models = [f for f, func in enumerate(self.funcs) if is_reward_model(func)]

@@ -164,10 +164,11 @@ class _Engine:
             if late and waits and not executing and not consulting:
                 consulting, late = list(late), set()
             if executing:
-                jobs = [job for player in executing for job in player.request.jobs]  # type: ignore[union-attr]
-                verdicts = iter(self.executor().run(jobs))
+                # Joint actions that share replies run the same programs
+                jobs = dict.fromkeys(job for player in executing for job in player.request.jobs)  # type: ignore[union-attr]
+                verdicts = dict(zip(jobs, self.executor().run(list(jobs)), strict=True))
                 for player in executing:
-                    player.respond([next(verdicts) for _ in player.request.jobs])  # type: ignore[union-attr]
+                    player.respond([verdicts[job] for job in player.request.jobs])  # type: ignore[union-attr]
             elif consulting:
                 asked: dict[Advisor, list[EpisodePlayer]] = {}
                 for player in consulting:

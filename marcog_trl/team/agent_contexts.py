@@ -43,8 +43,13 @@ class AgentContexts:
     ):
         self._model = model
         self._tokenizer = tokenizer
-        self._roles = [agent.role for agent in workflow.agents]
         self._agents = [agent.name for agent in workflow.agents]
+        roles = [agent.role for agent in workflow.agents]
+        # Agents with the same role text are told apart by their names
+        self._roles = [
+            role if roles.count(role) == 1 else f"{name}: {role}"
+            for name, role in zip(self._agents, roles, strict=True)
+        ]
         self._settings = settings
         self._modules = modules
         self._autocast = autocast

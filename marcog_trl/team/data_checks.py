@@ -16,15 +16,18 @@ from datasets import Dataset, IterableDataset
 from marcog_trl.agents import Slot, Workflow
 from marcog_trl.parsing.syntax import find, is_empty, parse
 from marcog_trl.problems.loading import complete_problems
-from marcog_trl.problems.schema import fault_of, list_faults
+from marcog_trl.problems.schema import fault_of, list_faults, number_of_tests
 from marcog_trl.problems.tests import GUESSED
 from marcog_trl.rewards.requirements import needs
 from marcog_trl.rollout.engine import replay
 from marcog_trl.rollout.player import WorkflowError
-from marcog_trl.workflows import ClassTeam, Single
+from marcog_trl.workflows import ClassTeam, Coverage, Single
 
 
-_GIVEN = ("replies", "rows", "turn", "verdicts", "advice", "previous_solution", "previous_verdicts", "executor")
+_GIVEN = (
+    *("replies", "rows", "turn", "verdicts", "advice", "previous_solution", "previous_verdicts"),
+    *("executor", "workflow"),
+)
 """Arguments of reward functions that do not come from the dataset. Columns have these names only where nobody reads ours."""
 
 
@@ -67,8 +70,17 @@ def check_dataset(name: str, dataset: Any, workflow: Workflow, reward_funcs: Seq
     for column, reader in needed.items():
         if column not in columns:
             raise ValueError(f"{name} has no column {column!r}, which {reader} needs, only {columns}. Add the column.")
+    hides_tests = any(needs(func, "hidden_tests") for func in reward_funcs)
+    if hides_tests and not isinstance(workflow, Coverage):
+        raise ValueError("coverage_reward compares the programs of several agents. Set workflow='coverage'.")
     if isinstance(dataset, Dataset):
-        list_faults(name, [(row.get("task_id"), i, fault_in(row, workflow, needed)) for i, row in enumerate(dataset)])
+        faults = []
+        for i, row in enumerate(dataset):
+            fault = fault_in(row, workflow, needed)
+            if fault is None and hides_tests and (shown := workflow.visible_tests) >= (count := number_of_tests(row)):
+                fault = f"visible_tests={shown} shows all of its {count} tests, so that none is hidden: set a smaller number"
+            faults.append((row.get("task_id"), i, fault))
+        list_faults(name, faults)
 
 
 def completed(name: str, dataset: Any, workflow: Workflow, reward_funcs: Sequence[Any]) -> Any:

@@ -40,8 +40,8 @@ class PlaySettings:
         > Parameters that control the team
 
         workflow (`str`, *optional*, defaults to `"single"`):
-            Built-in workflow: `"single"`, `"collaboration"`, `"pipeline"`, `"discussion"` or `"classeval"`; a Python file and a
-            class in it, `"my_team.py:Debate"`; or a program: a file and a function in it, or a command. Ignored if a workflow is
+            Built-in workflow: `"single"`, `"collaboration"`, `"coverage"`, `"pipeline"`, `"discussion"` or `"classeval"`; a
+            Python file and a class in it, `"my_team.py:Debate"`; or a program: a file and a function in it, or a command. Ignored if a workflow is
             passed to the trainer.
         agents (`list[str]`, *optional*):
             Agents of a program: the names that it uses as `model`.
@@ -78,7 +78,8 @@ class PlaySettings:
             OpenAI-compatible endpoint that `feedback="expert_edits"` asks: the fields of [`~marcog_trl.endpoints.Endpoint`],
             such as `{"model": "gpt-4o-mini"}`.
         visible_tests (`int`, *optional*, defaults to `1`):
-            Number of tests that feedback may show: negative numbers count from the end, 0 shows none, and `None` all.
+            Number of tests that feedback may show: negative numbers count from the end, 0 shows none, and `None` all. With
+            `workflow="coverage"`, the number of tests that choose the solution.
         early_termination_threshold (`float`, *optional*):
             End an episode once a turn earns more than this, in reward units, averaged over agents; in a tree, a joint action
             that earns it has no children. By default, episodes do not end early.
@@ -177,8 +178,10 @@ class PlaySettings:
     def _workflow_options(self, made_of: Callable[..., Workflow]) -> dict[str, Any]:
         """Arguments of a workflow's class. One from a file takes what it likes."""
         from_file = is_own(self.workflow)
-        options: dict[str, Any] = {"num_turns": self.num_turns}
-        if self.num_turns > 1 or self.workflow == "pipeline" or from_file:
+        options: dict[str, Any] = {"num_turns": self.num_turns} if from_file or self.num_turns > 1 else {}
+        if self.workflow == "coverage":
+            options["visible_tests"] = self.visible_tests
+        elif self.num_turns > 1 or self.workflow == "pipeline" or from_file:
             options |= {"feedback": self.feedback, "visible_tests": self.visible_tests}
         if self.num_turns > 1 and self.feedback == "expert_edits":
             options["expert"] = expert = ExpertEdits(endpoint_of("expert", self.expert))

@@ -225,7 +225,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         )
         self.scorer = Scorer(
             reward_funcs,
-            self.agents,
+            self.workflow,
             lambda: self.executor,
             args,
             weights=lambda: self.reward_weights,

@@ -8,6 +8,7 @@ from marcog_trl.agents import Workflow
 from marcog_trl.workflows.centralized import Centralized
 from marcog_trl.workflows.classes import ClassTeam
 from marcog_trl.workflows.collaboration import Collaboration
+from marcog_trl.workflows.coverage import Coverage
 from marcog_trl.workflows.discussion import Discussion
 from marcog_trl.workflows.from_file import load_class, make, names_command, names_file
 from marcog_trl.workflows.pipeline import Pipeline
@@ -19,6 +20,7 @@ __all__ = [
     "Centralized",
     "ClassTeam",
     "Collaboration",
+    "Coverage",
     "Discussion",
     "FeedbackWorkflow",
     "Pipeline",
@@ -30,6 +32,7 @@ __all__ = [
 _WORKFLOWS: dict[str, type[Workflow]] = {
     "single": Single,
     "collaboration": Collaboration,
+    "coverage": Coverage,
     "pipeline": Pipeline,
     "discussion": Discussion,
     "classeval": ClassTeam,
@@ -63,9 +66,9 @@ def make_workflow(name: str, **options: Any) -> Workflow:
     A workflow by its name.
 
     Args:
-        name (`str`): `"single"`, `"collaboration"`, `"pipeline"`, `"discussion"` or `"classeval"`, or a file and a class in it,
-            such as `"my_team.py:Debate"`, or a function, for [`Program`]. The file is run. A command also makes a [`Program`].
-        **options: Arguments of [`Single`], [`Collaboration`], [`Pipeline`], [`Discussion`], [`ClassTeam`], [`Program`], or the
+        name (`str`): `"single"`, `"collaboration"`, `"coverage"`, `"pipeline"`, `"discussion"` or `"classeval"`, or a file and
+            a class in it, such as `"my_team.py:Debate"`, or a function, for [`Program`]. The file is run. A command also makes a [`Program`].
+        **options: Arguments of [`Single`], [`Collaboration`], [`Coverage`], [`Pipeline`], [`Discussion`], [`ClassTeam`], [`Program`], or the
             class in the file.
 
     Returns:

@@ -71,7 +71,9 @@ class TestCall:
         return [Episode({"prompt": f"problem {n}", "level": n}, turns=[turn(k) for k in range(n)]) for n in (1, 2)]
 
     def call(self, *funcs, turn, **options):
-        return call_rewards(funcs, self.episodes(), turn, ["a", "b"], lambda: pytest.fail("no code is run"), **options)
+        return call_rewards(
+            funcs, self.episodes(), turn, teams.Pair(), lambda: pytest.fail("no code is run"), **options
+        )
 
     def test_has_the_episodes_of_the_turn_and_their_columns(self):
         def reward(prompts, completions, level, replies, previous_solution, given):
@@ -109,7 +111,7 @@ class TestCall:
 
     def test_an_error_on_chats_says_what_completions_are(self):
         episode = Episode({"prompt": [{"role": "user", "content": "Write f."}]}, turns=self.episodes()[0].turns)
-        call = call_rewards([lambda completions: completions[0].strip()], [episode], 0, ["a", "b"], pytest.fail)
+        call = call_rewards([lambda completions: completions[0].strip()], [episode], 0, teams.Pair(), pytest.fail)
         assert "completions are messages" in next(iter(call.errors.values())).__notes__[0]
 
 
