@@ -19,6 +19,7 @@ COMMANDS = {
     "train": ("marcog_trl.cli.recipe", "train a team"),
     "solve": ("marcog_trl.cli.solve", "solve a problem with a saved team, or with any model"),
     "evaluate": ("marcog_trl.cli.evaluate", "measure a saved team, its base model, or any model on problems"),
+    "compare": ("marcog_trl.cli.compare", "say which of several teams solves more, and what it spends"),
     "export": ("marcog_trl.cli.export", "write the agents of a saved team as ordinary adapters, and push them"),
     "episodes": ("marcog_trl.cli.episodes", "read the episodes of a training or an evaluation"),
     "plan": ("marcog_trl.cli.plan", "compute what a training run needs, without weights"),

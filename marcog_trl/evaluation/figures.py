@@ -8,6 +8,7 @@ from typing import Any
 
 from marcog_trl.evaluation.estimates import estimate_pass_at_k, share_interval
 from marcog_trl.evaluation.journal import ProblemRecord
+from marcog_trl.execution import Verdict
 from marcog_trl.parsing.extract import syntax_error
 from marcog_trl.report.episodes import episode_row
 from marcog_trl.rollout.records import Episode
@@ -23,7 +24,9 @@ def describe_episode(episode: Episode, reward_names: Sequence[str], eos_token_id
     assert turn.tested is not None and turn.score is not None
     job, verdict = turn.tested
     agents: dict[str, dict[str, float]] = {}
+    longest: dict[int, int] = {}  # stage -> tokens of its longest reply
     for row in episode.rows:
+        longest[row.stage] = max(longest.get(row.stage, 0), row.num_tokens)
         spoken = agents.setdefault(row.slot.agent, {"replies": 0, "tokens": 0, "truncated": 0})
         spoken["replies"] += 1
         spoken["tokens"] += row.num_tokens
@@ -51,6 +54,10 @@ def describe_episode(episode: Episode, reward_names: Sequence[str], eos_token_id
         "components": {**turn.score.metrics, **components},
         "turns": len(episode.turns),
         "agents": agents,
+        "tokens": sum(row.num_tokens for row in episode.rows),
+        "prompt_tokens": sum(len(row.prompt_ids) for row in episode.rows),
+        "critical_path": sum(longest.values()),
+        "evaluations": sum(isinstance(found, Verdict) for response in episode.responses for found in response),
     }
 
 

@@ -148,3 +148,43 @@ def _draw_panel(
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=150)
     return buffer.getvalue()
+
+
+def draw_differences(differences: Sequence[Any]) -> bytes:
+    """
+    Draws paired differences with their intervals.
+
+    Args:
+        differences (`list[Difference]` of length D): What [`~marcog_trl.evaluation.comparison.compare`] returned.
+
+    Returns:
+        `bytes`: A PNG file.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.5, 1.6 + 0.6 * len(differences)), layout="constrained")
+    axis = figure.subplots()
+    for kind, offset, color in (("solved", 0.12, COLORS[0]), ("solved_greedy", -0.12, COLORS[1])):
+        values = np.array([getattr(difference, kind) for difference in differences])
+        bounds = np.array([getattr(difference, f"{kind}_interval") for difference in differences])
+        places = np.arange(len(differences))[::-1] + offset
+        label = "sampled" if kind == "solved" else "greedy"
+        errors = 100 * abs(bounds - values[:, None]).T
+        axis.errorbar(100 * values, places, xerr=errors, fmt="o", color=color, capsize=3, label=label)
+    names = [_short(difference.b) for difference in differences]
+    axis.set_yticks(np.arange(len(differences))[::-1], names)
+    axis.set_ylim(-0.6, len(differences) - 0.4)
+    axis.axvline(0, color=TEAM_COLOR, linewidth=0.8)
+    axis.set_title(f"{_short(differences[0].a)} compared with", fontsize=11, loc="left", fontweight="bold")
+    axis.set_xlabel("problems solved, difference in points, with 95 % intervals", fontsize=9)
+    axis.grid(axis="x", color="#E4E4E4", linewidth=0.7)
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=8.5, frameon=False)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=150)
+    return buffer.getvalue()
+
+
+def _short(name: str) -> str:
+    """The end of a long name, as text that matplotlib does not read as mathematics."""
+    return (name if len(name) <= LONGEST_LABEL else f"…{name[-LONGEST_LABEL + 1 :]}").replace("$", r"\$")

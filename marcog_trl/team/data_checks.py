@@ -71,13 +71,17 @@ def check_dataset(name: str, dataset: Any, workflow: Workflow, reward_funcs: Seq
         if column not in columns:
             raise ValueError(f"{name} has no column {column!r}, which {reader} needs, only {columns}. Add the column.")
     hides_tests = any(needs(func, "hidden_tests") for func in reward_funcs)
-    if hides_tests and not isinstance(workflow, Coverage):
+    if not hides_tests:
+        shown = None
+    elif isinstance(workflow, Coverage):
+        shown = workflow.visible_tests
+    else:
         raise ValueError("coverage_reward compares the programs of several agents. Set workflow='coverage'.")
     if isinstance(dataset, Dataset):
         faults = []
         for i, row in enumerate(dataset):
             fault = fault_in(row, workflow, needed)
-            if fault is None and hides_tests and (shown := workflow.visible_tests) >= (count := number_of_tests(row)):
+            if fault is None and shown is not None and shown >= (count := number_of_tests(row)):
                 fault = f"visible_tests={shown} shows all of its {count} tests, so that none is hidden: set a smaller number"
             faults.append((row.get("task_id"), i, fault))
         list_faults(name, faults)

@@ -59,6 +59,11 @@ class Coverage(FeedbackWorkflow):
 
         def rank(agent: str) -> tuple[int, str]:
             failed = sum(result.status != "passed" for result in verdicts[agent].tests[: self.visible_tests])
-            return failed, hashlib.sha256(replies[agent].encode()).hexdigest()
+            return failed, text_order(replies[agent])
 
         return min(replies, key=rank)
+
+
+def text_order(text: str) -> str:
+    """The place of a program among those that pass as many visible tests: a hash, so that no author comes first."""
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
