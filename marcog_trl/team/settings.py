@@ -40,9 +40,9 @@ class PlaySettings:
         > Parameters that control the team
 
         workflow (`str`, *optional*, defaults to `"single"`):
-            Built-in workflow: `"single"`, `"collaboration"`, `"coverage"`, `"pipeline"`, `"discussion"` or `"classeval"`; a
-            Python file and a class in it, `"my_team.py:Debate"`; or a program: a file and a function in it, or a command. Ignored if a workflow is
-            passed to the trainer.
+            Built-in workflow: `"single"`, `"collaboration"`, `"coverage"`, `"pipeline"`, `"discussion"`, `"module"` or
+            `"classeval"`; a Python file and a class in it, `"my_team.py:Debate"`; or a program: a file and a function in it, or a
+            command. Ignored if a workflow is passed to the trainer.
         agents (`list[str]`, *optional*):
             Agents of a program: the names that it uses as `model`.
         max_calls (`int` or `dict[str, int]`, *optional*, defaults to `4`):

@@ -11,6 +11,7 @@ from marcog_trl.workflows.collaboration import Collaboration
 from marcog_trl.workflows.coverage import Coverage
 from marcog_trl.workflows.discussion import Discussion
 from marcog_trl.workflows.from_file import load_class, make, names_command, names_file
+from marcog_trl.workflows.module import Module
 from marcog_trl.workflows.pipeline import Pipeline
 from marcog_trl.workflows.program import Program
 from marcog_trl.workflows.rounds import FeedbackWorkflow, Single
@@ -23,6 +24,7 @@ __all__ = [
     "Coverage",
     "Discussion",
     "FeedbackWorkflow",
+    "Module",
     "Pipeline",
     "Program",
     "Single",
@@ -35,6 +37,7 @@ _WORKFLOWS: dict[str, type[Workflow]] = {
     "coverage": Coverage,
     "pipeline": Pipeline,
     "discussion": Discussion,
+    "module": Module,
     "classeval": ClassTeam,
 }
 
@@ -66,10 +69,11 @@ def make_workflow(name: str, **options: Any) -> Workflow:
     A workflow by its name.
 
     Args:
-        name (`str`): `"single"`, `"collaboration"`, `"coverage"`, `"pipeline"`, `"discussion"` or `"classeval"`, or a file and
-            a class in it, such as `"my_team.py:Debate"`, or a function, for [`Program`]. The file is run. A command also makes a [`Program`].
-        **options: Arguments of [`Single`], [`Collaboration`], [`Coverage`], [`Pipeline`], [`Discussion`], [`ClassTeam`], [`Program`], or the
-            class in the file.
+        name (`str`): `"single"`, `"collaboration"`, `"coverage"`, `"pipeline"`, `"discussion"`, `"module"` or
+            `"classeval"`, or a file and a class in it, such as `"my_team.py:Debate"`, or a function, for [`Program`]. The file is
+            run. A command also makes a [`Program`].
+        **options: Arguments of [`Single`], [`Collaboration`], [`Coverage`], [`Pipeline`], [`Discussion`], [`Module`], [`ClassTeam`],
+            [`Program`], or the class in the file.
 
     Returns:
         `Workflow`: The workflow.

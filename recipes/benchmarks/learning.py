@@ -194,7 +194,9 @@ def measure(trainer, problems, num_samples):
     }
 
 
-def run_unit(condition, seed, model, tokens, train_dataset, test_dataset, points=5, num_samples=4, decay=False):
+def run_unit(
+    condition, seed, model, tokens, train_dataset, test_dataset, points=5, num_samples=4, decay=False, measure=measure
+):
     """
     Trains a condition until it has generated `tokens` tokens.
 
@@ -207,6 +209,7 @@ def run_unit(condition, seed, model, tokens, train_dataset, test_dataset, points
         points (`int`, *optional*, defaults to `5`): Parts of the run; an evaluation after each, the last with all samples.
         num_samples (`int`, *optional*, defaults to `4`): Samples per problem at the end.
         decay (`bool`, *optional*, defaults to `False`): Whether learning rates fall linearly to 0, with the tokens.
+        measure (`Callable`, *optional*): Another [`measure`].
 
     Returns:
         `dict`: `final` (figures per problem), `curve` (the same with one sample, by tokens), `ledger` and `history`.

@@ -149,6 +149,25 @@ def test_study(benchmark, monkeypatch, tmp_path):
         assert rates == sorted(rates, reverse=True)
 
 
+def test_coverage_study(benchmark, monkeypatch, tmp_path):
+    """A team and samples of one agent are measured with as many programs."""
+    load = marcog_trl.load_problems
+    monkeypatch.setattr(
+        marcog_trl, "load_problems", lambda *args: load(*args).select(range(16 if "train" in args else 3))
+    )
+    flags = f"--tokens 200 --samples 1 --output_dir {tmp_path}/study --only"
+    study = benchmark("coverage")
+    for condition in ("untrained", "separate", "latent"):
+        benchmark(study, f"{flags} {condition} --unit {condition}/0")
+    printed = benchmark(study, f"{flags} latent --report")
+    assert re.search(r"^\| coverage, SHPPO \| 1 \| [1-9]\d\d \|( 0\.000 ± 0\.000 \|){7} [01]\.", printed, re.M), (
+        printed
+    )
+    found = {path.stem: json.loads(path.read_text())["final"] for path in (tmp_path / "study").glob("*/units/*.json")}
+    assert {*found["latent-0"]} - {"alike"} == {*found["untrained-0"]}
+    assert {name for name in found["separate-0"] if "@" in name} == {"selected@4", "any@4"}
+
+
 STUDY = """
 import sys
 from pathlib import Path
