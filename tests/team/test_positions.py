@@ -41,11 +41,14 @@ def test_states_of_prompts_do_not_depend_on_others(tiny_model, tmp_path):
 
 def test_values_of_generation_are_those_of_a_forward_pass(tiny_model, tmp_path):
     """So is the policy that an update begins with the one that was sampled."""
-    trainer, old = make(tiny_model, tmp_path), []
-    teams.randomize(trainer.modules)
-    begin = trainer.algorithm.begin_rollout
+    old = []
     for known in (True, False):
-        trainer.algorithm.begin_rollout = lambda *args, known=known: begin(*args) | {"token_states": known}
+        trainer = make(tiny_model, tmp_path)
+        teams.randomize(trainer.modules)
+        begin = trainer.algorithm.begin_rollout
+        trainer.algorithm.begin_rollout = lambda *args, begin=begin, known=known: (
+            begin(*args) | {"token_states": known}
+        )
         torch.manual_seed(3)
         batch = teams.generation_batch(trainer)
         old.append(batch["old_values"][batch["completion_mask"].bool()])

@@ -186,7 +186,7 @@ def test_a_tokenizer_without_a_pad_token_pads_with_eos(tiny_model, tmp_path, tra
         watch = teams.Watch()
         trainer = teams.make(
             tiny_model, tmp_path, trainer_class, data=teams.dataset(4, **TESTED), workflow="collaboration",
-            callbacks=[watch], **options,
+            reward=lambda replies, **kwargs: teams.letters([reply["main"] for reply in replies]), callbacks=[watch], **options,
         )  # fmt: skip
         teams.script(trainer)
         trainer.train()
