@@ -1,5 +1,7 @@
 """The group-relative family against hand-worked numbers."""
 
+import warnings
+
 import pytest
 import teams
 import torch
@@ -107,6 +109,25 @@ class TestAdvantage:
 def some(completions, **kwargs):
     """A reward that applies to some of the completions."""
     return [len(completion) if len(completion) % 3 else None for completion in completions]
+
+
+@pytest.mark.parametrize(
+    ("options", "favoured"),
+    [
+        ({"advantage": "none", "loss_type": "grpo"}, "loss_type='grpo' favours short"),
+        ({"advantage": "max", "loss_type": "sapo", "agent_loss_weighting": "token"}, "loss_type='sapo' favours long"),
+        ({"advantage": "none", "mask_truncated_completions": True}, "mask_truncated_completions=True favours short"),
+        ({"advantage": "mean", "loss_type": "grpo", "mask_truncated_completions": True}, None),
+        ({"advantage": "max"}, None),
+    ],
+    ids=str,
+)
+def test_baselines_that_favour_lengths_warn(tiny_model, tmp_path, options, favoured):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        teams.make(tiny_model, tmp_path, MultiAgentGRPOTrainer, **options).train()
+    found = [str(warning.message) for warning in caught if "favours" in str(warning.message)]
+    assert len(found) == (favoured is not None) and all(favoured in text for text in found)
 
 
 class TestSingleAgent:
