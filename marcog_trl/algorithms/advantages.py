@@ -166,8 +166,12 @@ def normalize_advantages(
     sums: SumOverProcesses | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    Normalise the advantages of the live tokens of each group to mean 0 and a standard deviation of 1, or less where they hardly
+    Normalise the advantages of each group: the mean over its live tokens becomes 0, and their variance 1, or less where they hardly
     vary.
+
+    The variance is the mean over rows of each row's mean square, in which a long row counts as much as a short one. Over tokens,
+    a long row with the rarer outcome would enlarge its own divisor more than a short one does: with a reward that is mostly 1
+    whatever the text is, replies would grow, and with one that is mostly 0 they would shrink.
 
     Args:
         advantages (`torch.Tensor` of shape `(B, T)`): The advantages.
@@ -179,20 +183,21 @@ def normalize_advantages(
 
     Returns:
         `tuple`: Normalised advantages, `(B, T)`, zero where `mask` is 0 and for a group with one live token, and the variance of
-            each group, `(G,)`, NaN without live tokens.
+            each group, `(G,)`, in squared reward units, NaN without live tokens.
     """
     live = mask.bool()
     advantages = torch.where(live, advantages, torch.zeros_like(advantages))
 
     def total(x: torch.Tensor) -> torch.Tensor:
-        per_group = torch.zeros(len(least_variance), dtype=x.dtype, device=x.device).index_add(0, groups, x.sum(dim=1))
+        per_group = torch.zeros(len(least_variance), dtype=x.dtype, device=x.device).index_add(0, groups, x)
         return per_group if sums is None else sums(per_group)
 
-    count = total(live.to(advantages.dtype))
-    centred = advantages - (total(advantages) / count)[groups, None]
+    length = live.sum(dim=1).to(advantages.dtype)
+    centred = advantages - (total(advantages.sum(dim=1)) / total(length))[groups, None]
     centred = torch.where(live, centred, 0)
     # Two passes: the difference of two large sums would be inaccurate for advantages with a large mean
-    variance = total(centred.square()) / count
+    mean_square = centred.square().sum(dim=1) / length.clamp(min=1)
+    variance = total(mean_square) / total(length.clamp(max=1))
     scale = torch.rsqrt(variance.clamp(min=least_variance) + 1e-8)
     return torch.where(live, centred * scale[groups, None], 0), variance
 

@@ -49,6 +49,25 @@ def returns_value(code: str, name: str) -> bool:
     return False
 
 
+def reads_arguments(code: str, name: str) -> bool:
+    """
+    Whether a function reads an argument, so that what it returns may depend on them.
+
+    Args:
+        code (`str`): Source text.
+        name (`str`): Name of the function.
+
+    Returns:
+        `bool`: `True` also for a function without parameters, and if there is no such function.
+    """
+    function = find(parse(code), name)
+    if not isinstance(function, Function | ast.Lambda):
+        return True
+    parameters = {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
+    read = {node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    return not parameters or bool(read & (parameters | {"locals", "vars"}))
+
+
 def _scope(function: ast.AST) -> Iterator[ast.AST]:
     """Nodes of a function, without those of nested functions and classes."""
     stack = list(ast.iter_child_nodes(function))

@@ -40,6 +40,9 @@ def divided_work_reward(
     * + fraction of the tests that the solution passes;
     * + 1.5 · this fraction if the work is divided: the helper matters and the main agent matters.
 
+    If the entry point reads none of its arguments, the reward is the fraction of the tests that the solution passes and nothing else:
+    whoever copies the result of an example earns the example's share of the tests.
+
     The helper matters if the solution loses a test that it passes in each of two experiments: `aux` always returns what it
     returned first; and `aux` returns another value of the same type, unless it only hands on its arguments. The first shows
     that the solution needs different values, not one constant; the second that it needs these values, not their truth, their
@@ -52,7 +55,7 @@ def divided_work_reward(
     returned for another test is not known: if `aux` is called once there, no work counts as divided.
 
     What remains open: a password (the helper returns its argument in another form, and the main agent, which needs nothing,
-    compares it or turns it back), a helper that gives the whole answer in another form, and a program that looks for the
+    compares it or turns it back), a constant that reads the arguments and makes nothing of them, a helper that gives the whole answer in another form, and a program that looks for the
     experiments, which run in its process.
 
     In trainers of a single agent, the completion holds both functions.
@@ -108,7 +111,10 @@ def divided_work_reward(
 def _reward(division: Division, verdict: Verdict | None, divided: float) -> float:
     if verdict is None:
         return division.definition_reward
-    tests = (1 + DIVIDED * divided) * verdict.passed / verdict.total
+    passed = verdict.passed / verdict.total
+    if division.main_is_constant:
+        return or_failure(verdict, passed)
+    tests = (1 + DIVIDED * divided) * passed
     return or_failure(verdict, division.definition_reward + RUNS * _runs(verdict) + tests)
 
 

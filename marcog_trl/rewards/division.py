@@ -9,7 +9,7 @@ from typing import Any
 
 from marcog_trl.agents import numbered
 from marcog_trl.execution import Verdict
-from marcog_trl.parsing.predicates import defines, returns_value
+from marcog_trl.parsing.predicates import defines, reads_arguments, returns_value
 from marcog_trl.parsing.replies import code_in, error_in
 from marcog_trl.parsing.syntax import combine, find, parse
 from marcog_trl.problems import solution_job
@@ -53,6 +53,11 @@ class Division:
     @property
     def main_definition(self) -> bool:
         return returns_value(self.main, self.entry_point)
+
+    @property
+    def main_is_constant(self) -> bool:
+        """Whether the entry point reads none of its arguments, as one that returns an example of the prompt."""
+        return not reads_arguments(self.main, self.entry_point)
 
     @property
     def complete(self) -> bool:

@@ -15,6 +15,7 @@ from marcog_trl.algorithms.critic import standardize
 from marcog_trl.rollout.engine import encode_prompts
 from marcog_trl.rollout.records import Row
 from marcog_trl.team.modules import ForwardContext, TeamModule
+from marcog_trl.team.positions import positions
 from marcog_trl.team.settings import TeamSettings
 from marcog_trl.team.shared_prompts import contiguous_states
 
@@ -156,6 +157,7 @@ class AgentContexts:
                 attention_mask=inputs["attention_mask"],
                 logits_to_keep=1,
                 use_cache=False,
+                **positions(self._model.get_decoder(), inputs["attention_mask"]),
             )
         assert context.hidden is not None
         return context.hidden.float()

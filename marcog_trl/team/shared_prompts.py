@@ -75,6 +75,34 @@ def replies_in_line(decoder: nn.Module, start: int) -> Iterator[None]:
         yield
 
 
+@torch.no_grad()
+def computes_the_same_in_line(decoder: nn.Module) -> bool:
+    """
+    Whether [`replies_in_line`] changes the states of two short replies to a prompt by no more than rounding. Weights that ZeRO-3 has
+    sharded cannot be tried, and count as the same.
+    """
+    if not all(parameter.numel() for parameter in decoder.parameters()):
+        return True
+    prompt, reply = 8, 8
+    ids = torch.arange(1, 1 + prompt + 2 * reply, device=next(decoder.parameters()).device)
+    rows = torch.stack([ids[: prompt + reply], torch.cat([ids[:prompt], ids[prompt + reply :]])])
+    inputs = {"input_ids": rows, "attention_mask": torch.ones_like(rows), "use_cache": False}
+    training = decoder.training
+    decoder.eval()
+    states = decoder(**inputs).last_hidden_state
+    apart = states[1, prompt:].float()  # the second reply, which must not see the first
+    try:
+        with replies_in_line(decoder, start=prompt):
+            together = decoder(**inputs).last_hidden_state[1, prompt:].float()
+    except (RuntimeError, TypeError, ValueError):  # it does not take a mask for each pair of tokens
+        return False
+    finally:
+        decoder.train(training)
+    # The median, because rounding may send a token to another expert
+    error = ((together - apart).norm(dim=-1) / apart.norm(dim=-1)).median()
+    return bool(error < max(1e-4, 8 * torch.finfo(states.dtype).eps))
+
+
 def in_lines(
     ids: torch.Tensor, mask: torch.Tensor, start: int
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:

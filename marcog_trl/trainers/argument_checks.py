@@ -19,6 +19,7 @@ from marcog_trl.agents import Workflow
 from marcog_trl.problems.schema import list_faults
 from marcog_trl.rollout.chats import with_system_prompt
 from marcog_trl.rollout.engine import encode_prompts, replay
+from marcog_trl.team.shared_prompts import computes_the_same_in_line
 from marcog_trl.team.tools import check_tools
 from marcog_trl.workflows import Single
 from marcog_trl.workflows.rounds import SOLVER
@@ -99,18 +100,26 @@ def warn_of_slow_type(model: PreTrainedModel, args: Any) -> None:
 
 
 def check_shared_prompts(model: PreTrainedModel, aux_loss: bool) -> None:
-    """Refuses `share_prompts` for models whose tokens would not see their prompt and reply alone, at the same distances."""
+    """
+    Refuses `share_prompts` for models whose tokens would not see their prompt and reply alone, at the same distances: what the
+    configuration does not tell, a pass over a few tokens does.
+    """
     config = model.config.get_text_config()
     attention = config._attn_implementation
     kinds = {*(getattr(config, "layer_types", None) or ())} - {"full_attention"}
+    windows = [
+        n for n, value in config.to_dict().items() if n.endswith(("window", "window_size", "index_topk")) and value
+    ]
     if attention != "sdpa":
         found = f"attn_implementation={attention!r}. Set it to 'sdpa'"
-    elif kinds or getattr(config, "sliding_window", None) is not None:
-        found = f"layers of other kinds ({', '.join(sorted(kinds)) or 'sliding_attention'}). Set share_prompts=False"
-    elif not getattr(config, "rope_parameters", None):
+    elif kinds or windows:
+        found = f"layers of other kinds ({', '.join(sorted(kinds) or windows)}). Set share_prompts=False"
+    elif not getattr(config, "rope_parameters", None) or getattr(config, "alibi", False):
         found = "none. Set share_prompts=False"
     elif aux_loss:
         found = "an auxiliary loss of its experts. Set share_prompts=False"
+    elif not computes_the_same_in_line(model.get_decoder()):
+        found = "layers that compute something else. Set share_prompts=False"
     else:
         return
     raise ValueError(

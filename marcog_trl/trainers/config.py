@@ -452,9 +452,10 @@ class MultiAgentPPOConfig(MultiAgentConfig):
             How to apply the KL divergence to the reference model, with coefficient `beta`: as TRL's term of the `"loss"`, or
             subtracted from the token rewards (`"reward"`).
         advantage_normalization (`str`, *optional*, defaults to `"agent"`):
-            Normalise advantages over the live tokens of each `"agent"`, of the whole `"batch"`, or not at all (`"none"`). The
-            standard deviation that they are divided by is at least half of that of earlier batches: where all replies earn
-            nearly the same, hardly more than the errors of the critic is left.
+            Normalise advantages over the replies of each `"agent"`, of the whole `"batch"`, or not at all (`"none"`). Their mean
+            over tokens is subtracted. They are divided by the root of the mean over replies of each reply's mean square, so that
+            lengths do not matter, and by at least half of that of earlier batches: where all replies earn nearly the same, hardly
+            more than the errors of the critic is left.
     """
 
     # Parameters that control the critic

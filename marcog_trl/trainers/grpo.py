@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -48,6 +49,17 @@ class GroupRelative(Algorithm):
     def check(self, problems: Any) -> None:
         super().check(problems)
         args, num_turns, title = self.args, self.workflow.num_turns, type(self.workflow).__name__
+        by_length = "mask_truncated_completions=True" if args.mask_truncated_completions else None
+        if args.loss_type in ("grpo", "sapo"):
+            by_length = f"loss_type={args.loss_type!r}"
+        if by_length and args.advantage in ("none", "max") and args.credit == "group":
+            favoured = "short" if args.advantage == "none" else "long"
+            warnings.warn(
+                f"advantage={args.advantage!r} with {by_length} favours {favoured} replies, whatever they say: its advantages have "
+                "one sign, and rows count by their length. Set advantage='mean' or 'rloo', or loss_type='dapo' and "
+                "mask_truncated_completions=False.",
+                stacklevel=4,
+            )
         if args.multi_objective_aggregation == "normalize_then_sum" and num_turns > 1:
             raise ValueError(
                 f"multi_objective_aggregation='normalize_then_sum' needs episodes of one turn, but {title} has "

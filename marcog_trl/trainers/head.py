@@ -10,6 +10,7 @@ import torch
 from accelerate.utils import is_peft_model
 from torch import nn
 
+from marcog_trl.team.positions import positions
 from marcog_trl.team.shared_prompts import replies_in_line
 
 
@@ -33,15 +34,20 @@ class HeadOnReplies:
         self._shares_prompts = shares_prompts
         self._decoder = (unwrapped.get_base_model() if is_peft_model(unwrapped) else unwrapped).get_decoder()
 
-    def __call__(self, input_ids: torch.Tensor, labels: torch.Tensor, **inputs: Any) -> Any:
+    def __call__(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor, **inputs: Any
+    ) -> Any:
         """Returns the model's output with per-token tensors of shape `(B, L - 1)`, 0 where the label is -100."""
         targets = labels[:, 1:]
         predicts = targets != -100
         in_line: AbstractContextManager[None] = nullcontext()
         if self._shares_prompts:  # replies begin in the same column in all rows
             in_line = replies_in_line(self._decoder, start=1 + int(predicts.any(0).int().argmax()))
+        inputs |= positions(self._decoder, attention_mask)
         with in_line, only(self._decoder, predicts):
-            output = self._model(input_ids=input_ids, shift_labels=targets[predicts][None], **inputs)
+            output = self._model(
+                input_ids=input_ids, attention_mask=attention_mask, shift_labels=targets[predicts][None], **inputs
+            )
         for name in PER_TOKEN:
             if name in output:
                 values = output[name]

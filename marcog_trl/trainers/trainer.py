@@ -57,6 +57,7 @@ from marcog_trl.team.data_checks import check_dataset, check_eval_dataset, compl
 from marcog_trl.team.description import TeamDescription
 from marcog_trl.team.lending import lent
 from marcog_trl.team.modules import ATTRIBUTE, ForwardContext, TeamModule
+from marcog_trl.team.positions import depends_on_width
 from marcog_trl.team.settings import TeamSettings
 from marcog_trl.team.vllm import AgentGeneration, LanguageModelGeneration
 from marcog_trl.trainers import metrics
@@ -624,7 +625,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         if self.model.training:
             self.on_activity(f"learning from part {self._step % parts + 1} of {parts} of the replies")
         if self.model.training and self._skips_rows():
-            inputs = rows_with_signal(inputs)
+            inputs = rows_with_signal(inputs, keeps_width=depends_on_width(self._causal_lm.get_decoder()))
             mask = loss_mask(inputs)
         if self.algorithm.penalizes_rewards:
             beta = 0.0

@@ -40,7 +40,7 @@ from marcog_trl.problems.schema import fault_of_prompt
 
 BODY_BYTES = 8 << 20
 OUTPUT_BYTES = 8 << 20
-SETTLE_SECONDS = 0.005
+SETTLE_SECONDS = 0.03
 _IGNORED = (
     "temperature",
     "top_p",

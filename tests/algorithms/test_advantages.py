@@ -158,7 +158,33 @@ class TestNormalizeAdvantages:
         for agent in range(3):
             tokens = whole[agents == agent][mask[agents == agent]]
             torch.testing.assert_close(tokens.mean(), torch.tensor(0.0), atol=1e-6, rtol=0)
-            torch.testing.assert_close(tokens.std(correction=0), torch.tensor(1.0))
+            squares = [
+                row[live].square().mean()
+                for row, live in zip(whole[agents == agent], mask[agents == agent], strict=True)
+            ]
+            torch.testing.assert_close(torch.stack(squares).nanmean(), torch.tensor(1.0))
+
+    def test_the_variance_counts_rows_and_not_tokens(self):
+        advantages = torch.tensor([[4.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0], [9.0, 9.0, 9.0, 9.0]])
+        mask = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 1], [0, 0, 0, 0]])
+        normalized, variance = normalize_advantages(advantages, mask, torch.zeros(3, dtype=torch.long), torch.zeros(1))
+        # mean 7 / 4; mean squares (9 / 4)^2 and (3 / 4)^2
+        torch.testing.assert_close(variance, torch.tensor([45 / 16]))
+        torch.testing.assert_close(normalized, (advantages - 7 / 4) * mask / variance.sqrt())
+
+    @pytest.mark.parametrize("chance", [0.9, 0.1, 0.5])
+    def test_a_coin_does_not_reward_lengths(self, chance):
+        """Batches of 8 replies, which end after each token with a chance of .1; the gradient of its log-odds, in standard deviations."""
+        torch.manual_seed(0)
+        batches = torch.arange(20_000).repeat_interleave(8)
+        length = (torch.rand(len(batches)).log() / torch.tensor(0.9).log()).ceil().clamp(1, 48)
+        mask = torch.arange(48) < length[:, None]
+        coins = (torch.rand(len(batches)) < chance).float()[:, None].expand(mask.shape)
+        normalized, _ = normalize_advantages(coins, mask, batches, torch.zeros(20_000))
+        gradient = torch.zeros(20_000).index_add(0, batches, normalized[:, 0] * (0.1 * length - 1))
+        assert (
+            abs(gradient.mean() / gradient.std()) < 0.07
+        )  # .22 if the variance counts tokens; .04 is an error of 5 sigma
 
     def test_large_mean(self):
         normalized, _ = normalize_advantages(

@@ -211,6 +211,7 @@ def make_trainer(model, folder, trainer_class, config_class, options, reward_fun
             "max_completion_length": 6,
             "beta": 0.02,
             "learning_rate": 1e-3,
+            "adam_epsilon": 1e-6,  # or Adam would divide rounding by gradients near 0
             **({"critic_learning_rate": 1e-3} if issubclass(config_class, MultiAgentPPOConfig) else {}),
             "max_steps": 3,
             "max_grad_norm": 0.0,

@@ -157,14 +157,18 @@ def test_what_cannot_cross_is_said(executor, name):
 @pytest.mark.skipif(importlib.util.find_spec("numpy") is None, reason="numpy is not installed")
 def test_numpy_values_and_literals(executor):
     code = "import numpy as np\ndef n(): return np.int64(3)\ndef b(): return np.True_\ndef a(): return np.array([1])\n"
-    code += "def o(): return np.array([None])"
+    code += "def o(): return np.array([None])\ndef l(): return np.longdouble(1)\ndef c(): return [np.clongdouble(1)]"
     tests = ["assert n() == 3", "assert b() == True", "assert [np_free for np_free in a()] == [1]"]
     verdict = executor.run([Job(code=code, tests=tests, memory_mb=2048, timeout=20)])[0]
     assert verdict.status == "passed", verdict
-    jobs = [Job(code=code, tests=[f"assert {name}() == [1]"], memory_mb=2048, timeout=20) for name in "ao"]
-    array, objects = executor.run(jobs)
+    jobs = [Job(code=code, tests=[f"assert {name}() == [1]"], memory_mb=2048, timeout=20) for name in "aolc"]
+    array, objects, long, complex_ = executor.run(jobs)
     assert array.status == "failed" and "a numpy array, which equals no literal" in array.message
     assert objects.status == "failed" and "numpy data of type object" in objects.message
+    for verdict in (long, complex_):
+        assert (
+            verdict.status == "failed" and "numpy data of type" in verdict.message and "nested" not in verdict.message
+        )
 
 
 def test_a_comparison_with_an_object_of_the_program_says_so(executor):

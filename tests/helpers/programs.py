@@ -1,6 +1,7 @@
 """Plays programs of one's own without a model."""
 
 import json
+import random
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -57,11 +58,26 @@ def post(url, key, body, path="/chat/completions"):
     return status, json.loads(text) if text.startswith("{") else text
 
 
-def same_training(model, path, workflow, program, **options):
-    """Asserts that a program trains as the same team does that is written as a workflow."""
+def script_by_episode(trainer):
+    """Makes the replies random tokens that depend on the episode and the prompt, and not on the stage in which they are written."""
+
+    def reply(row):
+        dice = random.Random(f"{row.episode} {row.prompt_ids}")
+        return [dice.randrange(5, teams.VOCABULARY) for _ in range(dice.randint(2, 6))]
+
+    trainer.team.generate = lambda rows: ([reply(row) for row in rows], None)
+
+
+def same_training(model, path, workflow, program, trainer_class=MultiAgentGRPOTrainer, **options):
+    """
+    Asserts that a program trains as the same team does that is written as a workflow, given the same replies.
+
+    Samples would differ where calls that a program makes at the same moment arrive apart, since they are then two stages.
+    """
     trained = []
     for each in (workflow, program):
-        trainer = teams.make(model, path, MultiAgentGRPOTrainer, workflow=each, **options)
+        trainer = teams.make(model, path, trainer_class, workflow=each, **options)
+        script_by_episode(trainer)
         start = teams.trainable(trainer)
         trainer.train()
         trained.append(

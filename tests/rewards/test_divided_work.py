@@ -62,6 +62,33 @@ def test_what_cannot_run_is_not_executed(scripted, name):
     assert score([case], executor=scripted()) == [pytest.approx(expected)]
 
 
+CONSTANTS = {
+    # name: (entry point, share of the tests that it passes)
+    "example": ("def solve(n):\n    return [1, 2, 3]", 1 / 6),
+    "in a variable": ("def solve(n):\n    found = [1, 2]\n    found.append(3)\n    return found", 1 / 6),
+    "of a loop": ("def solve(n):\n    return [i for i in range(1, 4)]", 1 / 6),
+    "lambda": ("solve = lambda n: [1, 2, 3]", 1 / 6),
+    "any arguments": ("def solve(*args, **kwargs):\n    return [1, 2, 3]", 1 / 6),
+    "of the helper": ("def solve(n):\n    return aux(3)", 1 / 6),
+    "wrong": ("def solve(n):\n    return 0", 0.0),
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_an_example_earns_its_share_of_the_tests(executor, name):
+    main, share = CONSTANTS[name]
+    case = BY_NAME["list"] | {"main": main, "helper": "def aux(n):\n    return list(range(1, n + 1))"}
+    assert score([case], executor=executor) == [pytest.approx(share)]
+
+
+def test_a_function_without_parameters_is_no_constant(executor):
+    rewards = divided_work_reward(
+        ["def f():"], ["def aux():\n    return 2\ndef f():\n    return aux() + 1"], entry_point=["f"],
+        test=[["assert f() == 3", "assert type(f()) is int"]], test_format=["asserts"], executor=executor,
+    )  # fmt: skip
+    assert rewards[0] >= 2.5
+
+
 def test_one_agent_may_write_both_functions(executor):
     for name, expected in {"list": 4.0, "recursive": 4.0, "result ignored": 2.5, "wrapper": 2.5, "alone": 2.5}.items():
         case = BY_NAME[name]

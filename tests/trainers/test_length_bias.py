@@ -9,7 +9,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 ENDS = list(range(1, 9))  # so many tokens end a reply that lengths can fall and rise
-REWARDS = {"constant": lambda coin: 1.0, "coin flip": lambda coin: float(coin.random() < 0.5)}
+REWARDS = {
+    "constant": lambda coin: 1.0,
+    "mostly 1": lambda coin: float(coin.random() < 0.9),
+    "mostly 0": lambda coin: float(coin.random() < 0.1),
+}
 
 
 def mean_length(trainer, replies=256):
@@ -21,7 +25,8 @@ def mean_length(trainer, replies=256):
 
 
 @pytest.mark.parametrize(
-    ("reward", "lam"), [("constant", 0.95), pytest.param("coin flip", 1.0, marks=pytest.mark.slow)]
+    ("reward", "lam"),
+    [("constant", 0.95), *(pytest.param(name, 1.0, marks=pytest.mark.slow) for name in ("mostly 1", "mostly 0"))],
 )
 def test_a_reward_that_text_cannot_influence_leaves_the_length(tiny_model, tmp_path, reward, lam):
     model, coin = AutoModelForCausalLM.from_pretrained(tiny_model), random.Random(0)

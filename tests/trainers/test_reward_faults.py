@@ -47,7 +47,7 @@ FAULTS = {
     "raises": (raises, "a defect of the user's"),
     "exits": (exits, r"reward function 'faulty' called exit: SystemExit\('enough'\)"),
     "infinity": (lambda completions: [1.0, 2.0, float("inf"), 0.0], "'faulty' returned inf for episode 2"),
-    "hangs": (hangs, "'faulty' took longer than reward_timeout=0.3 seconds. Set a longer"),
+    "hangs": (hangs, "'faulty' took longer than reward_timeout=2 seconds. Set a longer"),
 }
 
 
@@ -70,7 +70,7 @@ def faulty(fault, at, asynchronous=False):
 
 def make(model, path, trainer_class=MultiAgentPPOTrainer, **options):
     rewards = options["reward"] if isinstance(options["reward"], list) else [options["reward"]]
-    limit = 0.3 if any(inspect.iscoroutinefunction(reward) for reward in rewards) else None
+    limit = 2 if any(inspect.iscoroutinefunction(reward) for reward in rewards) else None
     options = {"workflow": teams.Pair(), "on_reward_error": "mask", "reward_timeout": limit, **options}
     trainer = teams.make(model, path, trainer_class, **options)
     teams.script(trainer)

@@ -3,7 +3,15 @@
 import pytest
 import teams
 import torch
-from transformers import AutoModelForCausalLM, BambaConfig, GPT2Config, LlamaConfig, MistralConfig
+from transformers import (
+    AutoModelForCausalLM,
+    BambaConfig,
+    DogeConfig,
+    FalconConfig,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+)
 
 from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOTrainer
 from marcog_trl.team.shared_prompts import in_lines
@@ -75,6 +83,12 @@ OTHERS = {
     "mistral": (MistralConfig(**SIZES), "sdpa", "mistral has layers of other kinds"),
     "bamba": (BambaConfig(**SIZES, mamba_n_heads=2), "sdpa", "linear_attention.*share_prompts=False"),
     "gpt2": (GPT2Config(n_embd=32, n_layer=1, n_head=2), "sdpa", "rotary positions.*gpt2 has none"),
+    "alibi": (FalconConfig(**SIZES, alibi=True), "sdpa", "rotary positions.*falcon has none"),
+    "window": (
+        DogeConfig(**SIZES, num_key_value_heads=2),
+        "sdpa",
+        r"doge has layers of other kinds \(keep_window_size\)",
+    ),
     "eager": (LlamaConfig(**SIZES), "eager", "attn_implementation='eager'. Set it to 'sdpa'"),
 }
 
@@ -84,6 +98,24 @@ def test_other_models_are_refused(name):
     config, attention, match = OTHERS[name]
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     with pytest.raises(ValueError, match=match):
+        check_shared_prompts(model, aux_loss=False)
+
+
+@pytest.mark.parametrize("change", ["another mask", "no such mask"])
+def test_layers_that_compute_something_else_are_found(change):
+    """Of code that does not say so in its configuration."""
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES), attn_implementation="sdpa").train()
+    check_shared_prompts(model, aux_loss=False)
+    assert model.training
+
+    def other(module, args, kwargs):
+        mask = kwargs["attention_mask"]
+        if change == "no such mask" and mask is not None:
+            raise ValueError("masks have two dimensions")
+        return args, kwargs | {"attention_mask": None}
+
+    model.get_decoder().layers[0].self_attn.register_forward_pre_hook(other, with_kwargs=True)
+    with pytest.raises(ValueError, match="llama has layers that compute something else"):
         check_shared_prompts(model, aux_loss=False)
 
 

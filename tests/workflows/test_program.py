@@ -3,13 +3,14 @@
 import asyncio
 import os
 import sys
+import threading
 import time
 import warnings
 
 import openai
 import pytest
 from players import written
-from programs import ASK, PROBLEM, ask, play_programs, post, text_of
+from programs import ASK, PROBLEM, answer, ask, play_programs, post, text_of
 
 from marcog_trl import Program
 from marcog_trl.rewards import program_reward
@@ -91,11 +92,18 @@ class TestPrograms:
         assert episode.turns[0].solution == "b(b2) a(a2) b(b0) a(a0) b(b1) a(a1)"
 
     def test_a_straggler_joins_a_later_stage(self):
+        answered = threading.Event()
+
         async def slow(problem, client):
-            await asyncio.sleep(problem["number"])
+            if problem["number"]:
+                await asyncio.to_thread(answered.wait)
             return text_of(await ask(client, "a", str(problem["number"])))
 
-        episodes, stages = play_programs(slow, count=2, stage_timeout=0.1)
+        def write(rows):
+            answered.set()
+            return answer(rows)
+
+        episodes, stages = play_programs(slow, count=2, answer=write, stage_timeout=0.1)
         assert [[row.prompt[0]["content"] for row in rows] for rows in stages] == [["0"], ["1"]]
         assert [episode.turns[0].solution for episode in episodes] == ["a(0)", "a(1)"]
 
@@ -217,10 +225,9 @@ class TestRefusals:
     def test_too_many_calls_are_refused_once(self):
         async def program(problem, client):
             first = text_of(await ask(client, "a", "x"))
-            start = time.monotonic()
-            with pytest.raises(openai.RateLimitError, match="max_calls"):
+            with pytest.raises(openai.RateLimitError, match="max_calls") as refused:
                 await ask(client.with_options(max_retries=5), "a", "y")
-            assert time.monotonic() - start < 0.4  # a retry waits longer
+            assert refused.value.response.headers["x-should-retry"] == "false"
             return first
 
         [episode], _ = play_programs(program, max_calls=1)
@@ -267,16 +274,20 @@ class TestRefusals:
         [episode], _ = play_programs(program, ["a", "b"])
         assert episode.turns[0].solution == "b(y)"
 
-    def test_a_client_that_goes_away_may_ask_again(self):
+    def test_a_client_that_goes_away_may_ask_again(self, monkeypatch):
+        monkeypatch.setattr("marcog_trl.workflows.program_server.SETTLE_SECONDS", 0.5)  # on a busy machine, too
+        gone = asyncio.Event()
+
         async def program(problem, client):
             if problem["number"]:
-                await asyncio.sleep(1.5)  # the stage waits for it
+                await gone.wait()  # and the stage for it
                 return text_of(await ask(client, "a", "slow"))
             with pytest.raises(openai.APITimeoutError):
                 await ask(client.with_options(timeout=0.5), "a", "x")
+            gone.set()
             return text_of(await ask(client, "a", "y"))
 
-        (episode, _), stages = play_programs(program, count=2, max_calls=1, stage_timeout=20)
+        (episode, _), stages = play_programs(program, count=2, max_calls=1, stage_timeout=60)
         assert [len(rows) for rows in stages] == [2] and episode.turns[0].solution == "a(y)"
 
     def test_sampling_is_a_setting_of_the_team(self):
@@ -320,17 +331,17 @@ class TestFailures:
             await ask(client, "a", "x")
             await asyncio.sleep(60)
 
-        assert "program_timeout" in failed(program, program_timeout=0.5)
+        assert "program_timeout" in failed(program, program_timeout=2)
 
     def test_a_function_that_hangs(self):
         def program(problem, client):
             reply = text_of(ask(client, "a", "x"))
             if not problem["number"]:
-                time.sleep(3)
+                time.sleep(6)
             return reply
 
         with pytest.warns(UserWarning, match="program_timeout"):
-            (bad, good), _ = play_programs(program, count=2, program_timeout=0.5)
+            (bad, good), _ = play_programs(program, count=2, program_timeout=2)
         assert bad.masked and good.turns[0].solution == "a(x)"
 
     @pytest.mark.parametrize("returned", [None, 3, {}, {"solution": 3}, {"rewards": 1}], ids=repr)
@@ -364,7 +375,7 @@ class TestFailures:
     )
     def test_commands(self, command, script, why):
         with pytest.raises(ValueError, match="All episodes failed") as found, pytest.warns(UserWarning):
-            play_programs(command(script), program_timeout=2)
+            play_programs(command(script), program_timeout=5)
         assert why in str(found.value)
 
     def test_processes_of_a_command_end_with_it(self, command, tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import teams
 import torch
-from programs import ASK, ask, text_of
+from programs import ASK, ask, same_training, text_of
 from tool_model import CHATS, call, multiply, recite_texts
 
 from marcog_trl import (
@@ -100,6 +100,23 @@ class TestTraining:
             }
             assert not {name for name in differ if entry[name] == entry[name]}  # but for NaN
         assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
+
+    @pytest.mark.parametrize(
+        ("trainer", "options"), [(MultiAgentGRPOTrainer, {}), (MultiAgentPPOTrainer, {"critic": "agent"})]
+    )
+    def test_calls_that_arrive_apart_train_as_those_of_one_stage(self, tiny_model, tmp_path, trainer, options):
+        async def apart(problem, client):
+            return "|".join([text_of(await ask(client, agent, problem["prompt"] + agent)) for agent in "ab"])
+
+        class Together(Workflow):
+            agents = (Agent("a", "a"), Agent("b", "b"))
+
+            def play(self, problem):
+                replies = yield {name: [{"role": "user", "content": problem["prompt"] + name}] for name in "ab"}
+                return "|".join(replies.values())
+
+        workflow = Program(apart, ["a", "b"], max_calls=1, stage_timeout=60)
+        same_training(tiny_model, tmp_path, Together(), workflow, trainer, **options)
 
     def test_failed_programs_are_left_out(self, tiny_model, tmp_path):
         async def some(problem, client):

@@ -219,12 +219,10 @@ class Codec:
             self._spend(len(value))
             return ["b", base64.b64encode(value).decode()]
         if _is_scalar(value):
-            return [
-                "a",
-                self._dtype(value),
-                base64.b64encode(value.tobytes()).decode(),
-                self._encode(value.item(), depth),
-            ]
+            dtype, item = self._dtype(value), value.item()
+            if type(item) is kind:  # longdouble, which no builtin type holds
+                raise Uncrossable(f"numpy data of type {value.dtype}")
+            return ["a", dtype, base64.b64encode(value.tobytes()).decode(), self._encode(item, depth)]
         for tag, (module, name, attribute) in _RARE.items():
             if kind is getattr(sys.modules.get(module), name, None):
                 part = getattr(value, attribute)
