@@ -51,7 +51,9 @@ class Program(Workflow):
     """
 
     may_fail = True
-    knows_tools = False  # set by the team
+    # Set by the team
+    knows_tools = False
+    holds: Mapping[str, Any] = {}  # values of the team's settings, by field of requests
 
     def __init__(
         self,
@@ -68,6 +70,12 @@ class Program(Workflow):
                 f"agents={agents!r} is not a list of names. Set agents=['planner', 'coder'], for example."
             )
         self.agents = tuple(agent if isinstance(agent, Agent) else Agent(str(agent), str(agent)) for agent in agents)
+        for agent in self.agents:
+            if agent.tools:
+                raise ValueError(
+                    f"Agent {agent.name!r} of a program has tools, which it would not get. Let the program send tools with its "
+                    "requests, and run them."
+                )
         names = [agent.name for agent in self.agents]
         calls = dict(max_calls) if isinstance(max_calls, Mapping) else dict.fromkeys(names, max_calls)
         if set(calls) != set(names):
@@ -107,12 +115,12 @@ class Program(Workflow):
             raise ImportError(
                 "Programs in Python need the package openai. Run `pip install marcog-trl[expert]`."
             ) from error
+        name = getattr(function, "__name__", type(function).__name__)
         try:
             inspect.signature(function).bind("problem", "client")
         except TypeError:
             raise ValueError(
-                f"program={function.__name__} has other arguments than a problem and a client. Write "
-                f"'def {function.__name__}(problem, client):'."
+                f"program={name} has other arguments than a problem and a client. Write 'def {name}(problem, client):'."
             ) from None
 
     def play(self, problem: Mapping[str, Any]) -> RequestGenerator:
@@ -121,7 +129,8 @@ class Program(Workflow):
         calls_left = dict(Counter(slot.agent for slot in self.slots))
         used = dict.fromkeys(calls_left, 0)
         its = deepcopy(dict(problem))  # programs append to chats
-        run = Run(self.program, its, calls_left, self.program_timeout, self.knows_tools)
+        endpoints = {agent.name: agent.endpoint for agent in self.agents if agent.endpoint is not None}
+        run = Run(self.program, its, calls_left, self.program_timeout, self.knows_tools, self.holds, endpoints)
         try:
             while True:
                 (event,) = yield Consult(self._advance, (run,))
@@ -146,8 +155,8 @@ class Program(Workflow):
         if ignored:
             self._warned |= ignored
             warnings.warn(
-                f"The program sets {', '.join(sorted(ignored))}, which has no effect: the settings of the team say how replies "
-                "are sampled. Set temperature, top_p and max_completion_length there.",
+                f"The program's requests have {', '.join(sorted(ignored))}, which has no effect. How replies are sampled is a setting "
+                "of the team: set temperature, top_p, top_k, min_p, repetition_penalty or max_completion_length there.",
                 stacklevel=2,
             )
         return events
