@@ -536,12 +536,11 @@ def cut_off(generate: Generate) -> Generate:
     """
 
     def limited(rows: list[Row]) -> tuple[list[list[int]], list[list[float]] | None]:
-        completion_ids, logprobs = generate(rows)
-        for i, row in enumerate(rows):
-            limit = row.prompt.max_tokens if isinstance(row.prompt, ChatRequest) else None
-            completion_ids[i] = completion_ids[i][:limit]
-            if logprobs is not None:
-                logprobs[i] = logprobs[i][:limit]
+        completion_ids, logprobs = generate(rows)  # of a dummy row, too, in a process without rows
+        limits = [row.prompt.max_tokens if isinstance(row.prompt, ChatRequest) else None for row in rows]
+        completion_ids = [ids[:limit] for ids, limit in zip(completion_ids, limits, strict=False)]
+        if logprobs is not None:
+            logprobs = [own[:limit] for own, limit in zip(logprobs, limits, strict=False)]
         return completion_ids, logprobs
 
     return limited

@@ -341,7 +341,7 @@ class Run:
 
     def _finish(self, result: Result) -> None:
         if self.result is None:
-            if result.failure is not None and self.refusal is not None:
+            if result.failure is not None and self.refusal is not None and self.refusal not in result.failure:
                 failure = f"{result.failure}\nThe server refused a request of the program: {self.refusal}"
                 result = dataclasses.replace(result, failure=failure)
             self.result = result
@@ -457,9 +457,9 @@ def _result(returned: Any, agents: list[str]) -> Result:
 
 def _reward(given: Any) -> float:
     """A number of Python, NumPy or PyTorch. Raises an error if it is something else, or not finite."""
-    if isinstance(given, str | bytes) or getattr(given, "ndim", 0):
+    if isinstance(given, str | bytes) or getattr(given, "ndim", 0) != 0:
         raise TypeError(f"{given!r} is not a number")
-    number = float(given)
+    number = float(given.item() if hasattr(given, "item") else given)
     if not math.isfinite(number):
         raise ValueError(f"{number} is not finite")
     return number
@@ -630,15 +630,13 @@ class Server:
         changed.set()
 
     def _run_of(self, request: web.Request) -> Run:
-        scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-        run = self.runs.get(key.strip()) if scheme.lower() == "bearer" else None
+        run = self.runs.get(_key(request))
         if run is None or run.result is not None:
             raise _Refusal(
                 401,
                 "The API key belongs to no episode that is played now. Use the client that the program receives, or its api_key; "
                 "commands find it in OPENAI_API_KEY.",
             )
-        request["run"] = run
         return run
 
     async def _list_models(self, request: web.Request) -> web.Response:
@@ -651,7 +649,7 @@ class Server:
             raise _Refusal(404, f"model={asked!r:.80} is not an agent of the team. Use one of {list(agents)}.")
         return web.json_response(models[asked])
 
-    async def _refuse(self, request: web.Request) -> None:
+    async def _refuse(self, request: web.Request) -> web.StreamResponse:
         self._run_of(request)
         hint = f"Use chat completions, POST {self.url}/chat/completions, with base_url='{self.url}'."
         if request.path.rstrip("/").endswith("/responses"):
@@ -720,6 +718,11 @@ async def _respond(request: web.Request, body: Mapping[str, Any], text: str) -> 
     return response
 
 
+def _key(request: web.Request) -> str:
+    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""
+
+
 @web.middleware
 async def _errors(request: web.Request, handler: Callable[[web.Request], Awaitable[Any]]) -> Any:
     try:
@@ -728,8 +731,8 @@ async def _errors(request: web.Request, handler: Callable[[web.Request], Awaitab
         status, message = refusal.status, str(refusal)
     except web.HTTPException as error:
         status, message = error.status, f"{request.method} {request.path}: {error.reason}."
-    if "run" in request:
-        request["run"].refusal = message
+    if (run := server().runs.get(_key(request))) is not None:
+        run.refusal = message
     content = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": status}}
     return web.json_response(content, status=status, headers={"x-should-retry": "false"})
 
@@ -795,12 +798,12 @@ def _own_lines(error: BaseException) -> str:
 
 
 _FRAME = re.compile(r"\s*(File \"|at |file://|/)")
-_IN_PACKAGE = re.compile(r"(site-packages|dist-packages|node_modules)[/\\]|node:internal")
+_IN_PACKAGE = re.compile(r"(site-packages|dist-packages|node_modules|lib[/\\]python3\.\d+)[/\\]|node:internal")
 _MOST_OUTPUT = 16  # lines
 
 
 def _own_output(text: str) -> list[str]:
-    """The first and the last lines of an error output, without blank lines and frames of packages of Python and JavaScript."""
+    """The first and the last lines of an error output, without blank lines, and without frames of Python, Node and packages."""
     lines, in_package = [], False
     for line in text.splitlines():
         if _FRAME.match(line):

@@ -101,6 +101,50 @@ class TestTraining:
             assert not {name for name in differ if entry[name] == entry[name]}  # but for NaN
         assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
 
+    def test_max_tokens_cut_replies_off(self, tiny_model, tmp_path):
+        """Rows are the first tokens of what the model writes, and programs are told how many and why."""
+        made, rows, told = self.limited(tiny_model, tmp_path, MultiAgentGRPOTrainer)
+        calls = teams.script(made)
+        batch = teams.generation_batch(made)
+        first, second = (replies for _, replies in calls)
+        expected = [*(ids[:3] for ids in first), *second]
+        assert [row.completion_ids for act in (0, 1) for row in rows if row.slot.act == act] == expected
+        assert any(len(ids) > 3 for ids in first)
+        assert sorted(batch["completion_mask"].sum(1).tolist()) == sorted(map(len, expected))
+        assert sorted(told) == sorted(
+            (len(row.prompt_ids), len(row.completion_ids), "stop" if row.completion_ids[-1] == teams.EOS else "length")
+            for row in rows
+        )
+
+    @pytest.mark.parametrize("trainer", TRAINERS)
+    def test_max_tokens_in_each_trainer(self, tiny_model, tmp_path, trainer):
+        made, rows, _ = self.limited(tiny_model, tmp_path, trainer)
+        made.train()
+        lengths = [[len(row.completion_ids) for row in rows if row.slot.act == act] for act in (0, 1)]
+        assert max(lengths[0]) == 3 < max(lengths[1])
+        assert all(row.token_states is None or len(row.token_states) == len(row.completion_ids) for row in rows)
+        assert teams.logged(made, "completions/max_length") == [max(lengths[1])]
+
+    @staticmethod
+    def limited(model, path, trainer):
+        """A trainer of a program with two calls, the first with a limit, its rows, and what the program is told."""
+        told, rows = [], []
+
+        async def short(problem, client):
+            for options in ({"max_tokens": 3}, {"max_completion_tokens": 100}):
+                reply = await ask(client, "a", problem["prompt"], **options)
+                usage = reply.usage
+                assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+                told.append((usage.prompt_tokens, usage.completion_tokens, reply.choices[0].finish_reason))
+            return text_of(reply)
+
+        def reward(completions, **given):
+            rows.extend(row for of_episode in given["rows"] for row in of_episode)
+            return teams.letters(completions)
+
+        workflow = Program(short, ["a"], max_calls=2, stage_timeout=60)
+        return teams.make(model, path, trainer, reward, workflow=workflow), rows, told
+
     def test_failed_programs_are_left_out(self, tiny_model, tmp_path):
         async def some(problem, client):
             solution = await solve(problem, client)
@@ -252,7 +296,8 @@ class TestNames:
 class TestTools:
     """Tools of the program, whose calls the model writes."""
 
-    def test_calls_of_tools_go_to_the_program(self, tool_model, tmp_path):
+    @pytest.mark.parametrize("returned", ["12", ""])
+    def test_calls_of_tools_go_to_the_program(self, tool_model, tmp_path, returned):
         described = [
             {"type": "function", "function": {"name": "multiply", "description": multiply.__doc__, "parameters": {}}}
         ]
@@ -266,8 +311,9 @@ class TestTools:
                     return choice.message.content
                 messages.append(choice.message.model_dump(exclude_none=True))
                 for called in choice.message.tool_calls:
-                    result = multiply(**json.loads(called.function.arguments))
-                    messages.append({"role": "tool", "tool_call_id": called.id, "content": str(result)})
+                    result = str(multiply(**json.loads(called.function.arguments)))
+                    assert result == "12"
+                    messages.append({"role": "tool", "tool_call_id": called.id, "content": returned})
 
         made = teams.make(
             tool_model, tmp_path, MultiAgentGRPOTrainer, workflow=Program(using, ["a"], max_calls=2), data=CHATS,
@@ -276,7 +322,8 @@ class TestTools:
         )  # fmt: skip
         asked = recite_texts(made, [call(a=3, b=4), "I know.<|im_end|>"], ["It is 12.<|im_end|>"])
         batch = teams.generation_batch(made)
-        assert "multiply" in asked[0][0] and "12" in asked[1][0].rpartition("<tool_response>")[2]
+        assert "multiply" in asked[0][0]
+        assert asked[1][0].rpartition("<tool_response>")[2].partition("</tool_response>")[0].strip() == returned
         assert batch["advantages"].abs().sum() > 0
 
 
