@@ -340,18 +340,39 @@ def encode_prompts(processing_class: Any, prompts: list[Prompt], **chat_template
     cut = _Cutter(processing_class, repr(prompts), chat_template_kwargs)
     ids: list[list[int]] = []
     for prompt in prompts:
-        if isinstance(prompt, str):
-            text = prompt if isinstance(prompt, AsGiven) else cut(prompt)
-        elif processing_class.chat_template:
-            tools = prompt.tools if isinstance(prompt, ChatRequest) else None
-            described = {"tools": tools} if tools else {}
-            options = {"add_generation_prompt": True, **chat_template_kwargs, **described}
-            text = render(processing_class, cut(prompt), **options)
-        else:
-            text = as_text(cut(prompt))
+        text = (
+            prompt if isinstance(prompt, AsGiven) else prompt_text(processing_class, prompt, chat_template_kwargs, cut)
+        )
         in_template = not isinstance(prompt, str) and bool(processing_class.chat_template)
         ids.append(_encode_pieces(processing_class, text.split(_CUT), add_special_tokens=not in_template))
     return ids
+
+
+def prompt_text(
+    processing_class: Any,
+    prompt: Prompt,
+    chat_template_kwargs: Mapping[str, Any],
+    cut: Callable[[Any], Any] = lambda prompt: prompt,
+) -> str:
+    """
+    The text that a model reads.
+
+    Args:
+        processing_class (`PreTrainedTokenizerBase`): The tokenizer.
+        prompt (`str` or `list[dict]`): The prompt.
+        chat_template_kwargs (`Mapping`): Arguments of the chat template.
+        cut (`Callable`, *optional*): Changes the texts of the prompt before.
+
+    Raises:
+        ValueError: If the chat template refuses the prompt.
+    """
+    if isinstance(prompt, str):
+        return cut(prompt)
+    if not processing_class.chat_template:
+        return as_text(cut(prompt))
+    tools = prompt.tools if isinstance(prompt, ChatRequest) else None
+    options = {"add_generation_prompt": True, **chat_template_kwargs} | ({"tools": tools} if tools else {})
+    return render(processing_class, cut(prompt), **options)
 
 
 def _encode_pieces(processing_class: Any, pieces: list[str], add_special_tokens: bool) -> list[int]:

@@ -19,12 +19,12 @@ from peft import PeftModel, get_peft_model_state_dict
 
 from marcog_trl.agents import Tools, Workflow
 from marcog_trl.execution import CodeExecutor, Verdict
-from marcog_trl.parsing.prompts import ChatRequest
+from marcog_trl.parsing.prompts import ChatRequest, Prompt
 from marcog_trl.parsing.replies import code_in
 from marcog_trl.problems.schema import list_faults, solution_job
 from marcog_trl.problems.tests import as_problem, complete
 from marcog_trl.rollout.chats import end_of_turn, with_system_prompt
-from marcog_trl.rollout.engine import Generate, encode_prompts, play, play_tree
+from marcog_trl.rollout.engine import Generate, encode_prompts, play, play_tree, prompt_text
 from marcog_trl.rollout.player import WorkflowError
 from marcog_trl.rollout.records import Episode, Row
 from marcog_trl.rollout.tree import Tree
@@ -120,6 +120,7 @@ class Team:
             held = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
             workflow.holds = {name: getattr(settings, name) for name in held}
             workflow.holds["chat_template_kwargs"] = settings.chat_template_kwargs or {}
+            workflow.check_prompt = self._rendered
 
     def __repr__(self) -> str:
         title = type(self.workflow).__name__
@@ -352,6 +353,11 @@ class Team:
             "on_error": self.on_workflow_error,
             "end_tokens": self.eos_token_ids,
         }
+
+    def _rendered(self, prompt: Prompt) -> str:
+        """The text of a prompt. Raises a `ValueError` if the chat template refuses it."""
+        prompt = with_system_prompt(prompt, self.settings.system_prompt)
+        return prompt_text(self.tokenizer, prompt, self.settings.chat_template_kwargs or {})
 
     def generate(self, rows: list[Row]) -> tuple[list[list[int]], list[list[float]] | None]:
         """Generates one stage in one call. Without rows, takes part in the call of the other processes."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from marcog_trl.agents import Agent, Consult, EpisodeFailed, RequestGenerator, Slot, Workflow
 from marcog_trl.checks import COUNT, POSITIVE, check_choice, check_number
+from marcog_trl.parsing.prompts import ChatRequest, Prompt
 
 
 if TYPE_CHECKING:
@@ -54,6 +55,9 @@ class Program(Workflow):
     # Set by the team
     knows_tools = False
     holds: Mapping[str, Any] = {}  # values of the team's settings, by field of requests
+    check_prompt: Callable[[Prompt], object] = staticmethod(
+        lambda prompt: None
+    )  # raises an error if a prompt cannot be read
 
     def __init__(
         self,
@@ -129,8 +133,7 @@ class Program(Workflow):
         calls_left = dict(Counter(slot.agent for slot in self.slots))
         used = dict.fromkeys(calls_left, 0)
         its = deepcopy(dict(problem))  # programs append to chats
-        endpoints = {agent.name: agent.endpoint for agent in self.agents if agent.endpoint is not None}
-        run = Run(self.program, its, calls_left, self.program_timeout, self.knows_tools, self.holds, endpoints)
+        run = Run(self.program, its, calls_left, self.program_timeout, self._check_request, self.holds)
         try:
             while True:
                 (event,) = yield Consult(self._advance, (run,))
@@ -146,6 +149,24 @@ class Program(Workflow):
                 run.answer(event, [replies[slot] if slot in replies else replies[slot.agent] for slot in asked])
         finally:
             run.close()
+
+    def _check_request(self, agent: str, request: ChatRequest) -> None:
+        """Raises a `ValueError` if an agent cannot answer a request."""
+        endpoint = next(each.endpoint for each in self.agents if each.name == agent)
+        if endpoint is not None and request.tools:
+            raise ValueError(f"Agent {agent!r} speaks through an endpoint, which gets no tools. Leave tools out.")
+        if endpoint is not None and request.max_tokens is not None and request.max_tokens < endpoint.max_tokens:
+            raise ValueError(
+                f"max_tokens={request.max_tokens} is not sent to the endpoint of agent {agent!r}. Leave it out, and set max_tokens "
+                "of the Endpoint."
+            )
+        if request.tools and not self.knows_tools:
+            raise ValueError(
+                "tools need a model whose chat template describes tools, and whose calls TRL can read, such as Qwen2.5, "
+                "Qwen3 or Llama 3.1. Leave tools out, or use such a model."
+            )
+        if endpoint is None:
+            self.check_prompt(request)
 
     def _advance(self, runs: Sequence[Run]) -> list[Any]:
         from marcog_trl.workflows.program_server import server
@@ -167,6 +188,8 @@ class Program(Workflow):
             failure = f"it asked no agent. Let it ask some of {[agent.name for agent in self.agents]}, as `model`."
         if failure is None:
             return result.solution
+        if result.refusal is not None and result.refusal not in failure:
+            failure = f"{failure}\nThe server refused a request of the program: {result.refusal}"
         if result.differs or self.on_program_error == "raise":
             raise ValueError(f"A program failed: {failure}")
         kind = failure.partition(":")[0]

@@ -35,7 +35,6 @@ from trl.trainer.utils import is_async_callable, start_event_loop_in_daemon
 
 from marcog_trl.agents import LATER
 from marcog_trl.checks import nearest
-from marcog_trl.endpoints import Endpoint
 from marcog_trl.parsing.prompts import ChatReply, ChatRequest, Prompt
 from marcog_trl.problems.schema import fault_of_prompt
 from marcog_trl.tracebacks import own_frames
@@ -48,56 +47,28 @@ _LIMITS = ("max_tokens", "max_completion_tokens", "max_completion_length", "max_
 _TAKEN = {"model", "messages", "tools", "stream", "stream_options", *_LIMITS}
 # Fields that say what a reply must be or what it is read from, or that ask for more than a reply -> values that hold anyway
 _REFUSED: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "echo": (False,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "prompt_logprobs": (),
-    "audio": (),
-    "modalities": (["text"],),
-    "web_search_options": (),
+    "n": (1,), "best_of": (1,), "logprobs": (False,), "top_logprobs": (0,), "prompt_logprobs": (), "echo": (False,),
+    "audio": (), "modalities": (["text"],), "web_search_options": (),
     # Where it ends
-    "stop": ([], ""),
-    "stop_sequences": ([],),
-    "stop_token_ids": ([],),
-    "stop_regex": ([], ""),
-    "min_tokens": (0,),
+    "stop": ([], ""), "stop_sequences": ([],), "stop_token_ids": ([],), "stop_regex": ([], ""), "min_tokens": (0,),
     "ignore_eos": (False,),
     # Its format and its words
-    "response_format": ({"type": "text"},),
-    "structured_outputs": ({},),
-    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_json_object"), ()),
-    **dict.fromkeys(("format", "json_schema", "regex", "ebnf", "grammar"), ("",)),
-    "logit_bias": ({}, []),
-    "bad_words": ([],),
-    "allowed_token_ids": (),
-    "skip_special_tokens": (True,),
+    "response_format": ({"type": "text"},), "structured_outputs": ({},), "format": ("",), "json_schema": (), "regex": (),
+    "ebnf": (), "grammar": ("",), "guided_json": (), "guided_json_object": (), "guided_regex": (), "guided_choice": (),
+    "guided_grammar": (), "logit_bias": ({}, []), "bad_words": ([],), "allowed_token_ids": (), "skip_special_tokens": (True,),
     # Calls of tools
-    "tool_choice": ("auto", "none"),
-    "parallel_tool_calls": (True,),
-    "functions": ([],),
-    "function_call": ("auto", "none"),
+    "tool_choice": ("auto", "none"), "parallel_tool_calls": (True,), "functions": ([],), "function_call": ("auto", "none"),
     # The prompt
-    "prompt": (),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "enable_thinking": (),
-    "documents": ([],),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-    "add_special_tokens": (False,),
-    "truncate_prompt_tokens": (),
-    "lora_path": (),
-}
+    "prompt": (), "chat_template": (), "chat_template_kwargs": ({},), "enable_thinking": (), "documents": ([],),
+    "add_generation_prompt": (True,), "continue_final_message": (False,), "add_special_tokens": (False,),
+    "truncate_prompt_tokens": (), "lora_path": (),
+}  # fmt: skip
 # Fields that a reply need not keep to, as all that are not known -> values that hold anyway
 _IGNORED: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed"), ()),
-    **dict.fromkeys(("presence_penalty", "frequency_penalty"), (0,)),
-    **dict.fromkeys(("reasoning_effort", "verbosity", "prediction", "service_tier", "user"), ()),
-    "store": (False,),
-    "metadata": ({},),
-}
+    "temperature": (), "top_p": (), "top_k": (), "min_p": (), "repetition_penalty": (), "presence_penalty": (0,),
+    "frequency_penalty": (0,), "seed": (), "reasoning_effort": (), "verbosity": (), "prediction": (), "service_tier": (),
+    "user": (), "store": (False,), "metadata": ({},),
+}  # fmt: skip
 _ROLES = ("system", "user", "assistant", "tool")
 _RESPONSES = (
     "Switch the SDK to chat completions. OpenAI: client.chat.completions.create(...). Agents SDK: "
@@ -124,12 +95,14 @@ class Result:
         rewards (`float` or `Mapping[str, float]`, *optional*): Its own reward, for all agents or by agent.
         failure (`str`, *optional*): Why it failed, if it did.
         differs (`bool`): Whether it asked something else than before, given the same replies.
+        refusal (`str`, *optional*): Why the last of its requests that were refused was.
     """
 
     solution: str = ""
     rewards: float | Mapping[str, float] | None = None
     failure: str | None = None
     differs: bool = False
+    refusal: str | None = None
 
 
 @dataclass(eq=False)
@@ -154,9 +127,8 @@ class Run:
         problem (`dict`): The dataset row.
         calls_left (`dict[str, int]`): How often each agent may be asked.
         timeout (`float`): Seconds that the program may take between two calls.
-        knows_tools (`bool`): Whether the model can call tools.
-        holds (`Mapping[str, Any]`, *optional*): Values that hold for fields of requests: settings of the team.
-        endpoints (`Mapping[str, Endpoint]`, *optional*): Endpoints of agents that speak through one.
+        check (`Callable`): `check(agent, request)` raises a `ValueError` if the agent cannot answer the request.
+        holds (`Mapping[str, Any]`): Values that hold for fields of requests: settings of the team.
 
     Attributes:
         key (`str`): Its API key.
@@ -169,9 +141,8 @@ class Run:
     problem: dict[str, Any]
     calls_left: dict[str, int]
     timeout: float
-    knows_tools: bool
-    holds: Mapping[str, Any] = field(default_factory=dict)
-    endpoints: Mapping[str, Endpoint] = field(default_factory=dict)
+    check: Callable[[str, ChatRequest], None]
+    holds: Mapping[str, Any]
     key: str = field(default_factory=lambda: f"sk-{secrets.token_urlsafe(24)}")
     result: Result | None = None
     ignored: set[str] = field(default_factory=set)
@@ -255,7 +226,10 @@ class Run:
             )
         ignored = self._without_effect(body)
         prompt = ChatRequest(_messages(body.get("messages")), _tools(body), _limit(body))
-        self._check_support(agent, prompt)
+        try:
+            self.check(agent, prompt)
+        except ValueError as error:
+            raise _Refusal(400, str(error)) from None
         if not self.calls_left[agent]:
             raise _Refusal(
                 429,
@@ -293,24 +267,6 @@ class Run:
             found.add(f"{name:.40}")
         return found
 
-    def _check_support(self, agent: str, prompt: ChatRequest) -> None:
-        """Raises `_Refusal` if the model that speaks for an agent cannot do what is asked."""
-        endpoint = self.endpoints.get(agent)
-        if endpoint is not None and prompt.tools:
-            raise _Refusal(400, f"Agent {agent!r} speaks through an endpoint, which gets no tools. Leave tools out.")
-        if endpoint is not None and prompt.max_tokens is not None and prompt.max_tokens < endpoint.max_tokens:
-            raise _Refusal(
-                400,
-                f"max_tokens={prompt.max_tokens} is not sent to the endpoint of agent {agent!r}. Leave it out, and set max_tokens of "
-                "the Endpoint.",
-            )
-        if prompt.tools and not self.knows_tools:
-            raise _Refusal(
-                400,
-                "tools need a model whose chat template describes tools, and whose calls TRL can read, such as Qwen2.5, "
-                "Qwen3 or Llama 3.1. Leave tools out, or use such a model.",
-            )
-
     def withdraw(self, reply: asyncio.Future[str]) -> None:
         """Forgets a call that the program does not wait for any more. It counts if its reply is being written."""
         for pending in self._pending:
@@ -341,10 +297,7 @@ class Run:
 
     def _finish(self, result: Result) -> None:
         if self.result is None:
-            if result.failure is not None and self.refusal is not None and self.refusal not in result.failure:
-                failure = f"{result.failure}\nThe server refused a request of the program: {self.refusal}"
-                result = dataclasses.replace(result, failure=failure)
-            self.result = result
+            self.result = dataclasses.replace(result, refusal=self.refusal)
             server().notify()
 
     def _close(self) -> None:
@@ -443,16 +396,14 @@ def _result(returned: Any, agents: list[str]) -> Result:
         return Result(
             failure=f"it returned {returned!r:.80}. Return the solution as text, or a dict with 'solution' and 'rewards'."
         )
-    if rewards is None:
-        return Result(str(solution))
     try:
-        if not isinstance(rewards, Mapping):
-            return Result(str(solution), _reward(rewards))
-        if not set(rewards) - set(agents):
-            return Result(str(solution), {agent: _reward(rewards.get(agent, 0.0)) for agent in agents})
-    except (TypeError, ValueError):
-        pass  # not numbers
-    return Result(failure=f"its rewards={rewards!r:.80} are neither a number nor numbers of agents among {agents}.")
+        if isinstance(rewards, Mapping) and not set(rewards) - set(agents):
+            return Result(solution, {agent: _reward(rewards.get(agent, 0.0)) for agent in agents})
+        return Result(solution, None if rewards is None else _reward(rewards))
+    except (TypeError, ValueError):  # not numbers
+        return Result(
+            failure=f"its rewards={rewards!r:.80} are neither a number nor numbers of agents among {agents}."
+        )
 
 
 def _reward(given: Any) -> float:

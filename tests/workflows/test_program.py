@@ -563,6 +563,15 @@ class TestFailures:
         failure = failed(program)
         assert failure.startswith("KeyError: 'colour'") and "set_default_openai_api('chat_completions')" in failure
 
+    def test_a_refusal_that_leaves_no_call(self):
+        async def program(problem, client):
+            with contextlib.suppress(openai.BadRequestError):
+                await ask(client, "a", "x", stop=["\n"])
+            return "nothing"
+
+        failure = failed(program)
+        assert failure.startswith("it asked no agent") and "stop=['\\n'] is not supported" in failure
+
     def test_an_error_of_a_group_of_tasks(self):
         async def program(problem, client):
             async with asyncio.TaskGroup() as group:

@@ -327,6 +327,23 @@ class TestTools:
         assert batch["advantages"].abs().sum() > 0
 
 
+def test_messages_that_the_chat_template_refuses_are_those_of_the_program(tool_model, tmp_path):
+    """The episode of such a program fails, and the run goes on."""
+    refusal = "{% if messages|length > 2 %}{{ raise_exception('Too many messages!') }}{% endif %}"
+
+    async def talkative(problem, client):
+        last = {"role": "user", "content": problem["prompt"]}
+        messages = [last] * (1 + 2 * problem["prompt"].startswith("def f0"))
+        return text_of(await client.chat.completions.create(model="a", messages=messages))
+
+    workflow = Program(talkative, ["a"], max_calls=1)
+    made = teams.make(tool_model, tmp_path, MultiAgentGRPOTrainer, workflow=workflow)
+    made._tokenizer.chat_template = refusal + made._tokenizer.chat_template
+    with pytest.warns(UserWarning, match="refuses messages with the roles.*Too many messages"):
+        made.train()
+    assert teams.logged(made, "program/failed") == [0.25]
+
+
 @pytest.mark.parametrize("agents", [["planner", "coder"], ["planner"]])
 def test_a_file_of_settings_names_the_agents(tiny_model, tmp_path, monkeypatch, agents):
     """Under a name that CoMLRL's files use for models."""
