@@ -47,12 +47,14 @@ class ChatReply(str):
         calls (`Sequence[dict]`, *optional*): The calls, in the format of chat templates.
         prompt_tokens, completion_tokens (`int`, *optional*, defaults to `0`): What the model read and wrote.
         truncated (`bool`, *optional*, defaults to `False`): Whether the reply was cut off.
+        reasoning (`str`, *optional*): What the model thought before the text, if the two are told apart.
     """
 
     calls: Sequence[dict[str, Any]]
     prompt_tokens: int
     completion_tokens: int
     truncated: bool
+    reasoning: str | None
 
     def __new__(
         cls,
@@ -61,14 +63,15 @@ class ChatReply(str):
         prompt_tokens: int = 0,
         completion_tokens: int = 0,
         truncated: bool = False,
+        reasoning: str | None = None,
     ) -> ChatReply:
         made = super().__new__(cls, text)
-        made.calls, made.truncated = calls, truncated
+        made.calls, made.truncated, made.reasoning = calls, truncated, reasoning
         made.prompt_tokens, made.completion_tokens = prompt_tokens, completion_tokens
         return made
 
     def __getnewargs__(self) -> tuple[Any, ...]:  # type: ignore[override]
-        return str(self), self.calls, self.prompt_tokens, self.completion_tokens, self.truncated
+        return str(self), self.calls, self.prompt_tokens, self.completion_tokens, self.truncated, self.reasoning
 
 
 def messages_of(prompt: Prompt) -> list[dict[str, str]]:

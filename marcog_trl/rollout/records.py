@@ -101,12 +101,13 @@ class Row:
 
     def reply_to_program(self, end_tokens: Collection[int]) -> ChatReply:
         """What a program that asked is told. `end_tokens`: tokens that end a reply."""
-        calls = [call for message in self.messages or () for call in message.get("tool_calls") or ()]
+        message = self.messages[-1] if self.messages else {}
         if self.completion is not None:
             read, truncated = self.completion.prompt_tokens, self.completion.truncated
         else:
             read, truncated = len(self.prompt_ids), not set(self.completion_ids[-1:]) & set(end_tokens)
-        return ChatReply(self.text, calls, read, self.num_tokens, truncated)
+        calls, reasoning = message.get("tool_calls") or [], message.get("reasoning_content")
+        return ChatReply(self.text, calls, read, self.num_tokens, truncated, reasoning)
 
 
 @dataclass(frozen=True)

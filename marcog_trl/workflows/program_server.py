@@ -431,7 +431,7 @@ def _messages(messages: Any) -> list[dict[str, Any]]:
         made = {"role": role, "content": _content(role, message.get("content"))}
         if calls:
             made["tool_calls"] = [_with_arguments(call) for call in calls]
-        for name in ("tool_call_id", "name"):
+        for name in ("tool_call_id", "name", "reasoning_content"):
             if message.get(name) is not None:
                 made[name] = message[name]
         chat.append(made)
@@ -632,6 +632,8 @@ class Server:
 async def _respond(request: web.Request, body: Mapping[str, Any], text: str) -> web.StreamResponse:
     reply = text if isinstance(text, ChatReply) else ChatReply(text)
     message: dict[str, Any] = {"role": "assistant", "content": str(reply)}
+    if reply.reasoning:
+        message["reasoning_content"] = reply.reasoning
     if reply.calls:
         message["tool_calls"] = [
             {

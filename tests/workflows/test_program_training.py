@@ -320,9 +320,10 @@ class TestTools:
             max_completion_length=200, num_generations=2, per_device_train_batch_size=4,
             reward=lambda completions, **kwargs: [float(len(c[-1]["content"])) for c in completions],
         )  # fmt: skip
-        asked = recite_texts(made, [call(a=3, b=4), "I know.<|im_end|>"], ["It is 12.<|im_end|>"])
+        thought = "<think>\nI multiply.\n</think>\n\n"
+        asked = recite_texts(made, [thought + call(a=3, b=4), "I know.<|im_end|>"], ["It is 12.<|im_end|>"])
         batch = teams.generation_batch(made)
-        assert "multiply" in asked[0][0]
+        assert "multiply" in asked[0][0] and thought in asked[1][0]
         assert asked[1][0].rpartition("<tool_response>")[2].partition("</tool_response>")[0].strip() == returned
         assert batch["advantages"].abs().sum() > 0
 
