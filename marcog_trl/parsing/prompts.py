@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -14,41 +14,64 @@ Prompt = str | list[dict[str, str]]
 """Plain text, or chat messages with the keys `role` and `content`."""
 
 
-class ToolChat(list):
+class ChatRequest(list):
     """
-    Chat messages of an agent that may answer with calls of tools, which whoever asked it runs.
+    Chat messages of a program, and what else it asks for.
 
     Args:
         messages (`list[dict]`): The messages.
-        tools (`list[dict]`): JSON schemas of the tools, as chat templates describe them.
+        tools (`list[dict]`, *optional*): JSON schemas of tools that the program runs, as chat templates describe them.
+        max_tokens (`int`, *optional*): Tokens after which the reply is cut off.
     """
 
-    def __init__(self, messages: Iterable[dict[str, Any]], tools: list[dict[str, Any]]):
+    def __init__(
+        self,
+        messages: Iterable[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        max_tokens: int | None = None,
+    ):
         super().__init__(messages)
         self.tools = tools
+        self.max_tokens = max_tokens
 
     def __repr__(self) -> str:
-        return f"{super().__repr__()} {self.tools}"
+        return f"{super().__repr__()} {self.tools} {self.max_tokens}"
 
 
-class ToolCalls(str):
+class ChatReply(str):
     """
-    The text of a reply that calls tools.
+    The text of a reply to a program, and what else it is told.
 
     Args:
-        text (`str`): The text beside the calls.
-        calls (`list[dict]`): The calls, in the format of chat templates.
+        text (`str`): The text beside calls of tools.
+        calls (`Sequence[dict]`, *optional*): The calls, in the format of chat templates.
+        prompt_tokens, completion_tokens (`int`, *optional*, defaults to `0`): What the model read and wrote.
+        truncated (`bool`, *optional*, defaults to `False`): Whether the reply was cut off.
+        reasoning (`str`, *optional*): What the model thought before the text, if the two are told apart.
     """
 
-    calls: list[dict[str, Any]]
+    calls: Sequence[dict[str, Any]]
+    prompt_tokens: int
+    completion_tokens: int
+    truncated: bool
+    reasoning: str | None
 
-    def __new__(cls, text: str, calls: list[dict[str, Any]]) -> ToolCalls:
+    def __new__(
+        cls,
+        text: str,
+        calls: Sequence[dict[str, Any]] = (),
+        prompt_tokens: int = 0,
+        completion_tokens: int = 0,
+        truncated: bool = False,
+        reasoning: str | None = None,
+    ) -> ChatReply:
         made = super().__new__(cls, text)
-        made.calls = calls
+        made.calls, made.truncated, made.reasoning = calls, truncated, reasoning
+        made.prompt_tokens, made.completion_tokens = prompt_tokens, completion_tokens
         return made
 
-    def __getnewargs__(self) -> tuple[str, list[dict[str, Any]]]:  # type: ignore[override]
-        return str(self), self.calls
+    def __getnewargs__(self) -> tuple[Any, ...]:  # type: ignore[override]
+        return str(self), self.calls, self.prompt_tokens, self.completion_tokens, self.truncated, self.reasoning
 
 
 def messages_of(prompt: Prompt) -> list[dict[str, str]]:

@@ -143,6 +143,8 @@ def fault_of_prompt(prompt: Any) -> str | None:
         if not isinstance(message.get("content"), str) and not message.get("tool_calls"):
             return f"its prompt[{i}]={message!r:.80} has no text as its 'content'"
     last = prompt[-1]
+    if last["role"] == "tool" and isinstance(last.get("content"), str):  # tools may return nothing
+        return None
     if not isinstance(last.get("content"), str) or not last["content"].strip():
         return f"its last message {last!r:.80} is blank"
     return None

@@ -7,7 +7,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from marcog_trl.parsing.prompts import Prompt, ToolChat
+from marcog_trl.parsing.prompts import ChatRequest, Prompt
 
 
 _PROBE = "ec2c7a1f"  # occurs in no chat template
@@ -27,7 +27,7 @@ def with_system_prompt(prompt: Prompt, system_prompt: str | None) -> Prompt:
     if system_prompt is None or isinstance(prompt, str) or any(message["role"] == "system" for message in prompt):
         return prompt
     chat = [{"role": "system", "content": system_prompt}, *prompt]
-    return ToolChat(chat, prompt.tools) if isinstance(prompt, ToolChat) else chat
+    return ChatRequest(chat, prompt.tools, prompt.max_tokens) if isinstance(prompt, ChatRequest) else chat
 
 
 def as_text(messages: Sequence[Mapping[str, Any]]) -> str:

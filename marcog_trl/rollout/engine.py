@@ -11,13 +11,13 @@ from __future__ import annotations
 import itertools
 import re
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from marcog_trl.agents import LATER, Advisor, Consult, Execute, Prompt, Workflow
 from marcog_trl.execution import CodeExecutor, shared_executor
-from marcog_trl.parsing.prompts import ToolChat
+from marcog_trl.parsing.prompts import ChatRequest
 from marcog_trl.rollout.chats import as_text, render
 from marcog_trl.rollout.player import EpisodePlayer, WorkflowError
 from marcog_trl.rollout.records import AsGiven, Episode, Request, Response, Row
@@ -65,6 +65,7 @@ def play_tree(
     sum_over_processes: Callable[[int], int] = int,
     is_over: Callable[[Episode], bool] | None = None,
     on_error: Callable[[WorkflowError], None] | None = None,
+    end_tokens: Collection[int] = (),
 ) -> list[list[Episode]]:
     """
     Play a tree of episodes per problem. All episodes are played together, level by level.
@@ -87,6 +88,7 @@ def play_tree(
             episode ends here, even if its workflow would go on.
         on_error (`Callable`, *optional*): `on_error(error)`, called where the workflow raises an exception. The episode is then
             masked and ends. By default the exception ends the run.
+        end_tokens (`Collection[int]`, *optional*): Tokens that end a reply. Programs are told that others were cut off.
 
     Returns:
         `list[list[Episode]]` of length K: For each turn, its episodes, sorted by problem, those with the same history next to
@@ -99,7 +101,7 @@ def play_tree(
             with an empty prompt; or if agents do not speak at the same moment in cross mode.
     """
     workflow.validate()
-    engine = _Engine(generate, encode, decode, executor, sum_over_processes)
+    engine = _Engine(generate, encode, decode, executor, sum_over_processes, end_tokens)
     players = [EpisodePlayer(workflow, problem, index, on_error) for index, problem in enumerate(problems)]
     if not workflow.replayable:  # even the first requests of siblings may differ
         players, tree = _forks(players, tree.branches[0]), tree.without_root
@@ -149,6 +151,7 @@ class _Engine:
     decode: Callable[[list[list[int]]], list[str]]
     executor: Callable[[], CodeExecutor]
     sum_over_processes: Callable[[int], int]
+    end_tokens: Collection[int]
     stage: int = 0
 
     def advance(self, players: list[EpisodePlayer], level: Level) -> None:
@@ -255,6 +258,8 @@ class _Engine:
             row.text = texts[i] if row.completion is None else row.completion.text
             if row.messages is not None:
                 row.text = row.last_message
+            if isinstance(row.prompt, ChatRequest):
+                row.text = row.reply_to_program(self.end_tokens)
             row.logprobs = None if logprobs is None else logprobs[i]
         self.stage += 1
         return rows
@@ -336,17 +341,39 @@ def encode_prompts(processing_class: Any, prompts: list[Prompt], **chat_template
     cut = _Cutter(processing_class, repr(prompts), chat_template_kwargs)
     ids: list[list[int]] = []
     for prompt in prompts:
-        if isinstance(prompt, str):
-            text = prompt if isinstance(prompt, AsGiven) else cut(prompt)
-        elif processing_class.chat_template:
-            described = {"tools": prompt.tools} if isinstance(prompt, ToolChat) else {}
-            options = {"add_generation_prompt": True, **chat_template_kwargs, **described}
-            text = render(processing_class, cut(prompt), **options)
-        else:
-            text = as_text(cut(prompt))
+        text = (
+            prompt if isinstance(prompt, AsGiven) else prompt_text(processing_class, prompt, chat_template_kwargs, cut)
+        )
         in_template = not isinstance(prompt, str) and bool(processing_class.chat_template)
         ids.append(_encode_pieces(processing_class, text.split(_CUT), add_special_tokens=not in_template))
     return ids
+
+
+def prompt_text(
+    processing_class: Any,
+    prompt: Prompt,
+    chat_template_kwargs: Mapping[str, Any],
+    cut: Callable[[Any], Any] = lambda prompt: prompt,
+) -> str:
+    """
+    The text that a model reads.
+
+    Args:
+        processing_class (`PreTrainedTokenizerBase`): The tokenizer.
+        prompt (`str` or `list[dict]`): The prompt.
+        chat_template_kwargs (`Mapping`): Arguments of the chat template.
+        cut (`Callable`, *optional*): Changes the texts of the prompt before.
+
+    Raises:
+        ValueError: If the chat template refuses the prompt.
+    """
+    if isinstance(prompt, str):
+        return cut(prompt)
+    if not processing_class.chat_template:
+        return as_text(cut(prompt))
+    tools = prompt.tools if isinstance(prompt, ChatRequest) else None
+    options = {"add_generation_prompt": True, **chat_template_kwargs} | ({"tools": tools} if tools else {})
+    return render(processing_class, cut(prompt), **options)
 
 
 def _encode_pieces(processing_class: Any, pieces: list[str], add_special_tokens: bool) -> list[int]:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-import sysconfig
-import traceback
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -17,10 +14,10 @@ from marcog_trl.execution import Job, Verdict
 from marcog_trl.problems.schema import fault_of_prompt
 from marcog_trl.rollout.records import AsGiven, Episode, Request, Response, Row, Turn
 from marcog_trl.rollout.tree import Level
+from marcog_trl.tracebacks import own_frames
 
 
 MOST_LINES = 10  # of the user's own code that an error shows
-_FOREIGN = tuple({str(Path(__file__).parents[1]), *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib"))})
 
 
 class WorkflowError(RuntimeError):
@@ -112,7 +109,7 @@ class EpisodePlayer:
         except (StopIteration, EpisodeFailed):
             raise
         except Exception as error:
-            frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_FOREIGN)]
+            frames = own_frames(error)
             if not frames:  # ours, which says what to do
                 raise
             text = f"{self.title}.{method} raised {type(error).__name__}: {' '.join(str(error).split())}"

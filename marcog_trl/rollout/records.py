@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from marcog_trl.agents import Consult, Execute, Prompt, Slot
 from marcog_trl.endpoints import Completion
 from marcog_trl.execution import Job, Verdict
-from marcog_trl.parsing.prompts import ToolCalls, ToolChat
+from marcog_trl.parsing.prompts import ChatReply, ChatRequest
 
 
 Request = dict[str | Slot, Prompt] | Execute | Consult
@@ -87,7 +87,7 @@ class Row:
         """Number of calls of tools, and how many of them failed: their tool raised an error, or their result is not in the row."""
         messages = self.messages or []
         calls = sum(len(message.get("tool_calls") or ()) for message in messages)
-        if isinstance(self.prompt, ToolChat):
+        if isinstance(self.prompt, ChatRequest):
             return calls, 0
         # TRL shows errors as `str({"error": message})`
         results = [not str(m["content"]).startswith("{'error': ") for m in messages if m["role"] == "tool"]
@@ -95,15 +95,19 @@ class Row:
 
     @property
     def last_message(self) -> str:
-        """
-        The content of the last message that the model wrote; a [`~marcog_trl.parsing.prompts.ToolCalls`] if it has calls of
-        tools that whoever asked runs. Empty if it ends with calls of the agent's own tools.
-        """
+        """The content of the last message that the model wrote. Empty if it ends with calls of the agent's own tools."""
         written = [message for message in self.messages or () if message["role"] == "assistant"]
-        if not written:
-            return ""
-        calls = written[-1].get("tool_calls") if isinstance(self.prompt, ToolChat) else None
-        return ToolCalls(written[-1]["content"], calls) if calls else written[-1]["content"]
+        return written[-1]["content"] if written else ""
+
+    def reply_to_program(self, end_tokens: Collection[int]) -> ChatReply:
+        """What a program that asked is told. `end_tokens`: tokens that end a reply."""
+        message = self.messages[-1] if self.messages else {}
+        if self.completion is not None:
+            read, truncated = self.completion.prompt_tokens, self.completion.truncated
+        else:
+            read, truncated = len(self.prompt_ids), not set(self.completion_ids[-1:]) & set(end_tokens)
+        calls, reasoning = message.get("tool_calls") or [], message.get("reasoning_content")
+        return ChatReply(self.text, calls, read, self.num_tokens, truncated, reasoning)
 
 
 @dataclass(frozen=True)

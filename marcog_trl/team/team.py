@@ -19,11 +19,12 @@ from peft import PeftModel, get_peft_model_state_dict
 
 from marcog_trl.agents import Tools, Workflow
 from marcog_trl.execution import CodeExecutor, Verdict
+from marcog_trl.parsing.prompts import ChatRequest, Prompt
 from marcog_trl.parsing.replies import code_in
 from marcog_trl.problems.schema import list_faults, solution_job
 from marcog_trl.problems.tests import as_problem, complete
 from marcog_trl.rollout.chats import end_of_turn, with_system_prompt
-from marcog_trl.rollout.engine import encode_prompts, play, play_tree
+from marcog_trl.rollout.engine import Generate, encode_prompts, play, play_tree, prompt_text
 from marcog_trl.rollout.player import WorkflowError
 from marcog_trl.rollout.records import Episode, Row
 from marcog_trl.rollout.tree import Tree
@@ -116,6 +117,10 @@ class Team:
             from marcog_trl.team.tools import knows_tools
 
             workflow.knows_tools = knows_tools(tokenizer)
+            held = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+            workflow.holds = {name: getattr(settings, name) for name in held}
+            workflow.holds["chat_template_kwargs"] = settings.chat_template_kwargs or {}
+            workflow.check_prompt = self._rendered
 
     def __repr__(self) -> str:
         title = type(self.workflow).__name__
@@ -314,9 +319,9 @@ class Team:
             tools_of (`Callable`, *optional*): Returns the tools of a row, in place of those of its agent.
 
         Returns:
-            `dict[str, Any]`: `generate`, `encode`, `decode`, `executor`, `sum_over_processes` and `on_error`.
+            `dict[str, Any]`: `generate`, `encode`, `decode`, `executor`, `sum_over_processes`, `on_error` and `end_tokens`.
         """
-        speak = self.generate if sampler is None else lambda rows: (self._generate(rows, sampler), None)
+        speak = cut_off(self.generate if sampler is None else lambda rows: (self._generate(rows, sampler), None))
 
         def begin(rows: list[Row]) -> tuple[list[list[int]], list[list[float]] | None]:
             if self._contexts is None:
@@ -346,7 +351,13 @@ class Team:
             "executor": lambda: self.executor,
             "sum_over_processes": self.sum_over_processes,
             "on_error": self.on_workflow_error,
+            "end_tokens": self.eos_token_ids,
         }
+
+    def _rendered(self, prompt: Prompt) -> str:
+        """The text of a prompt. Raises a `ValueError` if the chat template refuses it."""
+        prompt = with_system_prompt(prompt, self.settings.system_prompt)
+        return prompt_text(self.tokenizer, prompt, self.settings.chat_template_kwargs or {})
 
     def generate(self, rows: list[Row]) -> tuple[list[list[int]], list[list[float]] | None]:
         """Generates one stage in one call. Without rows, takes part in the call of the other processes."""
@@ -522,6 +533,23 @@ class Team:
         """Observation of each agent's role text alone, `(N, 2H)`."""
         assert self._contexts is not None
         return self._contexts.role_observations
+
+
+def cut_off(generate: Generate) -> Generate:
+    """
+    Extends a function that generates replies: those to a program that limits them are cut off at its `max_tokens`. Since a token
+    depends only on those before it, this is what a generation with that limit samples.
+    """
+
+    def limited(rows: list[Row]) -> tuple[list[list[int]], list[list[float]] | None]:
+        completion_ids, logprobs = generate(rows)  # of a dummy row, too, in a process without rows
+        limits = [row.prompt.max_tokens if isinstance(row.prompt, ChatRequest) else None for row in rows]
+        completion_ids = [ids[:limit] for ids, limit in zip(completion_ids, limits, strict=False)]
+        if logprobs is not None:
+            logprobs = [own[:limit] for own, limit in zip(logprobs, limits, strict=False)]
+        return completion_ids, logprobs
+
+    return limited
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from trl.trainer.utils import start_event_loop_in_daemon
 
 from marcog_trl.agents import Tools, Workflow
 from marcog_trl.execution import python_tool, shared_executor
-from marcog_trl.parsing.prompts import ToolChat
+from marcog_trl.parsing.prompts import ChatRequest
 from marcog_trl.rollout.chats import with_system_prompt
 from marcog_trl.rollout.engine import Generate, encode_prompts
 from marcog_trl.rollout.records import Row
@@ -222,14 +222,14 @@ def knows_tools(tokenizer: Any) -> bool:
 
 def read_calls(generate: Generate, tokenizer: Any) -> Generate:
     """
-    Extends a function that generates replies: those to a [`~marcog_trl.parsing.prompts.ToolChat`] are read as a message with
-    calls of tools, which the program that asked runs.
+    Extends a function that generates replies: those to a program that described tools are read as a message with calls of
+    tools, which the program runs.
     """
 
     def read(rows: list[Row]) -> tuple[list[list[int]], list[list[float]] | None]:
         completion_ids, logprobs = generate(rows)
-        for row, ids in zip(rows, completion_ids, strict=True):
-            if isinstance(row.prompt, ToolChat):
+        for row, ids in zip(rows, completion_ids, strict=False):  # a process without rows generates a dummy row
+            if isinstance(row.prompt, ChatRequest) and row.prompt.tools:
                 row.messages = [parse_response(tokenizer, ids, row.prompt_ids, [*row.prompt.tools])]
         return completion_ids, logprobs
 

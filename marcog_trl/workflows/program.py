@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from marcog_trl.agents import Agent, Consult, EpisodeFailed, RequestGenerator, Slot, Workflow
 from marcog_trl.checks import COUNT, POSITIVE, check_choice, check_number
+from marcog_trl.parsing.prompts import ChatRequest, Prompt
 
 
 if TYPE_CHECKING:
@@ -51,7 +52,12 @@ class Program(Workflow):
     """
 
     may_fail = True
-    knows_tools = False  # set by the team
+    # Set by the team
+    knows_tools = False
+    holds: Mapping[str, Any] = {}  # values of the team's settings, by field of requests
+    check_prompt: Callable[[Prompt], object] = staticmethod(
+        lambda prompt: None
+    )  # raises an error if a prompt cannot be read
 
     def __init__(
         self,
@@ -68,6 +74,12 @@ class Program(Workflow):
                 f"agents={agents!r} is not a list of names. Set agents=['planner', 'coder'], for example."
             )
         self.agents = tuple(agent if isinstance(agent, Agent) else Agent(str(agent), str(agent)) for agent in agents)
+        for agent in self.agents:
+            if agent.tools:
+                raise ValueError(
+                    f"Agent {agent.name!r} of a program has tools, which it would not get. Let the program send tools with its "
+                    "requests, and run them."
+                )
         names = [agent.name for agent in self.agents]
         calls = dict(max_calls) if isinstance(max_calls, Mapping) else dict.fromkeys(names, max_calls)
         if set(calls) != set(names):
@@ -107,12 +119,12 @@ class Program(Workflow):
             raise ImportError(
                 "Programs in Python need the package openai. Run `pip install marcog-trl[expert]`."
             ) from error
+        name = getattr(function, "__name__", type(function).__name__)
         try:
             inspect.signature(function).bind("problem", "client")
         except TypeError:
             raise ValueError(
-                f"program={function.__name__} has other arguments than a problem and a client. Write "
-                f"'def {function.__name__}(problem, client):'."
+                f"program={name} has other arguments than a problem and a client. Write 'def {name}(problem, client):'."
             ) from None
 
     def play(self, problem: Mapping[str, Any]) -> RequestGenerator:
@@ -121,7 +133,7 @@ class Program(Workflow):
         calls_left = dict(Counter(slot.agent for slot in self.slots))
         used = dict.fromkeys(calls_left, 0)
         its = deepcopy(dict(problem))  # programs append to chats
-        run = Run(self.program, its, calls_left, self.program_timeout, self.knows_tools)
+        run = Run(self.program, its, calls_left, self.program_timeout, self._check_request, self.holds)
         try:
             while True:
                 (event,) = yield Consult(self._advance, (run,))
@@ -138,6 +150,24 @@ class Program(Workflow):
         finally:
             run.close()
 
+    def _check_request(self, agent: str, request: ChatRequest) -> None:
+        """Raises a `ValueError` if an agent cannot answer a request."""
+        endpoint = next(each.endpoint for each in self.agents if each.name == agent)
+        if endpoint is not None and request.tools:
+            raise ValueError(f"Agent {agent!r} speaks through an endpoint, which gets no tools. Leave tools out.")
+        if endpoint is not None and request.max_tokens is not None and request.max_tokens < endpoint.max_tokens:
+            raise ValueError(
+                f"max_tokens={request.max_tokens} is not sent to the endpoint of agent {agent!r}. Leave it out, and set max_tokens "
+                "of the Endpoint."
+            )
+        if request.tools and not self.knows_tools:
+            raise ValueError(
+                "tools need a model whose chat template describes tools, and whose calls TRL can read, such as Qwen2.5, "
+                "Qwen3 or Llama 3.1. Leave tools out, or use such a model."
+            )
+        if endpoint is None:
+            self.check_prompt(request)
+
     def _advance(self, runs: Sequence[Run]) -> list[Any]:
         from marcog_trl.workflows.program_server import server
 
@@ -146,8 +176,8 @@ class Program(Workflow):
         if ignored:
             self._warned |= ignored
             warnings.warn(
-                f"The program sets {', '.join(sorted(ignored))}, which has no effect: the settings of the team say how replies "
-                "are sampled. Set temperature, top_p and max_completion_length there.",
+                f"The program's requests have {', '.join(sorted(ignored))}, which has no effect. How replies are sampled is a setting "
+                "of the team: set temperature, top_p, top_k, min_p, repetition_penalty or max_completion_length there.",
                 stacklevel=2,
             )
         return events
@@ -158,6 +188,8 @@ class Program(Workflow):
             failure = f"it asked no agent. Let it ask some of {[agent.name for agent in self.agents]}, as `model`."
         if failure is None:
             return result.solution
+        if result.refusal is not None and result.refusal not in failure:
+            failure = f"{failure}\nThe server refused a request of the program: {result.refusal}"
         if result.differs or self.on_program_error == "raise":
             raise ValueError(f"A program failed: {failure}")
         kind = failure.partition(":")[0]

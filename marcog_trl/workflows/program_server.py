@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
+import dataclasses
 import functools
 import json
 import math
 import os
+import re
 import resource
 import secrets
 import shlex
@@ -26,42 +28,53 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
-from sysconfig import get_paths
 from typing import Any
 
 from aiohttp import web
 from trl.trainer.utils import is_async_callable, start_event_loop_in_daemon
 
 from marcog_trl.agents import LATER
-from marcog_trl.parsing.prompts import Prompt, ToolCalls, ToolChat
+from marcog_trl.checks import nearest
+from marcog_trl.parsing.prompts import ChatReply, ChatRequest, Prompt
 from marcog_trl.problems.schema import fault_of_prompt
+from marcog_trl.tracebacks import own_frames
 
 
 BODY_BYTES = 8 << 20
 OUTPUT_BYTES = 8 << 20
 SETTLE_SECONDS = 0.03
-_IGNORED = (
-    "temperature",
-    "top_p",
-    "max_tokens",
-    "max_completion_tokens",
-    "seed",
-    "logit_bias",
-    "reasoning_effort",
-    "presence_penalty",
-    "frequency_penalty",
+_LIMITS = ("max_tokens", "max_completion_tokens", "max_completion_length", "max_new_tokens")
+_TAKEN = {"model", "messages", "tools", "stream", "stream_options", *_LIMITS}
+# Fields that say what a reply must be or what it is read from, or that ask for more than a reply -> values that hold anyway
+_REFUSED: dict[str, tuple[Any, ...]] = {
+    "n": (1,), "best_of": (1,), "logprobs": (False,), "top_logprobs": (0,), "prompt_logprobs": (), "echo": (False,),
+    "audio": (), "modalities": (["text"],), "web_search_options": (),
+    # Where it ends
+    "stop": ([], ""), "stop_sequences": ([],), "stop_token_ids": ([],), "stop_regex": ([], ""), "min_tokens": (0,),
+    "ignore_eos": (False,),
+    # Its format and its words
+    "response_format": ({"type": "text"},), "structured_outputs": ({},), "format": ("",), "json_schema": (), "regex": (),
+    "ebnf": (), "grammar": ("",), "guided_json": (), "guided_json_object": (), "guided_regex": (), "guided_choice": (),
+    "guided_grammar": (), "logit_bias": ({}, []), "bad_words": ([],), "allowed_token_ids": (), "skip_special_tokens": (True,),
+    # Calls of tools
+    "tool_choice": ("auto", "none"), "parallel_tool_calls": (True,), "functions": ([],), "function_call": ("auto", "none"),
+    # The prompt
+    "prompt": (), "chat_template": (), "chat_template_kwargs": ({},), "enable_thinking": (), "documents": ([],),
+    "add_generation_prompt": (True,), "continue_final_message": (False,), "add_special_tokens": (False,),
+    "truncate_prompt_tokens": (), "lora_path": (),
+}  # fmt: skip
+# Fields that a reply need not keep to, as all that are not known -> values that hold anyway
+_IGNORED: dict[str, tuple[Any, ...]] = {
+    "temperature": (), "top_p": (), "top_k": (), "min_p": (), "repetition_penalty": (), "presence_penalty": (0,),
+    "frequency_penalty": (0,), "seed": (), "reasoning_effort": (), "verbosity": (), "prediction": (), "service_tier": (),
+    "user": (), "store": (False,), "metadata": ({},),
+}  # fmt: skip
+_ROLES = ("system", "user", "assistant", "tool")
+_RESPONSES = (
+    "Switch the SDK to chat completions. OpenAI: client.chat.completions.create(...). Agents SDK: "
+    "set_default_openai_api('chat_completions'), in JavaScript setOpenAIAPI('chat_completions'). LangChain: "
+    "ChatOpenAI(use_responses_api=False). AI SDK of Vercel: openai.chat('agent')."
 )
-_REFUSED: dict[str, tuple[Any, ...]] = {  # field -> values that change nothing
-    "n": (None, 1),
-    "logprobs": (None, False),
-    "stop": (None, [], ""),
-    "audio": (None,),
-    "modalities": (None, ["text"]),
-    "functions": (None, []),
-    "response_format": (None, {"type": "text"}),
-    "tool_choice": (None, "auto", "none"),
-}
 
 
 @dataclass(frozen=True)
@@ -82,12 +95,14 @@ class Result:
         rewards (`float` or `Mapping[str, float]`, *optional*): Its own reward, for all agents or by agent.
         failure (`str`, *optional*): Why it failed, if it did.
         differs (`bool`): Whether it asked something else than before, given the same replies.
+        refusal (`str`, *optional*): Why the last of its requests that were refused was.
     """
 
     solution: str = ""
     rewards: float | Mapping[str, float] | None = None
     failure: str | None = None
     differs: bool = False
+    refusal: str | None = None
 
 
 @dataclass(eq=False)
@@ -112,22 +127,26 @@ class Run:
         problem (`dict`): The dataset row.
         calls_left (`dict[str, int]`): How often each agent may be asked.
         timeout (`float`): Seconds that the program may take between two calls.
-        knows_tools (`bool`): Whether the model can call tools.
+        check (`Callable`): `check(agent, request)` raises a `ValueError` if the agent cannot answer the request.
+        holds (`Mapping[str, Any]`): Values that hold for fields of requests: settings of the team.
 
     Attributes:
         key (`str`): Its API key.
         result ([`Result`], *optional*): How it ended, once it has.
         ignored (`set[str]`): Fields of its requests that changed nothing.
+        refusal (`str`, *optional*): Why the last request that was refused was.
     """
 
     program: Callable | str
     problem: dict[str, Any]
     calls_left: dict[str, int]
     timeout: float
-    knows_tools: bool
+    check: Callable[[str, ChatRequest], None]
+    holds: Mapping[str, Any]
     key: str = field(default_factory=lambda: f"sk-{secrets.token_urlsafe(24)}")
     result: Result | None = None
     ignored: set[str] = field(default_factory=set)
+    refusal: str | None = None
     _pending: list[_Pending] = field(default_factory=list)
     _asked: list[_Pending] = field(default_factory=list)
     _recorded: list[tuple[Call, str]] = field(default_factory=list)
@@ -198,32 +217,31 @@ class Run:
 
     def admit(self, body: Mapping[str, Any]) -> asyncio.Future[str]:
         """Takes a request. Raises `_Refusal`, or another error if it has an unknown format."""
+        if isinstance(body.get("extra_body"), dict):  # the package of JavaScript sends it as it is
+            body = {**body, **body["extra_body"], "extra_body": None}
         agent = body.get("model")
         if agent not in self.calls_left:
-            raise _Refusal(404, f"model={agent!r} is not an agent of the team. Use one of {list(self.calls_left)}.")
-        for name, harmless in _REFUSED.items():
-            if body.get(name) not in harmless:
-                raise _Refusal(400, f"{name}={body[name]!r:.80} is not supported. Leave it out.")
-        prompt = _messages(body.get("messages"))
-        tools = body.get("tools") if body.get("tool_choice") != "none" else None
-        if tools and not self.knows_tools:
             raise _Refusal(
-                400,
-                "tools need a model whose chat template describes tools, and whose calls TRL can read, such as Qwen2.5, "
-                "Qwen3 or Llama 3.1. Leave tools out, or use such a model.",
+                404, f"model={agent!r:.80} is not an agent of the team. Use one of {list(self.calls_left)}."
             )
-        if tools:
-            prompt = ToolChat(prompt, tools)
+        ignored = self._without_effect(body)
+        prompt = ChatRequest(_messages(body.get("messages")), _tools(body), _limit(body))
+        try:
+            self.check(agent, prompt)
+        except ValueError as error:
+            raise _Refusal(400, str(error)) from None
         if not self.calls_left[agent]:
             raise _Refusal(
                 429,
                 f"The program asked {agent!r} more often than max_calls allows. Set a higher max_calls, or ask less.",
             )
-        self.ignored.update(name for name in _IGNORED if body.get(name) is not None)
+        ignored |= {"name (of messages)" for message in prompt if "name" in message and message["role"] != "tool"}
+        ignored |= {"strict (of tools)" for tool in prompt.tools or () if tool["function"].get("strict")}
+        self.ignored |= ignored
         self.calls_left[agent] -= 1
         reply: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         call = Call(agent, prompt)
-        same = next((i for i, (before, _) in enumerate(self._recorded) if before == call), None)
+        same = next((i for i, (before, _) in enumerate(self._recorded) if repr(before) == repr(call)), None)
         if same is not None:
             reply.set_result(self._recorded.pop(same)[1])
         elif self._recorded:
@@ -233,6 +251,21 @@ class Run:
             self._pending.append(_Pending(call, reply))
             server().notify()
         return reply
+
+    def _without_effect(self, body: Mapping[str, Any]) -> set[str]:
+        """Fields that change nothing, although they ask for it. Raises `_Refusal` for those that a reply must keep to."""
+        found = set()
+        for name, value in body.items():
+            refused = name in _REFUSED
+            harmless = _REFUSED[name] if refused else _IGNORED.get(name, ())
+            if name in _TAKEN or value is None or value in harmless:
+                continue
+            if name in self.holds and value == self.holds[name]:
+                continue
+            if refused:
+                raise _Refusal(400, f"{name}={value!r:.80} is not supported. Leave it out.")
+            found.add(f"{name:.40}")
+        return found
 
     def withdraw(self, reply: asyncio.Future[str]) -> None:
         """Forgets a call that the program does not wait for any more. It counts if its reply is being written."""
@@ -264,7 +297,7 @@ class Run:
 
     def _finish(self, result: Result) -> None:
         if self.result is None:
-            self.result = result
+            self.result = dataclasses.replace(result, refusal=self.refusal)
             server().notify()
 
     def _close(self) -> None:
@@ -285,6 +318,7 @@ class Run:
             limit=OUTPUT_BYTES,
             start_new_session=True,
             env={**os.environ, "OPENAI_BASE_URL": server().url, "OPENAI_API_KEY": self.key}
+            | {"OPENAI_API_BASE": server().url}  # the name that LangChain and LiteLLM read first
             | {
                 name: f"{local},{os.environ[name]}" if os.environ.get(name) else local
                 for name in ("NO_PROXY", "no_proxy")
@@ -303,17 +337,13 @@ class Run:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         if process.returncode:
-            said = errors.decode(errors="replace").strip().splitlines()[-10:]
+            said = _own_output(errors.decode(errors="replace"))
             return Result(failure="\n".join([f"its exit code is {process.returncode}", *said]))
         try:
-            text = output.decode()
+            text = output.decode("utf-8-sig")
         except UnicodeDecodeError:
             return Result(failure="its standard output is not text in UTF-8")
-        try:
-            found = json.loads(text)
-        except ValueError:
-            return text.strip()
-        return found if isinstance(found, dict) and "solution" in found else text.strip()
+        return _printed(text)
 
 
 async def _read(pipe: asyncio.StreamReader) -> bytes:
@@ -333,24 +363,57 @@ def _differs(how: str) -> Result:
     )
 
 
+_RESULT = ("solution", "rewards")
+_DECODER = json.JSONDecoder()
+
+
+def _printed(text: str) -> Any:
+    """What a command printed: its result, if that is JSON on lines of its own, perhaps among lines of a log; else text."""
+    found, end = None, 0
+    for match in re.finditer(r"^[ \t]*(?=\{)", text, re.MULTILINE):
+        if match.start() < end:
+            continue
+        try:
+            value, end = _DECODER.raw_decode(text, match.end())
+        except (ValueError, RecursionError):
+            continue
+        alone = not text[end:].partition("\n")[0].strip()
+        if alone and ("solution" in value or (value and all(nearest(key.lower(), _RESULT) for key in value))):
+            found = value
+    return text.strip() if found is None else found
+
+
 def _result(returned: Any, agents: list[str]) -> Result:
     solution, rewards = returned, None
     if isinstance(returned, Mapping):
+        for key in returned:
+            if key not in _RESULT:
+                near = nearest(str(key).lower(), _RESULT)
+                hint = f"Did you mean {near!r}?" if near else f"Return {_RESULT[0]!r} and {_RESULT[1]!r} only."
+                return Result(failure=f"its result has an unknown key {key!r:.40}. {hint}")
         solution, rewards = returned.get("solution"), returned.get("rewards")
     if not isinstance(solution, str):
         return Result(
             failure=f"it returned {returned!r:.80}. Return the solution as text, or a dict with 'solution' and 'rewards'."
         )
-    if isinstance(rewards, Mapping) and not set(rewards) - set(agents):
-        rewards = {agent: rewards.get(agent, 0.0) for agent in agents}
-        numbers = list(rewards.values())
-    else:
-        numbers = [] if rewards is None else [rewards]
-    if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
+    try:
+        if isinstance(rewards, Mapping) and not set(rewards) - set(agents):
+            return Result(solution, {agent: _reward(rewards.get(agent, 0.0)) for agent in agents})
+        return Result(solution, None if rewards is None else _reward(rewards))
+    except (TypeError, ValueError):  # not numbers
         return Result(
             failure=f"its rewards={rewards!r:.80} are neither a number nor numbers of agents among {agents}."
         )
-    return Result(solution, rewards)
+
+
+def _reward(given: Any) -> float:
+    """A number of Python, NumPy or PyTorch. Raises an error if it is something else, or not finite."""
+    if isinstance(given, str | bytes) or getattr(given, "ndim", 0) != 0:
+        raise TypeError(f"{given!r} is not a number")
+    number = float(given.item() if hasattr(given, "item") else given)
+    if not math.isfinite(number):
+        raise ValueError(f"{number} is not finite")
+    return number
 
 
 def _messages(messages: Any) -> list[dict[str, Any]]:
@@ -359,31 +422,81 @@ def _messages(messages: Any) -> list[dict[str, Any]]:
         raise _Refusal(400, f"messages={messages!r:.80} is not a list of chat messages.")
     chat = []
     for message in messages:
-        content = message.get("content")
-        if isinstance(content, list):
-            kinds = {part.get("type") if isinstance(part, dict) else None for part in content}
-            if kinds - {"text"}:
-                raise _Refusal(400, f"A message has parts of the kinds {kinds}. Only text is supported.")
-            content = "".join(part["text"] for part in content)
         role = "system" if message.get("role") == "developer" else message.get("role")
-        made = {"role": role, "content": "" if content is None else content}
-        if message.get("tool_calls"):
-            made["tool_calls"] = [_with_arguments(call) for call in message["tool_calls"]]
-        if "tool_call_id" in message:
-            made["tool_call_id"] = message["tool_call_id"]
+        if role not in _ROLES:
+            raise _Refusal(400, f"A message has role={role!r:.80}. Use one of {['developer', *_ROLES]}.")
+        if message.get("function_call"):
+            raise _Refusal(400, "A message has a function_call. Send tool_calls, and results with the role 'tool'.")
+        calls = message.get("tool_calls")
+        made = {"role": role, "content": _content(role, message.get("content"))}
+        if calls:
+            made["tool_calls"] = [_with_arguments(call) for call in calls]
+        for name in ("tool_call_id", "name", "reasoning_content"):
+            if message.get(name) is not None:
+                made[name] = message[name]
         chat.append(made)
     if (fault := fault_of_prompt(chat)) is not None:
         raise _Refusal(400, f"The messages cannot be used: {fault.replace('its prompt', 'messages')}.")
+    try:
+        json.dumps(chat, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise _Refusal(
+            400, "The messages have half of a surrogate pair, which is no text: a character was cut."
+        ) from None
     return chat
+
+
+def _content(role: str, content: Any) -> str:
+    """The text of a message: the assistant and tools may say nothing, and tools may give any JSON."""
+    if isinstance(content, str):
+        return content
+    if content is None and role in ("assistant", "tool"):
+        return ""
+    if isinstance(content, list) and content and all(isinstance(part, dict) and "type" in part for part in content):
+        kinds = {str(part["type"]) for part in content}
+        if kinds != {"text"}:
+            raise _Refusal(400, f"A message has parts of the kinds {sorted(kinds)}. Only text is supported.")
+        return "".join(part["text"] for part in content)
+    if role == "tool":
+        return json.dumps(content, ensure_ascii=False)
+    raise _Refusal(400, f"A message of the role {role!r} has content={content!r:.80}, which is no text.")
 
 
 def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
     """A call of a tool with its arguments as a dict, which chat templates expect, in place of JSON."""
     try:
-        arguments = json.loads(call["function"]["arguments"])
+        function = {**call["function"]}
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            arguments = json.loads(arguments) if arguments.strip() else {}
     except (ValueError, LookupError, TypeError):
         raise _Refusal(400, f"The call of a tool {call!r:.80} has no arguments in JSON.") from None
-    return {**call, "function": {**call["function"], "arguments": arguments}}
+    if not isinstance(function.get("name"), str):
+        raise _Refusal(400, f"The call of a tool {call!r:.80} has no name of a function.")
+    return {**call, "function": {**function, "arguments": {} if arguments is None else arguments}}
+
+
+def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """The tools of a request, if the model may call some. Raises `_Refusal`."""
+    tools = body.get("tools") or []
+    for tool in tools:
+        function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise _Refusal(
+                400,
+                f"tools has {tool!r:.80}, which chat completions do not know. Describe functions: "
+                "{'type': 'function', 'function': {'name': ..., 'parameters': ...}}.",
+            )
+    return tools if tools and body.get("tool_choice") != "none" else None
+
+
+def _limit(body: Mapping[str, Any]) -> int | None:
+    """Tokens that a reply may have at most, if a request says so. Raises `_Refusal`."""
+    limits = {name: body[name] for name in _LIMITS if body.get(name) is not None}
+    for name, number in limits.items():
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise _Refusal(400, f"{name}={number!r:.80} is not a number of tokens. Set at least 1, or leave it out.")
+    return min(limits.values(), default=None)
 
 
 class Server:
@@ -412,6 +525,8 @@ class Server:
         app = web.Application(client_max_size=BODY_BYTES, middlewares=[_errors])
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_get("/v1/models", self._list_models)
+        app.router.add_get("/v1/models/{model:.+}", self._list_models)
+        app.router.add_route("*", "/{path:.*}", self._refuse)
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()
@@ -466,21 +581,37 @@ class Server:
         changed.set()
 
     def _run_of(self, request: web.Request) -> Run:
-        run = self.runs.get(request.headers.get("Authorization", "").removeprefix("Bearer "))
+        run = self.runs.get(_key(request))
         if run is None or run.result is not None:
-            raise _Refusal(401, "The API key belongs to no episode that is played now.")
+            raise _Refusal(
+                401,
+                "The API key belongs to no episode that is played now. Use the client that the program receives, or its api_key; "
+                "commands find it in OPENAI_API_KEY.",
+            )
         return run
 
     async def _list_models(self, request: web.Request) -> web.Response:
         agents = self._run_of(request).calls_left
-        models = [{"id": name, "object": "model", "created": 0, "owned_by": "marcog_trl"} for name in agents]
-        return web.json_response({"object": "list", "data": models})
+        models = {name: {"id": name, "object": "model", "created": 0, "owned_by": "marcog_trl"} for name in agents}
+        asked = request.match_info.get("model")
+        if asked is None:
+            return web.json_response({"object": "list", "data": list(models.values())})
+        if asked not in models:
+            raise _Refusal(404, f"model={asked!r:.80} is not an agent of the team. Use one of {list(agents)}.")
+        return web.json_response(models[asked])
+
+    async def _refuse(self, request: web.Request) -> web.StreamResponse:
+        self._run_of(request)
+        hint = f"Use chat completions, POST {self.url}/chat/completions, with base_url='{self.url}'."
+        if request.path.rstrip("/").endswith("/responses"):
+            hint = _RESPONSES
+        raise _Refusal(404, f"{request.method} {request.path} is not served. {hint}")
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         run = self._run_of(request)
         try:
             body = await request.json()
-        except ValueError:
+        except (ValueError, RecursionError):
             body = None
         if not isinstance(body, dict):
             raise _Refusal(400, "The body of the request is not a JSON object.")
@@ -499,10 +630,11 @@ class Server:
 
 
 async def _respond(request: web.Request, body: Mapping[str, Any], text: str) -> web.StreamResponse:
-    message: dict[str, Any] = {"role": "assistant", "content": str(text)}
-    reason = "stop"
-    if isinstance(text, ToolCalls):
-        reason = "tool_calls"
+    reply = text if isinstance(text, ChatReply) else ChatReply(text)
+    message: dict[str, Any] = {"role": "assistant", "content": str(reply)}
+    if reply.reasoning:
+        message["reasoning_content"] = reply.reasoning
+    if reply.calls:
         message["tool_calls"] = [
             {
                 "index": i,
@@ -510,21 +642,38 @@ async def _respond(request: web.Request, body: Mapping[str, Any], text: str) -> 
                 "type": "function",
                 "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])},
             }
-            for i, call in enumerate(text.calls)
+            for i, call in enumerate(reply.calls)
         ]
+    reason = "length" if reply.truncated else "tool_calls" if reply.calls else "stop"
+    usage = {
+        "prompt_tokens": reply.prompt_tokens,
+        "completion_tokens": reply.completion_tokens,
+        "total_tokens": reply.prompt_tokens + reply.completion_tokens,
+    }
     base = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": body["model"]}
     if not body.get("stream"):
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
-        return web.json_response({**base, "object": "chat.completion", "choices": [choice]})
+        return web.json_response({**base, "object": "chat.completion", "choices": [choice], "usage": usage})
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
-    for delta, end in ((message, None), ({}, reason)):
-        chunk = {**base, "object": "chat.completion.chunk"}
-        chunk["choices"] = [{"index": 0, "delta": delta, "finish_reason": end}]
+    base["object"] = "chat.completion.chunk"
+    chunks = [
+        {**base, "choices": [{"index": 0, "delta": delta, "finish_reason": end}]}
+        for delta, end in ((message, None), ({}, reason))
+    ]
+    options = body.get("stream_options")
+    if isinstance(options, dict) and options.get("include_usage"):
+        chunks.append({**base, "choices": [], "usage": usage})
+    for chunk in chunks:
         await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
     await response.write(b"data: [DONE]\n\n")
     await response.write_eof()
     return response
+
+
+def _key(request: web.Request) -> str:
+    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""
 
 
 @web.middleware
@@ -535,6 +684,8 @@ async def _errors(request: web.Request, handler: Callable[[web.Request], Awaitab
         status, message = refusal.status, str(refusal)
     except web.HTTPException as error:
         status, message = error.status, f"{request.method} {request.path}: {error.reason}."
+    if (run := server().runs.get(_key(request))) is not None:
+        run.refusal = message
     content = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": status}}
     return web.json_response(content, status=status, headers={"x-should-retry": "false"})
 
@@ -593,8 +744,26 @@ def _in_thread(program: Callable, run: Run) -> Any:
 
 def _own_lines(error: BaseException) -> str:
     """The error, and the last ten lines of its traceback that are in the user's own files."""
-    paths = get_paths()
-    others = (str(Path(__file__).parents[1]), paths["stdlib"], paths["purelib"], paths["platlib"], "<frozen")
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
-    lines = "".join(traceback.format_list(frames)).rstrip().splitlines()[-10:]
+    while isinstance(error, BaseExceptionGroup):  # as of `asyncio.TaskGroup`
+        error = error.exceptions[0]
+    lines = "".join(traceback.format_list(own_frames(error))).rstrip().splitlines()[-10:]
     return "\n".join([*"".join(traceback.format_exception_only(error)).rstrip().splitlines()[:3], *lines])
+
+
+_FRAME = re.compile(r"\s*(File \"|at |file://|/)")
+_IN_PACKAGE = re.compile(r"(site-packages|dist-packages|node_modules|lib[/\\]python3\.\d+)[/\\]|node:internal")
+_MOST_OUTPUT = 16  # lines
+
+
+def _own_output(text: str) -> list[str]:
+    """The first and the last lines of an error output, without blank lines, and without frames of Python, Node and packages."""
+    lines, in_package = [], False
+    for line in text.splitlines():
+        if _FRAME.match(line):
+            in_package = _IN_PACKAGE.search(line) is not None
+        elif not line.startswith("    "):
+            in_package = False
+        if line.strip() and not in_package:
+            lines.append(line)
+    half = _MOST_OUTPUT // 2
+    return lines if len(lines) <= _MOST_OUTPUT else [*lines[:half], "...", *lines[-half:]]

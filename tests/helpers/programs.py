@@ -32,7 +32,7 @@ def answer(rows):
     return [f"{row.slot.agent}({row.prompt[-1]['content']})" for row in rows]
 
 
-def play_programs(program, agents=("a",), count=1, answer=answer, **options):
+def play_programs(program, agents=("a",), count=1, answer=answer, end_tokens=(), **options):
     """Episodes of a program whose agents write `answer(rows)`, and the rows of each stage."""
     workflow = program if isinstance(program, Program) else Program(program, list(agents), **options)
     stages = []
@@ -42,7 +42,7 @@ def play_programs(program, agents=("a",), count=1, answer=answer, **options):
         return answer(rows)
 
     problems = [{**PROBLEM, "number": i} for i in range(count)]
-    return play(workflow, problems, *written(write)), stages
+    return play(workflow, problems, *written(write), end_tokens=end_tokens), stages
 
 
 def post(url, key, body, path="/chat/completions"):

@@ -1,18 +1,23 @@
 """Programs of one's own, played without a model."""
 
 import asyncio
+import contextlib
+import functools
 import os
 import sys
 import threading
 import time
 import warnings
+from fractions import Fraction
 
+import numpy as np
 import openai
 import pytest
+import torch
 from players import written
 from programs import ASK, PROBLEM, answer, ask, play_programs, post, text_of
 
-from marcog_trl import Program
+from marcog_trl import Agent, Endpoint, Program
 from marcog_trl.rewards import program_reward
 from marcog_trl.rollout.engine import play_tree
 from marcog_trl.rollout.tree import Tree
@@ -148,6 +153,237 @@ class TestPrograms:
 
         [episode], _ = play_programs(models, ["a", "b"])
         assert episode.turns[0].solution == "a b"
+
+
+def posted(body, path="/chat/completions", **options):
+    """Status and answer of the only request of a program that may be refused, and the episode."""
+    found = []
+
+    def program(problem, client):
+        body_of_a = body if body is None else {"model": "a", "messages": [{"role": "user", "content": "x"}], **body}
+        found.append(post(str(client.base_url), client.api_key, body_of_a, path))
+        status, said = found[0]
+        answered = status == 200 and path == "/chat/completions"
+        return said["choices"][0]["message"]["content"] if answered else text_of(ask(client, "a", "y"))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        [episode], _ = play_programs(program, **options)
+    return *found[0], episode
+
+
+def called(arguments, **function):
+    return {"id": "1", "type": "function", "function": {"name": "run", "arguments": arguments, **function}}
+
+
+USER = {"role": "user", "content": "Write f."}
+
+
+class TestMessages:
+    """What clients send, and what the model reads."""
+
+    @pytest.mark.parametrize("empty", ["", None, ...], ids=repr)
+    @pytest.mark.parametrize("arguments", ["", " ", "{}", "null", None, {}, ...], ids=repr)
+    def test_a_tool_may_take_and_return_nothing(self, empty, arguments):
+        said = {"role": "assistant", "content": empty, "tool_calls": [called(arguments)]}
+        result = {"role": "tool", "tool_call_id": "1", "content": empty}
+        for message in (said, result, said["tool_calls"][0]["function"]):
+            for key in [key for key, value in message.items() if value is ...]:
+                del message[key]
+        _, _, episode = posted({"messages": [USER, said, result]})
+        assert episode.rows[0].prompt == [
+            USER,
+            {"role": "assistant", "content": "", "tool_calls": [called({})]},
+            {"role": "tool", "tool_call_id": "1", "content": ""},
+        ]
+
+    @pytest.mark.parametrize(
+        ("content", "text"),
+        [
+            ({"degrees": 3}, '{"degrees": 3}'),
+            ([1, "é"], '[1, "é"]'),
+            ([], "[]"),
+            (4, "4"),
+            (False, "false"),
+            ([{"type": "text", "text": "4"}, {"type": "text", "text": "2"}], "42"),
+        ],
+        ids=repr,
+    )
+    def test_results_of_tools_may_be_any_json(self, content, text):
+        said = {"role": "assistant", "tool_calls": [called('{"a": 1}')]}
+        _, _, episode = posted({"messages": [USER, said, {"role": "tool", "tool_call_id": "1", "content": content}]})
+        assert episode.rows[0].prompt[-1]["content"] == text
+        assert episode.rows[0].prompt[1]["tool_calls"] == [called({"a": 1})]
+
+    def test_optional_fields_may_be_null(self):
+        """As `message.model_dump()` of the package openai has them."""
+        nothing = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "tool_calls", "name"))
+        chat = [USER, {"role": "assistant", "content": "def f(): pass", **nothing}, USER]
+        fields = dict.fromkeys(("temperature", "n", "stop", "response_format", "tools", "tool_choice", "max_tokens"))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            status, _, episode = posted({"messages": chat, "stream_options": None, **fields})
+        assert status == 200
+        assert episode.rows[0].prompt == [USER, {"role": "assistant", "content": "def f(): pass"}, USER]
+
+    @pytest.mark.parametrize(
+        ("message", "why"),
+        [
+            ({"role": "function", "name": "run", "content": "4"}, "role='function'"),
+            ({"role": "human", "content": "x"}, "role='human'"),
+            ({"role": "assistant", "function_call": {"name": "run", "arguments": "{}"}}, "Send tool_calls"),
+            ({"role": "assistant", "tool_calls": [called("{")]}, "no arguments in JSON"),
+            ({"role": "assistant", "tool_calls": [called("{}", name=None)]}, "no name"),
+            ({"role": "assistant", "tool_calls": [{"type": "custom", "custom": {"input": "x"}}]}, "in JSON"),
+            ({"role": "user", "content": None}, "content=None"),
+            ({"role": "user"}, "content=None"),
+            ({"role": "user", "content": {"text": "x"}}, "which is no text"),
+            ({"role": "user", "content": ["x"]}, "which is no text"),
+            ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "['image_url']"),
+            ({"role": "tool", "tool_call_id": "1", "content": [{"type": "image_url"}]}, "['image_url']"),
+            ({"role": "user", "content": "half of a \ud83d"}, "surrogate"),
+        ],
+        ids=str,
+    )
+    def test_what_the_model_would_not_read_is_refused(self, message, why):
+        status, said, _ = posted({"messages": [USER, message, USER]})
+        assert status == 400 and why in said["error"]["message"]
+
+
+class TestFields:
+    """Fields of requests."""
+
+    @pytest.mark.parametrize(
+        "field",
+        [
+            {"stop_token_ids": [2]}, {"min_tokens": 5}, {"best_of": 2}, {"ignore_eos": True}, {"echo": True},
+            {"guided_json": {"type": "object"}}, {"guided_choice": ["a"]}, {"structured_outputs": {"regex": "a+"}},
+            {"regex": "a+"}, {"grammar": "root ::= a"}, {"format": "json"}, {"logit_bias": {"5": 100}},
+            {"chat_template_kwargs": {"enable_thinking": False}}, {"chat_template": "x"},
+            {"continue_final_message": True}, {"add_generation_prompt": False}, {"parallel_tool_calls": False},
+            {"function_call": {"name": "f"}}, {"top_logprobs": 5}, {"skip_special_tokens": False},
+            {"extra_body": {"guided_regex": "a+"}}, {"max_tokens": 0}, {"max_completion_tokens": -1},
+            {"max_tokens": "5"}, {"max_tokens": True}, {"tools": [{"type": "web_search"}]},
+            {"tools": [{"type": "function", "name": "run", "parameters": {}}]},
+        ],
+        ids=str,
+    )  # fmt: skip
+    def test_that_change_what_a_reply_must_be_are_refused(self, field):
+        status, said, _ = posted(field)
+        name = next(iter(field.get("extra_body", field)))
+        assert status == 400 and name in said["error"]["message"]
+
+    @pytest.mark.parametrize(
+        "field",
+        [
+            {"n": 1, "best_of": 1, "stream": False, "logprobs": False, "top_logprobs": 0, "echo": False},
+            {"tool_choice": "auto", "parallel_tool_calls": True, "tools": [], "functions": [], "stop": []},
+            {"response_format": {"type": "text"}, "modalities": ["text"], "store": False, "metadata": {}},
+            {"presence_penalty": 0.0, "frequency_penalty": 0, "logit_bias": {}, "min_tokens": 0, "ignore_eos": False},
+            {"chat_template_kwargs": {}, "add_generation_prompt": True, "continue_final_message": False},
+            {"max_tokens": 10000, "stream_options": {"include_usage": True}, "skip_special_tokens": True},
+            {"temperature": 0.7, "top_k": 20, "chat_template_kwargs": {"enable_thinking": False}},
+        ],
+        ids=str,
+    )
+    def test_that_hold_anyway_are_taken(self, field):
+        def program(problem, client):
+            return text_of(ask(client, "a", "x", extra_body=field))
+
+        workflow = Program(program, ["a"])
+        workflow.holds = {"temperature": 0.7, "top_k": 20, "chat_template_kwargs": {"enable_thinking": False}}
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            [episode], _ = play_programs(workflow)
+        assert episode.turns[0].solution == "a(x)"
+
+    def test_of_other_servers_have_no_effect_and_are_told(self):
+        fields = ("top_k", "min_p", "repetition_penalty", "prediction", "verbosity", "reasoning_effort", "user")
+        unknown = {"keep_alive": "5m", "repeat_penalty": 1.1}
+
+        def program(problem, client):
+            return text_of(ask(client, "a", "x", extra_body=dict.fromkeys(fields, 0.5) | unknown))
+
+        workflow = Program(program, ["a"])
+        with pytest.warns(UserWarning, match="has no effect") as found:
+            play_programs(workflow, count=2)
+            play_programs(workflow)
+        assert len(found) == 1
+        assert all(name in str(found[0].message) for name in (*fields, *unknown))
+
+    def test_names_and_strict_tools_are_told(self):
+        tools = [{"type": "function", "function": {"name": "run", "strict": True}}]
+
+        def program(problem, client):
+            messages = [{"role": "user", "name": "Ada", "content": "x"}]
+            return text_of(client.chat.completions.create(model="a", messages=messages, tools=tools))
+
+        workflow = Program(program, ["a"])
+        workflow.knows_tools = True
+        with pytest.warns(UserWarning, match=r"name \(of messages\), strict \(of tools\)"):
+            [episode], _ = play_programs(workflow)
+        assert episode.rows[0].prompt.tools == tools
+
+    def test_an_endpoint_gets_no_tools_and_no_limits(self):
+        endpoint = Endpoint("gpt-4o-mini", max_tokens=100)
+        agents = [Agent("a", "a", endpoint=endpoint), Agent("b", "b")]
+        tools = [{"type": "function", "function": {"name": "run"}}]
+        found = []
+
+        def program(problem, client):
+            for options in ({"tools": tools}, {"max_tokens": 50}):
+                with pytest.raises(openai.BadRequestError) as error:
+                    ask(client, "a", "x", **options)
+                found.append(error.value.message)
+            return text_of(ask(client, "a", "x", max_tokens=100))
+
+        play_programs(program, agents)
+        assert "gets no tools" in found[0] and "set max_tokens of the Endpoint" in found[1]
+
+
+class TestReplies:
+    def test_usage_and_the_reason_of_the_end(self):
+        async def program(problem, client):
+            reply = await ask(client, "a", "x")
+            return f"{reply.choices[0].finish_reason} {reply.usage.model_dump(exclude_none=True)}"
+
+        [episode], _ = play_programs(program, answer=lambda rows: ["four"], end_tokens=[ord("r")])
+        usage = {"completion_tokens": 4, "prompt_tokens": 1, "total_tokens": 5}
+        assert episode.turns[0].solution == f"stop {usage}"
+        [episode], _ = play_programs(program, answer=lambda rows: ["fou"], end_tokens=[ord("r")])
+        assert episode.turns[0].solution.startswith("length ")
+
+    def test_usage_of_a_stream(self):
+        async def program(problem, client):
+            options = {"stream": True, "stream_options": {"include_usage": True}}
+            chunks = [chunk async for chunk in await ask(client, "a", "x", **options)]
+            reasons = [choice.finish_reason for chunk in chunks for choice in chunk.choices]
+            return f"{reasons} {[chunk.usage.total_tokens for chunk in chunks if chunk.usage]}"
+
+        [episode], _ = play_programs(program, end_tokens=[ord(")")])
+        assert episode.turns[0].solution == "[None, 'stop'] [5]"
+
+    @pytest.mark.parametrize(
+        ("path", "why"),
+        [
+            ("/responses", "ChatOpenAI(use_responses_api=False)"),
+            ("/completions", "Use chat completions"),
+            ("/embeddings", "Use chat completions"),
+            ("/chat/completions/", "/v1/chat/completions, with base_url="),
+            ("/../api/chat", "/v1/chat/completions, with base_url="),
+            ("/models/gpt-4o", "['a']"),
+        ],
+    )
+    @pytest.mark.parametrize("body", [{}, None], ids=["POST", "GET"])
+    def test_other_paths_say_what_to_use(self, path, why, body):
+        if body is not None and "models" in path:
+            why = "Use chat completions"
+        status, said, _ = posted(body, path)
+        assert status == 404 and why in said["error"]["message"]
+
+    def test_one_model(self):
+        status, said, _ = posted(None, "/models/a")
+        assert status == 200 and said["id"] == "a"
 
 
 class TestRefusals:
@@ -319,6 +555,62 @@ class TestFailures:
 
         assert "model='b' is not an agent" in failed(program)
 
+    def test_the_last_refusal_is_told(self, command):
+        """The error of a client may hide it."""
+        script = ASK.replace("planner", "a") + "ask('a', 'x'); ask('gpt-4o', 'x')"
+        with pytest.raises(ValueError, match="All episodes failed") as found, pytest.warns(UserWarning):
+            play_programs(command(script))
+        failure = str(found.value)
+        assert "HTTP Error 404" in failure and "agent.py" in failure and "urllib/request.py" not in failure
+        assert "The server refused a request of the program: model='gpt-4o' is not an agent" in failure
+
+    def test_a_refusal_that_the_program_caught_is_told_if_it_fails(self):
+        async def program(problem, client):
+            with contextlib.suppress(openai.NotFoundError):
+                await client.responses.create(model="a", input="x")
+            await ask(client, "a", "x")
+            raise KeyError("colour")
+
+        failure = failed(program)
+        assert failure.startswith("KeyError: 'colour'") and "set_default_openai_api('chat_completions')" in failure
+
+    def test_a_refusal_that_leaves_no_call(self):
+        async def program(problem, client):
+            with contextlib.suppress(openai.BadRequestError):
+                await ask(client, "a", "x", stop=["\n"])
+            return "nothing"
+
+        failure = failed(program)
+        assert failure.startswith("it asked no agent") and "stop=['\\n'] is not supported" in failure
+
+    def test_an_error_of_a_group_of_tasks(self):
+        async def program(problem, client):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(ask(client, "b", "x"))
+
+        assert failed(program).startswith("openai.NotFoundError: Error code: 404")
+
+    def test_node(self, command, tmp_path):
+        """Its errors begin with their message, and end with their fields."""
+        said = [
+            "file:///app/node_modules/openai/core/error.mjs:41",
+            "            return new BadRequestError(status, error, message, headers);",
+            "BadRequestError: 400 The messages cannot be used",
+            "    at APIError.generate (file:///app/node_modules/openai/core/error.mjs:41:20)",
+            "    at process.processTicksAndRejections (node:internal/process/task_queues:95:5)",
+            "    at async file:///app/my_agent.mjs:4:10 {",
+            *(f"  field{i}: null," for i in range(30)),
+            "Node.js v20.20.2",
+        ]
+        script = f"import sys; sys.exit({chr(10).join(said)!r})"
+        with pytest.raises(ValueError, match="All episodes failed") as found, pytest.warns(UserWarning):
+            play_programs(command(script))
+        failure = str(found.value)
+        assert (
+            "BadRequestError: 400 The messages cannot be used\n    at async file:///app/my_agent.mjs:4:10" in failure
+        )
+        assert "node_modules" not in failure and "field15" not in failure and failure.endswith("Node.js v20.20.2")
+
     def test_exit(self):
         async def program(problem, client):
             await ask(client, "a", "x")
@@ -353,7 +645,39 @@ class TestFailures:
         assert f"it returned {returned!r}" in failed(program)
 
     @pytest.mark.parametrize(
-        "rewards", [{"b": 1.0}, {"a": "much"}, "much", float("nan"), {"a": float("inf")}, [1.0]], ids=repr
+        ("key", "hint"),
+        [
+            ("reward", "Did you mean 'rewards'?"),
+            ("Rewards", "Did you mean 'rewards'?"),
+            ("notes", "Return 'solution'"),
+        ],
+    )
+    def test_keys_of_the_result_that_nobody_reads(self, key, hint):
+        async def program(problem, client):
+            return {"solution": text_of(await ask(client, "a", "x")), key: 1.0}
+
+        failure = failed(program)
+        assert f"unknown key {key!r}" in failure and hint in failure
+
+    @pytest.mark.parametrize(
+        "rewards",
+        [
+            {"b": 1.0},
+            {"a": "much"},
+            {"a": None},
+            "much",
+            "1",
+            float("nan"),
+            {"a": float("inf")},
+            [1.0],
+            np.float32("nan"),
+            torch.tensor(float("inf")),
+            np.array([1.0]),
+            torch.ones(1),
+            np.str_("1"),
+            1j,
+        ],
+        ids=repr,
     )
     def test_rewards_without_a_sense(self, rewards):
         async def program(problem, client):
@@ -400,6 +724,33 @@ time.sleep(100)
         [episode], _ = play_programs(command(script), ["planner", "coder"])
         assert episode.turns[0].solution == "coder(planner(Write f.))"
         assert program_reward(advice=[episode.advice]) == [0.5]
+
+    @pytest.mark.parametrize(
+        "printed",
+        [
+            "'INFO loading\\n' + result",
+            "'{\"level\": \"info\"}\\n' + result + '\\ndone'",
+            "'a {\\n{ log\\n' + json.dumps(json.loads(result), indent=2)",
+            "'\\ufeff' + result",
+        ],
+    )
+    def test_a_log_beside_the_result_of_a_command(self, command, printed):
+        told = f"result = json.dumps({{'rewards': 0.5, 'solution': solution}}); os.write(1, ({printed}).encode())"
+        [episode], _ = play_programs(command(SCRIPT.replace("print(solution)", told)), ["planner", "coder"])
+        assert episode.turns[0].solution == "coder(planner(Write f.))"
+        assert program_reward(advice=[episode.advice]) == [0.5]
+
+    @pytest.mark.parametrize("printed", ['{"answer": 42}', 'x = {\n  "solution": 1\n}', "{", '{"solution": 1} # no'])
+    def test_json_that_is_a_solution(self, command, printed):
+        script = SCRIPT.replace("print(solution)", f"print({printed!r})")
+        [episode], _ = play_programs(command(script), ["planner", "coder"])
+        assert episode.turns[0].solution == printed
+
+    @pytest.mark.parametrize("printed", ['{"Solution": "x"}', '{"reward": 1}', '{"soluton": "x", "rewards": 1}'])
+    def test_mistyped_json_of_a_command(self, command, printed):
+        script = SCRIPT.replace("print(solution)", f"print({printed!r})")
+        with pytest.raises(ValueError, match="Did you mean"), pytest.warns(UserWarning):
+            play_programs(command(script), ["planner", "coder"])
 
     def test_zero_scores_an_empty_solution(self):
         async def program(problem, client):
@@ -454,6 +805,8 @@ class TestDeclaration:
             ({"program": "no-such-program x"}, "no-such-program"),
             ({"program": "'"}, "is not a command"),
             ({"program": lambda problem: ""}, "client"),
+            ({"program": functools.partial(two, client=None)}, "client"),
+            ({"agents": [Agent("a", "a", tools=[print])]}, "has tools"),
         ],
         ids=lambda value: value if isinstance(value, str) else next(iter(value)),
     )
@@ -461,13 +814,27 @@ class TestDeclaration:
         with pytest.raises(ValueError, match=match):
             Program(**{"program": two, "agents": ["a"], **arguments}).validate()
 
-    @pytest.mark.parametrize(("rewards", "expected"), [(0.5, 0.5), ({"a": 1}, {"a": 1, "b": 0}), (None, None)])
+    @pytest.mark.parametrize(
+        ("rewards", "expected"),
+        [
+            (0.5, 0.5), ({"a": 1}, {"a": 1, "b": 0}), (None, None), (True, 1), (np.sum([1, 0, 1]), 2), (np.float32(0.5), 0.5),
+            (np.bool_(True), 1), ({"a": np.int64(1), "b": torch.tensor(0.5)}, {"a": 1, "b": 0.5}), (np.array(0.5), 0.5),
+            (torch.tensor(True), 1), (torch.tensor(0.5, dtype=torch.bfloat16, requires_grad=True), 0.5), (Fraction(1, 2), 0.5),
+        ],
+        ids=repr,
+    )  # fmt: skip
     def test_a_program_may_reward(self, rewards, expected):
         async def program(problem, client):
             return {"solution": text_of(await ask(client, "a", "x")), "rewards": rewards}
 
         [episode], _ = play_programs(program, ["a", "b"])
         assert program_reward(advice=[episode.advice]) == [expected]
+        found = expected.values() if isinstance(expected, dict) else [expected]
+        given = episode.advice[-1].rewards
+        assert all(
+            value is None or type(value) is float for value in (given.values() if isinstance(given, dict) else [given])
+        )
+        assert len(found) == (2 if isinstance(given, dict) else 1)
 
     def test_rewards_of_a_program_need_one(self):
         with pytest.raises(ValueError, match="needs a program"):

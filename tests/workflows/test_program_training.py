@@ -118,6 +118,50 @@ class TestTraining:
         workflow = Program(apart, ["a", "b"], max_calls=1, stage_timeout=60)
         same_training(tiny_model, tmp_path, Together(), workflow, trainer, **options)
 
+    def test_max_tokens_cut_replies_off(self, tiny_model, tmp_path):
+        """Rows are the first tokens of what the model writes, and programs are told how many and why."""
+        made, rows, told = self.limited(tiny_model, tmp_path, MultiAgentGRPOTrainer)
+        calls = teams.script(made)
+        batch = teams.generation_batch(made)
+        first, second = (replies for _, replies in calls)
+        expected = [*(ids[:3] for ids in first), *second]
+        assert [row.completion_ids for act in (0, 1) for row in rows if row.slot.act == act] == expected
+        assert any(len(ids) > 3 for ids in first)
+        assert sorted(batch["completion_mask"].sum(1).tolist()) == sorted(map(len, expected))
+        assert sorted(told) == sorted(
+            (len(row.prompt_ids), len(row.completion_ids), "stop" if row.completion_ids[-1] == teams.EOS else "length")
+            for row in rows
+        )
+
+    @pytest.mark.parametrize("trainer", TRAINERS)
+    def test_max_tokens_in_each_trainer(self, tiny_model, tmp_path, trainer):
+        made, rows, _ = self.limited(tiny_model, tmp_path, trainer)
+        made.train()
+        lengths = [[len(row.completion_ids) for row in rows if row.slot.act == act] for act in (0, 1)]
+        assert max(lengths[0]) == 3 < max(lengths[1])
+        assert all(row.token_states is None or len(row.token_states) == len(row.completion_ids) for row in rows)
+        assert teams.logged(made, "completions/max_length") == [max(lengths[1])]
+
+    @staticmethod
+    def limited(model, path, trainer):
+        """A trainer of a program with two calls, the first with a limit, its rows, and what the program is told."""
+        told, rows = [], []
+
+        async def short(problem, client):
+            for options in ({"max_tokens": 3}, {"max_completion_tokens": 100}):
+                reply = await ask(client, "a", problem["prompt"], **options)
+                usage = reply.usage
+                assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+                told.append((usage.prompt_tokens, usage.completion_tokens, reply.choices[0].finish_reason))
+            return text_of(reply)
+
+        def reward(completions, **given):
+            rows.extend(row for of_episode in given["rows"] for row in of_episode)
+            return teams.letters(completions)
+
+        workflow = Program(short, ["a"], max_calls=2, stage_timeout=60)
+        return teams.make(model, path, trainer, reward, workflow=workflow), rows, told
+
     def test_failed_programs_are_left_out(self, tiny_model, tmp_path):
         async def some(problem, client):
             solution = await solve(problem, client)
@@ -269,7 +313,8 @@ class TestNames:
 class TestTools:
     """Tools of the program, whose calls the model writes."""
 
-    def test_calls_of_tools_go_to_the_program(self, tool_model, tmp_path):
+    @pytest.mark.parametrize("returned", ["12", ""])
+    def test_calls_of_tools_go_to_the_program(self, tool_model, tmp_path, returned):
         described = [
             {"type": "function", "function": {"name": "multiply", "description": multiply.__doc__, "parameters": {}}}
         ]
@@ -283,18 +328,38 @@ class TestTools:
                     return choice.message.content
                 messages.append(choice.message.model_dump(exclude_none=True))
                 for called in choice.message.tool_calls:
-                    result = multiply(**json.loads(called.function.arguments))
-                    messages.append({"role": "tool", "tool_call_id": called.id, "content": str(result)})
+                    result = str(multiply(**json.loads(called.function.arguments)))
+                    assert result == "12"
+                    messages.append({"role": "tool", "tool_call_id": called.id, "content": returned})
 
         made = teams.make(
             tool_model, tmp_path, MultiAgentGRPOTrainer, workflow=Program(using, ["a"], max_calls=2), data=CHATS,
             max_completion_length=200, num_generations=2, per_device_train_batch_size=4,
             reward=lambda completions, **kwargs: [float(len(c[-1]["content"])) for c in completions],
         )  # fmt: skip
-        asked = recite_texts(made, [call(a=3, b=4), "I know.<|im_end|>"], ["It is 12.<|im_end|>"])
+        thought = "<think>\nI multiply.\n</think>\n\n"
+        asked = recite_texts(made, [thought + call(a=3, b=4), "I know.<|im_end|>"], ["It is 12.<|im_end|>"])
         batch = teams.generation_batch(made)
-        assert "multiply" in asked[0][0] and "12" in asked[1][0].rpartition("<tool_response>")[2]
+        assert "multiply" in asked[0][0] and thought in asked[1][0]
+        assert asked[1][0].rpartition("<tool_response>")[2].partition("</tool_response>")[0].strip() == returned
         assert batch["advantages"].abs().sum() > 0
+
+
+def test_messages_that_the_chat_template_refuses_are_those_of_the_program(tool_model, tmp_path):
+    """The episode of such a program fails, and the run goes on."""
+    refusal = "{% if messages|length > 2 %}{{ raise_exception('Too many messages!') }}{% endif %}"
+
+    async def talkative(problem, client):
+        last = {"role": "user", "content": problem["prompt"]}
+        messages = [last] * (1 + 2 * problem["prompt"].startswith("def f0"))
+        return text_of(await client.chat.completions.create(model="a", messages=messages))
+
+    workflow = Program(talkative, ["a"], max_calls=1)
+    made = teams.make(tool_model, tmp_path, MultiAgentGRPOTrainer, workflow=workflow)
+    made._tokenizer.chat_template = refusal + made._tokenizer.chat_template
+    with pytest.warns(UserWarning, match="refuses messages with the roles.*Too many messages"):
+        made.train()
+    assert teams.logged(made, "program/failed") == [0.25]
 
 
 @pytest.mark.parametrize("agents", [["planner", "coder"], ["planner"]])
