@@ -140,7 +140,11 @@ def slip(node: ast.stmt) -> str | None:
 
 def mistake(node: ast.stmt) -> str | None:
     """As [`slip`], and for every assert of what is always true, other than a constant."""
-    if isinstance(node, ast.Assert) and not isinstance(node.test, (ast.Constant, ast.Tuple)) and always_true(node.test):
+    if (
+        isinstance(node, ast.Assert)
+        and not isinstance(node.test, (ast.Constant, ast.Tuple))
+        and always_true(node.test)
+    ):
         return "asserts what is always true: compare what the program returns"
     return slip(node)
 

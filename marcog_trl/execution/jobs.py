@@ -117,6 +117,7 @@ class Verdict:
         tests (`tuple[TestResult, ...]`): One result per test, in order.
         message (`str`): The first problem; empty if everything passed.
         seconds (`float`): Wall-clock time of the job in seconds, from the time when a worker began with it.
+        unusable (`bool`): Whether the tests cannot be run, so that the verdict (`"error"`) says nothing about the program.
     """
 
     status: Status
@@ -125,6 +126,7 @@ class Verdict:
     tests: tuple[TestResult, ...] = ()
     message: str = ""
     seconds: float = 0.0
+    unusable: bool = False
 
 
 _UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
@@ -137,7 +139,7 @@ class UnusableTests(ValueError):
 def unusable(job: Job, reason: str) -> Verdict:
     """The verdict on a job whose tests cannot be run. A model may have written them, so this is not an exception."""
     total = max(1, len(job.tests)) if isinstance(job.tests, tuple) else 1
-    return Verdict("error", 0, total, (TestResult("error", reason),) * total, reason)
+    return Verdict("error", 0, total, (TestResult("error", reason),) * total, reason, unusable=True)
 
 
 @dataclass(frozen=True)
