@@ -205,6 +205,13 @@ def is_installed(module: str) -> bool:
     return module in _installed()
 
 
+def bound_names(node: ast.stmt) -> set[str]:
+    """Names that an import or a definition binds."""
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+    return {node.name} if isinstance(node, DEFINITIONS) else set()
+
+
 def imported_modules(trees: Iterable[ast.Module]) -> tuple[str, ...]:
     """Top-level modules that tests import, apart from those whose absence they handle with `try`."""
     found: dict[str, None] = {}
@@ -247,7 +254,7 @@ def fault_of_asserts(trees: Sequence[ast.Module], known: assertions.Assertions) 
         wrong = assertions.mistake(node)
         if wrong is not None:
             return f"{_shown(node)} {wrong}"
-        if isinstance(node, ast.Try) and not known.in_statement(node) and _has_assert(node):
+        if isinstance(node, (ast.Try, ast.With)) and not known.in_statement(node) and _has_assert(node):
             return f"{_shown(node)} swallows its own AssertionError: let it pass, or raise it again"
     for node in flat:
         if isinstance(node, DEFINITIONS) and node.name not in _names(body) and _has_assert(node):
@@ -267,7 +274,7 @@ def fault_of_functions(tree: ast.Module, known: assertions.Assertions) -> str | 
             return wrong
     for method in methods:
         wrong = _fault_of_function(method, known)
-        if wrong is not None and not any(map(known.in_function, methods)):
+        if wrong is not None and not any(map(known.in_function, methods)) and not _may_crash(method):
             return wrong
         if len(assertions.required_arguments(method)) > 1 and not method.decorator_list:
             return f"{method.name} takes arguments: fixtures and parameters of pytest are not run. Write the values into the test"
@@ -278,13 +285,25 @@ def fault_of_functions(tree: ast.Module, known: assertions.Assertions) -> str | 
     return None
 
 
+def _may_crash(method: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether a method is only there to call something, without a look at what it returns."""
+    calls = [node.value for node in method.body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
+    return len(calls) == len(method.body) and not any("assert" in ast.unparse(call.func) for call in calls)
+
+
 def _fault_of_function(function: ast.FunctionDef | ast.AsyncFunctionDef, known: assertions.Assertions) -> str | None:
     for node in assertions.statements(function.body):
         wrong = assertions.mistake(node) if isinstance(node, ast.Assert) else None
         if wrong is not None:
             return f"in {function.name}, {_shown(node)} {wrong}"
+    if any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in ast.walk(function)):
+        return f"{function.name} yields, so that it would not be run: make a function of each test"
     if known.in_function(function):
         return None
+    for node in assertions.statements(function.body):
+        wrong = assertions.slip(node)
+        if wrong is not None:
+            return f"in {function.name}, {_shown(node)} {wrong}"
     returned = any(isinstance(node, ast.Return) and node.value is not None for node in ast.walk(function))
     if returned:
         return f"{function.name} returns a value, which nobody reads, and asserts nothing: write 'assert' instead of 'return'"

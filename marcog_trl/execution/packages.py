@@ -72,6 +72,11 @@ def importable(names: tuple[str, ...] = ()) -> frozenset[str]:
     return frozenset(find_packages(names).modules)
 
 
+def missing(imports: Iterable[str], modules: Container[str]) -> list[str]:
+    """Those of the modules that tests import which are neither in the standard library nor in `modules`."""
+    return [name for name in imports if name not in sys.stdlib_module_names and name not in modules]
+
+
 def fault_of_imports(imports: Iterable[str], modules: Container[str]) -> str | None:
     """
     Finds an import of tests that the sandbox refuses.
@@ -83,11 +88,13 @@ def fault_of_imports(imports: Iterable[str], modules: Container[str]) -> str | N
     Returns:
         `str` or `None`: The package and what to do about it, in one line; `None` if all may be imported.
     """
-    for name in imports:
-        if name not in sys.stdlib_module_names and name not in modules:
-            if name == DEFAULT or importlib.util.find_spec(name) is None:
-                return f"the tests import {name!r}, which is not installed: install it and set packages=[{name!r}], or, if it is the program, write 'from solution import ...'"
-            return f"the tests import the package {name!r}, which programs and tests may not import unless it is named: set packages=[{name!r}]"
+    for name in missing(imports, modules):
+        if importlib.util.find_spec(name) is None:
+            return (
+                f"the tests import {name!r}, which is not installed: install it and set packages=[{name!r}], or, if it is the "
+                "program, write 'from solution import ...'"
+            )
+        return f"the tests import {name!r}, which needs packages=[{name!r}]: set it in the configuration or in the executor"
     return None
 
 

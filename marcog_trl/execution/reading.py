@@ -212,7 +212,7 @@ class _Reader:
         texts = [text for text in texts if text.strip()]
         if not texts:
             raise UnusableTests(f"no tests: a problem needs at least one; {_WAYS}")
-        trees, texts = _parsed(texts)
+        trees, texts = _parsed(texts, "tests" if cut else "tests[{}]")
         whole = "\n".join(texts)
         known = assertions.Assertions([parsed(self.setup, "setup"), *trees])
         test_format = self.test_format or analysis.guess_format(whole)
@@ -222,6 +222,8 @@ class _Reader:
             fault = of_format(tree, known)
             if fault is not None:
                 raise UnusableTests(fault)
+            if test_format == "unittest":
+                self.check_names(trees)
             name = analysis.checked_name(tree) if test_format == "check" else analysis.imported_name(tree)
             return self.tests(whole, test_format, name)
         if test_format != "asserts":
@@ -240,12 +242,26 @@ class _Reader:
         fault = analysis.fault_of_asserts(trees, known)
         if fault is not None or not tests:
             raise UnusableTests(fault or f"the tests assert nothing, so that every program passes: {_WAYS}")
+        self.check_names(trees)
         return self.tests(tuple(tests), "asserts", analysis.imported_name(parsed(whole, "tests")))
 
+    def check_names(self, trees: list[ast.Module]) -> None:
+        """Raises an error if the tests do not test the program."""
+        setup = parsed(self.setup, "setup")
+        name = self.entry_point and self.entry_point.partition("(")[0]
+        own = [analysis.of_program(tree, self.entry_point) for tree in trees]
+        if name and any(name in analysis.bound_names(node) for tree in own for node in tree.body):
+            raise UnusableTests(
+                f"the tests define {name} themselves, so that no program would be tested: leave it out of them"
+            )
+        sources = [ast.unparse(tree) for tree in [setup, *own]]
+        exported, _ = analysis.exports(sources, [setup, *own], None)
+        if not exported and not name:
+            raise UnusableTests("the tests use nothing of the program: call the function that it defines")
 
-def _parsed(texts: list[str]) -> tuple[list[ast.Module], list[str]]:
+
+def _parsed(texts: list[str], label: str) -> tuple[list[ast.Module], list[str]]:
     """The trees of texts, and the texts. Texts that are the lines of one text are joined."""
-    label = "tests" if len(texts) == 1 else "tests[{}]"
     own = [_without_margin(text) for text in texts]
     whole = _without_margin("\n".join(texts))
     try:

@@ -12,8 +12,10 @@ from typing import Any
 from datasets import Dataset, ReadInstruction, Value, concatenate_datasets, load_dataset
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
+from marcog_trl.execution.jobs import plan
+from marcog_trl.execution.packages import importable, missing
 from marcog_trl.problems.builtin import SIZES, generate
-from marcog_trl.problems.schema import check_problems
+from marcog_trl.problems.schema import check_problems, make_job
 from marcog_trl.problems.sets import SETS, KnownSet
 from marcog_trl.problems.tests import GUESSED, complete
 
@@ -72,10 +74,22 @@ def load_problems(
     dataset = complete_problems(
         f"problem set {name_or_path!r}", _rename(dataset, name_or_path, columns or {}), name_or_path
     )
-    check_problems(
-        f"problem set {name_or_path!r}", dataset, {"prompt": "every episode", "test": "a reward that runs code"}
-    )
+    needed = {"prompt": "every episode", "test": "a reward that runs code"}
+    check_problems(f"problem set {name_or_path!r}", dataset, needed, packages=None)
+    _warn_of_packages(name_or_path, dataset)
     return dataset
+
+
+def _warn_of_packages(name: str, dataset: Dataset) -> None:
+    """Warns of packages that whoever runs the tests has to allow."""
+    found = [missing(plan(make_job(row, "")).imports, importable()) for row in dataset]
+    packages = sorted({package for each in found for package in each})
+    if packages:
+        warnings.warn(
+            f"The tests of {sum(map(bool, found))} of the {len(dataset)} problems in {name!r} import {', '.join(packages)}. Set "
+            f"packages={packages} in the configuration of the trainer, or in the executor that runs them.",
+            stacklevel=3,
+        )
 
 
 def _builtin(split: str, seed: int) -> Dataset:

@@ -37,7 +37,7 @@ class Solutions:
         texts (`list[str]` of length E): Solutions, as text.
 
     Raises:
-        ValueError: If a column is missing, or tests cannot be run.
+        ValueError: If a column is missing.
     """
 
     def __init__(
@@ -68,10 +68,6 @@ class Solutions:
             for prompt, row in zip(prompts, rows, strict=True)
         ]
         self.texts = [text if isinstance(text, str) else last_text(text) for text in completions]
-        for i, problem in enumerate(self.problems):
-            fault = fault_of(problem, {"test": reward}) if "test" in needed and problem["test"] else None
-            if fault is not None:
-                raise ValueError(f"{reward} cannot use the tests of row {i}: {fault}. Correct or drop the row.")
 
     @property
     def jobs(self) -> list[Job]:
@@ -87,7 +83,14 @@ class Solutions:
 
         Returns:
             `list[Verdict | None]`: One verdict per job, in order; `None` where the job is `None`.
+
+        Raises:
+            ValueError: If the tests of a problem cannot be run.
         """
+        for i, problem in enumerate(self.problems):
+            fault = fault_of(problem, {"test": self._reward})
+            if fault is not None:
+                raise ValueError(f"{self._reward} cannot use row {i}: {fault}. Correct or drop the row.")
         pairs = [pair for of_episode in (*(self._verdicts or ()), *known) for pair in of_episode]
         pairs.sort(key=lambda pair: pair[1].status != "infrastructure")  # these first, to be replaced
         verdicts = dict(pairs)
