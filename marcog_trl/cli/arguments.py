@@ -145,6 +145,8 @@ class SavedTeamArguments:
             Whether to run the files of the saved workflow and rewards, if they have some.
         isolation (`str`, *optional*, defaults to `"strict"`):
             How programs are confined: `"strict"`, `"best_effort"` or `"none"`.
+        packages (`list[str]`, *optional*):
+            Installed packages that programs and tests may import, such as `pandas pytest`. Defaults to those of the training.
     """
 
     adapter: str | None = field(default=None, metadata={"aliases": ["--team"]})
@@ -154,11 +156,12 @@ class SavedTeamArguments:
     workflow: str | None = None
     trust_remote_code: bool = False
     isolation: str = "strict"
+    packages: list[str] | None = None
 
     def team_settings(self) -> dict[str, Any]:
-        """The settings that replace those of the team: `isolation`, and `num_agents`, `roles` and `workflow` if given."""
+        """The settings that replace those of the team: `isolation`, and `num_agents`, `roles`, `workflow` and `packages` if given."""
         given = read_agents(self.agents, self.num_agents) if self.agents else {"num_agents": self.num_agents}
-        given |= {"workflow": self.workflow, "isolation": self.isolation}
+        given |= {"workflow": self.workflow, "isolation": self.isolation, "packages": self.packages}
         return {name: value for name, value in given.items() if value is not None}
 
     def load_team(self, load: Callable[..., Team] = Team.from_pretrained) -> Team:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
+import typing
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ def extract_code(text: str, entry_point: str | None = None, prompt: str | None =
 
     Args:
         text (`str`): Completion.
-        entry_point (`str`, *optional*): Function or class to look for; a program if `None` or `""`.
+        entry_point (`str`, *optional*): Function or class to look for, or `Solution().name`; a program if `None` or `""`.
         prompt (`str`, *optional*): Text of the problem, if it may hold code that the completion continues or uses.
 
     Returns:
@@ -256,12 +257,14 @@ def _acts(node: ast.stmt) -> bool:
     return any(isinstance(leaf, ast.Call | ast.Await | ast.Assert) for leaf in ast.walk(node))
 
 
+_TYPES = frozenset(typing.__all__)
 _STARTS = ("@", "#", "(", "[", "{", "*", '"', "'")
 """Characters that code may start with, besides those of a name."""
 
 
 def _mentions(code: str, name: str) -> bool:
     """Whether code has a name, which Python compares in its normal form."""
+    name = name.partition("(")[0]
     return name in code or (not code.isascii() and name in unicodedata.normalize("NFKC", code))
 
 
@@ -317,14 +320,18 @@ def _is_prose(node: ast.stmt) -> bool:
 
 
 def _head_of(prompt: str, entry_point: str | None) -> str:
-    """The last fenced block of a prompt that defines the entry point, else its last block, else the whole prompt."""
+    """
+    The last fenced block of a prompt that defines the entry point, else its last block, else the whole prompt. A function without a
+    body, at the end, gets one.
+    """
     blocks = [block.text for block in blocks_of(prompt) if block.closed]
     asked = [
         block
         for block in blocks
         if entry_point is not None and _rank(_longest(block, entry_point, Budget()), entry_point)
     ]
-    return [prompt, *blocks, *asked][-1]
+    head = [prompt, *blocks, *asked][-1]
+    return f"{head} pass" if head.endswith(":") and parse(head) is None and parse(f"{head} pass") is not None else head
 
 
 def _continue(prompt: str, reply: _Reply) -> str | None:
@@ -357,15 +364,23 @@ def _in_line(text: str, entry_point: str) -> str | None:
 
 
 def _supply(code: str, prompt: str, entry_point: str | None) -> str:
-    """Put imports and helpers of the prompt before code that lacks them."""
+    """
+    Put imports and helpers of the prompt before code that lacks them. Names of `typing` that the prompt uses without an import, and
+    those that a class `Solution` uses, are imported, too, as the judge of such problems does.
+    """
     context, tree = parse(_longest(_head_of(prompt, entry_point), entry_point, Budget())), parse(code)
-    if context is None or tree is None:
+    if tree is None:
         return code
     bound = {name for node in top_level(tree) for name in bound_names(node)}
     bound |= {entry_point} if entry_point is not None else set()
     needed = []
-    for node in context.body:
+    for node in context.body if context is not None else ():
         names = set(bound_names(node))
         if not names <= bound and not (isinstance(node, Function) and is_stub(node)):
             needed.append(ast.unparse(node))
-    return combine("\n".join(needed), code) if needed else code
+    code = combine("\n".join(needed), code) if needed else code
+    given = free_names([ast.unparse(context)]) if context is not None else ()
+    if "(" in (entry_point or "") or not _TYPES.isdisjoint(given):
+        types = sorted(_TYPES.intersection(free_names([code])))
+        code = combine(f"from typing import {', '.join(types)}", code) if types else code
+    return code

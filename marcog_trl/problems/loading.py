@@ -10,12 +10,13 @@ from typing import Any
 
 from datasets import Dataset, ReadInstruction, Value, concatenate_datasets
 
-from marcog_trl.parsing.syntax import parse
+from marcog_trl.execution.jobs import plan
+from marcog_trl.execution.packages import importable, missing
 from marcog_trl.problems.builtin import SIZES, generate
 from marcog_trl.problems.rows import rows_of
-from marcog_trl.problems.schema import check_problems
+from marcog_trl.problems.schema import check_problems, make_job
 from marcog_trl.problems.sets import SETS, KnownSet
-from marcog_trl.problems.tests import GUESSED, complete, cut_asserts, guess_test_format
+from marcog_trl.problems.tests import GUESSED, complete
 
 
 BUILTIN = "builtin"
@@ -71,10 +72,22 @@ def load_problems(
     dataset = complete_problems(
         f"problem set {name_or_path!r}", _rename(dataset, name_or_path, columns or {}), name_or_path
     )
-    check_problems(
-        f"problem set {name_or_path!r}", dataset, {"prompt": "every episode", "test": "a reward that runs code"}
-    )
+    needed = {"prompt": "every episode", "test": "a reward that runs code"}
+    check_problems(f"problem set {name_or_path!r}", dataset, needed, packages=None)
+    _warn_of_packages(name_or_path, dataset)
     return dataset
+
+
+def _warn_of_packages(name: str, dataset: Dataset) -> None:
+    """Warns of packages that whoever runs the tests has to allow."""
+    found = [missing(plan(make_job(row, "")).imports, importable()) for row in dataset]
+    packages = sorted({package for each in found for package in each})
+    if packages:
+        warnings.warn(
+            f"The tests of {sum(map(bool, found))} of the {len(dataset)} problems in {name!r} import {', '.join(packages)}. Set "
+            f"packages={packages} in the configuration of the trainer, or in the executor that runs them.",
+            stacklevel=3,
+        )
 
 
 def _builtin(split: str, seed: int) -> Dataset:
@@ -166,20 +179,15 @@ def complete_problems(title: str, dataset: Dataset, name: str | None = None) -> 
         ValueError: If the column `test` mixes formats.
     """
     feature = dataset.features["test"]
-    if isinstance(feature, Value) and feature.dtype in ("string", "large_string"):
-        rows = dataset.select_columns([column for column in ("test", "test_format") if column in dataset.column_names])
-        # Texts that do not parse are reported later, by check_problems
-        formats = {
-            row.get("test_format") or guess_test_format(row["test"])
-            for row in rows
-            if row["test"] and parse(row["test"])
-        }
-        if "asserts" in formats and len(formats) > 1:
-            raise ValueError(
-                f"Column 'test' of {title} mixes the formats {sorted(formats)}. Make a problem set for each format."
-            )
-        if "asserts" in formats:  # lists of tests
-            dataset = dataset.map(lambda row: {"test": cut_asserts(row["test"] or "")}, load_from_cache_file=False)
+    is_text = isinstance(feature, Value) and feature.dtype in ("string", "large_string")
+    columns = [column for column in ("test", "test_format", "entry_point", "setup") if column in dataset.column_names]
+    # Tests that cannot be read have no format; they are reported later, by check_problems
+    formats = {complete(row)["test_format"] for row in dataset.select_columns(columns) if row["test"]} - {""}
+    if is_text and "asserts" in formats and len(formats) > 1:
+        raise ValueError(
+            f"Column 'test' of {title} mixes the formats {sorted(formats)}. Make a problem set for each format."
+        )
+    taken = {*GUESSED, "test"} if formats == {"asserts"} else {*GUESSED}  # asserts become lists of tests
 
     lacks_ids = name is not None and None in (dataset["task_id"] if "task_id" in dataset.column_names else [None])
 
@@ -187,6 +195,9 @@ def complete_problems(title: str, dataset: Dataset, name: str | None = None) -> 
         own = (
             {"task_id": f"{name}/{index}" if row.get("task_id") is None else str(row["task_id"])} if lacks_ids else {}
         )
-        return own | {column: value for column, value in complete(row).items() if column in GUESSED}
+        found = complete(row)
+        if "test" in taken and not isinstance(found["test"], list):  # which cannot be read
+            found["test"] = [found["test"]] if found["test"] else []
+        return own | {column: found[column] for column in taken}
 
     return dataset.map(guess, with_indices=True, load_from_cache_file=False)

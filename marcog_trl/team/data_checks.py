@@ -14,6 +14,7 @@ from typing import Any
 from datasets import Dataset, IterableDataset
 
 from marcog_trl.agents import Slot, Workflow
+from marcog_trl.execution.packages import importable
 from marcog_trl.parsing.syntax import find, is_empty, parse
 from marcog_trl.problems.loading import complete_problems
 from marcog_trl.problems.schema import fault_of, list_faults
@@ -28,7 +29,9 @@ _GIVEN = ("replies", "rows", "turn", "verdicts", "advice", "previous_solution", 
 """Arguments of reward functions that do not come from the dataset. Columns have these names only where nobody reads ours."""
 
 
-def check_dataset(name: str, dataset: Any, workflow: Workflow, reward_funcs: Sequence[Any]) -> None:
+def check_dataset(
+    name: str, dataset: Any, workflow: Workflow, reward_funcs: Sequence[Any], packages: Sequence[str] | None = None
+) -> None:
     """
     Checks that a dataset has what episodes, the workflow and the rewards need.
 
@@ -39,10 +42,12 @@ def check_dataset(name: str, dataset: Any, workflow: Workflow, reward_funcs: Seq
         dataset (`Dataset` or `IterableDataset`): The problems.
         workflow ([`Workflow`]): The workflow that plays them.
         reward_funcs (`list`): The reward functions.
+        packages (`list[str]`, *optional*): The packages that tests may import.
 
     Raises:
         TypeError: If `dataset` is not a dataset.
-        ValueError: If the dataset is empty, lacks a column, or has invalid rows. The error lists all of these rows.
+        ValueError: If the dataset is empty, lacks a column, or has invalid rows, or if a package is not installed. The error
+            lists all of these rows.
     """
     if not isinstance(dataset, Dataset | IterableDataset):
         raise TypeError(f"{name} is a {type(dataset).__name__}. Pass a Dataset with a column 'prompt'.")
@@ -67,8 +72,10 @@ def check_dataset(name: str, dataset: Any, workflow: Workflow, reward_funcs: Seq
     for column, reader in needed.items():
         if column not in columns:
             raise ValueError(f"{name} has no column {column!r}, which {reader} needs, only {columns}. Add the column.")
+    importable(tuple(packages or ()))  # raises an error if one is not installed
     if isinstance(dataset, Dataset):
-        list_faults(name, [(row.get("task_id"), i, fault_in(row, workflow, needed)) for i, row in enumerate(dataset)])
+        faults = [(row.get("task_id"), i, fault_in(row, workflow, needed, packages)) for i, row in enumerate(dataset)]
+        list_faults(name, faults)
 
 
 def completed(name: str, dataset: Any, workflow: Workflow, reward_funcs: Sequence[Any]) -> Any:
@@ -104,13 +111,15 @@ def _is_ours(reward_func: Any) -> bool:
     return module is not None and module.__name__.startswith("marcog_trl.")
 
 
-def check_eval_dataset(dataset: Any, workflow: Workflow, reward_funcs: Sequence[Any]) -> None:
+def check_eval_dataset(
+    dataset: Any, workflow: Workflow, reward_funcs: Sequence[Any], packages: Sequence[str] | None = None
+) -> None:
     """Checks the evaluation dataset of a trainer: one, several by name, or none (see [`check_dataset`])."""
     parts = dataset if isinstance(dataset, dict) else {None: dataset}
     for key, part in parts.items():
         name = "eval_dataset" if key is None else f"eval_dataset[{key!r}]"
         if part is not None:
-            check_dataset(name, part, workflow, reward_funcs)
+            check_dataset(name, part, workflow, reward_funcs, packages)
 
 
 def needed_columns(workflow: Workflow, reward_funcs: Sequence[Any]) -> dict[str, str]:
@@ -127,7 +136,9 @@ def needed_columns(workflow: Workflow, reward_funcs: Sequence[Any]) -> dict[str,
     return readers
 
 
-def usable(name: str, dataset: Any, workflow: Workflow, reward_funcs: Sequence[Any]) -> Any:
+def usable(
+    name: str, dataset: Any, workflow: Workflow, reward_funcs: Sequence[Any], packages: Sequence[str] | None = None
+) -> Any:
     """
     Filters invalid problems out of an `IterableDataset`, with a warning for each. Returns a `Dataset` unchanged, because
     [`check_dataset`] has checked its rows.
@@ -135,11 +146,17 @@ def usable(name: str, dataset: Any, workflow: Workflow, reward_funcs: Sequence[A
     if not isinstance(dataset, IterableDataset):
         return dataset
     needed = needed_columns(workflow, reward_funcs)
-    return dataset.filter(functools.partial(_keep, name=name, workflow=workflow, needed=needed))
+    return dataset.filter(functools.partial(_keep, name=name, workflow=workflow, needed=needed, packages=packages))
 
 
-def _keep(row: Mapping[str, Any], name: str, workflow: Workflow, needed: Mapping[str, str]) -> bool:
-    fault = fault_in(row, workflow, needed)
+def _keep(
+    row: Mapping[str, Any],
+    name: str,
+    workflow: Workflow,
+    needed: Mapping[str, str],
+    packages: Sequence[str] | None,
+) -> bool:
+    fault = fault_in(row, workflow, needed, packages)
     if fault is not None:
         warnings.warn(
             f"{name} has an invalid problem, which is skipped: task_id {row.get('task_id')!r}: {fault}",
@@ -148,9 +165,11 @@ def _keep(row: Mapping[str, Any], name: str, workflow: Workflow, needed: Mapping
     return fault is None
 
 
-def fault_in(row: Mapping[str, Any], workflow: Workflow, needed: Mapping[str, str]) -> str | None:
+def fault_in(
+    row: Mapping[str, Any], workflow: Workflow, needed: Mapping[str, str], packages: Sequence[str] | None = None
+) -> str | None:
     """Says why a problem cannot be played or scored, or returns `None`. Asks the workflow for its first request."""
-    fault = fault_of(row, needed)
+    fault = fault_of(row, needed, packages or ())
     if fault is None:
         try:
             [request] = replay(workflow, row, ())
