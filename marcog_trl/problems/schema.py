@@ -10,6 +10,7 @@ from marcog_trl.execution import Job
 from marcog_trl.execution.jobs import plan
 from marcog_trl.execution.packages import fault_of_imports, importable
 from marcog_trl.parsing.replies import code_in
+from marcog_trl.problems.checkers import setup_of
 from marcog_trl.problems.tests import tests_of
 
 
@@ -43,7 +44,7 @@ def make_job(problem: Mapping[str, Any], code: str, **limits: Any) -> Job:
         code=code,
         tests=tests.tests,
         test_format=tests.test_format,
-        setup=tests.setup,
+        setup=setup_of(problem, tests.setup, tests.test_format),
         entry_point=tests.entry_point,
         **(own | limits),
     )
