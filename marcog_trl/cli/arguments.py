@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -13,8 +15,9 @@ from datasets import Dataset
 from marcog_trl.checks import COUNT, Count, NaturalNumber, check_fields, documented
 from marcog_trl.cli.other_projects import nearest_setting
 from marcog_trl.evaluation.baselines import untrained_team
+from marcog_trl.files import read_text
 from marcog_trl.problems import load_problems
-from marcog_trl.problems.loading import check_file
+from marcog_trl.problems.rows import check_file
 from marcog_trl.team.base_models import check_model
 from marcog_trl.team.settings import TeamSettings
 from marcog_trl.team.team import Team
@@ -142,6 +145,8 @@ class SavedTeamArguments:
             Whether to run the files of the saved workflow and rewards, if they have some.
         isolation (`str`, *optional*, defaults to `"strict"`):
             How programs are confined: `"strict"`, `"best_effort"` or `"none"`.
+        packages (`list[str]`, *optional*):
+            Installed packages that programs and tests may import, such as `pandas pytest`. Defaults to those of the training.
     """
 
     adapter: str | None = field(default=None, metadata={"aliases": ["--team"]})
@@ -151,11 +156,12 @@ class SavedTeamArguments:
     workflow: str | None = None
     trust_remote_code: bool = False
     isolation: str = "strict"
+    packages: list[str] | None = None
 
     def team_settings(self) -> dict[str, Any]:
-        """The settings that replace those of the team: `isolation`, and `num_agents`, `roles` and `workflow` if given."""
+        """The settings that replace those of the team: `isolation`, and `num_agents`, `roles`, `workflow` and `packages` if given."""
         given = read_agents(self.agents, self.num_agents) if self.agents else {"num_agents": self.num_agents}
-        given |= {"workflow": self.workflow, "isolation": self.isolation}
+        given |= {"workflow": self.workflow, "isolation": self.isolation, "packages": self.packages}
         return {name: value for name, value in given.items() if value is not None}
 
     def load_team(self, load: Callable[..., Team] = Team.from_pretrained) -> Team:
@@ -212,6 +218,14 @@ class PlayingTeamArguments(SavedTeamArguments):
         return untrained_team(self.model_name_or_path, TeamSettings(**settings), model_init_kwargs=loading)
 
 
+def in_home(value: Any) -> Any:
+    """A value with the home folder in place of `~`, if it is a path that begins so, or a list of such. Others stay as they are."""
+    if isinstance(value, list):
+        return list(map(in_home, value))
+    is_path = isinstance(value, str) and re.match(r"~[\w.-]*/", value) is not None
+    return os.path.expanduser(value) if is_path else value
+
+
 def parse_override(argument: str) -> tuple[str, Any]:
     """
     Parses an argument of `--override`.
@@ -228,6 +242,7 @@ def parse_override(argument: str) -> tuple[str, Any]:
     name, separator, text = argument.partition("=")
     if not separator:
         raise ValueError(f"--override {argument} has no '='. Write --override num_turns=2, for example.")
+    text = in_home(text)
     structured = text.lstrip().startswith(("[", "{"))
     try:
         value = None if text == "None" else yaml.safe_load(text)
@@ -263,8 +278,8 @@ def read_agents(path: str | Path, num_agents: int | None = None) -> dict[str, An
             is not `num_agents`.
     """
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        content = yaml.safe_load(read_text(Path(path)))
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"agents={str(path)!r} cannot be read: {error}. {_AGENTS}") from error
     if isinstance(content, dict):
         content = [{"name": name, "role": role} for name, role in content.items()]

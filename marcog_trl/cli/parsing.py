@@ -17,11 +17,12 @@ from trl import ModelConfig, TrlParser
 
 import marcog_trl
 from marcog_trl.checks import COUNT, check_number
-from marcog_trl.cli.arguments import TeamArguments, parse_override
+from marcog_trl.cli.arguments import TeamArguments, in_home, parse_override
 from marcog_trl.cli.console import log
 from marcog_trl.cli.other_projects import FLAGS, check_names, convert, field_of, flatten, merge, nearest_setting
 from marcog_trl.cli.recipe import RECIPES, TrainingRecipe, config_file
 from marcog_trl.embedded import MODEL_NAME, ROLES, build_default_model
+from marcog_trl.files import read_text
 from marcog_trl.trainers.config import MultiAgentConfig
 from marcog_trl.workflows import make_workflow
 from marcog_trl.workflows.from_file import names_file
@@ -76,6 +77,7 @@ class Parser(TrlParser):
         """
         if argv[-1:] == ["--config"]:
             raise ValueError("--config needs a file. Write --config file.yaml.")
+        argv = _with_home(argv)
         for argument in argv:
             name = argument.partition("=")[0]
             if name.startswith("--") and name not in self._option_string_actions:
@@ -96,6 +98,7 @@ class Parser(TrlParser):
                 raise ValueError(
                     f"{name}={value!r} has the wrong type. Set {name}={self.get_default(name)}, for example."
                 )
+            config[name] = value = in_home(value)
             if isinstance(value, bool | int | float):
                 config[name] = str(value)  # read like a flag
             action = self._option_string_actions.get(f"--{name}")
@@ -144,7 +147,7 @@ def read_training_arguments(
     )
     # A LoRA on all linear layers; with dropout, the ratio of the first update would differ from 1
     parser.set_defaults(use_peft=True, lora_target_modules=["all-linear"], lora_dropout=0.0)
-    flags, path, overrides = _split_flags(sys.argv[1:] if argv is None else argv)
+    flags, path, overrides = _split_flags(_with_home(sys.argv[1:] if argv is None else argv))
     if {"-h", "--help", "--help-all"} & {*flags}:
         _print_help(parser, recipe, "--help-all" in flags)
     settings, set_by_user = _read_settings(recipe, parser, flags, path, overrides)
@@ -177,6 +180,12 @@ def read_training_arguments(
         **cast(dict, args.model_init_kwargs or {}),
     }
     return script, args, model
+
+
+def _with_home(argv: Sequence[str]) -> list[str]:
+    """A command line with the home folder in place of `~`, which a shell leaves as it is after `=`."""
+    parts = [argument.partition("=") if argument.startswith("--") else ("", "", argument) for argument in argv]
+    return [f"{name}{separator}{in_home(value)}" for name, separator, value in parts]
 
 
 def _print_help(parser: Parser, recipe: TrainingRecipe, everything: bool) -> NoReturn:
@@ -253,16 +262,16 @@ def _read_file(path: str, recipe: TrainingRecipe) -> dict[str, Any]:
     origin = f"the file {path} of --config"
     file = config_file(path)
     try:
-        content = yaml.safe_load(file.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        content = yaml.safe_load(read_text(file))
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{origin} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{origin} must hold keys and values, such as 'num_turns: 2'.")
     flat = flatten(content, recipe.sections, origin)
     return {
-        name: [_beside(file, entry) for entry in value]
+        name: [_beside(file, in_home(entry)) for entry in value]
         if name == "reward" and isinstance(value, list)
-        else _beside(file, value)
+        else _beside(file, in_home(value))
         for name, value in flat.items()
     }
 

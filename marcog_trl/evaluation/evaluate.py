@@ -214,9 +214,10 @@ def _check_problems(team: Team, scorer: Scorer, problems: Dataset | str) -> list
     if isinstance(problems, str):
         problems = load_problems(problems, "test")
     problems = completed("problems", problems, team.workflow, [*scorer.funcs, execution_reward])
-    check_dataset("problems", problems, team.workflow, scorer.funcs)
+    check_dataset("problems", problems, team.workflow, scorer.funcs, team.settings.packages)
     rows = [dict(row) for row in problems]
-    check_problems("problems", rows, {"test": "an evaluation", "test_format": "an evaluation"})
+    packages = team.settings.packages or ()
+    check_problems("problems", rows, {"test": "an evaluation", "test_format": "an evaluation"}, packages)
     return rows
 
 

@@ -18,7 +18,8 @@ The folder's README says how this works, what it promises and what it does not.
 
 from .executor import CodeExecutor, available_cores, shared_executor
 from .isolation import Isolation
-from .jobs import Job, TestResult, Verdict
+from .jobs import Job, TestResult, UnusableTests, Verdict
+from .reading import Tests, read_tests
 from .tool import python_tool
 
 
@@ -27,8 +28,11 @@ __all__ = [
     "Isolation",
     "Job",
     "TestResult",
+    "Tests",
+    "UnusableTests",
     "Verdict",
     "available_cores",
     "python_tool",
+    "read_tests",
     "shared_executor",
 ]

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..checks import instead_of
-from .analysis import TestFormat, guess_format, split_asserts
 from .executor import CodeExecutor
 from .isolation import ISOLATION_LEVELS
-from .jobs import TEST_FORMATS, Job, plan
+from .jobs import TEST_FORMATS, Job
+from .reading import read_tests
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -45,12 +45,13 @@ def read_file(path: Path) -> str:
 def main() -> int:
     parser = OneLineParser(prog="python -m marcog_trl.execution", description=__doc__, allow_abbrev=False)
     parser.add_argument("file", type=Path, help="the program")
-    parser.add_argument("--tests", type=Path, required=True, help="asserts, check(candidate), or unittest classes")
-    parser.add_argument("--setup", type=Path, help="imports and helpers of the tests")
     parser.add_argument(
-        "--test-format", choices=[name for name in TEST_FORMATS if name != "stdio"], help="guessed if not given"
+        "--tests", type=Path, required=True, help="asserts, check(candidate), tests of unittest or pytest, or JSON"
     )
+    parser.add_argument("--setup", type=Path, help="imports and helpers of the tests")
+    parser.add_argument("--test-format", choices=TEST_FORMATS, help="found in the tests if not given")
     parser.add_argument("--entry-point", help="name that the program must define; required for check")
+    parser.add_argument("--packages", nargs="+", default=(), help="installed packages that may be imported")
     parser.add_argument("--timeout", type=float, default=10.0, help="limit of the whole job in seconds")
     parser.add_argument("--memory-mb", type=int, default=512, help="limit of the program's address space in MiB")
     parser.add_argument(
@@ -58,22 +59,14 @@ def main() -> int:
     )
     args = parser.parse_args()
     try:
-        source = read_file(args.tests)
-        test_format: TestFormat = args.test_format or guess_format(source)
-        job = Job(
-            code=read_file(args.file),
-            tests=split_asserts(source) if test_format == "asserts" else source,
-            test_format=test_format,
-            setup=read_file(args.setup) if args.setup else "",
-            entry_point=args.entry_point,
-        )
-        plan(job)  # raises an error if the tests cannot be run
+        setup = read_file(args.setup) if args.setup else ""
+        tests = read_tests(read_file(args.tests), args.test_format, args.entry_point, setup)
+        job = Job(read_file(args.file), tests.tests, tests.test_format, tests.setup, tests.entry_point)
         limits = {"timeout": args.timeout, "memory_mb": args.memory_mb}
-        with CodeExecutor(num_workers=1, isolation=args.isolation, **limits) as executor:
+        with CodeExecutor(num_workers=1, isolation=args.isolation, packages=args.packages, **limits) as executor:
+            executor.check(job)  # raises an error if the tests cannot be run
             print(f"isolation: {executor.isolation}")
             (verdict,) = executor.run([job])
-    except SyntaxError as error:
-        parser.error(f"{str(args.tests)!r} is not Python: {error.msg}, line {error.lineno}.")
     except (ValueError, RuntimeError) as error:
         parser.error(str(error))
     for number, result in enumerate(verdict.tests, start=1):

@@ -4,12 +4,17 @@ be run, and which count as tests of their own. Never executes anything.
 
 import ast
 import builtins
+import copy
+import importlib.metadata
 import re
 import symtable
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from io import StringIO
+from functools import lru_cache
 from typing import Any, Literal
+
+from . import assertions
 
 
 TestFormat = Literal["asserts", "check", "stdio", "unittest"]
@@ -20,6 +25,19 @@ _COMMON_MODULES = {
         "statistics string sys time typing numpy"
     ).split()
 } | {"np": "numpy"}
+_FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+DEFINITIONS = (*_FUNCTION, ast.ClassDef)
+ENTRY_POINT = re.compile(r"[^\W\d]\w*(\(\)\.[^\W\d]\w*)?")  # `f`, or `Solution().f`
+PROGRAMS = frozenset(  # modules from which tests import what the program defines
+    "solution solutions main __main__ your_module your_solution your_code your_file your_script your_program your_package "
+    "my_module my_solution my_code my_program my_script module program submission submissions answer answers candidate student "
+    "student_code student_solution user_code user_solution user_module implementation impl sol source_code source target "
+    "target_module module_under_test code_under_test code_to_test sut generated generated_code generated_solution solution_code "
+    "solution_module task exercise problem function functions prog script completion response".split()
+)
+_FIXTURES = frozenset(
+    "setup_module teardown_module setup_function teardown_function setup_class teardown_class".split()
+)
 _BUILTINS = frozenset(dir(builtins)) | {"__name__", "__file__", "__doc__"}
 _FILE_MODULES = frozenset(
     "sqlite3 dbm shelve tempfile shutil pathlib glob fileinput zipfile tarfile gzip bz2 lzma openpyxl docx PyPDF2 pypdf".split()
@@ -42,36 +60,276 @@ LEFT, RIGHT, RECORD = "__left__", "__right__", "__record__"  # names that instru
 # Format, and what the tests need
 
 
-def split_asserts(source: str) -> list[str]:
+def guess_format(source: str) -> TestFormat:
     """
-    Cuts a module into tests: each ends with an assert and begins after the one before.
+    Finds the format of tests.
 
     Args:
         source (`str`): Python source.
 
     Returns:
-        `list[str]`: the tests in order; statements after the last assert are a test of their own.
+        `str`: `"unittest"` if the module has classes or functions of tests that no statement calls; `"check"` if it defines
+        `check` for one candidate; else `"asserts"`.
     """
-    lines, tests, start = StringIO(source, newline=None).read().split("\n"), [], 0
     body = ast.parse(source).body
-    for k, node in enumerate(body):
-        if isinstance(node, ast.Assert) or k == len(body) - 1:
-            end = node.end_lineno or len(lines)
-            if end > start:  # not in the line of the assert before
-                tests.append("\n".join(lines[start:end]))
-            start = end
-    return tests
+    run = _names(node for node in body if not isinstance(node, DEFINITIONS) and not assertions.is_main_block(node))
+    if any(assertions.test_methods(node) and (assertions.is_case(node) or node.name not in run) for node in body):  # type: ignore[attr-defined]
+        return "unittest"
+    functions = test_functions(body)
+    if functions and run.isdisjoint(function.name for function in functions):
+        return "unittest"
+    check = check_function(ast.Module(body, []))
+    if check is None or (not _checks(body) and "check" in run | _names(filter(assertions.is_main_block, body))):
+        return "asserts"
+    return "check"
 
 
-def guess_format(source: str) -> TestFormat:
-    """`check` if the module defines a function of that name, `unittest` if it has classes with test methods, else
-    `asserts`."""
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.FunctionDef) and node.name == "check":
-            return "check"
-        if isinstance(node, ast.ClassDef) and any(getattr(item, "name", "").startswith("test") for item in node.body):
-            return "unittest"
-    return "asserts"
+def test_functions(body: Sequence[ast.stmt]) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Functions that pytest would run: their names begin with `test`. Helpers with arguments, which others call, are not among
+    them."""
+    found = [node for node in body if isinstance(node, _FUNCTION) and node.name.startswith("test")]
+    return [node for node in found if not assertions.required_arguments(node) or node.name not in _names(body)]
+
+
+def checked_name(tree: ast.Module) -> str | None:
+    """The candidate that a module passes to its function `check`: `f` if it ends with `check(f)`."""
+    found = {ast.unparse(call.args[0]) for call in _checks(tree.body)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _checks(body: Iterable[ast.stmt]) -> list[ast.Call]:
+    """The calls `check(name)` and `check(Class().name)` that are statements of a module or of its main block."""
+    calls = []
+    for node in body:
+        if assertions.is_main_block(node):
+            calls += _checks(node.body)  # type: ignore[attr-defined]
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            call = node.value
+            named = isinstance(call.func, ast.Name) and call.func.id == "check" and len(call.args) == 1
+            if named and not call.keywords and ENTRY_POINT.fullmatch(ast.unparse(call.args[0])):
+                calls.append(call)
+    return calls
+
+
+def calls_check(node: ast.stmt) -> bool:
+    """Whether a statement does nothing but to call `check` with a candidate."""
+    return bool(_checks([node])) and (not assertions.is_main_block(node) or len(_checks([node])) == len(node.body))  # type: ignore[attr-defined]
+
+
+def _names(nodes: Iterable[ast.AST]) -> set[str]:
+    return {leaf.id for node in nodes for leaf in ast.walk(node) if isinstance(leaf, ast.Name)}
+
+
+def of_program(tree: ast.Module, entry_point: str | None) -> ast.Module:
+    """
+    Takes what tests import from the program by name.
+
+    Args:
+        tree (`ast.Module`): The tests or their set-up.
+        entry_point (`str` or `None`): Name that the program must define.
+
+    Returns:
+        `ast.Module`: The same tree if it imports nothing from the program; otherwise one in which the imported names are free.
+
+    Raises:
+        ValueError: If the tests use the program's module for anything else than its names.
+    """
+    if not any(isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.walk(tree)):
+        return tree
+    imports = _ImportsOfProgram(entry_point)
+    new = imports.visit(copy.deepcopy(tree))
+    if not imports.found:
+        return tree
+    left = imports.modules & _names([new])
+    if left:
+        raise ValueError(
+            f"the tests use the module {sorted(left)[0]} itself, and the program has no module: import names from it"
+        )
+    return ast.parse(ast.unparse(ast.fix_missing_locations(new)))
+
+
+class _ImportsOfProgram(ast.NodeTransformer):
+    def __init__(self, entry_point: str | None):
+        self.entry_point = (entry_point or "").partition("(")[0]
+        self.modules: set[str] = set()
+        self.found = False
+
+    def means_program(self, module: str, names: Iterable[str] = ()) -> bool:
+        first, last = module.partition(".")[0], module.rpartition(".")[2]
+        if first in sys.stdlib_module_names - {"__main__"}:
+            return False
+        return last in PROGRAMS or (bool(self.entry_point) and self.entry_point in names and not is_installed(first))
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> Any:
+        names = [alias.name for alias in node.names]
+        if not node.level and not self.means_program(node.module or "", names):
+            return node
+        self.found = True
+        new: list[ast.stmt] = [
+            ast.Assign([ast.Name(alias.asname, ast.Store())], ast.Name(alias.name, ast.Load()))
+            for alias in node.names
+            if alias.asname not in (None, alias.name)
+        ]
+        return [ast.copy_location(statement, node) for statement in new] or ast.copy_location(ast.Pass(), node)
+
+    def visit_Import(self, node: ast.Import) -> Any:
+        taken = [alias for alias in node.names if self.means_program(alias.name)]
+        if not taken:
+            return node
+        self.found = True
+        self.modules |= {alias.asname or alias.name for alias in taken}
+        node.names = [alias for alias in node.names if alias not in taken]
+        return node if node.names else ast.copy_location(ast.Pass(), node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> Any:
+        if isinstance(node.ctx, ast.Load) and ast.unparse(node.value) in self.modules:
+            return ast.copy_location(ast.Name(node.attr, ast.Load()), node)
+        return self.generic_visit(node)
+
+
+def imported_name(tree: ast.Module) -> str | None:
+    """The name that tests import from the program, if it is one."""
+    imports = _ImportsOfProgram(None)
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    names = {alias.name for node in nodes if imports.means_program(node.module or "") for alias in node.names}
+    return names.pop() if len(names) == 1 and "*" not in names else None
+
+
+@lru_cache(maxsize=1)
+def _installed() -> frozenset[str]:
+    return frozenset(importlib.metadata.packages_distributions())
+
+
+def is_installed(module: str) -> bool:
+    """Whether an installed package has a top-level module of this name."""
+    return module in _installed()
+
+
+def bound_names(node: ast.stmt) -> set[str]:
+    """Names that an import or a definition binds."""
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+    return {node.name} if isinstance(node, DEFINITIONS) else set()
+
+
+def imported_modules(trees: Iterable[ast.Module]) -> tuple[str, ...]:
+    """Top-level modules that tests import, apart from those whose absence they handle with `try`."""
+    found: dict[str, None] = {}
+    pending: list[ast.AST] = list(trees)
+    while pending:
+        node = pending.pop(0)
+        if isinstance(node, ast.Try) and any(map(_handles_absence, node.handlers)):
+            pending += [*node.orelse, *node.finalbody]
+            continue
+        if isinstance(node, ast.Import):
+            found |= dict.fromkeys(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found[node.module.partition(".")[0]] = None
+        pending += ast.iter_child_nodes(node)
+    return tuple(found)
+
+
+def _handles_absence(handler: ast.ExceptHandler) -> bool:
+    names = _names([handler.type]) if handler.type is not None else set()
+    return handler.type is None or not names.isdisjoint({"ImportError", "ModuleNotFoundError", "Exception"})
+
+
+# What cannot fail
+
+
+def fault_of_asserts(trees: Sequence[ast.Module], known: assertions.Assertions) -> str | None:
+    """
+    Finds what would be no test.
+
+    Args:
+        trees (`Sequence[ast.Module]`): The tests.
+        known (`Assertions`): What can fail in them and in their set-up.
+
+    Returns:
+        `str` or `None`: What is wrong with the first assert that can never fail, or that is never run, and what to do.
+    """
+    body = [node for tree in trees for node in tree.body]
+    flat = [part for node in body for part in (node.body if assertions.is_main_block(node) else [node])]  # type: ignore[attr-defined]
+    for node in assertions.statements(flat):
+        wrong = assertions.mistake(node)
+        if wrong is not None:
+            return f"{_shown(node)} {wrong}"
+        if isinstance(node, (ast.Try, ast.With)) and not known.in_statement(node) and _has_assert(node):
+            return f"{_shown(node)} swallows its own AssertionError: let it pass, or raise it again"
+    for node in flat:
+        if isinstance(node, DEFINITIONS) and node.name not in _names(body) and _has_assert(node):
+            return f"{_shown(node)} is never called: call it, or name it test_{node.name} and leave out test_format"
+    return None
+
+
+def fault_of_functions(tree: ast.Module, known: assertions.Assertions) -> str | None:
+    """What is wrong with the test functions and the classes of tests of a module, in the way of [`fault_of_asserts`]."""
+    methods = [method for node in tree.body for method in assertions.test_methods(node)]
+    for function in test_functions(tree.body):
+        arguments = assertions.required_arguments(function)
+        if arguments:
+            return f"{function.name} takes {', '.join(arguments)}: fixtures and parameters of pytest are not run. Write the values into the test"
+        wrong = _fault_of_function(function, known)
+        if wrong is not None:
+            return wrong
+    for method in methods:
+        wrong = _fault_of_function(method, known)
+        if wrong is not None and not any(map(known.in_function, methods)) and not _may_crash(method):
+            return wrong
+        if len(assertions.required_arguments(method)) > 1 and not method.decorator_list:
+            return f"{method.name} takes arguments: fixtures and parameters of pytest are not run. Write the values into the test"
+    for node in tree.body:
+        for name in {getattr(node, "name", ""), *(getattr(item, "name", "") for item in getattr(node, "body", ()))}:
+            if name in _FIXTURES and not assertions.is_case(node):
+                return f"{name} is a fixture of pytest, which is not run. Write it into the tests, or use a TestCase with setUp"
+    return None
+
+
+def _may_crash(method: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether a method is only there to call something, without a look at what it returns."""
+    calls = [node.value for node in method.body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
+    return len(calls) == len(method.body) and not any("assert" in ast.unparse(call.func) for call in calls)
+
+
+def _fault_of_function(function: ast.FunctionDef | ast.AsyncFunctionDef, known: assertions.Assertions) -> str | None:
+    for node in assertions.statements(function.body):
+        wrong = assertions.mistake(node) if isinstance(node, ast.Assert) else None
+        if wrong is not None:
+            return f"in {function.name}, {_shown(node)} {wrong}"
+    if any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in ast.walk(function)):
+        return f"{function.name} yields, so that it would not be run: make a function of each test"
+    if known.in_function(function):
+        return None
+    for node in assertions.statements(function.body):
+        wrong = assertions.slip(node)
+        if wrong is not None:
+            return f"in {function.name}, {_shown(node)} {wrong}"
+    returned = any(isinstance(node, ast.Return) and node.value is not None for node in ast.walk(function))
+    if returned:
+        return f"{function.name} returns a value, which nobody reads, and asserts nothing: write 'assert' instead of 'return'"
+    if _has_assert(function):
+        return f"{function.name} swallows its own AssertionError: let it pass, or raise it again"
+    return f"{function.name} asserts nothing, so that every program passes: write an assert"
+
+
+def fault_of_check(tree: ast.Module, known: assertions.Assertions) -> str | None:
+    """What is wrong with the function `check` of a module, in the way of [`fault_of_asserts`]."""
+    check = check_function(tree)
+    if check is None:
+        return f"tests={ast.unparse(tree)!r:.80} must define a function check(candidate), because test_format='check'"
+    required = assertions.required_arguments(check)
+    if len(required) > 1 or not (check.args.posonlyargs or check.args.args or check.args.vararg):
+        return f"check takes ({', '.join(required)}), but must take one argument, the candidate"
+    return _fault_of_function(check, known)
+
+
+def _has_assert(node: ast.AST) -> bool:
+    return any(isinstance(part, ast.Assert) and not assertions.always_true(part.test) for part in ast.walk(node))
+
+
+def _shown(node: ast.stmt) -> str:
+    """The first line of a statement, as an error shows it."""
+    return repr(ast.unparse(node).partition("\n")[0])[:80]
 
 
 def exports(

@@ -14,7 +14,7 @@ from typing import Any
 
 from .isolation import IsolationLevel, resolve
 from .jobs import LEAST_MEMORY_MB, Job, Plan, UnusableTests, Verdict, check_count, check_limit, plan, unusable
-from .packages import find_packages
+from .packages import fault_of_imports, find_packages
 from .pool import Batch, JobsFuture, Pool, Task
 from .sandbox import limits
 
@@ -142,6 +142,7 @@ class CodeExecutor:
         self.packages = tuple(packages)
         self.files = files
         found = find_packages(packages)
+        self._modules = frozenset(found.modules)
         limits.check(memory_mb, timeout)
         self.isolation = resolve(isolation)
         logger.info("code execution: %s", self.isolation)
@@ -177,8 +178,7 @@ class CodeExecutor:
         for index, job in enumerate(jobs):
             verdicts.append(None)
             try:
-                plans[index] = plan(job)
-                limits.check(job.memory_mb or 0, job.timeout or 0.0)
+                plans[index] = self._plan(job)
             except UnusableTests as error:
                 verdicts[index] = unusable(job, str(error))
             except ValueError as error:
@@ -191,6 +191,20 @@ class CodeExecutor:
             return future
         self._own_pool().put([Task(batch, index, self._payload(jobs[index], each)) for index, each in plans.items()])
         return future
+
+    def check(self, job: Job) -> None:
+        """
+        Checks that the tests of a job can be run, without running anything.
+
+        Args:
+            job (`Job`): The job.
+
+        Raises:
+            UnusableTests: If its tests cannot be run, cannot fail, or import what they may not import. The message is one line.
+                It is a `ValueError`.
+            ValueError: If a field of the job is wrong.
+        """
+        self._plan(job)
 
     def run(self, jobs: Sequence[Job]) -> list[Verdict]:
         """
@@ -219,6 +233,14 @@ class CodeExecutor:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
+    def _plan(self, job: Job) -> Plan:
+        found = plan(job)
+        limits.check(job.memory_mb or 0, job.timeout or 0.0)
+        fault = fault_of_imports(found.imports, self._modules)
+        if fault is not None:
+            raise UnusableTests(fault)
+        return found
+
     def _payload(self, job: Job, job_plan: Plan) -> dict[str, Any]:
         files = self.files if job.files is None else job.files
         return {
@@ -228,7 +250,8 @@ class CodeExecutor:
             "tests": job.tests if job_plan.calls is None else None,
             "format": job.test_format,
             "setup": job.setup,
-            "entry_point": job.entry_point,
+            "entry_point": job.entry_point and job.entry_point.partition("(")[0],
+            "candidate": job.entry_point,
             "kept_output": job.kept_output,
             "timeout": self.timeout if job.timeout is None else job.timeout,
             "test_timeout": self.test_timeout if job.test_timeout is None else job.test_timeout,

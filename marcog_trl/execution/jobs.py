@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from . import analysis
+from . import analysis, assertions
 from .analysis import TestFormat
 from .sandbox import values
 
@@ -117,6 +117,7 @@ class Verdict:
         tests (`tuple[TestResult, ...]`): One result per test, in order.
         message (`str`): The first problem; empty if everything passed.
         seconds (`float`): Wall-clock time of the job in seconds, from the time when a worker began with it.
+        unusable (`bool`): Whether the tests cannot be run, so that the verdict (`"error"`) says nothing about the program.
     """
 
     status: Status
@@ -125,6 +126,7 @@ class Verdict:
     tests: tuple[TestResult, ...] = ()
     message: str = ""
     seconds: float = 0.0
+    unusable: bool = False
 
 
 _UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
@@ -137,7 +139,7 @@ class UnusableTests(ValueError):
 def unusable(job: Job, reason: str) -> Verdict:
     """The verdict on a job whose tests cannot be run. A model may have written them, so this is not an exception."""
     total = max(1, len(job.tests)) if isinstance(job.tests, tuple) else 1
-    return Verdict("error", 0, total, (TestResult("error", reason),) * total, reason)
+    return Verdict("error", 0, total, (TestResult("error", reason),) * total, reason, unusable=True)
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,8 @@ class Plan:
     files: bool = False  # whether the tests work with files
     codes: tuple[str, ...] = ()  # the set-up and the tests, compiled for the judge
     counted: bool = False  # whether the asserts of a check are tests of their own
+    functions: tuple[str, ...] = ()  # functions of a module of tests that are tests
+    imports: tuple[str, ...] = ()  # modules that the tests import
     calls: list[dict[str, Any]] | None = None  # the tests as calls, if each compares a call of literals with a literal
 
 
@@ -171,8 +175,11 @@ def plan(job: Job) -> Plan:
     """
     if not isinstance(job, Job):
         raise ValueError(f"expected a Job, got {type(job).__name__}")
-    if job.entry_point is not None and not (isinstance(job.entry_point, str) and job.entry_point.isidentifier()):
-        raise ValueError(f"entry_point={job.entry_point!r} must be the name of a function or class of the program")
+    name = job.entry_point
+    if name is not None and not (isinstance(name, str) and analysis.ENTRY_POINT.fullmatch(name)):
+        raise ValueError(
+            f"entry_point={name!r} must be the name of a function or class of the program, or 'Solution().name'"
+        )
     check_limit("timeout", job.timeout, optional=True)
     check_limit("test_timeout", job.test_timeout, optional=True)
     check_count("memory_mb", job.memory_mb, least=LEAST_MEMORY_MB, optional=True)
@@ -197,7 +204,7 @@ def plan(job: Job) -> Plan:
             raise UnusableTests(f"tests[{k}] has a lone surrogate in stdin, which cannot be encoded: {test[0]!r:.80}")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # for example about invalid escapes in the tests
+            warnings.simplefilter("ignore")  # when parts of the tests are compiled again
             return _plan(job.test_format, job.tests, job.setup, job.entry_point)
     except (RecursionError, MemoryError) as error:
         raise UnusableTests(f"the tests are nested too deeply: {error}") from None
@@ -234,29 +241,56 @@ def _plan(test_format: str, tests: str | tuple, setup: str, entry_point: str | N
         sources |= (
             {f"tests[{k}]": test for k, test in enumerate(tests)} if isinstance(tests, tuple) else {"tests": tests}
         )
-    trees = [_parse(source, label) for label, source in sources.items()]
+    given = [parsed(source, label) for label, source in sources.items()]
+    try:
+        trees = [analysis.of_program(tree, entry_point) for tree in given]
+    except ValueError as error:
+        raise UnusableTests(str(error)) from None
+    texts = [
+        text if tree is before else ast.unparse(tree)
+        for text, before, tree in zip(sources.values(), given, trees, strict=True)
+    ]
+    imports = analysis.imported_modules(trees)
     setup_tree, *rest = trees
     if test_format == "stdio":
         checker = any(isinstance(node, ast.FunctionDef) and node.name == "check_output" for node in setup_tree.body)
         _refuse(ast.walk(setup_tree))
-        codes = (_code(setup_tree, "<setup>"),)
-        return Plan(len(tests), (), checker=checker, files=analysis.uses_files(ast.walk(setup_tree)), codes=codes)
-    exports, modules = analysis.exports(list(sources.values()), trees, entry_point)
+        return Plan(
+            len(tests),
+            (),
+            checker=checker,
+            files=analysis.uses_files(ast.walk(setup_tree)),
+            codes=(_code(setup_tree, "<setup>"),),
+            imports=imports,
+        )
+    exported = entry_point and entry_point.partition("(")[0]
+    exports, modules = analysis.exports(texts, trees, exported)
     if test_format == "asserts":
         for k, tree in enumerate(rest):
             if not tree.body:
                 raise UnusableTests(f"tests[{k}] holds no statement")
+            if all(isinstance(node, analysis.DEFINITIONS) or assertions.is_main_block(node) for node in tree.body):
+                raise UnusableTests(f"tests[{k}]={tests[k]!r:.80} only defines something, which every program passes")
+            for node in assertions.statements(tree.body):
+                wrong = assertions.slip(node)
+                _raise(wrong and f"tests[{k}]={tests[k]!r:.80} {wrong}")
         calls = _calls([tree.body for tree in rest], exports, setup_tree)
-        return Plan(len(rest), exports, modules, **_reach(trees, calls, analysis.explained))
+        return Plan(len(rest), exports, modules, imports=imports, **_reach(trees, calls, analysis.explained))
     (tree,) = rest
     if test_format == "unittest":
-        classes = [n for part in (setup_tree, tree) for n in ast.walk(part) if isinstance(n, ast.ClassDef) and n.bases]
-        if not classes:
-            raise UnusableTests("test_format='unittest' needs a TestCase class with at least one test method")
+        body = [node for node in tree.body if not assertions.runs_tests(node)]
+        tree.body = [node for node in body if not assertions.is_main_block(node)]
+        classes = [n for part in (setup_tree, tree) for n in ast.walk(part) if isinstance(n, ast.ClassDef)]
+        functions = analysis.test_functions(tree.body)
+        if not classes and not functions:
+            raise UnusableTests(
+                "test_format='unittest' needs a TestCase class with at least one test method, or functions named test_..."
+            )
         # The judge counts them again: tests may be inherited, assigned or coroutines
-        names = [n.name for each in classes for n in each.body if isinstance(n, ast.FunctionDef)]
-        total = sum(name.startswith("test") for name in names)
-        return Plan(max(1, total), exports, modules, **_reach(trees, None, lambda tree: tree))
+        total = len(functions) + sum(len(assertions.test_methods(node)) for node in classes)
+        reach = _reach(trees, None, lambda tree: tree)
+        names = tuple(function.name for function in functions)
+        return Plan(max(1, total), exports, modules, functions=names, imports=imports, **reach)
     check = analysis.check_function(tree)
     if check is None:
         raise UnusableTests(
@@ -264,12 +298,19 @@ def _plan(test_format: str, tests: str | tuple, setup: str, entry_point: str | N
         )
     if entry_point is None:
         raise ValueError("test_format='check' needs entry_point, the name of the function that is passed as candidate")
+    if analysis.checked_name(tree) == entry_point:
+        tree.body = [node for node in tree.body if not analysis.calls_check(node)]
     units = analysis.units(check)
     calls = None
-    if units and analysis.is_plain_check(tree, check):
+    if units and exported == entry_point and analysis.is_plain_check(tree, check):
         calls = _calls([[unit] for unit in units], (check.args.args[0].arg,), setup_tree, rename=entry_point)
     reach = _reach(trees, calls, lambda tree: analysis.instrumented(tree, check))
-    return Plan(max(1, len(units)), exports, modules, counted=bool(units), **reach)
+    return Plan(max(1, len(units)), exports, modules, counted=bool(units), imports=imports, **reach)
+
+
+def _raise(fault: str | None) -> None:
+    if fault is not None:
+        raise UnusableTests(fault)
 
 
 def _reach(
@@ -288,9 +329,7 @@ def _reach(
 
 
 def _refuse(nodes: Iterable[ast.AST]) -> None:
-    reason = analysis.refusal(nodes)
-    if reason is not None:
-        raise UnusableTests(reason)
+    _raise(analysis.refusal(nodes))
 
 
 def _code(tree: ast.Module, name: str) -> str:
@@ -321,9 +360,12 @@ def _calls(
     return calls
 
 
-def _parse(source: str, label: str) -> ast.Module:
+def parsed(source: str, label: str) -> ast.Module:
+    """The syntax tree of tests. Raises an [`UnusableTests`] that names them `label` if they are not Python."""
     try:
-        compile(source, f"<{label}>", "exec", dont_inherit=True)  # which finds more errors
-        return ast.parse(source)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # for example about invalid escapes in the tests
+            compile(source, f"<{label}>", "exec", dont_inherit=True)  # which finds more errors
+            return ast.parse(source)
     except _UNPARSABLE as error:
         raise UnusableTests(f"{label}={source!r:.80} does not parse: {error}") from None

@@ -2,8 +2,10 @@
 
 import importlib.metadata
 import importlib.util
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -62,6 +64,38 @@ def find_packages(names: Sequence[str]) -> Packages:
     if DEFAULT in found.modules and DEFAULT not in found.load:
         found.load.append(DEFAULT)
     return found
+
+
+@lru_cache(maxsize=16)
+def importable(names: tuple[str, ...] = ()) -> frozenset[str]:
+    """Top-level modules besides those of the standard library that tests and programs may import with these `packages`."""
+    return frozenset(find_packages(names).modules)
+
+
+def missing(imports: Iterable[str], modules: Container[str]) -> list[str]:
+    """Those of the modules that tests import which are neither in the standard library nor in `modules`."""
+    return [name for name in imports if name not in sys.stdlib_module_names and name not in modules]
+
+
+def fault_of_imports(imports: Iterable[str], modules: Container[str]) -> str | None:
+    """
+    Finds an import of tests that the sandbox refuses.
+
+    Args:
+        imports (`Iterable[str]`): Top-level modules that tests import.
+        modules (`Container[str]`): Those that they may import besides the standard library.
+
+    Returns:
+        `str` or `None`: The package and what to do about it, in one line; `None` if all may be imported.
+    """
+    for name in missing(imports, modules):
+        if importlib.util.find_spec(name) is None:
+            return (
+                f"the tests import {name!r}, which is not installed: install it and set packages=[{name!r}], or, if it is the "
+                "program, write 'from solution import ...'"
+            )
+        return f"the tests import {name!r}, which needs packages=[{name!r}]: set it in the configuration or in the executor"
+    return None
 
 
 def _distributions(name: str, providers: Mapping[str, list[str]], names: Sequence[str]) -> list[str]:

@@ -13,7 +13,8 @@ from functools import lru_cache
 from typing import Any
 
 from marcog_trl.parsing.budget import Budget, Lines
-from marcog_trl.parsing.extract import extract_code, fences, normalise
+from marcog_trl.parsing.extract import extract_code
+from marcog_trl.parsing.markup import blocks_of, normalise
 from marcog_trl.parsing.prompts import context_of
 from marcog_trl.parsing.syntax import (
     bound_names,
@@ -152,8 +153,7 @@ def read_part(text: str, skeleton: Skeleton) -> ClassPart:
     """
     text = normalise(text)
     budget = Budget()
-    blocks, tail = fences(text, budget)
-    blocks += [] if tail is None else [tail]
+    blocks = [block.text for block in blocks_of(text)]
     part = _read(blocks, skeleton, budget) if blocks else None
     if part is not None and (part.methods or part.error is not None):
         return part

@@ -4,14 +4,20 @@ Finds the Python code in the reply of a model.
 Nothing here runs code.
 """
 
+from __future__ import annotations
+
 import ast
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+import typing
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 
 from marcog_trl.execution.analysis import free_names
 from marcog_trl.parsing.budget import Budget, Lines
+from marcog_trl.parsing.markup import blocks_of, dedent, normalise, unix_lines
 from marcog_trl.parsing.syntax import (
     Function,
     bound_names,
@@ -31,44 +37,34 @@ def extract_code(text: str, entry_point: str | None = None, prompt: str | None =
     """
     Extract the code of a completion, with its imports, helpers and decorators.
 
-    If the whole text is code, it is returned. Otherwise the function returns the first of these that exists: the last
-    complete fenced block that defines `entry_point`; the longest piece that parses and defines it; `prompt` continued by
-    the text, if the text is a function body; the longest piece that parses. A stub (a function without a body) is returned
-    only if there is nothing better. Imports, helpers and constants that the code needs are put before it if earlier fenced
-    blocks have them, then imports and helpers that `prompt` has and the code lacks. What a model thinks (`<think>…</think>`)
-    is not read. Extracting code from extracted code changes nothing.
+    If the whole text is code, it is returned. Otherwise, the function returns the first of these that exists: the last complete
+    fenced block that defines `entry_point`; the longest piece that parses and defines it; `prompt` continued by the text, if the text
+    is a function body; the longest piece that parses. Without an entry point, it is a program: the last complete block that reads and
+    prints something when it runs, else the last one that does one of the two. A stub (a function without a body) is returned only if there
+    is nothing better. Imports, helpers and constants that the code needs are put before it if other blocks (else other pieces) have
+    them, then imports and helpers that `prompt` has and the code lacks. Thoughts (`<think>…</think>`) and what follows an end token are not
+    read. Extracting code from extracted code changes nothing.
 
     Args:
         text (`str`): Completion.
-        entry_point (`str`, *optional*): Function or class to look for; any code if `None` or `""`.
+        entry_point (`str`, *optional*): Function or class to look for, or `Solution().name`; a program if `None` or `""`.
         prompt (`str`, *optional*): Text of the problem, if it may hold code that the completion continues or uses.
 
     Returns:
         `str`: Code that parses, or `""`.
     """
-    text, entry_point, budget = normalise(text), entry_point or None, Budget()
-    candidates = list(_candidates(text, entry_point, budget))
-    pieces: dict[int, str] = {}
-    code, best = None, 0
-    before: tuple[list[str], int] = ([], 0)
-    for i, (source, read, earlier) in enumerate(candidates):
-        if entry_point is not None and entry_point not in source:
-            continue  # only if there is nothing better
-        pieces[i] = read(source)
-        rank = _rank(pieces[i], entry_point)
-        if rank > best:
-            code, best, before = pieces[i], rank, earlier
-        if rank == 2:
-            break
-    if code is None and prompt is not None and entry_point is not None:
-        code = _continue(normalise(prompt), text, entry_point, budget)
-    if code is None:
-        found = [pieces[i] if i in pieces else read(source) for i, (source, read, _) in enumerate(candidates)]
-        code = max(found, key=len, default="")
-    blocks, count = before
-    if count:
-        code = _with_earlier(blocks[:count], code, budget)
-    return _supply(code, normalise(prompt), entry_point) if code and prompt else code
+    reply = _Reply(normalise(text), entry_point or None)
+    code = reply.whole()
+    if code and (reply.entry_point is None or _rank(code, reply.entry_point) == 2):
+        return _supply(code, unix_lines(prompt), reply.entry_point) if prompt else code
+    best = reply.best()
+    if reply.entry_point is None or reply.rank(best):
+        code = reply.with_helpers(best)
+    else:
+        continued = _continue(unix_lines(prompt), reply) if prompt is not None else None
+        found = [_in_line(reply.text, reply.entry_point), continued, max(map(reply.code, reply.order), key=len)]
+        code = next(code for code in found if code is not None)
+    return _supply(code, unix_lines(prompt), reply.entry_point) if code and prompt else code
 
 
 @lru_cache(maxsize=4096)
@@ -78,35 +74,26 @@ def syntax_error(text: str, entry_point: str | None = None, prompt: str | None =
 
     Args:
         text (`str`): Completion.
-        entry_point (`str`, *optional*): Function or class to look for; any code if `None` or `""`.
+        entry_point (`str`, *optional*): Function or class to look for; a program if `None` or `""`.
         prompt (`str`, *optional*): Text of the problem, as in [`extract_code`].
 
     Returns:
         `str` or `None`: For example "line 3, column 5: '(' was never closed", counted within the fenced block if there is
         one. `None` if there is no code, or if `entry_point` is complete, whatever the text around it.
     """
-    text, entry_point, budget = normalise(text), entry_point or None, Budget()
-    blocks, tail = fences(text, budget)
-    candidates = [*reversed(blocks), *([] if tail is None else [tail]), text]
-    # The block to look at: one that defines the entry point, else the last one, even if it is broken
-    ranks = [
-        _rank(_longest(source, entry_point, budget), entry_point)
-        if entry_point is None or entry_point in source
-        else 0
-        for source in candidates
-    ]
-    rank = max(ranks)
-    block = Lines(candidates[ranks.index(rank)], budget)
+    reply = _Reply(normalise(text), entry_point or None)
+    best = reply.best()  # it may be broken
+    block = Lines(reply.sources[best], reply.budget)
     tree, error = block.parse(0, len(block))
     if tree is not None or error is None:
         return None
-    if prompt is not None and entry_point is not None and not rank:
-        if _continue(normalise(prompt), text, entry_point, budget) is not None:
+    if prompt is not None and reply.entry_point is not None and not reply.rank(best):
+        if _continue(unix_lines(prompt), reply) is not None:
             return None
     starts = [i for i, line in enumerate(block.lines) if line.startswith(("def ", "async def ", "class "))]
     named = [i for i in starts if entry_point in block.lines[i].replace("(", " ").replace(":", " ").split()]
     if not starts:  # prose, unless a fence says that it is code
-        return None if candidates[ranks.index(rank)] is text else place(error)
+        return None if best == reply.order[-1] else place(error)
     start = (named or starts)[-1]
     end = block.longest_end(start)
     rest = next((line for line in block.lines[end:] if line.strip()), "")
@@ -116,96 +103,181 @@ def syntax_error(text: str, entry_point: str | None = None, prompt: str | None =
     return None if error is None else place(error, start)
 
 
-_THOUGHTS = re.compile(r"^[ \t]*<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)", re.MULTILINE | re.DOTALL)
-_END_OF_THOUGHTS = re.compile(r"\A.*?</think(?:ing)?>[ \t]*$", re.MULTILINE | re.DOTALL)
-"""For chat templates that begin the thoughts themselves."""
-
-
-def normalise(text: str) -> str:
+class _Reply:
     """
-    The text without what a model thinks before it answers, with Unix line ends, without byte order marks, and without blank lines
-    at its start and end.
+    A reply, and where its code may be: in its fenced blocks, else anywhere in it.
+
+    Args:
+        text (`str`): The text, as [`normalise`] returns it.
+        entry_point (`str`, *optional*): Function or class to look for; a program if `None`.
+
+    Attributes:
+        sources (`list[str]`): The fenced blocks, then the whole text. Methods take their indices.
+        order (`list[int]`): The indices: of two blocks that rank the same, the first in this order counts.
     """
-    text = f"\n{text}".replace("\r\n", "\n").replace("\r", "\n").replace("\n\ufeff", "\n")
-    if "<think" in text:
-        text = _THOUGHTS.sub("", text)
-    elif "</think" in text:
-        text = _END_OF_THOUGHTS.sub("", text)
-    return text.strip("\n").rstrip()
+
+    def __init__(self, text: str, entry_point: str | None):
+        self.text, self.entry_point, self.budget = text, entry_point, Budget()
+        self.blocks = blocks_of(text)
+        self.sources = [*(block.text for block in self.blocks), dedent(text)]
+        by_preference = sorted(range(len(self.blocks)), key=lambda i: (self.blocks[i].closed, i), reverse=True)
+        self.order = [*sorted(by_preference, key=lambda i: self.blocks[i].is_foreign), len(self.blocks)]
+        self._pieces: dict[int, list[str]] = {}
+        self._ranks: dict[int, int] = {}
+        self._definitions: dict[bool, dict[str, list[_Definition]]] = {}
+
+    def whole(self) -> str:
+        """The whole text, if it is code."""
+        lines = Lines(self.sources[-1], self.budget)
+        tree, _ = lines.parse(0, len(lines))
+        return "" if tree is None else _tidy(self.sources[-1], tree)
+
+    def best(self) -> int:
+        """The source with the highest rank."""
+        highest = 3 if self.entry_point is None else 2
+        best = self.order[0]
+        for i in self.order:
+            if self.rank(i) > self.rank(best):
+                best = i
+            if self.rank(best) == highest:
+                break
+        return best
+
+    def rank(self, i: int) -> int:
+        """
+        For an entry point: 0 if a source does not define it, 1 if it defines a stub of it, 2 if it defines more. For a program: 0 if a
+        source has no code, 1 if it does nothing when it runs, 2 if it does, and 3 if it reads and prints.
+        """
+        if i not in self._ranks:
+            self._ranks[i] = (
+                self._program_rank(i) if self.entry_point is None else _rank(self.code(i), self.entry_point)
+            )
+        return self._ranks[i]
+
+    def _program_rank(self, i: int) -> int:
+        code, is_block = self.code(i), i < len(self.blocks)
+        tree = parse(code)
+        if not code or tree is None or (is_block and self.blocks[i].is_foreign):
+            return min(1, len(code))
+        if not any(map(_acts, tree.body)):
+            return 1
+        text = self.sources[i] if is_block else code  # of a block that is cut off, all that it would have done
+        needed = self.with_helpers(i) if not _reads_and_prints(text) else ""
+        return 3 if _reads_and_prints(f"{text}\n{needed}") else 2
+
+    def code(self, i: int) -> str:
+        """The longest piece of a source; one that defines the entry point comes before a stub of it, and that before others."""
+        return max(self.pieces(i), key=lambda piece: (_rank(piece, self.entry_point), len(piece)), default="")
+
+    def pieces(self, i: int) -> list[str]:
+        """The longest runs of lines of a source that parse, without prose."""
+        if i not in self._pieces:
+            self._pieces[i] = _pieces(self.sources[i], self.budget)
+        return self._pieces[i]
+
+    def with_helpers(self, i: int) -> str:
+        """The code of a source, after the imports, helpers and constants that it needs and other blocks, or pieces, have."""
+        code = self.code(i)
+        is_block = i < len(self.blocks)
+        own = (i, 0) if is_block else (0, self.pieces(i).index(code) if code else 0)
+        pending = list(free_names([code]))
+        definitions = self.definitions(is_block) if pending else {}
+        needed: set[_Definition] = set()
+        while pending and self.budget.left > 0:
+            name = pending.pop()
+            found = definitions.get(name, definitions.get("*", []))
+            before = [definition for definition in found if definition.place < own]
+            chosen = before[-1:] or [definition for definition in found if definition.place > own][:1]
+            for definition in chosen:
+                if definition not in needed:
+                    needed.add(definition)
+                    pending += free_names([definition.source])
+                    self.budget.left -= len(definition.source)
+        helpers = sorted(needed, key=lambda definition: (definition.place, definition.number))
+        return combine(*(definition.source for definition in helpers), code) if needed else code
+
+    def definitions(self, of_blocks: bool) -> dict[str, list[_Definition]]:
+        """What the blocks, or the pieces of the whole text, define, by name and in order; `"*"` for imports of all names."""
+        if of_blocks not in self._definitions:
+            sources = range(len(self.blocks)) if of_blocks else [len(self.blocks)]
+            places = [
+                ((i, 0) if of_blocks else (0, k), piece) for i in sources for k, piece in enumerate(self.pieces(i))
+            ]
+            found: dict[str, list[_Definition]] = {}
+            for place, piece in places:
+                for definition, names in _definitions(piece, place):
+                    for name in names:
+                        found.setdefault(name, []).append(definition)
+            self._definitions[of_blocks] = found
+        return self._definitions[of_blocks]
 
 
+@dataclass(frozen=True)
+class _Definition:
+    """
+    An import, a function, a class or a constant.
+
+    Args:
+        place (`tuple[int, int]`): Its block and piece.
+        number (`int`): Its number in the piece.
+        source (`str`): Its source, with decorators.
+    """
+
+    place: tuple[int, int]
+    number: int
+    source: str
+
+
+def _definitions(piece: str, place: tuple[int, int]) -> Iterator[tuple[_Definition, list[str]]]:
+    """The definitions of a piece that are not stubs, each with the names that it binds."""
+    definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    kinds = (*definition, ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign)
+    tree, lines = parse(piece), piece.split("\n")
+    for number, node in enumerate(tree.body if tree is not None else ()):
+        if isinstance(node, kinds) and not is_stub(node):
+            decorators = node.decorator_list if isinstance(node, definition) else []
+            first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
+            source = "\n".join(lines[first - 1 : node.end_lineno])
+            yield _Definition(place, number, source), list(bound_names(node))
+
+
+_READS = re.compile(r"\b(?:input\s*\(|stdin\b|open\s*\(\s*0|fileinput\b)")
+_PRINTS = re.compile(r"\b(?:print\s*\(|print\b(?=,)|stdout\b)")
+_PRETENDS_TO_READ = re.compile(r"\bstdin\s*=.*StringIO|^\s*(?:def|class) input\b", re.MULTILINE)
+
+
+def _reads_and_prints(text: str) -> bool:
+    return bool(_READS.search(text) and _PRINTS.search(text) and not _PRETENDS_TO_READ.search(text))
+
+
+def _acts(node: ast.stmt) -> bool:
+    """Whether a statement of the top level does more than to define something."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return False
+    return any(isinstance(leaf, ast.Call | ast.Await | ast.Assert) for leaf in ast.walk(node))
+
+
+_TYPES = frozenset(typing.__all__)
 _STARTS = ("@", "#", "(", "[", "{", "*", '"', "'")
 """Characters that code may start with, besides those of a name."""
 
 
+def _mentions(code: str, name: str) -> bool:
+    """Whether code has a name, which Python compares in its normal form."""
+    name = name.partition("(")[0]
+    return name in code or (not code.isascii() and name in unicodedata.normalize("NFKC", code))
+
+
 def _rank(code: str, entry_point: str | None) -> int:
     """0 if the code does not define the entry point, 1 if it defines a stub of it, 2 if it defines more."""
-    if entry_point is None:
-        return 2 if code else 0
+    if entry_point is None or not _mentions(code, entry_point):
+        return 0
     found = find(parse(code), entry_point)
     return 0 if found is None else 1 if is_stub(found) else 2
 
 
-_Candidate = tuple[str, Callable[[str], str], tuple[list[str], int]]
-
-
-def _candidates(text: str, entry_point: str | None, budget: Budget) -> Iterator[_Candidate]:
-    """Texts that may be code, in order of preference, each with the function that reads it, the blocks, and how many are before."""
-
-    def as_it_is(source: str) -> str:
-        lines = Lines(source, budget)
-        tree, _ = lines.parse(0, len(lines))
-        return "" if tree is None else _tidy(source, tree)
-
-    def longest(source: str) -> str:
-        return _longest(source, entry_point, budget)
-
-    whole = _dedent(text)
-    yield whole, as_it_is, ([], 0)
-    blocks, tail = fences(text, budget)
-    for i in reversed(range(len(blocks))):
-        yield blocks[i], longest, (blocks, i)
-    if tail is not None:
-        yield tail, longest, (blocks, len(blocks))
-    yield whole, longest, ([], 0)
-
-
-def fences(text: str, budget: Budget) -> tuple[list[str], str | None]:
-    """The complete fenced blocks, and the text after a fence that is never closed. A closing fence may end a line of code."""
-    blocks: list[str] = []
-    opened: list[str] | None = None
-    indent, affordable = 0, True
-    for line in text.split("\n"):
-        content = line.lstrip()
-        if content.startswith("```"):
-            if opened is None:
-                opened, indent = [], len(line) - len(content)
-            else:
-                blocks.append(_dedent("\n".join(opened)))
-                opened = None
-        elif opened is not None:
-            opened.append(line[min(indent, len(line) - len(content)) :])
-            last = opened[-1].rstrip()
-            if last.endswith("```") and last.count("```") % 2 and content[0] != "#" and affordable:
-                block = _dedent("\n".join([*opened[:-1], last.removesuffix("```")]))
-                as_body = f"def body():\n{textwrap.indent(block, '    ')}"
-                for attempt in (Lines(block, budget), Lines(as_body, budget)):
-                    tree, error = attempt.parse(0, len(attempt))
-                    affordable = tree is not None or error is not None
-                    if tree is not None:  # else the fence is in a string
-                        blocks.append(block)
-                        opened = None
-                        break
-    return blocks, None if opened is None else _dedent("\n".join(opened))
-
-
-def _dedent(text: str) -> str:
-    """Remove common indentation. A text without any stays as it is, blank lines in strings included."""
-    return textwrap.dedent(text) if text.lstrip("\n")[:1].isspace() else text
-
-
-def _longest(text: str, entry_point: str | None, budget: Budget) -> str:
-    """The longest run of lines that parses; one that defines the entry point comes before a stub of it, and that before others."""
+def _pieces(text: str, budget: Budget) -> list[str]:
+    """The longest runs of lines that parse, without prose."""
     lines = Lines(text, budget)
     pieces = []
     start = 0
@@ -220,7 +292,12 @@ def _longest(text: str, entry_point: str | None, budget: Budget) -> str:
             if not pieces[-1] and line.startswith(("'", '"')):
                 end = start  # the code may be inside a string
         start = max(end, start + 1)
-    return max(pieces, key=lambda piece: (_rank(piece, entry_point), len(piece)), default="")
+    return pieces
+
+
+def _longest(text: str, entry_point: str | None, budget: Budget) -> str:
+    """The longest piece; one that defines the entry point comes before a stub of it, and that before others."""
+    return max(_pieces(text, budget), key=lambda piece: (_rank(piece, entry_point), len(piece)), default="")
 
 
 def _tidy(code: str, tree: ast.Module) -> str:
@@ -242,19 +319,30 @@ def _is_prose(node: ast.stmt) -> bool:
     return not any(isinstance(leaf, acts) for leaf in ast.walk(node))
 
 
-def _head_of(prompt: str) -> str:
-    """The last fenced block of a prompt, else the whole prompt."""
-    blocks = fences(prompt, Budget())[0]
-    return blocks[-1] if blocks else prompt
+def _head_of(prompt: str, entry_point: str | None) -> str:
+    """
+    The last fenced block of a prompt that defines the entry point, else its last block, else the whole prompt. A function without a
+    body, at the end, gets one.
+    """
+    blocks = [block.text for block in blocks_of(prompt) if block.closed]
+    asked = [
+        block
+        for block in blocks
+        if entry_point is not None and _rank(_longest(block, entry_point, Budget()), entry_point)
+    ]
+    head = [prompt, *blocks, *asked][-1]
+    return f"{head} pass" if head.endswith(":") and parse(head) is None and parse(f"{head} pass") is not None else head
 
 
-def _continue(prompt: str, text: str, entry_point: str, budget: Budget) -> str | None:
+def _continue(prompt: str, reply: _Reply) -> str | None:
     """The code of `prompt` continued by a function body, if the result defines more than the stub in the prompt."""
-    blocks, tail = fences(text, budget)
-    head = _head_of(prompt)
+    entry_point, budget = reply.entry_point, reply.budget
+    assert entry_point is not None
+    head = _head_of(prompt, entry_point)
     alone = find(parse(_longest(head, entry_point, Budget())), entry_point)
+    closed = [block.text for block in reply.blocks if block.closed]
     codes = []
-    for body in (text, *blocks[-1:], *([] if tail is None else [tail])):
+    for body in (reply.text, *closed[-1:], *(block.text for block in reply.blocks if not block.closed)):
         lines = Lines(body, budget)
         if lines.parse(0, len(lines))[0] is not None:
             continue  # a complete module
@@ -269,43 +357,30 @@ def _continue(prompt: str, text: str, entry_point: str, budget: Budget) -> str |
     return max(codes, key=lambda code: code.count("\n"), default=None)
 
 
-def _with_earlier(blocks: Sequence[str], code: str, budget: Budget) -> str:
-    """Put imports, helpers and constants of earlier blocks before code that needs them."""
-    definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    kinds = (*definition, ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign)
-    pending = list(free_names([code]))
-    definitions: dict[str, tuple[int, str]] = {}  # name → place and source of the last definition
-    place = 0
-    for block in blocks if pending else ():
-        piece = _longest(block, None, budget)
-        tree, lines = parse(piece), piece.split("\n")
-        for node in tree.body if tree is not None else ():
-            if isinstance(node, kinds) and not is_stub(node):
-                decorators = node.decorator_list if isinstance(node, definition) else []
-                first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
-                source = "\n".join(lines[first - 1 : node.end_lineno])
-                definitions |= dict.fromkeys(bound_names(node), (place, source))
-                place += 1
-    needed: set[tuple[int, str]] = set()
-    while pending:
-        name = pending.pop()
-        found = definitions.get(name, definitions.get("*"))
-        if found is not None and found not in needed:
-            needed.add(found)
-            pending += free_names([found[1]])
-    return combine(*(source for _, source in sorted(needed)), code) if needed else code
+def _in_line(text: str, entry_point: str) -> str | None:
+    """Code between single backticks that defines the entry point."""
+    spans = [span for span in re.findall(r"`([^`\n]+)`", text) if _rank(span, entry_point) == 2]
+    return spans[-1] if spans else None
 
 
 def _supply(code: str, prompt: str, entry_point: str | None) -> str:
-    """Put imports and helpers of the prompt before code that lacks them."""
-    context, tree = parse(_longest(_head_of(prompt), entry_point, Budget())), parse(code)
-    if context is None or tree is None:
+    """
+    Put imports and helpers of the prompt before code that lacks them. Names of `typing` that the prompt uses without an import, and
+    those that a class `Solution` uses, are imported, too, as the judge of such problems does.
+    """
+    context, tree = parse(_longest(_head_of(prompt, entry_point), entry_point, Budget())), parse(code)
+    if tree is None:
         return code
     bound = {name for node in top_level(tree) for name in bound_names(node)}
     bound |= {entry_point} if entry_point is not None else set()
     needed = []
-    for node in context.body:
+    for node in context.body if context is not None else ():
         names = set(bound_names(node))
         if not names <= bound and not (isinstance(node, Function) and is_stub(node)):
             needed.append(ast.unparse(node))
-    return combine("\n".join(needed), code) if needed else code
+    code = combine("\n".join(needed), code) if needed else code
+    given = free_names([ast.unparse(context)]) if context is not None else ()
+    if "(" in (entry_point or "") or not _TYPES.isdisjoint(given):
+        types = sorted(_TYPES.intersection(free_names([code])))
+        code = combine(f"from typing import {', '.join(types)}", code) if types else code
+    return code

@@ -87,7 +87,8 @@ def shape(tree: ast.AST) -> tuple:
 
 
 def find(tree: ast.Module | None, name: str) -> Function | ast.ClassDef | ast.expr | None:
-    """The node that defines a name at the top level: the last one, as in Python."""
+    """The node that defines a name at the top level: the last one, as in Python. Of `Solution().name`, it is the class."""
+    name = name.partition("(")[0]
     found: Function | ast.ClassDef | ast.expr | None = None
     for node in top_level(tree) if tree is not None else ():
         match node:

@@ -382,7 +382,7 @@ def collect_preferences(
     if len(problems) == 0:
         raise ValueError("problems is empty. Pass at least one problem.")
     scorer, _ = make_scorer(team, None, reward_funcs)
-    check_dataset("problems", problems, team.workflow, scorer.funcs)
+    check_dataset("problems", problems, team.workflow, scorer.funcs, team.settings.packages)
     collector = Collector(team, scorer, settings, gamma_turn, seed)
     rows, of_team = [dict(row) for row in problems], identity_of(team)
     found: list[dict[str, Any]] = []

@@ -250,7 +250,8 @@ class PreferenceRounds(ABC):
         self._agreed = dict(identity or {})
         self._show = show
         check_workflow(self.workflow)
-        check_dataset("train_dataset", train_dataset, self.workflow, [named_reward(name) for name in self.reward])
+        funcs = [named_reward(name) for name in self.reward]
+        check_dataset("train_dataset", train_dataset, self.workflow, funcs, args.packages)
 
     def run(self) -> list[dict[str, float]]:
         """
@@ -382,6 +383,7 @@ class PreferenceRounds(ABC):
                 execution_timeout=args.execution_timeout,
                 execution_memory_mb=args.execution_memory_mb,
                 isolation=args.isolation,
+                packages=args.packages,
             )
         try:
             yield team

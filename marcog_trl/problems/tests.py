@@ -8,34 +8,18 @@ from collections.abc import Mapping
 from io import StringIO
 from typing import Any
 
-from marcog_trl.execution.analysis import guess_format, split_asserts
-from marcog_trl.parsing.syntax import bound_names, combine, find, parse, top_level
+from marcog_trl.execution import Tests, UnusableTests, read_tests
+from marcog_trl.parsing.syntax import bound_names, combine, parse
 
 
 GUESSED = ("test_format", "entry_point", "starter_code", "setup", "canonical_solution")
 """Columns of a problem that its prompt and its tests may tell."""
 
 
-def cut_asserts(text: str) -> list[str]:
-    """Cut a text of asserts into tests. A text that does not parse is one test."""
-    return split_asserts(text) if parse(text) is not None else [text]
-
-
-def guess_test_format(test: Any) -> str:
-    """Guess the format of tests. For invalid tests, return a format for which [`check_problems`] says what is wrong."""
-    if isinstance(test, str):
-        return "unittest" if "TestCase" in test else _format_of_text(test)
-    return "stdio" if isinstance(test, list) and test and isinstance(test[0], list | tuple) else "asserts"
-
-
-def with_test_format(problem: dict[str, Any]) -> dict[str, Any]:
-    """A dataset row with the format of its tests, which is guessed if it is missing."""
-    test = problem.get("test")
-    if not test or problem.get("test_format"):
-        return problem
-    test_format = guess_test_format(test)
-    test = cut_asserts(test) if test_format == "asserts" and isinstance(test, str) else test
-    return {**problem, "test": test, "test_format": test_format}
+def tests_of(problem: Mapping[str, Any]) -> Tests:
+    """The tests of a dataset row, as the executor runs them. Raises an `UnusableTests` as [`read_tests`] does."""
+    columns = ("test", "test_format", "entry_point", "setup")
+    return read_tests(*(problem.get(column) for column in columns))
 
 
 def complete(problem: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,24 +30,30 @@ def complete(problem: Mapping[str, Any]) -> dict[str, Any]:
         problem (`Mapping`): A row with `prompt`, and with `test` if it has tests.
 
     Returns:
-        `dict`: The row with the columns [`GUESSED`], which are empty where neither the prompt nor the tests tell.
+        `dict`: The row with the columns [`GUESSED`], which are empty where neither the prompt nor the tests tell, and with its
+        asserts as a list. Tests that cannot be read stay as they are, and [`check_problems`] says what is wrong with them.
     """
-    problem = with_test_format(dict(problem))
-    test, prompt = problem.get("test"), problem.get("prompt", "")
-    first = test[0] if isinstance(test, list) and test and isinstance(test[0], str) else ""
-    reference = problem.get("canonical_solution") or prompt
-    asserts = problem.get("test_format") == "asserts"
-    entry_point = problem.get("entry_point") or (called_name(first, reference) if asserts else "")
+    given, problem = problem, dict(problem)
+    prompt = problem.get("prompt", "")
+    guessed = dict.fromkeys(GUESSED, "")
+    if problem.get("test"):
+        try:
+            tests = tests_of(problem)
+        except UnusableTests:
+            return guessed | {name: value for name, value in problem.items() if value or name not in GUESSED}
+        guessed |= {"test_format": tests.test_format, "entry_point": tests.entry_point or ""}
+        if tests.test_format == "asserts":
+            problem["test"] = list(tests.tests)
+            reference = problem.get("canonical_solution") or prompt
+            guessed["entry_point"] = tests.entry_point or called_name(str(tests.tests[0]), reference)
+    entry_point = problem.get("entry_point") or guessed["entry_point"]
     stub = stub_line(prompt, entry_point)
-    guessed = ("", entry_point, prompt if stub else "", helpers_before(prompt, stub) if stub else "", "")
-    return problem | {name: problem.get(name) or value for name, value in zip(GUESSED, guessed, strict=True)}
-
-
-def _format_of_text(test: str) -> str:
-    tree = parse(test)
-    if tree is None or find(tree, "check") is not None:
-        return "check"
-    return "asserts" if any(isinstance(node, ast.Assert) for node in top_level(tree)) else "check"
+    if stub:
+        guessed |= {"starter_code": prompt, "setup": helpers_before(prompt, stub)}
+    completed = problem | {name: problem.get(name) or guessed[name] for name in GUESSED}
+    if problem.get("test"):  # the tests may bring helpers of their own
+        completed["setup"] = tests_of({**given, "setup": completed["setup"]}).setup
+    return completed
 
 
 def helpers_before(prompt: str, stub: int) -> str:
@@ -149,10 +139,11 @@ def read_problem(source: str, tests: str | None = None) -> dict[str, Any]:
     if given and not statements:
         raise ValueError("the tests are empty. Write 'assert f(1) == 2', for example, or leave out --tests.")
     if statements:
-        kind = guess_format(tests)
-        problem |= {"test": split_asserts(tests) if kind == "asserts" else tests, "test_format": kind}
         first_line = min([asked[-1].lineno, *(decorator.lineno for decorator in asked[-1].decorator_list)])
-        problem["setup"] = helpers_before(source, first_line)
+        setup = helpers_before(source, first_line)
+        read = read_tests(tests, entry_point=asked[-1].name, setup=setup)
+        as_list = list(read.tests) if isinstance(read.tests, tuple) else read.tests
+        problem |= {"test": as_list, "test_format": read.test_format, "setup": read.setup}
     return problem
 
 

@@ -11,6 +11,7 @@ from marcog_trl.parsing.replies import error_in
 
 
 FAILURES = {
+    "unusable": "tests that cannot be run",
     "no_code": "no code",
     "syntax": "syntax error",
     "wrong_name": "wrong function name",
@@ -36,6 +37,8 @@ def failure_kind(problem: Mapping[str, Any], solution: str, job: Job, verdict: V
     """
     if verdict.status == "passed":
         return None
+    if verdict.unusable:
+        return "unusable"
     if not job.code:
         return "no_code" if error_in(problem, solution) is None else "syntax"
     if verdict.status != "error":

@@ -8,12 +8,13 @@ from typing import Any
 from marcog_trl.agents import Prompt
 from marcog_trl.execution import Job, Verdict, shared_executor
 from marcog_trl.problems import solution_job
-from marcog_trl.problems.tests import with_test_format
+from marcog_trl.problems.schema import fault_of
+from marcog_trl.problems.tests import complete
 from marcog_trl.rewards.values import EpisodeMean, InfrastructureFailure
 
 
-Completion = str | list[dict[str, str]]
-"""Plain text, or the assistant's messages, of which the last one is used."""
+Completion = str | list[dict[str, Any]]
+"""Plain text, or the assistant's messages, of which the last one is used. Their contents are text, or parts of text."""
 
 Components = dict[str, list[float | None]]
 """Component → one value per episode. `None` does not count."""
@@ -61,11 +62,12 @@ class Solutions:
                 f"The dataset has no column {missing[0]!r}, which {reward} needs. Its columns are {['prompt', *columns]}. Rename "
                 "or add it, or use marcog_trl.load_problems."
             )
+        rows = [{name: values[i] for name, values in columns.items()} for i in range(len(prompts))]
         self.problems = [
-            with_test_format({"prompt": prompt, **{name: values[i] for name, values in columns.items()}})
-            for i, prompt in enumerate(prompts)
+            complete({"prompt": prompt if isinstance(prompt, str) else with_texts(prompt), **row})
+            for prompt, row in zip(prompts, rows, strict=True)
         ]
-        self.texts = [text if isinstance(text, str) else text[-1]["content"] for text in completions]
+        self.texts = [text if isinstance(text, str) else last_text(text) for text in completions]
 
     @property
     def jobs(self) -> list[Job]:
@@ -81,7 +83,14 @@ class Solutions:
 
         Returns:
             `list[Verdict | None]`: One verdict per job, in order; `None` where the job is `None`.
+
+        Raises:
+            ValueError: If the tests of a problem cannot be run.
         """
+        for i, problem in enumerate(self.problems):
+            fault = fault_of(problem, {"test": self._reward})
+            if fault is not None:
+                raise ValueError(f"{self._reward} cannot use row {i}: {fault}. Correct or drop the row.")
         pairs = [pair for of_episode in (*(self._verdicts or ()), *known) for pair in of_episode]
         pairs.sort(key=lambda pair: pair[1].status != "infrastructure")  # these first, to be replaced
         verdicts = dict(pairs)
@@ -89,6 +98,12 @@ class Solutions:
         if missing:
             executor = self._executor or shared_executor()
             verdicts |= zip(missing, executor.run(missing), strict=True)
+        for problem, job in zip(self.problems, jobs, strict=False):
+            if job is not None and verdicts[job].unusable:
+                raise ValueError(
+                    f"{self._reward} cannot run the tests of task_id {problem.get('task_id')!r}: {verdicts[job].message}. In "
+                    "TRL's trainers, call marcog_trl.execution.shared_executor(packages=[...]) before training."
+                )
         return [None if job is None else verdicts[job] for job in jobs]
 
     def test(self) -> list[Verdict]:
@@ -105,6 +120,23 @@ class Solutions:
         for component, values in components.items():
             if self._log_metric is not None and any(value is not None for value in values):
                 self._log_metric(f"{prefix}/{component}", EpisodeMean(values))
+
+
+def with_texts(chat: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Chat messages whose contents are text: parts of text are joined, and other parts are left out."""
+    return [{**message, "content": _text(message.get("content"))} for message in chat]
+
+
+def last_text(chat: Sequence[Mapping[str, Any]]) -> str:
+    """What an assistant says last in its messages; `""` if it only calls a tool."""
+    last = chat[-1] if chat else {}
+    return _text(last.get("content")) if last.get("role", "assistant") == "assistant" else ""
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str) or not content:
+        return content or ""
+    return "".join(part if isinstance(part, str) else part.get("text") or "" for part in content)
 
 
 def passed_share(verdict: Verdict | None) -> float:

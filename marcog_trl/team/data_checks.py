@@ -14,6 +14,7 @@ from typing import Any
 from datasets import Dataset, IterableDataset
 
 from marcog_trl.agents import Slot, Workflow
+from marcog_trl.execution.packages import importable
 from marcog_trl.parsing.syntax import find, is_empty, parse
 from marcog_trl.problems.loading import complete_problems
 from marcog_trl.problems.schema import fault_of, list_faults, number_of_tests
@@ -31,7 +32,9 @@ _GIVEN = (
 """Arguments of reward functions that do not come from the dataset. Columns have these names only where nobody reads ours."""
 
 
-def check_dataset(name: str, dataset: Any, workflow: Workflow, reward_funcs: Sequence[Any]) -> None:
+def check_dataset(
+    name: str, dataset: Any, workflow: Workflow, reward_funcs: Sequence[Any], packages: Sequence[str] | None = None
+) -> None:
     """
     Checks that a dataset has what episodes, the workflow and the rewards need.
 
@@ -42,10 +45,12 @@ def check_dataset(name: str, dataset: Any, workflow: Workflow, reward_funcs: Seq
         dataset (`Dataset` or `IterableDataset`): The problems.
         workflow ([`Workflow`]): The workflow that plays them.
         reward_funcs (`list`): The reward functions.
+        packages (`list[str]`, *optional*): The packages that tests may import.
 
     Raises:
         TypeError: If `dataset` is not a dataset.
-        ValueError: If the dataset is empty, lacks a column, or has invalid rows. The error lists all of these rows.
+        ValueError: If the dataset is empty, lacks a column, or has invalid rows, or if a package is not installed. The error
+            lists all of these rows.
     """
     if not isinstance(dataset, Dataset | IterableDataset):
         raise TypeError(f"{name} is a {type(dataset).__name__}. Pass a Dataset with a column 'prompt'.")
@@ -77,10 +82,11 @@ def check_dataset(name: str, dataset: Any, workflow: Workflow, reward_funcs: Seq
         shown = workflow.visible_tests
     else:
         raise ValueError("coverage_reward compares the programs of several agents. Set workflow='coverage'.")
+    importable(tuple(packages or ()))  # raises an error if one is not installed
     if isinstance(dataset, Dataset):
         faults = []
         for i, row in enumerate(dataset):
-            fault = fault_in(row, workflow, needed)
+            fault = fault_in(row, workflow, needed, packages)
             if fault is None and shown is not None and shown >= (count := number_of_tests(row)):
                 fault = f"visible_tests={shown} shows all of its {count} tests, so that none is hidden: set a smaller number"
             faults.append((row.get("task_id"), i, fault))
@@ -120,13 +126,15 @@ def _is_ours(reward_func: Any) -> bool:
     return module is not None and module.__name__.startswith("marcog_trl.")
 
 
-def check_eval_dataset(dataset: Any, workflow: Workflow, reward_funcs: Sequence[Any]) -> None:
+def check_eval_dataset(
+    dataset: Any, workflow: Workflow, reward_funcs: Sequence[Any], packages: Sequence[str] | None = None
+) -> None:
     """Checks the evaluation dataset of a trainer: one, several by name, or none (see [`check_dataset`])."""
     parts = dataset if isinstance(dataset, dict) else {None: dataset}
     for key, part in parts.items():
         name = "eval_dataset" if key is None else f"eval_dataset[{key!r}]"
         if part is not None:
-            check_dataset(name, part, workflow, reward_funcs)
+            check_dataset(name, part, workflow, reward_funcs, packages)
 
 
 def needed_columns(workflow: Workflow, reward_funcs: Sequence[Any]) -> dict[str, str]:
@@ -143,7 +151,9 @@ def needed_columns(workflow: Workflow, reward_funcs: Sequence[Any]) -> dict[str,
     return readers
 
 
-def usable(name: str, dataset: Any, workflow: Workflow, reward_funcs: Sequence[Any]) -> Any:
+def usable(
+    name: str, dataset: Any, workflow: Workflow, reward_funcs: Sequence[Any], packages: Sequence[str] | None = None
+) -> Any:
     """
     Filters invalid problems out of an `IterableDataset`, with a warning for each. Returns a `Dataset` unchanged, because
     [`check_dataset`] has checked its rows.
@@ -151,11 +161,17 @@ def usable(name: str, dataset: Any, workflow: Workflow, reward_funcs: Sequence[A
     if not isinstance(dataset, IterableDataset):
         return dataset
     needed = needed_columns(workflow, reward_funcs)
-    return dataset.filter(functools.partial(_keep, name=name, workflow=workflow, needed=needed))
+    return dataset.filter(functools.partial(_keep, name=name, workflow=workflow, needed=needed, packages=packages))
 
 
-def _keep(row: Mapping[str, Any], name: str, workflow: Workflow, needed: Mapping[str, str]) -> bool:
-    fault = fault_in(row, workflow, needed)
+def _keep(
+    row: Mapping[str, Any],
+    name: str,
+    workflow: Workflow,
+    needed: Mapping[str, str],
+    packages: Sequence[str] | None,
+) -> bool:
+    fault = fault_in(row, workflow, needed, packages)
     if fault is not None:
         warnings.warn(
             f"{name} has an invalid problem, which is skipped: task_id {row.get('task_id')!r}: {fault}",
@@ -164,9 +180,11 @@ def _keep(row: Mapping[str, Any], name: str, workflow: Workflow, needed: Mapping
     return fault is None
 
 
-def fault_in(row: Mapping[str, Any], workflow: Workflow, needed: Mapping[str, str]) -> str | None:
+def fault_in(
+    row: Mapping[str, Any], workflow: Workflow, needed: Mapping[str, str], packages: Sequence[str] | None = None
+) -> str | None:
     """Says why a problem cannot be played or scored, or returns `None`. Asks the workflow for its first request."""
-    fault = fault_of(row, needed)
+    fault = fault_of(row, needed, packages or ())
     if fault is None:
         try:
             [request] = replay(workflow, row, ())

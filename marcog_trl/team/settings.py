@@ -95,6 +95,9 @@ class PlaySettings:
         isolation (`str`, *optional*, defaults to `"strict"`):
             `"strict"` refuses to start if the kernel cannot isolate programs, `"best_effort"` uses the isolation that is
             available, `"none"` is for trusted code.
+        packages (`list[str]`, *optional*):
+            Installed packages that programs and tests may import besides the standard library and numpy, such as
+            `["pandas", "pytest"]`.
     """
 
     # Parameters that control the team
@@ -122,6 +125,7 @@ class PlaySettings:
     execution_timeout: Positive = 10.0
     execution_memory_mb: Annotated[int, Range(LEAST_MEMORY_MB)] = 512
     isolation: IsolationLevel = "strict"
+    packages: list[str] | None = None
 
     def check_play(self) -> None:
         """
@@ -140,6 +144,7 @@ class PlaySettings:
             timeout=self.execution_timeout,
             memory_mb=self.execution_memory_mb,
             isolation=self.isolation,
+            packages=self.packages or (),
         )
 
     def make_workflow(self, workflow: Workflow | str | None = None) -> Workflow:

@@ -214,7 +214,7 @@ class Team:
         needed = needed_columns(self.workflow, ())
         tested = dict.fromkeys(("test", "test_format"), "a problem with tests")
         faults = [
-            fault_in(row, self.workflow, tested | needed if row.get("test") else needed)
+            fault_in(row, self.workflow, tested | needed if row.get("test") else needed, self.settings.packages)
             or fault_of_task(row, self.workflow)
             for row in rows
         ]

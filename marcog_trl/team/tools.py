@@ -73,7 +73,9 @@ class ToolLoop(GRPOTrainer):
                 "Use a model that was trained to call tools, such as Qwen/Qwen3-0.6B."
             )
         if any(python_tool in agent.tools for agent in workflow.agents):
-            shared_executor(isolation=settings.isolation)  # it may not support this machine
+            shared_executor(
+                isolation=settings.isolation, packages=settings.packages
+            )  # it may not support this machine
         self.model = model
         self._tokenizer = tokenizer
         self.processing_class = _Template(tokenizer)

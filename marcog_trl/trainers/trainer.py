@@ -211,9 +211,9 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         if environment_factory is None:
             train_dataset = completed("train_dataset", train_dataset, self.workflow, reward_funcs)
             eval_dataset = completed("eval_dataset", eval_dataset, self.workflow, reward_funcs)
-            check_dataset("train_dataset", train_dataset, self.workflow, reward_funcs)
-            check_eval_dataset(eval_dataset, self.workflow, reward_funcs)
-            train_dataset = usable("train_dataset", train_dataset, self.workflow, reward_funcs)
+            check_dataset("train_dataset", train_dataset, self.workflow, reward_funcs, args.packages)
+            check_eval_dataset(eval_dataset, self.workflow, reward_funcs, args.packages)
+            train_dataset = usable("train_dataset", train_dataset, self.workflow, reward_funcs, args.packages)
         else:
             datasets = {"train_dataset": train_dataset, "eval_dataset": eval_dataset}
             check_environments(self.workflow, args, datasets, reward_funcs)
@@ -909,8 +909,8 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         if self.environment_factories is not None:
             return dataset
         dataset = completed(name, dataset, self.workflow, self.scorer.funcs)
-        check_dataset(name, dataset, self.workflow, self.scorer.funcs)
-        return usable(name, dataset, self.workflow, self.scorer.funcs)
+        check_dataset(name, dataset, self.workflow, self.scorer.funcs, self.args.packages)
+        return usable(name, dataset, self.workflow, self.scorer.funcs, self.args.packages)
 
     def evaluate(self, *args, **kwargs):
         device = self.accelerator.device

@@ -129,7 +129,7 @@ def load_function(name: str) -> Callable:
 
 def _run(kind: str, name: str) -> tuple[ModuleType, WorkflowFile]:
     """Runs the file of a name as a module. `kind`: what the name is of, in errors."""
-    path = Path(name.rpartition(":")[0])
+    path = Path(name.rpartition(":")[0]).expanduser()
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -171,7 +171,7 @@ def _in_one_line(name: str, what: str, kind: str = "workflow") -> Iterator[None]
     try:
         yield
     except (Exception, SystemExit) as error:
-        file = str(Path(file_of(name)))
+        file = str(Path(file_of(name)).expanduser())
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
         if isinstance(error, SyntaxError) and error.filename == file:
             lines = [error.lineno]

@@ -8,6 +8,7 @@ from marcog_trl import MultiAgentPPOConfig, MultiAgentPPOTrainer, load_problems
 from marcog_trl.cli import rounds
 from marcog_trl.cli import train as training
 from marcog_trl.cli.arguments import TeamArguments
+from marcog_trl.cli.parsing import read_training_arguments
 from marcog_trl.cli.recipe import RECIPES
 from marcog_trl.cli.train import set_max_steps
 from marcog_trl.endpoints import EndpointError
@@ -101,3 +102,23 @@ class TestSplits:
     def test_evaluations_during_training_may_take_fewer_problems(self, number, taken):
         test = load_problems("builtin", "test[:5]")
         assert TeamArguments(num_eval_problems=number).eval_split(test)["task_id"] == test["task_id"][:taken]
+
+
+def test_the_home_folder_in_files_and_flags(tmp_path, monkeypatch, tiny_model):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "set.jsonl").write_text('{"prompt": "Write f.", "test": ["assert f() == 1"]}\n')
+    (tmp_path / "file.yaml").write_text(
+        f"model_name_or_path: {tiny_model}\ndataset_name: ~/set.jsonl\noutput_dir: ~/run\nreward: ['~/my_reward.py:shortest']\n"
+    )
+    script, args, _ = read_training_arguments(RECIPES["magrpo"], ["--config", "~/file.yaml"])
+    assert script.dataset_name == str(tmp_path / "set.jsonl") and args.output_dir == str(tmp_path / "run")
+    assert script.reward == [str(tmp_path / "my_reward.py:shortest")]
+    for flags in (["--dataset_name=~/set.jsonl"], ["--override", "dataset_name=~/set.jsonl"]):
+        script, _, _ = read_training_arguments(RECIPES["magrpo"], ["--model_name_or_path", tiny_model, *flags])
+        assert script.dataset_name == str(tmp_path / "set.jsonl")
+
+
+def test_a_file_of_settings_that_is_not_utf8_is_named(tmp_path):
+    (tmp_path / "file.yaml").write_bytes("# Größe\nnum_turns: 2\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"file.yaml' is not UTF-8 text: line 1 has the byte 0xf6; it may be CP1252"):
+        read_training_arguments(RECIPES["magrpo"], ["--config", str(tmp_path / "file.yaml")])

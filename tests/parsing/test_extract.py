@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from marcog_trl.parsing.budget import Budget
-from marcog_trl.parsing.extract import extract_code, fences, syntax_error
+from marcog_trl.parsing.extract import extract_code, syntax_error
+from marcog_trl.parsing.markup import blocks_of
 from marcog_trl.parsing.predicates import calls, defines, ignores_result, is_thin_wrapper, returns_value
 from marcog_trl.parsing.syntax import combine, parse
 from marcog_trl.problems import load_problems
@@ -144,7 +144,7 @@ def test_fence_inside_a_string_is_not_a_fence():
 def test_fence_at_the_end_of_a_line_ends_only_what_parses():
     for line in ('s = """```', "# such as ```", 's = "```', "x = 1  # as ```x```"):
         text = f"```python\ndef f(x):\n    {line}\n    return x\n```"
-        assert fences(text, Budget()) == ([text.removeprefix("```python\n").removesuffix("\n```")], None)
+        assert [block.text for block in blocks_of(text)] == [text.removeprefix("```python\n").removesuffix("\n```")]
 
 
 def test_a_stub_is_taken_where_there_is_nothing_else():

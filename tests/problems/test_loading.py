@@ -309,12 +309,12 @@ def test_public_sets_are_read_from_the_hub(monkeypatch, name, split, expected):
         (
             [{"prompt": "p", "test": "print(f(1))"}],
             {},
-            r"tests='print\(f\(1\)\)' must define a function check\(candidate\)",
+            "the tests assert nothing, so that every program passes: write asserts",
         ),
         (
-            [{"prompt": "p", "test": [{"input": "1", "output": "2"}]}],
+            [{"prompt": "p", "test": [{"input": "1", "answer": "2"}]}],
             {},
-            r"tests\[0\] must be text, got dict\. Correct",
+            r"tests\[0\] has the keys \['answer', 'input'\], but needs .* one of outputs, output",
         ),
         (
             [{"prompt": "p", "test": "assert f(1) == 2"}, {"prompt": "p", "test": "def check(f):\n  assert f(1)"}],

@@ -310,7 +310,18 @@ class Driver:
         """Runs the tests; returns `False` if the judge was killed while the program was not."""
         job = self.job
         tests = {
-            name: job[name] for name in ("format", "codes", "counted", "modules", "entry_point", "exports", "seeded")
+            name: job[name]
+            for name in (
+                "format",
+                "codes",
+                "counted",
+                "functions",
+                "modules",
+                "entry_point",
+                "candidate",
+                "exports",
+                "seeded",
+            )
         }
         program = {name: job[name] for name in ("code", "exports", "entry_point")}
         solution, theirs = self.solution(program)

@@ -8,8 +8,9 @@ import reprlib
 import socket
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from . import handles, output, session, values, wire
@@ -108,7 +109,8 @@ class Judge:
 
     def check(self, exports: dict[str, Any]) -> None:
         self.execute(self.payload["codes"][1])
-        candidate = exports[self.payload["entry_point"]]
+        name, _, method = self.payload["candidate"].partition("().")
+        candidate = getattr(exports[name](), method) if method else exports[name]
         if self.payload["counted"]:
             self.space["check"](candidate)
             return
@@ -118,10 +120,21 @@ class Judge:
     def unittest(self, exports: dict[str, Any]) -> None:
         self.execute(self.payload["codes"][1])
         self.restore(exports)
-        tests = _tests_of(sys.modules["tests"])
-        if not tests:
+        module = sys.modules["tests"]
+        cases = _tests_of(module) if "unittest" in sys.modules else []
+        functions = [partial(_run_function, self.space[name]) for name in self.payload["functions"]]
+        functions += _methods_of(module)
+        if not cases and not functions:
             raise NotRun("the tests have no test method")
-        wire.send(self.control, {"count": len(tests)})
+        wire.send(self.control, {"count": len(cases) + len(functions)})
+        if cases:
+            self.run_cases(cases)
+        for index, function in enumerate(functions, start=len(cases)):
+            with self.record(index):
+                function()
+
+    def run_cases(self, tests: list[Any]) -> None:
+        """Runs the tests of `TestCase` classes."""
         import unittest
 
         result = _result_class()(self.session)
@@ -217,6 +230,40 @@ def serve(control: socket.socket, payload: dict, fd: int | None) -> None:
     output.recorder.leave_warnings()
     session.bound_recursion()
     Judge(control, payload).run(fd)
+
+
+# Running functions, and classes that are no TestCase, as pytest does
+
+
+def _methods_of(module: Any) -> list[Callable[[], None]]:
+    """The test methods of the classes of a module that are no `TestCase`. Each runs on an object of its own."""
+    cases = sys.modules["unittest"].TestCase if "unittest" in sys.modules else ()
+    found: list[Callable[[], None]] = []
+    for kind in vars(module).values():
+        if isinstance(kind, type) and kind.__module__ == "tests" and not issubclass(kind, cases):
+            names = dict.fromkeys(name for base in kind.__mro__[::-1] for name in vars(base))
+            if not kind.__subclasses__():  # which inherit its tests
+                found += [partial(_run_method, kind, name) for name in names if name.startswith("test")]
+    return found
+
+
+def _run_method(kind: type, name: str) -> None:
+    instance = kind()
+    if hasattr(instance, "setup_method"):
+        instance.setup_method()
+    try:
+        _run_function(getattr(instance, name))
+    finally:
+        if hasattr(instance, "teardown_method"):
+            instance.teardown_method()
+
+
+def _run_function(function: Callable[[], Any]) -> None:
+    result = function()
+    if isinstance(result, types.CoroutineType):
+        import asyncio
+
+        asyncio.run(result)
 
 
 # Running the TestCase classes of a module in the order and with the fixtures of `unittest`
