@@ -88,7 +88,7 @@ class PlaySettings:
         num_workers (`int`, *optional*):
             Worker processes that execute code. Defaults to this process's share of the cores.
         execution_timeout (`float`, *optional*, defaults to `10.0`):
-            Wall-clock limit of one program, in seconds.
+            Limit of the CPU time of one program and its tests, in seconds.
         execution_memory_mb (`int`, *optional*, defaults to `512`):
             Memory limit of one program, in MiB.
         isolation (`str`, *optional*, defaults to `"strict"`):
