@@ -63,7 +63,9 @@ def test_a_job_may_take_longer_than_its_cpu_time(setup):
 
 
 def test_scripts_of_a_job_share_its_cpu_time():
-    code = "end = __import__('time').process_time() + 0.4\nwhile __import__('time').process_time() < end: pass\nprint(1)"
+    code = (
+        "end = __import__('time').process_time() + 0.4\nwhile __import__('time').process_time() < end: pass\nprint(1)"
+    )
     with CodeExecutor(num_workers=1, timeout=1.0, isolation="best_effort") as executor:
         (verdict,) = executor.run([Job(code, [("", "1")] * 9, "stdio")])
     assert [test.status for test in verdict.tests] == ["passed"] * 2 + ["timeout"] + ["skipped"] * 6
