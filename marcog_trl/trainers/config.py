@@ -75,7 +75,8 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
         scale_rewards (`str`, *optional*, defaults to `"none"`):
             Has no effect, because the trainer computes credit itself. Values other than `"none"` raise a warning.
         disable_dropout (`bool`, *optional*, defaults to `True`):
-            Whether to disable dropout, so that the probability ratio is exactly 1 before the first update.
+            Whether to disable dropout and other noise of the model in training, wherever it is, so that the probability ratio is
+            exactly 1 before the first update. A model that is saved as a whole keeps its own dropout in `config.json`.
 
         > Parameters that control credit
 

@@ -55,6 +55,7 @@ from marcog_trl.rewards.scoring import Scorer, is_over, is_reward_model
 from marcog_trl.rollout.records import Episode, Row
 from marcog_trl.team.data_checks import check_dataset, check_eval_dataset, completed, usable
 from marcog_trl.team.description import TeamDescription
+from marcog_trl.team.dropout import disable_dropout, own_dropout
 from marcog_trl.team.lending import lent
 from marcog_trl.team.modules import ATTRIBUTE, ForwardContext, TeamModule
 from marcog_trl.team.settings import TeamSettings
@@ -260,6 +261,9 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
                 tools=list(dict.fromkeys(tool for agent in self.workflow.agents for tool in agent.tools)) or None,
                 environment_factory=environment_factory,
             )
+        if args.disable_dropout:
+            for used in filter(None, (self.model, self.ref_model)):
+                disable_dropout(self.accelerator.unwrap_model(used))
         if environment_factory is not None:
             # The agent's tools are the methods of the environments. Each row calls those of its own environment
             known = {tool.__name__ for agent in self.workflow.agents for tool in agent.tools}
@@ -816,7 +820,8 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         self._last_loaded_step = -1  # vLLM's weights are out of date, although no step was made
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        super()._save(output_dir, state_dict=state_dict)
+        with own_dropout(self.accelerator.unwrap_model(self.model)):
+            super()._save(output_dir, state_dict=state_dict)
         if is_peft_model(self.model):
             folder, own = self._folder(output_dir) / "agents", self.team.own_agents
             paths = [folder / agent if agent in own else None for agent in self.agents]
