@@ -33,6 +33,21 @@ from marcog_trl.team.settings import PlaySettings
 
 
 TESTED_TRL = "1.16.0"
+# What `generation_kwargs` may have: options that do not change the distribution of the next token. The second line has those of vLLM
+_HARMLESS = frozenset(
+    "eos_token_id pad_token_id bos_token_id stop_strings max_time use_cache cache_implementation cache_config prefill_chunk_size "
+    "compile_config low_memory renormalize_logits remove_invalid_values "
+    "stop stop_token_ids include_stop_str_in_output seed detokenize skip_special_tokens spaces_between_special_tokens".split()
+)
+# Its options that are settings of the trainer, by their names there
+_SETTINGS = {name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")} | dict.fromkeys(
+    ("max_new_tokens", "max_length", "max_tokens"), "max_completion_length"
+)
+# Values that switch other options off, where that is not a false one
+_OFF = {"do_sample": True} | dict.fromkeys(
+    "num_return_sequences n best_of num_beams num_beam_groups typical_p length_penalty encoder_repetition_penalty guidance_scale".split(),
+    1,
+)
 
 
 def warn_of_untested_trl() -> None:
@@ -258,7 +273,6 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
                 "write_report=True needs logged metrics, but logging_strategy='no' logs nothing. Set "
                 "logging_strategy='steps', or write_report=False."
             )
-        self._check_generation()
         for name in ("generation_kwargs", "chat_template_kwargs"):
             try:
                 json.dumps(getattr(self, name))
@@ -267,6 +281,7 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
                     f"{name}={getattr(self, name)!r} cannot be written to team.json: {error}. Use numbers, strings, lists "
                     "and dictionaries only."
                 ) from None
+        self._check_generation()
 
     def _set_batch_sizes(self):
         """Lets GRPOConfig check and set batch sizes. The trainer completes them, because it knows the number of slots."""
@@ -329,19 +344,25 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
             )
 
     def _check_generation(self) -> None:
-        """Refuses settings that do not return one reply per prompt, from the policy that is trained."""
-        given = cast(dict, self.generation_kwargs or {})
-        for name in ("num_return_sequences", "n"):
-            if given.get(name, 1) != 1:
+        """Refuses options that do not return one reply per prompt, or change what is sampled, of which the loss knows nothing."""
+        for name, value in cast(dict, self.generation_kwargs or {}).items():
+            if name in _HARMLESS or value is None or value == _OFF.get(name, False):
+                continue
+            found = f"generation_kwargs has {name}={value!r}"
+            if name in ("num_return_sequences", "n"):
                 raise ValueError(
-                    f"generation_kwargs has {name}={given[name]}, but each prompt needs one reply. Leave it out, and set "
-                    "num_generations to the number of episodes per problem."
+                    f"{found}, but each prompt needs one reply. Leave it out, and set num_generations to the number of episodes "
+                    "per problem."
                 )
-        if given.get("guidance_scale", 1) != 1:
-            raise ValueError(
-                f"generation_kwargs has guidance_scale={given['guidance_scale']}, which would sample from another policy than "
-                "the trained one. Leave it out."
-            )
+            setting = _SETTINGS.get(name)
+            if setting is None:
+                raise ValueError(
+                    f"{found}, which would sample from another policy than the one that the loss assumes. Leave it out."
+                )
+            if value != getattr(self, setting):
+                raise ValueError(
+                    f"{found}, but {setting}={getattr(self, setting)!r}, which the loss assumes. Set {setting}, and leave it out."
+                )
 
 
 @documented
