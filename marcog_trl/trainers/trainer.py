@@ -37,6 +37,7 @@ import torch
 from accelerate.utils import is_peft_model
 from datasets import Dataset, IterableDataset
 from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.other import TrainableTokensWrapper
 from torch import nn
 from torch.utils.data import Sampler
 from transformers import PreTrainedModel
@@ -61,6 +62,7 @@ from marcog_trl.team.modules import ATTRIBUTE, ForwardContext, TeamModule
 from marcog_trl.team.settings import TeamSettings
 from marcog_trl.team.vllm import AgentGeneration, LanguageModelGeneration
 from marcog_trl.trainers import metrics
+from marcog_trl.trainers.adapter_targets import adapter_name
 from marcog_trl.trainers.algorithm import Algorithm, loss_mask
 from marcog_trl.trainers.argument_checks import (
     TOOLS_WITHOUT_VLLM,
@@ -261,6 +263,9 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
                 tools=list(dict.fromkeys(tool for agent in self.workflow.agents for tool in agent.tools)) or None,
                 environment_factory=environment_factory,
             )
+        head = self._causal_lm.get_output_embeddings()
+        if isinstance(head, TrainableTokensWrapper):  # tied to the embedding; TRL's fused head reads its bias, too
+            vars(head)["bias"] = getattr(head.original_module, "bias", None)
         if args.disable_dropout:
             for used in filter(None, (self.model, self.ref_model)):
                 disable_dropout(self.accelerator.unwrap_model(used))
@@ -373,7 +378,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         model = self.accelerator.unwrap_model(self.model)
         if is_peft_model(model):
             kinds = len({name.rpartition(".")[2] for name in model.base_model.targeted_module_names})
-            what = f"LoRA of rank {model.peft_config['default'].r} on {kinds} kind{'s' * (kinds > 1)} of layers"
+            what = f"{adapter_name(model.peft_config['default'])} on {kinds} kind{'s' * (kinds > 1)} of layers"
             trained, total = model.get_nb_trainable_parameters()
         else:
             what, total = "all weights", model.num_parameters()
