@@ -1,5 +1,6 @@
 """Configurations of the trainers: what all teams share, then GRPO, PPO and SHPPO."""
 
+import inspect
 import json
 import math
 import os
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 import torch
-from trl import GRPOConfig
+from trl import GRPOConfig, GRPOTrainer
 
 from marcog_trl.checks import (
     COUNT,
@@ -27,6 +28,7 @@ from marcog_trl.checks import (
     Unit,
     check_choice,
     check_fields,
+    check_names,
     documented,
 )
 from marcog_trl.team.settings import PlaySettings
@@ -60,6 +62,7 @@ def warn_of_untested_trl() -> None:
 
 
 warn_of_untested_trl()
+TRAINER_ARGUMENTS = (*inspect.signature(GRPOTrainer).parameters, "workflow", "algorithm")
 
 
 @documented
@@ -246,6 +249,11 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
 
     # Parameters that control the report
     write_report: bool = False
+
+    def __new__(cls, *args: Any, **options: Any):
+        own = [f.name for f in fields(cls) if f.init]
+        check_names(cls.__name__, options, own, TRAINER_ARGUMENTS, "the trainer")
+        return super().__new__(cls)
 
     @property
     def critic_share(self) -> float | None:
@@ -666,8 +674,18 @@ def check_output_dir(output_dir: str | Path | None) -> None:
         )
 
 
+def check_launcher(args: Any) -> None:
+    """Refuses `deepspeed` in a process that no launcher has started, where it would miss the process group, or be ignored."""
+    if args.deepspeed and not any(name in os.environ for name in ("RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK")):
+        raise ValueError(
+            "deepspeed needs a launcher, also for one process. Run the script with `accelerate launch --num_processes 1 script.py` or "
+            "`torchrun script.py` in place of `python script.py`, or leave deepspeed out."
+        )
+
+
 def run_on_cpu(args: Any) -> None:
     """Sets the options for machines without accelerator, so that the same launch configuration runs everywhere."""
+    check_launcher(args)
     if torch.accelerator.is_available():
         return
     args.dataloader_pin_memory = False  # torch warns that nothing can be pinned

@@ -242,7 +242,7 @@ def rows_to_train(batch: TeamBatch, output: dict[str, Any], parts: int) -> dict[
     return output | counts
 
 
-def rows_with_signal(inputs: dict[str, Any]) -> dict[str, Any]:
+def rows_with_signal(inputs: dict[str, Any], cuts_columns: bool = True) -> dict[str, Any]:
     """
     Returns a micro-batch without the rows whose advantages are all 0, and without columns that only pad the others. The sum of
     its policy loss does not change: what TRL divides it by is a number of the whole batch, or of rows, for which
@@ -253,6 +253,8 @@ def rows_with_signal(inputs: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         inputs (`dict`): The micro-batch.
+        cuts_columns (`bool`, *optional*, defaults to `True`): Whether to leave columns out. Tensors of an algorithm's own may have
+            as many columns as replies, of another meaning.
     """
     mask = inputs["completion_mask"] * inputs["tool_mask"]
     advantages = inputs["advantages"]
@@ -262,6 +264,8 @@ def rows_with_signal(inputs: dict[str, Any]) -> dict[str, Any]:
     prompt, reply = (inputs[f"{part}_mask"][keep].any(0) for part in ("prompt", "completion"))
     first = int(prompt.int().argmax()) if keep.any() else len(prompt) - 1
     last = columns - int(reply.flip(0).int().argmax()) if keep.any() else 1
+    if not cuts_columns:
+        first, last = 0, columns
     inputs = inputs | {"tool_mask": inputs["tool_mask"] * keep[:, None]}
     rows = equally_many(keep)
 

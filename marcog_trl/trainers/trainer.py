@@ -29,7 +29,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -46,6 +46,7 @@ from trl.extras.profiling import profiling_context
 from trl.trainer.utils import RepeatSampler
 
 from marcog_trl.agents import Tools, Workflow, with_tools
+from marcog_trl.checks import check_names
 from marcog_trl.execution import CodeExecutor
 from marcog_trl.processes import equally_many
 from marcog_trl.report.callback import ReportCallback
@@ -78,7 +79,7 @@ from marcog_trl.trainers.argument_checks import (
     warn_of_slow_type,
 )
 from marcog_trl.trainers.batch import TeamBatch
-from marcog_trl.trainers.config import MultiAgentConfig
+from marcog_trl.trainers.config import TRAINER_ARGUMENTS, MultiAgentConfig
 from marcog_trl.trainers.credit import loss_window, row_weights, rows_to_train, rows_with_signal, share_of_counted_rows
 from marcog_trl.trainers.data import (
     OrderOfEpoch,
@@ -171,6 +172,8 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
     environment_factories: Any
     vllm_generation: Any
     _in_flight: InFlight | None = None  # see the top of this file
+    _has_own_inputs = False  # whether the algorithm added tensors to the batch
+    _eval_prefix = "eval"  # of the metrics of the evaluation that runs
     # Told what the trainer does, as a step may take minutes
     on_activity: Callable[[str], None] = staticmethod(lambda activity: None)
 
@@ -192,7 +195,12 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         environment_factory=None,
         workflow: Workflow | str | None = None,
         algorithm: type[Algorithm] | None = None,
+        **others: Any,
     ):
+        settings = [f.name for f in fields(self._config_class)]
+        check_names(
+            type(self).__name__, others, TRAINER_ARGUMENTS, settings, f"args={self._config_class.__name__}(...)"
+        )
         model = str(model) if isinstance(model, Path) else model
         args = check_arguments(type(self), model, args, peft_config, quantization_config, rollout_func=rollout_func)
         self.args = args  # TRL sets it too, but the checks below need it
@@ -554,6 +562,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         output["advantages"] = credit.advantages * (weights[:, None] if credit.advantages.dim() == 2 else weights)
         output["row_weight"] = weights
         output |= batch.inputs | credit.inputs
+        self._has_own_inputs = bool(batch.inputs or credit.inputs)
 
     def _get_per_token_logps_and_entropies(
         self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, **kwargs
@@ -633,7 +642,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         if self.model.training:
             self.on_activity(f"learning from part {self._step % parts + 1} of {parts} of the replies")
         if self.model.training and self._skips_rows():
-            inputs = rows_with_signal(inputs)
+            inputs = rows_with_signal(inputs, cuts_columns=not self._has_own_inputs)
             mask = loss_mask(inputs)
         if self.algorithm.penalizes_rewards:
             beta = 0.0
@@ -685,7 +694,12 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
             may_fail=self.workflow.may_fail,
         )
         found |= metrics.advantage_metrics(batch, advantages)
-        if not self.model.training:
+        unused = torch.tensor(sum(row is None for row in batch.rows), device=batch.device)
+        if self.model.training:
+            # TRL has counted the token that an unused slot has
+            self.state.num_input_tokens_seen -= int(self.accelerator.reduce(unused, reduction="sum"))
+            self._metrics["train"]["num_tokens"] = [self.state.num_input_tokens_seen]
+        else:
             self._eval_episodes.append(len(batch.episodes))
         for name, value in found.items():
             self._metric(name, value)
@@ -759,6 +773,11 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         if self.num_generations_eval == 1:  # TRL's metrics of the spread among siblings
             for name in ("reward_std", "frac_reward_zero_std"):
                 self._metrics["eval"].pop(name, None)
+        _, _, dataset = self._eval_prefix.partition("eval_")
+        if dataset and not self.model.training:  # TRL would give all datasets the same names
+            values = {f"{dataset}_{name}": value for name, value in self._metrics["eval"].items()}
+            self._metrics["eval"].clear()
+            self._metrics["eval"].update(values)
 
     # Optimize
 
@@ -921,11 +940,14 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         check_dataset(name, dataset, self.workflow, self.scorer.funcs)
         return usable(name, dataset, self.workflow, self.scorer.funcs)
 
-    def evaluate(self, *args, **kwargs):
+    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval"):
         device = self.accelerator.device
         devices = [] if device.type == "cpu" else [device]
-        with torch.random.fork_rng(devices, device_type=device.type):  # training goes on as without the evaluation
-            return super().evaluate(*args, **kwargs)
+        with (
+            torch.random.fork_rng(devices, device_type=device.type),  # training goes on as without the evaluation
+            lent(self, _eval_prefix=metric_key_prefix),
+        ):
+            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
 
     def predict(self, test_dataset, ignore_keys=None, metric_key_prefix: str = "test"):
         output = super().predict(test_dataset, ignore_keys, metric_key_prefix)
