@@ -59,14 +59,14 @@ def test_names_of_arguments(name, instead):
 def test_deepspeed_needs_a_launcher(monkeypatch, config_class):
     for name in ("RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(ValueError, match="^deepspeed needs a launcher.*accelerate launch.*$"):
+    with pytest.raises(ValueError, match=r"^deepspeed needs a launcher.*accelerate launch.*$"):
         config_class("out", deepspeed={"zero_optimization": {"stage": 2}})
 
 
 def test_a_tokenizer_without_an_end(tiny_model, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     tokenizer.eos_token = None
-    with pytest.raises(ValueError, match="no end-of-sequence token.*Set tokenizer.eos_token"):
+    with pytest.raises(ValueError, match=r"no end-of-sequence token.*Set tokenizer.eos_token"):
         teams.make(tiny_model, tmp_path, MultiAgentGRPOTrainer, processing_class=tokenizer)
 
 
