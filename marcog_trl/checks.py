@@ -177,6 +177,66 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return close[0] if close else ""
 
 
+# Names that arguments of TRL had, or have in other trainers
+_FORMER = {
+    "tokenizer": "processing_class",
+    "config": "args",
+    "lora_config": "peft_config",
+    "dataset": "train_dataset",
+    **dict.fromkeys(("reward_fn", "reward_function", "reward_functions", "reward_model"), "reward_funcs"),
+    **dict.fromkeys(
+        ("max_new_tokens", "max_response_length", "response_length", "max_tokens"), "max_completion_length"
+    ),
+    **dict.fromkeys(("kl_coef", "init_kl_coef", "kl_coeff"), "beta"),
+    **dict.fromkeys(("num_ppo_epochs", "ppo_epochs"), "num_iterations"),
+    **dict.fromkeys(("cliprange", "clip_range", "clip_eps"), "epsilon"),
+    **dict.fromkeys(("batch_size", "train_batch_size", "mini_batch_size"), "per_device_train_batch_size"),
+    **dict.fromkeys(("num_epochs", "epochs"), "num_train_epochs"),
+    **dict.fromkeys(("lr",), "learning_rate"),
+    **dict.fromkeys(("group_size", "num_samples", "n", "num_return_sequences", "rloo_k"), "num_generations"),
+    "evaluation_strategy": "eval_strategy",
+    "no_cuda": "use_cpu",
+    **dict.fromkeys(("torch_dtype", "dtype"), "model_init_kwargs={'dtype': ...}"),
+}
+# Arguments of TRL that have no successor, and why
+_GONE = {
+    "max_prompt_length": "Prompts are never cut",
+    "ref_model": "The reference is the model without its adapter; set beta",
+    "value_model": "The critic is a head on the policy",
+    "vllm_device": "vLLM shares the device of the training",
+}
+
+
+def check_names(title: str, given: Iterable[str], known: Iterable[str], elsewhere: Iterable[str], where: str) -> None:
+    """
+    Refuses arguments that a class does not have, and says what they are called.
+
+    Args:
+        title (`str`): Name of the class in errors.
+        given (`Iterable[str]`): Names of the arguments.
+        known (`Iterable[str]`): Names that the class has.
+        elsewhere (`Iterable[str]`): Names that the class beside it has.
+        where (`str`): What that class is, in errors.
+
+    Raises:
+        TypeError: If a name is unknown.
+    """
+    known, elsewhere = list(known), list(elsewhere)
+    for name in given:
+        if name in known:
+            continue
+        former = _FORMER.get(name, name)
+        argument = former.partition("=")[0]
+        near = former if argument in known else nearest(name, known)
+        if name in _GONE:
+            instead = f"{_GONE[name]}: leave it out."
+        elif argument in elsewhere:
+            instead = f"It is an argument of {where}: {former if former != argument else former + '=...'}"
+        else:
+            instead = f"Did you mean {near}?" if near else "Leave it out."
+        raise TypeError(f"{title} has no argument {name!r}. {instead}")
+
+
 def instead_of(name: str, known: Iterable[str]) -> str:
     """Returns what to use instead of an unknown name: the closest known one, or all of them."""
     known = list(known)

@@ -43,9 +43,10 @@ class TeamArguments:
             optimizer steps.
         num_test_samples (`int`, *optional*, defaults to `4`):
             Sampled episodes per held-out problem in the evaluations before and after training; 0 skips them.
-        num_eval_problems (`int`, *optional*, defaults to `24`):
-            Number of held-out problems, from the first one, in each evaluation during training (`eval_strategy`, `eval_steps`).
-            One episode of each is played.
+        num_eval_problems (`int`, *optional*):
+            Number of held-out problems, from the first one, in each evaluation: before, during (`eval_strategy`, `eval_steps`) and
+            after training. By default those before and after training play all, and those during training 24. During training,
+            one episode of each is played.
         console (`str`, *optional*, defaults to `"lines"`):
             What is shown during training: `"lines"`, one short line per log, and after 15 seconds without one, what the trainer
             does; or `"trl"`, TRL's progress bar and dictionaries.
@@ -65,7 +66,7 @@ class TeamArguments:
     reward: list[str] = field(default_factory=lambda: ["execution_reward"])
     num_replies: Annotated[float, COUNT] | None = None
     num_test_samples: NaturalNumber = 4
-    num_eval_problems: Count = 24
+    num_eval_problems: Count | None = None
     console: Literal["lines", "trl"] = "lines"
     save_final_model: bool = True
     allow_overlap: bool = False
@@ -92,11 +93,11 @@ class TeamArguments:
                 f"{self.dataset_name!r} share {len(shared)} problems, such as {shared[0]!r}. Choose splits that do not "
                 "overlap, such as 'test[33:]' and 'test[:32]', or set --allow_overlap true."
             )
-        return train, test
+        return train, test.select(range(min(self.num_eval_problems or len(test), len(test))))
 
     def eval_split(self, test: Dataset) -> Dataset:
         """The held-out problems of the evaluations during training."""
-        return test.select(range(min(self.num_eval_problems, len(test))))
+        return test.select(range(min(self.num_eval_problems or 24, len(test))))
 
     def load(self, split: str) -> Dataset:
         """The problems of a split, with the columns that `dataset_columns` names."""

@@ -16,59 +16,76 @@ What changed on one problem between two steps:
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from marcog_trl.checks import NaturalNumber, check_fields
+from marcog_trl.checks import NOT_NEGATIVE, check_number, nearest
 from marcog_trl.cli.console import RunStatus, one_line
-from marcog_trl.cli.parsing import Parser
-from marcog_trl.report.console import episode_trace, verdict_of
-from marcog_trl.report.episodes import read_rows
+from marcog_trl.report.episode_files import read_rows
+from marcog_trl.report.traces import episode_trace, verdict_of
 
 
 _SORTS = ("step", "problem", "reward", "tests_passed", "tokens")
 
 
-@dataclass(kw_only=True)
-class EpisodesArguments:
-    """Arguments of `marcog-trl episodes`; see its `--help`."""
+class _Parser(argparse.ArgumentParser):
+    """Errors are `ValueError`s that name the nearest flag. TRL's parser, which the other commands use, takes a second to import."""
 
-    run: str = field(metadata={"help": "Output folder of a training, or the .parquet file of an evaluation."})
-    step: int | None = field(default=None, metadata={"help": "Only episodes of this step."})
-    split: str | None = field(
-        default=None, metadata={"help": "Only 'train' or 'eval'; of an evaluation, 'greedy' or 'sampled'."}
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        args, rest = self.parse_known_args(argv)
+        if rest:
+            near = nearest(rest[0], self._option_string_actions)
+            raise ValueError(f"unknown flag {rest[0]}." + (near and f" Did you mean {near}?"))
+        return args
+
+
+def read_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """
+    Reads the flags of `marcog-trl episodes`.
+
+    Raises:
+        ValueError: If a flag is unknown, or its value is wrong.
+    """
+    parser = _Parser(
+        prog="marcog-trl episodes",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    problem: str | None = field(
-        default=None, metadata={"help": "Only problems with this task_id, or this text in the prompt."}
-    )
-    agent: str | None = field(default=None, metadata={"help": "Only episodes in which this agent replied."})
-    status: str | None = field(default=None, metadata={"help": "Only this verdict: 'passed', 'failed', 'error', ..."})
-    min_reward: float | None = field(default=None, metadata={"help": "Only episodes that earned at least this."})
-    max_reward: float | None = field(default=None, metadata={"help": "Only episodes that earned at most this."})
-    sort: str = field(default="step", metadata={"help": f"One of {', '.join(_SORTS)}."})
-    limit: NaturalNumber = field(default=30, metadata={"help": "Number of rows, the last ones. 0 shows all."})
-    show: int | None = field(default=None, metadata={"help": "Number of the episode to show in full."})
-    diff: list[int] | None = field(
-        default=None, metadata={"help": "Two steps whose solutions of --problem are compared."}
-    )
+    add = parser.add_argument
+    add("--run", required=True, help="Output folder of a training, or the .parquet file of an evaluation.")
+    add("--step", type=int, help="Only episodes of this step.")
+    add("--split", help="Only 'train' or 'eval'; of an evaluation, 'greedy' or 'sampled'.")
+    add("--problem", help="Only problems with this task_id, or this text in the prompt.")
+    add("--agent", help="Only episodes in which this agent replied.")
+    add("--status", help="Only this verdict: 'passed', 'failed', 'error', ...")
+    add("--min_reward", type=float, help="Only episodes that earned at least this.")
+    add("--max_reward", type=float, help="Only episodes that earned at most this.")
+    add("--sort", default="step", help=f"One of {', '.join(_SORTS)}. Default: step.")
+    add("--limit", type=int, default=30, help="Number of rows, the last ones. 0 shows all. Default: 30.")
+    add("--show", type=int, help="Number of the episode to show in full.")
+    add("--diff", type=int, nargs="+", help="Two steps whose solutions of --problem are compared.")
+    args = parser.parse(argv)
+    check_number("limit", args.limit, NOT_NEGATIVE, whole=True, default=30)
+    if args.sort not in _SORTS:
+        raise ValueError(f"sort={args.sort!r} is unknown. Use one of {', '.join(_SORTS)}.")
+    if args.diff is not None and (len(args.diff) != 2 or args.problem is None):
+        raise ValueError("--diff compares two steps of one problem. Set --problem and --diff 1 40, for example.")
+    return args
 
-    def __post_init__(self):
-        check_fields(self)
-        if self.sort not in _SORTS:
-            raise ValueError(f"sort={self.sort!r} is unknown. Use one of {', '.join(_SORTS)}.")
-        if self.diff is not None and (len(self.diff) != 2 or self.problem is None):
-            raise ValueError("--diff compares two steps of one problem. Set --problem and --diff 1 40, for example.")
 
-
-def select(args: EpisodesArguments) -> list[tuple[int, dict[str, Any]]]:
+def select(args: argparse.Namespace) -> list[tuple[int, dict[str, Any]]]:
     """The episodes that the flags ask for, with their numbers among all of the run."""
     rows = list(enumerate(read_rows(args.run), start=1))
     known = {
@@ -146,7 +163,7 @@ def main(argv: Sequence[str], status: RunStatus) -> int:
     if argv and not argv[0].startswith("-"):
         argv = ["--run", *argv]
     with one_line(ValueError, OSError):
-        (args,) = Parser(EpisodesArguments, prog="marcog-trl episodes", description=__doc__).parse(argv)
+        args = read_arguments(argv)
         rows = select(args)
         console = Console()
         if args.diff is not None:

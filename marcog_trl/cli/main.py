@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from marcog_trl.checks import instead_of
 from marcog_trl.cli.console import interrupts, one_line, warnings_once
+from marcog_trl.cli.help import kept_help
 
 
 # Command -> the module whose `main(argv, status)` runs it, and what it does
@@ -43,6 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     if argv[:1] in (["--help"], ["-h"]):
         print(_USAGE.format(commands="\n".join(f"  {name:10}{what}" for name, (_, what) in COMMANDS.items())))
+        return 0
+    kept = kept_help(argv) if argv[:1] and argv[0] in COMMANDS else None
+    if kept is not None:
+        print(kept, end="")
         return 0
     with warnings_once(), interrupts() as status:
         with one_line(ValueError):

@@ -180,6 +180,11 @@ def _kept_by_training(trainer: MultiAgentTrainer) -> str:
     """Line on what a run that was interrupted during training leaves, and how to continue."""
     step = f"Training was at step {trainer.state.global_step} of {trainer.state.max_steps}."
     checkpoint = last_whole_checkpoint(cast(str, trainer.args.output_dir))
+    if checkpoint is None and trainer.args.save_strategy == "steps":
+        first = int(trainer.state.save_steps)
+        return f"{step} The first checkpoint comes at step {first}. Set a smaller --save_steps to keep one before."
+    if checkpoint is None and trainer.args.save_strategy != "no":
+        return f"{step} The first checkpoint comes later. Set --save_strategy steps --save_steps 10 to keep one every 10 steps."
     if checkpoint is None:
         return f"{step} No checkpoint was kept. Set --save_strategy steps --save_steps 10 to keep one every 10 steps."
     return f"{step} {checkpoint} was kept. The same command with --resume_from_checkpoint true continues from it."

@@ -52,7 +52,9 @@ def main() -> int:
     parser.add_argument("--test-format", choices=TEST_FORMATS, help="found in the tests if not given")
     parser.add_argument("--entry-point", help="name that the program must define; required for check")
     parser.add_argument("--packages", nargs="+", default=(), help="installed packages that may be imported")
-    parser.add_argument("--timeout", type=float, default=10.0, help="limit of the whole job in seconds")
+    parser.add_argument(
+        "--timeout", type=float, default=10.0, help="limit of the CPU time of the whole job in seconds"
+    )
     parser.add_argument("--memory-mb", type=int, default=512, help="limit of the program's address space in MiB")
     parser.add_argument(
         "--isolation", choices=ISOLATION_LEVELS, default="strict", help="what to do if the kernel lacks something"

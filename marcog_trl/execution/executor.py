@@ -80,10 +80,10 @@ class CodeExecutor:
             Number of worker processes. Defaults to the number of cores that this process may use (affinity and control
             group), divided by the number of training processes on the node (`LOCAL_WORLD_SIZE`, which launchers set).
         timeout (`float`, *optional*, defaults to `10.0`):
-            Wall-clock limit of a job in seconds, loading included, unless the job has its own.
+            Limit of a job's CPU time in seconds, loading and tests included, unless the job has its own. A job that hardly
+            uses the CPU gets as many seconds of wall-clock time, and any job at most ten times as many.
         test_timeout (`float`, *optional*):
-            Wall-clock limit of each test in seconds, unless the job has its own. With `None`, only the limit of the job
-            applies.
+            The same limit for each test, unless the job has its own. With `None`, only the limit of the job applies.
         max_timeouts (`int`, *optional*, defaults to `3`):
             When this many tests of a job have timed out or killed the program, the rest are skipped.
         memory_mb (`int`, *optional*, defaults to `512`):

@@ -44,11 +44,11 @@ class Job:
             Name that the program must define. `None` takes every name that the tests use and do not define from the
             program, except builtins. Required for `check`, where it is the `candidate`.
         timeout (`float`, *optional*):
-            Wall-clock limit of the whole job in seconds, loading included. Defaults to the executor's.
+            Limit of the CPU time of the whole job in seconds, loading and tests included. Defaults to the executor's.
         memory_mb (`int`, *optional*):
             Limit of the program's address space in MiB. Defaults to the executor's.
         test_timeout (`float`, *optional*):
-            Wall-clock limit of each test in seconds, within that of the job. Defaults to the executor's.
+            Limit of the CPU time of each test in seconds, within that of the job. Defaults to the executor's.
         files (`bool`, *optional*):
             Whether the program and its tests share a scratch folder. Defaults to the executor's `files`.
         kept_output (`int`, *optional*, defaults to `0`):

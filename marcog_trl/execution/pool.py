@@ -25,7 +25,7 @@ from typing import Any
 from .isolation import Isolation
 from .jobs import Status, TestResult, TestStatus, Verdict
 from .packages import Packages
-from .sandbox import scratch, wire
+from .sandbox import limits, scratch, wire
 
 
 logger = logging.getLogger(__name__)
@@ -190,7 +190,7 @@ class Worker:
 
         A job that makes two processes stuck counts as the cause: otherwise a program could escape with `infrastructure`.
         """
-        attempts, limit = 0, task.payload["timeout"] + _GRACE
+        attempts, limit = 0, limits.WALL_CLOCK * task.payload["timeout"] + _GRACE
         for _ in range(_MOST_SENDS):
             sock, stuck = self.sock or self.start(), False
             try:

@@ -37,6 +37,7 @@ from marcog_trl.preferences.madpo_config import DIFFERENCES, MADPOConfig
 from marcog_trl.preferences.pairs import check_identity, identity
 from marcog_trl.team.base_models import load_tokenizer
 from marcog_trl.team.description import ADAPTER_FILES, MODULES_FILE, TEAM_FILE, TeamDescription, dtype_of
+from marcog_trl.team.dropout import disable_dropout
 from marcog_trl.team.lending import lent
 from marcog_trl.team.loading import (
     check_adapter,
@@ -175,6 +176,8 @@ class MADPOTrainer(Sharing, DPOTrainer):
             quantization_config=quantization_config,
             peft_config=peft_config,
         )
+        if args.disable_dropout:
+            disable_dropout(self.model)
         checkpoint_without_reentry(args)
         warn_of_quantization(self._start, saved, self.model)
         self._window_means = WindowMeans()

@@ -18,6 +18,7 @@ from marcog_trl.checks import Range, check_number
 from marcog_trl.files import write_json
 from marcog_trl.preferences.reward_model import REWARD_MODEL_FILE, TeamRewardModel
 from marcog_trl.preferences.transcript import tokenizer_digest, transcript
+from marcog_trl.team.dropout import disable_dropout
 from marcog_trl.trainers.config import check_output_dir, run_on_cpu, use_new_names
 
 
@@ -116,6 +117,8 @@ class TeamRewardTrainer(RewardTrainer):
             quantization_config=quantization_config,
             peft_config=peft_config or (None if isinstance(model, PeftModel) else default_adapter()),
         )
+        if self.args.disable_dropout:
+            disable_dropout(self.model)
 
     def _prepare_dataset(self, dataset, processing_class, args, dataset_name):
         if "chosen_ids" not in dataset.column_names:  # TRL prepares again what `evaluate` is given

@@ -67,6 +67,7 @@ def load_problems(
                 f"{argument}={value!r} is not a name. Set it to text, such as "
                 f"{'builtin' if argument == 'name_or_path' else 'train[:100]'!r}."
             )
+    known = None
     if name_or_path in GENERATED:
         dataset = _generated(name_or_path, split, seed)
     else:
@@ -95,7 +96,7 @@ def load_problems(
                     f"Leave it out."
                 )
             dataset = kept.add_column(column, values)
-    if name_or_path != BUILTIN and known is not None and known.may_lack_tests:
+    if known is not None and known.may_lack_tests:
         dataset = _with_usable_tests(dataset, name_or_path)
     needed = {"prompt": "every episode", "test": "a reward that runs code"}
     check_problems(f"problem set {name_or_path!r}", dataset, needed, packages=None)

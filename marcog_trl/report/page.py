@@ -12,10 +12,11 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader
 from transformers import TrainerState, TrainingArguments
 
-from marcog_trl.report.console import verdict_of
-from marcog_trl.report.episodes import EPISODES_FOLDER, FILES, read_rows, side_by_side
+from marcog_trl.report.episode_files import EPISODES_FOLDER, FILES, read_rows
+from marcog_trl.report.episodes import side_by_side
 from marcog_trl.report.plots import agent_color, draw, read_history
 from marcog_trl.report.results import change_rows
+from marcog_trl.report.traces import verdict_of
 
 
 def make_page(

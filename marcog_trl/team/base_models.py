@@ -49,6 +49,11 @@ def check_vocabulary(config: Any, tokenizer: Any) -> None:
     Raises:
         ValueError: If the vocabulary of the model is smaller.
     """
+    if tokenizer.eos_token_id is None:
+        raise ValueError(
+            "the tokenizer has no end-of-sequence token, so that no reply would end. Set tokenizer.eos_token to the token that ends "
+            "replies of this model, and save the tokenizer."
+        )
     known = config.get_text_config().vocab_size
     used = [
         index

@@ -26,6 +26,7 @@ from marcog_trl.heterogeneity.fold import fold_adapters, save_adapters, split_ad
 from marcog_trl.processes import on_main, this_process
 from marcog_trl.team.card import AGENTS_FOLDER, CARD_FILE, EXPORT_FILE, RESULTS_FILE, write_card
 from marcog_trl.team.description import TEAM_FILE, TeamDescription
+from marcog_trl.team.dropout import own_dropout
 from marcog_trl.team.modules import ForwardContext
 from marcog_trl.team.team import Team
 
@@ -204,7 +205,7 @@ def _whole_folder(path: Path, writes: bool) -> Iterator[Path]:
 
 def _save_whole(team: Team, folder: Path, writes: bool) -> None:
     """The model, without the team's modules."""
-    with gather_params_ctx(list(team.model.parameters()), modifier_rank=None):
+    with gather_params_ctx(list(team.model.parameters()), modifier_rank=None), own_dropout(team.model):
         team.model.save_pretrained(folder, is_main_process=writes)
     if writes:
         team.tokenizer.save_pretrained(folder)

@@ -89,7 +89,7 @@ class PlaySettings:
         num_workers (`int`, *optional*):
             Worker processes that execute code. Defaults to this process's share of the cores.
         execution_timeout (`float`, *optional*, defaults to `10.0`):
-            Wall-clock limit of one program, in seconds.
+            Limit of the CPU time of one program and its tests, in seconds.
         execution_memory_mb (`int`, *optional*, defaults to `512`):
             Memory limit of one program, in MiB.
         isolation (`str`, *optional*, defaults to `"strict"`):
@@ -250,7 +250,9 @@ class TeamSettings(PlaySettings):
         max_completion_length (`int`, *optional*, defaults to `256`): Maximum number of tokens of one reply.
         max_tool_calling_iterations (`int`, *optional*): How often an agent may call tools in one reply. No limit by default.
         temperature, top_p, top_k, min_p, repetition_penalty: Sampling settings, as in [`~trl.GRPOConfig`].
-        generation_kwargs (`dict`, *optional*): Further arguments of [`~transformers.GenerationConfig`].
+        generation_kwargs (`dict`, *optional*):
+            Further arguments of [`~transformers.GenerationConfig`]. Of the model's own `generation_config`, only the ids of tokens
+            count.
         chat_template_kwargs (`dict`, *optional*): Arguments of the chat template.
         parameter_sharing (`str`, *optional*, defaults to `"shared"`): `"latent"`, `"shared"` or `"separate"`; see [`SHPPOConfig`].
         latent_scope, latent_size: As in [`SHPPOConfig`].

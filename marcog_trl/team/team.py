@@ -16,6 +16,7 @@ import torch
 from accelerate.utils import reduce
 from datasets import Dataset
 from peft import PeftModel, get_peft_model_state_dict
+from transformers import GenerationConfig, PreTrainedModel
 
 from marcog_trl.agents import Tools, Workflow
 from marcog_trl.execution import CodeExecutor, Verdict
@@ -178,6 +179,10 @@ class Team:
             cls, Path(path) if isinstance(path, Path) else path, workflow, base_model, quantization_config,
             model_init_kwargs, device, trust_remote_code, tools, settings,
         )  # fmt: skip
+
+    @property
+    def _causal_lm(self) -> PreTrainedModel:
+        return self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
 
     # Solving problems
 
@@ -416,7 +421,13 @@ class Team:
         elif self.other_generation is None:
             draws = fast_draws(self.model, self.generation_config, len(rows))
         share_weights = self.settings.parameter_sharing == "shared"
+        model = self._causal_lm
+        own = model.generation_config
+        ends = GenerationConfig(
+            bos_token_id=own.bos_token_id, eos_token_id=own.eos_token_id, pad_token_id=own.pad_token_id
+        )
         with (
+            lent(model, generation_config=ends),  # its other options would fill those that ours leaves out
             shared_prompts(self.model) if share_weights else nullcontext(),
             contiguous_states(self.model),
             nullcontext() if draws is None else self.greedy(),
@@ -437,8 +448,7 @@ class Team:
             self.on_activity(f"{said}, token {min(next(forward_passes), most)} of at most {most}")
 
         self.on_activity(said)
-        model = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
-        handle = model.register_forward_hook(tell)
+        handle = self._causal_lm.register_forward_hook(tell)
         try:
             yield
         finally:

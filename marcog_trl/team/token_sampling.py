@@ -31,6 +31,9 @@ OTHER_OPTIONS: dict[str, tuple[float | None, ...]] = {
     "epsilon_cutoff": (None, 0.0),
     "eta_cutoff": (None, 0.0),
     "watermarking_config": (None,),
+    "do_sample": (True,),
+    "num_beams": (None, 1),
+    "penalty_alpha": (None,),
 }
 # `torch.multinomial` draws a random number per word. Up to this vocabulary that costs less than 0.03 ms per token, and a run has
 # the tokens of TRL's trainers for the same seed.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from accelerate import DeepSpeedPlugin
 from accelerate.utils import is_peft_model
-from peft import LoraConfig, PeftConfig
+from peft import LoraConfig, PeftConfig, PeftType
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
@@ -20,6 +20,12 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 EXPERT_NAMES = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
 # Layers of Mamba blocks: the model may read their weights without calling them, and so skip an adapter. PEFT refuses `out_proj`
 MAMBA_NAMES = ("out_proj", "x_proj", "dt_proj")
+NOT_TRAINED = {
+    PeftType.ADALORA: "moves ranks between layers in calls of update_and_allocate, which TRL's trainers do not make",
+    PeftType.XLORA: "mixes adapters by a forward pass of its own, which needs use_cache=False and so slows generation down",
+    PeftType.ADAPTION_PROMPT: "adds virtual tokens inside attention layers, which PEFT does not save and load as other adapters",
+    PeftType.POLY: "needs a task_id with every forward pass",
+}
 
 
 def resolve_all_linear(
@@ -88,6 +94,32 @@ def _skeleton(name: str, model_init_kwargs: dict[str, Any]) -> PreTrainedModel:
         return AutoModelForCausalLM.from_config(config, trust_remote_code=options.get("trust_remote_code", False))
 
 
+def adapter_name(config: PeftConfig) -> str:
+    """Returns what an adapter is called, with its rank, if it has one."""
+    name = type(config).__name__.removesuffix("Config").replace("Lora", "LoRA").replace("Vera", "VeRA")
+    rank = getattr(config, "r", None)
+    return f"{name} of rank {rank}" if rank else name
+
+
+def check_type(config: PeftConfig) -> None:
+    """
+    Refuses adapters that TRL's trainers do not train as their method says.
+
+    Args:
+        config ([`~peft.PeftConfig`]): The adapter's configuration.
+
+    Raises:
+        ValueError: If the adapter is one of them.
+    """
+    why = NOT_TRAINED.get(config.peft_type)
+    if config.is_prompt_learning:
+        why = "adds virtual tokens, which shift the tokens of a reply"
+    if why is not None:
+        raise ValueError(
+            f"peft_config is a {type(config).__name__}, which {why}. Use an adapter of layers, such as LoraConfig or IA3Config."
+        )
+
+
 def adapter_config(model: Any, peft_config: PeftConfig | None, args: Any, experts: bool) -> PeftConfig | None:
     """
     Returns the configuration of the adapter to train. The default is LoRA on all linear layers.
@@ -109,6 +141,7 @@ def adapter_config(model: Any, peft_config: PeftConfig | None, args: Any, expert
     if isinstance(model, str) or not is_peft_model(model):
         if peft_config is None:
             peft_config = LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules="all-linear")
+        check_type(peft_config)
         if peft_config.inference_mode:
             raise ValueError("peft_config.inference_mode=True freezes the adapter. Set inference_mode=False.")
         if isinstance(peft_config, LoraConfig) and peft_config.target_modules == "all-linear":
@@ -122,6 +155,7 @@ def adapter_config(model: Any, peft_config: PeftConfig | None, args: Any, expert
             f"The trainer trains the adapter 'default', but model has only the adapters {list(model.peft_config)}. Use "
             "PeftModel.from_pretrained(..., adapter_name='default')."
         )
+    check_type(model.peft_config["default"])
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError("model's adapter is frozen. Use PeftModel.from_pretrained(..., is_trainable=True).")
     return peft_config  # TRL raises if both are given

@@ -454,8 +454,13 @@ class Checkpointing(_BaseTrainer):
     # Loading
 
     def _load_callback_state(self) -> None:
-        super()._load_callback_state()
         states = cast(dict, self.state.stateful_callbacks)
+        # What the algorithm knows from earlier batches is there, too. The Trainer would warn that it is no callback
+        memory = {name: value for name, value in states.items() if not _is_of_callbacks(value)}
+        for name in memory:
+            del states[name]
+        super()._load_callback_state()
+        states.update(memory)
         for callback in self.callback_handler.callbacks:
             saved = states.get(type(callback).__name__)
             # The Trainer does not restore callbacks by default, so early stopping would lose its patience counter
@@ -503,3 +508,9 @@ class Checkpointing(_BaseTrainer):
         folder = output_dir or self.args.output_dir
         assert folder is not None
         return Path(folder)
+
+
+def _is_of_callbacks(state: Any) -> bool:
+    """Whether an entry of `stateful_callbacks` is the state of a callback, or of several of one class."""
+    first = state[0] if isinstance(state, list) and state else state
+    return isinstance(first, dict) and "attributes" in first

@@ -1,5 +1,6 @@
 """Configurations of the trainers: what all teams share, then GRPO, PPO and SHPPO."""
 
+import inspect
 import json
 import math
 import os
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 import torch
-from trl import GRPOConfig
+from trl import GRPOConfig, GRPOTrainer
 
 from marcog_trl.checks import (
     COUNT,
@@ -27,12 +28,28 @@ from marcog_trl.checks import (
     Unit,
     check_choice,
     check_fields,
+    check_names,
     documented,
 )
 from marcog_trl.team.settings import PlaySettings
 
 
 TESTED_TRL = "1.16.0"
+# What `generation_kwargs` may have: options that do not change the distribution of the next token. The second line has those of vLLM
+_HARMLESS = frozenset(
+    "eos_token_id pad_token_id bos_token_id stop_strings max_time use_cache cache_implementation cache_config prefill_chunk_size "
+    "compile_config low_memory renormalize_logits remove_invalid_values "
+    "stop stop_token_ids include_stop_str_in_output seed detokenize skip_special_tokens spaces_between_special_tokens".split()
+)
+# Its options that are settings of the trainer, by their names there
+_SETTINGS = {name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")} | dict.fromkeys(
+    ("max_new_tokens", "max_length", "max_tokens"), "max_completion_length"
+)
+# Values that switch other options off, where that is not a false one
+_OFF = {"do_sample": True} | dict.fromkeys(
+    "num_return_sequences n best_of num_beams num_beam_groups typical_p length_penalty encoder_repetition_penalty guidance_scale".split(),
+    1,
+)
 
 
 def warn_of_untested_trl() -> None:
@@ -45,6 +62,7 @@ def warn_of_untested_trl() -> None:
 
 
 warn_of_untested_trl()
+TRAINER_ARGUMENTS = (*inspect.signature(GRPOTrainer).parameters, "workflow", "algorithm")
 
 
 @documented
@@ -75,7 +93,8 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
         scale_rewards (`str`, *optional*, defaults to `"none"`):
             Has no effect, because the trainer computes credit itself. Values other than `"none"` raise a warning.
         disable_dropout (`bool`, *optional*, defaults to `True`):
-            Whether to disable dropout, so that the probability ratio is exactly 1 before the first update.
+            Whether to disable dropout and other noise of the model in training, wherever it is, so that the probability ratio is
+            exactly 1 before the first update. A model that is saved as a whole keeps its own dropout in `config.json`.
 
         > Parameters that control credit
 
@@ -231,6 +250,11 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
     # Parameters that control the report
     write_report: bool = False
 
+    def __new__(cls, *args: Any, **options: Any):
+        own = [f.name for f in fields(cls) if f.init]
+        check_names(cls.__name__, options, own, TRAINER_ARGUMENTS, "the trainer")
+        return super().__new__(cls)
+
     @property
     def critic_share(self) -> float | None:
         """Share of the critic in counterfactual baselines: none without a critic."""
@@ -257,7 +281,6 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
                 "write_report=True needs logged metrics, but logging_strategy='no' logs nothing. Set "
                 "logging_strategy='steps', or write_report=False."
             )
-        self._check_generation()
         for name in ("generation_kwargs", "chat_template_kwargs"):
             try:
                 json.dumps(getattr(self, name))
@@ -266,6 +289,7 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
                     f"{name}={getattr(self, name)!r} cannot be written to team.json: {error}. Use numbers, strings, lists "
                     "and dictionaries only."
                 ) from None
+        self._check_generation()
 
     def _set_batch_sizes(self):
         """Lets GRPOConfig check and set batch sizes. The trainer completes them, because it knows the number of slots."""
@@ -328,19 +352,25 @@ class MultiAgentConfig(PlaySettings, GRPOConfig):
             )
 
     def _check_generation(self) -> None:
-        """Refuses settings that do not return one reply per prompt, from the policy that is trained."""
-        given = cast(dict, self.generation_kwargs or {})
-        for name in ("num_return_sequences", "n"):
-            if given.get(name, 1) != 1:
+        """Refuses options that do not return one reply per prompt, or change what is sampled, of which the loss knows nothing."""
+        for name, value in cast(dict, self.generation_kwargs or {}).items():
+            if name in _HARMLESS or value is None or value == _OFF.get(name, False):
+                continue
+            found = f"generation_kwargs has {name}={value!r}"
+            if name in ("num_return_sequences", "n"):
                 raise ValueError(
-                    f"generation_kwargs has {name}={given[name]}, but each prompt needs one reply. Leave it out, and set "
-                    "num_generations to the number of episodes per problem."
+                    f"{found}, but each prompt needs one reply. Leave it out, and set num_generations to the number of episodes "
+                    "per problem."
                 )
-        if given.get("guidance_scale", 1) != 1:
-            raise ValueError(
-                f"generation_kwargs has guidance_scale={given['guidance_scale']}, which would sample from another policy than "
-                "the trained one. Leave it out."
-            )
+            setting = _SETTINGS.get(name)
+            if setting is None:
+                raise ValueError(
+                    f"{found}, which would sample from another policy than the one that the loss assumes. Leave it out."
+                )
+            if value != getattr(self, setting):
+                raise ValueError(
+                    f"{found}, but {setting}={getattr(self, setting)!r}, which the loss assumes. Set {setting}, and leave it out."
+                )
 
 
 @documented
@@ -645,8 +675,18 @@ def check_output_dir(output_dir: str | Path | None) -> None:
         )
 
 
+def check_launcher(args: Any) -> None:
+    """Refuses `deepspeed` in a process that no launcher has started, where it would miss the process group, or be ignored."""
+    if args.deepspeed and not any(name in os.environ for name in ("RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK")):
+        raise ValueError(
+            "deepspeed needs a launcher, also for one process. Run the script with `accelerate launch --num_processes 1 script.py` or "
+            "`torchrun script.py` in place of `python script.py`, or leave deepspeed out."
+        )
+
+
 def run_on_cpu(args: Any) -> None:
     """Sets the options for machines without accelerator, so that the same launch configuration runs everywhere."""
+    check_launcher(args)
     if torch.accelerator.is_available():
         return
     args.dataloader_pin_memory = False  # torch warns that nothing can be pinned

@@ -242,7 +242,7 @@ def rows_to_train(batch: TeamBatch, output: dict[str, Any], parts: int) -> dict[
     return output | counts
 
 
-def rows_with_signal(inputs: dict[str, Any], keeps_width: bool) -> dict[str, Any]:
+def rows_with_signal(inputs: dict[str, Any], cuts_columns: bool) -> dict[str, Any]:
     """
     Returns a micro-batch without the rows whose advantages are all 0, and without columns that only pad the others. The sum of
     its policy loss does not change: what TRL divides it by is a number of the whole batch, or of rows, for which
@@ -253,7 +253,8 @@ def rows_with_signal(inputs: dict[str, Any], keeps_width: bool) -> dict[str, Any
 
     Args:
         inputs (`dict`): The micro-batch.
-        keeps_width (`bool`): Whether columns of padding stay.
+        cuts_columns (`bool`): Whether to leave columns out. Positions may depend on the width of a row, and tensors of an
+            algorithm's own may have as many columns as replies, of another meaning.
     """
     mask = inputs["completion_mask"] * inputs["tool_mask"]
     advantages = inputs["advantages"]
@@ -270,7 +271,7 @@ def rows_with_signal(inputs: dict[str, Any], keeps_width: bool) -> dict[str, Any
         if not isinstance(value, torch.Tensor) or not value.dim():
             return value
         value = value[rows]
-        if keeps_width:
+        if not cuts_columns:
             return value
         if name in ("prompt_ids", "prompt_mask"):
             return value[:, first:]

@@ -29,7 +29,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,6 +37,7 @@ import torch
 from accelerate.utils import is_peft_model
 from datasets import Dataset, IterableDataset
 from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.other import TrainableTokensWrapper
 from torch import nn
 from torch.utils.data import Sampler
 from transformers import PreTrainedModel
@@ -45,6 +46,7 @@ from trl.extras.profiling import profiling_context
 from trl.trainer.utils import RepeatSampler
 
 from marcog_trl.agents import Tools, Workflow, with_tools
+from marcog_trl.checks import check_names
 from marcog_trl.execution import CodeExecutor
 from marcog_trl.processes import equally_many
 from marcog_trl.report.callback import ReportCallback
@@ -55,12 +57,14 @@ from marcog_trl.rewards.scoring import Scorer, is_over, is_reward_model
 from marcog_trl.rollout.records import Episode, Row
 from marcog_trl.team.data_checks import check_dataset, check_eval_dataset, completed, usable
 from marcog_trl.team.description import TeamDescription
+from marcog_trl.team.dropout import disable_dropout, own_dropout
 from marcog_trl.team.lending import lent
 from marcog_trl.team.modules import ATTRIBUTE, ForwardContext, TeamModule
 from marcog_trl.team.positions import depends_on_width
 from marcog_trl.team.settings import TeamSettings
 from marcog_trl.team.vllm import AgentGeneration, LanguageModelGeneration
 from marcog_trl.trainers import metrics
+from marcog_trl.trainers.adapter_targets import adapter_name
 from marcog_trl.trainers.algorithm import Algorithm, loss_mask
 from marcog_trl.trainers.argument_checks import (
     TOOLS_WITHOUT_VLLM,
@@ -76,7 +80,7 @@ from marcog_trl.trainers.argument_checks import (
     warn_of_slow_type,
 )
 from marcog_trl.trainers.batch import TeamBatch
-from marcog_trl.trainers.config import MultiAgentConfig
+from marcog_trl.trainers.config import TRAINER_ARGUMENTS, MultiAgentConfig
 from marcog_trl.trainers.credit import loss_window, row_weights, rows_to_train, rows_with_signal, share_of_counted_rows
 from marcog_trl.trainers.data import (
     OrderOfEpoch,
@@ -169,6 +173,8 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
     environment_factories: Any
     vllm_generation: Any
     _in_flight: InFlight | None = None  # see the top of this file
+    _has_own_inputs = False  # whether the algorithm added tensors to the batch
+    _eval_prefix = "eval"  # of the metrics of the evaluation that runs
     # Told what the trainer does, as a step may take minutes
     on_activity: Callable[[str], None] = staticmethod(lambda activity: None)
 
@@ -190,7 +196,12 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         environment_factory=None,
         workflow: Workflow | str | None = None,
         algorithm: type[Algorithm] | None = None,
+        **others: Any,
     ):
+        settings = [f.name for f in fields(self._config_class)]
+        check_names(
+            type(self).__name__, others, TRAINER_ARGUMENTS, settings, f"args={self._config_class.__name__}(...)"
+        )
         model = str(model) if isinstance(model, Path) else model
         args = check_arguments(type(self), model, args, peft_config, quantization_config, rollout_func=rollout_func)
         self.args = args  # TRL sets it too, but the checks below need it
@@ -261,6 +272,12 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
                 tools=list(dict.fromkeys(tool for agent in self.workflow.agents for tool in agent.tools)) or None,
                 environment_factory=environment_factory,
             )
+        head = self._causal_lm.get_output_embeddings()
+        if isinstance(head, TrainableTokensWrapper):  # tied to the embedding; TRL's fused head reads its bias, too
+            vars(head)["bias"] = getattr(head.original_module, "bias", None)
+        if args.disable_dropout:
+            for used in filter(None, (self.model, self.ref_model)):
+                disable_dropout(self.accelerator.unwrap_model(used))
         if environment_factory is not None:
             # The agent's tools are the methods of the environments. Each row calls those of its own environment
             known = {tool.__name__ for agent in self.workflow.agents for tool in agent.tools}
@@ -370,7 +387,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         model = self.accelerator.unwrap_model(self.model)
         if is_peft_model(model):
             kinds = len({name.rpartition(".")[2] for name in model.base_model.targeted_module_names})
-            what = f"LoRA of rank {model.peft_config['default'].r} on {kinds} kind{'s' * (kinds > 1)} of layers"
+            what = f"{adapter_name(model.peft_config['default'])} on {kinds} kind{'s' * (kinds > 1)} of layers"
             trained, total = model.get_nb_trainable_parameters()
         else:
             what, total = "all weights", model.num_parameters()
@@ -546,6 +563,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         output["advantages"] = credit.advantages * (weights[:, None] if credit.advantages.dim() == 2 else weights)
         output["row_weight"] = weights
         output |= batch.inputs | credit.inputs
+        self._has_own_inputs = bool(batch.inputs or credit.inputs)
 
     def _get_per_token_logps_and_entropies(
         self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, **kwargs
@@ -625,7 +643,8 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         if self.model.training:
             self.on_activity(f"learning from part {self._step % parts + 1} of {parts} of the replies")
         if self.model.training and self._skips_rows():
-            inputs = rows_with_signal(inputs, keeps_width=depends_on_width(self._causal_lm.get_decoder()))
+            width_matters = self._has_own_inputs or depends_on_width(self._causal_lm.get_decoder())
+            inputs = rows_with_signal(inputs, cuts_columns=not width_matters)
             mask = loss_mask(inputs)
         if self.algorithm.penalizes_rewards:
             beta = 0.0
@@ -677,7 +696,12 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
             may_fail=self.workflow.may_fail,
         )
         found |= metrics.advantage_metrics(batch, advantages)
-        if not self.model.training:
+        unused = torch.tensor(sum(row is None for row in batch.rows), device=batch.device)
+        if self.model.training:
+            # TRL has counted the token that an unused slot has
+            self.state.num_input_tokens_seen -= int(self.accelerator.reduce(unused, reduction="sum"))
+            self._metrics["train"]["num_tokens"] = [self.state.num_input_tokens_seen]
+        else:
             self._eval_episodes.append(len(batch.episodes))
         for name, value in found.items():
             self._metric(name, value)
@@ -751,6 +775,11 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         if self.num_generations_eval == 1:  # TRL's metrics of the spread among siblings
             for name in ("reward_std", "frac_reward_zero_std"):
                 self._metrics["eval"].pop(name, None)
+        _, _, dataset = self._eval_prefix.partition("eval_")
+        if dataset and not self.model.training:  # TRL would give all datasets the same names
+            values = {f"{dataset}_{name}": value for name, value in self._metrics["eval"].items()}
+            self._metrics["eval"].clear()
+            self._metrics["eval"].update(values)
 
     # Optimize
 
@@ -817,7 +846,8 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         self._last_loaded_step = -1  # vLLM's weights are out of date, although no step was made
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        super()._save(output_dir, state_dict=state_dict)
+        with own_dropout(self.accelerator.unwrap_model(self.model)):
+            super()._save(output_dir, state_dict=state_dict)
         if is_peft_model(self.model):
             folder, own = self._folder(output_dir) / "agents", self.team.own_agents
             paths = [folder / agent if agent in own else None for agent in self.agents]
@@ -912,11 +942,14 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         check_dataset(name, dataset, self.workflow, self.scorer.funcs, self.args.packages)
         return usable(name, dataset, self.workflow, self.scorer.funcs, self.args.packages)
 
-    def evaluate(self, *args, **kwargs):
+    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval"):
         device = self.accelerator.device
         devices = [] if device.type == "cpu" else [device]
-        with torch.random.fork_rng(devices, device_type=device.type):  # training goes on as without the evaluation
-            return super().evaluate(*args, **kwargs)
+        with (
+            torch.random.fork_rng(devices, device_type=device.type),  # training goes on as without the evaluation
+            lent(self, _eval_prefix=metric_key_prefix),
+        ):
+            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
 
     def predict(self, test_dataset, ignore_keys=None, metric_key_prefix: str = "test"):
         output = super().predict(test_dataset, ignore_keys, metric_key_prefix)

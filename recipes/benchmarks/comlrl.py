@@ -178,14 +178,15 @@ def our_trainer(setting, tokenizer, problems):
         steps_per_generation=setting["steps"] * (rows // micro),
         num_generations=setting["num_generations"],
         max_completion_length=setting["new_tokens"],
-        generation_kwargs={"suppress_tokens": tokenizer.all_special_ids},
         num_train_epochs=setting["epochs"],
         learning_rate=1e-5,
         model_init_kwargs={"dtype": "float32"},
         **QUIET | ON_CPU | own,
     )
     dataset = Dataset.from_list(problems)
-    return trainer_class(setting["model"], reward, args, dataset, processing_class=tokenizer, workflow=Team()).train
+    trainer = trainer_class(setting["model"], reward, args, dataset, processing_class=tokenizer, workflow=Team())
+    trainer.generation_config.suppress_tokens = tokenizer.all_special_ids  # replies are random words of one length
+    return trainer.train
 
 
 def comlrl_trainer(setting, tokenizer, problems):

@@ -134,7 +134,6 @@ def make_task_trainer(task, folder, device):
         "gradient_checkpointing": task.get("gradient_checkpointing", True),
         "bf16": device != "cpu",
         "use_cpu": device == "cpu",
-        **({} if "use_vllm" in options else {"generation_kwargs": {"min_new_tokens": task["completion"]}}),
         **options,
     }
     if task.get("quantised") or "use_vllm" in options:  # which are loaded from a folder
@@ -145,9 +144,12 @@ def make_task_trainer(task, folder, device):
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
         )
     prompts = [code_prompt(tokenizer, task["prompt"])] * 64
-    return make_trainer(
+    trainer = make_trainer(
         task["kind"], model, folder, prompts, task["agents"], rank=task["rank"], given=given, **settings
     )
+    if not trainer.use_vllm:
+        trainer.generation_config.min_new_tokens = task["completion"]
+    return trainer
 
 
 def measure_step(task, device):

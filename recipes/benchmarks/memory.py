@@ -56,10 +56,11 @@ def measure(shape, tokens, rows=32, steps=3, vocab_size=None, full_finetuning=Fa
     )
     args = config(
         folder, per_device_train_batch_size=rows, num_generations=4, max_completion_length=tokens, max_steps=steps, beta=beta,
-        full_finetuning=full_finetuning, generation_kwargs={"min_new_tokens": tokens}, **QUIET | ON_CPU,
+        full_finetuning=full_finetuning, **QUIET | ON_CPU,
     )  # fmt: skip
     dataset = Dataset.from_dict({"prompt": ["def f(xs): add one to every number " * 8] * 64})
     trainer = trainer_class(folder, variety, args, dataset, workflow=same_prompt_team(2))
+    trainer.generation_config.min_new_tokens = tokens
     forget_peak()
     trainer.train()
     peak = resident_mib("VmHWM")

@@ -213,12 +213,12 @@ def measure_steps(kind, num_agents, options):
             gradient_accumulation_steps=options.rows // options.micro_batch,
             num_generations=options.generations,
             max_completion_length=options.completion_length,
-            generation_kwargs={"min_new_tokens": options.completion_length},
             max_steps=options.steps + 1,
             beta=0.02,
             model_init_kwargs={"dtype": options.dtype},
             **(ON_CPU if options.cpu else {}) | {"bf16": options.dtype == "bfloat16"},
         )
+        trainer.generation_config.min_new_tokens = options.completion_length
         clock = ProcessorClock(trainer) if options.cpu else Clock(trainer)
         forget_peak()
         trainer.train()
@@ -268,6 +268,7 @@ def measure_config(all_rows, options):
         )
         if all_rows:
             trainer.algorithm.skips_rows = False
+        trainer.generation_config.min_new_tokens = options.completion_length
         clock = ProcessorClock(trainer) if options.cpu else Clock(trainer)
         trainer.train()
         trainer.executor.close()

@@ -94,11 +94,12 @@ def letters(completions, **kwargs):
     return [sum(map(ord, completion)) % 17 / 8 - 1 for completion in completions]
 
 
-def make(model, path, trainer=MultiAgentPPOTrainer, reward=letters, data=..., lora=None, **options):
+def make(model, path, trainer=MultiAgentPPOTrainer, reward=letters, data=..., lora=None, generation=None, **options):
     """
     A trainer of a few short steps. `options` are fields of its configuration, or arguments of the trainer.
 
-    LoRA's B is random by default, so that the adapter acts and all of it has a gradient from the first step on.
+    LoRA's B is random by default, so that the adapter acts and all of it has a gradient from the first step on. `generation` are
+    options of `generate` that the configuration refuses.
     """
     names = inspect.signature(GRPOTrainer).parameters.keys() | {"workflow", "algorithm"}
     arguments = {name: options.pop(name) for name in names & options.keys() if not isinstance(options[name], str)}
@@ -119,7 +120,9 @@ def make(model, path, trainer=MultiAgentPPOTrainer, reward=letters, data=..., lo
     if issubclass(trainer, MultiAgentPPOTrainer):
         config.setdefault("critic_learning_rate", 1e-2)
     data = dataset() if data is ... else data
-    return trainer(model, reward, CONFIGS[trainer](str(path), **config), data, **arguments)
+    made = trainer(model, reward, CONFIGS[trainer](str(path), **config), data, **arguments)
+    made.generation_config.update(**(generation or {}))
+    return made
 
 
 def lora_config(**options):

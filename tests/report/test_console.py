@@ -89,7 +89,7 @@ def test_what_a_trainer_does_is_said_after_silence(clock, capsys):
 def test_a_trainer_tells_what_it_does(tiny_model, tmp_path):
     trainer = teams.make(
         tiny_model, tmp_path, workflow=teams.Chain(), gradient_accumulation_steps=2, per_device_train_batch_size=4,
-        generation_kwargs={"min_new_tokens": 6}, num_iterations=2,
+        generation={"min_new_tokens": 6}, num_iterations=2,
     )  # fmt: skip
     told = []
     trainer.on_activity = told.append

@@ -41,9 +41,9 @@ class TestReplies:
         "options",
         [
             {},
-            {"generation_kwargs": {"num_beams": 3, "do_sample": False}},
+            {"generation": {"num_beams": 3, "do_sample": False}},
             {"generation_kwargs": {"prefill_chunk_size": 2}},
-            {"generation_kwargs": {"repetition_penalty": 2.0}},
+            {"repetition_penalty": 2.0},
         ],
         ids=str,
     )

@@ -106,6 +106,16 @@ class TestGRPOConfig:
         assert make(MultiAgentPPOConfig, **best).save_steps == 510
 
 
+def test_options_of_generation_that_change_no_distribution_are_accepted():
+    harmless = {"eos_token_id": [1, 7], "use_cache": False, "prefill_chunk_size": 2, "seed": 3, "stop_token_ids": [7]}
+    as_set = {"temperature": 0.7, "top_p": 1.0, "max_new_tokens": 9, "do_sample": True, "num_beams": 1, "top_k": None}
+    off = {"typical_p": 1.0, "no_repeat_ngram_size": 0, "guidance_scale": 1.0, "n": 1}
+    args = make(
+        MultiAgentGRPOConfig, temperature=0.7, max_completion_length=9, generation_kwargs=harmless | as_set | off
+    )
+    assert args.generation_kwargs == harmless | as_set | off
+
+
 # What no range and no list of choices has
 CONTRADICTIONS = [
     (MultiAgentPPOConfig, {"multi_objective_aggregation": "normalize_then_sum"}, "multi_objective_aggregation"),
@@ -118,6 +128,48 @@ CONTRADICTIONS = [
     (MultiAgentPPOConfig, {"generation_kwargs": {"a": {1}}}, "generation_kwargs=.* team.json"),
     (MultiAgentPPOConfig, {"generation_kwargs": {"num_return_sequences": 2}}, "num_return_sequences=2"),
     (MultiAgentPPOConfig, {"generation_kwargs": {"guidance_scale": 2.0}}, r"guidance_scale=2\.0"),
+    *(
+        (
+            MultiAgentGRPOConfig,
+            {"generation_kwargs": {name: value}},
+            f"generation_kwargs has {name}=.*the loss assumes",
+        )
+        for name, value in [
+            ("temperature", 0.01),
+            ("top_p", 0.9),
+            ("top_k", 50),
+            ("min_p", 0.1),
+            ("repetition_penalty", 1.1),
+            ("typical_p", 0.9),
+            ("do_sample", False),
+            ("num_beams", 2),
+            ("penalty_alpha", 0.6),
+            ("no_repeat_ngram_size", 1),
+            ("bad_words_ids", [[5]]),
+            ("suppress_tokens", [5]),
+            ("begin_suppress_tokens", [5]),
+            ("forced_bos_token_id", 5),
+            ("forced_eos_token_id", 1),
+            ("sequence_bias", [[[5], 1.0]]),
+            ("min_new_tokens", 5),
+            ("min_length", 5),
+            ("epsilon_cutoff", 0.01),
+            ("dola_layers", "low"),
+            ("exponential_decay_length_penalty", [3, 1.1]),
+            ("presence_penalty", 1.0),
+            ("frequency_penalty", 0.5),
+            ("min_tokens", 3),
+            ("logit_bias", {"5": 1.0}),
+            ("allowed_token_ids", [5]),
+            ("bad_words", ["a"]),
+            ("ignore_eos", True),
+            ("temprature", 0.5),
+            ("max_new_tokens", 5),
+            ("max_tokens", 5),
+            ("logits_processor", ["a"]),
+            ("return_dict_in_generate", True),
+        ]
+    ),
     (MultiAgentGRPOConfig, {"joint_mode": "cross", "num_turns": 2}, "joint_mode='cross' .*num_turns=2"),
     (MultiAgentGRPOConfig, {"num_generations": 1}, "num_generations=1"),
     (SHPPOConfig, {"use_vllm": True}, "latent_scope='observation'"),

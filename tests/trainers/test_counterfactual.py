@@ -114,11 +114,11 @@ class TestRuns:
     def test_branches_cost_less_than_lines(self, tiny_model, tmp_path):
         lines = teams.make(
             tiny_model, tmp_path / "lines", MultiAgentGRPOTrainer, workflow=teams.Chain(), num_generations=8,
-            per_device_train_batch_size=16, generation_kwargs={"min_new_tokens": 6},
+            per_device_train_batch_size=16, generation={"min_new_tokens": 6},
         )  # fmt: skip
         tree = branching(
             tiny_model, tmp_path / "tree", fanout=(2, 4), per_device_train_batch_size=10,
-            generation_kwargs={"min_new_tokens": 6},
+            generation={"min_new_tokens": 6},
         )  # fmt: skip
         for trainer in (lines, tree):
             trainer.train()

@@ -51,7 +51,7 @@ CASES = {
     "shppo-no-critic": (SHPPO, {"critic": "none"}),
     "shppo-counterfactual": (SHPPO, {**TREE, "critic_mix": 0.5}),
     "shppo-ranks": (SHPPO, {"lora": {"rank_pattern": {"q_proj": 2}}}),
-    "shppo-beams": (SHPPO, {"generation_kwargs": {"num_beams": 3}}),
+    "shppo-beams": (SHPPO, {"generation": {"num_beams": 3}}),
     "shppo-4-bits": (SHPPO, {"quantization_config": FOUR_BITS}),
     "shppo-rollouts": (SHPPO, {"per_device_train_batch_size": 4, "steps_per_generation": 1, "gradient_accumulation_steps": 3}),
     "shppo-evaluated": (SHPPO, {"eval_strategy": "steps", "eval_steps": 1, "eval_dataset": teams.dataset(3)}),

@@ -29,7 +29,7 @@ from marcog_trl.trainers.plan import (
 )
 
 
-FULL = {"generation_kwargs": {"min_new_tokens": 12}, "max_completion_length": 12, "max_steps": 2}
+FULL = {"generation": {"min_new_tokens": 12}, "max_completion_length": 12, "max_steps": 2}
 WHOLE = {"full_finetuning": True, "peft_config": None, "learning_rate": 1e-3}
 
 
@@ -78,7 +78,7 @@ class TestAgainstRuns:
 
     def test_generation_of_many_rows(self, tiny_model, tmp_path):
         """Long replies to few agents at a time, and small micro-batches: generation takes the most."""
-        options = FULL | {"max_completion_length": 300, "generation_kwargs": {"min_new_tokens": 300}, "max_steps": 1}
+        options = FULL | {"max_completion_length": 300, "generation": {"min_new_tokens": 300}, "max_steps": 1}
         trainer = teams.make(
             tiny_model, tmp_path, MultiAgentGRPOTrainer, workflow=SamePrompt(), **options, generation_batch_size=32,
             data=teams.dataset(8).to_iterable_dataset(), per_device_train_batch_size=1, gradient_checkpointing=True,

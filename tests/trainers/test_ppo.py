@@ -478,7 +478,7 @@ class TestCritic:
                 steps_per_generation=4,
                 gradient_accumulation_steps=4,
                 max_completion_length=12,
-                generation_kwargs={"suppress_tokens": list(range(2, 250))},
+                generation={"suppress_tokens": list(range(2, 250))},
                 **options,
             )
             teams.randomize(trainer.modules)

@@ -33,7 +33,7 @@ Args:
         `"assert add(2, 3) == 5"`. If the tests define a function, such as HumanEval's `check`, they must also call it.
     k (`list[int]`, *optional*): Values of k. Defaults to 1, 5 and 10, without those above the number of programs.
     num_workers (`int`, *optional*): Worker processes. Defaults to the cores available to this process.
-    timeout (`float`, *optional*, defaults to `10.0`): Wall-clock limit of a program with its tests, in seconds.
+    timeout (`float`, *optional*, defaults to `10.0`): Limit of the CPU time of a program with its tests, in seconds.
     memory_mb (`int`, *optional*, defaults to `512`): Limit of a program's address space, in MiB.
     isolation (`str`, *optional*, defaults to `"strict"`): `"strict"` refuses to run if the kernel cannot isolate programs,
         `"best_effort"` uses the isolation that is available, `"none"` is for trusted code.

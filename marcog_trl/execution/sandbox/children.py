@@ -13,7 +13,7 @@ import time
 from collections import deque
 from typing import Any
 
-from . import wire
+from . import limits, wire
 from .forks import ENDED
 
 
@@ -23,6 +23,22 @@ _TRIES = 4  # children to try, because some may have died while they waited for 
 _RECEIVE, _SEND = 0xC0502100, 0xC0182101  # ioctls of <linux/seccomp.h>
 _NOTIFICATION = 80  # bytes: a number (8), the id of a thread (4), and the system call
 _CONTINUE = 1
+
+
+def cpu_time(pid: int) -> float:
+    """CPU time that a process has used, in seconds. Raises an `OSError` if it is gone, or the kernel does not tell."""
+    return time.clock_gettime((~pid << 3) | 2)  # how Linux numbers the clocks of processes
+
+
+def _tells_cpu_time() -> bool:
+    try:
+        cpu_time(os.getpid())
+    except OSError:
+        return False
+    return True
+
+
+_TELLS_CPU_TIME = _tells_cpu_time()
 
 
 class Zygote:
@@ -143,14 +159,27 @@ class Child:
         self.reader = wire.FrameReader(self.sock, wire.LARGEST_ANSWER)
         self.running = True
         self.runs_program = payload["role"] != "judge"
+        self.cpu_limit = payload["cpu_seconds"]
+        self._cpu_time, self._begin = 0.0, time.monotonic()
 
-    def receive(self, deadline: float) -> Any:
-        """The next frame, a dict; `wire.TIMEOUT` at the deadline; `None` if the child is gone or broke the channel."""
-        try:
-            frame = self.reader.receive(deadline)
-        except (EOFError, wire.BrokenChannel):
-            return None
-        return frame if frame is wire.TIMEOUT or type(frame) is dict else None
+    def cpu_time(self) -> float:
+        """CPU time that the process has used, in seconds; wall-clock time where the kernel does not tell."""
+        if self.running:
+            with contextlib.suppress(OSError):  # it is gone: what it had used counts
+                self._cpu_time = cpu_time(self.pid) if _TELLS_CPU_TIME else time.monotonic() - self._begin
+        return self._cpu_time
+
+    def receive(self, allowance: limits.Allowance) -> Any:
+        """The next frame, a dict; `wire.TIMEOUT` if time is up; `None` if the child is gone or broke the channel."""
+        while True:
+            try:
+                frame = self.reader.receive(allowance.look)
+            except (EOFError, wire.BrokenChannel):
+                return None
+            if frame is not wire.TIMEOUT:
+                return frame if type(frame) is dict else None
+            if allowance.is_used_up():
+                return frame
 
     def is_there(self) -> bool:
         try:
@@ -160,8 +189,8 @@ class Child:
         except ConnectionError:
             return False
 
-    def send(self, value: Any, deadline: float) -> None:
-        """Sends a frame. If the child does not read it before the deadline, or is gone, no answer will come."""
+    def send(self, value: Any, allowance: limits.Allowance) -> None:
+        """Sends a frame. If the child does not read it before time is up, or is gone, no answer will come."""
         body = wire.write(value)
         rest = memoryview(wire.HEADER.pack(len(body)) + body)
         try:
@@ -171,23 +200,25 @@ class Child:
                 except BlockingIOError:
                     poll = select.poll()
                     poll.register(self.sock, select.POLLOUT)
-                    if not poll.poll(max(0.0, deadline - time.monotonic()) * 1e3):
+                    left = min(max(0.0, allowance.look - time.monotonic()), wire.LONGEST_WAIT)
+                    if not poll.poll(left * 1e3) and allowance.is_used_up():
                         return
         except OSError:
             return
 
     def end(self) -> None:
         if self.running:
+            self.cpu_time()
             self.running = False
             self.sock.close()
             self.zygote.end(self.pid)
 
-    def autopsy(self, cpu_limit: float) -> tuple[str, str]:
+    def autopsy(self) -> tuple[str, str]:
         """Ends the child and returns a status and a message that say how it ended: out of CPU time, or dead."""
         self.running = False
         self.sock.close()
-        self.exit, cpu = self.zygote.autopsy(self.pid)
-        if cpu >= cpu_limit and self.exit in (-signal.SIGXCPU, -signal.SIGKILL):
+        self.exit, self._cpu_time = self.zygote.autopsy(self.pid)
+        if self._cpu_time >= self.cpu_limit and self.exit in (-signal.SIGXCPU, -signal.SIGKILL):
             return "timeout", "CPU time used up"
         if self.exit == -signal.SIGKILL:
             return "error", BROKE + " or was killed"

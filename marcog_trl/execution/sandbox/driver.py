@@ -118,7 +118,7 @@ class Driver:
         self.imports = re.compile(rf"^[ \t]*(?:import|from)\b.*\b(?:{names})\b", re.MULTILINE)
         self.zygotes: dict[tuple[bool, bool], Zygote] = {}
         self.zygote = self.start_zygote(files=False, loaded=False)
-        signal.signal(signal.SIGALRM, _ring)
+        signal.signal(signal.SIGPROF, _ring)
 
     def report(self) -> dict[str, Any]:
         """Facts about the confinement of programs, for the executor."""
@@ -179,9 +179,9 @@ class Driver:
     def run_tests(self, job: dict) -> dict:
         self.start = time.monotonic()
         self.job = job
-        self.deadline = self.start + job["timeout"]
         self.cpu_seconds = limits.cpu_seconds(job["timeout"])
         self.children: list[Child] = []
+        self.allowance = limits.Allowance(job["timeout"], self.cpu_time)
         self.lost: tuple[str, str] | None = None  # how a solution process ended that was taken from its judge
         results = Results(job["total"])
         try:
@@ -206,20 +206,25 @@ class Driver:
         self.children.append(child)
         return child
 
-    def test_deadline(self, results: Results) -> float:
+    def cpu_time(self) -> float:
+        """CPU time that the programs and the judges of the job have used, in seconds."""
+        return sum(child.cpu_time() for child in self.children)
+
+    def of_test(self) -> limits.Allowance:
+        """The time that the test which begins now may take."""
         limit = self.job["test_timeout"]
-        return self.deadline if limit is None else min(self.deadline, results.last + limit)
+        return self.allowance if limit is None else limits.Allowance(limit, self.cpu_time, self.allowance)
 
     def may_go_on(self, results: Results) -> bool:
-        return results.lost < self.job["max_timeouts"] and time.monotonic() < self.deadline
+        return results.lost < self.job["max_timeouts"] and not self.allowance.is_used_up()
 
     def loaded(self, child: Child, results: Results) -> bool:
         """Waits until the program is loaded; returns `False`, with the reason in the results, if it cannot be."""
-        frame = child.receive(self.deadline)
+        frame = child.receive(self.allowance)
         if frame is wire.TIMEOUT:
             results.fill("timeout", "time limit reached while the program was loading")
         elif frame is None:
-            status, message = child.autopsy(self.cpu_seconds)
+            status, message = child.autopsy()
             results.fill(status, message + " while loading")
         elif "load" not in frame or not (frame["load"] is None or type(frame["load"]) is str):
             results.fill("error", BROKE)
@@ -241,14 +246,14 @@ class Driver:
             if not self.loaded(child, results):
                 return
             while position < len(calls):
-                frame = child.receive(self.test_deadline(results))
+                frame = child.receive(self.of_test())
                 if frame is wire.TIMEOUT or frame is None:
-                    lost = ("timeout", "time limit reached") if frame else child.autopsy(self.cpu_seconds)
+                    lost = ("timeout", "time limit reached") if frame else child.autopsy()
                     results.put(position, *lost)
                     position += 1
                     break
                 if position + 1 < len(calls):
-                    child.send(calls[position + 1]["call"], self.test_deadline(results))
+                    child.send(calls[position + 1]["call"], self.of_test())
                 results.put(position, *self.compare(calls[position], frame, child.reader.size))
                 position += 1
             child.end()
@@ -285,15 +290,15 @@ class Driver:
 
     @contextmanager
     def alarm(self, size: int) -> Iterator[None]:
-        """Interrupts the decoding of a large message at the job's deadline."""
+        """Interrupts the decoding of a large message when it has taken the CPU time that is left of the job."""
         if size < _ALARM_BYTES:
             yield
             return
-        signal.setitimer(signal.ITIMER_REAL, min(max(0.01, self.deadline - time.monotonic()), wire.LONGEST_WAIT), 0.05)
+        signal.setitimer(signal.ITIMER_PROF, min(max(0.01, self.allowance.left), wire.LONGEST_WAIT), 0.05)
         try:
             yield
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
 
     # Tests that need a judge
 
@@ -336,7 +341,7 @@ class Driver:
             if frame is wire.TIMEOUT:
                 return True
             if frame is None:
-                status, message = judge.autopsy(self.cpu_seconds)
+                status, message = judge.autopsy()
                 if judge.exit == -signal.SIGKILL and status != "timeout" and not self.was_killed(solution):
                     return False
                 results.fill("failed", message.replace("the program's", "the judge's"))
@@ -359,7 +364,7 @@ class Driver:
                     results.put(frame["t"], status, frame["m"], frame["r"])
                 results.last = time.monotonic()
                 continue
-            lost = self.lost or solution.autopsy(self.cpu_seconds)
+            lost = self.lost or solution.autopsy()
             self.lost = None
             results.put(results.first_open() if frame["t"] is None else frame["t"], *lost)
             if frame["t"] is None or not self.may_go_on(results):
@@ -375,7 +380,7 @@ class Driver:
         """Whether a signal has ended the program's process. The death of its judge does not: it ends normally then."""
         if solution.is_there():
             return False
-        solution.autopsy(self.cpu_seconds)
+        solution.autopsy()
         return solution.exit < 0
 
     def solution(self, program: dict) -> tuple[Child, socket.socket]:
@@ -387,17 +392,17 @@ class Driver:
 
     def next_report(self, judge: Child, solution: Child, results: Results) -> Any:
         """The judge's next report; `None` if the judge is gone; `wire.TIMEOUT`, after filling the results, if time is up."""
-        deadline = self.test_deadline(results)
+        allowance = self.of_test()
         while True:
-            frame = judge.receive(deadline)
+            frame = judge.receive(allowance)
             if frame is not wire.TIMEOUT:
                 return frame
-            if self.lost is not None or deadline >= self.deadline:  # the judge itself hangs
+            if self.lost is not None or self.allowance.is_used_up():  # the judge itself hangs
                 results.put(results.first_open(), "timeout", "time limit reached")
                 return wire.TIMEOUT
             self.lost = ("timeout", "time limit reached")
             solution.end()
-            deadline = min(self.deadline, time.monotonic() + _JUDGE_GRACE)
+            allowance = limits.Allowance(_JUDGE_GRACE, self.cpu_time, self.allowance)
 
     # Scripts with standard input and output
 
@@ -407,11 +412,11 @@ class Driver:
             with _memory_file(stdin.encode("utf-8", "surrogateescape")) as source, _memory_file(b"") as sink:
                 child = self.child("script", {"code": self.job["code"]}, [source.fileno(), sink.fileno()])
                 self.zygote.order()
-                frame = child.receive(self.test_deadline(results))
+                frame = child.receive(self.of_test())
                 if frame is wire.TIMEOUT:
                     results.put(index, "timeout", "time limit reached")
                 elif frame is None:
-                    status, message = child.autopsy(self.cpu_seconds)
+                    status, message = child.autopsy()
                     if child.exit == 0:
                         results.put(index, *self.judge_output(sink, expected, outputs))
                     else:
@@ -454,7 +459,7 @@ class Driver:
         problem: tuple[str, str] | None = None
         for _, entry in unchecked:
             if problem is None:
-                frame = judge.receive(self.deadline)
+                frame = judge.receive(self.allowance)
                 if frame is wire.TIMEOUT:
                     problem = "timeout", "time limit reached in check_output"
                 elif frame is None or frame["t"] is None:

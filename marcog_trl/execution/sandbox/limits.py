@@ -2,6 +2,9 @@
 
 import resource
 import sys
+import time
+from collections.abc import Callable
+from typing import Optional
 
 
 FILE_SIZE = 16 << 20  # bytes that a program may write to one file: its output, or a file in its scratch folder
@@ -9,11 +12,55 @@ OPEN_FILES, LEAST_OPEN_FILES = 128, 32
 SIGNALS = 64  # pending signals, which the kernel counts over all processes of a user
 JUDGE_MEMORY_MB = 2048
 MOST_CPU_SECONDS = 10**9
+WALL_CLOCK = 10  # seconds of wall-clock time that a job may take for each second of CPU time
 
 
 def cpu_seconds(timeout: float) -> int:
-    """Limit of a program's CPU time in seconds, for a wall-clock limit of `timeout` seconds."""
+    """The kernel's limit of one process's CPU time in whole seconds, which ends it if its worker does not."""
     return int(min(timeout, MOST_CPU_SECONDS)) + 1
+
+
+class Allowance:
+    """
+    The time that a job or a test may take: seconds of CPU time, so that a busy machine ends no program that is right.
+
+    Time is also up for programs that wait: after as many seconds of wall-clock time, if in the last half of them hardly any CPU
+    time was used, and after `WALL_CLOCK` times as many in any case.
+
+    Args:
+        seconds (`float`): The CPU time, in seconds.
+        spent (`Callable[[], float]`): Returns the CPU time that the job has used so far, in seconds.
+        whole (`Allowance`, *optional*): That of the job, of which this one is a part.
+
+    Attributes:
+        look (`float`): When to ask `is_used_up` next, in seconds on the monotonic clock.
+    """
+
+    def __init__(self, seconds: float, spent: Callable[[], float], whole: Optional["Allowance"] = None):
+        self.seconds, self.spent, self.whole = seconds, spent, whole
+        self.begin = self.moved = time.monotonic()
+        self.first = self.last = spent()
+        self.look = self._soonest(self.begin + seconds / 2)
+
+    @property
+    def left(self) -> float:
+        """What is left of the CPU time, in seconds."""
+        return self.seconds - (self.spent() - self.first)
+
+    def is_used_up(self) -> bool:
+        if self.whole is not None and self.whole.is_used_up():
+            return True
+        now, spent = time.monotonic(), self.spent()
+        left = self.seconds - (spent - self.first)
+        if spent - self.last > self.seconds / 1000:
+            self.last, self.moved = spent, now
+        waited = max(self.moved + self.seconds / 2, self.begin + self.seconds)
+        end = self.begin + WALL_CLOCK * self.seconds
+        self.look = self._soonest(now + max(left, 0.01), waited, end)
+        return left <= 0 or now >= min(waited, end)
+
+    def _soonest(self, *times: float) -> float:
+        return min(times) if self.whole is None else min(*times, self.whole.look)
 
 
 def check(memory_mb: int = 0, timeout: float = 0.0) -> None:
@@ -22,7 +69,7 @@ def check(memory_mb: int = 0, timeout: float = 0.0) -> None:
 
     Args:
         memory_mb (`int`, *optional*, defaults to `0`): Address space of a program in MiB.
-        timeout (`float`, *optional*, defaults to `0.0`): Wall-clock limit of a program in seconds.
+        timeout (`float`, *optional*, defaults to `0.0`): Limit of a job's CPU time in seconds.
 
     Returns:
         `str` or `None`: The reason, or `None` if all limits are high enough.
