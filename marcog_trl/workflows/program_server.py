@@ -400,7 +400,7 @@ def _result(returned: Any, agents: list[str]) -> Result:
         if isinstance(rewards, Mapping) and not set(rewards) - set(agents):
             return Result(solution, {agent: _reward(rewards.get(agent, 0.0)) for agent in agents})
         return Result(solution, None if rewards is None else _reward(rewards))
-    except (TypeError, ValueError):  # not numbers
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # not numbers
         return Result(
             failure=f"its rewards={rewards!r:.80} are neither a number nor numbers of agents among {agents}."
         )

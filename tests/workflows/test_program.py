@@ -670,6 +670,8 @@ class TestFailures:
             float("nan"),
             {"a": float("inf")},
             [1.0],
+            10**309,
+            torch.empty((), device="meta"),
             np.float32("nan"),
             torch.tensor(float("inf")),
             np.array([1.0]),
