@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -24,6 +25,7 @@ from marcog_trl.trainers.adapter_targets import adapter_config
 from marcog_trl.trainers.algorithm import Credit, Mean, loss_mask
 from marcog_trl.trainers.batch import TeamBatch
 from marcog_trl.trainers.config import SHPPOConfig
+from marcog_trl.trainers.data import tree_of_process
 from marcog_trl.trainers.ppo import PPO, MultiAgentPPOTrainer
 
 
@@ -51,6 +53,7 @@ class SHPPO(PPO):
         self._adapter_starts_at_zero = True
         self._generator = torch.Generator()
         self._noise_key = -1, 0  # optimizer steps so far, and rollouts since the last one
+        self._process = 0
         self._agent_noise: torch.Tensor | None = None
         self._served_noise: torch.Tensor | None = None  # of the latents in vLLM's engine
 
@@ -145,20 +148,33 @@ class SHPPO(PPO):
     def _seed_noise(self, step: int, training: bool, process: int) -> None:
         """
         Seeds the noise from the number of the generation batch, so that a resumed run draws the same noise without a saved
-        state. With `latent_scope="agent"`, all processes draw the same noise.
+        state. All processes draw the same noise for an agent, and that of a row does not depend on who plays it.
         """
-        by_agent = self.args.latent_scope == "agent"
+        self._process = process
         if training:
             before, rollouts = self._noise_key
             self._noise_key = step, rollouts + 1 if step == before else 0
-        batch = (self.args.seed * 1_000_003 + self._noise_key[0]) * 1_009 + self._noise_key[1]
-        self._generator.manual_seed((batch * 1_009 + (0 if by_agent else process)) % 2**63)
-        if by_agent:
+        if self.args.latent_scope == "agent":
+            batch = (self.args.seed * 1_000_003 + self._noise_key[0]) * 1_009 + self._noise_key[1]
+            self._generator.manual_seed((batch * 1_009) % 2**63)
             self._agent_noise = self._draw(len(self.agents)) if training else self._no_noise()
 
     def _draw(self, count: int) -> torch.Tensor:
         """Draws the noise of `count` latents, `(count, d)`."""
         return torch.randn(count, self.args.latent_size, generator=self._generator).to(this_process().device)
+
+    def _draw_for(self, row: Row) -> torch.Tensor:
+        """Draws the noise of a row's latent, `(1, d)`, from its number among the rows of its slot in all processes."""
+        args, tree = self.args, tree_of_process(self.tree(training=True))
+        problems = args.per_device_train_batch_size * cast(int, args.steps_per_generation) // len(tree.slots)
+        rows = next(
+            count for level, count in zip(tree.levels, tree.rows_of_slot, strict=True) if row.slot in level.slots
+        )
+        number = self._process * problems * rows + row.episode
+        # A hash, because neighbouring seeds have similar states
+        key = repr((args.seed, self._noise_key, self.workflow.slots.index(row.slot), number))
+        self._generator.manual_seed(zlib.crc32(key.encode()))
+        return self._draw(1)
 
     def _no_noise(self) -> torch.Tensor:
         """In evaluation, a latent is its mean."""
@@ -169,7 +185,7 @@ class SHPPO(PPO):
         if self.args.latent_scope == "agent" and rows:
             assert self._agent_noise is not None
             return self._agent_noise[[self.agents.index(row.slot.agent) for row in rows]]
-        return self._draw(max(1, len(rows)))
+        return torch.cat([self._draw_for(row) for row in rows]) if rows else self._no_noise()[:1]
 
     def inputs(self, batch: TeamBatch) -> dict[str, torch.Tensor]:
         inputs = super().inputs(batch)

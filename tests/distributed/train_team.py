@@ -45,7 +45,6 @@ from marcog_trl.evaluation.evaluate import play_and_score
 from marcog_trl.preferences.pairs import Candidate, as_dataset, describe_pair, identity, identity_of
 from marcog_trl.processes import on_main
 from marcog_trl.team.settings import TeamSettings
-from marcog_trl.trainers import SHPPO
 from marcog_trl.trainers.adapter_targets import outside_zero3
 
 
@@ -152,18 +151,8 @@ class RecordedToolTrainer(RecordedGRPOTrainer):
         return [made if calls[i] else ids for i, ids in enumerate(completions)], None
 
 
-class SameNoise(SHPPO):
-    """In observation scope every process draws its own noise; here it is the same for everybody."""
-
-    def begin_rollout(self, step, training, process):
-        options = super().begin_rollout(step, training, process)
-        if training and self.has_latents and self.args.latent_scope == "observation":
-            options["noise"] = lambda rows: torch.full((max(1, len(rows)), self.args.latent_size), 0.5)
-        return options
-
-
 class RecordedSHPPOTrainer(Recorded, SHPPOTrainer):
-    algorithm_class = SameNoise
+    pass
 
 
 # Some nodes end early, and half of the problems have one turn only: processes have different numbers of nodes
