@@ -243,7 +243,7 @@ def _definitions(piece: str, place: tuple[int, int]) -> Iterator[tuple[_Definiti
 
 _READS = re.compile(r"\b(?:input\s*\(|stdin\b|open\s*\(\s*0|fileinput\b)")
 _PRINTS = re.compile(r"\b(?:print\s*\(|print\b(?=,)|stdout\b)")
-_PRETENDS_TO_READ = re.compile(r"\bstdin\s*=.*StringIO|^\s*(?:def|class) input\b", re.MULTILINE)
+_PRETENDS_TO_READ = re.compile(r"\bsys\.stdin\s*=(?!=|.*(?:stdin|\(0))|^\s*(?:def|class) input\b", re.MULTILINE)
 
 
 def _reads_and_prints(text: str) -> bool:

@@ -123,10 +123,11 @@ def _first_text(texts: Any) -> str:
     return texts[0] if texts and isinstance(texts, list) else ""
 
 
-def _json(text: str) -> Any:
+def _json(text: Any) -> Any:
+    """What a text in JSON says; `None` if it is something else."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, TypeError):
         return None
 
 
