@@ -74,7 +74,7 @@ def load_problems(
         if known is None and not columns:
             known = next((s for s in SETS.values() if s.marks and s.marks <= set(dataset.column_names)), None)
         if known is not None and known.adapt is not None and not columns and len(dataset):
-            dataset = dataset.map(known.adapt, load_from_cache_file=False)
+            dataset = dataset.map(known.adapted, load_from_cache_file=False)
             dataset = _with_tests(dataset, name_or_path) if known.may_lack_tests else dataset
     if len(dataset) == 0:
         raise ValueError(

@@ -44,11 +44,17 @@ class KnownSet:
     ambiguous: str | None = None
     may_lack_tests: bool = False
 
+    def adapted(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """A row with the common columns. A column `test` of its own stays: MBPP+ has more tests in it than in `test_list`."""
+        if self.adapt is None:
+            return dict(row)
+        own = {name: row.get(name) for name in ("test", "test_format")} if row.get("test") else {}
+        return {**self.adapt(row), **own}
+
 
 def _mbpp(row: Mapping[str, Any]) -> dict[str, Any]:
     """MBPP has no signatures: function and number of arguments are taken from the first assert."""
     tests = list(row["test_list"] or ())
-    own = row.get("test")  # MBPP+ has more tests, in one script
     text = row.get("text") or row.get("prompt") or ""
     call = first_call(tests[0], row.get("code") or "") if tests else None
     name = "" if call is None else call.func.id  # type: ignore[attr-defined]
@@ -62,8 +68,8 @@ def _mbpp(row: Mapping[str, Any]) -> dict[str, Any]:
         "task_id": f"mbpp/{row['task_id']}",
         "prompt": prompt,
         "entry_point": name,
-        "test": own or tests,
-        "test_format": None if own else "asserts",
+        "test": tests,
+        "test_format": "asserts",
         "setup": row.get("test_setup_code") or "\n".join(imports),
         "canonical_solution": row.get("code") or "",
     }

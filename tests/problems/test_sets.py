@@ -194,6 +194,16 @@ def test_rows_of_public_sets_whose_tests_cannot_be_run_are_left_out(tmp_path):
         load_problems(str(tmp_path / "bad.parquet"))
 
 
+@pytest.mark.parametrize("name", SETS)
+def test_tests_of_ones_own_stay(tmp_path, name):
+    rows = [{**row, "test": "assert double(7) == 14"} for row in SETS[name][0][:1]]
+    Dataset.from_list(rows).to_parquet(tmp_path / "set.parquet")
+    if name in ("humanevalplus", "bigcodebench", "leetcode"):
+        rows = [{**row, "entry_point": "double"} for row in rows]
+        Dataset.from_list(rows).to_parquet(tmp_path / "set.parquet")
+    assert load_problems(str(tmp_path / "set.parquet"))["test"][:] == [["assert double(7) == 14"]]
+
+
 def test_a_pickle_holds_text_only(tmp_path):
     bad = base64.b64encode(zlib.compress(pickle.dumps(print))).decode()
     Dataset.from_list([{**LIVECODEBENCH[0], "private_test_cases": bad}]).to_parquet(tmp_path / "set.parquet")
