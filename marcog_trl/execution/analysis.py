@@ -79,7 +79,9 @@ def guess_format(source: str) -> TestFormat:
     if functions and run.isdisjoint(function.name for function in functions):
         return "unittest"
     check = check_function(ast.Module(body, []))
-    if check is None or (not _checks(body) and "check" in run | _names(filter(assertions.is_main_block, body))):
+    if check is None or (
+        not _checks(body) and "check" in run | _names(node for node in body if assertions.is_main_block(node))
+    ):
         return "asserts"
     return "check"
 

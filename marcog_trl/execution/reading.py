@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from io import StringIO
-from typing import Any
+from typing import Any, cast
 
 from . import analysis, assertions
 from .analysis import TestFormat
@@ -225,7 +225,7 @@ class _Reader:
             if test_format == "unittest":
                 self.check_names(trees)
             name = analysis.checked_name(tree) if test_format == "check" else analysis.imported_name(tree)
-            return self.tests(whole, test_format, name)
+            return self.tests(whole, cast(TestFormat, test_format), name)
         if test_format != "asserts":
             raise UnusableTests(f"test_format={test_format!r}, but the tests are Python. Leave out test_format")
         tests: list[str] = []

@@ -78,6 +78,8 @@ def zero_reward(logs: Logs, args: Any) -> str | None:
     if kind in ("no_code", "syntax", "wrong_name") and truncated_replies(logs, args) is not None:
         return f"{said} Replies are cut off before the code ends: raise max_completion_length (now {args.max_completion_length})."
     advice = {
+        "unusable": "This is not the model's fault. See why with marcog_trl.problems.check_problems, and name the packages that the "
+        "tests import in the setting packages.",
         "no_code": "Ask for code in the role texts (roles), or use an instruction-tuned model (model_name_or_path).",
         "syntax": f"Lower temperature (now {args.temperature}), or use a model that writes Python (model_name_or_path).",
         "wrong_name": "Name the function to write in the prompts or the role texts (roles), or correct the column "

@@ -122,7 +122,9 @@ class Judge:
         self.restore(exports)
         module = sys.modules["tests"]
         cases = _tests_of(module) if "unittest" in sys.modules else []
-        functions = [partial(_run_function, self.space[name]) for name in self.payload["functions"]]
+        functions: list[Callable[[], None]] = [
+            partial(_run_function, self.space[name]) for name in self.payload["functions"]
+        ]
         functions += _methods_of(module)
         if not cases and not functions:
             raise NotRun("the tests have no test method")
