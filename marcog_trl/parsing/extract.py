@@ -11,7 +11,7 @@ import re
 import textwrap
 import typing
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -33,7 +33,9 @@ from marcog_trl.parsing.syntax import (
 
 
 @lru_cache(maxsize=4096)  # workflows, feedback and rewards read the same replies
-def extract_code(text: str, entry_point: str | None = None, prompt: str | None = None) -> str:
+def extract_code(
+    text: str, entry_point: str | None = None, prompt: str | None = None, names: tuple[str, ...] = ()
+) -> str:
     """
     Extract the code of a completion, with its imports, helpers and decorators.
 
@@ -49,6 +51,7 @@ def extract_code(text: str, entry_point: str | None = None, prompt: str | None =
         text (`str`): Completion.
         entry_point (`str`, *optional*): Function or class to look for, or `Solution().name`; a program if `None` or `""`.
         prompt (`str`, *optional*): Text of the problem, if it may hold code that the completion continues or uses.
+        names (`tuple[str, ...]`, *optional*): Other names that the code should define, if the completion does.
 
     Returns:
         `str`: Code that parses, or `""`.
@@ -59,7 +62,7 @@ def extract_code(text: str, entry_point: str | None = None, prompt: str | None =
         return _supply(code, unix_lines(prompt), reply.entry_point) if prompt else code
     best = reply.best()
     if reply.entry_point is None or reply.rank(best):
-        code = reply.with_helpers(best)
+        code = reply.with_helpers(best, names)
     else:
         continued = _continue(unix_lines(prompt), reply) if prompt is not None else None
         found = [_in_line(reply.text, reply.entry_point), continued, max(map(reply.code, reply.order), key=len)]
@@ -175,12 +178,17 @@ class _Reply:
             self._pieces[i] = _pieces(self.sources[i], self.budget)
         return self._pieces[i]
 
-    def with_helpers(self, i: int) -> str:
-        """The code of a source, after the imports, helpers and constants that it needs and other blocks, or pieces, have."""
+    def with_helpers(self, i: int, names: Sequence[str] = ()) -> str:
+        """
+        The code of a source, after the imports, helpers and constants that it needs and other blocks, or pieces, have. `names` are
+        needed, too.
+        """
         code = self.code(i)
         is_block = i < len(self.blocks)
         own = (i, 0) if is_block else (0, self.pieces(i).index(code) if code else 0)
-        pending = list(free_names([code]))
+        tree = parse(code)
+        bound = {name for node in (top_level(tree) if tree is not None else ()) for name in bound_names(node)}
+        pending = [*free_names([code]), *(name for name in names if name not in bound)]
         definitions = self.definitions(is_block) if pending else {}
         needed: set[_Definition] = set()
         while pending and self.budget.left > 0:
@@ -243,7 +251,7 @@ def _definitions(piece: str, place: tuple[int, int]) -> Iterator[tuple[_Definiti
 
 _READS = re.compile(r"\b(?:input\s*\(|stdin\b|open\s*\(\s*0|fileinput\b)")
 _PRINTS = re.compile(r"\b(?:print\s*\(|print\b(?=,)|stdout\b)")
-_PRETENDS_TO_READ = re.compile(r"\bstdin\s*=.*StringIO|^\s*(?:def|class) input\b", re.MULTILINE)
+_PRETENDS_TO_READ = re.compile(r"\bsys\.stdin\s*=(?!=|.*(?:stdin|\(0))|^\s*(?:def|class) input\b", re.MULTILINE)
 
 
 def _reads_and_prints(text: str) -> bool:

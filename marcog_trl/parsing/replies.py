@@ -7,19 +7,20 @@ from marcog_trl.parsing.extract import extract_code, syntax_error
 from marcog_trl.parsing.prompts import context_of
 
 
-def code_in(problem: Mapping[str, Any], reply: str, name: str | None = None) -> str:
+def code_in(problem: Mapping[str, Any], reply: str, name: str | None = None, names: tuple[str, ...] = ()) -> str:
     """
     Extract the code of a reply with [`~marcog_trl.parsing.extract.extract_code`].
 
     Args:
         problem (`Mapping`): One dataset row.
         reply (`str`): The reply.
-        name (`str`, *optional*): Function or class to look for; any code if `""`. Defaults to the problem's `entry_point`.
+        name (`str`, *optional*): Function or class to look for; a program if `""`. Defaults to the problem's `entry_point`.
+        names (`tuple[str, ...]`, *optional*): Other names that the tests use.
 
     Returns:
         `str`: Code that parses, or `""`.
     """
-    return extract_code(reply, problem.get("entry_point") if name is None else name, context_of(problem))
+    return extract_code(reply, problem.get("entry_point") if name is None else name, context_of(problem), names)
 
 
 def error_in(problem: Mapping[str, Any], reply: str, name: str | None = None) -> str | None:

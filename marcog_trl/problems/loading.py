@@ -76,7 +76,7 @@ def load_problems(
         if known is None and not columns:
             known = next((s for s in SETS.values() if s.marks and s.marks <= set(dataset.column_names)), None)
         if known is not None and known.adapt is not None and not columns and len(dataset):
-            dataset = dataset.map(known.adapt, load_from_cache_file=False)
+            dataset = dataset.map(known.adapted, load_from_cache_file=False)
             dataset = _with_tests(dataset, name_or_path) if known.may_lack_tests else dataset
     if len(dataset) == 0:
         raise ValueError(
@@ -85,17 +85,9 @@ def load_problems(
     dataset = complete_problems(
         f"problem set {name_or_path!r}", _rename(dataset, name_or_path, columns or {}), name_or_path
     )
-    for column, value in (("float_tolerance", float_tolerance), ("checker", checker)):
-        if value is not None:
-            kept = dataset.remove_columns(column) if column in dataset.column_names else dataset
-            # Tests that call a function have no output
-            values = [value if test_format == "stdio" else None for test_format in kept["test_format"]]
-            if not any(values):
-                raise ValueError(
-                    f"{column}={value!r} compares standard output, but problem set {name_or_path!r} has no such tests. "
-                    f"Leave it out."
-                )
-            dataset = kept.add_column(column, values)
+    for column, comparison in {"float_tolerance": float_tolerance, "checker": checker}.items():
+        if comparison is not None:
+            dataset = _with_comparison(dataset, name_or_path, column, comparison)
     if known is not None and known.may_lack_tests:
         dataset = _with_usable_tests(dataset, name_or_path)
     needed = {"prompt": "every episode", "test": "a reward that runs code"}
@@ -207,6 +199,17 @@ def _with_tests(dataset: Dataset, name: str) -> Dataset:
         stacklevel=3,
     )
     return kept
+
+
+def _with_comparison(dataset: Dataset, name: str, column: str, value: float | str) -> Dataset:
+    """Problems with a column that says how to compare standard output. Rows whose tests call a function have no output."""
+    kept = dataset.remove_columns(column) if column in dataset.column_names else dataset
+    values = [value if test_format == "stdio" else None for test_format in kept["test_format"]]
+    if not any(values):
+        raise ValueError(
+            f"{column}={value!r} compares standard output, but problem set {name!r} has no such tests. Leave it out."
+        )
+    return kept.add_column(column, values)
 
 
 def _with_usable_tests(dataset: Dataset, name: str) -> Dataset:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from marcog_trl.execution import Job
+from marcog_trl.execution import Job, UnusableTests
 from marcog_trl.execution.jobs import plan
 from marcog_trl.execution.packages import fault_of_imports, importable
 from marcog_trl.parsing.replies import code_in
@@ -63,7 +64,12 @@ def solution_job(problem: Mapping[str, Any], solution: str) -> Job:
     Returns:
         `Job`: The job, with the code that [`~marcog_trl.parsing.replies.code_in`] finds.
     """
-    return make_job(problem, code_in(problem, solution))
+    job = make_job(problem, "")
+    try:
+        names = plan(job).exports
+    except UnusableTests:  # the executor's verdict says why
+        names = ()
+    return replace(job, code=code_in(problem, solution, names=names))
 
 
 def number_of_tests(problem: Mapping[str, Any]) -> int:

@@ -44,11 +44,17 @@ class KnownSet:
     ambiguous: str | None = None
     may_lack_tests: bool = False
 
+    def adapted(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """A row with the common columns. A column `test` of its own stays: MBPP+ has more tests in it than in `test_list`."""
+        if self.adapt is None:
+            return dict(row)
+        own = {name: row.get(name) for name in ("test", "test_format")} if row.get("test") else {}
+        return {**self.adapt(row), **own}
+
 
 def _mbpp(row: Mapping[str, Any]) -> dict[str, Any]:
     """MBPP has no signatures: function and number of arguments are taken from the first assert."""
     tests = list(row["test_list"] or ())
-    own = row.get("test")  # MBPP+ has more tests, in one script
     text = row.get("text") or row.get("prompt") or ""
     call = first_call(tests[0], row.get("code") or "") if tests else None
     name = "" if call is None else call.func.id  # type: ignore[attr-defined]
@@ -62,8 +68,8 @@ def _mbpp(row: Mapping[str, Any]) -> dict[str, Any]:
         "task_id": f"mbpp/{row['task_id']}",
         "prompt": prompt,
         "entry_point": name,
-        "test": own or tests,
-        "test_format": None if own else "asserts",
+        "test": tests,
+        "test_format": "asserts",
         "setup": row.get("test_setup_code") or "\n".join(imports),
         "canonical_solution": row.get("code") or "",
     }
@@ -123,10 +129,11 @@ def _first_text(texts: Any) -> str:
     return texts[0] if texts and isinstance(texts, list) else ""
 
 
-def _json(text: str) -> Any:
+def _json(text: Any) -> Any:
+    """What a text in JSON says; `None` if it is something else."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, TypeError):
         return None
 
 
@@ -154,11 +161,11 @@ class _TextOnly(pickle.Unpickler):
         raise pickle.UnpicklingError(f"the tests hold {module}.{name}, but must be text")
 
 
-def _hidden_cases(text: str) -> list[dict[str, str]]:
-    """The private tests of LiveCodeBench: JSON, or JSON that is pickled, compressed and encoded."""
-    if not text:
-        return []
-    cases = _json(text)
+def _cases(given: Any) -> list[dict[str, str]]:
+    """Tests of LiveCodeBench: a list, JSON, or JSON that is pickled, compressed and encoded."""
+    if not given or isinstance(given, list):
+        return given or []
+    text, cases = given, _json(given)
     if cases is None:
         packed = zlib.decompress(base64.b64decode(text))
         cases = json.loads(_TextOnly(io.BytesIO(packed)).load())
@@ -168,7 +175,7 @@ def _hidden_cases(text: str) -> list[dict[str, str]]:
 def _livecodebench(row: Mapping[str, Any]) -> dict[str, Any]:
     metadata = row.get("metadata") or {}
     metadata = _json(metadata) or {} if isinstance(metadata, str) else metadata
-    cases = [*_hidden_cases(row["public_test_cases"]), *_hidden_cases(row.get("private_test_cases") or "")]
+    cases = [*_cases(row["public_test_cases"]), *_cases(row.get("private_test_cases"))]
     name, starter_code = metadata.get("func_name") or "", row.get("starter_code") or ""
     return {
         "task_id": f"livecodebench/{row['question_id']}",
@@ -181,11 +188,12 @@ def _livecodebench(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _prime(row: Mapping[str, Any]) -> dict[str, Any]:
     """Eurus-2-RL-Data, which also has problems of mathematics: they have no tests."""
-    cases = _json(row["reward_model"]["ground_truth"])
+    given = row["reward_model"]["ground_truth"]
+    cases = given if isinstance(given, dict) else _json(given)
     has_tests = isinstance(cases, dict) and "inputs" in cases
     return {
         "entry_point": (cases.get("fn_name") or "") if has_tests else "",
-        "test": row["reward_model"]["ground_truth"] if has_tests else "",
+        "test": json.dumps(cases) if has_tests else "",
     }
 
 
@@ -204,9 +212,14 @@ def _verifiable(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _deepcoder(row: Mapping[str, Any]) -> dict[str, Any]:
     starter_code = row.get("starter_code") or ""
+    cases = row["tests"] if isinstance(row["tests"], list | dict) else _json(row["tests"])
+    first = cases[0] if isinstance(cases, list) and cases else cases
+    metadata = (first.get("metadata") or {}) if isinstance(first, dict) else {}
+    name = (first.get("fn_name") or metadata.get("func_name") or "") if isinstance(first, dict) else ""
     return {
-        "prompt": _with_starter(row["problem"], starter_code),
-        "test": row["tests"],
+        "prompt": _with_starter(row["problem"], starter_code, name),
+        "entry_point": f"Solution().{name}" if name and "class Solution" in starter_code else name,
+        "test": row["tests"] if isinstance(row["tests"], str) else json.dumps(cases),
         "canonical_solution": _first_text(row.get("solutions")),
         "starter_code": starter_code,
     }

@@ -152,6 +152,7 @@ PROGRAM = "n = int(input())\nprint(2 * n)"
     [
         "The core:\n```python\ndef double(n):\n    return 2 * n\n```",
         "To try it:\n```python\nimport io, sys\nsys.stdin = io.StringIO('2')\nprint(2 * int(input()))\n```",
+        "From a file:\n```python\nimport sys\nsys.stdin = open('input.txt')\nprint(2 * int(input()))\n```",
         "```bash\npython a.py\n```",
         "It prints:\n```text\nprint(int(input()))\n```",
         "It prints:\n```\n4\n```",

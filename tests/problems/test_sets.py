@@ -167,6 +167,43 @@ def test_references_pass(tmp_path, executor):
         assert [verdict.status for verdict in executor.run(jobs)] == ["passed"] * len(problems), name
 
 
+def test_tests_and_metadata_may_be_mappings(tmp_path, executor):
+    cases = {"inputs": ["1\n"], "outputs": ["2\n"], "fn_name": None}
+    functional = [{"input": "[1]", "output": "[2]", "testtype": "functional", "metadata": {"func_name": "double"}}]
+    for row, reply in (
+        ({**APPS[0], "input_output": cases}, DOUBLE),
+        (
+            {
+                **LIVECODEBENCH[0],
+                "public_test_cases": [{"input": "1", "output": "2", "testtype": "stdin"}],
+                "metadata": {"a": 1},
+            },
+            DOUBLE,
+        ),
+        ({**PRIME[0], "reward_model": {"ground_truth": cases, "style": "rule"}}, DOUBLE),
+        ({**VERIFIABLE[0], "verification_info": json.loads(VERIFIABLE[0]["verification_info"])}, DOUBLE),
+        ({**DEEPCODER[0], "tests": cases}, DOUBLE),
+        ({**DEEPCODER[0], "starter_code": STARTER, "tests": json.dumps(functional)}, METHOD),
+    ):
+        Dataset.from_list([row]).to_parquet(tmp_path / "set.parquet")
+        (problem,) = load_problems(str(tmp_path / "set.parquet"))
+        assert executor.run([solution_job(problem, reply)])[0].status == "passed"
+
+
+def test_names_that_tests_use_come_from_any_block(executor):
+    fence = "`" * 3
+    reply = f"{fence}python\n{FUNCTION}\n{fence}\nand\n{fence}python\ndef triple(x):\n    return 3 * x\n{fence}"
+    for test in (["assert double(1) == 2", "assert triple(1) == 3"], ["assert triple(double(1)) == 6"]):
+        for entry_point in ("double", "triple"):
+            problem = {
+                "prompt": "Write double and triple.",
+                "entry_point": entry_point,
+                "test": test,
+                "test_format": "asserts",
+            }
+            assert executor.run([solution_job(problem, reply)])[0].status == "passed"
+
+
 def test_rows_without_tests_in_python_are_left_out(tmp_path):
     mathematics = {**PRIME[0], "ability": "math", "reward_model": {"ground_truth": "\\frac{1}{2}", "style": "rule"}}
     Dataset.from_list([*PRIME, mathematics]).to_parquet(tmp_path / "set.parquet")
@@ -192,6 +229,16 @@ def test_rows_of_public_sets_whose_tests_cannot_be_run_are_left_out(tmp_path):
     Dataset.from_list([fixture]).to_parquet(tmp_path / "bad.parquet")
     with pytest.raises(ValueError, match="test_one takes tmp_path"):
         load_problems(str(tmp_path / "bad.parquet"))
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_tests_of_ones_own_stay(tmp_path, name):
+    rows = [{**row, "test": "assert double(7) == 14"} for row in SETS[name][0][:1]]
+    Dataset.from_list(rows).to_parquet(tmp_path / "set.parquet")
+    if name in ("humanevalplus", "bigcodebench", "leetcode"):
+        rows = [{**row, "entry_point": "double"} for row in rows]
+        Dataset.from_list(rows).to_parquet(tmp_path / "set.parquet")
+    assert load_problems(str(tmp_path / "set.parquet"))["test"][:] == [["assert double(7) == 14"]]
 
 
 def test_a_pickle_holds_text_only(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
+from marcog_trl.problems import load_problems, solution_job
 from marcog_trl.rewards import REWARD_NAMES, class_reward, make_reward, solutions
 
 
@@ -84,3 +85,73 @@ def test_script_that_needs_nothing_but_tests(tiny_model, tmp_path, executor, mon
 def test_formats_are_guessed(executor, test):
     columns = {"test": [test], "entry_point": ["f"], "executor": executor}
     assert make_reward("execution_reward")(["Write f."], ["def f(x):\n    return x + 1"], **columns) == [0.5]
+
+
+RIGHT, PROGRAM = "def f(x):\n    return 2 * x", "print(2 * int(input()))"
+
+
+@pytest.mark.parametrize(
+    ("reply", "test"),
+    [
+        (PROGRAM, '{"inputs": ["2\\n"], "outputs": ["4\\n"]}'),
+        (PROGRAM, [{"input": "2\n", "output": "4\n", "testtype": "stdin"}]),
+        (PROGRAM, {"input": ["2\n"], "output": ["4\n"]}),
+        (RIGHT, "from solution import f\n\ndef test_f():\n    assert f(1) == 2\n"),
+        (RIGHT, "def assert_eq(a, b):\n    assert a == b\n\nassert_eq(f(1), 2)\n"),
+        (RIGHT, ["assert f(1) == 2", ""]),
+    ],
+)
+def test_tests_are_read_as_by_load_problems(executor, tmp_path, reply, test):
+    (reward,) = make_reward("execution_reward")(["Write f."], [reply], test=[test], executor=executor)
+    assert reward == 1.0
+    Dataset.from_list([{"prompt": "Write f.", "test": test}]).to_json(tmp_path / "set.jsonl")
+    [problem] = load_problems(str(tmp_path / "set.jsonl"))
+    assert executor.run([solution_job(problem, reply)])[0].status == "passed"
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTION_REWARDS))
+@pytest.mark.parametrize(
+    ("test", "message"),
+    [
+        (["assert f(1) =="], r"tests\[0\]='assert f\(1\) ==' does not parse"),
+        (["f(1) == 2"], "is not asserted"),
+        (["import pytest\nassert f(1) == pytest.approx(2)"], r"packages=\['pytest'\]"),
+        ([{"question": "2"}], r"the keys \['question'\]"),
+    ],
+)
+def test_tests_that_cannot_be_run_end_the_training(executor, name, test, message):
+    """They are not a reward of 0, of which nobody is told."""
+    with pytest.raises(ValueError, match=message) as error:
+        make_reward(name)([FUNCTION["prompt"]], [RIGHT], test=[test], entry_point=["f"], executor=executor)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "after", ["from solution import f\nprint(f(3))", "def f(x):\n    ...", "def g():\n    return 1"]
+)
+def test_the_entry_point_is_taken_from_the_tests(executor, after):
+    reply = f"```python\n{RIGHT}\n```\nThen:\n```python\n{after}\n```"
+    assert make_reward("execution_reward")(["Write f."], [reply], test=[["assert f(2) == 4"]], executor=executor) == [
+        1
+    ]
+
+
+def parts(role, *texts):
+    return [{"role": role, "content": [{"type": "text", "text": text} for text in texts]}]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion", "reward"),
+    [
+        (parts("user", "Write f."), [{"role": "assistant", "content": RIGHT}], 1.0),
+        (parts("user", "Write ", "f."), parts("assistant", "def f(x):\n", "    return 2 * x"), 1.0),
+        (parts("user", "Write f."), [{"role": "assistant", "tool_calls": [{}]}], 0.0),
+        (parts("user", "Write f."), [{"role": "assistant", "content": None, "tool_calls": [{}]}], 0.0),
+        (parts("user", "Write f."), [{"role": "assistant", "content": ""}, {"role": "tool", "content": RIGHT}], 0.0),
+        ([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Write f."}]}], RIGHT, 1.0),
+        (parts("user", "Write f."), [], 0.0),
+    ],
+)
+def test_messages_in_parts_and_calls_of_tools(executor, prompt, completion, reward):
+    given = {"test": [["assert f(1) == 2"]], "executor": executor}
+    assert make_reward("execution_reward")([prompt], [completion], **given) == [reward]

@@ -6,6 +6,8 @@ from datasets import IterableDataset
 
 from marcog_trl.agents import Workflow
 from marcog_trl.evaluation.evaluate import evaluate_team
+from marcog_trl.problems import solution_job
+from marcog_trl.team import Team
 
 
 BAD = {3: "assert f(1) = 1", 5: "break", 60: "assert f("}
@@ -111,3 +113,36 @@ def test_what_prompts_and_tests_tell_may_be_missing(tiny_model, tmp_path):
     assert trainer.train_dataset["entry_point"] == [f"f{i}" for i in range(4)]
     with pytest.warns(UserWarning, match="problems has no column 'test_format' and 'entry_point'"):
         assert evaluate_team(trainer.team, data, num_samples=1)["problems"] == 4
+
+
+IMPORTING = [
+    {"prompt": "def f(x):\n    ...\n", "entry_point": "f", "test_format": "unittest"}
+    | {"test": "import pytest\n\ndef test_f():\n    assert f(1) == pytest.approx(2)\n"}
+] * 8
+
+
+def test_packages_that_tests_import_have_to_be_named(tiny_model, tmp_path):
+    """Before the model is loaded. They are part of the team, and allowed in training, for one problem, and in evaluations."""
+    data = teams.Dataset.from_list(IMPORTING)
+    message = r"no problem can be used.*the tests import 'pytest', which needs packages=\['pytest'\]"
+    for options in ({"data": data}, {"data": teams.Dataset.from_list(rows(2)), "eval_dataset": data}):
+        with pytest.raises(ValueError, match=message):
+            teams.make("nobody/no-such-model", tmp_path, reward="execution_reward", **options)
+    with pytest.raises(ValueError, match=r"packages=\['pandaz'\]: 'pandaz' is not installed"):
+        teams.make("nobody/no-such-model", tmp_path, reward="execution_reward", data=data, packages=["pandaz"])
+    options = {"isolation": "best_effort", "num_workers": 1, "packages": ["pytest"], "execution_timeout": 60.0}
+    trainer = teams.make(tiny_model, tmp_path, reward="execution_reward", data=data, **options)
+    right = "def f(x):\n    return 2 * x"
+    [verdict] = trainer.executor.run([solution_job(data[0], right)])
+    assert verdict.status == "passed", verdict
+    trainer.save_model(tmp_path / "saved")
+    trainer.executor.close()
+    options = {"isolation": "best_effort", "num_workers": 1}
+    team = Team.from_pretrained(tmp_path / "saved", **options)
+    assert list(team.settings.packages) == ["pytest"] and not team.solve(IMPORTING[0]).verdict.unusable
+    team.close()
+    team = Team.from_pretrained(tmp_path / "saved", packages=[], **options)
+    for use in (lambda: team.solve(IMPORTING[0]), lambda: evaluate_team(team, data, num_samples=1)):
+        with pytest.raises(ValueError, match=r"packages=\['pytest'\]"):
+            use()
+    team.close()
