@@ -775,9 +775,9 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
                 self._metrics["eval"].pop(name, None)
         _, _, dataset = self._eval_prefix.partition("eval_")
         if dataset and not self.model.training:  # TRL would give all datasets the same names
-            values = {f"{dataset}_{name}": value for name, value in self._metrics["eval"].items()}
+            named = {f"{dataset}_{name}": value for name, value in self._metrics["eval"].items()}
             self._metrics["eval"].clear()
-            self._metrics["eval"].update(values)
+            self._metrics["eval"].update(named)
 
     # Optimize
 
