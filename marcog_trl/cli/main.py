@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         `int`: The exit status.
 
     Raises:
-        SystemExit: With status 2 after one line, if the command or its flags are wrong.
+        SystemExit: With status 2 after one line, if the command or its flags are wrong; with 0 after the help of a command.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     if argv[:1] in (["--help"], ["-h"]):
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     kept = kept_help(argv) if argv[:1] and argv[0] in COMMANDS else None
     if kept is not None:
         print(kept, end="")
-        return 0
+        raise SystemExit(0)  # as a parser does
     with warnings_once(), interrupts() as status:
         with one_line(ValueError):
             if not argv:

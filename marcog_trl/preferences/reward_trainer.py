@@ -117,8 +117,8 @@ class TeamRewardTrainer(RewardTrainer):
             quantization_config=quantization_config,
             peft_config=peft_config or (None if isinstance(model, PeftModel) else default_adapter()),
         )
-        if self.args.disable_dropout:
-            disable_dropout(self.model)
+        if cast(TeamRewardConfig, self.args).disable_dropout:
+            disable_dropout(cast(Any, self.model))
 
     def _prepare_dataset(self, dataset, processing_class, args, dataset_name):
         if "chosen_ids" not in dataset.column_names:  # TRL prepares again what `evaluate` is given

@@ -38,14 +38,15 @@ def disable_dropout(model: nn.Module) -> None:
         off = _noise_in(config)
         kept.append((config, {name: getattr(config, name) for name in off}))
         vars(config).update(off)
-    model._own_dropout = kept  # type: ignore[assignment]
+    if not hasattr(model, "dropout_of_configs"):  # otherwise it is off already
+        model.dropout_of_configs = kept  # type: ignore[assignment]
 
 
 @contextmanager
 def own_dropout(model: nn.Module) -> Iterator[None]:
     """Gives the configuration of a model its own dropout back for a time, such as to save it."""
     with ExitStack() as stack:
-        for config, values in getattr(model, "_own_dropout", ()):
+        for config, values in getattr(model, "dropout_of_configs", ()):
             stack.enter_context(lent(config, **values))
         yield
 

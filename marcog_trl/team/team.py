@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import torch
 from accelerate.utils import reduce
@@ -182,7 +182,7 @@ class Team:
 
     @property
     def _causal_lm(self) -> PreTrainedModel:
-        return self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
+        return cast(Any, self.model).get_base_model() if isinstance(self.model, PeftModel) else self.model
 
     # Solving problems
 

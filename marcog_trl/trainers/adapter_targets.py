@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import DeepSpeedPlugin
@@ -111,7 +111,7 @@ def check_type(config: PeftConfig) -> None:
     Raises:
         ValueError: If the adapter is one of them.
     """
-    why = NOT_TRAINED.get(config.peft_type)
+    why = NOT_TRAINED.get(cast(PeftType, config.peft_type))
     if config.is_prompt_learning:
         why = "adds virtual tokens, which shift the tokens of a reply"
     if why is not None:

@@ -675,6 +675,17 @@ def check_output_dir(output_dir: str | Path | None) -> None:
         )
 
 
+class NamedArguments:
+    """Base of trainers, which refuses arguments that they do not have. It is not in `__init__`, whose signature is that of TRL."""
+
+    _config_class: type
+
+    def __new__(cls, *args: Any, **options: Any):
+        settings = [f.name for f in fields(cls._config_class)]
+        check_names(cls.__name__, options, TRAINER_ARGUMENTS, settings, f"args={cls._config_class.__name__}(...)")
+        return super().__new__(cls)
+
+
 def check_launcher(args: Any) -> None:
     """Refuses `deepspeed` in a process that no launcher has started, where it would miss the process group, or be ignored."""
     if args.deepspeed and not any(name in os.environ for name in ("RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK")):

@@ -29,7 +29,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -46,7 +46,6 @@ from trl.extras.profiling import profiling_context
 from trl.trainer.utils import RepeatSampler
 
 from marcog_trl.agents import Tools, Workflow, with_tools
-from marcog_trl.checks import check_names
 from marcog_trl.execution import CodeExecutor
 from marcog_trl.processes import equally_many
 from marcog_trl.report.callback import ReportCallback
@@ -80,7 +79,7 @@ from marcog_trl.trainers.argument_checks import (
     warn_of_slow_type,
 )
 from marcog_trl.trainers.batch import TeamBatch
-from marcog_trl.trainers.config import TRAINER_ARGUMENTS, MultiAgentConfig
+from marcog_trl.trainers.config import MultiAgentConfig, NamedArguments
 from marcog_trl.trainers.credit import loss_window, row_weights, rows_to_train, rows_with_signal, share_of_counted_rows
 from marcog_trl.trainers.data import (
     OrderOfEpoch,
@@ -125,7 +124,7 @@ class InFlight:
     passes: list[ForwardContext] = field(default_factory=list)
 
 
-class MultiAgentTrainer(Sharing, GRPOTrainer):
+class MultiAgentTrainer(NamedArguments, Sharing, GRPOTrainer):
     """
     Base of the trainers for teams of LLM agents that share one model and one adapter.
 
@@ -196,12 +195,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         environment_factory=None,
         workflow: Workflow | str | None = None,
         algorithm: type[Algorithm] | None = None,
-        **others: Any,
     ):
-        settings = [f.name for f in fields(self._config_class)]
-        check_names(
-            type(self).__name__, others, TRAINER_ARGUMENTS, settings, f"args={self._config_class.__name__}(...)"
-        )
         model = str(model) if isinstance(model, Path) else model
         args = check_arguments(type(self), model, args, peft_config, quantization_config, rollout_func=rollout_func)
         self.args = args  # TRL sets it too, but the checks below need it
@@ -777,9 +771,9 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
                 self._metrics["eval"].pop(name, None)
         _, _, dataset = self._eval_prefix.partition("eval_")
         if dataset and not self.model.training:  # TRL would give all datasets the same names
-            values = {f"{dataset}_{name}": value for name, value in self._metrics["eval"].items()}
+            named = {f"{dataset}_{name}": value for name, value in self._metrics["eval"].items()}
             self._metrics["eval"].clear()
-            self._metrics["eval"].update(values)
+            self._metrics["eval"].update(named)
 
     # Optimize
 

@@ -98,6 +98,13 @@ class TestSplits:
             12,
         ]
 
+    @pytest.mark.parametrize(("number", "taken"), [(None, 5), (2, 2), (9, 5)])
+    def test_evaluations_before_and_after_training_play_as_many_problems(self, number, taken):
+        script = TeamArguments("builtin", dataset_test_split="test[:5]", num_eval_problems=number)
+        _, test = script.load_splits()
+        assert test["task_id"] == load_problems("builtin", "test[:5]")["task_id"][:taken]
+        assert len(script.eval_split(test)) == taken
+
     @pytest.mark.parametrize(("number", "taken"), [(2, 2), (9, 5)])
     def test_evaluations_during_training_may_take_fewer_problems(self, number, taken):
         test = load_problems("builtin", "test[:5]")

@@ -121,7 +121,8 @@ def make(model, path, trainer=MultiAgentPPOTrainer, reward=letters, data=..., lo
         config.setdefault("critic_learning_rate", 1e-2)
     data = dataset() if data is ... else data
     made = trainer(model, reward, CONFIGS[trainer](str(path), **config), data, **arguments)
-    made.generation_config.update(**(generation or {}))
+    if generation:
+        made.generation_config.update(**generation)
     return made
 
 

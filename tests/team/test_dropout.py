@@ -112,3 +112,12 @@ def test_a_whole_model_is_saved_with_its_dropout(tiny_model, tmp_path):
     for folder in (tmp_path, tmp_path / "agents"):
         assert json.loads((folder / "config.json").read_text())["attention_dropout"] == 0.3
     assert agree(passes(trainer.model))
+
+
+def test_a_model_that_is_used_again_keeps_its_dropout():
+    model = model_of("qwen2")
+    for _ in range(2):
+        disable_dropout(model)
+    with own_dropout(model):
+        assert model.config.attention_dropout == 0.3
+    assert model.config.attention_dropout == 0.0
