@@ -22,7 +22,7 @@ _COMMON_MODULES = {
     name: name
     for name in (
         "bisect cmath collections copy datetime decimal fractions functools heapq itertools json math operator os random re "
-        "statistics string sys time typing numpy"
+        "statistics string sys time typing unittest numpy pytest"
     ).split()
 } | {"np": "numpy"}
 _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -84,6 +84,13 @@ def guess_format(source: str) -> TestFormat:
     ):
         return "asserts"
     return "check"
+
+
+def collected(body: Iterable[ast.stmt]) -> list[ast.stmt]:
+    """Statements of a module of tests that run when its tests are collected, without imports that only others need."""
+    found = [node for node in body if not assertions.is_main_block(node) and not assertions.runs_tests(node)]
+    used = _names(found)
+    return [node for node in found if not isinstance(node, ast.Import) or not used.isdisjoint(bound_names(node))]
 
 
 def test_functions(body: Sequence[ast.stmt]) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:

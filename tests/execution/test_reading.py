@@ -57,6 +57,8 @@ FORMS = {
     "module named as nothing else": "from double_the_number import f\nassert f(1) == 2\n",
     "star": "from solution import *\nassert f(1) == 2\n",
     "mark of Windows": "\ufeffassert f(1) == 2\r\nassert f(2) == 4\r\n",
+    "main of pytest": "import pytest\n\ndef test_f():\n    assert f(1) == 2\n\nif __name__ == '__main__':\n    import sys\n    sys.exit(pytest.main([__file__]))\n",
+    "unittest without an import": CASE.removeprefix("import unittest\n"),
     "margin": "    assert f(1) == 2\n    assert f(2) == 4\n",
     "array": np.array(["assert f(1) == 2"]),
     "calls": {"fn_name": "f", "inputs": [[1], [2]], "outputs": [2, 4]},
@@ -256,6 +258,7 @@ def test_imports_are_checked_before_anything_runs(executor):
             "from no_such_package.inner import g\nassert f(1) == g(2)",
             "import 'no_such_package', which is not installed",
         ),
+        ("assert f(1) == pytest.approx(2)", "import 'pytest'"),
         ("import os.path, yaml\nassert f(1) == 2", "import 'yaml'"),
     ):
         job = Job(RIGHT, [text], entry_point="f")
