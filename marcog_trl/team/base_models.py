@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
+from peft import PeftConfig, PeftModel
 from peft.utils.integrations import gather_params_ctx
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoTokenizer
+from transformers.utils import find_adapter_config_file
 
 from marcog_trl.team.modules import ATTRIBUTE
 
 
 WHERE_FROM = ("revision", "trust_remote_code", "token", "cache_dir", "subfolder")
+TRAIN_FURTHER = "PeftModel.from_pretrained(base_model, adapter_folder, is_trainable=True)"
 
 
 def check_model(field: str, name: str, tokenizer: bool = True, **model_init_kwargs: Any) -> None:
@@ -31,6 +33,7 @@ def check_model(field: str, name: str, tokenizer: bool = True, **model_init_kwar
     Raises:
         ValueError: If something is missing or cannot be read.
     """
+    check_no_adapter(field, name, **model_init_kwargs)
     options = {key: model_init_kwargs[key] for key in WHERE_FROM if key in model_init_kwargs}
     try:
         config = AutoConfig.from_pretrained(name, **options)
@@ -41,6 +44,27 @@ def check_model(field: str, name: str, tokenizer: bool = True, **model_init_kwar
                 pass
     except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f"{field}={name!r} cannot be loaded: {' '.join(str(error).split())}") from error
+
+
+def check_no_adapter(field: str, name: str, **model_init_kwargs: Any) -> None:
+    """
+    Refuses the name of an adapter in place of a model's. transformers would load it into its base, from where it is not saved.
+
+    Args:
+        field, name, model_init_kwargs: See [`check_model`].
+
+    Raises:
+        ValueError: If the folder or repository has an adapter.
+    """
+    options = {
+        key: model_init_kwargs[key] for key in set(WHERE_FROM) - {"trust_remote_code"} if key in model_init_kwargs
+    }
+    if find_adapter_config_file(name, **options) is not None:
+        base = PeftConfig.from_pretrained(name, **options).base_model_name_or_path
+        raise ValueError(
+            f"{field}={name!r} is an adapter of {base!r}, not a model. Use {base!r}. To train the adapter further, pass {TRAIN_FURTHER} "
+            "as model of a trainer."
+        )
 
 
 def check_vocabulary(config: Any, tokenizer: Any) -> None:

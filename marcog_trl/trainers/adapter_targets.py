@@ -17,9 +17,8 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
-from transformers.utils import find_adapter_config_file
 
-from marcog_trl.team.base_models import WHERE_FROM
+from marcog_trl.team.base_models import TRAIN_FURTHER, check_no_adapter
 
 
 # In models with fused experts, PEFT maps these names to parts of the experts, even if other layers have them
@@ -132,22 +131,14 @@ def check_adapter_of(model: Any, model_init_kwargs: dict[str, Any]) -> None:
     Raises:
         ValueError: If an adapter of the model is not the one that can be trained.
     """
-    way = "PeftModel.from_pretrained(base_model, adapter_folder, is_trainable=True)"
     if isinstance(model, str):
-        options = {key: model_init_kwargs[key] for key in WHERE_FROM if key in model_init_kwargs}
-        options.pop("trust_remote_code", None)
-        if find_adapter_config_file(model, **options) is not None:
-            base = PeftConfig.from_pretrained(model, **options).base_model_name_or_path
-            raise ValueError(
-                f"model={model!r} is an adapter of {base!r}. To train it further, pass {way} as model. To train another one, pass "
-                f"model={base!r}."
-            )
+        check_no_adapter("model", model, **model_init_kwargs)
         return
     layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
     if not isinstance(model, PeftModel):
         if layers:
             raise ValueError(
-                f"model, a {type(model).__name__}, has an adapter that this trainer cannot save. To train it further, pass {way}. To "
+                f"model, a {type(model).__name__}, has an adapter that this trainer cannot save. To train it further, pass {TRAIN_FURTHER}. To "
                 "train another one, pass the base model."
             )
         return

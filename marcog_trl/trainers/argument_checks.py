@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from datasets import Dataset, IterableDataset
@@ -59,8 +59,8 @@ def check_arguments(
 
 def check_is_saved(model: PreTrainedModel, description: TeamDescription, args: Any) -> None:
     """
-    Refuses a model whose weights are not those of the folder that its configuration names: the team would be loaded on others. A
-    collective operation.
+    Refuses a model whose weights are not those of the folder that its configuration names: the team, and the reference of `beta` if
+    all weights are trained, would be loaded with others. A collective operation.
 
     Args:
         model ([`~transformers.PreTrainedModel`]): The base model that a user passed. One that is quantised is not compared.
@@ -72,7 +72,7 @@ def check_is_saved(model: PreTrainedModel, description: TeamDescription, args: A
     """
     if getattr(model, "is_quantized", False):
         return
-    name, ours = model.config.name_or_path, cast(dict, description.base_fingerprint)
+    name, ours = model.config.name_or_path, description.base_fingerprint or fingerprint(model)
     # Bits are compared in bfloat16, see `fingerprint`
     dtype = torch.float16 if model.dtype == torch.float16 else torch.bfloat16
     revision = description.revision or "main"
@@ -90,7 +90,7 @@ def check_is_saved(model: PreTrainedModel, description: TeamDescription, args: A
     found = on_main(difference)
     if found is not None:
         raise ValueError(
-            f"model has weights that are in no folder, so that a saved team could not be loaded again: {found}. Save the base model and "
+            f"model has weights that are in no folder, from which its team or its reference could be loaded: {found}. Save the base model and "
             "its tokenizer with save_pretrained('my_base'), and pass model='my_base' (or load it from there, and add the adapter). If it is "
             "another revision, name it in model_init_kwargs={'revision': ...}."
         )

@@ -340,7 +340,9 @@ def check_same_adapter(name: str, folder: Path, model: Any) -> None:
 
 
 def _as_saved(value: Any) -> str:
-    return json.dumps(sorted(value) if isinstance(value, set) else value, default=str)
+    """A setting of an adapter as text, where the order of names does not count."""
+    is_names = isinstance(value, set | list | tuple) and all(isinstance(name, str) for name in value)
+    return json.dumps(sorted(value) if is_names else value, default=str)
 
 
 def check_resumable(name: str, checkpoint: Path, description: TeamDescription) -> None:

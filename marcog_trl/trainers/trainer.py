@@ -295,7 +295,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
             modules=self._attach_modules(),
             executor=executor,
         )
-        if not isinstance(model, str) and not args.full_finetuning:
+        if not isinstance(model, str) and (not args.full_finetuning or args.beta != 0):
             check_is_saved(self._causal_lm, self.team.description, args)
         if self.algorithm.serves_agents:
             self._serve_agents()
@@ -340,7 +340,7 @@ class MultiAgentTrainer(Sharing, GRPOTrainer):
         if modules is None:
             return None
         optim = OptimizerNames(self.args.optim).value
-        if optim.endswith("layerwise") or "lomo" in optim:
+        if self.algorithm.parameter_groups() and (optim.endswith("layerwise") or "lomo" in optim):
             raise ValueError(
                 f"optim={optim!r} updates weights in the backward pass, at one learning rate, but {self._name} trains networks with "
                 "rates of their own. Set another optim, such as 'galore_adamw' or 'adamw_torch'."

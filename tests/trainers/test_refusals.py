@@ -295,6 +295,8 @@ class TestWeightsThatAreInNoFolder:
     def test_are_saved_with_the_team_if_all_are_trained(self, tiny_model, tmp_path):
         model, tokenizer = changed_by_an_adapter(tiny_model), AutoTokenizer.from_pretrained(tiny_model)
         teams.make(model, tmp_path, GRPO, processing_class=tokenizer, **ALL_WEIGHTS)
+        with pytest.raises(ValueError, match="from which its team or its reference could be loaded"):
+            teams.make(model, tmp_path, GRPO, processing_class=tokenizer, beta=0.1, **ALL_WEIGHTS)
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
     def test_are_not_those_of_another_type(self, tiny_model, tmp_path, dtype):
