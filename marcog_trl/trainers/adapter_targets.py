@@ -202,8 +202,6 @@ def adapter_config(model: Any, peft_config: PeftConfig | None, args: Any, expert
             peft_config = dataclasses.replace(peft_config, target_modules=names)
         return peft_config
     own = model.peft_config["default"]
-    own.base_model_name_or_path, own.revision = (
-        model.config.name_or_path,
-        loading.get("revision", own.revision),
-    )  # may have moved
+    own.base_model_name_or_path = model.config.name_or_path  # the base may have moved
+    own.revision = loading.get("revision", own.revision)
     return peft_config  # TRL raises if both are given
