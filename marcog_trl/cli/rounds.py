@@ -88,8 +88,10 @@ def _check_folder(folder: Path, resume: str | bool | None, overwrite: bool) -> N
     if not (folder / ROUNDS_FILE).is_file():
         return
     if overwrite and not resume:
-        for path in (*folder.glob("round_*"), folder / ROUNDS_FILE):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for path in folder.glob("round_[0-9][0-9]*"):
+            if path.is_dir() and path.name.removeprefix("round_").isdecimal():
+                shutil.rmtree(path)
+        (folder / ROUNDS_FILE).unlink()
     elif not resume:
         raise ValueError(
             f"output_dir={str(folder)!r} holds rounds of an earlier run. Set --resume_from_checkpoint true to continue it, "

@@ -100,4 +100,5 @@ def single_agent(
         if field.name in PROGRAM_OPTIONS:
             setattr(of_one, field.name, field.default)
     base = base_model or saved.base_model
-    return untrained_team(base, of_one, load_tokenizer(path), as_trained(saved, model_init_kwargs))
+    of_base = replace(saved, base_model=base, revision=None if base_model else saved.revision)
+    return untrained_team(base, of_one, load_tokenizer(path), as_trained(of_base, model_init_kwargs))

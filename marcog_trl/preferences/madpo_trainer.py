@@ -41,10 +41,13 @@ from marcog_trl.team.dropout import disable_dropout
 from marcog_trl.team.lending import lent
 from marcog_trl.team.loading import (
     check_adapter,
+    check_base,
     check_has_adapter,
     check_layers,
     find_team,
     load_modules,
+    of_revision,
+    reading,
     settings_with,
     warn_of_quantization,
 )
@@ -140,6 +143,7 @@ class MADPOTrainer(Sharing, DPOTrainer):
         self.workflow = settings.make_workflow(workflow)
         self.agents = [agent.name for agent in self.workflow.agents]
         check_adapter(self._start, saved)
+        args.model_init_kwargs = of_revision(saved, cast(dict | None, args.model_init_kwargs))
         self._reference = self._start if ref_model is None else find_team(ref_model)
         check_same_team(f"ref_model={str(ref_model)!r}", self._reference, saved, but=("trainer",))
         self._problems = _prompts_of(train_dataset)
@@ -192,6 +196,8 @@ class MADPOTrainer(Sharing, DPOTrainer):
 
     def _make_team(self, saved: TeamDescription) -> None:
         """Loads the weights of the saved team into the model, and the team's modules beside it."""
+        with reading(f"{str(self._start)!r}", "Use the base model of its training."):
+            check_base(saved, self.model)
         check_layers(self.model, self._start / ADAPTER_FILES[1])
         modules = load_modules(self._start, self.model, self._team_settings, self.agents)
         if modules is not None:

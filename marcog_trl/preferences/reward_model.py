@@ -94,9 +94,13 @@ class TeamRewardModel:
         saved = read_json(path / REWARD_MODEL_FILE, "mean", "std", "dtype", "autocast")
         tokenizer = AutoTokenizer.from_pretrained(path)
         is_adapter = (path / "adapter_config.json").is_file()
-        base = str(PeftConfig.from_pretrained(str(path)).base_model_name_or_path) if is_adapter else str(path)
+        config = PeftConfig.from_pretrained(str(path)) if is_adapter else None
+        base = str(path) if config is None else str(config.base_model_name_or_path)
+        revision = "main" if config is None else config.revision or "main"
         with suppress_seqcls_warning():
-            model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, dtype=saved["dtype"])
+            model = AutoModelForSequenceClassification.from_pretrained(
+                base, num_labels=1, revision=revision, dtype=saved["dtype"]
+            )
         # Not PEFT's AutoPeftModel, which fits the embeddings to the tokenizer
         model = PeftModel.from_pretrained(model, str(path)) if is_adapter else model
         model.config.get_text_config().pad_token_id = tokenizer.pad_token_id

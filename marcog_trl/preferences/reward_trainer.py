@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -105,9 +105,14 @@ class TeamRewardTrainer(RewardTrainer):
                     f"train_dataset and eval_dataset share {len(shared)} problems, such as {min(shared)!r}. Use "
                     "hold_out_problems(pairs), which splits by problems."
                 )
+        args = args or TeamRewardConfig("reward_model")
+        peft_config = peft_config or (None if isinstance(model, PeftModel) else default_adapter())
+        loading = cast(dict, args.model_init_kwargs or {})
+        if peft_config is not None and "revision" in loading:  # of the base model
+            peft_config = replace(peft_config, revision=loading["revision"])
         super().__init__(
             model=model,
-            args=args or TeamRewardConfig("reward_model"),
+            args=args,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             processing_class=processing_class,
@@ -115,7 +120,7 @@ class TeamRewardTrainer(RewardTrainer):
             callbacks=callbacks,
             optimizers=optimizers,
             quantization_config=quantization_config,
-            peft_config=peft_config or (None if isinstance(model, PeftModel) else default_adapter()),
+            peft_config=peft_config,
         )
         if cast(TeamRewardConfig, self.args).disable_dropout:
             disable_dropout(cast(Any, self.model))

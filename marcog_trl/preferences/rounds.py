@@ -49,10 +49,17 @@ from marcog_trl.team.base_models import load_tokenizer
 from marcog_trl.team.data_checks import check_dataset
 from marcog_trl.team.description import ADAPTER_FILES, MODULES_FILE, TEAM_FILE, TeamDescription, agents_of
 from marcog_trl.team.hub import root_files
-from marcog_trl.team.loading import check_has_adapter, find_team, load_base_model, make_modules, settings_with
+from marcog_trl.team.loading import (
+    check_has_adapter,
+    find_team,
+    load_base_model,
+    make_modules,
+    of_revision,
+    settings_with,
+)
 from marcog_trl.team.settings import TeamSettings
 from marcog_trl.team.team import Team
-from marcog_trl.trainers.adapter_targets import outside_zero3, resolve_all_linear
+from marcog_trl.trainers.adapter_targets import check_start, outside_zero3, resolve_all_linear
 from marcog_trl.trainers.checkpointing import delete_checkpoints, last_whole_checkpoint
 from marcog_trl.trainers.config import MultiAgentGRPOConfig, SHPPOConfig
 from marcog_trl.trainers.grpo import MultiAgentGRPOTrainer
@@ -507,6 +514,7 @@ class MARLHFRounds(PreferenceRounds):
         if args.start_team is not None:
             saved = TeamDescription.read(find_team(args.start_team) / TEAM_FILE)
             base_model, workflow = saved.base_model, TeamSettings.of(args).make_workflow()
+            args.model_init_kwargs = of_revision(saved, cast(dict | None, args.model_init_kwargs))
             ours = type(workflow).__name__, workflow.num_turns, agents_of(workflow)
             if ours != (saved.workflow, saved.num_turns, saved.agents):
                 raise ValueError(
@@ -663,6 +671,8 @@ def save_untrained_team(
     path, settings = Path(path), settings or TeamSettings()
     played = settings.make_workflow(workflow)
     config = peft_config or LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules="all-linear")
+    check_start(config)
+    config = dataclasses.replace(config, revision=(model_init_kwargs or {}).get("revision"))
     sharing = settings.parameter_sharing
     if sharing != "shared":
         check_peft_config(config)

@@ -14,8 +14,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from peft import PeftModel
+
 from marcog_trl.agents import Tools, Workflow, WorkflowFile
 from marcog_trl.files import read_json, write_json, write_whole
+from marcog_trl.team.base_models import fingerprint, same_weights
 from marcog_trl.team.settings import MACHINE_SETTINGS, TeamSettings
 from marcog_trl.workflows import is_own
 from marcog_trl.workflows.from_file import file_of, in_folder, names_file
@@ -27,8 +30,8 @@ ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")  # as PEFT 
 MODEL_FILES = ("model.safetensors", "model.safetensors.index.json")  # one of them, as transformers names them
 TEAM_FORMAT = 4
 # Settings that change what a saved team generates, and how it was trained
-_OF_TRAINING = {"full_finetuning", "critic", "critic_backprop"}
-_SAVED_SETTINGS = {f.name for f in fields(TeamSettings)} - MACHINE_SETTINGS | _OF_TRAINING
+OF_TRAINING = {"full_finetuning", "critic", "critic_backprop", "optim"}
+_SAVED_SETTINGS = {f.name for f in fields(TeamSettings)} - MACHINE_SETTINGS | OF_TRAINING
 # A checkpoint can be resumed only if these agree
 _IDENTITY = (
     "format_version", "trainer", "base_model", "full_finetuning", "agents", "workflow", "num_turns", "modules"
@@ -54,6 +57,8 @@ class TeamDescription:
         versions (`dict[str, str]`): Versions of the packages that wrote the file.
         dtype (`str`, *optional*, defaults to `"float32"`): Type of the base model's weights in training.
         quantization_config (`dict`, *optional*): How the base model was quantised in training.
+        revision (`str`, *optional*): Branch, tag or commit of the base model on the Hub, if one was named.
+        base_fingerprint (`dict[str, int]`, *optional*): What tells the base model from others of its name: see [`fingerprint`].
         note (`str`, *optional*): A note for readers of the file.
         trained_as (`list[dict]`, *optional*): The agents of the training, if they differ from `agents`.
         source_file ([`WorkflowFile`], *optional*): The file of the workflow, if it was loaded from one. It is written beside
@@ -77,6 +82,8 @@ class TeamDescription:
     )
     dtype: str = "float32"
     quantization_config: dict[str, Any] | None = None
+    revision: str | None = None
+    base_fingerprint: dict[str, int] | None = None
     note: str | None = None
     trained_as: list[dict[str, Any]] | None = None
     source_file: WorkflowFile | None = field(default=None, repr=False)
@@ -116,6 +123,8 @@ class TeamDescription:
             settings=saved_settings(settings),
             dtype=dtype_of(model),
             quantization_config=None if quantised is None else quantised.to_dict(),
+            revision=model.peft_config["default"].revision if isinstance(model, PeftModel) else None,
+            base_fingerprint=fingerprint(model) if isinstance(model, PeftModel) else None,
             note=note,
             source_file=workflow.source_file if is_own(settings.workflow) else None,
             reward_files=tuple(WorkflowFile.read(Path(file_of(name))) for name in rewards if names_file(name)),
@@ -200,6 +209,11 @@ class TeamDescription:
             `tuple`, *optional*: The first key that differs, its value in this team, and in the other one. `None` if the teams
             agree.
         """
+        if self.base_fingerprint and other.base_fingerprint:
+            if same_weights(self.base_fingerprint, other.base_fingerprint):
+                but += ("base_model",)  # a folder has many names
+            elif self.base_model == other.base_model and "base_model" not in but:
+                return "base_fingerprint", self.base_fingerprint, other.base_fingerprint
         for key in _IDENTITY:
             here, there = getattr(self, key), getattr(other, key)
             if key not in but and here != there:

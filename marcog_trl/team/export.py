@@ -25,7 +25,7 @@ from marcog_trl.files import read_json, write_json
 from marcog_trl.heterogeneity.fold import fold_adapters, save_adapters, split_adapter
 from marcog_trl.processes import on_main, this_process
 from marcog_trl.team.card import AGENTS_FOLDER, CARD_FILE, EXPORT_FILE, RESULTS_FILE, write_card
-from marcog_trl.team.description import TEAM_FILE, TeamDescription
+from marcog_trl.team.description import ADAPTER_FILES, TEAM_FILE, TeamDescription
 from marcog_trl.team.dropout import own_dropout
 from marcog_trl.team.modules import ForwardContext
 from marcog_trl.team.team import Team
@@ -80,7 +80,7 @@ def export_agents(
                 f"Agent {agent!r} cannot be exported, because its name is not a valid name for a folder and an adapter. Use "
                 f"letters, digits, '_' and '-', such as {re.sub(r'[^A-Za-z0-9_-]+', '_', agent).strip('_-') or 'main'!r}."
             )
-    on_main(lambda: _check_replaceable(path))
+    on_main(lambda: _check_replaceable(path, own))
     sharing = team.settings.parameter_sharing
     scope = team.settings.latent_scope if sharing == "latent" else None
     report: dict[str, dict[str, float]] = {agent: {"kl_per_token": 0.0, "tokens": 0} for agent in own}
@@ -106,6 +106,7 @@ def export_agents(
                 "latent_scope": scope,
                 "agents": report,
                 "endpoints": team.outside,
+                "files": entries_in(partial),
                 "versions": {package: version(package) for package in ("marcog-trl", "peft")},
             }
             write_json(partial / EXPORT_FILE, content)
@@ -169,14 +170,38 @@ def check_new(path: Path) -> None:
         raise ValueError(f"{str(path)!r} exists already. Use a new folder.")
 
 
-def _check_replaceable(path: Path) -> None:
+def _check_replaceable(path: Path, agents: list[str]) -> None:
     if path.exists() and not path.is_dir():
         raise ValueError(f"path={str(path)!r} is a file. Use a new folder.")
-    if (path / EXPORT_FILE).is_file() and read_json(path / EXPORT_FILE).get("full_finetuning"):
-        return
-    for entry in sorted(path.iterdir()) if path.exists() else ():
-        if entry.name != EXPORT_FILE and not (entry / "adapter_config.json").is_file():
-            raise ValueError(f"path={str(path)!r} contains {entry.name!r}, which is not an export. Use a new folder.")
+    replaceable = {
+        f"{agent}/{name}" for agent in agents for name in ADAPTER_FILES
+    }  # which `save_model` may have written
+    replaceable.update(exported_files(path))
+    others = [entry for entry in entries_in(path) if entry not in replaceable]
+    if others:
+        raise ValueError(f"path={str(path)!r} contains {others[0]!r}, which is not an export. Use a new folder.")
+
+
+def entries_in(path: Path) -> list[str]:
+    """The files and empty folders below a folder."""
+    entries = (entry for entry in sorted(path.rglob("*")) if not entry.is_dir() or not any(entry.iterdir()))
+    return [entry.relative_to(path).as_posix() for entry in entries]
+
+
+def exported_files(path: Path) -> list[str]:
+    """The files that an export in this folder wrote."""
+    file = path / EXPORT_FILE
+    return [EXPORT_FILE, *read_json(file).get("files", [])] if file.is_file() else []
+
+
+def delete_export(path: Path) -> None:
+    """Deletes what an export wrote, and leaves everything else in its folder."""
+    files = [path / name for name in exported_files(path)]
+    for file in files:
+        file.unlink(missing_ok=True)
+    for folder in {file.parent for file in files} - {path}:
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
 
 
 @contextmanager

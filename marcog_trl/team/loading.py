@@ -23,10 +23,11 @@ from marcog_trl.checks import nearest
 from marcog_trl.heterogeneity.cores import LoraCores
 from marcog_trl.heterogeneity.networks import CoreDecoder, LatentNet
 from marcog_trl.processes import this_process
-from marcog_trl.team.base_models import load_tokenizer
+from marcog_trl.team.base_models import fingerprint, load_tokenizer, same_weights
 from marcog_trl.team.description import (
     ADAPTER_FILES,
     MODULES_FILE,
+    OF_TRAINING,
     TEAM_FILE,
     USE_SAVED_TEAM,
     TeamDescription,
@@ -74,8 +75,9 @@ def load_team(
     modules = None
     hint = USE_SAVED_TEAM if saved.full_finetuning else "Set base_model to the model that it was trained on."
     with reading(f"{str(path)!r}, on the base model {base!r},", hint):
-        model = load_base_model(base, quantization_config, as_trained(saved, model_init_kwargs), device)
+        model = load_base_model(base, quantization_config, as_trained(described, model_init_kwargs), device)
         if not saved.full_finetuning:
+            check_base(saved, model)
             warn_of_quantization(path, saved, model)
             with warnings.catch_warnings():
                 # `check_layers` raises instead
@@ -88,8 +90,14 @@ def load_team(
 
 
 def as_trained(saved: TeamDescription, model_init_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Keyword arguments for the base model of a saved team: unless they name a `dtype`, it has that of the training."""
-    return {"dtype": saved.dtype, **(model_init_kwargs or {})}
+    """Keyword arguments for the base model of a saved team: unless they name `dtype` and `revision`, it has those of the training."""
+    return {"dtype": saved.dtype, **of_revision(saved, model_init_kwargs)}
+
+
+def of_revision(saved: TeamDescription, model_init_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Keyword arguments for the base model of a saved team: unless they name a `revision`, it has that of the training."""
+    revision = {} if saved.revision is None else {"revision": saved.revision}
+    return {**revision, **(model_init_kwargs or {})}
 
 
 def load_base_model(name: str, quantization_config: Any, model_init_kwargs: Mapping[str, Any], device: Any) -> Any:
@@ -152,7 +160,7 @@ def settings_with(
             near = nearest(name, known)
             raise ValueError(f"A team has no setting {name!r}." + (near and f" Did you mean {near!r}?"))
     asked = {name for name, value in saved.settings.items() if value is not None}
-    unknown = asked - known - {"full_finetuning", "critic", "critic_backprop"}
+    unknown = asked - known - OF_TRAINING
     if unknown:
         raise ValueError(
             f"{str(path / TEAM_FILE)!r} has an unknown setting {min(unknown)!r}. Remove it from the file."
@@ -214,6 +222,7 @@ def _describe(
     described = dataclasses.replace(
         saved,
         base_model=base_model or saved.base_model,
+        revision=None if base_model else saved.revision,
         agents=agents_of(workflow),
         workflow=type(workflow).__name__,
         num_turns=workflow.num_turns,
@@ -281,6 +290,26 @@ def check_adapter(path: Path, saved: TeamDescription) -> None:
         raise ValueError(
             f"The adapter in {str(path)!r} is for {config.base_model_name_or_path!r}, but {TEAM_FILE} names the base model "
             f"{saved.base_model!r}. {USE_SAVED_TEAM}"
+        )
+
+
+def check_base(saved: TeamDescription, model: Any) -> None:
+    """
+    Checks that a base model is the one that a team was trained on, if the team knows it.
+
+    Args:
+        saved ([`TeamDescription`]): The team.
+        model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]): The model that was loaded as its base.
+
+    Raises:
+        ValueError: If the model has other weights. A collective operation under ZeRO-3.
+    """
+    ours = fingerprint(model)
+    theirs = saved.base_fingerprint or ours
+    if not same_weights(theirs, ours):
+        vocabularies = f"{theirs['vocab_size']} tokens in training, {ours['vocab_size']} now"
+        raise ValueError(
+            f"the weights of {model.config.name_or_path!r} are not those that the team was trained on (vocabulary: {vocabularies})"
         )
 
 

@@ -27,8 +27,6 @@ from marcog_trl.team.modules import ATTRIBUTE
 NOT_SERVED = (
     "modules_to_save", "trainable_token_indices", "layer_replication", "lora_bias", "rank_pattern", "alpha_pattern"
 )  # fmt: skip
-# Initialisations that do not change the base weights
-BASE_KEPT = ("gaussian", "eva", "orthogonal")
 
 
 def check_served_adapter(config: LoraConfig) -> None:
@@ -39,7 +37,7 @@ def check_served_adapter(config: LoraConfig) -> None:
         config ([`~peft.LoraConfig`]): The adapter's configuration.
 
     Raises:
-        ValueError: If the adapter trains more than LoRA's A and B of one rank and scale, or changes the base weights.
+        ValueError: If the adapter trains more than LoRA's A and B of one rank and scale.
     """
     options = config.to_dict()
     for field in NOT_SERVED:
@@ -51,12 +49,6 @@ def check_served_adapter(config: LoraConfig) -> None:
     if config.bias != "none":
         raise ValueError(
             f"use_vllm=True does not support peft_config.bias={config.bias!r}: vLLM gets only LoRA's A and B. Set bias='none'."
-        )
-    start = config.init_lora_weights
-    if isinstance(start, str) and start not in BASE_KEPT:
-        raise ValueError(
-            f"use_vllm=True does not support peft_config.init_lora_weights={start!r}: it changes the base weights, but vLLM "
-            "reads them from the model's files. Set init_lora_weights=True."
         )
 
 

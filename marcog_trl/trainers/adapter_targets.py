@@ -1,4 +1,6 @@
-"""Resolves `target_modules="all-linear"` for models with experts or with layers that PEFT refuses."""
+"""
+Checks the adapter to train, and resolves `target_modules="all-linear"` for models with experts or with layers that PEFT refuses.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,13 @@ from typing import Any, cast
 import torch
 from accelerate import DeepSpeedPlugin
 from accelerate.utils import is_peft_model
-from peft import LoraConfig, PeftConfig, PeftType
+from peft import LoraConfig, PeftConfig, PeftModel, PeftType
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+from marcog_trl.team.base_models import TRAIN_FURTHER, check_no_adapter
 
 
 # In models with fused experts, PEFT maps these names to parts of the experts, even if other layers have them
@@ -26,6 +31,8 @@ NOT_TRAINED = {
     PeftType.ADAPTION_PROMPT: "adds virtual tokens inside attention layers, which PEFT does not save and load as other adapters",
     PeftType.POLY: "needs a task_id with every forward pass",
 }
+# Initialisations of LoRA that keep the weights of the base model. PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA change them
+BASE_KEPT = (True, False, "gaussian", "orthogonal", "mica", "eva")
 
 
 def resolve_all_linear(
@@ -120,6 +127,79 @@ def check_type(config: PeftConfig) -> None:
         )
 
 
+def check_start(config: PeftConfig, made: bool = False) -> None:
+    """
+    Refuses an initialisation of LoRA that changes the base model: neither a saved team nor an exported agent, which have the
+    adapter alone, nor the reference of `beta` would be what was trained.
+
+    Args:
+        config ([`~peft.PeftConfig`]): The adapter's configuration.
+        made (`bool`, *optional*, defaults to `False`): Whether a model has this adapter already.
+
+    Raises:
+        ValueError: If the initialisation changes the base model, or needs data before the adapter is made.
+    """
+    start = getattr(config, "init_lora_weights", True)
+    if start not in BASE_KEPT:
+        raise ValueError(
+            f"peft_config.init_lora_weights={start!r} changes the weights of the base model, which a saved adapter does not have. Set "
+            "init_lora_weights=True."
+        )
+    if start == "eva" and not made:
+        raise ValueError(
+            "peft_config.init_lora_weights='eva' needs data. Pass the model that get_peft_model and initialize_lora_eva_weights made, "
+            "or set init_lora_weights=True."
+        )
+
+
+def check_adapter_of(model: Any, model_init_kwargs: dict[str, Any]) -> None:
+    """
+    Refuses a model with an adapter that would be replaced, ignored or not saved.
+
+    Args:
+        model (`str`, [`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]): The model, or its path or name.
+        model_init_kwargs (`dict`): Keyword arguments for loading a model by name.
+
+    Raises:
+        ValueError: If an adapter of the model is not the one that can be trained.
+    """
+    if isinstance(model, str):
+        check_no_adapter("model", model, **model_init_kwargs)
+        return
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    if not isinstance(model, PeftModel):
+        if layers:
+            raise ValueError(
+                f"model, a {type(model).__name__}, has an adapter that this trainer cannot save. To train it further, pass {TRAIN_FURTHER}. To "
+                "train another one, pass the base model."
+            )
+        return
+    if "default" not in model.peft_config:
+        raise ValueError(
+            f"The trainer trains the adapter 'default', but model has only the adapters {list(model.peft_config)}. Use "
+            "PeftModel.from_pretrained(..., adapter_name='default')."
+        )
+    if any(layer.disable_adapters or layer.merged for layer in layers):
+        raise ValueError(
+            "model's adapter is disabled or merged. Call model.unmerge_adapter() and model.base_model.enable_adapter_layers() first."
+        )
+    if model.active_adapters != ["default"]:
+        raise ValueError(
+            f"The trainer trains and saves the adapter 'default', but model acts with {model.active_adapters}. Call "
+            "model.set_adapter('default') first."
+        )
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    if not trained:
+        raise ValueError("model's adapter is frozen. Use PeftModel.from_pretrained(..., is_trainable=True).")
+    beside = [name for name in trained if "default" not in name.split(".") and not name.endswith("bias")]
+    if beside:
+        raise ValueError(
+            f"model trains {beside[0]!r} beside the adapter 'default', which a saved team does not have. Call requires_grad_(False) on "
+            "it, or name its module in modules_to_save."
+        )
+    check_start(model.peft_config["default"], made=True)
+
+
 def adapter_config(model: Any, peft_config: PeftConfig | None, args: Any, experts: bool) -> PeftConfig | None:
     """
     Returns the configuration of the adapter to train. The default is LoRA on all linear layers.
@@ -136,6 +216,8 @@ def adapter_config(model: Any, peft_config: PeftConfig | None, args: Any, expert
     Raises:
         ValueError: If the adapter cannot be trained.
     """
+    loading = {"trust_remote_code": args.trust_remote_code, **(args.model_init_kwargs or {})}
+    check_adapter_of(model, loading)
     if args.full_finetuning:
         return None
     if isinstance(model, str) or not is_peft_model(model):
@@ -144,18 +226,16 @@ def adapter_config(model: Any, peft_config: PeftConfig | None, args: Any, expert
         check_type(peft_config)
         if peft_config.inference_mode:
             raise ValueError("peft_config.inference_mode=True freezes the adapter. Set inference_mode=False.")
+        check_start(peft_config)
+        if "revision" in loading:
+            peft_config = dataclasses.replace(peft_config, revision=loading["revision"])
         if isinstance(peft_config, LoraConfig) and peft_config.target_modules == "all-linear":
             with outside_zero3(args.deepspeed_plugin):
-                loading = {"trust_remote_code": args.trust_remote_code, **(args.model_init_kwargs or {})}
                 names = resolve_all_linear(model, experts, loading)
             peft_config = dataclasses.replace(peft_config, target_modules=names)
         return peft_config
-    if "default" not in model.peft_config:
-        raise ValueError(
-            f"The trainer trains the adapter 'default', but model has only the adapters {list(model.peft_config)}. Use "
-            "PeftModel.from_pretrained(..., adapter_name='default')."
-        )
     check_type(model.peft_config["default"])
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ValueError("model's adapter is frozen. Use PeftModel.from_pretrained(..., is_trainable=True).")
+    own = model.peft_config["default"]
+    own.base_model_name_or_path = model.config.name_or_path  # the base may have moved
+    own.revision = loading.get("revision", own.revision)
     return peft_config  # TRL raises if both are given

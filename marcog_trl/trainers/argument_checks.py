@@ -17,10 +17,14 @@ from transformers.integrations import get_reporting_integration_callbacks
 
 from marcog_trl.agents import Workflow
 from marcog_trl.problems.schema import list_faults
+from marcog_trl.processes import on_main
 from marcog_trl.rollout.chats import with_system_prompt
 from marcog_trl.rollout.engine import encode_prompts, replay
+from marcog_trl.team.base_models import fingerprint, same_weights
+from marcog_trl.team.description import TeamDescription
 from marcog_trl.team.shared_prompts import computes_the_same_in_line
 from marcog_trl.team.tools import check_tools
+from marcog_trl.trainers.adapter_targets import outside_zero3
 from marcog_trl.workflows import Single
 from marcog_trl.workflows.rounds import SOLVER
 
@@ -52,6 +56,45 @@ def check_arguments(
     if args.full_finetuning:
         check_full_finetuning(model, args, peft_config, quantization_config)
     return args
+
+
+def check_is_saved(model: PreTrainedModel, description: TeamDescription, args: Any) -> None:
+    """
+    Refuses a model whose weights are not those of the folder that its configuration names: the team, and the reference of `beta` if
+    all weights are trained, would be loaded with others. A collective operation.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`]): The base model that a user passed. One that is quantised is not compared.
+        description ([`TeamDescription`]): The team on this model.
+        args ([`MultiAgentConfig`]): The trainer's configuration.
+
+    Raises:
+        ValueError: If there are no such files, or other weights in them.
+    """
+    if getattr(model, "is_quantized", False):
+        return
+    name, ours = model.config.name_or_path, description.base_fingerprint or fingerprint(model)
+    # Bits are compared in bfloat16, see `fingerprint`
+    dtype = torch.float16 if model.dtype == torch.float16 else torch.bfloat16
+    revision = description.revision or "main"
+
+    def difference() -> str | None:
+        with outside_zero3(args.deepspeed_plugin), torch.random.fork_rng(devices=[]):
+            try:
+                theirs = fingerprint(type(model).from_pretrained(name, revision=revision, dtype=dtype))
+            except (OSError, ValueError):
+                return f"there are none in {name!r}" if name else "it was made in memory"
+        if theirs["vocab_size"] != ours["vocab_size"]:
+            return f"{name!r} has a vocabulary of {theirs['vocab_size']} tokens, and model one of {ours['vocab_size']}"
+        return None if same_weights(theirs, ours) else f"those in {name!r} are others"
+
+    found = on_main(difference)
+    if found is not None:
+        raise ValueError(
+            f"model has weights that are in no folder, from which its team or its reference could be loaded: {found}. Save the base model and "
+            "its tokenizer with save_pretrained('my_base'), and pass model='my_base' (or load it from there, and add the adapter). If it is "
+            "another revision, name it in model_init_kwargs={'revision': ...}."
+        )
 
 
 def check_report_to(args: Any) -> None:

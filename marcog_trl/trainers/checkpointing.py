@@ -9,6 +9,7 @@ with their sizes. Older checkpoints are deleted only then.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -22,11 +23,12 @@ from typing import Any, cast
 import safetensors.torch
 import torch
 from accelerate import PartialState
-from accelerate.utils import gather_object
+from accelerate.utils import gather_object, is_peft_model
 from filelock import FileLock, Timeout
+from peft import PeftConfig
 from transformers import EarlyStoppingCallback, TrainingArguments
 from transformers.integrations import is_deepspeed_zero3_enabled
-from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer import OPTIMIZER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState, TrainerState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy, rotate_checkpoints
 from trl.trainer.base_trainer import _BaseTrainer
@@ -41,6 +43,12 @@ from marcog_trl.team.modules import ATTRIBUTE
 
 COMPLETE_FILE = "complete.json"
 LOCK_FILE = "_run.lock"  # pushes to the Hub skip this name
+DEEPSPEED_FILE = "latest"
+# Settings of an adapter that say where it comes from, how it began or how it is regularised
+MAY_DIFFER = {
+    "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "inference_mode", "init_lora_weights", "loftq_config",
+    "lora_dropout", "lora_ga_config", "peft_version", "revision", "runtime_config", "task_type",
+}  # fmt: skip
 
 
 # One run per folder
@@ -310,19 +318,56 @@ def check_same_team(name: str, folder: Path, description: TeamDescription, but: 
         )
 
 
+def check_same_adapter(name: str, folder: Path, model: Any) -> None:
+    """
+    Checks that a saved team has an adapter like the one of this run. PEFT would load what matches, and drop the rest.
+
+    Args:
+        name, folder: See [`check_same_team`].
+        model ([`~peft.PeftModel`]): The model of this run.
+
+    Raises:
+        ValueError: If the adapters differ in a setting that changes what they are.
+    """
+    theirs, ours = PeftConfig.from_pretrained(str(folder)), model.peft_config["default"]
+    for key in (field.name for field in dataclasses.fields(ours) if field.name not in MAY_DIFFER):
+        its, own = getattr(theirs, key, None), getattr(ours, key)
+        if _as_saved(its) != _as_saved(own):
+            raise ValueError(
+                f"{name} has another adapter: {key} is {its!r}, but {own!r} in this run. Set {key} in peft_config as in that run, or "
+                "begin a new run."
+            )
+
+
+def _as_saved(value: Any) -> str:
+    """A setting of an adapter as text, where the order of names does not count."""
+    is_names = isinstance(value, set | list | tuple) and all(isinstance(name, str) for name in value)
+    return json.dumps(sorted(value) if is_names else value, default=str)
+
+
 def check_resumable(name: str, checkpoint: Path, description: TeamDescription) -> None:
     """
-    Checks that a checkpoint is of the team of this run, and that the file of the workflow has not changed since.
+    Checks that a checkpoint is of the team of this run, has all that a run needs to go on, and that the file of the workflow has not
+    changed since.
 
     Args:
         name, description: See [`check_same_team`].
         checkpoint (`Path`): The checkpoint.
 
     Raises:
-        ValueError: If the checkpoint has another team, or another version of the file.
+        ValueError: If the checkpoint has another team, another optimizer's state or none, or another version of the file.
     """
     check_same_team(name, checkpoint, description)
     saved = TeamDescription.read(checkpoint / TEAM_FILE)
+    ours = description.settings.get("optim", "").removesuffix("_fused")
+    its = saved.settings.get("optim", ours).removesuffix("_fused")
+    if its != ours:
+        raise ValueError(f"{name} has the state of optim={its!r}, but optim={ours!r} in this run. Set optim={its!r}.")
+    if not any((checkpoint / file).exists() for file in (OPTIMIZER_NAME, DEEPSPEED_FILE)):
+        raise ValueError(
+            f"{name} has no state of the optimizer: it was saved with save_only_model=True. To begin a new run from its weights, call "
+            "trainer.load_team(checkpoint) before trainer.train()."
+        )
     both = saved.source_file is not None and description.source_file is not None
     if both and saved.workflow_sha256 != description.workflow_sha256:
         raise ValueError(
@@ -373,7 +418,10 @@ class Checkpointing(_BaseTrainer):
             check_disks(self.args)
             checkpoint = find_checkpoint(self.args, resume_from_checkpoint)
             if checkpoint is not None:
-                check_resumable(f"resume_from_checkpoint={checkpoint!r}", Path(checkpoint), self.team.description)
+                name = f"resume_from_checkpoint={checkpoint!r}"
+                check_resumable(name, Path(checkpoint), self.team.description)
+                if is_peft_model(self.model):
+                    check_same_adapter(name, Path(checkpoint), self.model)
             elif (
                 self.args.save_strategy != "no"
                 and self.is_world_process_zero()
@@ -482,6 +530,8 @@ class Checkpointing(_BaseTrainer):
         """
         folder = find_team(path)
         check_same_team(f"path={str(path)!r}", folder, self.team.description)
+        if is_peft_model(self.model):
+            check_same_adapter(f"path={str(path)!r}", folder, self.model)
         self._load_from_checkpoint(str(folder))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:

@@ -14,9 +14,9 @@ from accelerate.utils import broadcast_object_list
 from huggingface_hub import CommitInfo
 from transformers.trainer_utils import HubStrategy
 
-from marcog_trl.team.card import AGENTS_FOLDER, EXPORT_FILE, write_card
+from marcog_trl.team.card import AGENTS_FOLDER, write_card
 from marcog_trl.team.description import MODULES_FILE
-from marcog_trl.team.export import export_agents
+from marcog_trl.team.export import delete_export, export_agents
 from marcog_trl.team.hub import check_repo_id, clear_push_errors, drop_other_agents, push_team
 from marcog_trl.trainers.checkpointing import Checkpointing
 
@@ -154,8 +154,8 @@ class Sharing(Checkpointing):
         except ValueError as error:
             # The run goes on. Remove the agents of an earlier step, which do not fit this adapter
             warnings.warn(f"Step {self.state.global_step} is pushed without {AGENTS_FOLDER}: {error}", stacklevel=2)
-            if self.is_world_process_zero() and (folder / AGENTS_FOLDER / EXPORT_FILE).is_file():
-                shutil.rmtree(folder / AGENTS_FOLDER)
+            if self.is_world_process_zero():
+                delete_export(folder / AGENTS_FOLDER)
         if self.is_world_process_zero():
             write_card(folder, self.hub_model_id, self.team.description.to_dict())
         return True

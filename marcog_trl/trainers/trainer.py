@@ -41,6 +41,7 @@ from peft.utils.other import TrainableTokensWrapper
 from torch import nn
 from torch.utils.data import Sampler
 from transformers import PreTrainedModel
+from transformers.training_args import OptimizerNames
 from trl import GRPOTrainer
 from trl.extras.profiling import profiling_context
 from trl.trainer.utils import RepeatSampler
@@ -70,6 +71,7 @@ from marcog_trl.trainers.argument_checks import (
     as_in_trl,
     check_arguments,
     check_curriculum,
+    check_is_saved,
     check_optimizer,
     check_prompts,
     check_shared_prompts,
@@ -305,6 +307,8 @@ class MultiAgentTrainer(NamedArguments, Sharing, GRPOTrainer):
             modules=self._attach_modules(),
             executor=executor,
         )
+        if not isinstance(model, str) and (not args.full_finetuning or args.beta != 0):
+            check_is_saved(self._causal_lm, self.team.description, args)
         if self.algorithm.serves_agents:
             self._serve_agents()
         self.episode_log: EpisodeLog | None = None
@@ -347,6 +351,12 @@ class MultiAgentTrainer(NamedArguments, Sharing, GRPOTrainer):
             modules = self.algorithm.modules = self.algorithm.make_modules(self.model)
         if modules is None:
             return None
+        optim = OptimizerNames(self.args.optim).value
+        if self.algorithm.parameter_groups() and (optim.endswith("layerwise") or "lomo" in optim):
+            raise ValueError(
+                f"optim={optim!r} updates weights in the backward pass, at one learning rate, but {self._name} trains networks with "
+                "rates of their own. Set another optim, such as 'galore_adamw' or 'adamw_torch'."
+            )
         if self.is_fsdp_enabled:
             raise ValueError("FSDP is not supported: it cannot shard the team's modules. Use DeepSpeed ZeRO or DDP.")
         adapter = next(p for p in self.model.parameters() if p.requires_grad)

@@ -18,7 +18,8 @@ def tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<pad>", eos_token="<eos>", padding_side="left")
 
 
-def base_model():
+def base_model(folder):
+    """Writes the model to a folder, as the base of a team must be, and loads it from there."""
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=len(WORDS),
@@ -33,4 +34,5 @@ def base_model():
         pad_token_id=0,
         tie_word_embeddings=True,
     )
-    return Qwen2ForCausalLM(config).eval()
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    return Qwen2ForCausalLM.from_pretrained(folder)

@@ -45,8 +45,9 @@ def test_rounds_end_with_a_team_and_can_be_continued(train, tmp_path):
         train("--num_rounds", "2", "--resume_from_checkpoint", "true", "--beta", "0.5")
     train("--num_rounds", "2", "--resume_from_checkpoint", "true")
     assert (out / "adapter_model.safetensors").read_bytes() != first
+    (out / "round_notes.txt").write_text("mine")
     train("--num_rounds", "1", "--overwrite_output_dir", "true", "--reference", "round")
-    assert not (out / "round_02").exists()
+    assert not (out / "round_02").exists() and (out / "round_notes.txt").read_text() == "mine"
 
 
 @pytest.mark.parametrize(

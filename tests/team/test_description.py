@@ -11,6 +11,8 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from marcog_trl import MultiAgentPPOTrainer, SHPPOTrainer
+from marcog_trl.files import write_json
+from marcog_trl.trainers.checkpointing import mark_complete
 
 
 MODES = {
@@ -25,6 +27,14 @@ MODES = {
 def make(model, path, mode="observation", **options):
     trainer_class, config = MODES[mode]
     return teams.make(model, path, trainer_class, **{"workflow": teams.Pair(), **config, **options})
+
+
+def changed_copy(model, folder):
+    """Saves a model and its tokenizer with one matrix changed, as a small merged adapter would."""
+    changed = AutoModelForCausalLM.from_pretrained(model)
+    changed.model.layers[1].self_attn.v_proj.weight.data += 1e-3
+    changed.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(model).save_pretrained(folder)
 
 
 class TestFiles:
@@ -87,16 +97,42 @@ class TestWrongCheckpoint:
         self.refused(make(tiny_model, tmp_path, **options), checkpoint, message)
 
     def test_of_another_base_model_is_refused(self, tiny_model, tmp_path, checkpoint):
-        AutoModelForCausalLM.from_pretrained(tiny_model).save_pretrained(tmp_path / "other")
-        AutoTokenizer.from_pretrained(tiny_model).save_pretrained(tmp_path / "other")
+        changed_copy(tiny_model, tmp_path / "other")
         trainer = make(str(tmp_path / "other"), tmp_path / "run")
         self.refused(trainer, checkpoint, "base_model is '.*tiny', but .*'.*other'.* in this run")
+
+    def test_of_a_base_model_that_has_changed_is_refused(self, tiny_model, tmp_path):
+        base = str(shutil.copytree(tiny_model, tmp_path / "base"))
+        make(base, tmp_path / "run", save_strategy="steps", save_steps=1).train()
+        changed_copy(tiny_model, tmp_path / "base")
+        trainer = make(base, tmp_path / "run")
+        self.refused(trainer, tmp_path / "run" / "checkpoint-1", "base_fingerprint is .*, but .* in this run")
+
+    @pytest.mark.parametrize("name", ["tiny/", "./tiny", "copy"])
+    def test_of_the_same_model_under_another_name_is_resumed(
+        self, tiny_model, tmp_path, checkpoint, monkeypatch, name
+    ):
+        monkeypatch.chdir(Path(tiny_model).parent)
+        shutil.copytree(tiny_model, Path(tiny_model).parent / "copy", dirs_exist_ok=True)
+        trainer = make(name, tmp_path, max_steps=2)
+        trainer.train(resume_from_checkpoint=str(checkpoint))
+        assert trainer.state.global_step == 2
 
     def test_of_another_format_is_refused(self, tiny_model, tmp_path, checkpoint):
         copy = shutil.copytree(checkpoint, tmp_path / "checkpoint-1")
         team = json.loads((checkpoint / "team.json").read_text())
         (copy / "team.json").write_text(json.dumps({**team, "format_version": 5}, indent=2) + "\n")
         self.refused(make(tiny_model, tmp_path / "run"), copy, "has format_version=5, but this version reads 4")
+
+    def test_that_does_not_know_its_base_model_s_weights_is_resumed(self, tiny_model, tmp_path, checkpoint):
+        copy = shutil.copytree(checkpoint, tmp_path / "checkpoint-1")
+        team = json.loads((checkpoint / "team.json").read_text())
+        del team["base_fingerprint"], team["settings"]["optim"]
+        write_json(copy / "team.json", team)
+        trainer = make(tiny_model, tmp_path / "run", max_steps=2)
+        mark_complete(copy)
+        trainer.train(resume_from_checkpoint=str(copy))
+        assert trainer.state.global_step == 2
 
     @staticmethod
     def refused(trainer, checkpoint: Path, message: str):

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from marcog_trl import MultiAgentGRPOTrainer, MultiAgentPPOTrainer, SHPPOTrainer
 from marcog_trl.heterogeneity import fold
+from marcog_trl.team.export import delete_export
 from marcog_trl.team.modules import ForwardContext
 
 
@@ -201,6 +202,35 @@ class TestBadInput:
         with pytest.raises(ValueError, match=r"file' is a file\. Use a new folder"):
             trainer.export_agents(tmp_path / "file")
         assert (tmp_path / "file").read_text() == "mine"
+
+    @pytest.mark.parametrize("name", ["notes.txt", "a/notes.txt", "mine/adapter_config.json", "images/curve.png"])
+    def test_a_user_s_file_in_an_earlier_export_is_kept(self, tiny_model, tmp_path, name):
+        trainer = make("ppo", tiny_model, tmp_path / "run")
+        trainer.export_agents(tmp_path / "agents")
+        (tmp_path / "agents" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "agents" / name).write_text("mine")
+        with pytest.raises(ValueError, match=rf"contains '{name}', which is not an export\. Use a new folder"):
+            trainer.export_agents(tmp_path / "agents")
+        assert (tmp_path / "agents" / name).read_text() == "mine"
+
+    def test_a_user_s_file_beside_a_whole_model_is_kept(self, tiny_model, tmp_path):
+        whole = {"full_finetuning": True, "peft_config": None, "workflow": teams.Pair()}
+        trainer = teams.make(tiny_model, tmp_path / "run", **whole)
+        trainer.export_agents(tmp_path / "agents")
+        trainer.export_agents(tmp_path / "agents")
+        (tmp_path / "agents" / "notes.txt").write_text("mine")
+        with pytest.raises(ValueError, match=r"contains 'notes\.txt', which is not an export"):
+            trainer.export_agents(tmp_path / "agents")
+        assert (tmp_path / "agents" / "notes.txt").read_text() == "mine"
+
+    def test_to_delete_an_export_keeps_a_user_s_files(self, tiny_model, tmp_path):
+        make("ppo", tiny_model, tmp_path / "run").export_agents(tmp_path / "agents")
+        (tmp_path / "agents" / "a" / "notes.txt").write_text("mine")
+        delete_export(tmp_path / "agents")
+        assert [path.relative_to(tmp_path / "agents").as_posix() for path in (tmp_path / "agents").rglob("*")] == [
+            "a",
+            "a/notes.txt",
+        ]
 
 
 class TestWholeFolders:

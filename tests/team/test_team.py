@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import teams
+import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from marcog_trl import MultiAgentPPOTrainer, SHPPOTrainer, Team
@@ -170,6 +171,49 @@ class TestBadInput:
         with pytest.raises(ValueError, match=r"base model '/nowhere/model', cannot be loaded: .* Set base_model"):
             load(tmp_path / "team")
         assert load(tmp_path / "team", base_model=tiny_model).agents == ["helper", "main"]
+
+    def test_a_base_model_that_has_changed_is_refused(self, saved, load, tiny_model, tmp_path):
+        model = AutoModelForCausalLM.from_pretrained(tiny_model)
+        model.model.layers[1].self_attn.v_proj.weight.data += 1e-3
+        model.save_pretrained(tmp_path / "base")
+        with pytest.raises(
+            ValueError, match=r"weights of '.*base' are not those that the team was trained on.* Set base_model"
+        ):
+            load(saved("collaboration"), base_model=str(tmp_path / "base"))
+
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+    def test_a_base_model_of_another_type_is_the_same(self, saved, load, dtype):
+        team = load(saved("collaboration"), model_init_kwargs={"dtype": dtype})
+        assert team.model.dtype == getattr(torch, dtype)
+
+    def test_a_team_that_does_not_know_its_base_s_weights_is_loaded(self, saved, load, tmp_path):
+        shutil.copytree(saved("collaboration"), tmp_path / "team")
+        content = json.loads((tmp_path / "team" / "team.json").read_text())
+        del content["base_fingerprint"], content["settings"]["optim"]
+        (tmp_path / "team" / "team.json").write_text(json.dumps(content))
+        assert load(tmp_path / "team").agents == ["helper", "main"]
+
+    def test_a_base_model_has_the_revision_of_the_training(self, tiny_model, tmp_path, monkeypatch):
+        """From a cache of the Hub with two branches, of which `main` has another model of the same shape."""
+        repository = tmp_path / "models--org--tiny"
+        (repository / "refs").mkdir(parents=True)
+        for branch, digit in (("main", "0"), ("step3000", "5")):
+            shutil.copytree(tiny_model, repository / "snapshots" / (digit * 40))
+            (repository / "refs" / branch).write_text(digit * 40)
+        model = AutoModelForCausalLM.from_pretrained(tiny_model)
+        model.model.layers[1].self_attn.v_proj.weight.data += 1e-3
+        model.save_pretrained(repository / "snapshots" / ("5" * 40))
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+        revision = {"revision": "step3000", "cache_dir": str(tmp_path)}
+        trainer = teams.make("org/tiny", tmp_path / "run", model_init_kwargs=revision)
+        trainer.save_model()
+        loaded = Team.from_pretrained(tmp_path / "run", model_init_kwargs={"cache_dir": str(tmp_path)})
+        for name, p in trainer.model.named_parameters():
+            if "layers.1.self_attn.v_proj.base_layer" in name:
+                assert torch.equal(loaded.model.get_parameter(name), p)
+        wrong = {"revision": "main", "cache_dir": str(tmp_path)}
+        with pytest.raises(ValueError, match="are not those that the team was trained on"):
+            Team.from_pretrained(tmp_path / "run", model_init_kwargs=wrong)
 
     def test_an_adapter_of_another_base_model_is_refused(self, saved, load, tmp_path):
         path = saved("collaboration")

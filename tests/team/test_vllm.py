@@ -17,7 +17,6 @@ BAD_ADAPTERS = [
     ({"rank_pattern": {"q_proj": 2}}, r"rank_pattern=.* rank and scale\. Leave .* out, or set use_vllm=False\."),
     ({"lora_bias": True}, "lora_bias=True: .*Leave lora_bias out, .*"),
     ({"bias": "lora_only"}, r"bias='lora_only': .*Set bias='none'\."),
-    ({"init_lora_weights": "pissa"}, r"init_lora_weights='pissa': .*Set init_lora_weights=True\."),
 ]
 
 

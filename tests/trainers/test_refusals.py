@@ -8,7 +8,7 @@ import torch
 from datasets import Dataset
 from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
 from teams import Chain, Pair
-from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 from trl import GRPOConfig
 
 from marcog_trl import (
@@ -245,7 +245,66 @@ def test_a_model_that_does_not_know_all_tokens(tiny_model, tmp_path):
     ):
         teams.make(model, tmp_path, processing_class=tokenizer)
     model.resize_token_embeddings(tokenizer.vocab_size)
-    teams.make(model, tmp_path, processing_class=tokenizer)
+    model.save_pretrained(tmp_path / "base")
+    teams.make(str(tmp_path / "base"), tmp_path / "run", processing_class=tokenizer)
+
+
+def of_configuration(model):
+    return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model))
+
+
+def resized(model):
+    model = AutoModelForCausalLM.from_pretrained(model)
+    model.resize_token_embeddings(model.config.vocab_size + 8)
+    return model
+
+
+def changed_by_an_adapter(model, **options):
+    return get_peft_model(AutoModelForCausalLM.from_pretrained(model), teams.lora_config(**options)).merge_and_unload()
+
+
+def made_in_memory(model):
+    config = AutoConfig.from_pretrained(model)
+    config.name_or_path = ""
+    return AutoModelForCausalLM.from_config(config)
+
+
+class TestWeightsThatAreInNoFolder:
+    """A team on them could never be loaded again, and the folder that the model names would give another team."""
+
+    @pytest.mark.parametrize(
+        ("bring", "match"),
+        [
+            (of_configuration, "those in '.*tiny' are others"),
+            (made_in_memory, "it was made in memory"),
+            (resized, "'.*tiny' has a vocabulary of 320 tokens, and model one of 328"),
+            (changed_by_an_adapter, "those in '.*tiny' are others"),
+            (
+                lambda model: changed_by_an_adapter(model, r=1, target_modules=["layers.1.self_attn.v_proj"]),
+                "are others",
+            ),
+            (lambda model: get_peft_model(changed_by_an_adapter(model), teams.lora_config()), "are others"),
+        ],
+    )
+    def test_are_refused(self, tiny_model, tmp_path, bring, match):
+        model, tokenizer = bring(tiny_model), AutoTokenizer.from_pretrained(tiny_model)
+        peft_config = None if isinstance(model, PeftModel) else ADAPTER
+        with pytest.raises(ValueError, match=rf"^model has weights that are in no folder.*{match}.*save_pretrained"):
+            teams.make(model, tmp_path, GRPO, processing_class=tokenizer, peft_config=peft_config)
+
+    def test_are_saved_with_the_team_if_all_are_trained(self, tiny_model, tmp_path):
+        model, tokenizer = changed_by_an_adapter(tiny_model), AutoTokenizer.from_pretrained(tiny_model)
+        teams.make(model, tmp_path, GRPO, processing_class=tokenizer, **ALL_WEIGHTS)
+        with pytest.raises(ValueError, match="from which its team or its reference could be loaded"):
+            teams.make(model, tmp_path, GRPO, processing_class=tokenizer, beta=0.1, **ALL_WEIGHTS)
+
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+    def test_are_not_those_of_another_type(self, tiny_model, tmp_path, dtype):
+        model, tokenizer = (
+            AutoModelForCausalLM.from_pretrained(tiny_model, dtype=dtype),
+            AutoTokenizer.from_pretrained(tiny_model),
+        )
+        teams.make(model, tmp_path, GRPO, processing_class=tokenizer)
 
 
 class TestOptimizers:

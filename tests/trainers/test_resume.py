@@ -15,7 +15,7 @@ from launched import launched
 from safetensors.torch import load_file
 from transformers import EarlyStoppingCallback, TrainerCallback
 
-from marcog_trl import SHPPOTrainer
+from marcog_trl import MultiAgentGRPOTrainer, SHPPOTrainer
 from marcog_trl.trainers.checkpointing import (
     LOCK_FILE,
     find_checkpoint,
@@ -152,6 +152,72 @@ class TestHalfWrittenCheckpoint:
         shutil.copytree(copy / "checkpoint-1", copy / "checkpoint-9-of-mine")
         (copy / "checkpoint-7").write_text("a file")
         assert find_checkpoint(self.make(tiny_model, copy, max_steps=2).args, True) == str(copy / "checkpoint-2")
+
+
+class TestAnotherAdapter:
+    """PEFT would load what matches, and drop the rest."""
+
+    @pytest.fixture(scope="class")
+    def run(self, tiny_model, tmp_path_factory):
+        path = tmp_path_factory.mktemp("adapter")
+        self.make(tiny_model, path, save_strategy="steps", save_steps=1).train()
+        return path / "checkpoint-1"
+
+    @staticmethod
+    def make(model, path, lora=(), **options):
+        lora = {"target_modules": ["q_proj", "v_proj"], **dict(lora)}
+        return teams.make(model, path, MultiAgentGRPOTrainer, lora=lora, **options)
+
+    @pytest.mark.parametrize(
+        ("lora", "message"),
+        [
+            ({"target_modules": ["k_proj"]}, r"target_modules is \{.*\}, but \{'k_proj'\} in this run"),
+            ({"r": 2}, "r is 4, but 2 in this run"),
+            ({"lora_alpha": 64}, "lora_alpha is 8, but 64 in this run"),
+            ({"use_rslora": True}, "use_rslora is False, but True in this run"),
+            ({"use_dora": True}, "use_dora is False, but True in this run"),
+            ({"bias": "all"}, "bias is 'none', but 'all' in this run"),
+            ({"modules_to_save": ["embed_tokens"]}, r"modules_to_save is None, but \['embed_tokens'\] in this run"),
+            ({"rank_pattern": {"q_proj": 2}}, r"rank_pattern is \{\}, but \{'q_proj': 2\} in this run"),
+            ({"layers_to_transform": [0]}, r"layers_to_transform is None, but \[0\] in this run"),
+        ],
+    )
+    def test_is_refused(self, tiny_model, run, tmp_path, lora, message):
+        trainer = self.make(tiny_model, tmp_path, lora, max_steps=2)
+        with pytest.raises(ValueError, match=f"another adapter: {message}") as error:
+            trainer.train(resume_from_checkpoint=str(run))
+        assert "\n" not in str(error.value)
+        with pytest.raises(ValueError, match=f"another adapter: {message}"):
+            trainer.load_team(run)
+
+    @pytest.mark.parametrize(
+        "lora", [{"init_lora_weights": True}, {"lora_dropout": 0.5}, {"target_modules": ("v_proj", "q_proj")}]
+    )
+    def test_is_not_one_that_begins_or_drops_otherwise(self, tiny_model, run, tmp_path, lora):
+        trainer = self.make(tiny_model, tmp_path, lora, max_steps=2)
+        trainer.train(resume_from_checkpoint=str(run))
+        assert trainer.state.global_step == 2
+
+    def test_optimizer_is_refused(self, tiny_model, run, tmp_path):
+        trainer = self.make(tiny_model, tmp_path, max_steps=2, optim="sgd")
+        with pytest.raises(
+            ValueError, match=r"state of optim='adamw.*, but optim='sgd' in this run\. Set optim='adamw"
+        ):
+            trainer.train(resume_from_checkpoint=str(run))
+
+    def test_is_not_the_same_one_made_otherwise(self, tiny_model, tmp_path):
+        self.make(tiny_model, tmp_path, save_strategy="steps", save_steps=1, optim="adamw_torch").train()
+        trainer = self.make(tiny_model, tmp_path, max_steps=2, optim="adamw_torch_fused")
+        trainer.train(resume_from_checkpoint=True)
+        assert trainer.state.global_step == 2
+
+    def test_a_checkpoint_without_optimizer_is_refused(self, tiny_model, tmp_path):
+        options = {"save_strategy": "steps", "save_steps": 1, "save_only_model": True}
+        self.make(tiny_model, tmp_path, **options).train()
+        trainer = self.make(tiny_model, tmp_path, max_steps=2)
+        with pytest.raises(ValueError, match=r"no state of the optimizer: .*save_only_model=True.*trainer\.load_team"):
+            trainer.train(resume_from_checkpoint=True)
+        trainer.load_team(tmp_path / "checkpoint-1")
 
 
 class TestEnd:

@@ -30,7 +30,7 @@ class SameQuestion(Workflow):
 
 def learn(tokenizer, path, apart=True, seed=0, max_steps=50, **options):
     """Two likely words of the base model, one of them wanted from each agent, or the same one from both."""
-    model = base_model()
+    model = base_model(path / "base")
     with torch.no_grad():
         logits = model(**tokenizer(PROBLEMS["prompt"][:1], return_tensors="pt")).logits[0, -1]
     likely = [WORDS[i] for i in logits.argsort(descending=True).tolist() if i > 1]
